@@ -1,0 +1,532 @@
+//! The legs of one request as a pure state machine: events in, actions out, no I/O, no clock.
+//!
+//! Owns the order of the legs, what a failure of one means for the other, when a handoff is committed and consumed, and
+//! what still has to happen after the client left (spec C and E). Knows neither bytes nor sockets: the driver performs
+//! the actions and reports what came of them, so every interleaving can be tested without a network.
+//!
+//! A *single* request runs one leg. A *remote* request runs prefill and decode, tied by a handoff whose kind is known
+//! once prefill is routed: *completed* (prefill first, its answer carries parameters) or *bootstrap* (both together).
+
+use pointsman_workers::Leg;
+
+/// What ties the two legs of a remote request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandoffKind {
+    /// Known before prefill; the legs run together.
+    Bootstrap,
+    /// Comes back in the prefill answer.
+    Completed,
+}
+
+/// What is to be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One leg on one worker.
+    Single,
+    /// Prefill and decode on two.
+    Remote,
+}
+
+/// What the prefill worker that was routed to is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillTraits {
+    /// What its handoff is.
+    pub handoff: HandoffKind,
+    /// E4: whether it may be cancelled in the middle of a prefill.
+    pub cancellable: bool,
+    /// Whether its engine aborts by request id.
+    pub abortable: bool,
+}
+
+/// How a leg failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// Another try elsewhere may help.
+    pub retryable: bool,
+    /// Some byte of the request may have reached the engine.
+    pub sent: bool,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A single leg or the decode leg has its worker.
+    Routed,
+    /// The prefill leg has its worker.
+    PrefillRouted(PrefillTraits),
+    /// A leg got no worker.
+    Unroutable,
+    /// The prefill answer carries a complete handoff.
+    PrefillHandoff,
+    /// The prefill leg of a bootstrap pair ended well.
+    PrefillEnded,
+    /// C8: the prefill answer is the whole answer; nothing to hand off.
+    PrefillWasAll,
+    /// The prefill leg failed, or its answer has no usable handoff.
+    PrefillFailed(Failed),
+    /// The decode (or single) leg answers with a success status.
+    Head,
+    /// The first event with a token, or a whole body, arrived: a handoff is consumed.
+    FirstToken,
+    /// The first event with a finish reason arrived; it has not been passed on.
+    FinishSeen,
+    /// The decode (or single) leg's answer is complete.
+    Ended,
+    /// The decode (or single) leg failed.
+    DecodeFailed(Failed),
+    /// The client is gone.
+    ClientGone,
+    /// The request's deadline passed.
+    Deadline,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Choose and book a worker for the leg.
+    Route(Leg),
+    /// Send the leg's request.
+    Send(Leg),
+    /// Send decode with one output token, only so that the handoff is consumed; nobody reads the answer.
+    SendToConsume,
+    /// Close the leg's connection and free its booking.
+    Cancel(Leg),
+    /// Tell the leg's engine to abort by request id, and keep reading until it ends.
+    Abort(Leg),
+    /// Give the decode (or single) leg's answer to the client from here on.
+    Relay,
+    /// Keep back what comes from here on.
+    Hold,
+    /// Give what was kept back.
+    Release,
+    /// Answer with the prefill leg's result.
+    AnswerPrefill,
+    /// Answer (or end the stream) with the failure of this leg.
+    Fail(Leg),
+    /// Answer (or end the stream) with "deadline".
+    FailDeadline,
+    /// Everything is over; free what is left.
+    Finish,
+}
+
+/// Actions of one step, in order.
+pub type Actions = Vec<Action>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LegState {
+    Idle,
+    Routing,
+    Routed,
+    InFlight,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Client {
+    /// Nothing went downstream.
+    Waiting,
+    /// The answer's head went downstream.
+    Reading,
+    /// An answer was given whole, or the stream was ended.
+    Served,
+    /// Left before it was served.
+    Gone,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Legs {
+    shape: Shape,
+    retries: u32,
+    traits: Option<PrefillTraits>,
+    prefill: LegState,
+    decode: LegState,
+    client: Client,
+    /// A handoff exists that somebody has to consume.
+    committed: bool,
+    consumed: bool,
+    /// C11: a finish reason was seen and is kept back until prefill ended.
+    held: bool,
+    finished: bool,
+}
+
+impl Legs {
+    /// A request that has sent nothing yet, and what to do first. `retries` is the budget of the whole request.
+    #[must_use]
+    pub fn new(shape: Shape, retries: u32) -> (Self, Actions) {
+        let mut legs = Self {
+            shape,
+            retries,
+            traits: None,
+            prefill: LegState::Idle,
+            decode: LegState::Idle,
+            client: Client::Waiting,
+            committed: false,
+            consumed: false,
+            held: false,
+            finished: false,
+        };
+        let actions = legs.start();
+        (legs, actions)
+    }
+
+    /// Whether everything is over.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Whether a committed handoff still waits for a consumer: ending now strands it.
+    #[must_use]
+    pub fn strands(&self) -> bool {
+        self.committed && !self.consumed
+    }
+
+    /// The leg whose answer the client sees.
+    #[must_use]
+    pub fn answering(&self) -> Leg {
+        match self.shape {
+            Shape::Single => Leg::Aggregated,
+            Shape::Remote => Leg::Decode,
+        }
+    }
+
+    /// Takes one event. Events that come too late are ignored.
+    pub fn on(&mut self, event: Event) -> Actions {
+        if self.finished {
+            return Actions::new();
+        }
+        match event {
+            Event::PrefillRouted(traits) => self.prefill_routed(traits),
+            Event::Routed => self.routed(),
+            Event::Unroutable => self.unroutable(),
+            Event::PrefillHandoff => self.handoff(),
+            Event::PrefillEnded => self.prefill_ended(),
+            Event::PrefillWasAll => self.prefill_was_all(),
+            Event::PrefillFailed(failed) => self.prefill_failed(failed),
+            Event::Head => self.head(),
+            Event::FirstToken => self.first_token(),
+            Event::FinishSeen => self.finish_seen(),
+            Event::Ended => self.ended(),
+            Event::DecodeFailed(failed) => self.decode_failed(failed),
+            Event::ClientGone => self.client_gone(),
+            Event::Deadline => self.deadline(),
+        }
+    }
+
+    // ---- the way forward
+
+    fn start(&mut self) -> Actions {
+        self.traits = None;
+        self.committed = false;
+        self.held = false;
+        match self.shape {
+            Shape::Single => {
+                self.decode = LegState::Routing;
+                vec![Action::Route(Leg::Aggregated)]
+            }
+            Shape::Remote => {
+                self.prefill = LegState::Routing;
+                self.decode = LegState::Idle;
+                vec![Action::Route(Leg::Prefill)]
+            }
+        }
+    }
+
+    fn prefill_routed(&mut self, traits: PrefillTraits) -> Actions {
+        if self.prefill != LegState::Routing {
+            return Actions::new();
+        }
+        self.traits = Some(traits);
+        match traits.handoff {
+            HandoffKind::Completed => {
+                self.prefill = LegState::InFlight;
+                vec![Action::Send(Leg::Prefill)]
+            }
+            HandoffKind::Bootstrap => {
+                self.prefill = LegState::Routed;
+                self.decode = LegState::Routing;
+                vec![Action::Route(Leg::Decode)]
+            }
+        }
+    }
+
+    fn routed(&mut self) -> Actions {
+        if self.decode != LegState::Routing {
+            return Actions::new();
+        }
+        self.decode = LegState::InFlight;
+        match (self.shape, self.handoff_kind()) {
+            (Shape::Single, _) => vec![Action::Send(Leg::Aggregated)],
+            (Shape::Remote, Some(HandoffKind::Bootstrap)) => {
+                self.prefill = LegState::InFlight;
+                self.committed = true;
+                vec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)]
+            }
+            (Shape::Remote, _) if self.client == Client::Gone => vec![Action::SendToConsume],
+            (Shape::Remote, _) => vec![Action::Send(Leg::Decode)],
+        }
+    }
+
+    fn handoff(&mut self) -> Actions {
+        if self.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        self.prefill = LegState::Over;
+        self.committed = true;
+        // E1: even with the client gone, decode is sent, so that the pinned blocks are pulled.
+        self.decode = LegState::Routing;
+        vec![Action::Route(Leg::Decode)]
+    }
+
+    fn prefill_ended(&mut self) -> Actions {
+        if self.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        self.prefill = LegState::Over;
+        let mut actions = Actions::new();
+        if self.held {
+            self.held = false;
+            if self.client == Client::Reading {
+                actions.push(Action::Release);
+            }
+        }
+        if self.decode == LegState::Over {
+            self.complete(&mut actions);
+        }
+        actions
+    }
+
+    fn prefill_was_all(&mut self) -> Actions {
+        if self.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        self.prefill = LegState::Over;
+        let mut actions = Actions::new();
+        if self.client == Client::Waiting {
+            self.client = Client::Served;
+            actions.push(Action::AnswerPrefill);
+        }
+        self.finish(actions)
+    }
+
+    fn head(&mut self) -> Actions {
+        if self.decode != LegState::InFlight || self.client != Client::Waiting {
+            return Actions::new();
+        }
+        self.client = Client::Reading;
+        vec![Action::Relay]
+    }
+
+    fn first_token(&mut self) -> Actions {
+        if self.decode != LegState::InFlight {
+            return Actions::new();
+        }
+        self.consumed = true;
+        if self.client == Client::Gone {
+            return self.cancel_all();
+        }
+        Actions::new()
+    }
+
+    fn finish_seen(&mut self) -> Actions {
+        let waits = self.decode == LegState::InFlight && self.prefill == LegState::InFlight && !self.held;
+        if !waits || self.client == Client::Gone {
+            return Actions::new();
+        }
+        self.held = true;
+        if self.client == Client::Reading { vec![Action::Hold] } else { Actions::new() }
+    }
+
+    fn ended(&mut self) -> Actions {
+        if self.decode != LegState::InFlight {
+            return Actions::new();
+        }
+        self.decode = LegState::Over;
+        self.consumed = true;
+        let mut actions = Actions::new();
+        if self.prefill == LegState::InFlight {
+            // C11: a successful end waits for prefill. Nobody waits for it any more when the client is gone, but the
+            // prefill leg is drained all the same.
+            if self.client == Client::Reading && !self.held {
+                self.held = true;
+                actions.push(Action::Hold);
+            }
+            return actions;
+        }
+        self.complete(&mut actions);
+        actions
+    }
+
+    /// Both legs are over and well.
+    fn complete(&mut self, actions: &mut Actions) {
+        if self.client == Client::Waiting {
+            actions.push(Action::Relay);
+        }
+        if self.client != Client::Gone {
+            self.client = Client::Served;
+        }
+        self.finished = true;
+        actions.push(Action::Finish);
+    }
+
+    // ---- failures
+
+    fn unroutable(&mut self) -> Actions {
+        let leg = if self.prefill == LegState::Routing {
+            Leg::Prefill
+        } else if self.decode == LegState::Routing {
+            self.answering()
+        } else {
+            return Actions::new();
+        };
+        self.fail(leg)
+    }
+
+    fn prefill_failed(&mut self, failed: Failed) -> Actions {
+        if self.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        self.prefill = LegState::Over;
+        let mut actions = vec![Action::Cancel(Leg::Prefill)];
+        if self.decode == LegState::InFlight {
+            // E3: the decode leg waits for a prefill that will never come.
+            actions.extend(self.stop(Leg::Decode));
+        }
+        if failed.retryable && self.may_retry() {
+            actions.extend(self.retry());
+            return actions;
+        }
+        actions.extend(self.fail(Leg::Prefill));
+        actions
+    }
+
+    fn decode_failed(&mut self, failed: Failed) -> Actions {
+        if self.decode != LegState::InFlight {
+            return Actions::new();
+        }
+        self.decode = LegState::Over;
+        let answering = self.answering();
+        let mut actions = vec![Action::Cancel(answering)];
+        let completed = self.handoff_kind() == Some(HandoffKind::Completed);
+        // E5: nothing of the handoff was sent, so another decode worker may take it. This holds for a client that
+        // is gone as well, for somebody has to consume it.
+        let undispatched = completed && self.committed && !failed.sent && failed.retryable;
+        if undispatched && self.retries > 0 && matches!(self.client, Client::Waiting | Client::Gone) {
+            self.retries -= 1;
+            self.decode = LegState::Routing;
+            actions.push(Action::Route(Leg::Decode));
+            return actions;
+        }
+        if self.prefill == LegState::InFlight {
+            actions.extend(self.stop(Leg::Prefill));
+        }
+        if failed.retryable && self.may_retry() {
+            actions.extend(self.retry());
+            return actions;
+        }
+        actions.extend(self.fail(answering));
+        actions
+    }
+
+    fn deadline(&mut self) -> Actions {
+        let mut actions = self.stop_all();
+        if matches!(self.client, Client::Waiting | Client::Reading) {
+            self.client = Client::Served;
+            actions.push(Action::FailDeadline);
+        }
+        self.finish(actions)
+    }
+
+    /// Invariant 7: only while nothing went downstream and somebody waits.
+    fn may_retry(&self) -> bool {
+        self.retries > 0 && self.client == Client::Waiting
+    }
+
+    fn retry(&mut self) -> Actions {
+        self.retries -= 1;
+        self.start()
+    }
+
+    fn fail(&mut self, leg: Leg) -> Actions {
+        let mut actions = Actions::new();
+        if matches!(self.client, Client::Waiting | Client::Reading) {
+            self.client = Client::Served;
+            actions.push(Action::Fail(leg));
+        }
+        self.finish(actions)
+    }
+
+    // ---- the client left (E1)
+
+    fn client_gone(&mut self) -> Actions {
+        if matches!(self.client, Client::Gone | Client::Served) {
+            return Actions::new();
+        }
+        self.client = Client::Gone;
+        self.held = false;
+        let prefill_runs = self.prefill == LegState::InFlight;
+        match self.handoff_kind() {
+            // Nothing was sent that anyone would miss.
+            None => self.cancel_all(),
+            Some(_) if self.consumed => self.cancel_all(),
+            Some(HandoffKind::Completed) if prefill_runs => {
+                if self.traits.is_some_and(|traits| traits.cancellable) { self.cancel_all() } else { Actions::new() }
+            }
+            // Parameters in hand: the decode that is being routed or was sent consumes them.
+            Some(HandoffKind::Completed) => Actions::new(),
+            Some(HandoffKind::Bootstrap) if !self.committed => self.cancel_all(),
+            Some(HandoffKind::Bootstrap) => self.abort_both(),
+        }
+    }
+
+    fn abort_both(&mut self) -> Actions {
+        if !self.traits.is_some_and(|traits| traits.abortable) {
+            return Actions::new();
+        }
+        let mut actions = Actions::new();
+        if self.prefill == LegState::InFlight {
+            actions.push(Action::Abort(Leg::Prefill));
+        }
+        if self.decode == LegState::InFlight {
+            actions.push(Action::Abort(Leg::Decode));
+        }
+        actions
+    }
+
+    fn cancel_all(&mut self) -> Actions {
+        let actions = self.stop_all();
+        self.finish(actions)
+    }
+
+    fn stop_all(&mut self) -> Actions {
+        let mut actions = self.stop(Leg::Prefill);
+        actions.extend(self.stop(self.answering()));
+        actions
+    }
+
+    /// Ends a leg that is in flight: aborted by id where the engine can, and its connection closed.
+    fn stop(&mut self, leg: Leg) -> Actions {
+        let state = if leg == Leg::Prefill { &mut self.prefill } else { &mut self.decode };
+        let running = *state == LegState::InFlight;
+        *state = LegState::Over;
+        if !running {
+            return Actions::new();
+        }
+        let abortable = self.shape == Shape::Remote && self.traits.is_some_and(|traits| traits.abortable);
+        if abortable { vec![Action::Abort(leg), Action::Cancel(leg)] } else { vec![Action::Cancel(leg)] }
+    }
+
+    fn finish(&mut self, mut actions: Actions) -> Actions {
+        self.finished = true;
+        actions.push(Action::Finish);
+        actions
+    }
+
+    fn handoff_kind(&self) -> Option<HandoffKind> {
+        self.traits.map(|traits| traits.handoff)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,454 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const COMPLETED: PrefillTraits =
+    PrefillTraits { handoff: HandoffKind::Completed, cancellable: false, abortable: false };
+const BOOTSTRAP: PrefillTraits =
+    PrefillTraits { handoff: HandoffKind::Bootstrap, cancellable: false, abortable: true };
+const BOOTSTRAP_NO_ABORT: PrefillTraits = PrefillTraits { abortable: false, ..BOOTSTRAP };
+const RETRYABLE_SENT: Failed = Failed { retryable: true, sent: true };
+const RETRYABLE_UNSENT: Failed = Failed { retryable: true, sent: false };
+const FATAL: Failed = Failed { retryable: false, sent: true };
+
+use Action as A;
+use Event as E;
+
+/// Feeds events and checks the actions of each step.
+fn check(shape: Shape, retries: u32, steps: &[(Event, &[Action])]) -> Legs {
+    let (mut legs, first) = Legs::new(shape, retries);
+    let start = if shape == Shape::Single { Leg::Aggregated } else { Leg::Prefill };
+    assert_eq!(first, [A::Route(start)]);
+    for (place, (event, expected)) in steps.iter().enumerate() {
+        assert_eq!(legs.on(*event), *expected, "step {place}: {event:?}");
+    }
+    legs
+}
+
+#[test]
+fn single_leg_is_relayed_and_finished() {
+    let steps: &[(Event, &[Action])] = &[
+        (E::Routed, &[A::Send(Leg::Aggregated)]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+        (E::FinishSeen, &[]),
+        (E::Ended, &[A::Finish]),
+    ];
+    assert!(check(Shape::Single, 2, steps).is_finished());
+}
+
+#[test]
+fn c7_completed_handoff_sends_decode_after_prefill_answered() {
+    let steps: &[(Event, &[Action])] = &[
+        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+        (E::FinishSeen, &[]),
+        (E::Ended, &[A::Finish]),
+    ];
+    assert!(!check(Shape::Remote, 2, steps).strands());
+}
+
+#[test]
+fn c2_c6_bootstrap_routes_decode_after_prefill_is_routed_and_sends_both_together() {
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::PrefillEnded, &[]),
+        (E::FirstToken, &[]),
+        (E::Ended, &[A::Finish]),
+    ]);
+}
+
+#[test]
+fn c8_an_answer_that_ended_in_prefill_starts_no_decode() {
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillWasAll, &[A::AnswerPrefill, A::Finish]),
+    ]);
+}
+
+#[test]
+fn c11_a_successful_end_is_held_until_prefill_ended() {
+    check(Shape::Remote, 0, &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+        (E::FinishSeen, &[A::Hold]),
+        (E::Ended, &[]),
+        (E::PrefillEnded, &[A::Release, A::Finish]),
+    ]);
+}
+
+#[test]
+fn c11_a_whole_body_is_held_until_prefill_ended() {
+    check(Shape::Remote, 0, &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::Ended, &[]),
+        (E::PrefillEnded, &[A::Relay, A::Finish]),
+    ]);
+}
+
+#[test]
+fn c11_a_late_prefill_failure_ends_the_request_with_an_error() {
+    check(Shape::Remote, 3, &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+        (E::FinishSeen, &[A::Hold]),
+        (
+            E::PrefillFailed(RETRYABLE_SENT),
+            &[A::Cancel(Leg::Prefill), A::Abort(Leg::Decode), A::Cancel(Leg::Decode), A::Fail(Leg::Prefill), A::Finish],
+        ),
+    ]);
+}
+
+#[test]
+fn c11_the_deadline_ends_a_held_request() {
+    check(Shape::Remote, 0, &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::FinishSeen, &[A::Hold]),
+        (
+            E::Deadline,
+            &[
+                A::Abort(Leg::Prefill),
+                A::Cancel(Leg::Prefill),
+                A::Abort(Leg::Decode),
+                A::Cancel(Leg::Decode),
+                A::FailDeadline,
+                A::Finish,
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn e1_client_gone_in_prefill_lets_it_end_and_consumes_the_handoff() {
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::ClientGone, &[]),
+        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::SendToConsume]),
+        (E::Head, &[]),
+        (E::FirstToken, &[A::Cancel(Leg::Decode), A::Finish]),
+    ]);
+}
+
+#[test]
+fn e4_a_cancellable_prefill_is_cancelled_at_once() {
+    let traits = PrefillTraits { cancellable: true, ..COMPLETED };
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(traits), &[A::Send(Leg::Prefill)]),
+        (E::ClientGone, &[A::Cancel(Leg::Prefill), A::Finish]),
+    ]);
+}
+
+#[test]
+fn e1_client_gone_with_parameters_in_hand_sends_decode_to_consume() {
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+        (E::ClientGone, &[]),
+        (E::Routed, &[A::SendToConsume]),
+        (E::Ended, &[A::Finish]),
+    ]);
+}
+
+#[test]
+fn e1_decode_sent_but_not_consumed_runs_to_its_first_token() {
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::ClientGone, &[]),
+        (E::FirstToken, &[A::Cancel(Leg::Decode), A::Finish]),
+    ]);
+}
+
+#[test]
+fn e1_consumed_decode_is_cancelled_at_once() {
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+        (E::ClientGone, &[A::Cancel(Leg::Decode), A::Finish]),
+    ]);
+}
+
+#[test]
+fn e1_an_unconsumed_bootstrap_pair_is_kept_and_aborted_by_id() {
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::ClientGone, &[A::Abort(Leg::Prefill), A::Abort(Leg::Decode)]),
+        (E::PrefillEnded, &[]),
+        (E::Ended, &[A::Finish]),
+    ]);
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(BOOTSTRAP_NO_ABORT), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::ClientGone, &[]),
+        (E::FirstToken, &[A::Cancel(Leg::Prefill), A::Cancel(Leg::Decode), A::Finish]),
+    ]);
+}
+
+#[test]
+fn e1_client_gone_while_routing_frees_everything() {
+    check(Shape::Single, 2, &[(E::ClientGone, &[A::Finish])]);
+    check(Shape::Remote, 2, &[(E::ClientGone, &[A::Finish])]);
+    check(Shape::Remote, 2, &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::ClientGone, &[A::Finish]),
+    ]);
+}
+
+#[test]
+fn e3_a_failure_of_one_leg_of_a_pair_cancels_the_other_at_once() {
+    let pair: &[(Event, &[Action])] = &[
+        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+    ];
+    let (mut prefill, mut decode) = (pair.to_vec(), pair.to_vec());
+    prefill.push((
+        E::PrefillFailed(FATAL),
+        &[A::Cancel(Leg::Prefill), A::Abort(Leg::Decode), A::Cancel(Leg::Decode), A::Fail(Leg::Prefill), A::Finish],
+    ));
+    decode.push((
+        E::DecodeFailed(FATAL),
+        &[A::Cancel(Leg::Decode), A::Abort(Leg::Prefill), A::Cancel(Leg::Prefill), A::Fail(Leg::Decode), A::Finish],
+    ));
+    check(Shape::Remote, 2, &prefill);
+    check(Shape::Remote, 2, &decode);
+}
+
+#[test]
+fn e5_another_decode_worker_may_take_a_handoff_only_if_nothing_was_sent() {
+    let before: &[(Event, &[Action])] = &[
+        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Decode)]),
+    ];
+    let (mut unsent, mut sent) = (before.to_vec(), before.to_vec());
+    unsent.push((E::DecodeFailed(RETRYABLE_UNSENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)]));
+    sent.push((E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]));
+    check(Shape::Remote, 1, &unsent);
+    check(Shape::Remote, 1, &sent);
+}
+
+#[test]
+fn retries_end_with_the_budget_and_with_the_first_byte() {
+    check(Shape::Single, 1, &[
+        (E::Routed, &[A::Send(Leg::Aggregated)]),
+        (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+        (E::Routed, &[A::Send(Leg::Aggregated)]),
+        (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish]),
+    ]);
+    check(Shape::Single, 5, &[
+        (E::Routed, &[A::Send(Leg::Aggregated)]),
+        (E::Head, &[A::Relay]),
+        (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish]),
+    ]);
+}
+
+/// What the world outside the machine holds: legs in flight, and what each may do next.
+#[derive(Debug, Default)]
+struct World {
+    routing: Option<Leg>,
+    prefill: bool,
+    decode: bool,
+    head: bool,
+    token: bool,
+    finish: bool,
+    relayed: bool,
+    answers: u32,
+    gone: bool,
+    /// Decode requests that carried the present handoff and reached an engine.
+    dispatched: u32,
+    /// A completed handoff that exists and was neither consumed nor lost to a failure of decode.
+    owed: bool,
+    finished: bool,
+}
+
+impl World {
+    fn perform(&mut self, action: Action) {
+        assert!(!self.finished, "{action:?} after finish");
+        match action {
+            A::Route(leg) => {
+                assert!(!self.relayed, "invariant 7: routed again after the first byte");
+                assert_eq!(self.routing, None);
+                self.routing = Some(leg);
+                if leg != Leg::Decode {
+                    self.dispatched = 0;
+                    self.owed = false;
+                }
+            }
+            A::Send(Leg::Prefill) => {
+                assert!(!self.prefill);
+                self.prefill = true;
+            }
+            A::Send(_) | A::SendToConsume => {
+                assert!(!self.decode);
+                assert!(self.dispatched == 0, "E5: a handoff was dispatched twice");
+                assert!(action == A::SendToConsume || !self.gone || self.prefill, "a whole answer for nobody");
+                (self.decode, self.head, self.token, self.finish) = (true, false, false, false);
+                self.dispatched += 1;
+            }
+            A::Cancel(Leg::Prefill) => self.prefill = false,
+            A::Cancel(_) => self.decode = false,
+            A::Relay => {
+                assert!(!self.relayed && !self.gone && self.answers == 0);
+                self.relayed = true;
+            }
+            A::Fail(_) | A::FailDeadline | A::AnswerPrefill => {
+                assert!(!self.gone, "an answer for nobody");
+                self.answers += 1;
+            }
+            A::Finish => {
+                self.finished = true;
+                assert!(!self.prefill && !self.decode, "invariant 8: a leg is left running");
+            }
+            A::Abort(_) | A::Hold | A::Release => {}
+        }
+    }
+
+    /// Events that the world may bring forth now.
+    fn possible(&self, traits: PrefillTraits) -> Vec<Event> {
+        let mut events = Vec::new();
+        let failures = [RETRYABLE_SENT, RETRYABLE_UNSENT, FATAL];
+        match self.routing {
+            Some(Leg::Prefill) => events.extend([E::PrefillRouted(traits), E::Unroutable]),
+            Some(_) => events.extend([E::Routed, E::Unroutable]),
+            None => {}
+        }
+        if self.prefill {
+            if traits.handoff == HandoffKind::Completed {
+                events.extend([E::PrefillHandoff, E::PrefillWasAll]);
+            } else {
+                events.push(E::PrefillEnded);
+            }
+            events.extend(failures.map(E::PrefillFailed));
+        }
+        if self.decode {
+            match (self.head, self.token, self.finish) {
+                (false, ..) => events.push(E::Head),
+                (true, false, _) => events.push(E::FirstToken),
+                (true, true, false) => events.push(E::FinishSeen),
+                (true, true, true) => events.push(E::Ended),
+            }
+            let sent = if self.head { vec![RETRYABLE_SENT, FATAL] } else { failures.to_vec() };
+            events.extend(sent.into_iter().map(E::DecodeFailed));
+        }
+        if !self.gone && self.answers == 0 {
+            events.push(E::ClientGone);
+        }
+        events
+    }
+
+    fn happen(&mut self, event: Event, traits: PrefillTraits) {
+        match event {
+            E::PrefillRouted(_) | E::Routed | E::Unroutable => {
+                if event == E::Unroutable {
+                    self.owed = false;
+                }
+                self.routing = None;
+            }
+            E::PrefillHandoff => (self.prefill, self.owed) = (false, true),
+            E::PrefillEnded | E::PrefillWasAll | E::PrefillFailed(_) => self.prefill = false,
+            E::Head => self.head = true,
+            E::FirstToken => (self.token, self.owed) = (true, false),
+            E::FinishSeen => self.finish = true,
+            E::Ended => self.decode = false,
+            E::DecodeFailed(failed) => {
+                self.decode = false;
+                if !failed.sent && traits.handoff == HandoffKind::Completed {
+                    self.dispatched = 0;
+                }
+                // A failed decode is not a handoff that was dropped.
+                self.owed = false;
+            }
+            E::ClientGone => self.gone = true,
+            E::Deadline => {}
+        }
+    }
+}
+
+fn run(shape: Shape, traits: PrefillTraits, retries: u32, choices: &[u8]) {
+    let (mut legs, actions) = Legs::new(shape, retries);
+    let mut world = World::default();
+    actions.into_iter().for_each(|action| world.perform(action));
+    let mut choices = choices.iter().copied().chain(std::iter::repeat(0));
+    let mut steps = 0;
+    while !world.finished {
+        let possible = world.possible(traits);
+        assert!(!possible.is_empty(), "nothing can happen any more, but the request is not over: {legs:?} {world:?}");
+        let choice = choices.next().unwrap_or(0) as usize % possible.len();
+        let event = possible[choice];
+        world.happen(event, traits);
+        let running = (world.prefill, world.decode);
+        let actions = legs.on(event);
+        actions.iter().for_each(|action| world.perform(*action));
+        let failed = matches!(event, E::PrefillFailed(_) | E::DecodeFailed(_));
+        if failed && traits.handoff == HandoffKind::Bootstrap && shape == Shape::Remote && running != (false, false) {
+            assert!(!world.prefill && !world.decode, "E3: the other leg was left running");
+        }
+        steps += 1;
+        assert!(steps < 200, "no end");
+    }
+    assert_eq!(legs.is_finished(), world.finished);
+    assert!(!world.owed, "a committed handoff was dropped: {legs:?}");
+    let served = world.answers + u32::from(world.relayed && world.answers == 0);
+    assert!(world.gone || served == 1, "the client got {served} answers");
+    assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    #[test]
+    fn invariants_7_and_8_and_e1_to_e5_hold_in_every_interleaving(
+        remote in any::<bool>(),
+        completed in any::<bool>(),
+        cancellable in Just(false),
+        abortable in any::<bool>(),
+        retries in 0_u32..4,
+        choices in proptest::collection::vec(any::<u8>(), 0..60),
+    ) {
+        let handoff = if completed { HandoffKind::Completed } else { HandoffKind::Bootstrap };
+        let shape = if remote { Shape::Remote } else { Shape::Single };
+        let traits = PrefillTraits { handoff, cancellable, abortable: abortable && !completed };
+        run(shape, traits, retries, &choices);
+    }
+
+    #[test]
+    fn the_deadline_always_ends_it(
+        completed in any::<bool>(),
+        choices in proptest::collection::vec(any::<u8>(), 0..12),
+    ) {
+        let traits = if completed { COMPLETED } else { BOOTSTRAP };
+        let (mut legs, actions) = Legs::new(Shape::Remote, 1);
+        let mut world = World::default();
+        actions.into_iter().for_each(|action| world.perform(action));
+        for choice in choices {
+            let possible = world.possible(traits);
+            if world.finished || possible.is_empty() {
+                break;
+            }
+            let event = possible[choice as usize % possible.len()];
+            world.happen(event, traits);
+            legs.on(event).into_iter().for_each(|action| world.perform(action));
+        }
+        legs.on(E::Deadline).into_iter().for_each(|action| world.perform(action));
+        prop_assert!(world.finished);
+    }
+}

@@ -1,0 +1,171 @@
+//! One HTTP call to an engine: pooled HTTP/1.1 connections, no Nagle, errors that say whether anything was sent.
+//!
+//! Knows addresses and bytes; what the bytes mean is the connectors' and what a failure means is the legs'.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::Body as _;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+
+/// Largest body that is read whole: a non-streaming answer, a prefill answer, an error.
+const MAX_BODY: usize = 64 * 1024 * 1024;
+/// How much of an engine's own error text is carried into ours.
+const MAX_TEXT: usize = 2_000;
+
+/// Headers of a leg besides content type and length.
+pub type LegHeaders = Vec<(HeaderName, HeaderValue)>;
+
+/// The pooled client for all workers.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+/// A call that brought no usable answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// No connection: no byte of the request was sent.
+    #[error("connect failed: {0}")]
+    Connect(String),
+    /// The connection broke, before or within the answer.
+    #[error("connection broke: {0}")]
+    Broken(String),
+    /// An answer with an error status.
+    #[error("status {status}: {}", text(body))]
+    Status {
+        /// The engine's status.
+        status: StatusCode,
+        /// Its content type.
+        content_type: Option<HeaderValue>,
+        /// Its body.
+        body: Bytes,
+    },
+    /// The answer is not what the protocol promises.
+    #[error("protocol: {0}")]
+    Protocol(String),
+}
+
+impl Upstream {
+    /// A client whose connects end after `connect_timeout`.
+    #[must_use]
+    pub fn new(connect_timeout: Duration) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(connect_timeout));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(30))
+            .build(connector);
+        Self { client }
+    }
+
+    /// Sends a JSON body and waits for the head of a success answer.
+    ///
+    /// # Errors
+    /// [`CallError`]; an error status is read whole and is one too.
+    pub async fn head(&self, url: &str, headers: &LegHeaders, body: Bytes) -> Result<Response<Incoming>, CallError> {
+        let mut request = Request::builder().method(Method::POST).uri(url);
+        request = request.header(header::CONTENT_TYPE, "application/json");
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| CallError::Protocol(error.to_string()))?;
+        let response = self.client.request(request).await.map_err(call_error)?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
+        let body = collect(response.into_body()).await?;
+        Err(CallError::Status { status, content_type, body })
+    }
+
+    /// Sends a JSON body and reads the whole success answer.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn whole(&self, url: &str, headers: &LegHeaders, body: Bytes) -> Result<Response<Bytes>, CallError> {
+        let (head, body) = self.head(url, headers, body).await?.into_parts();
+        Ok(Response::from_parts(head, collect(body).await?))
+    }
+
+    /// Sends a JSON body and reads the answer to its end without keeping it.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn drained(&self, url: &str, headers: &LegHeaders, body: Bytes) -> Result<(), CallError> {
+        let mut body = self.head(url, headers, body).await?.into_body();
+        while let Some(frame) = body.frame().await {
+            frame.map_err(|error| CallError::Broken(causes(&error)))?;
+        }
+        Ok(())
+    }
+}
+
+impl CallError {
+    /// Whether another worker may do better.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) => true,
+            Self::Status { status, .. } => status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+
+    /// Whether some byte of the request may have reached the engine.
+    #[must_use]
+    pub fn sent(&self) -> bool {
+        !matches!(self, Self::Connect(_))
+    }
+
+    /// Stable metric label.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Connect(_) => "connect",
+            Self::Broken(_) => "broken",
+            Self::Status { status, .. } if status.is_client_error() => "status_4xx",
+            Self::Status { .. } => "status_5xx",
+            Self::Protocol(_) => "protocol",
+        }
+    }
+}
+
+async fn collect(body: Incoming) -> Result<Bytes, CallError> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    match Limited::new(body, MAX_BODY).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) => Err(CallError::Broken(error.to_string())),
+    }
+}
+
+fn call_error(error: hyper_util::client::legacy::Error) -> CallError {
+    let text = causes(&error);
+    if error.is_connect() { CallError::Connect(text) } else { CallError::Broken(text) }
+}
+
+/// An error with its causes. hyper names no address in them, so the text may go to a client (A5).
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}
+
+fn text(body: &Bytes) -> String {
+    let end = body.len().min(MAX_TEXT);
+    String::from_utf8_lossy(body.get(..end).unwrap_or_default()).into_owned()
+}

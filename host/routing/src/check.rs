@@ -1,0 +1,88 @@
+//! A policy's answer is advice: the checks it passes before it is used.
+
+use crate::policy::{Failure, Plan, ShedReason};
+
+/// Statuses a policy may shed with.
+const SHED_STATUSES: [u16; 3] = [429, 503, 529];
+
+/// A selector's row lies in range, its costs are none or one finite number a row.
+pub(crate) fn choice(row: u32, given: &[f32], rows: usize) -> Result<(), Failure> {
+    if row as usize >= rows {
+        return Err(Failure::Invalid(format!("row {row} of {rows}")));
+    }
+    if given.is_empty() { Ok(()) } else { costs(given, rows) }
+}
+
+/// One finite cost a row.
+pub(crate) fn costs(given: &[f32], rows: usize) -> Result<(), Failure> {
+    if given.len() != rows {
+        return Err(Failure::Invalid(format!("{} costs for {rows} rows", given.len())));
+    }
+    match given.iter().position(|cost| !cost.is_finite()) {
+        Some(row) => {
+            Err(Failure::Invalid(format!("cost {} in row {row}", given.get(row).unwrap_or(&f32::NAN))))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Kept rows lie in range and rise, so that none is kept twice.
+pub(crate) fn kept(given: &[u32], rows: usize) -> Result<(), Failure> {
+    if let Some(row) = given.iter().find(|row| **row as usize >= rows) {
+        return Err(Failure::Invalid(format!("kept row {row} of {rows}")));
+    }
+    match given.windows(2).find(|pair| pair.first() >= pair.last()) {
+        Some(pair) => Err(Failure::Invalid(format!("kept rows {pair:?} do not rise"))),
+        None => Ok(()),
+    }
+}
+
+/// The status is one a policy may shed with.
+pub(crate) fn shed(shed: ShedReason) -> Result<ShedReason, Failure> {
+    if SHED_STATUSES.contains(&shed.status) {
+        Ok(shed)
+    } else {
+        Err(Failure::Invalid(format!("shed status {} is none of 429, 503, 529", shed.status)))
+    }
+}
+
+/// A plan's shed is checked as a selector's is.
+pub(crate) fn plan(plan: Plan) -> Result<Plan, Failure> {
+    match plan {
+        Plan::Shed(reason) => shed(reason).map(Plan::Shed),
+        Plan::Remote | Plan::Local => Ok(plan),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn invalid(result: Result<(), Failure>, expected: &str) {
+        assert_eq!(result, Err(Failure::Invalid(expected.to_owned())));
+    }
+
+    #[test]
+    fn an_answer_that_breaks_the_contract_is_named() {
+        invalid(choice(3, &[], 3), "row 3 of 3");
+        invalid(choice(0, &[1.0], 2), "1 costs for 2 rows");
+        invalid(costs(&[0.0, f32::NAN], 2), "cost NaN in row 1");
+        invalid(costs(&[f32::INFINITY], 1), "cost inf in row 0");
+        invalid(kept(&[0, 5], 3), "kept row 5 of 3");
+        invalid(kept(&[1, 1], 3), "kept rows [1, 1] do not rise");
+        let teapot = ShedReason { status: 418, reason: String::new() };
+        assert_eq!(
+            plan(Plan::Shed(teapot)),
+            Err(Failure::Invalid("shed status 418 is none of 429, 503, 529".into()))
+        );
+    }
+
+    #[test]
+    fn a_sound_answer_passes() {
+        assert_eq!(choice(1, &[0.5, 0.25], 2), Ok(()));
+        assert_eq!(kept(&[], 3), Ok(()));
+        assert_eq!(kept(&[0, 2], 3), Ok(()));
+        let shed = ShedReason { status: 429, reason: "later".into() };
+        assert_eq!(plan(Plan::Shed(shed.clone())), Ok(Plan::Shed(shed)));
+    }
+}

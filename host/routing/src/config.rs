@@ -1,0 +1,122 @@
+//! The router config in force for one decision: the operator's values with the overrides of a request and a policy.
+
+use serde::{Deserialize, Serialize};
+
+use crate::policy::RouterConfigOverride;
+
+/// Parameters of the cost of spec G. Every field is also a request fact.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RouterConfig {
+    /// Credit for a block cached on the device.
+    pub overlap_score_credit: f64,
+    /// Credit for a block cached in host memory.
+    pub host_cache_credit: f64,
+    /// Credit for a block cached on disk.
+    pub disk_cache_credit: f64,
+    /// Weight of the prefill term.
+    pub prefill_load_scale: f64,
+    /// Weight of the count of active requests.
+    pub active_request_weight: f64,
+    /// The picker's softmax temperature; 0 takes the minimum.
+    pub temperature: f64,
+    /// Whether equal blocks booked on a worker count once.
+    pub assume_kv_reuse: bool,
+    /// Whether prefill tokens count as load.
+    pub track_prefill_tokens: bool,
+    /// Credit multiplier for caches shared between workers.
+    pub shared_cache_multiplier: f64,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        Self {
+            overlap_score_credit: 1.0,
+            host_cache_credit: 0.75,
+            disk_cache_credit: 0.25,
+            prefill_load_scale: 1.0,
+            active_request_weight: 0.0,
+            temperature: 0.0,
+            assume_kv_reuse: true,
+            track_prefill_tokens: true,
+            shared_cache_multiplier: 0.0,
+        }
+    }
+}
+
+impl RouterConfig {
+    /// These values with the fields that `over` gives.
+    #[must_use]
+    pub fn with(mut self, over: &RouterConfigOverride) -> Self {
+        self.overlap_score_credit = over.overlap_score_credit.unwrap_or(self.overlap_score_credit);
+        self.prefill_load_scale = over.prefill_load_scale.unwrap_or(self.prefill_load_scale);
+        self.temperature = over.temperature.unwrap_or(self.temperature);
+        self.assume_kv_reuse = over.assume_kv_reuse.unwrap_or(self.assume_kv_reuse);
+        self.track_prefill_tokens = over.track_prefill_tokens.unwrap_or(self.track_prefill_tokens);
+        self.shared_cache_multiplier = over.shared_cache_multiplier.unwrap_or(self.shared_cache_multiplier);
+        self
+    }
+}
+
+impl RouterConfigOverride {
+    /// The native answer of a decode override (spec D2): the decode worker need not hold the prefix, for the blocks
+    /// come to it; its prefill load is nobody's concern.
+    pub const DECODE_DEFAULT: Self = Self {
+        overlap_score_credit: Some(0.0),
+        prefill_load_scale: None,
+        temperature: None,
+        assume_kv_reuse: Some(false),
+        track_prefill_tokens: Some(false),
+        shared_cache_multiplier: None,
+    };
+
+    /// Whether every number is finite and not negative.
+    ///
+    /// # Errors
+    /// Names the first field that is not, with its value.
+    pub fn check(&self) -> Result<(), String> {
+        let fields = [
+            ("overlap_score_credit", self.overlap_score_credit),
+            ("prefill_load_scale", self.prefill_load_scale),
+            ("temperature", self.temperature),
+            ("shared_cache_multiplier", self.shared_cache_multiplier),
+        ];
+        for (name, value) in fields {
+            if let Some(value) = value.filter(|value| !value.is_finite() || *value < 0.0) {
+                return Err(format!("{name} {value} is not a finite number of 0 or more"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d2_the_default_override_replaces_three_fields_and_every_other_survives() {
+        let client = RouterConfigOverride {
+            temperature: Some(0.4),
+            assume_kv_reuse: Some(true),
+            ..Default::default()
+        };
+        let config = RouterConfig::default().with(&client).with(&RouterConfigOverride::DECODE_DEFAULT);
+        let expected = RouterConfig {
+            overlap_score_credit: 0.0,
+            assume_kv_reuse: false,
+            track_prefill_tokens: false,
+            temperature: 0.4,
+            ..RouterConfig::default()
+        };
+        assert_eq!(config, expected);
+    }
+
+    #[test]
+    fn an_override_with_a_bad_number_is_named() {
+        let over = RouterConfigOverride { temperature: Some(f64::NAN), ..Default::default() };
+        assert_eq!(over.check(), Err("temperature NaN is not a finite number of 0 or more".to_owned()));
+        let over = RouterConfigOverride { prefill_load_scale: Some(-1.0), ..Default::default() };
+        assert_eq!(over.check(), Err("prefill_load_scale -1 is not a finite number of 0 or more".to_owned()));
+    }
+}

@@ -1,0 +1,33 @@
+//! The decision: facts in, one checked and booked choice out, with a receipt that says why.
+//!
+//! Owns the fact table, the trait a loaded policy fills, slots and their generations, the checks on a policy's
+//! answer, the native selectors and the receipt. Knows no HTTP and no Wasm: `policy-runtime` fills [`Policy`].
+
+mod check;
+mod config;
+mod cost;
+pub mod facts;
+mod native;
+pub mod pick;
+mod policy;
+mod program;
+mod query;
+mod receipt;
+mod router;
+mod slot;
+mod slots;
+
+pub use config::RouterConfig;
+pub use cost::{CostTerms, cost};
+pub use policy::{
+    Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, ShedReason,
+    World,
+};
+pub use query::{CandidateId, Query, Subject};
+pub use receipt::{Decider, Receipt};
+pub use router::{OnFailure, Planned, RouteError, Routed, Router};
+pub use slot::{
+    Active, Breaker, Generation, NativeMode, Normalize, Picker, Program, Slot, SlotEvent, SlotKind,
+    WeightedScorer,
+};
+pub use slots::{SlotSet, Slots};

@@ -1,0 +1,271 @@
+//! What a loaded policy is to the host: a few pure functions over flat facts, each of which may fail.
+//!
+//! A policy's failure is data ([`Failure`]), never an error of the request.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use pointsman_workers::Leg;
+use serde::{Deserialize, Serialize};
+
+use crate::facts::Wants;
+
+/// What every policy function is told besides facts. Mirrors `record call` of `wit/policy.wit`, which never grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Call {
+    /// The leg that is being routed.
+    pub leg: Leg,
+    /// 0 for the first try of this leg, then one more for each retry.
+    pub attempt: u32,
+    /// Number of candidate rows in the facts.
+    pub rows: u32,
+    /// The only randomness a policy has; recorded, so that a decision replays.
+    pub seed: u64,
+    /// The only clock a policy has: microseconds since the Unix epoch.
+    pub now_us: u64,
+}
+
+/// The worlds of `wit/policy.wit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum World {
+    /// Keeps rows.
+    Filter,
+    /// Gives every row a cost.
+    Scorer,
+    /// Chooses a row.
+    Selector,
+    /// Decides between remote and local prefill, and configures the decode leg.
+    DecodeOverride,
+}
+
+/// A selector's answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// This row.
+    Choose {
+        /// Index into the candidate rows.
+        row: u32,
+        /// One cost a row when the request asked to be explained, else empty.
+        costs: Vec<f32>,
+        /// The policy's own words.
+        reason: Option<String>,
+    },
+    /// No opinion: the fallback decides.
+    Abstain,
+    /// Refuse the request now.
+    Shed(ShedReason),
+}
+
+/// A decode override's answer to "is remote prefill worth it".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Prefill on a prefill worker.
+    Remote,
+    /// Prefill on the decode worker.
+    Local,
+    /// Refuse the request now.
+    Shed(ShedReason),
+}
+
+/// Why a policy refuses a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ShedReason {
+    /// HTTP status the policy wishes; the host allows 429, 503 and 529.
+    pub status: u16,
+    /// Text for the client.
+    pub reason: String,
+}
+
+/// Fields of the router config that a decode override, or a client's `nvext`, may replace for one leg. `None` keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RouterConfigOverride {
+    /// Credit for a block cached on the device; 0 ignores the cache.
+    pub overlap_score_credit: Option<f64>,
+    /// Weight of the prefill term.
+    pub prefill_load_scale: Option<f64>,
+    /// Softmax temperature of the picker; 0 takes the minimum.
+    #[serde(alias = "router_temperature")]
+    pub temperature: Option<f64>,
+    /// Whether blocks of this request count as shared with equal blocks already booked.
+    pub assume_kv_reuse: Option<bool>,
+    /// Whether prefill tokens count as load.
+    pub track_prefill_tokens: Option<bool>,
+    /// Credit multiplier for caches shared between workers.
+    pub shared_cache_multiplier: Option<f64>,
+}
+
+/// SHA-256 of a policy file as it lay in the folder.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(pub [u8; 32]);
+
+/// Where a policy came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// Compiled into the binary.
+    Embedded,
+    /// A file of the policy folder.
+    File(PathBuf),
+}
+
+/// Who a policy is. Immutable for the life of the loaded policy.
+#[derive(Clone, Debug)]
+pub struct PolicyInfo {
+    /// The name it gives itself.
+    pub name: Arc<str>,
+    /// The version it gives itself.
+    pub version: Arc<str>,
+    /// Digest of its bytes.
+    pub digest: Digest,
+    /// The world it fills.
+    pub world: World,
+    /// Where its bytes came from.
+    pub origin: Origin,
+    /// The facts it asked for at load.
+    pub wants: Wants,
+}
+
+/// Why a policy gave no usable answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The policy returned its own error.
+    #[error("policy error: {0}")]
+    Error(String),
+    /// The guest trapped.
+    #[error("trap: {0}")]
+    Trap(String),
+    /// The guest ran past its deadline and was stopped.
+    #[error("stopped at its deadline")]
+    Timeout,
+    /// The guest asked for more memory than it may have.
+    #[error("memory limit reached")]
+    Memory,
+    /// The answer broke the contract: row out of range, non-finite cost, wrong length.
+    #[error("invalid answer: {0}")]
+    Invalid(String),
+    /// No warm instance is ready on this thread; nothing was called.
+    #[error("no instance ready")]
+    NotReady,
+}
+
+/// A loaded policy. A function its world lacks answers [`Failure::Invalid`].
+///
+/// Calls are synchronous, bounded by the policy's deadline, and never wait for a compile, a file or a reload.
+pub trait Policy: Send + Sync + fmt::Debug {
+    /// Who it is.
+    fn info(&self) -> &PolicyInfo;
+
+    /// World `filter`: writes the surviving rows to `kept` (cleared first). Not yet checked.
+    ///
+    /// # Errors
+    /// [`Failure`] when there is no usable answer.
+    fn keep(&self, _call: &Call, _facts: &[u32], _kept: &mut Vec<u32>) -> Result<(), Failure> {
+        Err(self.lacks("keep"))
+    }
+
+    /// World `scorer`: writes one cost a row to `costs` (cleared first). Not yet checked.
+    ///
+    /// # Errors
+    /// [`Failure`] when there is no usable answer.
+    fn score(&self, _call: &Call, _facts: &[u32], _costs: &mut Vec<f32>) -> Result<(), Failure> {
+        Err(self.lacks("score"))
+    }
+
+    /// World `selector`: chooses a row. Not yet checked.
+    ///
+    /// # Errors
+    /// [`Failure`] when there is no usable answer.
+    fn select(&self, _call: &Call, _facts: &[u32]) -> Result<Decision, Failure> {
+        Err(self.lacks("select"))
+    }
+
+    /// World `decode-override`: `request` are the request facts, `decode` one row of worker facts for the previewed
+    /// decode choice, `prefill` the worker facts of all prefill candidates, column by column (`call.rows` rows).
+    ///
+    /// # Errors
+    /// [`Failure`] when there is no usable answer.
+    fn decide(
+        &self,
+        _call: &Call,
+        _request: &[u32],
+        _decode: &[u32],
+        _prefill: &[u32],
+    ) -> Result<Plan, Failure> {
+        Err(self.lacks("decide"))
+    }
+
+    /// World `decode-override`: the override in force for the decode leg; `facts` are request facts, `call.rows` is 0.
+    ///
+    /// # Errors
+    /// [`Failure`] when there is no usable answer.
+    fn decode_config(&self, _call: &Call, _facts: &[u32]) -> Result<RouterConfigOverride, Failure> {
+        Err(self.lacks("decode-config"))
+    }
+
+    /// The answer for a function that this policy's world does not export.
+    fn lacks(&self, function: &str) -> Failure {
+        let info = self.info();
+        Failure::Invalid(format!("`{}` is a {} and exports no `{function}`", info.name, info.world))
+    }
+}
+
+impl World {
+    /// The stable label of this world.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Scorer => "scorer",
+            Self::Selector => "selector",
+            Self::DecodeOverride => "decode-override",
+        }
+    }
+}
+
+impl Failure {
+    /// Stable metric label.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Error(_) => "error",
+            Self::Trap(_) => "trap",
+            Self::Timeout => "timeout",
+            Self::Memory => "memory",
+            Self::Invalid(_) => "invalid",
+            Self::NotReady => "not_ready",
+        }
+    }
+}
+
+impl Digest {
+    /// The first 12 hex digits, for logs and receipts.
+    #[must_use]
+    pub fn short(&self) -> String {
+        self.to_string().chars().take(12).collect()
+    }
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sha256:{self}")
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

@@ -1,0 +1,98 @@
+//! The record of one decision: who chose, among how many, why, and what it cost.
+
+use std::sync::Arc;
+
+use pointsman_workers::{DpRank, Leg, WorkerId};
+use serde::Serialize;
+use tokio::time::Duration;
+
+use crate::{
+    policy::Digest,
+    slot::{Generation, NativeMode, SlotKind},
+};
+
+/// Who made a decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "by")]
+pub enum Decider {
+    /// The policy in the slot.
+    Policy,
+    /// The native selector in the slot.
+    Native {
+        /// Which one.
+        mode: NativeMode,
+    },
+    /// The fallback, because the policy gave no usable answer.
+    Fallback {
+        /// Stable label: `abstain`, `breaker_open`, `nobody_left`, or a failure's kind.
+        reason: &'static str,
+        /// The failure's own words.
+        detail: String,
+    },
+    /// A hint of the request.
+    Pin,
+}
+
+/// The record of one decision. Holds no prompt text.
+#[derive(Clone, Debug, Serialize)]
+pub struct Receipt {
+    /// The leg routed.
+    pub leg: Leg,
+    /// 0 for its first try.
+    pub attempt: u32,
+    /// The slot asked.
+    pub slot: SlotKind,
+    /// The generation pinned.
+    pub generation: Generation,
+    /// The policy's name, when the slot has one.
+    pub policy: Option<Arc<str>>,
+    /// The policy's digest, when the slot has one.
+    pub digest: Option<Digest>,
+    /// Who decided.
+    pub decider: Decider,
+    /// The policy's own words.
+    pub reason: Option<String>,
+    /// The worker chosen.
+    pub worker: WorkerId,
+    /// Its rank.
+    pub rank: DpRank,
+    /// Candidates that were eligible.
+    pub candidates: u32,
+    /// Cached prefix blocks at the chosen candidate: device, host, disk.
+    pub cached_blocks: [u32; 3],
+    /// `(worker, rank, cost)` of each ranked candidate; only when the request asked why.
+    pub costs: Vec<(WorkerId, DpRank, f32)>,
+    /// The seed of the decision.
+    pub seed: u64,
+    /// Microseconds since the Unix epoch.
+    pub now_us: u64,
+    /// Time the whole decision took.
+    #[serde(serialize_with = "as_micros")]
+    pub took: Duration,
+}
+
+impl Decider {
+    /// The reason of a fallback, when it was one.
+    #[must_use]
+    pub fn fallback(&self) -> Option<&'static str> {
+        match self {
+            Self::Fallback { reason, .. } => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Stable metric label.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Native { .. } => "native",
+            Self::Fallback { .. } => "fallback",
+            Self::Pin => "pin",
+        }
+    }
+}
+
+fn as_micros<S: serde::Serializer>(took: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(took.as_secs_f64() * 1e6)
+}

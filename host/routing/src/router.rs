@@ -1,0 +1,420 @@
+//! The router: one path for every leg. Pins a generation, gathers facts, calls the policy, books the choice.
+//!
+//! Never waits: no lock that a reload holds, no compile, no I/O.
+
+use std::{cell::RefCell, sync::Arc};
+
+use pointsman_workers::{
+    Booking, BookingRequest, Candidate, Ineligible, Leg, PrefixIndex, WorkerId, WorkerSpec,
+};
+use tokio::time::Instant;
+
+use crate::{
+    config::RouterConfig,
+    facts::columns::{Gathered, Inputs, Needs},
+    native::Cursors,
+    policy::{PolicyInfo, ShedReason},
+    program::{Buffers, Run, Verdict},
+    query::Query,
+    receipt::{Decider, Receipt},
+    slot::{Active, NativeMode, Program, SlotKind},
+    slots::Slots,
+};
+
+mod plan;
+
+pub use plan::Planned;
+
+/// What to do when a policy gives no usable answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// The native fallback decides.
+    #[default]
+    Fallback,
+    /// Refuse with 429 and a time to retry.
+    Shed,
+    /// Refuse with 503.
+    Reject,
+}
+
+/// Routes legs.
+#[derive(Debug)]
+pub struct Router {
+    slots: Slots,
+    index: Arc<PrefixIndex>,
+    config: RouterConfig,
+    on_failure: OnFailure,
+    fallback: NativeMode,
+    cursors: Cursors,
+}
+
+/// A leg with its worker. Dropping the booking frees the worker.
+#[derive(Debug)]
+pub struct Routed {
+    /// The chosen worker and rank.
+    pub candidate: Candidate,
+    /// Its load, until dropped.
+    pub booking: Booking,
+    /// Why.
+    pub receipt: Receipt,
+}
+
+/// Why a leg got no worker.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RouteError {
+    /// No candidate is eligible.
+    #[error("no {leg} worker is eligible{detail}")]
+    NoWorker {
+        /// The leg.
+        leg: Leg,
+        /// Why the candidates are not, for the operator.
+        detail: String,
+    },
+    /// Every candidate that could serve is at its limit.
+    #[error("every {0} worker is busy")]
+    AllBusy(Leg),
+    /// The pinned worker does not exist.
+    #[error("worker {0} is not known")]
+    UnknownWorker(WorkerId),
+    /// The pinned worker may not serve this leg now.
+    #[error("worker {0} is not eligible for this request: {1}")]
+    NotEligible(WorkerId, String),
+    /// Direct mode, and no hint names a worker.
+    #[error("routing is direct and the request names no {0} worker")]
+    NoPin(Leg),
+    /// The policy refuses the request.
+    #[error("{}", .0.reason)]
+    Shed(ShedReason),
+    /// The policy failed and the operator wants such requests refused.
+    #[error("the routing policy failed: {0}")]
+    PolicyFailed(&'static str),
+}
+
+#[derive(Default)]
+struct Scratch {
+    rows: Vec<u32>,
+    inputs: Inputs,
+    buffers: Buffers,
+    facts: Vec<u32>,
+    matrix: Vec<u32>,
+}
+
+thread_local! {
+    /// Buffers live with the thread: a decision allocates nothing that grows with the number of candidates.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Router {
+    /// A router over `slots`, ranking natively by `kv` when a policy gives no answer.
+    #[must_use]
+    pub fn new(slots: Slots, index: Arc<PrefixIndex>, config: RouterConfig, on_failure: OnFailure) -> Self {
+        Self { slots, index, config, on_failure, fallback: NativeMode::Kv, cursors: Cursors::default() }
+    }
+
+    /// The slots it asks.
+    #[must_use]
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// The prefix index it reads and, in approximate mode, writes.
+    #[must_use]
+    pub fn index(&self) -> &Arc<PrefixIndex> {
+        &self.index
+    }
+
+    /// Chooses and books a worker for one leg. `over` is the decode override's config for this leg.
+    ///
+    /// # Errors
+    /// [`RouteError`] when no worker may serve it, or the policy refuses.
+    pub fn route(&self, query: &Query<'_>, over: &crate::RouterConfigOverride) -> Result<Routed, RouteError> {
+        let started = Instant::now();
+        let config = self.config.with(&query.subject.config).with(over);
+        let chosen = self.choose(query, config)?;
+        let candidate = chosen.candidate;
+        let subject = query.subject;
+        let [device, host, disk] = chosen.cached;
+        let cached_tokens = (device + host + disk).saturating_mul(subject.block_size);
+        let booking = candidate.book(&BookingRequest {
+            leg: query.leg,
+            prompt_tokens: subject.prompt_tokens,
+            new_prefill_tokens: subject.prompt_tokens.saturating_sub(cached_tokens),
+            prompt_blocks: subject.blocks.clone(),
+            total_prompt_blocks: subject.request_blocks(),
+            block_size: subject.block_size,
+            expected_output_tokens: subject.expected_output_tokens,
+            assume_kv_reuse: config.assume_kv_reuse,
+            track_prefill_tokens: config.track_prefill_tokens,
+        });
+        // F5: the decision itself is what approximate mode knows of caches.
+        self.index.record(candidate.worker.id(), candidate.rank, &subject.blocks, started);
+        let info = info_of(&chosen.active.program);
+        let receipt = Receipt {
+            leg: query.leg,
+            attempt: query.attempt,
+            slot: SlotKind::of(query.leg),
+            generation: chosen.active.generation,
+            policy: info.map(|info| info.name.clone()),
+            digest: info.map(|info| info.digest),
+            decider: chosen.decider,
+            reason: chosen.reason,
+            worker: candidate.worker.id(),
+            rank: candidate.rank,
+            candidates: chosen.candidates,
+            cached_blocks: chosen.cached,
+            costs: chosen.costs,
+            seed: query.seed,
+            now_us: query.now_us,
+            took: started.elapsed(),
+        };
+        Ok(Routed { candidate, booking, receipt })
+    }
+
+    /// Chooses without booking, recording or moving anything but a round-robin cursor.
+    fn choose(&self, query: &Query<'_>, config: RouterConfig) -> Result<Chosen, RouteError> {
+        let active = self.slots.get(query.model, SlotKind::of(query.leg)).pin();
+        let pool = query.snapshot.pool(query.model, query.leg);
+        SCRATCH.with_borrow_mut(|scratch| {
+            let Scratch { rows, inputs, buffers, .. } = scratch;
+            if query.pin.is_some() {
+                pinned_row(query, pool, rows)?;
+            } else {
+                eligible_rows(query, pool, rows)?;
+            }
+            buffers.costs.clear();
+            let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+            let needs = if query.pin.is_some() { Needs::ALL } else { needs(&active.program) };
+            inputs.compute(needs, query, &config, pool, rows, &self.index);
+            let gathered = Gathered::new(query, config, pool, inputs);
+            let mut choice = match query.pin {
+                Some(_) => Choice::Row(rows.first().copied().unwrap_or(0), Decider::Pin, None),
+                None => self.ask_program(&active, &gathered, rows, buffers)?,
+            };
+            if let Choice::FallBack { reason, detail } = choice {
+                // The fallback ranks by inputs that the policy may not have wanted.
+                inputs.compute(Needs::ALL, query, &config, pool, rows, &self.index);
+                let gathered = Gathered::new(query, config, pool, inputs);
+                let mut run = Run { active: &active, gathered: &gathered, cursors: &self.cursors, buffers };
+                choice = match run.native(self.fallback, rows) {
+                    Verdict::Row(row, _) => Choice::Row(row, Decider::Fallback { reason, detail }, None),
+                    _ => return Err(no_worker(query, String::new())),
+                };
+            }
+            let Choice::Row(row, decider, reason) = choice else {
+                return Err(no_worker(query, String::new()));
+            };
+            let candidate = pool.get(row as usize).cloned().ok_or_else(|| no_worker(query, String::new()))?;
+            let costs = if query.explain { explained(pool, rows, &buffers.costs) } else { Vec::new() };
+            let cached = inputs.cached(row as usize);
+            Ok(Chosen { active: active.clone(), candidate, decider, reason, candidates, cached, costs })
+        })
+    }
+
+    fn ask_program(
+        &self,
+        active: &Active,
+        gathered: &Gathered<'_>,
+        rows: &mut Vec<u32>,
+        buffers: &mut Buffers,
+    ) -> Result<Choice, RouteError> {
+        let native = match active.program {
+            Program::Native(NativeMode::Direct) => return Err(RouteError::NoPin(gathered.query.leg)),
+            Program::Native(mode) => Some(mode),
+            _ => None,
+        };
+        if native.is_none() && !active.breaker.allows() {
+            return self.fall_back("breaker_open", String::new());
+        }
+        let verdict = Run { active, gathered, cursors: &self.cursors, buffers }.run(rows);
+        if native.is_none() {
+            note(active, &verdict);
+        }
+        match verdict {
+            Verdict::Row(row, reason) => {
+                let decider = native.map_or(Decider::Policy, |mode| Decider::Native { mode });
+                Ok(Choice::Row(row, decider, reason))
+            }
+            Verdict::Shed(shed) => Err(RouteError::Shed(shed)),
+            Verdict::Abstained => Ok(Choice::FallBack { reason: "abstain", detail: String::new() }),
+            Verdict::NobodyLeft if native.is_some() => Err(no_worker(gathered.query, String::new())),
+            Verdict::NobodyLeft => Err(no_worker(gathered.query, ": filters left none".to_owned())),
+            Verdict::Failed(failure) => self.fall_back(failure.kind(), failure.to_string()),
+        }
+    }
+
+    /// What a policy's failure leads to, as configured.
+    fn fall_back(&self, reason: &'static str, detail: String) -> Result<Choice, RouteError> {
+        match self.on_failure {
+            OnFailure::Fallback => Ok(Choice::FallBack { reason, detail }),
+            OnFailure::Shed => {
+                Err(RouteError::Shed(ShedReason { status: 429, reason: "routing policy failed".into() }))
+            }
+            OnFailure::Reject => Err(RouteError::PolicyFailed(reason)),
+        }
+    }
+}
+
+/// The costly inputs that a program wants.
+fn needs(program: &Program) -> Needs {
+    let of = |policy: &Arc<dyn crate::Policy>| Needs::of(&policy.info().wants);
+    match program {
+        Program::Native(NativeMode::Kv) => Needs::ALL,
+        Program::Native(_) | Program::DecodeOverride(_) => Needs::default(),
+        Program::Selector { filters, selector } => filters.iter().map(of).fold(of(selector), Needs::or),
+        Program::Scorers { filters, scorers, .. } => {
+            let scorers = scorers.iter().map(|scorer| of(&scorer.policy));
+            filters.iter().map(of).chain(scorers).fold(Needs::default(), Needs::or)
+        }
+    }
+}
+
+/// A program's word, or that the native fallback has to give one.
+enum Choice {
+    /// Position in the pool, who said so, and the policy's own reason.
+    Row(u32, Decider, Option<String>),
+    /// No usable answer.
+    FallBack { reason: &'static str, detail: String },
+}
+
+struct Chosen {
+    active: Arc<Active>,
+    candidate: Candidate,
+    decider: Decider,
+    reason: Option<String>,
+    candidates: u32,
+    cached: [u32; 3],
+    costs: Vec<(WorkerId, pointsman_workers::DpRank, f32)>,
+}
+
+fn note(active: &Active, verdict: &Verdict) {
+    match verdict {
+        Verdict::Failed(failure) => active.note::<()>(&Err(failure.clone())),
+        _ => active.note(&Ok(())),
+    }
+}
+
+/// Why `candidate` may not serve the leg, if so (spec F6).
+fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
+    let subject = query.subject;
+    let spec = candidate.worker.spec();
+    let allowed =
+        subject.allowed_workers.is_empty() || subject.allowed_workers.contains(&candidate.worker.id());
+    if !allowed {
+        return Some(Refused::Other("not allowed by the request"));
+    }
+    if !subject.required_taints.iter().all(|taint| spec.taints.contains(taint)) {
+        return Some(Refused::Other("lacks a required taint"));
+    }
+    if let Some(lora) = subject.lora.as_deref().filter(|_| !spec.loras.is_empty())
+        && !spec.loras.iter().any(|loaded| loaded == lora)
+    {
+        return Some(Refused::Other("lacks the LoRA"));
+    }
+    if query.peer().is_some_and(|peer| !spec.pairs_with(peer)) {
+        return Some(Refused::Other("speaks another handoff than the other leg"));
+    }
+    if query.leg == Leg::Prefill && query.other_leg.is_none() && !has_partner(query, spec) {
+        return Some(Refused::Other("no decode worker speaks its handoff"));
+    }
+    match candidate.ineligible()? {
+        Ineligible::AtCapacity => Some(Refused::Busy),
+        other => Some(Refused::Other(other.as_str())),
+    }
+}
+
+/// Whether some decode worker that is up can take over from this prefill worker.
+fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
+    let up = |candidate: &Candidate| !matches!(candidate.ineligible(), Some(reason) if reason != Ineligible::AtCapacity);
+    let decode = query.snapshot.pool(query.model, Leg::Decode);
+    decode.iter().any(|candidate| candidate.worker.spec().pairs_with(spec) && up(candidate))
+}
+
+#[derive(Clone, Copy)]
+enum Refused {
+    Busy,
+    Other(&'static str),
+}
+
+impl Refused {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Busy => Ineligible::AtCapacity.as_str(),
+            Self::Other(reason) => reason,
+        }
+    }
+}
+
+fn eligible_rows(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Result<(), RouteError> {
+    rows.clear();
+    let mut busy = false;
+    let mut last = None;
+    for (position, candidate) in (0_u32..).zip(pool) {
+        if query.tried.contains(&(candidate.worker.id(), candidate.rank)) {
+            last = Some("tried already");
+            continue;
+        }
+        match ineligible(query, candidate) {
+            None => rows.push(position),
+            Some(Refused::Busy) => busy = true,
+            Some(Refused::Other(reason)) => last = Some(reason),
+        }
+    }
+    match last {
+        _ if !rows.is_empty() => Ok(()),
+        _ if busy => Err(RouteError::AllBusy(query.leg)),
+        Some(reason) => Err(no_worker(query, format!(" (of {}; last: {reason})", pool.len()))),
+        None => Err(no_worker(query, String::new())),
+    }
+}
+
+fn pinned_row(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Result<(), RouteError> {
+    let Some((worker, rank)) = query.pin else { return Ok(()) };
+    rows.clear();
+    let known = query.snapshot.get(worker).ok_or(RouteError::UnknownWorker(worker))?;
+    if let Some(rank) = rank.filter(|rank| rank.0 >= known.spec().dp_size) {
+        let reason = format!("rank {rank} of {}", known.spec().dp_size);
+        return Err(RouteError::NotEligible(worker, reason));
+    }
+    let mut refused = None;
+    for (position, candidate) in (0_u32..).zip(pool) {
+        let wanted = candidate.worker.id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
+        if wanted {
+            match ineligible(query, candidate) {
+                None => {
+                    rows.push(position);
+                    return Ok(());
+                }
+                Some(reason) => refused = Some(reason.as_str()),
+            }
+        }
+    }
+    let reason = refused
+        .map_or_else(|| format!("it does not serve the {} leg of this model", query.leg), str::to_owned);
+    Err(RouteError::NotEligible(worker, reason))
+}
+
+fn explained(
+    pool: &[Candidate],
+    rows: &[u32],
+    costs: &[f32],
+) -> Vec<(WorkerId, pointsman_workers::DpRank, f32)> {
+    let ranked = rows.iter().filter_map(|row| pool.get(*row as usize)).zip(costs);
+    ranked.map(|(candidate, cost)| (candidate.worker.id(), candidate.rank, *cost)).collect()
+}
+
+fn no_worker(query: &Query<'_>, detail: String) -> RouteError {
+    RouteError::NoWorker { leg: query.leg, detail }
+}
+
+fn info_of(program: &Program) -> Option<&PolicyInfo> {
+    match program {
+        Program::Native(_) => None,
+        Program::Selector { selector, .. } => Some(selector.info()),
+        Program::Scorers { scorers, .. } => scorers.first().map(|scorer| scorer.policy.info()),
+        Program::DecodeOverride(policy) => Some(policy.info()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! The decode override: is remote prefill worth it (spec D4), and what config the decode leg gets (spec D2).
+
+use std::sync::Arc;
+
+use pointsman_workers::Leg;
+
+use super::{OnFailure, Router, SCRATCH, Scratch, eligible_rows};
+use crate::{
+    check,
+    facts::columns::{Gathered, Inputs, Needs},
+    policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
+    query::Query,
+    slot::{Active, Generation, Program, SlotKind},
+};
+
+/// A decode override's word for one request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// Remote, local or shed.
+    pub plan: Plan,
+    /// The generation that said so.
+    pub generation: Generation,
+    /// Why the policy's word was not used, when it was not.
+    pub fallback: Option<&'static str>,
+}
+
+impl Router {
+    /// Asks the decode override whether remote prefill is worth it. `query` is the decode leg's; nothing is booked.
+    ///
+    /// Facts of workers are gathered only when the policy wants any: one row for the previewed decode choice, the whole
+    /// matrix for prefill. Without a usable answer the plan is remote, which is always legal.
+    #[must_use]
+    pub fn plan(&self, query: &Query<'_>) -> Planned {
+        let active = self.slots.get(query.model, SlotKind::DecodeOverride).pin();
+        let Program::DecodeOverride(policy) = &active.program else {
+            return Planned { plan: Plan::Remote, generation: active.generation, fallback: None };
+        };
+        let answer = self.ask(&active, |policy| self.decide(policy, query), policy);
+        let generation = active.generation;
+        match answer {
+            Ok(plan) => Planned { plan, generation, fallback: None },
+            Err(reason) => Planned { plan: self.plan_without(), generation, fallback: Some(reason) },
+        }
+    }
+
+    /// The override of the router config for the decode leg, and why it is the native one when it is.
+    #[must_use]
+    pub fn decode_config(&self, query: &Query<'_>) -> (RouterConfigOverride, Option<&'static str>) {
+        let active = self.slots.get(query.model, SlotKind::DecodeOverride).pin();
+        let Program::DecodeOverride(policy) = &active.program else {
+            return (RouterConfigOverride::DECODE_DEFAULT, None);
+        };
+        let call = |policy: &Arc<dyn Policy>| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                let Scratch { inputs, facts, .. } = scratch;
+                let config = self.config.with(&query.subject.config);
+                facts.clear();
+                Gathered::new(query, config, &[], inputs).write_request(&policy.info().wants, facts);
+                let over = policy.decode_config(&call_of(query, 0), facts)?;
+                over.check().map_err(Failure::Invalid)?;
+                Ok(over)
+            })
+        };
+        match self.ask(&active, call, policy) {
+            Ok(over) => (over, None),
+            Err(reason) => (RouterConfigOverride::DECODE_DEFAULT, Some(reason)),
+        }
+    }
+
+    fn ask<T>(
+        &self,
+        active: &Active,
+        call: impl FnOnce(&Arc<dyn Policy>) -> Result<T, Failure>,
+        policy: &Arc<dyn Policy>,
+    ) -> Result<T, &'static str> {
+        if !active.breaker.allows() {
+            return Err("breaker_open");
+        }
+        let outcome = call(policy);
+        active.note(&outcome);
+        outcome.map_err(|failure| failure.kind())
+    }
+
+    fn decide(&self, policy: &Arc<dyn Policy>, query: &Query<'_>) -> Result<Plan, Failure> {
+        let wants = &policy.info().wants;
+        let config = self.config.with(&query.subject.config);
+        if wants.worker.is_empty() {
+            return SCRATCH.with_borrow_mut(|Scratch { inputs, facts, .. }| {
+                facts.clear();
+                Gathered::new(query, config, &[], inputs).write_request(wants, facts);
+                policy.decide(&call_of(query, 0), facts, &[], &[]).and_then(check::plan)
+            });
+        }
+        // Nobody to decode on: routing the leg will say so in its own words.
+        let Ok(preview) = self.choose(query, config) else { return Ok(Plan::Remote) };
+        let prefill = Query { leg: Leg::Prefill, ..*query };
+        let pool = query.snapshot.pool(query.model, Leg::Prefill);
+        SCRATCH.with_borrow_mut(|scratch| {
+            let Scratch { rows, inputs, facts, matrix, .. } = scratch;
+            let decode = std::slice::from_ref(&preview.candidate);
+            self.gather(inputs, wants, query, config, decode, &[0]);
+            let gathered = Gathered::new(query, config, decode, inputs);
+            facts.clear();
+            gathered.write_request(wants, facts);
+            let request = facts.len();
+            gathered.write_workers(wants, &[0], facts);
+            if eligible_rows(&prefill, pool, rows).is_err() {
+                rows.clear();
+            }
+            self.gather(inputs, wants, &prefill, config, pool, rows);
+            matrix.clear();
+            Gathered::new(&prefill, config, pool, inputs).write_workers(wants, rows, matrix);
+            let (request, decode) = facts.split_at(request);
+            policy.decide(&call_of(query, rows.len()), request, decode, matrix).and_then(check::plan)
+        })
+    }
+
+    fn gather(
+        &self,
+        inputs: &mut Inputs,
+        wants: &crate::facts::Wants,
+        query: &Query<'_>,
+        config: crate::RouterConfig,
+        pool: &[pointsman_workers::Candidate],
+        rows: &[u32],
+    ) {
+        inputs.compute(Needs::of(wants), query, &config, pool, rows, &self.index);
+    }
+
+    fn plan_without(&self) -> Plan {
+        match self.on_failure {
+            OnFailure::Fallback => Plan::Remote,
+            OnFailure::Shed => Plan::Shed(ShedReason { status: 429, reason: "routing policy failed".into() }),
+            OnFailure::Reject => {
+                Plan::Shed(ShedReason { status: 503, reason: "routing policy failed".into() })
+            }
+        }
+    }
+}
+
+fn call_of(query: &Query<'_>, rows: usize) -> Call {
+    Call {
+        leg: query.leg,
+        attempt: query.attempt,
+        rows: u32::try_from(rows).unwrap_or(u32::MAX),
+        seed: query.seed,
+        now_us: query.now_us,
+    }
+}

@@ -1,0 +1,421 @@
+use std::sync::Arc;
+
+use pointsman_workers::{
+    BlockHash, DpRank, Health, IndexConfig, Leg, ModelName, PrefixIndex, Registry, Snapshot, WorkerId,
+    WorkerSpec,
+};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::{
+    Call, Decision, Digest, Failure, Generation, Origin, Picker, Plan, Policy, RouterConfigOverride, Slot,
+    SlotEvent, SlotSet, Subject, WeightedScorer, World, facts::Wants,
+};
+
+/// A policy that answers as told.
+#[derive(Debug)]
+struct Fake {
+    info: PolicyInfo,
+    answer: Answer,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Select(Result<Decision, Failure>),
+    /// Costs are the second column that it wants (after the first), so that a test sees which facts came.
+    ScoreColumn(usize),
+    Costs(Vec<f32>),
+    Keep(Vec<u32>),
+    Plan(Plan, RouterConfigOverride),
+}
+
+impl Policy for Fake {
+    fn info(&self) -> &PolicyInfo {
+        &self.info
+    }
+
+    fn keep(&self, _call: &Call, _facts: &[u32], kept: &mut Vec<u32>) -> Result<(), Failure> {
+        let Answer::Keep(rows) = &self.answer else { return Err(self.lacks("keep")) };
+        kept.clear();
+        kept.extend(rows);
+        Ok(())
+    }
+
+    fn score(&self, call: &Call, facts: &[u32], costs: &mut Vec<f32>) -> Result<(), Failure> {
+        costs.clear();
+        match &self.answer {
+            Answer::Costs(given) => costs.extend(given),
+            Answer::ScoreColumn(column) => {
+                let rows = call.rows as usize;
+                let start = self.info.wants.request_width() + column * rows;
+                costs.extend(facts[start..start + rows].iter().map(|value| *value as f32));
+            }
+            _ => return Err(self.lacks("score")),
+        }
+        Ok(())
+    }
+
+    fn select(&self, _call: &Call, _facts: &[u32]) -> Result<Decision, Failure> {
+        let Answer::Select(answer) = &self.answer else { return Err(self.lacks("select")) };
+        answer.clone()
+    }
+
+    fn decide(&self, _: &Call, request: &[u32], decode: &[u32], prefill: &[u32]) -> Result<Plan, Failure> {
+        let Answer::Plan(plan, _) = &self.answer else { return Err(self.lacks("decide")) };
+        // The shape of what it is given is part of the contract.
+        assert_eq!(request.len(), self.info.wants.request_width());
+        assert_eq!(decode.len(), self.info.wants.worker_width());
+        assert_eq!(prefill.len(), 2 * self.info.wants.worker_width());
+        Ok(plan.clone())
+    }
+
+    fn decode_config(&self, call: &Call, _: &[u32]) -> Result<RouterConfigOverride, Failure> {
+        let Answer::Plan(_, over) = &self.answer else { return Err(self.lacks("decode-config")) };
+        assert_eq!(call.rows, 0);
+        Ok(*over)
+    }
+}
+
+fn fake(world: World, wants: (&[&str], &[&str]), answer: Answer) -> Arc<dyn Policy> {
+    let wants = Wants::resolve(wants.0, wants.1).unwrap();
+    let info = PolicyInfo {
+        name: "fake".into(),
+        version: "1".into(),
+        digest: Digest([7; 32]),
+        world,
+        origin: Origin::Embedded,
+        wants,
+    };
+    Arc::new(Fake { info, answer })
+}
+
+struct House {
+    registry: Registry,
+    router: Router,
+    events: mpsc::UnboundedReceiver<SlotEvent>,
+}
+
+const FLEET: &[&str] = &[
+    "id=1,role=prefill,engine=vllm,url=http://a:1,model=m",
+    "id=2,role=prefill,engine=vllm,url=http://a:2,model=m,taint=gold",
+    "id=3,role=decode,engine=vllm,url=http://a:3,model=m,max_concurrency=1",
+    "id=4,role=decode,engine=vllm,url=http://a:4,model=m,label.zone=b",
+];
+
+fn house_with(on_failure: OnFailure, program: Program) -> House {
+    let registry = Registry::default();
+    for flag in FLEET {
+        registry.upsert(WorkerSpec::parse_flag(flag).unwrap()).set_health(Health::Healthy);
+    }
+    let (sender, events) = mpsc::unbounded_channel();
+    let slots = SlotSet::build(|kind| Slot::new(kind, None, program.clone(), sender.clone()));
+    let index = Arc::new(PrefixIndex::new(IndexConfig::default()).unwrap());
+    let router = Router::new(Slots::new(slots, []), index, RouterConfig::default(), on_failure);
+    House { registry, router, events }
+}
+
+fn house(program: Program) -> House {
+    house_with(OnFailure::Fallback, program)
+}
+
+fn selector(answer: Result<Decision, Failure>) -> Program {
+    Program::Selector { filters: vec![], selector: fake(World::Selector, (&[], &[]), Answer::Select(answer)) }
+}
+
+fn scorer(wants: &[&str], column: usize) -> Program {
+    let policy = fake(World::Scorer, (&["block-size"], wants), Answer::ScoreColumn(column));
+    let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Default::default() }];
+    Program::Scorers { filters: vec![], scorers, picker: Picker::Min }
+}
+
+fn choose(row: u32) -> Result<Decision, Failure> {
+    Ok(Decision::Choose { row, costs: vec![], reason: None })
+}
+
+fn subject() -> Subject {
+    Subject {
+        prompt_tokens: 64,
+        prompt_tokens_estimated: false,
+        block_size: 16,
+        blocks: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).into(),
+        n: 1,
+        max_tokens: None,
+        expected_output_tokens: None,
+        ttft_target_us: None,
+        itl_target_us: None,
+        priority: 0.0,
+        priority_jump_s: 0.0,
+        session_hash: None,
+        lora: None,
+        lora_hash: None,
+        tenant_hash: None,
+        tenant_active_requests: 0,
+        required_taints: vec![],
+        preferred_taints: vec![],
+        allowed_workers: vec![],
+        config: RouterConfigOverride::default(),
+    }
+}
+
+fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, leg: Leg, subject: &'a Subject) -> Query<'a> {
+    Query {
+        snapshot,
+        model,
+        leg,
+        attempt: 0,
+        subject,
+        pin: None,
+        tried: &[],
+        other_leg: None,
+        explain: false,
+        seed: 1,
+        now_us: 0,
+    }
+}
+
+impl House {
+    fn route(&self, leg: Leg, change: impl FnOnce(&mut Query<'_>)) -> Result<Routed, RouteError> {
+        self.route_as(leg, &subject(), change)
+    }
+
+    fn route_as(
+        &self,
+        leg: Leg,
+        subject: &Subject,
+        change: impl FnOnce(&mut Query<'_>),
+    ) -> Result<Routed, RouteError> {
+        let (snapshot, model) = (self.registry.snapshot(), ModelName::new("m"));
+        let mut query = query(&snapshot, &model, leg, subject);
+        change(&mut query);
+        self.router.route(&query, &RouterConfigOverride::default())
+    }
+
+    fn worker(&self, id: u64) -> Arc<pointsman_workers::Worker> {
+        self.registry.snapshot().get(WorkerId(id)).cloned().unwrap()
+    }
+}
+
+#[test]
+fn a_policy_s_choice_is_booked_and_explained_by_its_receipt() {
+    let house = house(selector(choose(1)));
+    let routed = house.route(Leg::Prefill, |_| {}).unwrap();
+    assert_eq!((routed.receipt.worker, &routed.receipt.decider), (WorkerId(2), &Decider::Policy));
+    assert_eq!((routed.receipt.generation, routed.receipt.candidates), (Generation(1), 2));
+    assert_eq!(house.worker(2).active_requests(), 1);
+    drop(routed);
+    assert_eq!(house.worker(2).active_requests(), 0);
+}
+
+#[test]
+fn invariant_4_nonsense_is_refused_and_the_fallback_serves() {
+    let answers = [
+        (choose(9), "invalid"),
+        (Ok(Decision::Choose { row: 0, costs: vec![f32::NAN, 0.0], reason: None }), "invalid"),
+        (Err(Failure::Trap("unreachable".into())), "trap"),
+        (Err(Failure::Timeout), "timeout"),
+        (Ok(Decision::Abstain), "abstain"),
+        (Ok(Decision::Shed(crate::ShedReason { status: 200, reason: "no".into() })), "invalid"),
+    ];
+    for (answer, expected) in answers {
+        let house = house(selector(answer.clone()));
+        let routed = house.route(Leg::Prefill, |_| {}).unwrap();
+        assert_eq!(routed.receipt.decider.fallback(), Some(expected), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_failing_policy_sheds_or_rejects_where_the_operator_says_so() {
+    let failing = || selector(Err(Failure::Trap("x".into())));
+    let shed = house_with(OnFailure::Shed, failing()).route(Leg::Prefill, |_| {}).unwrap_err();
+    assert!(matches!(shed, RouteError::Shed(reason) if reason.status == 429));
+    let rejected = house_with(OnFailure::Reject, failing()).route(Leg::Prefill, |_| {}).unwrap_err();
+    assert_eq!(rejected, RouteError::PolicyFailed("trap"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_breaker_opens_at_the_first_timeout_and_tries_again_after_its_pause() {
+    let mut house = house(selector(Err(Failure::Timeout)));
+    let fallback = |house: &House| house.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback();
+    assert_eq!(fallback(&house), Some("timeout"));
+    assert_eq!(fallback(&house), Some("breaker_open"));
+    tokio::time::advance(crate::Breaker::PAUSE).await;
+    assert_eq!(fallback(&house), Some("timeout"));
+    assert_eq!(fallback(&house), Some("breaker_open"));
+    let event = house.events.try_recv().unwrap();
+    assert_eq!(
+        (event.slot, event.calls, event.failures, event.failure),
+        (SlotKind::Prefill, 1, 1, Failure::Timeout)
+    );
+}
+
+#[test]
+fn a_shed_carries_the_policy_s_status_and_reason() {
+    let shed = crate::ShedReason { status: 529, reason: "tenant over quota".into() };
+    let house = house(selector(Ok(Decision::Shed(shed.clone()))));
+    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap_err(), RouteError::Shed(shed));
+    assert_eq!(house.worker(1).active_requests() + house.worker(2).active_requests(), 0);
+}
+
+#[test]
+fn facts_come_in_the_order_asked_for_and_labels_become_columns() {
+    // Column 0: worker-id low, 1: worker-id high, 2: label. The lowest label value wins: worker 3 has no zone b.
+    let house = house(scorer(&["worker-id", "label-is/zone=b"], 2));
+    assert_eq!(house.route(Leg::Decode, |_| {}).unwrap().receipt.worker, WorkerId(3));
+    let routed = house.route(Leg::Decode, |query| query.explain = true).unwrap();
+    assert_eq!(routed.receipt.costs, [(WorkerId(3), DpRank(0), 0.0), (WorkerId(4), DpRank(0), 1.0)]);
+}
+
+#[test]
+fn filters_compact_rows_and_leaving_nobody_is_its_own_outcome() {
+    let keep = |rows: &[u32]| fake(World::Filter, (&[], &[]), Answer::Keep(rows.to_vec()));
+    let last = fake(World::Selector, (&[], &[]), Answer::Select(choose(0)));
+    let program = |rows: &[u32]| Program::Selector { filters: vec![keep(rows)], selector: last.clone() };
+    assert_eq!(house(program(&[1])).route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
+    let error = house(program(&[])).route(Leg::Prefill, |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "no prefill worker is eligible: filters left none");
+}
+
+#[test]
+fn scorers_are_weighed_and_normalized() {
+    let scored = |costs: &[f32], weight, normalize| WeightedScorer {
+        policy: fake(World::Scorer, (&[], &[]), Answer::Costs(costs.to_vec())),
+        weight,
+        normalize,
+    };
+    let scorers = vec![
+        scored(&[0.0, 1000.0], 1.0, crate::Normalize::MinMax),
+        scored(&[0.2, 0.9], 3.0, crate::Normalize::Unit),
+    ];
+    let house = house(Program::Scorers { filters: vec![], scorers, picker: Picker::Min });
+    let routed = house.route(Leg::Prefill, |query| query.explain = true).unwrap();
+    let costs: Vec<f32> = routed.receipt.costs.iter().map(|(_, _, cost)| *cost).collect();
+    assert!((costs[0] - 2.4).abs() < 1e-6 && (costs[1] - 1.3).abs() < 1e-6, "{costs:?}");
+    assert_eq!(routed.receipt.worker, WorkerId(2));
+}
+
+#[test]
+fn f1_every_native_mode_serves_and_direct_wants_a_pin() {
+    use NativeMode as N;
+    for mode in [N::RoundRobin, N::Random, N::PowerOfTwo, N::LeastLoaded, N::Kv] {
+        let routed = house(Program::Native(mode)).route(Leg::Decode, |_| {}).unwrap();
+        assert_eq!(routed.receipt.decider, Decider::Native { mode });
+    }
+    let direct = house(Program::Native(N::Direct));
+    assert_eq!(direct.route(Leg::Decode, |_| {}).unwrap_err(), RouteError::NoPin(Leg::Decode));
+    let pin = |query: &mut Query<'_>| query.pin = Some((WorkerId(4), None));
+    assert_eq!(direct.route(Leg::Decode, pin).unwrap().receipt.worker, WorkerId(4));
+}
+
+#[test]
+fn f3_a_pin_is_booked_and_a_bad_one_is_refused_with_its_reason() {
+    let house = house(selector(choose(0)));
+    let pinned = |leg, worker, rank: Option<u32>| {
+        house.route(leg, |query| query.pin = Some((WorkerId(worker), rank.map(DpRank))))
+    };
+    let routed = pinned(Leg::Prefill, 2, None).unwrap();
+    assert_eq!((routed.receipt.worker, &routed.receipt.decider), (WorkerId(2), &Decider::Pin));
+    assert_eq!(house.worker(2).active_requests(), 1);
+    assert_eq!(pinned(Leg::Prefill, 99, None).unwrap_err(), RouteError::UnknownWorker(WorkerId(99)));
+    let refused = |leg, worker, rank| pinned(leg, worker, rank).unwrap_err().to_string();
+    assert_eq!(
+        refused(Leg::Prefill, 3, None),
+        "worker 3 is not eligible for this request: it does not serve the prefill leg of this model"
+    );
+    assert_eq!(refused(Leg::Prefill, 2, Some(4)), "worker 2 is not eligible for this request: rank 4 of 1");
+    house.worker(1).set_draining(true);
+    assert_eq!(refused(Leg::Prefill, 1, None), "worker 1 is not eligible for this request: draining");
+}
+
+#[test]
+fn f6_only_eligible_candidates_are_offered() {
+    let house = house(Program::Native(NativeMode::LeastLoaded));
+    house.worker(1).set_health(Health::Unhealthy);
+    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
+    let gold = Subject { required_taints: vec!["silver".into()], ..subject() };
+    let error = house.route_as(Leg::Prefill, &gold, |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "no prefill worker is eligible (of 2; last: lacks a required taint)");
+    let allowed = Subject { allowed_workers: vec![WorkerId(4)], ..subject() };
+    assert_eq!(house.route_as(Leg::Decode, &allowed, |_| {}).unwrap().receipt.worker, WorkerId(4));
+    let tried = [(WorkerId(3), DpRank(0))];
+    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
+    let again = Query { tried: &tried, ..query(&snapshot, &model, Leg::Decode, &subject) };
+    let routed = house.router.route(&again, &RouterConfigOverride::default()).unwrap();
+    assert_eq!(routed.receipt.worker, WorkerId(4));
+}
+
+#[test]
+fn f6_all_busy_is_told_from_nobody() {
+    let house = house(Program::Native(NativeMode::LeastLoaded));
+    house.worker(4).set_health(Health::Unhealthy);
+    let first = house.route(Leg::Decode, |_| {}).unwrap();
+    assert_eq!(house.route(Leg::Decode, |_| {}).unwrap_err(), RouteError::AllBusy(Leg::Decode));
+    drop(first);
+    assert!(house.route(Leg::Decode, |_| {}).is_ok());
+}
+
+#[test]
+fn a_decode_worker_must_speak_the_handoff_of_the_prefill_worker() {
+    let house = house(Program::Native(NativeMode::LeastLoaded));
+    house
+        .registry
+        .upsert(WorkerSpec::parse_flag("id=9,role=prefill,engine=sglang,url=http://a:9,model=m").unwrap());
+    house.worker(9).set_health(Health::Healthy);
+    // No SGLang decode worker: the SGLang prefill worker is not a candidate.
+    house.worker(1).set_health(Health::Unhealthy);
+    house.worker(2).set_health(Health::Unhealthy);
+    let error = house.route(Leg::Prefill, |_| {}).unwrap_err();
+    assert!(error.to_string().contains("no decode worker speaks its handoff"), "{error}");
+    let error =
+        house.route(Leg::Decode, |query| query.other_leg = Some((WorkerId(9), DpRank(0)))).unwrap_err();
+    assert!(error.to_string().contains("speaks another handoff"), "{error}");
+}
+
+#[test]
+fn f5_a_decision_is_recorded_in_the_index_and_draws_the_next_one() {
+    let house = house(Program::Native(NativeMode::Kv));
+    let first = house.route(Leg::Prefill, |_| {}).unwrap().receipt.worker;
+    house.router.index().flush();
+    for seed in 0..20 {
+        let routed = house.route(Leg::Prefill, |query| query.seed = seed).unwrap();
+        assert_eq!((routed.receipt.worker, routed.receipt.cached_blocks), (first, [4, 0, 0]));
+    }
+}
+
+#[test]
+fn d4_the_decode_override_sees_one_decode_row_and_the_whole_prefill_matrix() {
+    let policy = |plan| {
+        let over = RouterConfigOverride { temperature: Some(0.5), ..Default::default() };
+        let answer = Answer::Plan(plan, over);
+        Program::DecodeOverride(fake(
+            World::DecodeOverride,
+            (&["prompt-tokens"], &["worker-id", "dp-rank"]),
+            answer,
+        ))
+    };
+    let house = house(Program::Native(NativeMode::LeastLoaded));
+    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
+    let query = query(&snapshot, &model, Leg::Decode, &subject);
+    assert_eq!(house.router.plan(&query).plan, Plan::Remote);
+    assert_eq!(house.router.decode_config(&query).0, RouterConfigOverride::DECODE_DEFAULT);
+    house.router.slots().get(&model, SlotKind::DecodeOverride).install(policy(Plan::Local));
+    assert_eq!(house.router.plan(&query).plan, Plan::Local);
+    assert_eq!(house.router.decode_config(&query).0.temperature, Some(0.5));
+    assert_eq!(house.worker(3).active_requests() + house.worker(4).active_requests(), 0);
+}
+
+#[test]
+fn a_new_generation_is_seen_by_the_next_decision_and_a_rollback_restores_the_content() {
+    let house = house(selector(choose(0)));
+    let model = ModelName::new("m");
+    let slot = house.router.slots().get(&model, SlotKind::Prefill);
+    let worker = || {
+        let receipt = house.route(Leg::Prefill, |_| {}).unwrap().receipt;
+        (receipt.worker.0, receipt.generation.0)
+    };
+    assert_eq!(worker(), (1, 1));
+    slot.install(selector(choose(1)));
+    assert_eq!(worker(), (2, 2));
+    assert_eq!(slot.rollback(), Some(Generation(3)));
+    assert_eq!(worker(), (1, 3));
+    assert_eq!(slot.rollback(), None);
+}

@@ -1,0 +1,72 @@
+//! All slots of a gateway: four for every model, and those that a model has of its own.
+
+use std::{collections::HashMap, sync::Arc};
+
+use pointsman_workers::ModelName;
+
+use crate::slot::{Slot, SlotKind};
+
+/// One slot of each kind.
+#[derive(Clone, Debug)]
+pub struct SlotSet {
+    prefill: Arc<Slot>,
+    decode: Arc<Slot>,
+    aggregated: Arc<Slot>,
+    decode_override: Arc<Slot>,
+}
+
+/// Every slot, found by model and kind. The set of slots is fixed at start; their content is not.
+#[derive(Clone, Debug)]
+pub struct Slots {
+    all_models: SlotSet,
+    by_model: HashMap<ModelName, HashMap<SlotKind, Arc<Slot>>>,
+}
+
+impl SlotSet {
+    /// One slot of each kind, as `make` builds it.
+    pub fn build(mut make: impl FnMut(SlotKind) -> Slot) -> Self {
+        Self {
+            prefill: Arc::new(make(SlotKind::Prefill)),
+            decode: Arc::new(make(SlotKind::Decode)),
+            aggregated: Arc::new(make(SlotKind::Aggregated)),
+            decode_override: Arc::new(make(SlotKind::DecodeOverride)),
+        }
+    }
+
+    fn get(&self, kind: SlotKind) -> &Arc<Slot> {
+        match kind {
+            SlotKind::Prefill => &self.prefill,
+            SlotKind::Decode => &self.decode,
+            SlotKind::Aggregated => &self.aggregated,
+            SlotKind::DecodeOverride => &self.decode_override,
+        }
+    }
+}
+
+impl Slots {
+    /// Slots for every model, and `own` for models that have theirs.
+    #[must_use]
+    pub fn new(all_models: SlotSet, own: impl IntoIterator<Item = Slot>) -> Self {
+        let mut by_model: HashMap<ModelName, HashMap<SlotKind, Arc<Slot>>> = HashMap::new();
+        for slot in own {
+            if let Some(model) = slot.model().cloned() {
+                by_model.entry(model).or_default().insert(slot.kind(), Arc::new(slot));
+            }
+        }
+        Self { all_models, by_model }
+    }
+
+    /// The slot in force for a model.
+    #[must_use]
+    pub fn get(&self, model: &ModelName, kind: SlotKind) -> &Arc<Slot> {
+        self.by_model.get(model).and_then(|own| own.get(&kind)).unwrap_or_else(|| self.all_models.get(kind))
+    }
+
+    /// Every slot, those for all models first.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Slot>> {
+        SlotKind::ALL
+            .into_iter()
+            .map(|kind| self.all_models.get(kind))
+            .chain(self.by_model.values().flat_map(HashMap::values))
+    }
+}

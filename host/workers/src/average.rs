@@ -1,0 +1,52 @@
+//! Exponentially weighted moving averages in one atomic word each: written at the end of legs, read as facts.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Moving average with weight 1/8 for the newest value; 0 means nothing seen.
+#[derive(Debug, Default)]
+pub(crate) struct Average(AtomicU32);
+
+impl Average {
+    /// Takes one value. The first is taken whole; a value of 0 counts as 1, because 0 means "nothing seen".
+    pub(crate) fn observe(&self, value: u32) {
+        let value = value.max(1);
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+            let next = if old == 0 { u64::from(value) } else { (u64::from(old) * 7 + u64::from(value)) / 8 };
+            Some(u32::try_from(next).unwrap_or(u32::MAX).max(1))
+        });
+    }
+
+    /// Takes one share in parts per million; here 0 is a value like any other.
+    pub(crate) fn observe_share(&self, ppm: u32) {
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+            u32::try_from((u64::from(old) * 7 + u64::from(ppm)) / 8).ok()
+        });
+    }
+
+    pub(crate) fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_value_counts_whole_and_later_ones_an_eighth() {
+        let average = Average::default();
+        average.observe(800);
+        assert_eq!(average.get(), 800);
+        average.observe(1_600);
+        assert_eq!(average.get(), 900);
+    }
+
+    #[test]
+    fn a_share_rises_with_failures_and_falls_with_successes() {
+        let share = Average::default();
+        share.observe_share(1_000_000);
+        assert_eq!(share.get(), 125_000);
+        share.observe_share(0);
+        assert_eq!(share.get(), 109_375);
+    }
+}

@@ -1,0 +1,339 @@
+//! Bookings: the load a decision puts on a candidate from selection until the stream ends (spec F4).
+//!
+//! Counts are released by dropping the [`Booking`], exactly once on every path. Blocks are a multiset of sequence
+//! hashes behind a short lock that only bookings on the same rank share.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    average::Average,
+    id::{BlockHash, Leg},
+};
+
+/// What a decision books.
+#[derive(Clone, Debug)]
+pub struct BookingRequest {
+    /// The leg booked for.
+    pub leg: Leg,
+    /// Prompt tokens, ISL.
+    pub prompt_tokens: u32,
+    /// Prompt tokens that are not cached where the leg runs.
+    pub new_prefill_tokens: u32,
+    /// Sequence hashes of the prompt's full blocks.
+    pub prompt_blocks: Arc<[BlockHash]>,
+    /// Blocks the prompt fills, the last one counted whole.
+    pub total_prompt_blocks: u32,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Expected output tokens.
+    pub expected_output_tokens: Option<u32>,
+    /// Whether equal blocks booked here count once.
+    pub assume_kv_reuse: bool,
+    /// Whether its prefill tokens count as load.
+    pub track_prefill_tokens: bool,
+}
+
+/// What is booked on one rank of a worker.
+#[derive(Debug, Default)]
+pub struct RankLoad {
+    requests: AtomicU32,
+    prefill_tokens: AtomicU32,
+    /// Blocks that no hash names, in 1/1,000 of a block: partial prompt blocks, output blocks, blocks booked without
+    /// reuse. Signed, because adds and releases of different bookings interleave.
+    unnamed_millis: AtomicI64,
+    /// Distinct named blocks.
+    named: AtomicU32,
+    blocks: Mutex<HashMap<BlockHash, u32>>,
+    ttft: Average,
+    itl: Average,
+    errors: Average,
+}
+
+/// The load of one request on one candidate. Dropping it frees the candidate.
+#[derive(Debug)]
+pub struct Booking {
+    load: Arc<RankLoad>,
+    /// Named blocks to give back.
+    blocks: Option<Arc<[BlockHash]>>,
+    unnamed_millis: i64,
+    prefill_tokens: u32,
+    prompt_tokens: u32,
+    block_size: u32,
+    expected_output_tokens: Option<u32>,
+    reached_blocks: u32,
+}
+
+const MILLIS: i64 = 1_000;
+
+impl RankLoad {
+    /// Requests booked here.
+    #[must_use]
+    pub fn active_requests(&self) -> u32 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Prompt tokens booked here whose prefill has not completed.
+    #[must_use]
+    pub fn active_prefill_tokens(&self) -> u32 {
+        self.prefill_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Blocks booked here.
+    #[must_use]
+    pub fn decode_blocks(&self) -> u32 {
+        let unnamed = self.unnamed_millis.load(Ordering::Relaxed).max(0);
+        let unnamed = u32::try_from((unnamed + MILLIS / 2) / MILLIS).unwrap_or(u32::MAX);
+        self.named.load(Ordering::Relaxed).saturating_add(unnamed)
+    }
+
+    /// Blocks booked here once a request with these blocks is admitted: a shared prefix counts once (spec G).
+    ///
+    /// Sequence hashes are chained, so what is booked of a prompt is a prefix of it, found by bisection.
+    #[must_use]
+    pub fn blocks_after_admission(&self, blocks: &[BlockHash], total: u32, assume_kv_reuse: bool) -> u32 {
+        let shared = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {
+            let booked = self.blocks.lock();
+            blocks.partition_point(|block| booked.contains_key(block))
+        } else {
+            0
+        };
+        let new = total.saturating_sub(u32::try_from(shared).unwrap_or(u32::MAX));
+        self.decode_blocks().saturating_add(new)
+    }
+
+    /// Takes a time to first token.
+    pub fn observe_ttft(&self, ttft: Duration) {
+        self.ttft.observe(micros(ttft));
+    }
+
+    /// Takes a mean inter-token latency.
+    pub fn observe_itl(&self, itl: Duration) {
+        self.itl.observe(micros(itl));
+    }
+
+    /// Takes how a leg ended.
+    pub fn observe_outcome(&self, ok: bool) {
+        self.errors.observe_share(if ok { 0 } else { 1_000_000 });
+    }
+
+    /// Moving average of time to first token, microseconds; 0: none seen.
+    #[must_use]
+    pub fn ttft_ewma_us(&self) -> u32 {
+        self.ttft.get()
+    }
+
+    /// Moving average of inter-token latency, microseconds; 0: none seen.
+    #[must_use]
+    pub fn itl_ewma_us(&self) -> u32 {
+        self.itl.get()
+    }
+
+    /// Moving share of legs that failed, parts per million.
+    #[must_use]
+    pub fn error_ppm(&self) -> u32 {
+        self.errors.get()
+    }
+
+    fn add_blocks(&self, blocks: &[BlockHash]) {
+        let mut booked = self.blocks.lock();
+        for block in blocks {
+            *booked.entry(*block).or_insert(0) += 1;
+        }
+        self.named.store(u32::try_from(booked.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    fn release_blocks(&self, blocks: &[BlockHash]) {
+        let mut booked = self.blocks.lock();
+        for block in blocks {
+            if let Some(count) = booked.get_mut(block) {
+                *count -= 1;
+                if *count == 0 {
+                    booked.remove(block);
+                }
+            }
+        }
+        self.named.store(u32::try_from(booked.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+}
+
+impl Booking {
+    pub(crate) fn new(load: Arc<RankLoad>, request: &BookingRequest) -> Self {
+        let prefill_tokens = if request.track_prefill_tokens { request.new_prefill_tokens } else { 0 };
+        load.requests.fetch_add(1, Ordering::Relaxed);
+        load.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
+        let full = u32::try_from(request.prompt_blocks.len()).unwrap_or(u32::MAX);
+        let (blocks, unnamed) = if request.assume_kv_reuse {
+            load.add_blocks(&request.prompt_blocks);
+            (Some(request.prompt_blocks.clone()), request.total_prompt_blocks.saturating_sub(full))
+        } else {
+            (None, request.total_prompt_blocks)
+        };
+        let unnamed_millis = i64::from(unnamed) * MILLIS;
+        load.unnamed_millis.fetch_add(unnamed_millis, Ordering::Relaxed);
+        Self {
+            load,
+            blocks,
+            unnamed_millis,
+            prefill_tokens,
+            prompt_tokens: request.prompt_tokens,
+            block_size: request.block_size.max(1),
+            expected_output_tokens: request.expected_output_tokens,
+            reached_blocks: request.total_prompt_blocks,
+        }
+    }
+
+    /// Where it is booked.
+    #[must_use]
+    pub fn load(&self) -> &RankLoad {
+        &self.load
+    }
+
+    /// The prefill of this request is complete: its tokens are no load any more. Further calls change nothing.
+    pub fn prefill_done(&mut self) {
+        let tokens = std::mem::take(&mut self.prefill_tokens);
+        if tokens > 0 {
+            self.load.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        }
+    }
+
+    /// The request has put out this many tokens in all; `true` when that began a new block.
+    ///
+    /// A new block weighs `max(0, 1 - OSL / expected)`: near its expected end a request soon gives its blocks back.
+    pub fn output_tokens(&mut self, osl: u32) -> bool {
+        let reached = self.prompt_tokens.saturating_add(osl).div_ceil(self.block_size);
+        if reached <= self.reached_blocks {
+            return false;
+        }
+        let new = i64::from(reached - self.reached_blocks);
+        let weight = match self.expected_output_tokens.filter(|expected| *expected > 0) {
+            Some(expected) => (MILLIS - i64::from(osl) * MILLIS / i64::from(expected)).max(0),
+            None => MILLIS,
+        };
+        self.reached_blocks = reached;
+        self.unnamed_millis += new * weight;
+        self.load.unnamed_millis.fetch_add(new * weight, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.prefill_done();
+        if let Some(blocks) = self.blocks.take() {
+            self.load.release_blocks(&blocks);
+        }
+        self.load.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
+        self.load.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
+        BookingRequest {
+            leg: Leg::Decode,
+            prompt_tokens,
+            new_prefill_tokens: prompt_tokens,
+            prompt_blocks: blocks.iter().map(|block| BlockHash(*block)).collect(),
+            total_prompt_blocks: prompt_tokens.div_ceil(16),
+            block_size: 16,
+            expected_output_tokens: None,
+            assume_kv_reuse: reuse,
+            track_prefill_tokens: true,
+        }
+    }
+
+    fn state(load: &RankLoad) -> (u32, u32, u32) {
+        (load.active_requests(), load.active_prefill_tokens(), load.decode_blocks())
+    }
+
+    #[test]
+    fn f4_a_booking_is_added_at_selection_and_released_on_drop() {
+        let load = Arc::new(RankLoad::default());
+        let mut booking = Booking::new(load.clone(), &request(40, &[1, 2], true));
+        assert_eq!(state(&load), (1, 40, 3));
+        booking.prefill_done();
+        booking.prefill_done();
+        assert_eq!(state(&load), (1, 0, 3));
+        drop(booking);
+        assert_eq!(state(&load), (0, 0, 0));
+    }
+
+    #[test]
+    fn g_a_shared_prefix_counts_once_and_without_reuse_it_does_not() {
+        let load = Arc::new(RankLoad::default());
+        let first = Booking::new(load.clone(), &request(64, &[1, 2, 3, 4], true));
+        let blocks: Vec<BlockHash> = [1, 2, 30, 40].map(BlockHash).to_vec();
+        assert_eq!(load.blocks_after_admission(&blocks, 4, true), 6);
+        assert_eq!(load.blocks_after_admission(&blocks, 4, false), 8);
+        let second = Booking::new(load.clone(), &request(64, &[1, 2, 30, 40], true));
+        assert_eq!(load.decode_blocks(), 6);
+        drop(first);
+        assert_eq!(load.decode_blocks(), 4);
+        drop(second);
+        assert_eq!(load.decode_blocks(), 0);
+    }
+
+    #[test]
+    fn f4_output_blocks_grow_with_the_weight_of_what_is_left() {
+        let load = Arc::new(RankLoad::default());
+        let mut booking = Booking::new(
+            load.clone(),
+            &BookingRequest { expected_output_tokens: Some(32), ..request(16, &[1], true) },
+        );
+        assert!(booking.output_tokens(1));
+        assert!(!booking.output_tokens(16));
+        // Block 2 began at OSL 1: weight 1 - 1/32; block 3 at OSL 17: 1 - 17/32. Together 1.437 blocks.
+        assert!(booking.output_tokens(17));
+        assert_eq!(load.unnamed_millis.load(Ordering::Relaxed), 969 + 469);
+        assert!(booking.output_tokens(400));
+        assert_eq!(
+            load.unnamed_millis.load(Ordering::Relaxed),
+            969 + 469,
+            "past its expectation nothing is added"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn invariant_8_any_interleaving_ends_at_zero(
+            steps in proptest::collection::vec((0_u8..4, 0_usize..6, 1_u32..200), 1..80),
+        ) {
+            let load = Arc::new(RankLoad::default());
+            let mut bookings: Vec<Booking> = Vec::new();
+            for (step, place, amount) in steps {
+                let place = place.min(bookings.len().saturating_sub(1));
+                match step {
+                    0 => {
+                        let blocks: Vec<u64> = (0..u64::from(amount / 16)).collect();
+                        bookings.push(Booking::new(load.clone(), &request(amount, &blocks, amount % 2 == 0)));
+                    }
+                    1 => if let Some(booking) = bookings.get_mut(place) { booking.prefill_done(); },
+                    2 => if let Some(booking) = bookings.get_mut(place) { booking.output_tokens(amount); },
+                    _ => if !bookings.is_empty() { drop(bookings.remove(place)); },
+                }
+                prop_assert_eq!(load.active_requests() as usize, bookings.len());
+            }
+            bookings.clear();
+            prop_assert_eq!(state(&load), (0, 0, 0));
+            prop_assert!(load.blocks.lock().is_empty());
+        }
+    }
+}

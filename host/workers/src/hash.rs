@@ -1,0 +1,161 @@
+//! Block hashes (spec H1, H5): names for prefixes of a prompt that any component can compute alike.
+//!
+//! A *local* hash names the tokens of one full block; a *sequence* hash chains the local hashes up to a block and so names
+//! the block and everything before it.
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
+
+use crate::id::BlockHash;
+
+/// Seed of every block hash.
+const SEED: u64 = 1337;
+
+/// What else decides whether two equal token blocks hold the same KV values.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Salt<'a> {
+    /// LoRA adapter.
+    pub lora: Option<&'a str>,
+    /// The request's cache salt.
+    pub cache: Option<&'a str>,
+}
+
+impl Salt<'_> {
+    /// Seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` when present (wrapping).
+    fn seed(&self) -> u64 {
+        let lora = self.lora.map_or(0, |lora| xxh3_64(lora.as_bytes()));
+        let cache = self.cache.map_or(0, |cache| xxh3_64_with_seed(cache.as_bytes(), 1));
+        SEED.wrapping_add(lora).wrapping_add(cache)
+    }
+}
+
+/// Sequence hashes of the full blocks of `tokens`; a block is hashed as little-endian u32s.
+#[must_use]
+pub fn block_hashes(tokens: &[u32], block_size: usize, salt: &Salt<'_>) -> Vec<BlockHash> {
+    let seed = salt.seed();
+    let mut chain = Chain::default();
+    let mut bytes = Vec::with_capacity(block_size * 4);
+    let blocks = tokens.chunks_exact(block_size.max(1));
+    blocks
+        .map(|block| {
+            bytes.clear();
+            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            chain.next(xxh3_64_with_seed(&bytes, seed))
+        })
+        .collect()
+}
+
+/// Sequence hashes of the full blocks of a prompt given as bytes (spec H5): approximate, for when there are no tokens.
+///
+/// The prompt comes in pieces that are not copied together; how it is cut does not matter.
+#[must_use]
+pub fn byte_block_hashes<'a>(
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+    bytes_per_block: usize,
+    salt: &Salt<'_>,
+) -> Vec<BlockHash> {
+    let (seed, size) = (salt.seed(), bytes_per_block.max(1));
+    let mut chain = Chain::default();
+    let mut hashes = Vec::new();
+    let mut open = Xxh3::with_seed(seed);
+    let mut filled = 0;
+    for mut piece in pieces {
+        if filled > 0 {
+            let (head, rest) = piece.split_at(piece.len().min(size - filled));
+            open.update(head);
+            filled += head.len();
+            piece = rest;
+            if filled < size {
+                continue;
+            }
+            hashes.push(chain.next(open.digest()));
+            open.reset();
+        }
+        let blocks = piece.chunks_exact(size);
+        let rest = blocks.remainder();
+        hashes.extend(blocks.map(|block| chain.next(xxh3_64_with_seed(block, seed))));
+        open.update(rest);
+        filled = rest.len();
+    }
+    hashes
+}
+
+/// `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.
+#[derive(Default)]
+struct Chain(Option<u64>);
+
+impl Chain {
+    fn next(&mut self, local: u64) -> BlockHash {
+        let sequence = match self.0 {
+            None => local,
+            Some(parent) => {
+                let mut pair = [0; 16];
+                let (low, high) = pair.split_at_mut(8);
+                low.copy_from_slice(&parent.to_le_bytes());
+                high.copy_from_slice(&local.to_le_bytes());
+                xxh3_64_with_seed(&pair, SEED)
+            }
+        };
+        self.0 = Some(sequence);
+        BlockHash(sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn h1_hashes_are_those_of_an_independent_implementation() {
+        // Computed with Python's `xxhash` 3: xxh3_64_intdigest(struct.pack("<4I", …), seed=1337) and the chain.
+        let tokens: Vec<u32> = (1..=9).collect();
+        let plain = block_hashes(&tokens, 4, &Salt::default());
+        assert_eq!(plain, PLAIN.map(BlockHash));
+        let salted = block_hashes(&tokens, 4, &Salt { lora: Some("adapter"), cache: Some("tenant-7") });
+        assert_eq!(salted, SALTED.map(BlockHash));
+    }
+
+    const PLAIN: [u64; 2] = [0xcb38_e4d7_fb2d_ca5c, 0x44a2_b237_9d6d_3c3d];
+    const SALTED: [u64; 2] = [0x8937_aeb7_b940_9991, 0xf4d3_59dd_771f_b26f];
+
+    #[test]
+    fn h1_only_full_blocks_are_named() {
+        assert!(block_hashes(&[1, 2, 3], 4, &Salt::default()).is_empty());
+        assert_eq!(block_hashes(&[1; 11], 4, &Salt::default()).len(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn h1_a_shared_prefix_shares_hashes_up_to_the_first_difference(
+            tokens in proptest::collection::vec(any::<u32>(), 64),
+            at in 0_usize..64,
+        ) {
+            let mut other = tokens.clone();
+            other[at] = other[at].wrapping_add(1);
+            let (a, b) = (block_hashes(&tokens, 8, &Salt::default()), block_hashes(&other, 8, &Salt::default()));
+            let same = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+            prop_assert_eq!(same, at / 8);
+            prop_assert!(a.iter().zip(&b).skip(same).all(|(a, b)| a != b));
+        }
+
+        #[test]
+        fn h5_how_the_bytes_are_cut_does_not_matter(
+            bytes in proptest::collection::vec(any::<u8>(), 0..400),
+            cuts in proptest::collection::vec(0_usize..400, 0..6),
+        ) {
+            let whole = byte_block_hashes([bytes.as_slice()], 32, &Salt::default());
+            prop_assert_eq!(whole.len(), bytes.len() / 32);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
+            cuts.push(bytes.len());
+            cuts.sort_unstable();
+            let mut start = 0;
+            let pieces: Vec<&[u8]> = cuts.iter().map(|end| {
+                let piece = &bytes[start..*end];
+                start = *end;
+                piece
+            }).collect();
+            prop_assert_eq!(byte_block_hashes(pieces, 32, &Salt::default()), whole);
+        }
+    }
+}

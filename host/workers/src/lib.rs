@@ -1,0 +1,21 @@
+//! Workers: who they are, how they are, what is booked on them and which prefixes they hold.
+//!
+//! Knows no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
+
+mod average;
+mod booking;
+mod hash;
+mod id;
+mod index;
+pub mod probe;
+mod registry;
+mod spec;
+mod worker;
+
+pub use booking::{Booking, BookingRequest, RankLoad};
+pub use hash::{Salt, block_hashes, byte_block_hashes};
+pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownWord, WorkerId};
+pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
+pub use registry::{Registry, Snapshot};
+pub use spec::{Bootstrap, KvTransport, SpecError, WorkerSpec};
+pub use worker::{Candidate, EngineLoad, Health, Ineligible, Worker};

@@ -1,0 +1,231 @@
+//! The registry: all workers, published as immutable snapshots. Readers load without a lock; changes are serialised.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::{
+    id::{Leg, ModelName, Role, WorkerId},
+    spec::WorkerSpec,
+    worker::{Candidate, Worker},
+};
+
+/// All workers at one moment. A request sees one snapshot for a leg.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    version: u64,
+    workers: Vec<Arc<Worker>>,
+    by_id: HashMap<WorkerId, Arc<Worker>>,
+    pools: HashMap<ModelName, Pools>,
+}
+
+#[derive(Debug, Default)]
+struct Pools {
+    aggregated: Vec<Candidate>,
+    prefill: Vec<Candidate>,
+    decode: Vec<Candidate>,
+}
+
+/// Publishes snapshots.
+#[derive(Debug)]
+pub struct Registry {
+    current: ArcSwap<Snapshot>,
+    /// The writer's own truth: each worker with the models it serves.
+    members: Mutex<Vec<Member>>,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Clone)]
+struct Member {
+    worker: Arc<Worker>,
+    models: Vec<ModelName>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { current: ArcSwap::default(), members: Mutex::default(), changed: watch::Sender::new(0) }
+    }
+}
+
+impl Registry {
+    /// The workers as they are now. Never waits.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.current.load_full()
+    }
+
+    /// Adds a worker, or replaces the one of the same id.
+    pub fn upsert(&self, spec: WorkerSpec) -> Arc<Worker> {
+        let models = spec.models.clone();
+        let worker = Arc::new(Worker::new(spec));
+        let mut members = self.members.lock();
+        members.retain(|member| member.worker.id() != worker.id());
+        members.push(Member { worker: worker.clone(), models });
+        self.publish(&members);
+        worker
+    }
+
+    /// Removes a worker. Bookings on it end with their requests.
+    pub fn remove(&self, id: WorkerId) -> Option<Arc<Worker>> {
+        let mut members = self.members.lock();
+        let place = members.iter().position(|member| member.worker.id() == id)?;
+        let gone = members.remove(place);
+        self.publish(&members);
+        Some(gone.worker)
+    }
+
+    /// Keeps which models a worker says it serves; configured models win.
+    pub fn learn_models(&self, id: WorkerId, models: Vec<ModelName>) {
+        let mut members = self.members.lock();
+        let Some(member) = members.iter_mut().find(|member| member.worker.id() == id) else { return };
+        if member.worker.spec().models.is_empty() && member.models != models {
+            member.models = models;
+            self.publish(&members);
+        }
+    }
+
+    /// Changes with every snapshot.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    fn publish(&self, members: &[Member]) {
+        let version = self.current.load().version + 1;
+        let mut snapshot = Snapshot { version, ..Snapshot::default() };
+        for member in members {
+            snapshot.add(member);
+        }
+        self.current.store(Arc::new(snapshot));
+        self.changed.send_replace(version);
+    }
+}
+
+impl Snapshot {
+    /// Counts up with every change of the registry.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Every worker, in the order they joined.
+    #[must_use]
+    pub fn workers(&self) -> &[Arc<Worker>] {
+        &self.workers
+    }
+
+    /// The worker of this id.
+    #[must_use]
+    pub fn get(&self, id: WorkerId) -> Option<&Arc<Worker>> {
+        self.by_id.get(&id)
+    }
+
+    /// The models that some worker serves, sorted.
+    #[must_use]
+    pub fn models(&self) -> BTreeSet<&ModelName> {
+        self.pools.keys().collect()
+    }
+
+    /// Whether any worker serves `model`.
+    #[must_use]
+    pub fn serves(&self, model: &ModelName) -> bool {
+        self.pools.contains_key(model)
+    }
+
+    /// Candidates for a leg by their role. The aggregated leg also has the decode workers that can prefill locally.
+    #[must_use]
+    pub fn pool(&self, model: &ModelName, leg: Leg) -> &[Candidate] {
+        let Some(pools) = self.pools.get(model) else { return &[] };
+        match leg {
+            Leg::Aggregated => &pools.aggregated,
+            Leg::Prefill => &pools.prefill,
+            Leg::Decode => &pools.decode,
+        }
+    }
+
+    fn add(&mut self, member: &Member) {
+        let worker = &member.worker;
+        self.workers.push(worker.clone());
+        self.by_id.insert(worker.id(), worker.clone());
+        for model in &member.models {
+            let pools = self.pools.entry(model.clone()).or_default();
+            let candidates = worker.candidates();
+            match worker.spec().role {
+                Role::Prefill => pools.prefill.extend(candidates),
+                Role::Aggregated => pools.aggregated.extend(candidates),
+                Role::Decode if worker.spec().local_prefill => {
+                    pools.aggregated.extend(candidates.iter().cloned());
+                    pools.decode.extend(candidates);
+                }
+                Role::Decode => pools.decode.extend(candidates),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::{Health, Ineligible};
+
+    fn spec(flag: &str) -> WorkerSpec {
+        WorkerSpec::parse_flag(flag).unwrap()
+    }
+
+    fn ids(pool: &[Candidate]) -> Vec<(u64, u32)> {
+        pool.iter().map(|candidate| (candidate.worker.id().0, candidate.rank.0)).collect()
+    }
+
+    #[test]
+    fn pools_follow_roles_ranks_and_local_prefill() {
+        let registry = Registry::default();
+        registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1,model=m"));
+        registry.upsert(spec("id=2,role=decode,engine=vllm,url=http://a:2,model=m,dp_size=2"));
+        registry.upsert(spec("id=3,role=decode,engine=sglang,url=http://a:3,model=m"));
+        registry.upsert(spec("id=4,role=aggregated,engine=openai,url=http://a:4,model=m"));
+        let (snapshot, model) = (registry.snapshot(), ModelName::new("m"));
+        assert_eq!(ids(snapshot.pool(&model, Leg::Prefill)), [(1, 0)]);
+        assert_eq!(ids(snapshot.pool(&model, Leg::Decode)), [(2, 0), (2, 1), (3, 0)]);
+        assert_eq!(ids(snapshot.pool(&model, Leg::Aggregated)), [(2, 0), (2, 1), (4, 0)]);
+        assert!(snapshot.pool(&ModelName::new("other"), Leg::Decode).is_empty());
+    }
+
+    #[test]
+    fn invariant_2_a_pinned_snapshot_does_not_see_later_changes() {
+        let registry = Registry::default();
+        registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1,model=m"));
+        let before = registry.snapshot();
+        registry.remove(WorkerId(1));
+        assert_eq!(before.workers().len(), 1);
+        assert!(registry.snapshot().workers().is_empty());
+    }
+
+    #[test]
+    fn b2_a_worker_rejoining_under_another_address_is_found() {
+        let registry = Registry::default();
+        registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1,model=m"));
+        registry.remove(WorkerId(1));
+        registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://b:9,model=m"));
+        let snapshot = registry.snapshot();
+        assert_eq!(
+            snapshot.get(WorkerId(1)).map(|worker| worker.spec().url.to_string()),
+            Some("http://b:9".into())
+        );
+    }
+
+    #[test]
+    fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
+        let registry = Registry::default();
+        let worker = registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
+        assert_eq!(worker.ineligible(), Some(Ineligible::NotReady));
+        registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")]);
+        worker.set_health(Health::Healthy);
+        assert_eq!(worker.ineligible(), None);
+        assert!(registry.snapshot().serves(&ModelName::new("learnt")));
+    }
+}
