@@ -1,0 +1,80 @@
+//! What "loaded" means: a weighed sum, and the least of it.
+
+use pointsman_policy_sdk::Rng;
+use serde::Deserialize;
+
+/// Weights of the sum.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Weights {
+    /// Per request booked here.
+    pub active_requests: f32,
+    /// Per 1,000 prompt tokens whose prefill has not completed.
+    pub prefill_kilotokens: f32,
+    /// Per request waiting in the engine itself.
+    pub engine_queue: f32,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self { active_requests: 1.0, prefill_kilotokens: 0.0, engine_queue: 0.0 }
+    }
+}
+
+impl Weights {
+    /// Weights are finite and not negative.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub fn check(&self) -> Result<(), String> {
+        let all = [
+            ("active-requests", self.active_requests),
+            ("prefill-kilotokens", self.prefill_kilotokens),
+            ("engine-queue", self.engine_queue),
+        ];
+        match all.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
+            Some((name, weight)) => Err(format!("{name}: {weight} is not a finite number of 0 or more")),
+            None => Ok(()),
+        }
+    }
+
+    /// One cost a row.
+    #[expect(clippy::cast_precision_loss, reason = "loads are far below 2^24")]
+    pub fn costs(&self, requests: &[u32], prefill_tokens: &[u32], queue: &[u32]) -> Vec<f32> {
+        let rows = requests.iter().zip(prefill_tokens).zip(queue);
+        rows.map(|((requests, tokens), queue)| {
+            self.active_requests * *requests as f32
+                + self.prefill_kilotokens * 0.001 * *tokens as f32
+                + self.engine_queue * *queue as f32
+        })
+        .collect()
+    }
+}
+
+/// The row of the least cost, ties uniform.
+pub(crate) fn least(costs: &[f32], rng: &mut Rng) -> Option<usize> {
+    let least = costs.iter().copied().reduce(f32::min)?;
+    let ties = costs.iter().filter(|cost| **cost == least).count();
+    let wanted = if ties > 1 { rng.below(ties) } else { 0 };
+    costs.iter().enumerate().filter(|(_, cost)| **cost == least).nth(wanted).map(|(row, _)| row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_are_uniform() {
+        let mut counts = [0_u32; 3];
+        for seed in 0..3_000 {
+            counts[least(&[1.0, 0.5, 0.5], &mut Rng::new(seed)).unwrap()] += 1;
+        }
+        assert_eq!(counts[0], 0);
+        assert!((1_400..1_600).contains(&counts[1]), "{counts:?}");
+    }
+
+    #[test]
+    fn no_rows_have_no_least() {
+        assert_eq!(least(&[], &mut Rng::new(1)), None);
+    }
+}

@@ -1,0 +1,230 @@
+//! The generated bindings of each world, and the glue between them and the SDK's types. Only [`crate::export!`] uses it.
+
+#[doc(hidden)]
+pub mod __glue {
+    /// One module a world: bindings, conversions, and the macro that implements the exports for a policy type.
+    macro_rules! world {
+        ($feature:literal, $name:ident, $world:literal, $bindings:literal, $bind:ident, $interface:ident, $($function:tt)*) => {
+            #[cfg(all(feature = $feature, target_family = "wasm"))]
+            #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
+            pub mod $name {
+                pub mod bindings {
+                    wit_bindgen::generate!({
+                        path: "../../wit",
+                        world: $world,
+                        pub_export_macro: true,
+                        default_bindings_module: $bindings,
+                    });
+                }
+                pub use crate::$bind as bind;
+                pub use bindings::exports::pointsman::policy::$interface as interface;
+                pub use bindings::exports::pointsman::policy::policy as about;
+                use bindings::pointsman::policy::types as wit;
+
+                #[must_use]
+                pub fn call(call: &wit::Call) -> crate::Call {
+                    crate::Call {
+                        leg: match call.leg {
+                            wit::Leg::Aggregated => crate::Leg::Aggregated,
+                            wit::Leg::Prefill => crate::Leg::Prefill,
+                            wit::Leg::Decode => crate::Leg::Decode,
+                        },
+                        attempt: call.attempt,
+                        rows: call.rows,
+                        seed: call.seed,
+                        now_us: call.now_us,
+                    }
+                }
+
+                #[must_use]
+                pub fn error(error: crate::Error) -> wit::Error {
+                    match error {
+                        crate::Error::Unsupported(text) => wit::Error::Unsupported(text),
+                        crate::Error::Internal(text) => wit::Error::Internal(text),
+                    }
+                }
+
+                $($function)*
+            }
+        };
+    }
+
+    world!("filter", filter, "filter", "pointsman_policy_sdk::__glue::filter::bindings", __bind_filter, filtering,);
+    world!("scorer", scorer, "scorer", "pointsman_policy_sdk::__glue::scorer::bindings", __bind_scorer, scoring,);
+    world!(
+        "selector", selector, "selector", "pointsman_policy_sdk::__glue::selector::bindings", __bind_selector, selecting,
+        #[must_use]
+        pub fn decision(decision: crate::Decision) -> interface::Decision {
+            match decision {
+                crate::Decision::Choose { row, costs, reason } => {
+                    interface::Decision::Choose(interface::Choice { row, costs, reason })
+                }
+                crate::Decision::Abstain => interface::Decision::Abstain,
+                crate::Decision::Shed(shed) => interface::Decision::Shed(wit::ShedReason {
+                    status: shed.status,
+                    reason: shed.reason,
+                }),
+            }
+        }
+    );
+    world!(
+        "decode-override", decode_override, "decode-override",
+        "pointsman_policy_sdk::__glue::decode_override::bindings", __bind_decode_override, disaggregation,
+        #[must_use]
+        pub fn plan(plan: crate::Plan) -> interface::Plan {
+            match plan {
+                crate::Plan::Remote => interface::Plan::Remote,
+                crate::Plan::Local => interface::Plan::Local,
+                crate::Plan::Shed(shed) => interface::Plan::Shed(wit::ShedReason {
+                    status: shed.status,
+                    reason: shed.reason,
+                }),
+            }
+        }
+
+        #[must_use]
+        pub fn over(over: &crate::RouterConfigOverride) -> interface::RouterConfigOverride {
+            interface::RouterConfigOverride {
+                overlap_score_credit: over.overlap_score_credit,
+                prefill_load_scale: over.prefill_load_scale,
+                temperature: over.temperature,
+                assume_kv_reuse: over.assume_kv_reuse,
+                track_prefill_tokens: over.track_prefill_tokens,
+                shared_cache_multiplier: over.shared_cache_multiplier,
+            }
+        }
+    );
+}
+
+/// What every world exports: who the policy is, and its configuration. A second `configure` keeps the first.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bind_policy {
+    ($world:ident, $policy:ty) => {
+        use $crate::__glue::$world as glue;
+
+        struct Exports;
+
+        static CONFIGURED: ::std::sync::OnceLock<($policy, usize)> = ::std::sync::OnceLock::new();
+
+        fn configured() -> Result<&'static ($policy, usize), $crate::Error> {
+            CONFIGURED.get().ok_or_else(|| $crate::Error::Internal("not configured".into()))
+        }
+
+        /// Request facts come first: `split` of them.
+        fn facts(split: usize, words: &[u32], rows: u32) -> $crate::Facts<'_> {
+            let (request, columns) = words.split_at(split.min(words.len()));
+            $crate::Facts::new(request, columns, rows as usize)
+        }
+
+        impl glue::about::Guest for Exports {
+            fn describe() -> glue::about::About {
+                glue::about::About {
+                    name: <$policy as $crate::Policy>::NAME.into(),
+                    version: <$policy as $crate::Policy>::VERSION.into(),
+                }
+            }
+
+            fn configure(settings: String) -> Result<glue::about::Wants, String> {
+                let (policy, wants) = $crate::configure::<$policy>(&settings)?;
+                let asked = glue::about::Wants {
+                    request_facts: wants.request_names().to_vec(),
+                    worker_facts: wants.worker_names().to_vec(),
+                };
+                let _ = CONFIGURED.set((policy, wants.request_width()));
+                Ok(asked)
+            }
+        }
+
+        $crate::__glue::$world::bindings::export!(Exports with_types_in $crate::__glue::$world::bindings);
+    };
+}
+
+/// Exports of world `filter`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bind_filter {
+    ($policy:ty) => {
+        $crate::__bind_policy!(filter, $policy);
+
+        impl glue::interface::Guest for Exports {
+            fn keep(call: glue::interface::Call, words: Vec<u32>) -> Result<Vec<u32>, glue::interface::Error> {
+                let (policy, split) = configured().map_err(glue::error)?;
+                let facts = facts(*split, &words, call.rows);
+                $crate::Filter::keep(policy, &glue::call(&call), &facts).map_err(glue::error)
+            }
+        }
+    };
+}
+
+/// Exports of world `scorer`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bind_scorer {
+    ($policy:ty) => {
+        $crate::__bind_policy!(scorer, $policy);
+
+        impl glue::interface::Guest for Exports {
+            fn score(call: glue::interface::Call, words: Vec<u32>) -> Result<Vec<f32>, glue::interface::Error> {
+                let (policy, split) = configured().map_err(glue::error)?;
+                let facts = facts(*split, &words, call.rows);
+                $crate::Scorer::score(policy, &glue::call(&call), &facts).map_err(glue::error)
+            }
+        }
+    };
+}
+
+/// Exports of world `selector`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bind_selector {
+    ($policy:ty) => {
+        $crate::__bind_policy!(selector, $policy);
+
+        impl glue::interface::Guest for Exports {
+            fn select(
+                call: glue::interface::Call,
+                words: Vec<u32>,
+            ) -> Result<glue::interface::Decision, glue::interface::Error> {
+                let (policy, split) = configured().map_err(glue::error)?;
+                let facts = facts(*split, &words, call.rows);
+                let decision = $crate::Selector::select(policy, &glue::call(&call), &facts);
+                decision.map(glue::decision).map_err(glue::error)
+            }
+        }
+    };
+}
+
+/// Exports of world `decode-override`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bind_decode_override {
+    ($policy:ty) => {
+        $crate::__bind_policy!(decode_override, $policy);
+
+        impl glue::interface::Guest for Exports {
+            fn decide(
+                call: glue::interface::Call,
+                request: Vec<u32>,
+                decode: Vec<u32>,
+                prefill: Vec<u32>,
+            ) -> Result<glue::interface::Plan, glue::interface::Error> {
+                let (policy, _) = configured().map_err(glue::error)?;
+                let decode = $crate::Facts::new(&request, &decode, usize::from(!decode.is_empty()));
+                let prefill = $crate::Facts::new(&request, &prefill, call.rows as usize);
+                let plan = $crate::DecodeOverride::decide(policy, &glue::call(&call), &decode, &prefill);
+                plan.map(glue::plan).map_err(glue::error)
+            }
+
+            fn decode_config(
+                call: glue::interface::Call,
+                words: Vec<u32>,
+            ) -> Result<glue::interface::RouterConfigOverride, glue::interface::Error> {
+                let (policy, _) = configured().map_err(glue::error)?;
+                let facts = $crate::Facts::new(&words, &[], 0);
+                let over = $crate::DecodeOverride::decode_config(policy, &glue::call(&call), &facts);
+                over.map(|over| glue::over(&over)).map_err(glue::error)
+            }
+        }
+    };
+}
