@@ -1,1 +1,25 @@
-//! Placeholder.
+//! The policy runtime: turns files into loaded policies, runs them within their limits, and keeps slots up to date.
+//!
+//! Knows WebAssembly and files; knows no HTTP and no requests. What a policy is asked, and what its answer means, is
+//! `routing`'s. Nothing here is ever waited for by a request: calls are bounded by a deadline, and loading, rebuilding and
+//! dropping happen on threads of their own.
+
+mod admission;
+mod bindings;
+mod engine;
+mod guest;
+mod inspect;
+mod instance;
+mod loaded;
+mod manager;
+mod pool;
+mod probe;
+mod refusal;
+
+pub use engine::{Limits, PolicyEngine};
+pub use inspect::{Inspection, inspect};
+pub use loaded::{LoadedPolicy, load};
+pub use manager::{
+    ManagerConfig, ManagerStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, SlotConfig, SlotState, SlotStatus,
+};
+pub use refusal::Refusal;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pointsman_workers::Leg;
-use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 /// Round-robin cursors, one a leg. They live in the router, so that they survive reloads and workers coming and going.
 #[derive(Debug, Default)]

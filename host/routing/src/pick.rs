@@ -1,6 +1,6 @@
 //! Picking a row from costs: minimum with uniform ties, softmax, weighted random. Pure; all chance comes from the seed.
 
-use rand::{Rng, SeedableRng, rngs::SmallRng};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::slot::Picker;
 

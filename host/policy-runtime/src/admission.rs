@@ -1,0 +1,110 @@
+//! Admission before a byte runs: size, magic, world, version, imports, compile. Each step has its own refusal.
+
+use std::collections::BTreeSet;
+
+use pointsman_routing::World;
+use wasmtime::component::Component;
+use wit_parser::{WorldId, WorldKey, decoding::DecodedWasm};
+
+use crate::{
+    engine::PolicyEngine,
+    instance::Linked,
+    refusal::Refusal,
+};
+
+/// WASI interfaces a guest may import; all of them answer from an empty context.
+const WASI: [&str; 5] = ["wasi:cli/", "wasi:clocks/", "wasi:filesystem/", "wasi:io/", "wasi:random/"];
+/// The contract's package, and the line of versions this host serves.
+const PACKAGE: &str = "pointsman:policy/";
+const VERSION: &str = "0.1.";
+
+/// What a component is, as its types say.
+#[derive(Debug)]
+pub(crate) struct Outline {
+    pub(crate) world: World,
+    pub(crate) imports: BTreeSet<String>,
+    pub(crate) exports: BTreeSet<String>,
+    /// The contract's version it was built against.
+    pub(crate) version: String,
+    pub(crate) wasi: bool,
+}
+
+/// The component in `bytes`: as it is, or made from a core module with embedded WIT metadata.
+pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> {
+    if bytes.len() > limit {
+        return Err(Refusal::TooLarge { size: bytes.len(), limit });
+    }
+    match bytes.get(..8) {
+        Some([0, b'a', b's', b'm', _, _, 1, 0]) => Ok(bytes.to_vec()),
+        Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {
+            let encoded = wit_component::ComponentEncoder::default()
+                .validate(true)
+                .module(bytes)
+                .and_then(|mut encoder| encoder.encode());
+            encoded.map_err(|error| Refusal::NotAComponent(format!("{error:#}")))
+        }
+        _ => {
+            let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+            Err(Refusal::NotWasm(if head.is_empty() { "nothing: it is empty".to_owned() } else { head.join(" ") }))
+        }
+    }
+}
+
+/// Reads the world, the version and the imports from the component's own types.
+pub(crate) fn outline(component: &[u8]) -> Result<Outline, Refusal> {
+    let decoded = wit_parser::decoding::decode(component).map_err(|error| Refusal::Malformed(format!("{error:#}")))?;
+    let DecodedWasm::Component(resolve, world) = decoded else {
+        return Err(Refusal::WrongWorld("a WIT package".to_owned()));
+    };
+    let names = |keys: Vec<&WorldKey>| keys.into_iter().map(|key| resolve.name_world_key(key)).collect::<BTreeSet<_>>();
+    let world: WorldId = world;
+    let types = resolve.worlds.get(world).ok_or_else(|| Refusal::Malformed("no world".to_owned()))?;
+    let imports = names(types.imports.keys().collect());
+    let exports = names(types.exports.keys().collect());
+    let (kind, version) = kind_of(&exports)?;
+    if let Some(import) = imports.iter().find(|import| !granted(import)) {
+        return Err(Refusal::ForbiddenImport(import.clone()));
+    }
+    let wasi = imports.iter().any(|import| import.starts_with("wasi:"));
+    Ok(Outline { world: kind, imports, exports, version, wasi })
+}
+
+/// Compiles, links and type-checks. Slow: never on a request's path.
+pub(crate) fn link(engine: &PolicyEngine, component: &[u8], outline: &Outline) -> Result<Linked, Refusal> {
+    let compiled = Component::from_binary(engine.engine(), component)
+        .map_err(|error| Refusal::Compile(format!("{error:#}")))?;
+    let pre = engine.linker(outline.wasi).instantiate_pre(&compiled);
+    let pre = pre.map_err(|error| Refusal::Contract(format!("{error:#}")))?;
+    Linked::new(outline.world, outline.wasi, pre)
+}
+
+fn kind_of(exports: &BTreeSet<String>) -> Result<(World, String), Refusal> {
+    let ours = exports.iter().filter_map(|export| export.strip_prefix(PACKAGE)?.split_once('@'));
+    let ours: Vec<(&str, &str)> = ours.collect();
+    if let Some((interface, version)) = ours.iter().find(|(_, version)| !version.starts_with(VERSION)) {
+        return Err(Refusal::WrongVersion { found: format!("{PACKAGE}{interface}@{version}") });
+    }
+    let worlds: Vec<(World, &str)> = ours
+        .iter()
+        .filter_map(|(interface, version)| match *interface {
+            "filtering" => Some((World::Filter, *version)),
+            "scoring" => Some((World::Scorer, *version)),
+            "selecting" => Some((World::Selector, *version)),
+            "disaggregation" => Some((World::DecodeOverride, *version)),
+            _ => None,
+        })
+        .collect();
+    let introduces = ours.iter().any(|(interface, _)| *interface == "policy");
+    match worlds.as_slice() {
+        [(world, version)] if introduces => Ok((*world, (*version).to_owned())),
+        _ => {
+            let names: Vec<&str> = exports.iter().map(String::as_str).collect();
+            Err(Refusal::WrongWorld(if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }))
+        }
+    }
+}
+
+fn granted(import: &str) -> bool {
+    let ours = import.starts_with("pointsman:policy/log@") || import.starts_with("pointsman:policy/types@");
+    ours || WASI.iter().any(|interface| import.starts_with(interface))
+}

@@ -1,0 +1,151 @@
+//! The one wasmtime engine, its ticker and its maintenance thread.
+//!
+//! Guests are looked at by epochs, one tick a millisecond, and stopped by the CPU time they took (see `guest`). Stores are rebuilt and dropped by the maintenance thread: a
+//! request that met a trap pays for neither.
+
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, component::Linker};
+
+use crate::guest::Guest;
+
+/// One tick of the epoch.
+pub(crate) const TICK: Duration = Duration::from_millis(1);
+
+/// Instances that all policies together may have.
+const INSTANCES: u32 = 1_000;
+
+/// What a guest may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Largest file, bytes.
+    pub file_bytes: usize,
+    /// Most linear memory of an instance, bytes.
+    pub memory_bytes: usize,
+    /// CPU time a call may take. Its thread may be descheduled meanwhile: that is not the guest's doing.
+    pub deadline: Duration,
+    /// CPU time that instantiation, `describe` and `configure` may take together.
+    pub configure_deadline: Duration,
+    /// Calls after which an instance is replaced by a fresh one.
+    pub calls_per_instance: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            file_bytes: 32 * 1024 * 1024,
+            memory_bytes: 16 * 1024 * 1024,
+            deadline: Duration::from_millis(2),
+            configure_deadline: Duration::from_millis(50),
+            calls_per_instance: 1_000_000,
+        }
+    }
+}
+
+/// The engine. Cheap to clone.
+#[derive(Clone)]
+pub struct PolicyEngine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Engine,
+    plain: Linker<Guest>,
+    wasi: Linker<Guest>,
+    limits: Limits,
+    chores: mpsc::Sender<Chore>,
+}
+
+/// Work for the maintenance thread.
+type Chore = Box<dyn FnOnce() + Send>;
+
+impl PolicyEngine {
+    /// Builds the engine and starts its two threads, which end when the last clone is dropped.
+    ///
+    /// # Errors
+    /// wasmtime's words, or the operating system gives no thread.
+    pub fn new(limits: Limits) -> wasmtime::Result<Self> {
+        let engine = match Engine::new(&config(Some(pool(limits)))) {
+            Ok(engine) => engine,
+            Err(error) => {
+                tracing::warn!(%error, "no room for pooled instances; policies are instantiated on demand");
+                Engine::new(&config(None))?
+            }
+        };
+        let mut plain = Linker::new(&engine);
+        Guest::link_log(&mut plain)?;
+        let mut wasi = Linker::new(&engine);
+        Guest::link_log(&mut wasi)?;
+        wasmtime_wasi::p2::add_to_linker_async(&mut wasi)?;
+        let weak = engine.weak();
+        thread::Builder::new().name("pointsman-epoch".to_owned()).spawn(move || {
+            while let Some(engine) = weak.upgrade() {
+                engine.increment_epoch();
+                drop(engine);
+                thread::sleep(TICK);
+            }
+        })?;
+        let (chores, work) = mpsc::channel::<Chore>();
+        thread::Builder::new().name("pointsman-chores".to_owned()).spawn(move || {
+            while let Ok(chore) = work.recv() {
+                chore();
+            }
+        })?;
+        Ok(Self { inner: Arc::new(Inner { engine, plain, wasi, limits, chores }) })
+    }
+
+    /// What guests may use.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    pub(crate) fn linker(&self, wasi: bool) -> &Linker<Guest> {
+        if wasi { &self.inner.wasi } else { &self.inner.plain }
+    }
+
+    /// Has something done by the maintenance thread.
+    pub(crate) fn later(&self, chore: impl FnOnce() + Send + 'static) {
+        let _ = self.inner.chores.send(Box::new(chore));
+    }
+}
+
+impl std::fmt::Debug for PolicyEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PolicyEngine").field("limits", &self.inner.limits).finish_non_exhaustive()
+    }
+}
+
+fn config(pool: Option<PoolingAllocationConfig>) -> Config {
+    let mut config = Config::new();
+    config.wasm_component_model(true);
+    config.concurrency_support(false);
+    config.epoch_interruption(true);
+    // A compile runs on one thread of low priority: requests keep their cores.
+    config.parallel_compilation(false);
+    if let Some(pool) = pool {
+        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    }
+    config
+}
+
+fn pool(limits: Limits) -> PoolingAllocationConfig {
+    let mut pool = PoolingAllocationConfig::default();
+    pool.total_component_instances(INSTANCES);
+    pool.total_core_instances(INSTANCES * 4);
+    pool.total_memories(INSTANCES);
+    pool.total_tables(INSTANCES * 4);
+    pool.total_stacks(INSTANCES);
+    pool.max_memory_size(limits.memory_bytes);
+    pool.linear_memory_keep_resident(64 * 1024);
+    pool.table_keep_resident(4 * 1024);
+    pool
+}

@@ -1,0 +1,257 @@
+//! What belongs to one store: the guest's limits, its log, and, for guests that import WASI, an empty world whose clock and
+//! randomness come from the call.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use pointsman_routing::Call;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use wasmtime::{
+    ResourceLimiter, UpdateDeadline,
+    component::{HasSelf, Linker, ResourceTable},
+};
+use wasmtime_wasi::{
+    HostMonotonicClock, HostWallClock, WasiCtx, WasiCtxView, WasiView,
+    cli::{IsTerminal, StdoutStream},
+    p2::{OutputStream, Pollable, StreamResult},
+};
+
+use crate::{bindings::filter::pointsman::policy::log, engine::TICK};
+
+/// Lines a guest may log in one call; the rest is dropped.
+const LINES_PER_CALL: u32 = 8;
+/// Bytes of a line.
+const LINE: usize = 512;
+
+/// A store's data.
+pub(crate) struct Guest {
+    wasi: WasiCtx,
+    table: ResourceTable,
+    memory_bytes: usize,
+    /// A growth was denied: the trap that follows is about memory.
+    pub(crate) denied: bool,
+    /// CPU time the present call may take.
+    budget: Duration,
+    /// The thread's CPU time when the present call met its first tick.
+    first_tick: Option<Duration>,
+    inputs: Arc<Inputs>,
+    voice: Voice,
+}
+
+/// What WASI clocks and randomness answer from.
+#[derive(Debug, Default)]
+struct Inputs {
+    now_us: AtomicU64,
+    seed: AtomicU64,
+    call: AtomicU64,
+}
+
+/// A guest's lines in the host's log.
+#[derive(Clone)]
+struct Voice {
+    policy: Arc<str>,
+    left: Arc<AtomicU64>,
+}
+
+impl Guest {
+    pub(crate) fn new(policy: Arc<str>, memory_bytes: usize) -> Self {
+        let inputs = Arc::new(Inputs::default());
+        let voice = Voice { policy, left: Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL))) };
+        let mut wasi = WasiCtx::builder();
+        wasi.stdout(voice.clone()).stderr(voice.clone());
+        wasi.wall_clock(Clock(inputs.clone())).monotonic_clock(Clock(inputs.clone()));
+        wasi.secure_random(Dice::new(inputs.clone())).insecure_random(Dice::new(inputs.clone()));
+        wasi.insecure_random_seed(0);
+        wasi.allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
+        Self { wasi: wasi.build(), table: ResourceTable::new(), memory_bytes, denied: false, budget: Duration::ZERO, first_tick: None, inputs, voice }
+    }
+
+    /// Sets what this call is told.
+    pub(crate) fn begin(&mut self, call: &Call) {
+        self.inputs.now_us.store(call.now_us, Ordering::Relaxed);
+        self.inputs.seed.store(call.seed, Ordering::Relaxed);
+        self.inputs.call.fetch_add(1, Ordering::Relaxed);
+        self.voice.left.store(u64::from(LINES_PER_CALL), Ordering::Relaxed);
+    }
+
+    /// Gives the code that runs next this much CPU time.
+    pub(crate) fn allow(&mut self, budget: Duration) {
+        (self.budget, self.first_tick) = (budget, None);
+    }
+
+    /// Called at every tick that the guest runs into. A tick is wall-clock time, and on a busy machine most of it may
+    /// have gone to somebody else: only CPU time is held against the guest. Reading it costs a system call, so the
+    /// clock starts at the first tick, and no call that ends before one pays for it.
+    pub(crate) fn at_tick(&mut self) -> UpdateDeadline {
+        let now = thread_cpu_time();
+        let Some(first) = self.first_tick else {
+            self.first_tick = Some(now);
+            return UpdateDeadline::Continue(1);
+        };
+        let left = self.budget.saturating_sub(TICK).mul_f64(0.9);
+        if now.saturating_sub(first) >= left { UpdateDeadline::Interrupt } else { UpdateDeadline::Continue(1) }
+    }
+
+    pub(crate) fn link_log(linker: &mut Linker<Self>) -> wasmtime::Result<()> {
+        log::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)
+    }
+}
+
+impl ResourceLimiter for Guest {
+    fn memory_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        if desired <= self.memory_bytes {
+            return Ok(true);
+        }
+        self.denied = true;
+        // A plain "no" makes a Rust guest abort somewhere else; this says where.
+        Err(wasmtime::Error::msg(format!("memory of {desired} bytes, allowed are {}", self.memory_bytes)))
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(desired <= 10_000)
+    }
+}
+
+impl log::Host for Guest {
+    fn log(&mut self, level: log::Level, message: String) {
+        let level = match level {
+            log::Level::Debug => tracing::Level::DEBUG,
+            log::Level::Info => tracing::Level::INFO,
+            log::Level::Warn => tracing::Level::WARN,
+            log::Level::Error => tracing::Level::ERROR,
+        };
+        self.voice.say(level, &message);
+    }
+}
+
+impl WasiView for Guest {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+    }
+}
+
+impl Voice {
+    fn say(&self, level: tracing::Level, message: &str) {
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if left.is_err() {
+            return;
+        }
+        let line: String = message.trim_end().chars().take(LINE).collect();
+        let policy = &*self.policy;
+        match level {
+            tracing::Level::ERROR => tracing::error!(target: "pointsman::guest", policy, "{line}"),
+            tracing::Level::WARN => tracing::warn!(target: "pointsman::guest", policy, "{line}"),
+            tracing::Level::INFO => tracing::info!(target: "pointsman::guest", policy, "{line}"),
+            _ => tracing::debug!(target: "pointsman::guest", policy, "{line}"),
+        }
+    }
+}
+
+impl IsTerminal for Voice {
+    fn is_terminal(&self) -> bool {
+        false
+    }
+}
+
+impl StdoutStream for Voice {
+    fn async_stream(&self) -> Box<dyn tokio::io::AsyncWrite + Send + Sync> {
+        Box::new(tokio::io::sink())
+    }
+
+    fn p2_stream(&self) -> Box<dyn OutputStream> {
+        Box::new(self.clone())
+    }
+}
+
+impl OutputStream for Voice {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        self.say(tracing::Level::INFO, &String::from_utf8_lossy(&bytes));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        Ok(64 * 1024)
+    }
+}
+
+#[async_trait::async_trait]
+impl Pollable for Voice {
+    async fn ready(&mut self) {}
+}
+
+fn thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+struct Clock(Arc<Inputs>);
+
+impl HostWallClock for Clock {
+    fn resolution(&self) -> Duration {
+        Duration::from_micros(1)
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.0.now_us.load(Ordering::Relaxed))
+    }
+}
+
+impl HostMonotonicClock for Clock {
+    fn resolution(&self) -> u64 {
+        1_000
+    }
+
+    fn now(&self) -> u64 {
+        self.0.now_us.load(Ordering::Relaxed).saturating_mul(1_000)
+    }
+}
+
+/// Randomness that begins anew from the seed of each call.
+struct Dice {
+    inputs: Arc<Inputs>,
+    call: u64,
+    rng: SmallRng,
+}
+
+impl Dice {
+    fn new(inputs: Arc<Inputs>) -> Self {
+        Self { inputs, call: 0, rng: SmallRng::seed_from_u64(0) }
+    }
+
+    fn rng(&mut self) -> &mut SmallRng {
+        let call = self.inputs.call.load(Ordering::Relaxed);
+        if call != self.call {
+            self.call = call;
+            self.rng = SmallRng::seed_from_u64(self.inputs.seed.load(Ordering::Relaxed));
+        }
+        &mut self.rng
+    }
+}
+
+impl rand::TryRng for Dice {
+    type Error = std::convert::Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Self::Error> {
+        Ok(self.rng().next_u32())
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Self::Error> {
+        Ok(self.rng().next_u64())
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Self::Error> {
+        self.rng().fill_bytes(bytes);
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! The policy folder: its files, and a watch that only says that something changed.
+//!
+//! The directory is watched, not the files: a file renamed into place, rewritten in place, or swapped by a symlink (as
+//! Kubernetes mounts do) all change the directory. What changed is decided by content.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    path::{Path, PathBuf},
+};
+
+use notify::{RecursiveMode, Watcher};
+use tokio::sync::mpsc;
+
+pub(super) struct Folder {
+    dir: Option<PathBuf>,
+    /// Watches as long as it lives.
+    _watcher: Option<notify::RecommendedWatcher>,
+}
+
+impl Folder {
+    /// Opens and watches `dir`; the receiver gets a note for every change.
+    pub(super) fn open(dir: Option<PathBuf>) -> io::Result<(Self, mpsc::UnboundedReceiver<()>)> {
+        let (sender, changes) = mpsc::unbounded_channel();
+        let Some(dir) = dir else { return Ok((Self { dir: None, _watcher: None }, changes)) };
+        if !dir.is_dir() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("policy folder {}: no such folder", dir.display())));
+        }
+        let handler = move |event: notify::Result<notify::Event>| {
+            // Reading the files is no news.
+            if !event.is_ok_and(|event| event.kind.is_access()) {
+                let _ = sender.send(());
+            }
+        };
+        let watched = notify::recommended_watcher(handler).and_then(|mut watcher| {
+            watcher.watch(&dir, RecursiveMode::Recursive)?;
+            Ok(watcher)
+        });
+        match watched {
+            Ok(watcher) => Ok((Self { dir: Some(dir), _watcher: Some(watcher) }, changes)),
+            Err(error) => {
+                // Re-scans still find changes, only later.
+                tracing::warn!(dir = %dir.display(), %error, "the policy folder cannot be watched; it is read now and then");
+                Ok((Self { dir: Some(dir), _watcher: None }, changes))
+            }
+        }
+    }
+
+    /// The content of a file; `None` when there is none, or no folder.
+    pub(super) fn read(&self, file: &Path) -> Option<io::Result<Vec<u8>>> {
+        match std::fs::read(self.dir.as_ref()?.join(file)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            outcome => Some(outcome),
+        }
+    }
+
+    /// `.wasm` files that are no slot's, sorted. Hidden folders (`..data` of a Kubernetes mount) are not looked into.
+    pub(super) fn strays<'a>(&self, known: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
+        let Some(dir) = &self.dir else { return Vec::new() };
+        let known: BTreeSet<&Path> = known.collect();
+        let mut found = BTreeSet::new();
+        collect(dir, Path::new(""), 0, &mut found);
+        found.into_iter().filter(|file| !known.contains(file.as_path())).collect()
+    }
+}
+
+fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(dir.join(relative)) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let path = relative.join(&name);
+        if name.to_string_lossy().starts_with('.') {
+            continue;
+        }
+        if entry.path().is_dir() {
+            // `<model>/<slot>.wasm`; a model's name may have one slash.
+            if depth < 2 {
+                collect(dir, &path, depth + 1, found);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "wasm") {
+            found.insert(path);
+        }
+    }
+}

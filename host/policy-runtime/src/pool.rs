@@ -1,0 +1,96 @@
+//! Warm instances of one policy, one a shard. A call takes a shard nobody is in, and never waits for one.
+
+use std::{
+    cell::Cell,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use pointsman_routing::Failure;
+
+use crate::{engine::PolicyEngine, instance::Instance};
+
+/// Makes configured, touched instances; never called on a request's path.
+pub(crate) type Build = dyn Fn() -> Result<Instance, String> + Send + Sync;
+
+/// The instances.
+pub(crate) struct Pool {
+    shards: Box<[Mutex<Option<Instance>>]>,
+    build: Box<Build>,
+    engine: PolicyEngine,
+    calls_per_instance: u32,
+    name: Arc<str>,
+    myself: Weak<Pool>,
+}
+
+/// Each thread has a shard of its own, so that threads do not meet.
+static NEXT_HOME: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static HOME: Cell<usize> = Cell::new(NEXT_HOME.fetch_add(1, Ordering::Relaxed));
+}
+
+impl Pool {
+    /// A pool with every shard filled.
+    pub(crate) fn new(engine: &PolicyEngine, name: Arc<str>, build: Box<Build>) -> Result<Arc<Self>, String> {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let mut shards = Vec::new();
+        for _ in 0..cores * 2 {
+            shards.push(Mutex::new(Some(build()?)));
+        }
+        Ok(Arc::new_cyclic(|myself| Self {
+            shards: shards.into_boxed_slice(),
+            build,
+            engine: engine.clone(),
+            calls_per_instance: engine.limits().calls_per_instance,
+            name,
+            myself: myself.clone(),
+        }))
+    }
+
+    /// Calls an instance. A failure of the guest costs the instance: the store is poisoned, dropped and rebuilt elsewhere.
+    pub(crate) fn call<T>(&self, call: impl FnOnce(&mut Instance) -> Result<T, Failure>) -> Result<T, Failure> {
+        let home = HOME.get();
+        for step in 0..self.shards.len() {
+            let place = (home + step) % self.shards.len();
+            let Some(mut shard) = self.shards.get(place).and_then(Mutex::try_lock) else { continue };
+            let Some(instance) = shard.as_mut() else { continue };
+            let outcome = call(instance);
+            let spent = match &outcome {
+                Err(Failure::Trap(_) | Failure::Timeout | Failure::Memory) => true,
+                _ => instance.calls >= self.calls_per_instance,
+            };
+            if spent {
+                self.replace(place, shard.take());
+            }
+            return outcome;
+        }
+        Err(Failure::NotReady)
+    }
+
+    fn replace(&self, place: usize, spent: Option<Instance>) {
+        let pool = self.myself.clone();
+        self.engine.later(move || {
+            drop(spent);
+            // A policy that left its slot meanwhile needs no instance.
+            let Some(pool) = pool.upgrade() else { return };
+            match (pool.build)() {
+                Ok(fresh) => {
+                    if let Some(shard) = pool.shards.get(place) {
+                        *shard.lock() = Some(fresh);
+                    }
+                }
+                Err(error) => tracing::warn!(policy = &*pool.name, %error, "an instance could not be rebuilt"),
+            }
+        });
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("policy", &self.name).field("shards", &self.shards.len()).finish_non_exhaustive()
+    }
+}

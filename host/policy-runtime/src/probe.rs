@@ -1,0 +1,101 @@
+//! The probe: made-up inputs, asked twice, the second time of another instance. What fails here never serves.
+
+use pointsman_routing::{Call, Failure, World, facts::{FactType, Wants, WorkerColumn, WorkerFact}};
+use pointsman_workers::Leg;
+
+use crate::instance::{Answer, Instance};
+
+/// Candidate rows of the questions.
+pub(crate) const ROWS: [u32; 3] = [1, 2, 64];
+
+/// Asks one question of made-up facts.
+pub(crate) fn ask(instance: &mut Instance, world: World, wants: &Wants, rows: u32) -> Result<Answer, Failure> {
+    let call = Call { leg: Leg::Prefill, attempt: 0, rows, seed: 0x5eed + u64::from(rows), now_us: 1_700_000_000_000_000 };
+    let request = request_facts(wants);
+    let matrix = worker_facts(wants, rows);
+    let all: Vec<u32> = request.iter().chain(&matrix).copied().collect();
+    match world {
+        World::Filter => {
+            let kept = instance.keep(&call, &all)?;
+            let sound = kept.iter().all(|row| *row < rows) && kept.windows(2).all(|pair| pair.first() < pair.last());
+            if sound { Ok(Answer::Rows(kept)) } else { Err(Failure::Invalid(format!("kept rows {kept:?} of {rows}"))) }
+        }
+        World::Scorer => {
+            let costs = instance.score(&call, &all)?;
+            sound_costs(&costs, rows)?;
+            Ok(Answer::Costs(costs.into_iter().map(f32::to_bits).collect()))
+        }
+        World::Selector => {
+            let decision = instance.select(&call, &all)?;
+            if let pointsman_routing::Decision::Choose { row, costs, .. } = &decision {
+                if *row >= rows {
+                    return Err(Failure::Invalid(format!("row {row} of {rows}")));
+                }
+                if !costs.is_empty() {
+                    sound_costs(costs, rows)?;
+                }
+            }
+            Ok(Answer::Decision(decision))
+        }
+        World::DecodeOverride => {
+            let one = worker_facts(wants, 1);
+            let plan = instance.decide(&call, &request, &one, &matrix)?;
+            let over = instance.decode_config(&Call { rows: 0, leg: Leg::Decode, ..call }, &request)?;
+            over.check().map_err(Failure::Invalid)?;
+            Ok(Answer::Plan(plan, over))
+        }
+    }
+}
+
+fn sound_costs(costs: &[f32], rows: u32) -> Result<(), Failure> {
+    if costs.len() != rows as usize {
+        return Err(Failure::Invalid(format!("{} costs for {rows} rows", costs.len())));
+    }
+    match costs.iter().find(|cost| !cost.is_finite()) {
+        Some(cost) => Err(Failure::Invalid(format!("cost {cost}"))),
+        None => Ok(()),
+    }
+}
+
+fn request_facts(wants: &Wants) -> Vec<u32> {
+    let value = |name: &str, ty| match (name, ty) {
+        ("block-size", _) => vec![16],
+        ("prompt-tokens", _) => vec![8_000],
+        ("request-blocks", _) => vec![500],
+        (_, FactType::U32) => vec![1],
+        (_, FactType::F32) => vec![0.5_f32.to_bits()],
+        (_, FactType::U64) => vec![7, 0],
+    };
+    wants.request.iter().flat_map(|fact| value(fact.name(), fact.ty())).collect()
+}
+
+/// Columns that differ by row: the first row all zeros, the last one at the end of what a fact can be.
+fn worker_facts(wants: &Wants, rows: u32) -> Vec<u32> {
+    let mut columns = Vec::with_capacity(wants.worker_width() * rows as usize);
+    for (place, column) in (1_u32..).zip(&wants.worker) {
+        let row_value = |row: u32| match row {
+            0 => 0,
+            row if row + 1 == rows => 100_000,
+            row => (row * 37 + place * 11) % 97,
+        };
+        match column.ty() {
+            FactType::U32 if is_flag(column) => columns.extend((0..rows).map(|row| row % 2)),
+            FactType::U32 => columns.extend((0..rows).map(row_value)),
+            #[expect(clippy::cast_precision_loss, reason = "made-up numbers below 2^24")]
+            FactType::F32 => columns.extend((0..rows).map(|row| (row_value(row) as f32 / 100_000.0).to_bits())),
+            FactType::U64 => {
+                columns.extend((0..rows).map(row_value));
+                columns.extend((0..rows).map(|_| 0));
+            }
+        }
+    }
+    columns
+}
+
+fn is_flag(column: &WorkerColumn) -> bool {
+    matches!(
+        column,
+        WorkerColumn::LabelIs { .. }
+            | WorkerColumn::Fact(WorkerFact::LoraLoaded | WorkerFact::SessionBound | WorkerFact::LocalPrefill)
+    )
+}

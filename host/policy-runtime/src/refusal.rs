@@ -1,0 +1,110 @@
+//! Why a file did not become a policy: one variant a step of admission, each naming the offending value.
+
+use pointsman_routing::{Failure, SlotKind, World};
+
+/// Why a policy file was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
+    /// Larger than allowed.
+    #[error("{size} bytes, allowed are {limit}")]
+    TooLarge {
+        /// Bytes it has.
+        size: usize,
+        /// Bytes it may have.
+        limit: usize,
+    },
+    /// Not WebAssembly at all.
+    #[error("not WebAssembly: begins with {0}")]
+    NotWasm(String),
+    /// A core module without embedded WIT metadata, or one that does not fit it.
+    #[error("a core module that is no component: {0}")]
+    NotAComponent(String),
+    /// Does not parse.
+    #[error("malformed: {0}")]
+    Malformed(String),
+    /// Exports no world of ours, or more than one.
+    #[error("fills no world of pointsman:policy: exports {0}")]
+    WrongWorld(String),
+    /// Built against another version of the contract.
+    #[error("built against {found}, this host serves pointsman:policy@0.1")]
+    WrongVersion {
+        /// The interface with its version.
+        found: String,
+    },
+    /// Imports what no policy may have.
+    #[error("imports `{0}`, which is not granted")]
+    ForbiddenImport(String),
+    /// Does not link: an import is missing, or a function has another type than the contract says.
+    #[error("does not fit the contract: {0}")]
+    Contract(String),
+    /// Does not compile.
+    #[error("does not compile: {0}")]
+    Compile(String),
+    /// Could not be instantiated within its limits.
+    #[error("cannot be instantiated: {0}")]
+    Instantiate(String),
+    /// `describe` or `configure` failed, or ran past its deadline.
+    #[error("configure: {0}")]
+    Configure(String),
+    /// Asks for a fact this host does not have.
+    #[error("{0}")]
+    UnknownFact(String),
+    /// Gave no usable answer to made-up inputs.
+    #[error("probe with {rows} rows: {failure}")]
+    Probe {
+        /// Candidate rows of the probe.
+        rows: u32,
+        /// What came.
+        failure: Failure,
+    },
+    /// Answered the same question differently in a fresh instance.
+    #[error("not deterministic: the same call with {rows} rows gave two answers")]
+    NotDeterministic {
+        /// Candidate rows of the probe.
+        rows: u32,
+    },
+    /// Its world does not belong in the slot its file name says.
+    #[error("a {world} cannot fill the slot {slot}")]
+    WrongSlot {
+        /// Its world.
+        world: World,
+        /// The slot.
+        slot: SlotKind,
+    },
+    /// Its file name is no slot's.
+    #[error("no slot has this file name; slots are {0}")]
+    NoSlot(String),
+    /// Was rolled back before.
+    #[error("quarantined: {0}")]
+    Quarantined(String),
+}
+
+impl Refusal {
+    /// Stable label.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unreadable(_) => "unreadable",
+            Self::TooLarge { .. } => "too_large",
+            Self::NotWasm(_) => "not_wasm",
+            Self::NotAComponent(_) => "not_a_component",
+            Self::Malformed(_) => "malformed",
+            Self::WrongWorld(_) => "wrong_world",
+            Self::WrongVersion { .. } => "wrong_version",
+            Self::ForbiddenImport(_) => "forbidden_import",
+            Self::Contract(_) => "contract",
+            Self::Compile(_) => "compile",
+            Self::Instantiate(_) => "instantiate",
+            Self::Configure(_) => "configure",
+            Self::UnknownFact(_) => "unknown_fact",
+            Self::Probe { .. } => "probe",
+            Self::NotDeterministic { .. } => "not_deterministic",
+            Self::WrongSlot { .. } => "wrong_slot",
+            Self::NoSlot(_) => "no_slot",
+            Self::Quarantined(_) => "quarantined",
+        }
+    }
+}

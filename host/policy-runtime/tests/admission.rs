@@ -1,0 +1,157 @@
+//! Admission and calls, on real components: what is accepted, what is refused and why, and how a live guest is stopped.
+
+use std::sync::Arc;
+
+use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, Refusal, inspect, load};
+use pointsman_routing::{Call, Decision, Failure, Origin, Plan, Policy, World};
+use pointsman_test_guests::{CHATTY, HOSTILE, HOSTILE_CORE, LOW_QUEUE};
+use pointsman_workers::Leg;
+
+fn engine() -> PolicyEngine {
+    PolicyEngine::new(Limits::default()).unwrap()
+}
+
+fn admit(bytes: &[u8], settings: &str) -> Result<LoadedPolicy, Refusal> {
+    load(&engine(), bytes, Origin::Embedded, settings)
+}
+
+fn call(rows: u32) -> Call {
+    Call { leg: Leg::Prefill, attempt: 0, rows, seed: 3, now_us: 5 }
+}
+
+fn kind(bytes: &[u8], settings: &str) -> &'static str {
+    admit(bytes, settings).err().map_or("admitted", |refusal| refusal.kind())
+}
+
+#[test]
+fn components_core_modules_and_wasi_guests_are_admitted() {
+    for (bytes, name) in [(HOSTILE, "hostile"), (HOSTILE_CORE, "hostile"), (CHATTY, "chatty")] {
+        let policy = admit(bytes, "{}").unwrap();
+        assert_eq!((&*policy.info().name, policy.info().world), (name, World::Selector));
+        let decision = policy.select(&call(2), &[4, 9]).unwrap();
+        assert_eq!(decision, Decision::Choose { row: 0, costs: vec![], reason: None });
+    }
+}
+
+#[test]
+fn every_step_of_admission_refuses_with_its_own_reason() {
+    let truncated = &HOSTILE[..HOSTILE.len() / 2];
+    let empty_component = wat::parse_str("(component)").unwrap();
+    let bare_module = wat::parse_str("(module)").unwrap();
+    let needy_module = wat::parse_str(r#"(module (import "env" "clock" (func)))"#).unwrap();
+    let foreign = wat::parse_str(r#"(component (import "wasi:http/types@0.2.0" (instance)))"#).unwrap();
+    let newer = String::from_utf8_lossy(HOSTILE).contains("policy@0.1.0");
+    assert!(newer, "the contract's version is in the binary");
+    let other_version = replace(HOSTILE, b"@0.1.0", b"@0.2.0");
+    let cases: [(&[u8], &str, &str); 15] = [
+        (b"not wasm at all", "{}", "not_wasm"),
+        (b"", "{}", "not_wasm"),
+        (truncated, "{}", "malformed"),
+        (&empty_component, "{}", "wrong_world"),
+        (&bare_module, "{}", "wrong_world"),
+        (&needy_module, "{}", "not_a_component"),
+        (&foreign, "{}", "wrong_world"),
+        (&other_version, "{}", "wrong_version"),
+        (HOSTILE, r#"{"mode":"no-such"}"#, "configure"),
+        (HOSTILE, r#"{"mode":"slow-configure"}"#, "configure"),
+        (HOSTILE, r#"{"mode":"unknown-fact"}"#, "unknown_fact"),
+        (HOSTILE, r#"{"mode":"trap"}"#, "probe"),
+        (HOSTILE, r#"{"mode":"spin"}"#, "probe"),
+        (HOSTILE, r#"{"mode":"row"}"#, "probe"),
+        (HOSTILE, r#"{"mode":"memory"}"#, "not_deterministic"),
+    ];
+    for (bytes, settings, expected) in cases {
+        assert_eq!(kind(bytes, settings), expected, "{settings} {} bytes", bytes.len());
+    }
+    let tight = PolicyEngine::new(Limits { file_bytes: 1_000, ..Limits::default() }).unwrap();
+    let refusal = load(&tight, HOSTILE, Origin::Embedded, "{}").unwrap_err();
+    assert_eq!(refusal.to_string(), format!("{} bytes, allowed are 1000", HOSTILE.len()));
+}
+
+fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let mut out = bytes.to_vec();
+    let places: Vec<usize> = (0..out.len() - from.len()).filter(|at| &bytes[*at..*at + from.len()] == from).collect();
+    for at in places {
+        out[at..at + from.len()].copy_from_slice(to);
+    }
+    out
+}
+
+#[test]
+fn a_live_guest_s_failure_is_named_and_a_fresh_instance_takes_its_place() {
+    let cases = [
+        ("trap", "trap"),
+        ("spin", "timeout"),
+        ("hog", "memory"),
+        ("error", "error"),
+    ];
+    for (mode, expected) in cases {
+        // The probe makes 6 calls on one instance and touches the others once.
+        let policy = admit(HOSTILE, &format!(r#"{{"mode":"{mode}","after":8}}"#)).unwrap();
+        let outcomes: Vec<_> = (0..200).map(|_| policy.select(&call(2), &[1, 2])).collect();
+        let failures: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).map(Failure::kind).collect();
+        let first = outcomes.iter().position(Result::is_err).unwrap();
+        assert_eq!(first, 7, "{mode}: one touch and seven good calls");
+        assert!(failures.contains(&expected), "{mode}: {failures:?}");
+        assert!(failures.iter().all(|kind| *kind == expected || *kind == "not_ready"), "{mode}: {failures:?}");
+        let served = outcomes[first..].iter().filter(|outcome| outcome.is_ok()).count();
+        assert!(mode == "error" || served > 0, "{mode}: no instance came back");
+    }
+}
+
+#[test]
+fn a_loop_is_stopped_in_time() {
+    let policy = admit(HOSTILE, r#"{"mode":"spin","after":8}"#).unwrap();
+    let mut took = Vec::new();
+    while took.len() < 40 {
+        let started = tokio::time::Instant::now();
+        match policy.select(&call(2), &[1, 2]) {
+            Err(Failure::Timeout) => took.push(started.elapsed()),
+            Err(Failure::NotReady) => std::thread::yield_now(),
+            other => assert!(other.is_ok(), "{other:?}"),
+        }
+    }
+    took.sort_unstable();
+    let median = took[took.len() / 2];
+    println!("a loop was stopped after {median:?} (median of {}), {:?} at most", took.len(), took.last());
+    assert!(median.as_millis() < 20, "{median:?}");
+}
+
+#[test]
+fn calls_from_many_threads_do_not_meet() {
+    let policy = Arc::new(admit(pointsman_embedded_policies::LEAST_LOADED, "{}").unwrap());
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let policy = policy.clone();
+            std::thread::spawn(move || {
+                // Columns: requests, prefill tokens, queue. Row 1 has the fewest requests.
+                (0..2_000).filter(|_| policy.select(&call(2), &[0, 5, 3, 0, 0, 0, 0]).is_ok()).count()
+            })
+        })
+        .collect();
+    let served: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+    assert_eq!(served, 8_000);
+}
+
+#[test]
+fn the_embedded_policies_are_admitted_and_answer() {
+    let scorer = admit(pointsman_embedded_policies::KV_AWARE, "{}").unwrap();
+    assert_eq!(scorer.info().world, World::Scorer);
+    let planner = admit(pointsman_embedded_policies::CONDITIONAL_DISAGG, "{}").unwrap();
+    assert_eq!(planner.decide(&call(0), &[], &[], &[]), Ok(Plan::Remote));
+    assert_eq!(planner.decode_config(&call(0), &[]).unwrap().overlap_score_credit, Some(0.0));
+    let filter = admit(LOW_QUEUE, r#"{"threshold":5}"#).unwrap();
+    let mut kept = vec![];
+    filter.keep(&call(3), &[9, 5, 0], &mut kept).unwrap();
+    assert_eq!(kept, [1, 2]);
+    assert!(filter.select(&call(1), &[0]).is_err_and(|failure| failure.kind() == "invalid"));
+}
+
+#[test]
+fn inspect_tells_what_a_file_is() {
+    let inspection = inspect(HOSTILE_CORE, "{}").unwrap();
+    assert!(inspection.core_module);
+    assert_eq!((inspection.world, inspection.contract.as_str()), (World::Selector, "pointsman:policy@0.1.0"));
+    assert_eq!(inspection.policy.unwrap().worker_facts, ["active-requests"]);
+    assert!(inspect(CHATTY, "{}").unwrap().imports.iter().any(|import| import.starts_with("wasi:")));
+}

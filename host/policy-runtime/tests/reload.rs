@@ -1,0 +1,176 @@
+//! The manager on a real folder: every way a file may appear, refusals, last good kept, rollback, removal.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use pointsman_policy_runtime::{
+    Limits, ManagerConfig, ManagerStatus, PolicyEngine, PolicyManager, Probation, SlotConfig, SlotState, SlotStatus,
+};
+use pointsman_routing::{Call, Failure, NativeMode, Program, Slot, SlotKind};
+use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
+use pointsman_workers::Leg;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+struct House {
+    dir: TempDir,
+    slot: Arc<Slot>,
+    manager: PolicyManager,
+}
+
+fn house_in(dir: TempDir, settings: &str) -> House {
+    let (sender, events) = mpsc::unbounded_channel();
+    let default = Program::Native(NativeMode::LeastLoaded);
+    let slot = Arc::new(Slot::new(SlotKind::Prefill, None, default.clone(), sender));
+    let config = ManagerConfig {
+        dir: Some(dir.path().to_owned()),
+        slots: vec![SlotConfig { slot: slot.clone(), file: "prefill.wasm".into(), settings: settings.into(), default }],
+        probation: Probation::default(),
+        debounce: Duration::from_millis(10),
+        rescan: Duration::from_millis(200),
+    };
+    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let manager = PolicyManager::start(&engine, config, events).unwrap();
+    House { dir, slot, manager }
+}
+
+fn house(settings: &str) -> House {
+    house_in(TempDir::new().unwrap(), settings)
+}
+
+impl House {
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Waits, at most 20 s, until the status is as wanted.
+    fn until(&self, wanted: impl Fn(&SlotStatus, &ManagerStatus) -> bool) -> SlotStatus {
+        let started = tokio::time::Instant::now();
+        loop {
+            let status = self.manager.status();
+            if wanted(&status.slots[0], &status) {
+                return status.slots[0].clone();
+            }
+            assert!(started.elapsed().as_secs() < 20, "{status:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn drop_in(&self, bytes: &[u8]) {
+        let staged = self.path(".staged");
+        fs::write(&staged, bytes).unwrap();
+        fs::rename(staged, self.path("prefill.wasm")).unwrap();
+    }
+}
+
+#[test]
+fn what_lies_in_the_folder_serves_from_the_first_request() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("prefill.wasm"), HOSTILE).unwrap();
+    let house = house_in(dir, "{}");
+    assert_eq!((house.slot.pin().generation.0, house.manager.status().slots[0].policy.as_str()), (2, "hostile"));
+}
+
+#[test]
+fn a_file_renamed_rewritten_or_linked_into_place_is_a_new_generation() {
+    let house = house("{}");
+    house.drop_in(HOSTILE);
+    house.until(|slot, _| slot.policy == "hostile" && slot.generation.0 == 2);
+    fs::write(house.path("prefill.wasm"), WEIGHTED_RANDOM).unwrap();
+    house.until(|_, _| house.slot.pin().generation.0 >= 3 && house.manager.status().slots[0].policy == "weighted-random");
+    // As Kubernetes mounts a config map: the file links to ..data/file, ..data links to a dated folder.
+    for (folder, bytes) in [("..one", HOSTILE), ("..two", pointsman_embedded_policies::LEAST_LOADED)] {
+        fs::create_dir(house.path(folder)).unwrap();
+        fs::write(house.path(folder).join("prefill.wasm"), bytes).unwrap();
+    }
+    std::os::unix::fs::symlink("..one", house.path("..data")).unwrap();
+    let _ = fs::remove_file(house.path("prefill.wasm"));
+    std::os::unix::fs::symlink("..data/prefill.wasm", house.path("prefill.wasm")).unwrap();
+    house.until(|slot, _| slot.policy == "hostile");
+    std::os::unix::fs::symlink("..two", house.path("..data_tmp")).unwrap();
+    fs::rename(house.path("..data_tmp"), house.path("..data")).unwrap();
+    house.until(|slot, _| slot.policy == "least-loaded");
+}
+
+#[test]
+fn a_broken_file_is_refused_and_the_last_good_one_kept() {
+    let house = house("{}");
+    house.drop_in(WEIGHTED_RANDOM);
+    let good = house.until(|slot, _| slot.policy == "weighted-random");
+    house.drop_in(b"garbage");
+    let after = house.until(|slot, _| !slot.refusals.is_empty());
+    assert_eq!((after.generation, after.refusals[0].kind), (good.generation, "not_wasm"));
+    assert_eq!(after.refusals[0].message, "not WebAssembly: begins with 67 61 72 62 61 67 65");
+    // The same bytes are not tried again.
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(house.manager.status().slots[0].refusals.len(), 1);
+    house.drop_in(HOSTILE);
+    house.until(|slot, _| slot.policy == "hostile");
+}
+
+#[test]
+fn a_filter_without_anything_to_rank_by_is_refused() {
+    let house = house("{}");
+    house.drop_in(LOW_QUEUE);
+    let status = house.until(|slot, _| !slot.refusals.is_empty());
+    assert_eq!((status.refusals[0].kind, status.generation.0), ("wrong_slot", 1));
+}
+
+#[test]
+fn a_file_of_no_slot_is_told() {
+    let house = house("{}");
+    fs::write(house.path("prefil.wasm"), HOSTILE).unwrap();
+    house.until(|_, status| status.strays == ["prefil.wasm"]);
+}
+
+#[test]
+fn a_removed_file_gives_the_slot_back_to_its_default() {
+    let house = house("{}");
+    house.drop_in(HOSTILE);
+    house.until(|slot, _| slot.state == SlotState::Active);
+    fs::remove_file(house.path("prefill.wasm")).unwrap();
+    let status = house.until(|slot, _| slot.state == SlotState::Default && slot.generation.0 == 3);
+    assert_eq!(status.policy, "native:least-loaded");
+}
+
+#[test]
+fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
+    let house = house(r#"{"mode":"spin","after":50}"#);
+    house.drop_in(HOSTILE);
+    house.until(|slot, _| slot.state == SlotState::Active);
+    let active = house.slot.pin();
+    let Program::Selector { selector, .. } = &active.program else { panic!("a selector") };
+    let mut calls = 0;
+    loop {
+        calls += 1;
+        let call = Call { leg: Leg::Prefill, attempt: 0, rows: 1, seed: calls, now_us: 0 };
+        let outcome = selector.select(&call, &[0]);
+        active.note(&outcome);
+        if outcome == Err(Failure::Timeout) {
+            break;
+        }
+        assert!(outcome.is_ok() && calls < 1_000, "{outcome:?} in call {calls}");
+    }
+    assert!(active.breaker.is_open());
+    let status = house.until(|slot, _| slot.state == SlotState::RolledBack);
+    assert_eq!((status.policy.as_str(), status.generation.0, status.rollbacks), ("native:least-loaded", 3, 1));
+    assert_eq!(status.refusals[0].kind, "rolled_back");
+    assert_eq!(status.quarantined.len(), 1);
+    // It still lies there, and stays out.
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(house.slot.pin().generation.0, 3);
+}
+
+#[test]
+fn a_folder_that_does_not_exist_is_an_error_that_names_it() {
+    let (_, events) = mpsc::unbounded_channel();
+    let config = ManagerConfig {
+        dir: Some(Path::new("/no/such/folder").to_owned()),
+        slots: vec![],
+        probation: Probation::default(),
+        debounce: Duration::from_millis(10),
+        rescan: Duration::from_secs(1),
+    };
+    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let error = PolicyManager::start(&engine, config, events).unwrap_err();
+    assert_eq!(error.to_string(), "policy folder /no/such/folder: no such folder");
+}

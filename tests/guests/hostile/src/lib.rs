@@ -1,0 +1,103 @@
+//! A selector that behaves for `after` calls and then does what its `mode` says. For tests of the host only.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pointsman_policy_sdk::{Call, Decision, Error, Facts, Policy, Selector, Shed, Wants, facts};
+use serde::Deserialize;
+
+/// How it misbehaves.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Not at all: row 0.
+    #[default]
+    Good,
+    /// Panics, which is a trap.
+    Trap,
+    /// Never returns.
+    Spin,
+    /// Takes memory until it may not.
+    Hog,
+    /// Chooses a row that does not exist.
+    Row,
+    /// Answers a cost that is no number.
+    Nan,
+    /// Answers by what it did before.
+    Memory,
+    /// Answers its own error.
+    Error,
+    /// Sheds with a status no policy may use.
+    Shed,
+    /// Never returns from `configure`.
+    SlowConfigure,
+    /// Asks for a fact that does not exist.
+    UnknownFact,
+}
+
+/// What the test sets.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Settings {
+    /// How it misbehaves.
+    pub mode: Mode,
+    /// After how many good calls of an instance.
+    pub after: u32,
+}
+
+/// The policy.
+#[derive(Debug)]
+pub struct Hostile {
+    settings: Settings,
+    calls: AtomicU32,
+}
+
+impl Policy for Hostile {
+    const NAME: &'static str = "hostile";
+    type Settings = Settings;
+
+    fn configure(settings: Settings, wants: &mut Wants) -> Result<Self, String> {
+        wants.worker(facts::ACTIVE_REQUESTS);
+        match settings.mode {
+            Mode::SlowConfigure => spin(),
+            Mode::UnknownFact => drop(wants.label_is("", "")),
+            _ => {}
+        }
+        Ok(Self { settings, calls: AtomicU32::new(0) })
+    }
+}
+
+impl Selector for Hostile {
+    fn select(&self, call: &Call, _: &Facts<'_>) -> Result<Decision, Error> {
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed);
+        if calls < self.settings.after {
+            return Ok(Decision::row(0));
+        }
+        match self.settings.mode {
+            Mode::Good | Mode::SlowConfigure | Mode::UnknownFact => Ok(Decision::row(0)),
+            #[expect(clippy::panic, reason = "that is its purpose")]
+            Mode::Trap => panic!("as the test wants it"),
+            Mode::Spin => {
+                spin();
+                Ok(Decision::row(0))
+            }
+            Mode::Hog => {
+                let hoard = vec![1_u8; 64 << 20];
+                Ok(Decision::row(usize::from(std::hint::black_box(&hoard).is_empty())))
+            }
+            Mode::Row => Ok(Decision::row(call.rows as usize)),
+            Mode::Nan => Ok(Decision::Choose { row: 0, costs: vec![f32::NAN; call.rows as usize], reason: None }),
+            Mode::Memory => Ok(Decision::row(calls as usize % call.rows.max(1) as usize)),
+            Mode::Error => Err(Error::Internal("as the test wants it".into())),
+            Mode::Shed => Ok(Decision::Shed(Shed { status: 200, reason: String::new() })),
+        }
+    }
+}
+
+fn spin() {
+    let mut turns = 0_u64;
+    loop {
+        turns = std::hint::black_box(turns.wrapping_add(1));
+    }
+}
+
+pointsman_policy_sdk::export!(selector Hostile);
