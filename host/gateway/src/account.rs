@@ -1,0 +1,171 @@
+//! What a request did, written down once when it is over: metrics and one line in the access log. Never prompt text.
+
+use std::sync::Arc;
+
+use pointsman_routing::{Decider, Receipt};
+use pointsman_workers::ModelName;
+use tokio::time::{Duration, Instant};
+
+use crate::{
+    metrics::{DecisionLabels, FallbackLabels, Metrics, RequestLabels, seconds},
+    request::Endpoint,
+    sse::Usage,
+};
+
+/// The account of one request. Dropping it writes it down.
+#[derive(Debug)]
+pub struct Account {
+    metrics: Arc<Metrics>,
+    /// The id the client knows the request by.
+    pub request_id: String,
+    endpoint: Endpoint,
+    model: ModelName,
+    started: Instant,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    tokens: u32,
+    usage: Option<Usage>,
+    predicted_tokens: u32,
+    receipts: Vec<Receipt>,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    status: u16,
+    code: &'static str,
+}
+
+impl Account {
+    /// Begins the account of a request.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>, request_id: String, endpoint: Endpoint, model: ModelName) -> Self {
+        metrics.inflight.inc();
+        Self {
+            metrics,
+            request_id,
+            endpoint,
+            model,
+            started: Instant::now(),
+            first_token: None,
+            last_token: None,
+            tokens: 0,
+            usage: None,
+            predicted_tokens: 0,
+            receipts: Vec::with_capacity(2),
+            outcome: Outcome { status: 499, code: "client_closed" },
+        }
+    }
+
+    /// Takes the receipt of a decision.
+    pub fn decided(&mut self, receipt: Receipt, block_size: u32) {
+        self.metrics.route.observe(seconds(receipt.took));
+        let slot = receipt.slot.as_str();
+        let policy = receipt.policy.as_deref().unwrap_or("native").to_owned();
+        let labels = DecisionLabels {
+            slot,
+            policy,
+            generation: receipt.generation.0,
+            decider: receipt.decider.label(),
+        };
+        self.metrics.decisions.get_or_create(&labels).inc();
+        if let Decider::Fallback { reason, detail } = &receipt.decider {
+            self.metrics.fallbacks.get_or_create(&FallbackLabels { slot, reason }).inc();
+            tracing::debug!(request = self.request_id, slot, reason, detail, "the fallback decided");
+        }
+        if receipt.leg != pointsman_workers::Leg::Decode {
+            self.predicted_tokens = receipt.cached_blocks.iter().sum::<u32>().saturating_mul(block_size);
+        }
+        self.receipts.push(receipt);
+    }
+
+    /// Counts output tokens as they pass; the time to first token when these were the first.
+    pub fn output(&mut self, tokens: u32) -> Option<Duration> {
+        self.tokens += tokens;
+        let now = Instant::now();
+        self.last_token = Some(now);
+        if self.first_token.is_some() {
+            return None;
+        }
+        self.first_token = Some(now);
+        Some(now - self.started)
+    }
+
+    /// Output tokens so far.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// Takes the usage an engine reported. It corrects what was counted.
+    pub fn usage(&mut self, usage: Usage) {
+        self.tokens = self.tokens.max(usage.completion_tokens);
+        self.usage = Some(usage);
+    }
+
+    /// Mean time between tokens, when there were two or more.
+    #[must_use]
+    pub fn itl(&self) -> Option<Duration> {
+        let between = self.last_token?.checked_duration_since(self.first_token?)?;
+        (self.tokens > 1).then(|| between / (self.tokens - 1))
+    }
+
+    /// How it ended.
+    pub fn ended(&mut self, status: u16, code: &'static str) {
+        self.outcome = Outcome { status, code };
+    }
+
+    /// The decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank policy@generation by`.
+    #[must_use]
+    pub fn decisions(&self) -> String {
+        let one = |receipt: &Receipt| {
+            let policy = receipt.policy.as_deref().unwrap_or("native");
+            let by = receipt.decider.fallback().unwrap_or(receipt.decider.label());
+            format!(
+                "{}={}/{} {policy}@{} {by}",
+                receipt.leg, receipt.worker, receipt.rank, receipt.generation
+            )
+        };
+        self.receipts.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let metrics = &self.metrics;
+        let Outcome { status, code } = self.outcome;
+        let took = self.started.elapsed();
+        metrics.inflight.dec();
+        metrics.duration.observe(seconds(took));
+        let ttft = self.first_token.map(|first| first - self.started);
+        if let Some(ttft) = ttft {
+            metrics.ttft.observe(seconds(ttft));
+        }
+        if let Some(itl) = self.itl() {
+            metrics.itl.observe(seconds(itl));
+        }
+        metrics.output_tokens.inc_by(u64::from(self.tokens));
+        let usage = self.usage.unwrap_or_default();
+        metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+        metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
+        metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));
+        let model = if code == "model_not_found" { "other".to_owned() } else { self.model.to_string() };
+        let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
+        metrics.requests.get_or_create(&labels).inc();
+        tracing::info!(
+            target: "pointsman::access",
+            request = self.request_id,
+            endpoint = self.endpoint.label(),
+            model = self.model.as_str(),
+            status,
+            code,
+            decisions = self.decisions(),
+            prompt_tokens = usage.prompt_tokens,
+            output_tokens = self.tokens,
+            cached_tokens = usage.cached_tokens,
+            ttft_ms = ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
+            took_ms = took.as_secs_f64() * 1e3,
+            "request"
+        );
+    }
+}

@@ -1,0 +1,154 @@
+//! The operators' listener: health, readiness, metrics, workers, policies.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::{get, post},
+};
+use pointsman_workers::{Candidate, Health, Ineligible, Leg, ModelName, WorkerId};
+use serde_json::{Value, json};
+
+use crate::app::App;
+
+/// The operators' endpoints.
+pub(crate) fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/policies", get(policies))
+        .route("/workers", get(workers))
+        .route("/workers/{id}/drain", post(drain).delete(undrain))
+        .with_state(app)
+}
+
+/// Models that can be served now (spec B3), sorted.
+pub(crate) fn servable(app: &App) -> Vec<String> {
+    let snapshot = app.registry.snapshot();
+    let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
+    let serves = |model: &&ModelName| {
+        let remote = up(model, Leg::Prefill) && up(model, Leg::Decode);
+        remote || (!app.settings.enforce_disagg && up(model, Leg::Aggregated))
+    };
+    snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
+}
+
+fn is_up(candidate: &Candidate) -> bool {
+    matches!(candidate.ineligible(), None | Some(Ineligible::AtCapacity))
+}
+
+async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let models = servable(&app);
+    let draining = app.draining.is_cancelled();
+    let ready = !models.is_empty() && !draining;
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(json!({ "ready": ready, "models": models, "draining": draining })))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let mut text = String::new();
+    let encoded = prometheus_client::encoding::text::encode(&mut text, &app.exposition.lock());
+    if encoded.is_err() {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    let text = text.trim_end_matches("# EOF\n").to_owned() + &at_scrape(&app) + "# EOF\n";
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
+}
+
+/// Families whose values are read when they are asked for.
+fn at_scrape(app: &App) -> String {
+    let mut out = String::new();
+    let mut family = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
+        let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} {kind}");
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        for (labels, value) in lines {
+            let _ = writeln!(out, "{name}{suffix}{{{labels}}} {value}");
+        }
+    };
+    let snapshot = app.registry.snapshot();
+    let each = |value: &dyn Fn(&pointsman_workers::Worker) -> u64| {
+        let workers = snapshot.workers().iter();
+        workers.map(|worker| (format!("worker=\"{}\",role=\"{}\"", worker.id(), worker.spec().role), value(worker))).collect()
+    };
+    family("pointsman_worker_eligible", "gauge", "Whether a worker may be chosen now", each(&|worker| u64::from(worker.ineligible().is_none())));
+    family("pointsman_worker_active_requests", "gauge", "Requests booked on a worker", each(&|worker| u64::from(worker.active_requests())));
+    let status = app.policies.status();
+    let slots = status.slots.iter();
+    family("pointsman_policy_generation", "gauge", "The generation in force", slots.clone().map(|slot| (format!("slot=\"{}\"", slot.slot), slot.generation.0)).collect());
+    let info = slots.clone().map(|slot| {
+        let digest = slot.digest.map(|digest| digest.short()).unwrap_or_default();
+        (format!("slot=\"{}\",policy=\"{}\",digest=\"{digest}\"", slot.slot, slot.policy), 1)
+    });
+    family("pointsman_policy_info", "gauge", "What a slot runs", info.collect());
+    family("pointsman_policy_rollbacks", "counter", "Automatic rollbacks", slots.map(|slot| (format!("slot=\"{}\"", slot.slot), slot.rollbacks)).collect());
+    let reloads = status.reloads.iter().map(|count| (format!("result=\"{}\",reason=\"{}\"", count.result, count.reason), count.count));
+    family("pointsman_policy_reloads", "counter", "Reloads by how they ended", reloads.collect());
+    let index = app.router.index().stats();
+    let one = |value| vec![(String::new(), value)];
+    family("pointsman_index_blocks", "gauge", "Blocks in the prefix index", one(index.blocks));
+    family("pointsman_index_bytes", "gauge", "Bytes of the prefix index", one(index.bytes));
+    family("pointsman_index_evicted", "counter", "Records that gave way to the byte budget", one(index.evicted));
+    family("pointsman_index_dropped", "counter", "Records dropped because the writer was behind", one(index.dropped));
+    out
+}
+
+async fn policies(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!(*app.policies.status()))
+}
+
+async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
+    let snapshot = app.registry.snapshot();
+    let models = |id: WorkerId| -> Vec<String> {
+        let serves = |model: &&ModelName| {
+            let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated];
+            legs.iter().any(|leg| snapshot.pool(model, *leg).iter().any(|candidate| candidate.worker.id() == id))
+        };
+        snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
+    };
+    let one = |worker: &Arc<pointsman_workers::Worker>| {
+        let ranks = worker.candidates();
+        let ranks: Vec<Value> = ranks
+            .iter()
+            .map(|candidate| {
+                let load = candidate.load();
+                json!({
+                    "dp_rank": candidate.rank, "active_requests": load.active_requests(),
+                    "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
+                    "ttft_ewma_us": load.ttft_ewma_us(), "itl_ewma_us": load.itl_ewma_us(), "error_ppm": load.error_ppm(),
+                })
+            })
+            .collect();
+        let engine = worker.engine_load().map(|load| {
+            json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": load.read_at.elapsed().as_millis() as u64 })
+        });
+        json!({
+            "id": worker.id(), "spec": worker.spec(), "models": models(worker.id()),
+            "health": match worker.health() { Health::Unknown => "unknown", Health::Healthy => "healthy", Health::Unhealthy => "unhealthy" },
+            "draining": worker.draining(), "ineligible": worker.ineligible().map(Ineligible::as_str),
+            "total_blocks": worker.total_blocks(), "engine_load": engine, "ranks": ranks,
+        })
+    };
+    Json(json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() }))
+}
+
+async fn drain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
+    set_draining(&state, &id, true)
+}
+
+async fn undrain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
+    set_draining(&state, &id, false)
+}
+
+fn set_draining(app: &App, id: &u64, draining: bool) -> (StatusCode, Json<Value>) {
+    match app.registry.snapshot().get(WorkerId(*id)) {
+        Some(worker) => {
+            worker.set_draining(draining);
+            (StatusCode::OK, Json(json!({ "id": id, "draining": draining })))
+        }
+        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
+    }
+}

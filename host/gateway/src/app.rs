@@ -1,0 +1,228 @@
+//! The assembly: from a configuration to a running gateway. Owns everything that lives as long as the daemon.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use parking_lot::Mutex;
+use pointsman_policy_runtime::{
+    Limits, ManagerConfig, PolicyEngine, PolicyManager, Probation, SlotConfig, load,
+};
+use pointsman_routing::{
+    NativeMode, Origin, Picker, Policy, Program, Router, Slot, SlotKind, SlotSet, Slots, WeightedScorer, World,
+};
+use pointsman_workers::{
+    IndexConfig, PrefixIndex, Registry,
+    probe::{ProbeConfig, Prober},
+};
+use tokio::{net::TcpListener, sync::mpsc};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    admin,
+    config::{Config, SlotEntry},
+    hints::HintTrust,
+    metrics::Metrics,
+    server,
+    subject::Measure,
+    upstream::Upstream,
+};
+
+/// Values that requests need again and again.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Refuse instead of prefilling locally.
+    pub enforce_disagg: bool,
+    /// A request's deadline.
+    pub request_timeout: Duration,
+    /// Further tries of a request.
+    pub retries: u32,
+    /// Whether hints are taken.
+    pub trust: HintTrust,
+    /// Largest body.
+    pub max_body_bytes: usize,
+    /// Keys of clients; none: everybody may.
+    pub api_keys: Vec<String>,
+    /// How prompts are measured.
+    pub measure: Measure,
+}
+
+/// The gateway's parts.
+#[derive(Debug)]
+pub struct App {
+    /// Values from the configuration.
+    pub settings: Settings,
+    /// The workers.
+    pub registry: Arc<Registry>,
+    /// The router.
+    pub router: Router,
+    /// Calls to workers.
+    pub upstream: Upstream,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// All metrics, for `/metrics`.
+    pub exposition: Mutex<prometheus_client::registry::Registry>,
+    /// The policies' keeper.
+    pub policies: PolicyManager,
+    /// Tasks that outlive their request.
+    pub tracker: TaskTracker,
+    /// Set when the daemon was told to end.
+    pub draining: CancellationToken,
+}
+
+/// A gateway that serves.
+#[derive(Debug)]
+pub struct Running {
+    /// Its parts.
+    pub app: Arc<App>,
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// Where operators connect.
+    pub admin: SocketAddr,
+    stop: CancellationToken,
+    drain: Duration,
+    servers: TaskTracker,
+}
+
+impl Running {
+    /// Builds the parts, binds the listeners and begins to serve.
+    ///
+    /// # Errors
+    /// A listener cannot be bound, a built-in policy refuses its settings, or the policy folder is not there.
+    pub async fn start(config: &Config) -> anyhow::Result<Self> {
+        let listener = bind(config.server.listen).await?;
+        let admin_listener = bind(config.server.admin_listen).await?;
+        let stop = CancellationToken::new();
+        let app = Arc::new(build(config)?);
+        let probe = ProbeConfig {
+            interval: config.probe.interval,
+            timeout: config.probe.timeout,
+            load_interval: config.probe.load_interval,
+        };
+        Prober::start(app.registry.clone(), probe, app.tracker.clone(), stop.clone());
+        let servers = TaskTracker::new();
+        let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
+        servers.spawn(server::serve(listener, server::routes(app.clone()), stop.clone()));
+        servers.spawn(server::serve(admin_listener, admin::routes(app.clone()), stop.clone()));
+        servers.close();
+        tracing::info!(%address, %admin, enforce_disagg = config.routing.enforce_disagg, "serving");
+        Ok(Self { app, address, admin, stop, drain: config.timeouts.drain, servers })
+    }
+
+    /// Ends: refuses new requests, lets those under way finish for at most the drain time, then stops.
+    pub async fn drain(self) {
+        self.app.draining.cancel();
+        let deadline = tokio::time::Instant::now() + self.drain;
+        while self.app.metrics.inflight.get() > 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.stop.cancel();
+        self.app.tracker.close();
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now()) + Duration::from_millis(500);
+        let ended = tokio::time::timeout(left, async {
+            self.servers.wait().await;
+            self.app.tracker.wait().await;
+        });
+        if ended.await.is_err() {
+            tracing::warn!(requests = self.app.metrics.inflight.get(), "ended with requests under way");
+        }
+    }
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+fn build(config: &Config) -> anyhow::Result<App> {
+    let registry = Arc::new(Registry::default());
+    for worker in &config.workers {
+        registry.upsert(worker.clone());
+    }
+    let policies = &config.policies;
+    let limits = Limits { deadline: policies.deadline, memory_bytes: policies.memory_bytes, ..Limits::default() };
+    let engine = PolicyEngine::new(limits).map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
+    let (events, failures) = mpsc::unbounded_channel();
+    let mut programs = Vec::new();
+    for kind in SlotKind::ALL {
+        let entry = policies.slots.get(&kind).cloned().unwrap_or_default();
+        programs.push((kind, default_program(&engine, kind, &entry)?, entry));
+    }
+    let set = SlotSet::build(|kind| {
+        let program = programs.iter().find(|(other, ..)| *other == kind).map(|(_, program, _)| program.clone());
+        Slot::new(kind, None, program.unwrap_or(Program::Native(NativeMode::Kv)), events.clone())
+    });
+    let slots = Slots::new(set, []);
+    let managed = slots.iter().zip(programs).map(|(slot, (kind, default, entry))| SlotConfig {
+        slot: slot.clone(),
+        file: PathBuf::from(format!("{kind}.wasm")),
+        settings: json(&entry.settings),
+        default,
+    });
+    let manager = ManagerConfig {
+        dir: policies.dir.clone(),
+        slots: managed.collect(),
+        probation: Probation { calls: policies.probation_calls, failure_share: policies.probation_failure_share },
+        debounce: policies.debounce,
+        rescan: policies.rescan,
+    };
+    let manager = PolicyManager::start(&engine, manager, failures)?;
+    let index = PrefixIndex::new(IndexConfig { byte_budget: config.index.byte_budget, ttl: config.index.ttl })?;
+    let mut exposition = prometheus_client::registry::Registry::default();
+    let metrics = Arc::new(Metrics::new(&mut exposition));
+    let router = Router::new(slots, Arc::new(index), config.routing.cost, policies.on_failure);
+    Ok(App {
+        settings: settings(config),
+        registry,
+        router,
+        upstream: Upstream::new(config.timeouts.connect),
+        metrics,
+        exposition: Mutex::new(exposition),
+        policies: manager,
+        tracker: TaskTracker::new(),
+        draining: CancellationToken::new(),
+    })
+}
+
+fn settings(config: &Config) -> Settings {
+    let (server, routing) = (&config.server, &config.routing);
+    Settings {
+        enforce_disagg: routing.enforce_disagg,
+        request_timeout: config.timeouts.request,
+        retries: routing.retries,
+        trust: if server.trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
+        max_body_bytes: server.max_body_bytes,
+        api_keys: server.api_keys.clone(),
+        measure: Measure {
+            block_size: routing.block_size,
+            bytes_per_token: routing.bytes_per_token,
+            salt: routing.hash_salt,
+        },
+    }
+}
+
+/// What a slot runs while its file is not there: as configured, else the built-in policy.
+fn default_program(engine: &PolicyEngine, kind: SlotKind, entry: &SlotEntry) -> anyhow::Result<Program> {
+    if let Some(mode) = entry.native {
+        return Ok(Program::Native(mode));
+    }
+    let stock = if kind == SlotKind::DecodeOverride { "conditional-disagg" } else { "kv-aware" };
+    let name = entry.builtin.as_deref().unwrap_or(stock);
+    let bytes = pointsman_embedded_policies::by_name(name).with_context(|| format!("`{name}` is not built in"))?;
+    // Settings of a slot are for the policy that an operator drops in, or for the one named beside them.
+    let settings = if entry.builtin.is_some() { json(&entry.settings) } else { "{}".to_owned() };
+    let policy = load(engine, bytes, Origin::Embedded, &settings)
+        .with_context(|| format!("policies.slots.{kind}: the built-in policy `{name}`"))?;
+    let policy: Arc<dyn Policy> = Arc::new(policy);
+    Ok(match (policy.info().world, kind) {
+        (World::DecodeOverride, SlotKind::DecodeOverride) => Program::DecodeOverride(policy),
+        (World::Selector, _) => Program::Selector { filters: Vec::new(), selector: policy },
+        (World::Scorer, _) => {
+            let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Default::default() }];
+            Program::Scorers { filters: Vec::new(), scorers, picker: Picker::Min }
+        }
+        (world, _) => anyhow::bail!("policies.slots.{kind}: a {world} does not belong here"),
+    })
+}
+
+fn json(settings: &toml::Table) -> String {
+    serde_json::to_string(settings).unwrap_or_else(|_| "{}".to_owned())
+}

@@ -1,0 +1,202 @@
+//! The command line.
+
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use pointsman_workers::WorkerSpec;
+
+use crate::{app::Running, config::Config};
+
+/// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
+#[derive(Debug, Parser)]
+#[command(name = "pointsman", version, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Log lines as JSON.
+    #[arg(long, global = true)]
+    log_json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  pointsman serve --worker role=prefill,engine=vllm,url=http://10.0.0.1:8000 \\
+                  --worker role=decode,engine=vllm,url=http://10.0.0.2:8000 --policies ./policies
+  pointsman serve --config pointsman.toml
+  pointsman check-config --config pointsman.toml
+  pointsman policy inspect prefill.wasm
+
+The log level is set by the environment variable RUST_LOG (default: info).";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve clients until SIGTERM or SIGINT, then drain.
+    Serve(Box<ServeArgs>),
+    /// Check a configuration and tell everything that is wrong with it.
+    CheckConfig(Box<ServeArgs>),
+    /// Work with policy files.
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum PolicyCommand {
+    /// Tell what a policy file is, and whether this host would admit it.
+    Inspect {
+        /// The component, or core module with embedded WIT metadata.
+        file: PathBuf,
+        /// JSON object handed to `configure`.
+        #[arg(long, default_value = "{}")]
+        settings: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// TOML configuration; flags win over it.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Where clients connect [default: 127.0.0.1:8080].
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// Where operators connect [default: 127.0.0.1:9090].
+    #[arg(long)]
+    admin_listen: Option<SocketAddr>,
+    /// Folder of policies: `prefill.wasm`, `decode.wasm`, `aggregated.wasm`, `decode-override.wasm`.
+    #[arg(long)]
+    policies: Option<PathBuf>,
+    /// Refuse requests when there is no prefill worker, instead of prefilling locally.
+    #[arg(long)]
+    enforce_disagg: bool,
+    /// A worker: role=prefill|decode|aggregated,engine=vllm|sglang|openai,url=http://HOST:PORT and further
+    /// id, model, dp_size, bootstrap_host, bootstrap_port, transport, label.KEY, taint, lora, local_prefill,
+    /// prefill_cancellable, max_concurrency, total_blocks, api_key. May be given many times.
+    #[arg(long = "worker", value_name = "KEY=VALUE,…")]
+    workers: Vec<String>,
+}
+
+impl Cli {
+    /// Runs the command.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        start_log(self.log_json);
+        let outcome = match self.command {
+            Command::Serve(args) => args.config().and_then(|config| serve(&config)),
+            Command::CheckConfig(args) => args.config().and_then(|config| summarize(&config)),
+            Command::Policy(PolicyCommand::Inspect { file, settings }) => inspect(&file, &settings),
+        };
+        match outcome {
+            Ok(code) => code,
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "pointsman: {error:#}");
+                ExitCode::from(2)
+            }
+        }
+    }
+}
+
+impl ServeArgs {
+    fn config(&self) -> anyhow::Result<Config> {
+        let mut config = self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read)?;
+        config.server.listen = self.listen.unwrap_or(config.server.listen);
+        config.server.admin_listen = self.admin_listen.unwrap_or(config.server.admin_listen);
+        config.policies.dir = self.policies.clone().or(config.policies.dir);
+        config.routing.enforce_disagg |= self.enforce_disagg;
+        for flag in &self.workers {
+            let worker = WorkerSpec::parse_flag(flag).with_context(|| format!("--worker {flag}"))?;
+            config.workers.push(worker);
+        }
+        config.check()?;
+        Ok(config)
+    }
+}
+
+fn serve(config: &Config) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let running = Running::start(config).await?;
+        say(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            interrupted = tokio::signal::ctrl_c() => interrupted?,
+        }
+        tracing::info!("draining");
+        running.drain().await;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn summarize(config: &Config) -> anyhow::Result<ExitCode> {
+    let mut text = format!(
+        "listen {}\nadmin {}\nenforce_disagg {}\npolicies {}\n",
+        config.server.listen,
+        config.server.admin_listen,
+        config.routing.enforce_disagg,
+        config.policies.dir.as_deref().unwrap_or(Path::new("(built-in only)")).display(),
+    );
+    for worker in &config.workers {
+        text.push_str(&format!("worker {} {} {} {}\n", worker.id, worker.role, worker.engine, worker.url));
+    }
+    say(&(text + "ok\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn inspect(file: &Path, settings: &str) -> anyhow::Result<ExitCode> {
+    let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
+    let found = pointsman_policy_runtime::inspect(&bytes, settings)
+        .map_err(|refusal| anyhow::anyhow!("{}: refused ({}): {refusal}", file.display(), refusal.kind()))?;
+    let form = if found.core_module { "core module with WIT metadata" } else { "component" };
+    let mut text = format!(
+        "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\nimports   {}\nexports   {}\n",
+        file.display(),
+        found.digest,
+        found.size,
+        found.world,
+        found.contract,
+        list(&found.imports),
+        list(&found.exports),
+    );
+    let code = match found.policy {
+        Ok(policy) => {
+            text.push_str(&format!(
+                "policy    {} {}\nrequest   {}\nworkers   {}\nadmitted  yes\n",
+                policy.name,
+                policy.version,
+                list(&policy.request_facts),
+                list(&policy.worker_facts),
+            ));
+            ExitCode::SUCCESS
+        }
+        Err(refusal) => {
+            text.push_str(&format!("admitted  no ({}): {refusal}\n", refusal.kind()));
+            ExitCode::FAILURE
+        }
+    };
+    say(&text)?;
+    Ok(code)
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(" ") }
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+fn start_log(json: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json { log.json().init() } else { log.init() }
+}

@@ -1,0 +1,333 @@
+//! Configuration: one file, resolved once. All problems are reported together, each with its dotted path.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use pointsman_routing::{NativeMode, OnFailure, RouterConfig, SlotKind};
+use pointsman_workers::WorkerSpec;
+use serde::Deserialize;
+
+/// The whole configuration, as in the file. Every field has a default, which is written here and nowhere else.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The listeners.
+    pub server: Server,
+    /// How requests are routed.
+    pub routing: Routing,
+    /// Where policies come from and what they may use.
+    pub policies: Policies,
+    /// The prefix index.
+    pub index: Index,
+    /// Time limits.
+    pub timeouts: Timeouts,
+    /// How workers are probed.
+    pub probe: Probe,
+    /// The workers.
+    pub workers: Vec<WorkerSpec>,
+}
+
+/// The listeners.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where operators connect.
+    pub admin_listen: SocketAddr,
+    /// Largest request body, bytes.
+    pub max_body_bytes: usize,
+    /// Whether clients' routing hints are taken.
+    pub trust_hints: bool,
+    /// Keys that clients must give as bearer token; none: everybody may.
+    pub api_keys: Vec<String>,
+}
+
+/// How requests are routed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Routing {
+    /// Refuse requests when there is no prefill worker, instead of prefilling locally.
+    pub enforce_disagg: bool,
+    /// Tokens in a block of the index.
+    pub block_size: u32,
+    /// Bytes taken for a token when there are no tokens.
+    pub bytes_per_token: u32,
+    /// Further tries of a request, all legs together.
+    pub retries: u32,
+    /// Salt of the session, LoRA and tenant hashes that policies see.
+    pub hash_salt: u64,
+    /// Parameters of the cost.
+    pub cost: RouterConfig,
+}
+
+/// Where policies come from and what they may use.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policies {
+    /// The folder that is watched.
+    pub dir: Option<PathBuf>,
+    /// CPU time of a call.
+    #[serde(with = "humantime_serde")]
+    pub deadline: Duration,
+    /// Memory of an instance, bytes.
+    pub memory_bytes: usize,
+    /// What a failing policy leads to.
+    pub on_failure: OnFailure,
+    /// Calls in which a fresh generation is on probation.
+    pub probation_calls: u64,
+    /// Share of failed calls above which it is rolled back.
+    pub probation_failure_share: f64,
+    /// Quiet time after a change of the folder before it is read.
+    #[serde(with = "humantime_serde")]
+    pub debounce: Duration,
+    /// How often the folder is read whatever the watch says.
+    #[serde(with = "humantime_serde")]
+    pub rescan: Duration,
+    /// Entries of slots.
+    pub slots: BTreeMap<SlotKind, SlotEntry>,
+}
+
+/// What a slot runs while its file is not there, and what its policy is told.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SlotEntry {
+    /// A native selector.
+    pub native: Option<NativeMode>,
+    /// A policy that is built in: `kv-aware`, `least-loaded` or `conditional-disagg`.
+    pub builtin: Option<String>,
+    /// Handed to the policy's `configure`.
+    pub settings: toml::Table,
+}
+
+/// The prefix index.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Index {
+    /// Bytes it may hold.
+    pub byte_budget: usize,
+    /// How long a decision is taken to stay cached.
+    #[serde(with = "humantime_serde")]
+    pub ttl: Duration,
+}
+
+/// Time limits.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Timeouts {
+    /// Connecting to a worker.
+    #[serde(with = "humantime_serde")]
+    pub connect: Duration,
+    /// A whole request.
+    #[serde(with = "humantime_serde")]
+    pub request: Duration,
+    /// Requests under way when the daemon is told to end.
+    #[serde(with = "humantime_serde")]
+    pub drain: Duration,
+}
+
+/// How workers are probed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Probe {
+    /// Between health checks.
+    #[serde(with = "humantime_serde")]
+    pub interval: Duration,
+    /// A health check.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Between reads of a worker's own load figures; 0: never.
+    #[serde(with = "humantime_serde")]
+    pub load_interval: Duration,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            admin_listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
+            max_body_bytes: 32 * 1024 * 1024,
+            trust_hints: true,
+            api_keys: Vec::new(),
+        }
+    }
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Self {
+            enforce_disagg: false,
+            block_size: 16,
+            bytes_per_token: 4,
+            retries: 2,
+            hash_salt: 0,
+            cost: RouterConfig::default(),
+        }
+    }
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            deadline: Duration::from_millis(2),
+            memory_bytes: 16 * 1024 * 1024,
+            on_failure: OnFailure::Fallback,
+            probation_calls: 1_000,
+            probation_failure_share: 0.05,
+            debounce: Duration::from_millis(20),
+            rescan: Duration::from_secs(5),
+            slots: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self { byte_budget: 256 * 1024 * 1024, ttl: Duration::from_secs(120) }
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            request: Duration::from_secs(600),
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(1),
+            load_interval: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct ConfigErrors(pub Vec<String>);
+
+impl Config {
+    /// Reads a TOML file.
+    ///
+    /// # Errors
+    /// The file cannot be read or does not parse; toml names line, column and key.
+    pub fn read(path: &Path) -> Result<Self, ConfigErrors> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigErrors(vec![format!("{}: {error}", path.display())]))?;
+        toml::from_str(&text).map_err(|error| ConfigErrors(vec![format!("{}: {error}", path.display())]))
+    }
+
+    /// Checks what types cannot say.
+    ///
+    /// # Errors
+    /// All problems, each with its dotted path and value.
+    pub fn check(&self) -> Result<(), ConfigErrors> {
+        let mut problems = Vec::new();
+        let mut say = |wrong: bool, text: String| {
+            if wrong {
+                problems.push(text);
+            }
+        };
+        let (routing, policies) = (&self.routing, &self.policies);
+        say(routing.block_size == 0, "routing.block_size: `0` tokens make no block".to_owned());
+        say(routing.bytes_per_token == 0, "routing.bytes_per_token: `0` bytes make no token".to_owned());
+        let share = policies.probation_failure_share;
+        say(!(0.0..=1.0).contains(&share), format!("policies.probation_failure_share: `{share}` is not within 0 to 1"));
+        let limits = [
+            ("policies.deadline", policies.deadline),
+            ("policies.rescan", policies.rescan),
+            ("timeouts.connect", self.timeouts.connect),
+            ("timeouts.request", self.timeouts.request),
+            ("probe.interval", self.probe.interval),
+            ("probe.timeout", self.probe.timeout),
+            ("index.ttl", self.index.ttl),
+        ];
+        for (path, limit) in limits {
+            say(limit.is_zero(), format!("{path}: `0s` is no time at all"));
+        }
+        for (kind, entry) in &policies.slots {
+            let path = format!("policies.slots.{kind}");
+            say(entry.native.is_some() && entry.builtin.is_some(), format!("{path}: both `native` and `builtin` are given"));
+            let unknown = entry.builtin.as_deref().filter(|name| pointsman_embedded_policies::by_name(name).is_none());
+            say(unknown.is_some(), format!("{path}.builtin: `{}` is not built in", unknown.unwrap_or_default()));
+            let native = entry.native.is_some() && *kind == SlotKind::DecodeOverride;
+            say(native, format!("{path}.native: this slot takes no selector; leave it out for the native override"));
+        }
+        if let Some(dir) = &policies.dir {
+            say(!dir.is_dir(), format!("policies.dir: `{}` is no folder", dir.display()));
+        }
+        for (place, worker) in self.workers.iter().enumerate() {
+            let twin = self.workers.iter().take(place).position(|other| other.id == worker.id);
+            say(twin.is_some(), format!("workers[{place}].id: `{}` is that of workers[{}] too", worker.id, twin.unwrap_or(0)));
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigErrors(problems)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: &[&str]) {
+        let config: Config = toml::from_str(text).unwrap();
+        let problems = config.check().map_or_else(|errors| errors.0, |()| Vec::new());
+        assert_eq!(problems, expected);
+    }
+
+    #[test]
+    fn an_empty_file_is_a_sound_configuration_and_b1_enforcing_is_off() {
+        check("", &[]);
+        assert!(!Config::default().routing.enforce_disagg);
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once_with_their_paths() {
+        check(
+            r#"
+            [routing]
+            block_size = 0
+            [policies]
+            dir = "/no/such"
+            deadline = "0s"
+            [policies.slots.prefill]
+            native = "kv"
+            builtin = "kv-awar"
+            [[workers]]
+            url = "http://a:1"
+            role = "prefill"
+            engine = "vllm"
+            [[workers]]
+            url = "http://a:1/"
+            role = "decode"
+            engine = "vllm"
+            "#,
+            &[
+                "routing.block_size: `0` tokens make no block",
+                "policies.deadline: `0s` is no time at all",
+                "policies.slots.prefill: both `native` and `builtin` are given",
+                "policies.slots.prefill.builtin: `kv-awar` is not built in",
+                "policies.dir: `/no/such` is no folder",
+                &format!("workers[1].id: `{}` is that of workers[0] too", pointsman_workers::WorkerId::of_url("http://a:1")),
+            ],
+        );
+    }
+
+    #[test]
+    fn an_unknown_key_or_a_bad_worker_does_not_parse_and_says_where() {
+        let error = toml::from_str::<Config>("[server]\nlisten_on = 1").unwrap_err().to_string();
+        assert!(error.contains("unknown field `listen_on`") && error.contains("line 2"), "{error}");
+        let error = toml::from_str::<Config>("[[workers]]\nrole=\"cook\"\nengine=\"vllm\"\nurl=\"http://a:1\"").unwrap_err();
+        assert!(error.to_string().contains("role: role `cook` is none of"), "{error}");
+    }
+}

@@ -1,0 +1,542 @@
+//! The driver: performs what the leg machine asks for, and tells it what came of it.
+//!
+//! One future drives a request up to the head of its answer; [`crate::relay`] takes over from there. Both hold the same
+//! [`Drive`], and both hand events to the same machine. What is booked, in flight or owed is owned here and nowhere else.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{HeaderValue, Response, header};
+use hyper::body::Incoming;
+use pointsman_routing::{CandidateId, Query, RouterConfigOverride, Subject};
+use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    account::Account,
+    app::App,
+    connector::{LegContext, PrefillAnswer, RequestToken, Target, connector_for, leg_headers, rooms},
+    error::Cause,
+    legs::{Action, Event, Failed, HandoffKind, Legs, PrefillTraits, Shape},
+    relay::{self, Answer},
+    request::Request,
+    sse::{self, Usage},
+    upstream::CallError,
+};
+
+mod plan;
+
+pub(crate) use plan::plan;
+
+/// A request on its way.
+pub(crate) struct Drive {
+    pub(crate) app: Arc<App>,
+    pub(crate) request: Arc<Request>,
+    pub(crate) legs: Legs,
+    pub(crate) account: Account,
+    pub(crate) decode: Upstreaming<DecodeHead>,
+    pub(crate) deadline: Instant,
+    pub(crate) gone: CancellationToken,
+    /// The prompt's cached tokens as the prefill leg says; the decode leg's own number says nothing true then.
+    pub(crate) cached_tokens: Option<u32>,
+    pub(crate) explain: bool,
+    subject: Subject,
+    snapshot: Arc<Snapshot>,
+    queue: VecDeque<Action>,
+    prefill: Upstreaming<PrefillDone>,
+    token: RequestToken,
+    rooms: Vec<u64>,
+    handoff: Option<String>,
+    attempts: u32,
+    tried: Vec<CandidateId>,
+    /// The whole answer of a request that is not streamed.
+    whole: Option<Response<Bytes>>,
+    saw_gone: bool,
+}
+
+/// One leg: where it runs, what it booked, what is in flight, and why it failed.
+pub(crate) struct Upstreaming<T> {
+    pub(crate) candidate: Option<Candidate>,
+    pub(crate) booking: Option<Booking>,
+    call: Option<BoxFuture<'static, Result<T, CallError>>>,
+    pub(crate) failure: Option<Cause>,
+}
+
+/// A prefill call that ended: its answer, or (bootstrap) nothing.
+type PrefillDone = Option<Response<Bytes>>;
+
+/// The answer of a decode or single leg: its head with a stream to come, or the whole of it.
+pub(crate) enum DecodeHead {
+    Stream(Response<Incoming>),
+    Whole(Response<Bytes>),
+}
+
+impl<T> Default for Upstreaming<T> {
+    fn default() -> Self {
+        Self { candidate: None, booking: None, call: None, failure: None }
+    }
+}
+
+impl<T> Upstreaming<T> {
+    fn stop(&mut self) {
+        self.call = None;
+        self.booking = None;
+    }
+}
+
+/// Serves a request that was planned. The future outlives its client (see [`crate::detach`]).
+pub(crate) async fn drive(
+    app: Arc<App>,
+    request: Arc<Request>,
+    subject: Subject,
+    snapshot: Arc<Snapshot>,
+    shape: Shape,
+    account: Account,
+    gone: CancellationToken,
+    explain: bool,
+) -> Response<Answer> {
+    let (legs, actions) = Legs::new(shape, app.settings.retries);
+    let deadline = Instant::now() + app.settings.request_timeout;
+    let mut drive = Box::new(Drive {
+        app,
+        request,
+        legs,
+        account,
+        decode: Upstreaming::default(),
+        deadline,
+        gone,
+        cached_tokens: None,
+        explain,
+        subject,
+        snapshot,
+        queue: actions.into(),
+        prefill: Upstreaming::default(),
+        token: RequestToken::fresh(),
+        rooms: Vec::new(),
+        handoff: None,
+        attempts: 0,
+        tried: Vec::new(),
+        whole: None,
+        saw_gone: false,
+    });
+    loop {
+        while let Some(action) = drive.queue.pop_front() {
+            if let Some(answer) = drive.answer(action) {
+                return drive.respond(answer);
+            }
+        }
+        if drive.legs.is_finished() {
+            // Only a client that is gone gets no answer.
+            return Cause::ClientClosed.response(&drive.account.request_id).map(Answer::whole);
+        }
+        match drive.next().await {
+            Next::Event(event) => drive.tell(event),
+            Next::Stream(head) => match drive.take_head(head) {
+                Ok(head) => {
+                    drive.tell(Event::Head);
+                    if drive.queue.front() == Some(&Action::Relay) {
+                        drive.queue.pop_front();
+                        return relay::stream(drive, head);
+                    }
+                    // Nobody reads it, but its first token has to come.
+                    relay::drain(drive, head).await;
+                    return Cause::ClientClosed.response("").map(Answer::whole);
+                }
+                Err(event) => drive.tell(event),
+            },
+        }
+    }
+}
+
+/// What ends the driver's part.
+enum Ending {
+    Whole(Response<Bytes>),
+    Failed(Cause),
+}
+
+enum Next {
+    Event(Event),
+    Stream(Response<Incoming>),
+}
+
+impl Drive {
+    /// Tells the machine what happened and queues what it wants.
+    pub(crate) fn tell(&mut self, event: Event) {
+        self.queue.extend(self.legs.on(event));
+    }
+
+    /// The next action that is still to be performed.
+    pub(crate) fn next_action(&mut self) -> Option<Action> {
+        self.queue.pop_front()
+    }
+
+    /// Whether the prefill leg is in flight.
+    pub(crate) fn prefill_runs(&self) -> bool {
+        self.prefill.call.is_some()
+    }
+
+    /// The prefill leg's outcome as an event, once it is there.
+    pub(crate) fn poll_prefill(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Event> {
+        let Some(call) = self.prefill.call.as_mut() else { return std::task::Poll::Pending };
+        let outcome = std::task::ready!(call.poll_unpin(cx));
+        self.prefill.call = None;
+        std::task::Poll::Ready(self.prefill_outcome(outcome))
+    }
+
+    /// Performs an action that needs no answer to the client.
+    pub(crate) fn perform(&mut self, action: Action) {
+        match action {
+            Action::Route(leg) => self.route(leg),
+            Action::Send(Leg::Prefill) => self.send_prefill(),
+            Action::Send(_) => self.send_decode(false),
+            Action::SendToConsume => self.send_decode(true),
+            Action::Cancel(Leg::Prefill) => self.prefill.stop(),
+            Action::Cancel(_) => self.decode.stop(),
+            Action::Abort(leg) => self.abort(leg),
+            Action::Finish => self.finish(),
+            // The answer's own actions: the driver or the relay takes them.
+            Action::Relay
+            | Action::Hold
+            | Action::Release
+            | Action::AnswerPrefill
+            | Action::Fail(_)
+            | Action::FailDeadline => {}
+        }
+    }
+
+    /// Why a leg failed.
+    pub(crate) fn cause(&mut self, leg: Leg) -> Cause {
+        let failure = if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
+        failure.take().unwrap_or_else(|| Cause::BadUpstream("the engine failed".to_owned()))
+    }
+
+    /// The failed decode (or single) call as an event.
+    pub(crate) fn decode_failed(&mut self, error: CallError) -> Event {
+        let failed = Failed { retryable: error.retryable(), sent: error.sent() };
+        let leg = self.legs.answering();
+        note_failure(&self.app, leg, self.decode.candidate.as_ref(), &error);
+        self.tried.extend(self.decode.candidate.as_ref().map(id_of));
+        self.decode.failure = Some(error.into());
+        self.decode.booking = None;
+        Event::DecodeFailed(failed)
+    }
+
+    /// Keeps usage, with the prefill leg's cached tokens where the decode leg's say nothing.
+    pub(crate) fn usage(&mut self, usage: Usage) {
+        let cached_tokens = self.cached_tokens.or(usage.cached_tokens);
+        self.account.usage(Usage { cached_tokens, ..usage });
+    }
+
+    /// Marks the decode (or single) leg as served, for metrics and averages.
+    pub(crate) fn served(&mut self) {
+        let Some(candidate) = &self.decode.candidate else { return };
+        let leg = self.legs.answering();
+        self.app.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
+        candidate.load().observe_outcome(true);
+        if let Some(itl) = self.account.itl() {
+            candidate.load().observe_itl(itl);
+        }
+    }
+
+    fn answer(&mut self, action: Action) -> Option<Ending> {
+        match action {
+            Action::Relay | Action::AnswerPrefill => {
+                let whole = self.whole.take()?;
+                self.account.ended(200, "ok");
+                Some(Ending::Whole(whole))
+            }
+            Action::Fail(leg) => Some(Ending::Failed(self.cause(leg))),
+            Action::FailDeadline => Some(Ending::Failed(Cause::Deadline)),
+            other => {
+                self.perform(other);
+                None
+            }
+        }
+    }
+
+    /// Gives an answer that is whole, and performs what is left to do.
+    fn respond(mut self: Box<Self>, ending: Ending) -> Response<Answer> {
+        while let Some(action) = self.queue.pop_front() {
+            self.perform(action);
+        }
+        let mut response = match ending {
+            Ending::Whole(whole) => whole,
+            Ending::Failed(cause) => {
+                self.account.ended(cause.status().as_u16(), cause.code());
+                cause.response(&self.account.request_id)
+            }
+        };
+        self.decorate(response.headers_mut());
+        response.map(Answer::whole)
+    }
+
+    /// Headers of ours.
+    pub(crate) fn decorate(&self, headers: &mut http::HeaderMap) {
+        if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
+            headers.insert("x-request-id", id);
+        }
+        if self.explain && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions()) {
+            headers.insert("x-pointsman-decision", decisions);
+        }
+    }
+
+    async fn next(&mut self) -> Next {
+        let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
+        tokio::select! {
+            biased;
+            () = self.gone.cancelled(), if !self.saw_gone => {
+                self.saw_gone = true;
+                Next::Event(Event::ClientGone)
+            }
+            outcome = maybe(prefill), if prefill.is_some() => {
+                self.prefill.call = None;
+                Next::Event(self.prefill_outcome(outcome))
+            }
+            outcome = maybe(decode), if decode.is_some() => {
+                self.decode.call = None;
+                match outcome {
+                    Ok(DecodeHead::Stream(head)) => Next::Stream(head),
+                    Ok(DecodeHead::Whole(whole)) => Next::Event(self.decode_whole(whole)),
+                    Err(error) => Next::Event(self.decode_failed(error)),
+                }
+            }
+            () = tokio::time::sleep_until(self.deadline) => Next::Event(Event::Deadline),
+        }
+    }
+
+    // ---- routing
+
+    fn route(&mut self, leg: Leg) {
+        if leg != Leg::Decode {
+            // A new attempt: nothing of the one before may be met again.
+            self.token = RequestToken::fresh();
+            self.handoff = None;
+            self.attempts += 1;
+            if self.attempts > 1 {
+                let labels = crate::metrics::ReasonLabels { reason: leg.as_str() };
+                self.app.metrics.retries.get_or_create(&labels).inc();
+            }
+        }
+        let app = self.app.clone();
+        let query = self.query(leg);
+        let over = if leg == Leg::Decode { app.router.decode_config(&query).0 } else { RouterConfigOverride::default() };
+        match app.router.route(&query, &over) {
+            Ok(routed) => {
+                let candidate = routed.candidate.clone();
+                self.account.decided(routed.receipt, self.subject.block_size);
+                let event = if leg == Leg::Prefill {
+                    (self.prefill.candidate, self.prefill.booking) = (Some(candidate.clone()), Some(routed.booking));
+                    self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
+                    traits(&candidate).map_or(Event::Unroutable, Event::PrefillRouted)
+                } else {
+                    (self.decode.candidate, self.decode.booking) = (Some(candidate), Some(routed.booking));
+                    Event::Routed
+                };
+                self.tell(event);
+            }
+            Err(error) => {
+                let failure = if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
+                // On a retry, what failed says more than that nobody is left.
+                if failure.is_none() {
+                    *failure = Some(error.into());
+                }
+                self.tell(Event::Unroutable);
+            }
+        }
+    }
+
+    fn query(&self, leg: Leg) -> Query<'_> {
+        let other = if leg == Leg::Decode { self.prefill.candidate.as_ref().map(id_of) } else { None };
+        plan::query(&self.request, &self.subject, &self.snapshot, leg, self.explain, other, &self.tried, self.attempts)
+    }
+
+    // ---- sending
+
+    fn context(&self) -> LegContext<'_> {
+        LegContext {
+            token: self.token,
+            prefill: self.prefill.candidate.as_ref().map(target),
+            decode: self.decode.candidate.as_ref().map(target),
+            rooms: &self.rooms,
+            handoff: self.handoff.as_deref(),
+        }
+    }
+
+    fn send_prefill(&mut self) {
+        let Some(candidate) = &self.prefill.candidate else { return };
+        let spec = candidate.worker.spec();
+        let connector = connector_for(spec);
+        let body = connector.prefill(&self.request, &self.context());
+        let headers = leg_headers(self.token, target(candidate));
+        let url = format!("{}{}", spec.url, self.request.endpoint.path());
+        let upstream = self.app.upstream.clone();
+        let call: BoxFuture<'static, _> = if connector.handoff() == Some(HandoffKind::Bootstrap) {
+            Box::pin(async move { upstream.drained(&url, &headers, body).await.map(|()| None) })
+        } else {
+            Box::pin(async move { upstream.whole(&url, &headers, body).await.map(Some) })
+        };
+        self.prefill.call = Some(call);
+    }
+
+    fn send_decode(&mut self, consume: bool) {
+        let Some(candidate) = &self.decode.candidate else { return };
+        let spec = candidate.worker.spec();
+        let (connector, context) = (connector_for(spec), self.context());
+        let body = match (self.legs.answering(), consume) {
+            (Leg::Decode, true) => connector.decode_one_token(&self.request, &context),
+            (Leg::Decode, false) => connector.decode(&self.request, &context),
+            _ => connector.single(&self.request, &context),
+        };
+        let headers = leg_headers(self.token, target(candidate));
+        let url = format!("{}{}", spec.url, self.request.endpoint.path());
+        let upstream = self.app.upstream.clone();
+        self.decode.call = Some(if self.request.stream && !consume {
+            Box::pin(async move { upstream.head(&url, &headers, body).await.map(DecodeHead::Stream) })
+        } else {
+            Box::pin(async move { upstream.whole(&url, &headers, body).await.map(DecodeHead::Whole) })
+        });
+    }
+
+    fn abort(&self, leg: Leg) {
+        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
+        let Some(candidate) = candidate else { return };
+        let spec = candidate.worker.spec();
+        let Some(abort) = connector_for(spec).abort(self.token) else { return };
+        let (upstream, url) = (self.app.upstream.clone(), format!("{}{}", spec.url, abort.path));
+        let headers = leg_headers(self.token, target(candidate));
+        self.app.tracker.spawn(async move {
+            if let Err(error) = upstream.whole(&url, &headers, abort.body).await {
+                tracing::debug!(%error, "an abort was not taken");
+            }
+        });
+    }
+
+    // ---- what came of it
+
+    fn prefill_outcome(&mut self, outcome: Result<PrefillDone, CallError>) -> Event {
+        let answer = match outcome {
+            Ok(answer) => answer,
+            Err(error) => {
+                let failed = Failed { retryable: error.retryable(), sent: error.sent() };
+                note_failure(&self.app, Leg::Prefill, self.prefill.candidate.as_ref(), &error);
+                self.tried.extend(self.prefill.candidate.as_ref().map(id_of));
+                self.prefill.failure = Some(error.into());
+                return Event::PrefillFailed(failed);
+            }
+        };
+        self.prefill.booking = None;
+        let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
+        let spec = candidate.worker.spec();
+        self.app.metrics.leg("prefill", spec.engine.as_str(), "ok");
+        candidate.load().observe_outcome(true);
+        let Some(answer) = answer else { return Event::PrefillEnded };
+        match connector_for(spec).read_prefill(answer.body()) {
+            PrefillAnswer::Handoff { parameters, cached_tokens } => {
+                self.app.metrics.handoff("complete");
+                (self.handoff, self.cached_tokens) = (Some(parameters), cached_tokens);
+                Event::PrefillHandoff
+            }
+            PrefillAnswer::WasAll => {
+                self.app.metrics.handoff("ended_in_prefill");
+                self.whole = Some(relay::prefill_answer(self, answer));
+                Event::PrefillWasAll
+            }
+            PrefillAnswer::MissingData(problem) => {
+                self.no_handoff("missing_data", format!("the prefill answer has no data: {problem}"))
+            }
+            PrefillAnswer::MissingParameters => {
+                self.no_handoff("missing_parameters", "the prefill answer has no handoff parameters".to_owned())
+            }
+            PrefillAnswer::Incomplete(field) => {
+                self.no_handoff("incomplete", format!("the handoff parameters of the prefill answer lack `{field}`"))
+            }
+        }
+    }
+
+    fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {
+        self.app.metrics.handoff(result);
+        self.prefill.failure = Some(Cause::BadUpstream(problem));
+        Event::PrefillFailed(Failed { retryable: false, sent: true })
+    }
+
+    fn decode_whole(&mut self, whole: Response<Bytes>) -> Event {
+        let body = whole.body();
+        if !body.starts_with(b"{") {
+            return self.decode_failed(CallError::Protocol("the answer is no JSON object".to_owned()));
+        }
+        let seen = sse::look(body);
+        self.account.output(0);
+        if let Some(usage) = seen.usage {
+            self.usage(usage);
+        }
+        self.served();
+        let edited = relay::edit(whole.body(), &seen, self.cached_tokens);
+        let mut response = Response::new(edited);
+        *response.status_mut() = whole.status();
+        let json = HeaderValue::from_static("application/json");
+        let content_type = whole.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
+        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+        self.whole = Some(response);
+        Event::Ended
+    }
+
+    fn take_head(&mut self, head: Response<Incoming>) -> Result<Response<Incoming>, Event> {
+        let content_type = head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        if content_type.starts_with(b"text/event-stream") {
+            return Ok(head);
+        }
+        let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
+        Err(self.decode_failed(CallError::Protocol(format!("a stream was asked for, `{shown}` came"))))
+    }
+
+    fn finish(&mut self) {
+        if self.legs.strands() && self.handoff.is_some() {
+            self.app.metrics.handoff("stranded");
+        }
+        self.prefill.stop();
+        self.decode.stop();
+    }
+}
+
+/// Waits for a call that may not be there.
+async fn maybe<T>(call: &mut Option<BoxFuture<'static, T>>) -> T {
+    match call {
+        Some(call) => call.await,
+        None => std::future::pending().await,
+    }
+}
+
+pub(crate) fn id_of(candidate: &Candidate) -> CandidateId {
+    (candidate.worker.id(), candidate.rank)
+}
+
+fn target(candidate: &Candidate) -> Target<'_> {
+    let rank: DpRank = candidate.rank;
+    Target { spec: candidate.worker.spec(), rank }
+}
+
+fn traits(candidate: &Candidate) -> Option<PrefillTraits> {
+    let spec = candidate.worker.spec();
+    let connector = connector_for(spec);
+    Some(PrefillTraits {
+        handoff: connector.handoff()?,
+        cancellable: spec.prefill_cancellable,
+        abortable: connector.abort(RequestToken::fresh()).is_some(),
+    })
+}
+
+fn note_failure(app: &App, leg: Leg, candidate: Option<&Candidate>, error: &CallError) {
+    let Some(candidate) = candidate else { return };
+    let spec = candidate.worker.spec();
+    app.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
+    // A refusal is the request's fault, not the worker's.
+    if error.retryable() {
+        candidate.load().observe_outcome(false);
+    }
+    if let CallError::Connect(problem) = error {
+        tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker cannot be reached");
+        candidate.worker.note_connect_failed();
+    }
+}

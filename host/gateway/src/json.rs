@@ -1,0 +1,288 @@
+//! A client's JSON body: validated once, its top-level keys indexed, and edited by splicing.
+//!
+//! Whatever is not edited stays byte for byte as the client wrote it: key order, white space, spellings of numbers. No
+//! `Value` tree is built; a 220 KB prompt is read once.
+
+use std::{borrow::Cow, fmt, ops::Range};
+
+use bytes::{Bytes, BytesMut};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+/// A JSON object with the places of its top-level values.
+#[derive(Clone, Debug)]
+pub struct JsonBody {
+    bytes: Bytes,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    key: Box<str>,
+    value: Range<usize>,
+}
+
+/// A body that is no JSON object.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the body is not a JSON object: {0}")]
+pub struct JsonError(String);
+
+/// Changes to the top level of a body.
+#[derive(Debug)]
+pub struct Edit<'a> {
+    body: &'a JsonBody,
+    set: Vec<(&'a str, Cow<'a, str>)>,
+    removed: Vec<&'a str>,
+}
+
+impl JsonBody {
+    /// Validates the whole body and indexes its top-level keys.
+    ///
+    /// # Errors
+    /// [`JsonError`] with serde_json's words, line and column.
+    pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
+        let base = bytes.as_ptr() as usize;
+        let top: TopLevel<'_> = serde_json::from_slice(&bytes).map_err(|error| JsonError(error.to_string()))?;
+        let entries = top
+            .0
+            .into_iter()
+            .map(|(key, value)| {
+                let start = value.get().as_ptr() as usize - base;
+                Entry { key: key.into(), value: start..start + value.get().len() }
+            })
+            .collect();
+        Ok(Self { bytes, entries })
+    }
+
+    /// The raw JSON of a value; of several under one key the last, as parsers do.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let entry = self.entries.iter().rev().find(|entry| &*entry.key == key)?;
+        std::str::from_utf8(self.bytes.get(entry.value.clone())?).ok()
+    }
+
+    /// A value as `T`; `Ok(None)` when missing or null.
+    ///
+    /// # Errors
+    /// serde_json's words.
+    pub fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, serde_json::Error> {
+        self.get(key).map_or(Ok(None), serde_json::from_str)
+    }
+
+    /// The whole body.
+    #[must_use]
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Begins changes.
+    #[must_use]
+    pub fn edit(&self) -> Edit<'_> {
+        Edit { body: self, set: Vec::new(), removed: Vec::new() }
+    }
+}
+
+impl<'a> Edit<'a> {
+    /// Gives `key` this JSON value, in place where the key is, else at the end.
+    #[must_use]
+    pub fn set(mut self, key: &'a str, json: impl Into<Cow<'a, str>>) -> Self {
+        self.set.retain(|(other, _)| *other != key);
+        self.set.push((key, json.into()));
+        self
+    }
+
+    /// Takes `key` out, wherever and however often it is.
+    #[must_use]
+    pub fn remove(mut self, key: &'a str) -> Self {
+        self.set.retain(|(other, _)| *other != key);
+        self.removed.push(key);
+        self
+    }
+
+    /// The edited body; the body itself when nothing changed.
+    #[must_use]
+    pub fn finish(self) -> Bytes {
+        let touched = |entry: &Entry| self.removed.contains(&&*entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key);
+        if self.set.is_empty() && !self.body.entries.iter().any(touched) {
+            return self.body.bytes.clone();
+        }
+        let bytes = &self.body.bytes;
+        let more: usize = self.set.iter().map(|(key, json)| key.len() + json.len() + 4).sum();
+        let mut out = BytesMut::with_capacity(bytes.len() + more);
+        let mut open = Members { out: &mut out, any: false };
+        let mut done: Vec<&str> = Vec::new();
+        // Text of a kept member is copied from behind the comma (or brace) before it up to the end of its value.
+        let mut from = bytes.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
+        open.out.extend_from_slice(bytes.get(..from).unwrap_or_default());
+        for entry in &self.body.entries {
+            let comma = comma_after(bytes, entry.value.end);
+            let close = comma.unwrap_or(entry.value.end);
+            let name = bytes.get(from..entry.value.start).unwrap_or_default();
+            let value = bytes.get(entry.value.start..entry.value.end).unwrap_or_default();
+            let gap = bytes.get(entry.value.end..close).unwrap_or_default();
+            from = comma.map_or(close, |comma| comma + 1);
+            if let Some((key, json)) = self.set.iter().find(|(key, _)| *key == &*entry.key) {
+                if !done.contains(key) {
+                    done.push(key);
+                    open.push([name, json.as_bytes(), gap]);
+                }
+            } else if !self.removed.contains(&&*entry.key) {
+                open.push([name, value, gap]);
+            }
+        }
+        for (key, json) in self.set.iter().filter(|(key, _)| !done.contains(key)) {
+            let name = format!("{}:", serde_json::Value::from(*key));
+            open.push([name.as_bytes(), json.as_bytes(), b""]);
+        }
+        let tail = self.body.entries.last().map_or(from, |entry| entry.value.end);
+        out.extend_from_slice(bytes.get(tail..).unwrap_or_default());
+        out.freeze()
+    }
+}
+
+/// Writes members with commas between.
+struct Members<'a> {
+    out: &'a mut BytesMut,
+    any: bool,
+}
+
+impl Members<'_> {
+    fn push(&mut self, parts: [&[u8]; 3]) {
+        if self.any {
+            self.out.extend_from_slice(b",");
+        }
+        self.any = true;
+        parts.iter().for_each(|part| self.out.extend_from_slice(part));
+    }
+}
+
+/// The place of the comma that follows a value, if one does.
+fn comma_after(bytes: &[u8], end: usize) -> Option<usize> {
+    let rest = bytes.get(end..).unwrap_or_default();
+    let gap = rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+    (rest.get(gap) == Some(&b',')).then_some(end + gap)
+}
+
+struct TopLevel<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for TopLevel<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<'a>(std::marker::PhantomData<&'a ()>);
+
+        impl<'de: 'a, 'a> Visitor<'de> for Entries<'a> {
+            type Value = TopLevel<'a>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<TopLevel<'a>, M::Error> {
+                let mut entries = Vec::with_capacity(16);
+                while let Some(Key(key)) = map.next_key::<Key<'_>>()? {
+                    entries.push((key, map.next_value::<&RawValue>()?));
+                }
+                Ok(TopLevel(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Entries(std::marker::PhantomData))
+    }
+}
+
+/// A key, borrowed unless it has escapes.
+#[derive(Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
+
+    use super::*;
+
+    fn body(text: &str) -> JsonBody {
+        JsonBody::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_edited_stays_byte_for_byte() {
+        let text = "{ \"a\" : 1.0 ,\n\t\"max_tokens\":  7, \"z\\u0031\": [1e400, {\"max_tokens\": 3}] , \"s\":\"}\" }";
+        let body = body(text);
+        assert_eq!(body.edit().finish(), text);
+        assert_eq!(body.edit().remove("nope").finish(), text);
+        assert_eq!(body.edit().set("max_tokens", "1").finish(), text.replace(":  7", ":  1").as_str());
+        let edited = body.edit().remove("a").set("stream", "false").finish();
+        assert_eq!(edited, "{\n\t\"max_tokens\":  7, \"z\\u0031\": [1e400, {\"max_tokens\": 3}] , \"s\":\"}\",\"stream\":false }");
+        assert_eq!(body.get("z1"), Some("[1e400, {\"max_tokens\": 3}]"));
+    }
+
+    #[test]
+    fn the_last_of_several_equal_keys_counts_and_edits_meet_all() {
+        let body = body(r#"{"n":1,"x":2,"n":3}"#);
+        assert_eq!(body.get("n"), Some("3"));
+        assert_eq!(body.edit().set("n", "9").finish(), r#"{"n":9,"x":2}"#);
+        assert_eq!(body.edit().remove("n").finish(), r#"{"x":2}"#);
+        assert_eq!(body.edit().remove("n").remove("x").finish(), "{}");
+        assert_eq!(self::body("{}").edit().set("k\"", "1").finish(), r#"{"k\"":1}"#);
+    }
+
+    #[test]
+    fn i_what_is_no_object_is_told_with_its_place() {
+        let error = |text: &'static str| JsonBody::parse(Bytes::from_static(text.as_bytes())).unwrap_err().to_string();
+        assert!(error("{\"a\": }").contains("line 1 column 7"), "{}", error("{\"a\": }"));
+        assert!(error("[1]").contains("expected an object"));
+        assert!(error("").contains("EOF"));
+        assert!(error("{} x").contains("trailing characters"));
+    }
+
+    fn json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            "[ -~\\n\u{e9}\"]{0,12}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(2, 12, 4, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                proptest::collection::hash_map("[a-c\"\\\\]{0,2}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect::<Map<_, _>>())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn an_edited_body_parses_to_what_was_meant(
+            fields in proptest::collection::vec(("[a-e\"]{1,2}", json()), 0..8),
+            set in proptest::collection::btree_map("[a-e]{1,2}", json(), 0..3),
+            removed in proptest::collection::vec("[a-e]{1,2}", 0..3),
+            pretty in any::<bool>(),
+        ) {
+            let object: Map<String, Value> = fields.into_iter().collect();
+            let text = if pretty { serde_json::to_string_pretty(&object) } else { serde_json::to_string(&object) }.unwrap();
+            let body = body(&text);
+            let values: Vec<(String, String)> = set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
+            let mut edit = body.edit();
+            for key in &removed {
+                edit = edit.remove(key);
+            }
+            for (key, value) in &values {
+                edit = edit.set(key, value.as_str());
+            }
+            let mut expected = object.clone();
+            removed.iter().for_each(|key| drop(expected.remove(key)));
+            expected.extend(set);
+            let edited = edit.finish();
+            let parsed: Value = serde_json::from_slice(&edited).unwrap();
+            prop_assert_eq!(parsed, Value::Object(expected.clone()));
+            let again = JsonBody::parse(edited).unwrap();
+            for key in object.keys().filter(|key| !removed.contains(key) && !values.iter().any(|(set, _)| set == *key)) {
+                prop_assert_eq!(again.get(key), body.get(key));
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! The answer on its way to the client: the engine's bytes as they came, but for a closed list of edits.
+//!
+//! The relay is the response body: it is polled by the client's connection, polls the engine's, and hands what it sees to
+//! the leg machine. No task and no channel stand between. When the client leaves it is dropped, and what still has to
+//! happen (spec E1) goes on in the background.
+
+use std::{
+    borrow::Cow,
+    collections::VecDeque,
+    convert::Infallible,
+    ops::Range,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Response, header};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::Sleep;
+
+use crate::{
+    connector::connector_for,
+    drive::Drive,
+    error::Cause,
+    legs::{Action, Event},
+    sse::{self, Seen, Splitter},
+    upstream::{CallError, causes},
+};
+
+mod early;
+
+pub(crate) use early::prefill_answer;
+
+/// A response body: whole, or relayed.
+pub(crate) struct Answer(Kind);
+
+enum Kind {
+    Whole(Option<Bytes>),
+    Relayed(Option<Box<Relay>>),
+}
+
+/// A stream on its way.
+struct Relay {
+    drive: Box<Drive>,
+    incoming: Option<Incoming>,
+    splitter: Splitter,
+    /// What goes to the client next.
+    out: VecDeque<Bytes>,
+    /// What is kept back until prefill ended (C11).
+    held: Option<Vec<Bytes>>,
+    deadline: Pin<Box<Sleep>>,
+    first_token: bool,
+    finish_seen: bool,
+    /// The engine said that it is done, or that it failed, in its own words.
+    closed: bool,
+    over: bool,
+}
+
+/// Begins to relay a stream whose head has come.
+pub(crate) fn stream(drive: Box<Drive>, head: Response<Incoming>) -> Response<Answer> {
+    let (parts, incoming) = head.into_parts();
+    let content_type = parts.headers.get(header::CONTENT_TYPE).cloned();
+    let mut response = Response::new(());
+    *response.status_mut() = parts.status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("text/event-stream")));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    drive.decorate(headers);
+    response.map(|()| Answer(Kind::Relayed(Some(Box::new(Relay::new(drive, incoming))))))
+}
+
+/// Reads a stream that nobody waits for until the machine says that it is over.
+pub(crate) async fn drain(drive: Box<Drive>, head: Response<Incoming>) {
+    Box::new(Relay::new(drive, head.into_body())).drain().await;
+}
+
+/// Applies the closed list of edits to an event or a whole body; the bytes themselves when there are none.
+pub(crate) fn edit(bytes: &Bytes, seen: &Seen, cached_tokens: Option<u32>) -> Bytes {
+    let mut changes: Vec<(Range<usize>, Cow<'static, str>)> = Vec::new();
+    if let Some(place) = &seen.handoff_at {
+        changes.push((place.clone(), Cow::Borrowed("null")));
+    }
+    if let (Some(place), Some(cached)) = (&seen.cached_at, cached_tokens) {
+        changes.push((place.clone(), Cow::Owned(cached.to_string())));
+    }
+    if changes.is_empty() {
+        return bytes.clone();
+    }
+    changes.sort_by_key(|(place, _)| place.start);
+    let (mut out, mut from) = (BytesMut::with_capacity(bytes.len() + 16), 0);
+    for (place, text) in changes {
+        out.extend_from_slice(bytes.get(from..place.start).unwrap_or_default());
+        out.extend_from_slice(text.as_bytes());
+        from = place.end;
+    }
+    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
+    out.freeze()
+}
+
+impl Answer {
+    /// A body that is there whole.
+    #[must_use]
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        Self(Kind::Whole(Some(bytes)))
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match &mut self.0 {
+            Kind::Whole(bytes) => Poll::Ready(bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes)))),
+            Kind::Relayed(relay) => {
+                let Some(running) = relay.as_mut() else { return Poll::Ready(None) };
+                let next = std::task::ready!(running.poll_next(cx));
+                if next.is_none() {
+                    *relay = None;
+                }
+                Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Kind::Relayed(_) => SizeHint::default(),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Kind::Relayed(relay) => relay.is_none(),
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let Kind::Relayed(relay) = &mut self.0 else { return };
+        let Some(mut relay) = relay.take() else { return };
+        relay.tell(Event::ClientGone);
+        if !relay.over {
+            let tracker = relay.drive.app.tracker.clone();
+            tracker.spawn(relay.drain());
+        }
+    }
+}
+
+impl Relay {
+    fn new(drive: Box<Drive>, incoming: Incoming) -> Self {
+        let deadline = Box::pin(tokio::time::sleep_until(drive.deadline));
+        Self {
+            drive,
+            incoming: Some(incoming),
+            splitter: Splitter::default(),
+            out: VecDeque::new(),
+            held: None,
+            deadline,
+            first_token: false,
+            finish_seen: false,
+            closed: false,
+            over: false,
+        }
+    }
+
+    async fn drain(mut self: Box<Self>) {
+        while std::future::poll_fn(|cx| self.poll_next(cx)).await.is_some() {}
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            if let Some(bytes) = self.out.pop_front() {
+                return Poll::Ready(Some(bytes));
+            }
+            if self.over {
+                return Poll::Ready(None);
+            }
+            if self.drive.prefill_runs()
+                && let Poll::Ready(event) = self.drive.poll_prefill(cx)
+            {
+                self.tell(event);
+                continue;
+            }
+            match self.poll_engine(cx) {
+                Poll::Ready(()) => {}
+                Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => self.tell(Event::Deadline),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(incoming) = self.incoming.as_mut() else { return Poll::Pending };
+        match std::task::ready!(Pin::new(incoming).poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    self.take(data);
+                }
+            }
+            Some(Err(error)) => self.fail(CallError::Broken(causes(&error))),
+            None => self.end(),
+        }
+        Poll::Ready(())
+    }
+
+    fn take(&mut self, data: Bytes) {
+        self.drive.app.metrics.relayed_bytes.inc_by(data.len() as u64);
+        match self.splitter.push(data) {
+            Ok(Some(events)) => self.pass(&events),
+            Ok(None) => {}
+            Err(error) => self.fail(CallError::Protocol(error.to_string())),
+        }
+    }
+
+    /// Passes whole events on, as one slice unless something has to be edited or held.
+    fn pass(&mut self, events: &Bytes) {
+        let mut from = 0;
+        for place in sse::events(events) {
+            let event = events.slice(place.clone());
+            let seen = sse::look(&event);
+            let held_before = self.held.is_some();
+            self.see(&seen);
+            let begins_hold = self.held.is_some() && !held_before;
+            let cached = self.drive.cached_tokens.filter(|_| !self.decode_knows());
+            let edits = seen.handoff_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
+            if begins_hold || edits {
+                // What came before this event in the slice goes first; it is not held even if this one is.
+                let before = events.slice(from..place.start);
+                if begins_hold { self.push_out(before) } else { self.push(before) }
+                self.push(if edits { edit(&event, &seen, cached) } else { event });
+                from = place.end;
+            }
+            if self.over {
+                return;
+            }
+        }
+        self.push(events.slice(from..));
+    }
+
+    fn see(&mut self, seen: &Seen) {
+        self.closed |= seen.done || seen.error;
+        if seen.tokens > 0 {
+            self.count(seen.tokens);
+        }
+        if let Some(usage) = seen.usage {
+            self.drive.usage(usage);
+        }
+        if seen.finish && !self.finish_seen {
+            self.finish_seen = true;
+            self.tell(Event::FinishSeen);
+        }
+    }
+
+    fn count(&mut self, tokens: u32) {
+        let ttft = self.drive.account.output(tokens);
+        let total = self.drive.account.tokens();
+        if let Some(booking) = self.drive.decode.booking.as_mut() {
+            if let Some(ttft) = ttft {
+                booking.prefill_done();
+                booking.load().observe_ttft(ttft);
+            }
+            booking.output_tokens(total);
+        }
+        if !self.first_token {
+            self.first_token = true;
+            self.tell(Event::FirstToken);
+        }
+    }
+
+    fn end(&mut self) {
+        self.incoming = None;
+        if self.splitter.rest() > 0 || !self.closed {
+            self.fail(CallError::Broken("the stream ended before its end".to_owned()));
+            return;
+        }
+        self.drive.served();
+        self.tell(Event::Ended);
+    }
+
+    fn fail(&mut self, error: CallError) {
+        self.incoming = None;
+        let event = self.drive.decode_failed(error);
+        self.tell(event);
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.drive.tell(event);
+        while let Some(action) = self.drive.next_action() {
+            self.perform(action);
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Hold => self.held = Some(Vec::new()),
+            Action::Release => self.out.extend(self.held.take().unwrap_or_default()),
+            Action::Fail(leg) => {
+                let cause = self.drive.cause(leg);
+                self.fail_client(&cause);
+            }
+            Action::FailDeadline => self.fail_client(&Cause::Deadline),
+            Action::Cancel(leg) => {
+                if leg != pointsman_workers::Leg::Prefill {
+                    self.incoming = None;
+                }
+                self.drive.perform(action);
+            }
+            Action::Finish => {
+                self.over = true;
+                self.incoming = None;
+                if !self.drive.gone.is_cancelled() && self.closed && self.finished_well() {
+                    self.drive.account.ended(200, "ok");
+                }
+                self.drive.perform(action);
+            }
+            other => self.drive.perform(other),
+        }
+    }
+
+    /// The client read to the end, and nothing failed.
+    fn finished_well(&self) -> bool {
+        self.drive.decode.failure.is_none() && self.held.is_none()
+    }
+
+    /// One valid error event, and the end. What was held is not an answer any more.
+    fn fail_client(&mut self, cause: &Cause) {
+        self.held = None;
+        self.out.push_back(cause.event(&self.drive.account.request_id));
+        self.drive.account.ended(cause.status().as_u16(), cause.code());
+        // `ended` is final: a failure after the head has status 200 on the wire and its own code in the log.
+        self.closed = false;
+    }
+
+    fn push(&mut self, bytes: Bytes) {
+        match &mut self.held {
+            _ if bytes.is_empty() => {}
+            Some(held) => held.push(bytes),
+            None => self.push_out(bytes),
+        }
+    }
+
+    fn push_out(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.out.push_back(bytes);
+        }
+    }
+
+    fn decode_knows(&self) -> bool {
+        let candidate = self.drive.decode.candidate.as_ref();
+        candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
+    }
+}

@@ -1,0 +1,188 @@
+//! The clients' listener: OpenAI endpoints over HTTP/1.1. Reads a body once, and hands the request to the driver.
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, Request as HttpRequest, Response, header},
+    response::IntoResponse,
+    routing::{get, post},
+};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    account::Account,
+    app::App,
+    detach::Detach,
+    drive,
+    error::Cause,
+    relay::Answer,
+    request::{Endpoint, Request},
+    subject::subject,
+};
+
+/// The clients' endpoints.
+pub(crate) fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route(Endpoint::ChatCompletions.path(), post(chat_completions))
+        .route(Endpoint::Completions.path(), post(completions))
+        .route("/v1/models", get(models))
+        .route("/health", get(|| async { "ok" }))
+        .with_state(app)
+}
+
+/// Accepts connections until told to stop, and lets those that are open finish their request.
+pub(crate) async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) {
+    let connections = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of file descriptors, most likely: a moment later some are free again.
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            continue;
+        };
+        // An event must not wait for the acknowledgement of the one before.
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(routes.clone());
+        let stop = stop.clone();
+        connections.spawn(async move {
+            let mut builder = hyper::server::conn::http1::Builder::new();
+            builder.timer(TokioTimer::new()).pipeline_flush(true);
+            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            tokio::pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => drop(ended),
+                () = stop.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    let _ = connection.await;
+                }
+            }
+        });
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+async fn chat_completions(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response<Body> {
+    complete(app, Endpoint::ChatCompletions, request).await
+}
+
+async fn completions(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response<Body> {
+    complete(app, Endpoint::Completions, request).await
+}
+
+/// Models that can be served now (spec B3).
+async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+    if let Err(cause) = authorize(&app, &headers) {
+        return cause.response(&request_id(&headers)).map(Body::from);
+    }
+    let names = crate::admin::servable(&app);
+    let data: Vec<_> = names
+        .iter()
+        .map(|name| json!({ "id": name, "object": "model", "created": 0, "owned_by": "pointsman" }))
+        .collect();
+    Json(json!({ "object": "list", "data": data })).into_response()
+}
+
+async fn complete(app: Arc<App>, endpoint: Endpoint, request: HttpRequest<Body>) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let id = request_id(&parts.headers);
+    let gone = CancellationToken::new();
+    let tracker = app.tracker.clone();
+    let answer = match prepare(&app, &parts.headers, body).await {
+        Err(cause) => {
+            let model = pointsman_workers::ModelName::new("other");
+            let mut account = Account::new(app.metrics.clone(), id.clone(), endpoint, model);
+            account.ended(cause.status().as_u16(), cause.code());
+            cause.response(&id).map(Answer::whole)
+        }
+        Ok(bytes) => {
+            let work = answer(app, endpoint, parts.headers, bytes, id, gone.clone());
+            Detach::new(work, gone, tracker).await
+        }
+    };
+    answer.map(Body::new)
+}
+
+/// What is refused before a request is looked at, and its body.
+async fn prepare(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, Cause> {
+    if app.draining.is_cancelled() {
+        return Err(Cause::Draining);
+    }
+    authorize(app, headers)?;
+    let limit = app.settings.max_body_bytes;
+    let collected = Limited::new(body, limit).collect().await;
+    collected.map(|body| body.to_bytes()).map_err(|error| {
+        if error.is::<http_body_util::LengthLimitError>() {
+            Cause::PayloadTooLarge(limit)
+        } else {
+            Cause::InvalidRequest(format!("body: {error}"))
+        }
+    })
+}
+
+async fn answer(
+    app: Arc<App>,
+    endpoint: Endpoint,
+    headers: HeaderMap,
+    body: Bytes,
+    id: String,
+    gone: CancellationToken,
+) -> Response<Answer> {
+    let refuse = |model: &str, cause: Cause| {
+        let model = pointsman_workers::ModelName::new(model);
+        let mut account = Account::new(app.metrics.clone(), id.clone(), endpoint, model);
+        account.ended(cause.status().as_u16(), cause.code());
+        cause.response(&id).map(Answer::whole)
+    };
+    let request = match Request::parse(endpoint, &headers, body, app.settings.trust) {
+        Ok(request) => request,
+        Err(error) => return refuse("other", error.into()),
+    };
+    let subject = subject(&request, &app.settings.measure);
+    let snapshot = app.registry.snapshot();
+    let shape = match drive::plan(&app, &request, &subject, &snapshot) {
+        Ok(shape) => shape,
+        Err(cause) => return refuse(request.model.as_str(), cause),
+    };
+    let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone());
+    let explain = headers.contains_key("x-pointsman-decision");
+    drive::drive(app, request, subject, snapshot, shape, account, gone, explain).await
+}
+
+fn authorize(app: &App, headers: &HeaderMap) -> Result<(), Cause> {
+    let keys = &app.settings.api_keys;
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let key = given.and_then(|value| value.strip_prefix("Bearer ")).ok_or(Cause::Unauthorized)?;
+    // Every key is compared whole, so that the time says nothing about how much of one was right.
+    let known = keys.iter().fold(false, |known, other| known | same(key.as_bytes(), other.as_bytes()));
+    if known { Ok(()) } else { Err(Cause::Forbidden) }
+}
+
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differing, (a, b)| differing | (a ^ b)) == 0
+}
+
+/// The client's own id, else one of ours.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
+    let short = given.filter(|id| !id.is_empty() && id.len() <= 128);
+    short.map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
+}

@@ -1,0 +1,138 @@
+//! Tokens: about four bytes each, the same on every engine, so that a prefill/decode pair answers as one engine would.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+/// Token ids are below this, as in the vocabulary of an 8B model.
+const VOCABULARY: u64 = 128_000;
+const BYTES_PER_TOKEN: usize = 4;
+
+/// What is generated: every word is one token of [`BYTES_PER_TOKEN`] bytes, so an answer that comes back in the next
+/// prompt has the token ids it was generated with.
+const WORDS: [&str; 32] = [
+    " arc", " bay", " cab", " dam", " elm", " fog", " gap", " hut", " ice", " jar", " key", " log", " map",
+    " net", " oak", " pin", " rib", " sea", " tie", " urn", " van", " way", " yew", " zip", " bed", " cog",
+    " dip", " ash", " fen", " hub", " lap", " mud",
+];
+
+/// A prompt as the engine sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    tokens: Arc<[u32]>,
+    fingerprint: u64,
+}
+
+impl Prompt {
+    /// The prompt of these texts, each tokenized on its own: the messages of a chat, or a single text.
+    pub fn of_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+        Self::of_tokens(texts.into_iter().flat_map(tokenize).collect())
+    }
+
+    /// The prompt of these token ids.
+    #[must_use]
+    pub fn of_tokens(tokens: Vec<u32>) -> Self {
+        let mut bytes = Vec::with_capacity(tokens.len() * 4);
+        tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+        Self { fingerprint: xxh3_64(&bytes), tokens: tokens.into() }
+    }
+
+    /// Its token ids.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn isl(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    /// A hash of the whole prompt: both legs of a handoff must have the same.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Sequence hashes of the full blocks.
+    #[must_use]
+    pub fn chain(&self, block_size: u32) -> Vec<u64> {
+        chain(&self.tokens, block_size)
+    }
+
+    /// Sequence hashes of the full blocks of the prompt and the first `out` tokens of its answer number `choice`.
+    #[must_use]
+    pub fn chain_with_answer(&self, block_size: u32, choice: u32, out: u32) -> Vec<u64> {
+        let answer = (0..out).map(|at| self.word(choice, at).1);
+        let all: Vec<u32> = self.tokens.iter().copied().chain(answer).collect();
+        chain(&all, block_size)
+    }
+
+    /// Token `at` of the answer number `choice`: text and id.
+    #[must_use]
+    pub fn word(&self, choice: u32, at: u32) -> (&'static str, u32) {
+        let mut place = [0; 8];
+        place[..4].copy_from_slice(&choice.to_le_bytes());
+        place[4..].copy_from_slice(&at.to_le_bytes());
+        let draw = xxh3_64_with_seed(&place, self.fingerprint);
+        let word = WORDS.get(usize::try_from(draw % 32).unwrap_or(0)).copied().unwrap_or(" arc");
+        (word, token_of(word.as_bytes()))
+    }
+}
+
+fn tokenize(text: &str) -> impl Iterator<Item = u32> {
+    text.as_bytes().chunks(BYTES_PER_TOKEN).map(token_of)
+}
+
+fn token_of(bytes: &[u8]) -> u32 {
+    u32::try_from(xxh3_64(bytes) % VOCABULARY).unwrap_or(0)
+}
+
+fn chain(tokens: &[u32], block_size: u32) -> Vec<u64> {
+    let mut parent = 0;
+    let mut bytes = Vec::new();
+    let blocks = tokens.chunks_exact(block_size.max(1) as usize);
+    blocks
+        .map(|block| {
+            bytes.clear();
+            block.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+            parent = xxh3_64_with_seed(&bytes, parent);
+            parent
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn about_four_bytes_make_a_token() {
+        for (text, tokens) in [("", 0), ("a", 1), ("abcd", 1), ("abcde", 2), ("abcdabcd", 2)] {
+            assert_eq!(Prompt::of_texts([text]).isl(), tokens, "{text}");
+        }
+        let twice = Prompt::of_texts(["abcdabcd"]);
+        assert_eq!(twice.tokens()[0], twice.tokens()[1]);
+    }
+
+    #[test]
+    fn an_answer_depends_on_the_prompt_alone_and_returns_as_the_same_tokens() {
+        let prompt = Prompt::of_texts(["tell me about points"]);
+        let same = Prompt::of_tokens(prompt.tokens().to_vec());
+        let answer =
+            |prompt: &Prompt, choice| (0..40).map(|at| prompt.word(choice, at).0).collect::<String>();
+        assert_eq!(answer(&prompt, 0), answer(&same, 0));
+        assert_ne!(answer(&prompt, 0), answer(&prompt, 1));
+        assert_ne!(answer(&prompt, 0), answer(&Prompt::of_texts(["tell me about point"]), 0));
+        let next = Prompt::of_texts(["tell me about points", &answer(&prompt, 0), "go on"]);
+        assert_eq!(next.chain(4)[..11], prompt.chain_with_answer(4, 0, 40)[..11]);
+    }
+
+    #[test]
+    fn a_chain_covers_full_blocks_and_everything_before_them() {
+        let (a, b) = (Prompt::of_tokens(vec![1, 2, 3, 4, 5]), Prompt::of_tokens(vec![9, 2, 3, 4, 5]));
+        assert_eq!((a.chain(2).len(), a.chain(8).len()), (2, 0));
+        assert_ne!(a.chain(2)[1], b.chain(2)[1], "same block, other beginning");
+    }
+}

@@ -1,0 +1,292 @@
+//! The running engine: the core under a lock, driven by a real clock, with everything that is counted.
+//!
+//! It knows sequences, handoffs and rooms; it must not know HTTP or the shape of an answer.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
+
+pub use self::counters::Handoffs;
+pub(crate) use self::{
+    abort::{AbortGuard, Aborts},
+    clock::Clock,
+    counters::{Counters, HandoffResult, InFlight, Outcome},
+    rooms::{PrefillSeat, RoomFailure, Rooms},
+    sequence::{Finish, Given, Link, Local, Plan, Sequence, Source, Step},
+};
+use crate::{
+    config::{Leg, SimConfig},
+    core::{EngineCore, Job, JobId, Refusal, Started},
+    faults::FaultBoard,
+};
+
+mod abort;
+mod clock;
+mod counters;
+mod rooms;
+mod sequence;
+pub(crate) mod side;
+
+/// Everything one engine is.
+pub(crate) struct Engine {
+    pub(crate) config: SimConfig,
+    /// A UUID, new in every process: NIXL's engine id.
+    pub(crate) id: String,
+    pub(crate) started_unix: u64,
+    pub(crate) clock: Clock,
+    pub(crate) faults: FaultBoard,
+    pub(crate) counters: Counters,
+    pub(crate) aborts: Aborts,
+    pub(crate) rooms: Rooms,
+    pub(crate) side: side::Client,
+    /// Host and port of the side channel or bootstrap server, as told to other engines.
+    pub(crate) advertised: (String, u16),
+    scheduler: Mutex<Scheduler>,
+    /// The next deadline of the core may have moved.
+    moved: Notify,
+    dead: AtomicBool,
+    recorded: Mutex<VecDeque<Recorded>>,
+}
+
+struct Scheduler {
+    core: EngineCore,
+    waiting: HashMap<JobId, oneshot::Sender<Started>>,
+}
+
+/// One request as it arrived.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recorded {
+    /// Path.
+    pub path: String,
+    /// What it was taken for; `None` when it was refused before that.
+    pub leg: Option<Leg>,
+    /// Headers in order, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Body as text.
+    pub body: String,
+}
+
+/// What `GET /sim/state` says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SimState {
+    /// Whether a broken handoff killed the engine.
+    pub dead: bool,
+    /// Sequences in the batch.
+    pub running: u32,
+    /// Sequences in line, or admitted and waiting for KV.
+    pub waiting: u32,
+    /// Blocks in use.
+    pub used_blocks: u32,
+    /// Blocks pinned for a handoff.
+    pub pinned_blocks: u32,
+    /// Handoffs that nobody pulled before their lease ended.
+    pub stranded: u64,
+    /// Handoffs by result.
+    pub handoffs: Handoffs,
+    /// Rooms used twice.
+    pub duplicate_rooms: u64,
+    /// Requests that were aborted.
+    pub aborted: u64,
+    /// Requests whose client left before the end.
+    pub client_disconnects: u64,
+    /// Requests by `leg/outcome`.
+    pub requests: HashMap<String, u64>,
+    /// Prompt tokens looked up in the prefix cache, and found there.
+    pub prefix_queries: u64,
+    /// Prompt tokens found in the prefix cache.
+    pub prefix_hits: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+}
+
+/// A sequence's place in the engine, from submission on. Dropping it frees everything at once.
+pub(crate) struct Ticket {
+    engine: Arc<Engine>,
+    pub(crate) id: JobId,
+    start: Start,
+}
+
+enum Start {
+    Now(Started),
+    Later(oneshot::Receiver<Started>),
+    Taken,
+}
+
+impl Engine {
+    pub(crate) fn new(config: SimConfig, advertised: (String, u16)) -> Self {
+        let core = EngineCore::new(config.limits(), config.time_model(), config.seed);
+        Self {
+            id: uuid(),
+            started_unix: unix_now(),
+            clock: Clock::new(config.speedup),
+            faults: FaultBoard::new(config.faults.clone(), config.seed),
+            counters: Counters::default(),
+            aborts: Aborts::default(),
+            rooms: Rooms::default(),
+            side: side::Client::default(),
+            advertised,
+            scheduler: Mutex::new(Scheduler { core, waiting: HashMap::new() }),
+            moved: Notify::new(),
+            dead: AtomicBool::new(false),
+            recorded: Mutex::new(VecDeque::new()),
+            config,
+        }
+    }
+
+    /// Takes a sequence in.
+    pub(crate) fn submit(self: &Arc<Self>, job: Job) -> Result<Ticket, Refusal> {
+        let mut scheduler = self.scheduler.lock();
+        self.catch_up(&mut scheduler);
+        let submitted = scheduler.core.submit(job)?;
+        let start = match submitted.started {
+            Some(started) => Start::Now(started),
+            None => {
+                let (sender, receiver) = oneshot::channel();
+                scheduler.waiting.insert(submitted.id, sender);
+                Start::Later(receiver)
+            }
+        };
+        Ok(Ticket { engine: Arc::clone(self), id: submitted.id, start })
+    }
+
+    /// Runs `f` on the core, brought up to now.
+    pub(crate) fn with_core<T>(&self, f: impl FnOnce(&mut EngineCore) -> T) -> T {
+        let mut scheduler = self.scheduler.lock();
+        self.catch_up(&mut scheduler);
+        let deadline = scheduler.core.next_deadline();
+        let result = f(&mut scheduler.core);
+        if scheduler.core.next_deadline() != deadline {
+            self.moved.notify_one();
+        }
+        result
+    }
+
+    fn catch_up(&self, scheduler: &mut Scheduler) {
+        let started = scheduler.core.advance(self.clock.now());
+        wake(scheduler, started);
+    }
+
+    /// Ends leases and transfers when they are due, even when no request comes by.
+    pub(crate) async fn sweep(&self, stop: CancellationToken) {
+        loop {
+            let deadline = self.with_core(|core| core.next_deadline());
+            let due = async {
+                match deadline {
+                    Some(deadline) => self.clock.sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.moved.notified() => {}
+                () = due => {}
+            }
+        }
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// What incomplete handoff parameters do to a real engine.
+    pub(crate) fn die(&self) {
+        if !self.config.tolerant {
+            tracing::error!("incomplete kv_transfer_params: the engine is dead");
+            self.dead.store(true, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn record(&self, recorded: impl FnOnce() -> Recorded) {
+        if self.config.record == 0 {
+            return;
+        }
+        let mut all = self.recorded.lock();
+        if all.len() >= self.config.record {
+            all.pop_front();
+        }
+        all.push_back(recorded());
+    }
+
+    pub(crate) fn recorded(&self) -> Vec<Recorded> {
+        self.recorded.lock().iter().cloned().collect()
+    }
+
+    pub(crate) fn state(&self) -> SimState {
+        let (occupancy, counts) = self.with_core(|core| (core.occupancy(), core.counts()));
+        SimState {
+            dead: self.is_dead(),
+            running: occupancy.running,
+            waiting: occupancy.waiting,
+            used_blocks: occupancy.used_blocks,
+            pinned_blocks: occupancy.pinned_blocks,
+            stranded: counts.stranded + self.rooms.stranded(),
+            handoffs: self.counters.handoffs(),
+            duplicate_rooms: self.rooms.duplicates(),
+            aborted: self.counters.aborted(),
+            client_disconnects: self.counters.disconnects(),
+            requests: self.counters.requests(),
+            prefix_queries: counts.prefix_queries,
+            prefix_hits: counts.prefix_hits,
+            generated_tokens: self.counters.generated(),
+        }
+    }
+}
+
+impl Ticket {
+    /// Waits for admission.
+    pub(crate) async fn admitted(&mut self) -> Option<Started> {
+        match std::mem::replace(&mut self.start, Start::Taken) {
+            Start::Now(started) => Some(started),
+            Start::Later(receiver) => receiver.await.ok(),
+            Start::Taken => None,
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut scheduler = self.engine.scheduler.lock();
+        scheduler.waiting.remove(&self.id);
+        let started = scheduler.core.leave(self.id);
+        wake(&mut scheduler, started);
+    }
+}
+
+fn wake(scheduler: &mut Scheduler, started: Vec<(JobId, Started)>) {
+    for (id, started) in started {
+        if let Some(sender) = scheduler.waiting.remove(&id) {
+            // A receiver that is gone has a ticket that is about to leave.
+            let _ = sender.send(started);
+        }
+    }
+}
+
+/// Seconds since 1970: what answers say in `created`, in the wall's time whatever the speedup.
+pub(crate) fn unix_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A random UUID, version 4.
+fn uuid() -> String {
+    let hex = random_hex(32);
+    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default().to_owned();
+    format!("{}-{}-4{}-a{}-{}", part(0, 8), part(8, 12), part(13, 16), part(17, 20), part(20, 32))
+}
+
+/// `len` random hex digits; ids are never seeded, two engines must not agree on them.
+pub(crate) fn random_hex(len: usize) -> String {
+    let mut rng = rand::rng();
+    (0..len).filter_map(|_| char::from_digit(rng.random_range(0..16), 16)).collect()
+}

@@ -1,0 +1,177 @@
+//! What is counted, and the guard that counts a request's end exactly once.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use crate::config::Leg;
+
+/// How a handoff ended at this engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandoffResult {
+    Pulled,
+    Reused,
+    Wrong,
+    Missing,
+    Expired,
+    Failed,
+}
+
+/// Handoffs by result, seen from one engine: a prefill engine counts what was asked of it, a decode engine what it asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Handoffs {
+    /// Taken, the first time.
+    pub pulled: u64,
+    /// Asked for again, or a room used twice.
+    pub reused: u64,
+    /// Another prompt, other blocks, another engine, or unknown.
+    pub wrong: u64,
+    /// Parameters absent or incomplete.
+    pub missing: u64,
+    /// Asked for after the lease, or waited for in vain.
+    pub expired: u64,
+    /// The other engine could not be reached or failed.
+    pub failed: u64,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Outcome {
+    Ok,
+    Invalid,
+    Refused,
+    Failed,
+    Fault,
+    Aborted,
+    Disconnected,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    handoffs: Mutex<Handoffs>,
+    requests: Mutex<BTreeMap<(Leg, Outcome), u64>>,
+    generated: AtomicU64,
+}
+
+/// A request from its acceptance on. Dropped without an outcome, its client has left.
+pub(crate) struct InFlight {
+    engine: Arc<Engine>,
+    leg: Leg,
+    ended: bool,
+}
+
+impl Counters {
+    pub(crate) fn handoff(&self, result: HandoffResult) {
+        let mut all = self.handoffs.lock();
+        let count = match result {
+            HandoffResult::Pulled => &mut all.pulled,
+            HandoffResult::Reused => &mut all.reused,
+            HandoffResult::Wrong => &mut all.wrong,
+            HandoffResult::Missing => &mut all.missing,
+            HandoffResult::Expired => &mut all.expired,
+            HandoffResult::Failed => &mut all.failed,
+        };
+        *count += 1;
+    }
+
+    pub(crate) fn token(&self) {
+        self.generated.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end(&self, leg: Leg, outcome: Outcome) {
+        *self.requests.lock().entry((leg, outcome)).or_default() += 1;
+    }
+
+    pub(crate) fn handoffs(&self) -> Handoffs {
+        *self.handoffs.lock()
+    }
+
+    pub(crate) fn generated(&self) -> u64 {
+        self.generated.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn aborted(&self) -> u64 {
+        self.sum(Outcome::Aborted)
+    }
+
+    pub(crate) fn disconnects(&self) -> u64 {
+        self.sum(Outcome::Disconnected)
+    }
+
+    /// By `leg/outcome`.
+    pub(crate) fn requests(&self) -> HashMap<String, u64> {
+        self.by_outcome()
+            .into_iter()
+            .map(|(leg, outcome, count)| (format!("{leg}/{outcome}"), count))
+            .collect()
+    }
+
+    pub(crate) fn by_outcome(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let all = self.requests.lock();
+        all.iter().map(|((leg, outcome), count)| (leg.as_str(), outcome.as_str(), *count)).collect()
+    }
+
+    fn sum(&self, of: Outcome) -> u64 {
+        self.requests.lock().iter().filter(|((_, outcome), _)| *outcome == of).map(|(_, count)| count).sum()
+    }
+}
+
+impl Handoffs {
+    /// Each result's label with its count.
+    pub(crate) fn labelled(&self) -> [(&'static str, u64); 6] {
+        [
+            ("pulled", self.pulled),
+            ("reused", self.reused),
+            ("wrong", self.wrong),
+            ("missing", self.missing),
+            ("expired", self.expired),
+            ("failed", self.failed),
+        ]
+    }
+}
+
+impl Outcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Invalid => "invalid",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Fault => "fault",
+            Self::Aborted => "aborted",
+            Self::Disconnected => "disconnected",
+        }
+    }
+}
+
+impl InFlight {
+    pub(crate) fn new(engine: &Arc<Engine>, leg: Leg) -> Self {
+        Self { engine: Arc::clone(engine), leg, ended: false }
+    }
+
+    /// A guard that counts nothing any more.
+    pub(crate) fn over(of: &Self) -> Self {
+        Self { engine: Arc::clone(&of.engine), leg: of.leg, ended: true }
+    }
+
+    pub(crate) fn end(&mut self, outcome: Outcome) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.engine.counters.end(self.leg, outcome);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.end(Outcome::Disconnected);
+    }
+}

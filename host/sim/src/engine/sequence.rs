@@ -1,0 +1,276 @@
+//! One sequence from submission to its last token. The only place where core time becomes waiting.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+
+use super::{Engine, Ticket};
+use crate::{
+    core::{Job, JobId, Prompt},
+    failure::Failure,
+};
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    Length,
+    Stop,
+    Abort,
+}
+
+/// What a sequence is to generate.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) prompt: Prompt,
+    /// Number of this answer among those to the same prompt.
+    pub(crate) choice: u32,
+    /// Index in the response.
+    pub(crate) index: u32,
+    /// Words it generates; 0 is an EOS at once.
+    pub(crate) words: u32,
+    pub(crate) finish: Finish,
+}
+
+/// One token, or the end without one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Step {
+    pub(crate) index: u32,
+    pub(crate) text: &'static str,
+    pub(crate) token: Option<u32>,
+    pub(crate) finish: Option<Finish>,
+    /// Tokens generated so far, this one included.
+    pub(crate) completion: u32,
+    /// Prompt tokens that needed no computing here.
+    pub(crate) cached: u32,
+    /// With the last one: what the response must carry for the next leg, as JSON.
+    pub(crate) params: Option<String>,
+}
+
+/// Where a prompt's KV comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Compute,
+    /// From another engine, `first_token` with it or not.
+    Transfer {
+        first_token: bool,
+    },
+}
+
+/// A finished sequence whose blocks are still its own.
+pub(crate) struct Given<'a> {
+    pub(crate) job: JobId,
+    pub(crate) prompt: &'a Prompt,
+    pub(crate) cached: u32,
+    pub(crate) finish: Finish,
+}
+
+/// A sequence's side of a handoff. One implementation a handshake.
+pub(crate) trait Link: Send {
+    /// Whether [`Link::arrive`] must be over before the sequence asks for a place.
+    fn defers(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Link::fetch`] decides about the status, so that headers wait for it.
+    fn decides_status(&self) -> bool {
+        false
+    }
+
+    /// Before the sequence asks for a place.
+    fn arrive(&mut self) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// With its place: finds out where the KV comes from, and takes it. `transfer` is how long reading it will last.
+    fn fetch<'a>(
+        &'a mut self,
+        prompt: &'a Prompt,
+        transfer: Duration,
+    ) -> BoxFuture<'a, Result<Source, Failure>>;
+
+    /// After the last token: hands the KV on; returns what the response must carry, as JSON.
+    fn give<'a>(&'a mut self, given: Given<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>>;
+}
+
+/// A sequence without a handoff.
+pub(crate) struct Local;
+
+impl Link for Local {
+    fn fetch<'a>(&'a mut self, _: &'a Prompt, _: Duration) -> BoxFuture<'a, Result<Source, Failure>> {
+        Box::pin(std::future::ready(Ok(Source::Compute)))
+    }
+
+    fn give<'a>(&'a mut self, _: Given<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+}
+
+/// A sequence in the engine. Dropping it at any point frees all it has.
+pub(crate) struct Sequence {
+    engine: Arc<Engine>,
+    plan: Plan,
+    link: Box<dyn Link>,
+    ticket: Option<Ticket>,
+    stop: CancellationToken,
+    source: Option<(Source, Duration)>,
+    /// Engine time of the last token.
+    due: Duration,
+    sent: u32,
+    cached: u32,
+    params: Option<String>,
+    over: bool,
+}
+
+impl Sequence {
+    /// Takes its place in line, unless its link wants something else first.
+    pub(crate) fn submit(
+        engine: &Arc<Engine>,
+        plan: Plan,
+        link: Box<dyn Link>,
+        stop: CancellationToken,
+    ) -> Result<Self, Failure> {
+        let mut sequence = Self {
+            engine: Arc::clone(engine),
+            plan,
+            link,
+            ticket: None,
+            stop,
+            source: None,
+            due: Duration::ZERO,
+            sent: 0,
+            cached: 0,
+            params: None,
+            over: false,
+        };
+        if !sequence.link.defers() {
+            sequence.take_place()?;
+        }
+        Ok(sequence)
+    }
+
+    pub(crate) fn decides_status(&self) -> bool {
+        self.link.decides_status()
+    }
+
+    /// Runs up to the point where the KV is there or on its way. An abort meanwhile is seen by [`Sequence::next`].
+    pub(crate) async fn prepare(&mut self) -> Result<(), Failure> {
+        let stop = self.stop.clone();
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => Ok(()),
+            ready = self.ready() => ready,
+        }
+    }
+
+    /// The next token; `None` after the last.
+    pub(crate) async fn next(&mut self) -> Option<Result<Step, Failure>> {
+        if self.over {
+            return None;
+        }
+        let stop = self.stop.clone();
+        let step = tokio::select! {
+            biased;
+            () = stop.cancelled() => Ok(self.step("", None, Some(Finish::Abort))),
+            step = self.advance() => step,
+        };
+        if step.as_ref().map_or(true, |step| step.finish.is_some()) {
+            self.over = true;
+            self.ticket = None;
+        }
+        Some(step)
+    }
+
+    fn take_place(&mut self) -> Result<(), Failure> {
+        let chain = self.plan.prompt.chain(self.engine.config.block_size).into();
+        let job = Job { chain, isl: self.plan.prompt.isl(), out: self.plan.words.max(1) };
+        self.ticket = Some(self.engine.submit(job)?);
+        Ok(())
+    }
+
+    async fn ready(&mut self) -> Result<(), Failure> {
+        if self.source.is_some() {
+            return Ok(());
+        }
+        if self.ticket.is_none() {
+            self.link.arrive().await?;
+            self.take_place()?;
+        }
+        let Some(ticket) = &mut self.ticket else { return Err(Failure::engine_dead()) };
+        let started = ticket.admitted().await.ok_or_else(Failure::engine_dead)?;
+        let id = ticket.id;
+        let transfer = self.engine.with_core(|core| core.transfer(id));
+        let source = self.link.fetch(&self.plan.prompt, transfer).await?;
+        // After a transfer a decode engine reports 0, whatever it had (engines.md).
+        self.cached = if source == Source::Compute { started.cached } else { 0 };
+        self.source = Some((source, transfer));
+        Ok(())
+    }
+
+    async fn advance(&mut self) -> Result<Step, Failure> {
+        self.ready().await?;
+        let Some(id) = self.ticket.as_ref().map(|ticket| ticket.id) else {
+            return Err(Failure::engine_dead());
+        };
+        if self.sent == 0 {
+            self.first(id).await;
+            self.due = self.engine.clock.now();
+        } else {
+            // Against the last due time, so that late wake-ups do not add up.
+            self.due += self.engine.with_core(|core| core.decode_step(id));
+            self.engine.clock.sleep_until(self.due).await;
+        }
+        self.sent += 1;
+        self.engine.counters.token();
+        let last = self.sent >= self.plan.words.max(1);
+        if last {
+            self.finish(id).await?;
+        }
+        let finish = last.then_some(self.plan.finish);
+        if self.plan.words == 0 {
+            return Ok(self.step("", None, finish));
+        }
+        let (text, token) = self.plan.prompt.word(self.plan.choice, self.sent - 1);
+        Ok(self.step(text, Some(token), finish))
+    }
+
+    async fn first(&mut self, id: JobId) {
+        match self.source {
+            Some((Source::Transfer { first_token }, transfer)) => {
+                self.engine.clock.sleep(transfer).await;
+                let step = self.engine.with_core(|core| core.decode_step(id));
+                if !first_token {
+                    self.engine.clock.sleep(step).await;
+                }
+            }
+            _ => {
+                let prefill = self.engine.with_core(|core| core.begin_prefill(id));
+                self.engine.clock.sleep(prefill).await;
+            }
+        }
+    }
+
+    async fn finish(&mut self, job: JobId) -> Result<(), Failure> {
+        let (finish, cached) = (self.plan.finish, self.cached);
+        let given = Given { job, prompt: &self.plan.prompt, cached, finish };
+        self.params = self.link.give(given).await?;
+        if self.plan.words > 1 {
+            let size = self.engine.config.block_size;
+            let chain = self.plan.prompt.chain_with_answer(size, self.plan.choice, self.plan.words);
+            self.engine.with_core(|core| core.seal(job, &chain));
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, text: &'static str, token: Option<u32>, finish: Option<Finish>) -> Step {
+        Step {
+            index: self.plan.index,
+            text,
+            token,
+            finish,
+            completion: self.sent,
+            cached: self.cached,
+            params: self.params.take(),
+        }
+    }
+}

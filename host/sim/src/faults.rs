@@ -1,0 +1,271 @@
+//! Faults: what an engine does wrong on purpose, switchable while it runs. Says which fault hits a request, not how the
+//! HTTP side acts it out.
+
+use parking_lot::Mutex;
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use serde::{Deserialize, Serialize};
+
+use crate::config::Leg;
+
+/// One fault in force.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fault {
+    /// What goes wrong.
+    #[serde(flatten)]
+    pub kind: FaultKind,
+    /// Share of the requests it hits, in [0, 1].
+    #[serde(default = "always")]
+    pub share: f64,
+    /// The requests it may hit; default: every generation, no probe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leg: Option<FaultLeg>,
+    /// It is over after this many hits; default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<u64>,
+}
+
+/// What goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// The connection is reset before a byte of the answer.
+    Refuse,
+    /// This status, with the engine's error body.
+    Status {
+        /// 400 to 599.
+        status: u16,
+        /// Value of `Retry-After`, seconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_after: Option<u32>,
+    },
+    /// No answer ever.
+    HangBeforeHeaders,
+    /// 200 and headers, then nothing.
+    HangAfterHeaders,
+    /// Nothing more after this many tokens.
+    Stall {
+        /// Tokens that still come.
+        after_tokens: u32,
+    },
+    /// After this many tokens the connection is closed in the middle of an event, or of the body.
+    Cut {
+        /// Tokens that still come.
+        after_tokens: u32,
+    },
+    /// After this many tokens come bytes that are no events, and the stream ends without `[DONE]`.
+    Garbage {
+        /// Tokens that still come.
+        after_tokens: u32,
+    },
+    /// 200 with an HTML page.
+    WrongContentType,
+    /// `/health` answers this much later, wall time.
+    SlowHealth {
+        /// Milliseconds.
+        ms: u64,
+    },
+    /// The first token is EOS: `finish_reason` is `stop`, there is nothing to hand off.
+    FirstTokenEos,
+    /// This field is missing from the handoff parameters.
+    PartialParams {
+        /// Default `remote_block_ids`.
+        #[serde(default = "remote_block_ids")]
+        field: String,
+    },
+    /// The KV transfer fails after the handoff was taken.
+    TransferFail,
+}
+
+/// What a fault may hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FaultLeg {
+    /// Prefill legs.
+    Prefill,
+    /// Decode legs.
+    Decode,
+    /// Whole requests.
+    Aggregated,
+    /// `GET /health`.
+    Health,
+    /// Every other probe: metrics, models, version, server info, loads.
+    Probe,
+}
+
+/// The faults of an engine.
+#[derive(Debug)]
+pub(crate) struct FaultBoard {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    faults: Vec<Fault>,
+    rng: SmallRng,
+}
+
+/// The faults that hit one request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Picked(Vec<FaultKind>);
+
+/// How far a stream gets before its fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Break {
+    Stall,
+    Cut,
+    Garbage,
+}
+
+impl Fault {
+    /// A fault that hits every generation, forever.
+    #[must_use]
+    pub fn always(kind: FaultKind) -> Self {
+        Self { kind, share: 1.0, leg: None, times: None }
+    }
+
+    /// What is wrong with its settings, if anything.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        if !(0.0..=1.0).contains(&self.share) {
+            return Some(format!("fault share `{}` is not within 0 and 1", self.share));
+        }
+        match self.kind {
+            FaultKind::Status { status, .. } if !(400..=599).contains(&status) => {
+                Some(format!("fault status `{status}` is not within 400 and 599"))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl FaultBoard {
+    pub(crate) fn new(faults: Vec<Fault>, seed: u64) -> Self {
+        // Another stream than the jitter's, so that switching a fault on does not move the times.
+        let rng = SmallRng::seed_from_u64(seed ^ 0x5eed_fa17);
+        Self { inner: Mutex::new(Inner { faults, rng }) }
+    }
+
+    pub(crate) fn replace(&self, faults: Vec<Fault>) {
+        self.inner.lock().faults = faults;
+    }
+
+    pub(crate) fn list(&self) -> Vec<Fault> {
+        self.inner.lock().faults.clone()
+    }
+
+    /// Draws the faults of one request and counts their hits.
+    pub(crate) fn pick(&self, leg: FaultLeg) -> Picked {
+        let mut inner = self.inner.lock();
+        let Inner { faults, rng } = &mut *inner;
+        let mut picked = Vec::new();
+        for fault in faults.iter_mut() {
+            let fits = match fault.leg {
+                Some(only) => only == leg,
+                None if matches!(fault.kind, FaultKind::SlowHealth { .. }) => leg == FaultLeg::Health,
+                None => !matches!(leg, FaultLeg::Health | FaultLeg::Probe),
+            };
+            if !fits || fault.times == Some(0) || (fault.share < 1.0 && rng.random::<f64>() >= fault.share) {
+                continue;
+            }
+            if let Some(times) = &mut fault.times {
+                *times -= 1;
+            }
+            picked.push(fault.kind.clone());
+        }
+        Picked(picked)
+    }
+}
+
+impl Picked {
+    pub(crate) fn has(&self, kind: &FaultKind) -> bool {
+        self.0.contains(kind)
+    }
+
+    pub(crate) fn status(&self) -> Option<(u16, Option<u32>)> {
+        self.0.iter().find_map(|kind| match kind {
+            FaultKind::Status { status, retry_after } => Some((*status, *retry_after)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn slow_ms(&self) -> Option<u64> {
+        self.0.iter().find_map(|kind| match kind {
+            FaultKind::SlowHealth { ms } => Some(*ms),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn missing_field(&self) -> Option<&str> {
+        self.0.iter().find_map(|kind| match kind {
+            FaultKind::PartialParams { field } => Some(field.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The first break of the answer's body, with the tokens before it.
+    pub(crate) fn body_break(&self) -> Option<(Break, u32)> {
+        let breaks = self.0.iter().filter_map(|kind| match kind {
+            FaultKind::Stall { after_tokens } => Some((Break::Stall, *after_tokens)),
+            FaultKind::Cut { after_tokens } => Some((Break::Cut, *after_tokens)),
+            FaultKind::Garbage { after_tokens } => Some((Break::Garbage, *after_tokens)),
+            _ => None,
+        });
+        breaks.min_by_key(|(_, after)| *after)
+    }
+}
+
+impl From<Leg> for FaultLeg {
+    fn from(leg: Leg) -> Self {
+        match leg {
+            Leg::Prefill => Self::Prefill,
+            Leg::Decode => Self::Decode,
+            Leg::Aggregated => Self::Aggregated,
+        }
+    }
+}
+
+fn always() -> f64 {
+    1.0
+}
+
+fn remote_block_ids() -> String {
+    "remote_block_ids".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Fault {
+        serde_json::from_str(json).expect("a fault")
+    }
+
+    #[test]
+    fn a_fault_reads_as_one_flat_object() {
+        let fault = parse(r#"{"kind":"status","status":503,"share":0.5,"leg":"prefill","times":3}"#);
+        assert_eq!(fault.kind, FaultKind::Status { status: 503, retry_after: None });
+        assert_eq!((fault.share, fault.leg, fault.times), (0.5, Some(FaultLeg::Prefill), Some(3)));
+        let written = serde_json::to_string(&fault).expect("writes");
+        assert_eq!(parse(&written), fault);
+        assert_eq!(parse(r#"{"kind":"refuse"}"#), Fault::always(FaultKind::Refuse));
+        assert!(serde_json::from_str::<Fault>(r#"{"kind":"melt"}"#).is_err());
+        assert!(parse(r#"{"kind":"status","status":200}"#).problem().is_some());
+        assert!(parse(r#"{"kind":"refuse","share":1.5}"#).problem().is_some());
+    }
+
+    #[test]
+    fn share_leg_and_times_bound_the_hits() {
+        let hits = |json: &str, leg: FaultLeg, seed| {
+            let board = FaultBoard::new(vec![parse(json)], seed);
+            (0..1000).filter(|_| board.pick(leg).has(&FaultKind::Refuse)).count()
+        };
+        assert_eq!(hits(r#"{"kind":"refuse"}"#, FaultLeg::Decode, 1), 1000);
+        assert_eq!(hits(r#"{"kind":"refuse"}"#, FaultLeg::Health, 1), 0);
+        assert_eq!(hits(r#"{"kind":"refuse","leg":"health"}"#, FaultLeg::Health, 1), 1000);
+        assert_eq!(hits(r#"{"kind":"refuse","leg":"prefill"}"#, FaultLeg::Decode, 1), 0);
+        assert_eq!(hits(r#"{"kind":"refuse","times":2}"#, FaultLeg::Decode, 1), 2);
+        let some = hits(r#"{"kind":"refuse","share":0.3}"#, FaultLeg::Decode, 1);
+        assert!((250..350).contains(&some), "{some}");
+        assert_eq!(some, hits(r#"{"kind":"refuse","share":0.3}"#, FaultLeg::Decode, 1), "seeded");
+    }
+}

@@ -1,0 +1,81 @@
+//! The engine's endpoints. HTTP in and out; what a request does is the engine's business, what bytes look like the wire's.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, Request, State},
+    http::{HeaderValue, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+
+pub(crate) use self::request::{Body, OneOrMany};
+use crate::{config::Dialect, engine::Engine, failure::Failure};
+
+mod answer;
+mod control;
+mod generate;
+mod metrics;
+mod probe;
+mod request;
+
+/// Bodies up to this size are read: a 128k-token prompt with room to spare.
+const MAX_BODY: usize = 64 << 20;
+
+/// The routes of an engine, those of its own dialect only.
+pub(crate) fn router(engine: &Arc<Engine>) -> Router {
+    let engine_routes = Router::new()
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/models", get(probe::models))
+        .route("/health", get(probe::health))
+        .route("/metrics", get(metrics::metrics));
+    let engine_routes = match engine.config.dialect {
+        Dialect::Vllm => {
+            engine_routes.route("/version", get(probe::version)).route("/tokenize", post(probe::tokenize))
+        }
+        Dialect::Sglang => engine_routes
+            .route("/server_info", get(probe::server_info))
+            .route("/get_server_info", get(probe::server_info))
+            .route("/v1/loads", get(probe::loads))
+            .route("/abort_request", post(control::abort)),
+        Dialect::Openai => engine_routes,
+    };
+    let alive = middleware::from_fn_with_state(Arc::clone(engine), alive);
+    engine_routes
+        .layer(alive)
+        .route("/sim/state", get(control::state))
+        .route("/sim/requests", get(control::requests))
+        .route("/sim/faults", get(control::faults).post(control::set_faults))
+        .fallback(not_found)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(Arc::clone(engine))
+}
+
+/// A dead engine answers nothing but its death; our own `/sim` still works.
+async fn alive(State(engine): State<Arc<Engine>>, request: Request, next: Next) -> Response {
+    if engine.is_dead() {
+        return refuse(&engine, &Failure::engine_dead());
+    }
+    next.run(request).await
+}
+
+async fn not_found() -> Response {
+    json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#.to_owned())
+}
+
+/// A failure as this engine says it.
+fn refuse(engine: &Engine, failure: &Failure) -> Response {
+    let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(status, engine.config.dialect.shape().error(failure));
+    if let Some(seconds) = failure.retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+fn json(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

@@ -1,0 +1,64 @@
+//! Abort (SGLang's own), and ours: `/sim/state`, `/sim/faults`, `/sim/requests`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    body::Bytes,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+
+use super::refuse;
+use crate::{
+    engine::{Engine, Recorded, SimState},
+    failure::Failure,
+    faults::Fault,
+};
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Abort {
+    rid: String,
+    abort_all: bool,
+}
+
+/// Answers 200 whether or not anything was aborted, as the engine does.
+pub(super) async fn abort(State(engine): State<Arc<Engine>>, bytes: Bytes) -> Response {
+    match serde_json::from_slice::<Abort>(&bytes) {
+        Ok(abort) => {
+            let count = engine.aborts.abort(&abort.rid, abort.abort_all);
+            tracing::debug!(rid = %abort.rid, count, "abort");
+            StatusCode::OK.into_response()
+        }
+        Err(error) => refuse(&engine, &Failure::bad(format!("abort_request: {error}"))),
+    }
+}
+
+pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Json<SimState> {
+    Json(engine.state())
+}
+
+pub(super) async fn requests(State(engine): State<Arc<Engine>>) -> Json<Vec<Recorded>> {
+    Json(engine.recorded())
+}
+
+pub(super) async fn faults(State(engine): State<Arc<Engine>>) -> Json<Vec<Fault>> {
+    Json(engine.faults.list())
+}
+
+/// Replaces all faults by the array in the body; `[]` ends them.
+pub(super) async fn set_faults(State(engine): State<Arc<Engine>>, bytes: Bytes) -> Response {
+    let faults = match serde_json::from_slice::<Vec<Fault>>(&bytes) {
+        Ok(faults) => faults,
+        Err(error) => return refuse(&engine, &Failure::bad(format!("faults: {error}"))),
+    };
+    if let Some(problem) = faults.iter().find_map(Fault::problem) {
+        return refuse(&engine, &Failure::bad(problem));
+    }
+    engine.faults.replace(faults);
+    Json(engine.faults.list()).into_response()
+}

@@ -1,0 +1,196 @@
+//! From a body to an answer: leg, faults, sequences, then [`super::answer`].
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    body::{Body as HttpBody, Bytes},
+    extract::State,
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
+
+use super::{
+    answer::{self, Answer},
+    refuse,
+    request::Body,
+};
+use crate::{
+    config::{Dialect, Leg, Role},
+    dialect::Incoming,
+    engine::{Aborts, Engine, InFlight, Outcome, Recorded, Sequence, random_hex, unix_now},
+    failure::Failure,
+    faults::{FaultKind, Picked},
+    http::OneOrMany,
+    server::Conn,
+    wire::Meta,
+};
+
+pub(super) async fn chat(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    serve(&engine, true, &conn, &headers, &bytes).await
+}
+
+pub(super) async fn completions(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    serve(&engine, false, &conn, &headers, &bytes).await
+}
+
+async fn serve(
+    engine: &Arc<Engine>,
+    chat: bool,
+    conn: &Conn,
+    headers: &HeaderMap,
+    bytes: &Bytes,
+) -> Response {
+    let handshake = engine.config.dialect.handshake();
+    let parsed = Body::parse(&engine.config, chat, headers, bytes)
+        .and_then(|body| handshake.leg(engine, &body).map(|leg| (body, leg)));
+    engine.record(|| record(chat, parsed.as_ref().ok().map(|(_, leg)| *leg), headers, bytes));
+    let (body, leg) = match parsed {
+        Ok(parsed) => parsed,
+        Err(failure) => {
+            engine.counters.end(expected_leg(engine), Outcome::Invalid);
+            return refuse(engine, &failure);
+        }
+    };
+    let faults = engine.faults.pick(leg.into());
+    let mut flight = InFlight::new(engine, leg);
+    if let Some(response) = act_out(engine, &faults, conn, body.stream, &mut flight).await {
+        return response;
+    }
+    let id = response_id(engine.config.dialect, chat, headers, &body);
+    match start(engine, chat, &body, leg, &faults, id).await {
+        Ok(answer) if body.stream => answer.stream(flight, faults.body_break()),
+        Ok(answer) => answer.whole(flight, faults.body_break()).await,
+        Err(failure) => {
+            flight.end(answer::outcome_of(&failure));
+            refuse(engine, &failure)
+        }
+    }
+}
+
+/// Puts every sequence in its place.
+async fn start(
+    engine: &Arc<Engine>,
+    chat: bool,
+    body: &Body,
+    leg: Leg,
+    faults: &Picked,
+    id: String,
+) -> Result<Answer, Failure> {
+    let handshake = engine.config.dialect.handshake();
+    let prompts = body.prompts(chat)?;
+    let fixed = if leg == Leg::Prefill { handshake.prefill_answer() } else { None };
+    let plans = body.plans(&engine.config, chat, &prompts, fixed, faults)?;
+    let abort = Aborts::enter(engine, rids(body));
+    let incoming = Incoming { engine, body, faults, id: &id, sequences: plans.len() };
+    let mut sequences = Vec::with_capacity(plans.len());
+    for (index, plan) in plans.into_iter().enumerate() {
+        let link = handshake.link(leg, &incoming, index)?;
+        sequences.push(Sequence::submit(engine, plan, link, abort.token.clone())?);
+    }
+    for sequence in sequences.iter_mut().filter(|sequence| sequence.decides_status()) {
+        sequence.prepare().await?;
+    }
+    let (include_usage, continuous_usage) = body.usage();
+    let meta = Meta {
+        chat,
+        id,
+        created: unix_now(),
+        model: serde_json::to_string(&engine.config.model).unwrap_or_default(),
+        fingerprint: engine.id.get(..8).unwrap_or_default().to_owned(),
+        include_usage,
+        continuous_usage,
+        token_ids: body.return_token_ids,
+        prompts,
+        n: body.n(),
+    };
+    Ok(Answer::new(engine, meta, sequences, abort))
+}
+
+/// The faults that need no engine.
+async fn act_out(
+    engine: &Engine,
+    faults: &Picked,
+    conn: &Conn,
+    stream: bool,
+    flight: &mut InFlight,
+) -> Option<Response> {
+    if faults.has(&FaultKind::Refuse) {
+        flight.end(Outcome::Fault);
+        conn.reset();
+        std::future::pending::<()>().await;
+    }
+    if faults.has(&FaultKind::HangBeforeHeaders) {
+        std::future::pending::<()>().await;
+    }
+    if let Some((status, retry_after)) = faults.status() {
+        flight.end(Outcome::Fault);
+        return Some(refuse(engine, &Failure::injected(status, retry_after)));
+    }
+    if faults.has(&FaultKind::WrongContentType) {
+        flight.end(Outcome::Fault);
+        let page = "<html><body><h1>It works!</h1></body></html>";
+        return Some(([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response());
+    }
+    if faults.has(&FaultKind::HangAfterHeaders) {
+        let flight = std::mem::replace(flight, InFlight::over(flight));
+        let never = futures_util::stream::once(async move {
+            let _held = flight;
+            std::future::pending::<Result<Bytes, std::io::Error>>().await
+        });
+        let content_type = if stream { answer::EVENT_STREAM } else { "application/json" };
+        return Some(([(header::CONTENT_TYPE, content_type)], HttpBody::from_stream(never)).into_response());
+    }
+    None
+}
+
+/// vLLM and OpenAI: the request's id or a random one, with a prefix; SGLang: the body's `rid` as it is.
+fn response_id(dialect: Dialect, chat: bool, headers: &HeaderMap, body: &Body) -> String {
+    if dialect == Dialect::Sglang {
+        return rids(body).into_iter().next().unwrap_or_else(|| random_hex(32));
+    }
+    let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
+    // The id is written into JSON as it is.
+    let given = given.filter(|id| !id.contains(['"', '\\']) && id.chars().all(|c| !c.is_control()));
+    let id = given.map_or_else(|| random_hex(16), str::to_owned);
+    if chat { format!("chatcmpl-{id}") } else { format!("cmpl-{id}") }
+}
+
+fn rids(body: &Body) -> Vec<String> {
+    let clean = |rid: &String| rid.replace(['"', '\\'], "");
+    match &body.rid {
+        None => Vec::new(),
+        Some(OneOrMany::One(rid)) => vec![clean(rid)],
+        Some(OneOrMany::Many(rids)) => rids.iter().map(clean).collect(),
+    }
+}
+
+fn expected_leg(engine: &Engine) -> Leg {
+    match engine.config.role {
+        Role::Prefill => Leg::Prefill,
+        Role::Decode => Leg::Decode,
+        Role::Aggregated => Leg::Aggregated,
+    }
+}
+
+fn record(chat: bool, leg: Option<Leg>, headers: &HeaderMap, bytes: &Bytes) -> Recorded {
+    let headers = headers.iter();
+    Recorded {
+        path: if chat { "/v1/chat/completions" } else { "/v1/completions" }.to_owned(),
+        leg,
+        headers: headers
+            .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+            .collect(),
+        body: String::from_utf8_lossy(bytes).into_owned(),
+    }
+}

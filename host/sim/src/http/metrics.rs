@@ -1,0 +1,127 @@
+//! `/metrics`: the engine's own names as far as a gateway reads them, and ours with the prefix `sim_`.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use axum::{
+    Extension,
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+
+use super::probe::faulty;
+use crate::{
+    config::Dialect,
+    engine::{Engine, SimState},
+    faults::FaultLeg,
+    server::Conn,
+};
+
+/// Prometheus text with one HELP and TYPE a family.
+struct Exposition(String);
+
+pub(super) async fn metrics(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Probe, &conn).await {
+        return response;
+    }
+    let state = engine.state();
+    let mut out = Exposition(String::new());
+    match engine.config.dialect {
+        Dialect::Vllm => vllm(&engine, &state, &mut out),
+        Dialect::Sglang => sglang(&engine, &state, &mut out),
+        Dialect::Openai => {}
+    }
+    ours(&engine, &state, &mut out);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], out.0).into_response()
+}
+
+fn vllm(engine: &Engine, state: &SimState, out: &mut Exposition) {
+    let config = &engine.config;
+    let labels = format!(r#"{{engine="0",model_name="{}"}}"#, config.model);
+    let usage = f64::from(state.used_blocks) / f64::from(config.blocks);
+    let gauges = [
+        ("num_requests_running", "Number of requests in model execution batches.", f64::from(state.running)),
+        ("num_requests_waiting", "Number of requests waiting to be processed.", f64::from(state.waiting)),
+        ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage),
+    ];
+    for (name, help, value) in gauges {
+        out.family(&format!("vllm:{name}"), "gauge", help);
+        out.float(&format!("vllm:{name}{labels}"), value);
+    }
+    let counters = [
+        ("queries", "Prefix cache queries, in terms of number of queried tokens.", state.prefix_queries),
+        ("hits", "Prefix cache hits, in terms of number of cached tokens.", state.prefix_hits),
+    ];
+    for (name, help, value) in counters {
+        out.family(&format!("vllm:prefix_cache_{name}_total"), "counter", help);
+        let _ = writeln!(out.0, "vllm:prefix_cache_{name}_total{labels} {value}.0");
+    }
+    out.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
+    let _ = writeln!(
+        out.0,
+        r#"vllm:cache_config_info{{block_size="{}",cache_dtype="auto",enable_prefix_caching="True",engine="0",num_gpu_blocks="{}"}} 1.0"#,
+        config.block_size, config.blocks
+    );
+}
+
+fn sglang(engine: &Engine, state: &SimState, out: &mut Exposition) {
+    let config = &engine.config;
+    let labels = format!(r#"{{engine_type="unified",model_name="{}",tp_rank="0"}}"#, config.model);
+    let usage = f64::from(state.used_blocks) / f64::from(config.blocks);
+    let hits = ratio(state.prefix_hits, state.prefix_queries);
+    let gauges = [
+        ("num_running_reqs", "The number of running requests.", f64::from(state.running)),
+        ("num_queue_reqs", "The number of requests in the waiting queue.", f64::from(state.waiting)),
+        ("num_used_tokens", "The number of used tokens.", f64::from(state.used_blocks * config.block_size)),
+        ("token_usage", "The token usage.", usage),
+        ("cache_hit_rate", "The prefix cache hit rate.", hits),
+    ];
+    for (name, help, value) in gauges {
+        out.family(&format!("sglang:{name}"), "gauge", help);
+        out.float(&format!("sglang:{name}{labels}"), value);
+    }
+}
+
+fn ours(engine: &Engine, state: &SimState, out: &mut Exposition) {
+    out.family("sim_handoffs_total", "counter", "Handoffs by result, as this engine saw them.");
+    for (result, count) in state.handoffs.labelled() {
+        let _ = writeln!(out.0, r#"sim_handoffs_total{{result="{result}"}} {count}"#);
+    }
+    out.family("sim_requests_total", "counter", "Requests by leg and outcome.");
+    for (leg, outcome, count) in engine.counters.by_outcome() {
+        let _ = writeln!(out.0, r#"sim_requests_total{{leg="{leg}",outcome="{outcome}"}} {count}"#);
+    }
+    let rest = [
+        ("sim_stranded_total", "counter", "Handoffs nobody came for.", state.stranded),
+        ("sim_pinned_blocks", "gauge", "Blocks pinned for a handoff.", u64::from(state.pinned_blocks)),
+        ("sim_duplicate_rooms_total", "counter", "Bootstrap rooms used twice.", state.duplicate_rooms),
+        ("sim_aborted_total", "counter", "Requests aborted by id.", state.aborted),
+        ("sim_client_disconnects_total", "counter", "Requests whose client left.", state.client_disconnects),
+        ("sim_generated_tokens_total", "counter", "Tokens generated.", state.generated_tokens),
+    ];
+    for (name, kind, help, value) in rest {
+        out.family(name, kind, help);
+        let _ = writeln!(out.0, "{name} {value}");
+    }
+}
+
+impl Exposition {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// Floats always with a point, as the engines' Python writes them.
+    fn float(&mut self, name: &str, value: f64) {
+        let _ = writeln!(self.0, "{name} {value:?}");
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        return 0.0;
+    }
+    // Exact up to 2^53 tokens.
+    #[expect(clippy::cast_precision_loss, reason = "a share for a gauge")]
+    let share = part as f64 / whole as f64;
+    share
+}

@@ -1,0 +1,163 @@
+//! What a gateway asks to learn about an engine: alive, which, facts, load, tokens.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Extension,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use serde_json::json;
+
+use super::{json as json_response, refuse, request::Body};
+use crate::{
+    config::Role,
+    engine::Engine,
+    failure::Failure,
+    faults::{FaultKind, FaultLeg},
+    server::Conn,
+};
+
+pub(super) async fn health(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
+    faulty(&engine, FaultLeg::Health, &conn).await.unwrap_or_else(|| StatusCode::OK.into_response())
+}
+
+pub(super) async fn models(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Probe, &conn).await {
+        return response;
+    }
+    let config = &engine.config;
+    let model = json!({
+        "id": config.model,
+        "object": "model",
+        "created": engine.started_unix,
+        "owned_by": config.dialect.as_str(),
+        "root": config.model,
+        "parent": null,
+        "max_model_len": config.max_model_len,
+    });
+    ok(&json!({"object": "list", "data": [model]}))
+}
+
+pub(super) async fn version(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
+    match faulty(&engine, FaultLeg::Probe, &conn).await {
+        Some(response) => response,
+        None => ok(&json!({"version": "0.32.0"})),
+    }
+}
+
+/// vLLM's `/tokenize`, for a prompt or for messages.
+pub(super) async fn tokenize(
+    State(engine): State<Arc<Engine>>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    let parsed = Body::parse(&engine.config, false, &headers, &bytes).and_then(|body| {
+        let chat = body.is_chat();
+        body.prompts(chat)
+    });
+    match parsed {
+        Ok(prompts) => {
+            let (tokens, max) =
+                (prompts.first().map_or(&[][..], |p| p.tokens()), engine.config.max_model_len);
+            let tokens_json = serde_json::to_string(tokens).unwrap_or_default();
+            let count = tokens.len();
+            let body = format!(
+                r#"{{"count":{count},"max_model_len":{max},"tokens":{tokens_json},"token_strs":null}}"#
+            );
+            json_response(StatusCode::OK, body)
+        }
+        Err(failure) => refuse(&engine, &failure),
+    }
+}
+
+/// SGLang's `/server_info`: the arguments it was started with, and its state.
+pub(super) async fn server_info(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Probe, &conn).await {
+        return response;
+    }
+    let config = &engine.config;
+    let mode = match config.role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Aggregated => "null",
+    };
+    let bootstrap_port = match (config.role, config.bootstrap_port) {
+        (Role::Prefill, _) => engine.advertised.1,
+        (_, 0) => crate::config::SimConfig::DEFAULT_BOOTSTRAP_PORT,
+        (_, port) => port,
+    };
+    ok(&json!({
+        "model_path": config.model,
+        "served_model_name": config.model,
+        "context_length": config.max_model_len,
+        "tp_size": 1,
+        "dp_size": config.dp_size,
+        "page_size": config.block_size,
+        "disaggregation_mode": mode,
+        "disaggregation_bootstrap_port": bootstrap_port,
+        "max_running_requests": config.max_num_seqs,
+        "max_total_tokens": capacity(&engine),
+        "max_total_num_tokens": capacity(&engine),
+        "max_req_input_len": config.max_model_len,
+        "status": "ready",
+        "version": "0.5.9",
+    }))
+}
+
+/// SGLang's `/v1/loads`.
+pub(super) async fn loads(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Probe, &conn).await {
+        return response;
+    }
+    let (config, state) = (&engine.config, engine.state());
+    let used = u64::from(state.used_blocks) * u64::from(config.block_size);
+    let usage = f64::from(state.used_blocks) / f64::from(config.blocks);
+    let load = json!({
+        "dp_rank": 0,
+        "num_running_reqs": state.running,
+        "num_waiting_reqs": state.waiting,
+        "num_total_reqs": state.running + state.waiting,
+        "num_used_tokens": used,
+        "max_total_num_tokens": capacity(&engine),
+        "token_usage": usage,
+        "max_running_requests": config.max_num_seqs,
+    });
+    let aggregate = json!({
+        "total_running_reqs": state.running,
+        "total_waiting_reqs": state.waiting,
+        "total_reqs": state.running + state.waiting,
+        "avg_token_usage": usage,
+    });
+    ok(&json!({"version": "0.5.9", "dp_rank_count": 1, "loads": [load], "aggregate": aggregate}))
+}
+
+/// The fault that hits a probe, acted out.
+pub(super) async fn faulty(engine: &Engine, leg: FaultLeg, conn: &Conn) -> Option<Response> {
+    let faults = engine.faults.pick(leg);
+    if let Some(ms) = faults.slow_ms() {
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+    if faults.has(&FaultKind::Refuse) {
+        conn.reset();
+        std::future::pending::<()>().await;
+    }
+    if faults.has(&FaultKind::HangBeforeHeaders) {
+        std::future::pending::<()>().await;
+    }
+    let (status, retry_after) = faults.status()?;
+    Some(refuse(engine, &Failure::injected(status, retry_after)))
+}
+
+fn capacity(engine: &Engine) -> u64 {
+    u64::from(engine.config.blocks) * u64::from(engine.config.block_size)
+}
+
+fn ok(value: &serde_json::Value) -> Response {
+    json_response(StatusCode::OK, value.to_string())
+}

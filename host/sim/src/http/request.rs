@@ -1,0 +1,287 @@
+//! A request's body: parsed once, checked as the engine checks it, with the errors the engine gives.
+
+use axum::http::{HeaderMap, header};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    config::SimConfig,
+    core::Prompt,
+    engine::{Finish, Plan},
+    failure::Failure,
+    faults::{FaultKind, Picked},
+};
+
+/// The fields of a body that matter to an engine model; all others are accepted and ignored.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Body {
+    pub(crate) model: Option<String>,
+    messages: Option<Vec<Message>>,
+    prompt: Option<PromptField>,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    min_tokens: u32,
+    n: Option<u32>,
+    pub(crate) stream: bool,
+    stream_options: Option<StreamOptions>,
+    ignore_eos: bool,
+    temperature: Option<f64>,
+    pub(crate) return_token_ids: bool,
+    pub(crate) kv_transfer_params: Option<Value>,
+    pub(crate) bootstrap_host: Option<OneOrMany<String>>,
+    pub(crate) bootstrap_port: Option<OneOrMany<Option<u16>>>,
+    pub(crate) bootstrap_room: Option<OneOrMany<u64>>,
+    pub(crate) rid: Option<OneOrMany<String>>,
+    pub(crate) routed_dp_rank: Option<u32>,
+    pub(crate) disagg_prefill_dp_rank: Option<u32>,
+}
+
+/// A value, or one for each sequence of a batch.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum OneOrMany<T> {
+    Many(Vec<T>),
+    One(T),
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    #[serde(default)]
+    content: Option<Content>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    #[serde(default)]
+    text: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum PromptField {
+    Text(String),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+    IdLists(Vec<Vec<u32>>),
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: bool,
+    continuous_usage_stats: bool,
+}
+
+/// Tokens of a completion that says nothing about its length.
+const DEFAULT_COMPLETION: u32 = 16;
+/// Sequences a request may ask for.
+const MAX_SEQUENCES: usize = 1024;
+
+impl Body {
+    /// Reads and checks a body.
+    pub(crate) fn parse(
+        config: &SimConfig,
+        chat: bool,
+        headers: &HeaderMap,
+        bytes: &[u8],
+    ) -> Result<Self, Failure> {
+        let content_type =
+            headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+        if !content_type.starts_with("application/json") {
+            return Err(Failure::shape(
+                "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+            ));
+        }
+        let body: Self = serde_json::from_slice(bytes).map_err(|error| explain(bytes, &error))?;
+        if let Some(model) = body.model.as_ref().filter(|model| **model != config.model) {
+            let message = format!("The model `{model}` does not exist. Valid aliases: {}.", config.model);
+            return Err(Failure::not_found(message).with_param("model"));
+        }
+        if chat && body.messages.is_none() {
+            return Err(missing("messages", bytes));
+        }
+        if body.stream_options.is_some() && !body.stream {
+            return Err(Failure::shape(
+                "1 validation error:\n  Value error, Stream options can only be defined when `stream=True`.",
+            )
+            .with_param("stream_options"));
+        }
+        body.check_numbers(config)?;
+        Ok(body)
+    }
+
+    fn check_numbers(&self, config: &SimConfig) -> Result<(), Failure> {
+        let bad = |name: &'static str, value: String, message: String| {
+            Err(Failure::bad(format!("{message} (parameter={name}, value={value})")).with_param(name))
+        };
+        if let Some(value) = self.temperature.filter(|value| *value < 0.0) {
+            return bad(
+                "temperature",
+                format!("{value:?}"),
+                format!("temperature must be non-negative, got {value:?}."),
+            );
+        }
+        if self.n == Some(0) {
+            return bad("n", "0".to_owned(), "n must be at least 1, got 0.".to_owned());
+        }
+        match self.max_out() {
+            Some(0) => bad("max_tokens", "0".to_owned(), "max_tokens must be at least 1, got 0.".to_owned()),
+            Some(value) if value > config.max_model_len => bad(
+                "max_tokens",
+                value.to_string(),
+                format!(
+                    "max_tokens={value} cannot be greater than max_model_len={}. Please request fewer output tokens.",
+                    config.max_model_len
+                ),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn max_out(&self) -> Option<u32> {
+        self.max_completion_tokens.or(self.max_tokens)
+    }
+
+    /// Whether it has messages rather than a prompt, where an endpoint takes both.
+    pub(crate) fn is_chat(&self) -> bool {
+        self.messages.is_some()
+    }
+
+    /// Answers to each prompt.
+    pub(crate) fn n(&self) -> u32 {
+        self.n.unwrap_or(1)
+    }
+
+    /// Whether the stream ends with a usage chunk, and whether every chunk has a usage.
+    pub(crate) fn usage(&self) -> (bool, bool) {
+        let options = self.stream_options.unwrap_or_default();
+        (options.include_usage, options.include_usage && options.continuous_usage_stats)
+    }
+
+    /// The prompts: one of a chat, any number of a completion.
+    pub(crate) fn prompts(&self, chat: bool) -> Result<Vec<Prompt>, Failure> {
+        let prompts = if chat {
+            let messages = self.messages.iter().flatten();
+            vec![Prompt::of_texts(messages.flat_map(|message| message.texts()))]
+        } else {
+            match &self.prompt {
+                None => Vec::new(),
+                Some(PromptField::Text(text)) => vec![Prompt::of_texts([text.as_str()])],
+                Some(PromptField::Ids(ids)) => vec![Prompt::of_tokens(ids.clone())],
+                Some(PromptField::Texts(texts)) => {
+                    texts.iter().map(|text| Prompt::of_texts([text.as_str()])).collect()
+                }
+                Some(PromptField::IdLists(lists)) => {
+                    lists.iter().map(|ids| Prompt::of_tokens(ids.clone())).collect()
+                }
+            }
+        };
+        if prompts.is_empty() || prompts.iter().any(|prompt| prompt.isl() == 0) {
+            return Err(Failure::bad(
+                "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
+            )
+            .with_param("prompt"));
+        }
+        if prompts.len().saturating_mul(self.n() as usize) > MAX_SEQUENCES {
+            return Err(Failure::bad(format!("more than {MAX_SEQUENCES} sequences in one request")));
+        }
+        Ok(prompts)
+    }
+
+    /// One plan for each answer to each prompt; `fixed` is the length a handshake imposes.
+    pub(crate) fn plans(
+        &self,
+        config: &SimConfig,
+        chat: bool,
+        prompts: &[Prompt],
+        fixed: Option<(u32, Finish)>,
+        faults: &Picked,
+    ) -> Result<Vec<Plan>, Failure> {
+        let n = self.n();
+        let mut plans = Vec::new();
+        for prompt in prompts {
+            let (mut words, mut finish) = match fixed {
+                Some(fixed) => fixed,
+                None => self.length(config, chat, prompt.isl())?,
+            };
+            if faults.has(&FaultKind::FirstTokenEos) {
+                (words, finish) = (0, Finish::Stop);
+            }
+            for choice in 0..n {
+                let index = u32::try_from(plans.len()).unwrap_or(u32::MAX);
+                plans.push(Plan { prompt: prompt.clone(), choice, index, words, finish });
+            }
+        }
+        Ok(plans)
+    }
+
+    fn length(&self, config: &SimConfig, chat: bool, isl: u32) -> Result<(u32, Finish), Failure> {
+        let max = config.max_model_len;
+        if isl > max {
+            let more = u64::from(max) + 1;
+            return Err(Failure::bad(format!(
+                "This model's maximum context length is {max} tokens. However, your prompt contains at least {more} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={more})"
+            ))
+            .with_param("input_tokens"));
+        }
+        let room = max - isl;
+        let wanted = self.max_out().unwrap_or(if chat { room } else { DEFAULT_COMPLETION.min(room) });
+        if wanted > room || wanted == 0 {
+            return Err(Failure::bad(format!(
+                "This model's maximum context length is {max} tokens. However, you requested {wanted} output tokens and your prompt contains {isl} input tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=input_tokens, value={isl})"
+            ))
+            .with_param("input_tokens"));
+        }
+        let natural = if self.ignore_eos { u32::MAX } else { config.natural_len.max(self.min_tokens) };
+        Ok(if natural < wanted { (natural, Finish::Stop) } else { (wanted, Finish::Length) })
+    }
+}
+
+impl Message {
+    fn texts(&self) -> Vec<&str> {
+        match &self.content {
+            None => Vec::new(),
+            Some(Content::Text(text)) => vec![text.as_str()],
+            Some(Content::Parts(parts)) => parts.iter().filter_map(|part| part.text.as_deref()).collect(),
+        }
+    }
+}
+
+/// Why a body was not understood, in the engine's words.
+fn explain(bytes: &[u8], error: &serde_json::Error) -> Failure {
+    let Ok(value) = serde_json::from_slice::<Value>(bytes) else {
+        let loc = format!("body.{}", error.column().saturating_sub(1));
+        let message = format!(
+            "1 validation error:\n  {{'type': 'json_invalid', 'loc': '{loc}', 'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {{'error': 'Expecting value'}}}}"
+        );
+        return Failure::shape(message).with_param(loc);
+    };
+    match value.get("messages") {
+        Some(messages) if !messages.is_array() => {
+            let input = messages.as_str().map_or_else(|| messages.to_string(), |text| format!("'{text}'"));
+            Failure::shape(format!(
+                "1 validation error:\n  {{'type': 'list_type', 'loc': 'body.messages', 'msg': 'Input should be a valid list', 'input': {input}}}"
+            ))
+            .with_param("body.messages")
+        }
+        _ => Failure::shape(format!("1 validation error:\n  {error}")),
+    }
+}
+
+fn missing(field: &str, bytes: &[u8]) -> Failure {
+    let value = serde_json::from_slice::<Value>(bytes).unwrap_or_default();
+    let fields = value.as_object().map_or(0, serde_json::Map::len);
+    let loc = format!("body.{field}");
+    Failure::shape(format!(
+        "1 validation error:\n  {{'type': 'missing', 'loc': '{loc}', 'msg': 'Field required', 'input': '<dict of {fields} items>'}}"
+    ))
+    .with_param(loc)
+}

@@ -1,0 +1,173 @@
+//! Starting and ending an engine: sockets bound, tasks tracked, nothing left behind.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::SimConfig,
+    engine::{Engine, Recorded, SimState, side},
+    faults::Fault,
+    http,
+    server::{self, Stop},
+};
+
+/// Starts engines.
+#[derive(Debug)]
+pub struct Sim;
+
+/// A running engine. Dropping it kills the engine.
+pub struct SimHandle {
+    addr: SocketAddr,
+    side_addr: Option<SocketAddr>,
+    engine: Arc<Engine>,
+    stop: Stop,
+    side_stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// An engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The settings make no sense; all problems, joined.
+    #[error("bad settings: {0}")]
+    Config(String),
+    /// An address could not be listened on.
+    #[error("cannot listen on {addr}")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Sim {
+    /// Binds the sockets and serves.
+    ///
+    /// # Errors
+    /// [`StartError`] when the settings make no sense or an address is taken.
+    pub async fn start(config: SimConfig) -> Result<SimHandle, StartError> {
+        let problems = config.problems();
+        if !problems.is_empty() {
+            return Err(StartError::Config(problems.join("; ")));
+        }
+        let (listener, addr) = listen(config.listen).await?;
+        let side_port = config.dialect.side_port(config.role, config.side_port, config.bootstrap_port);
+        let side = match side_port {
+            Some(port) => Some(listen(SocketAddr::new(config.listen.ip(), port)).await?),
+            None => None,
+        };
+        let side_addr = side.as_ref().map(|(_, addr)| *addr);
+        let host = config.advertise_host.clone().unwrap_or_else(|| reachable(addr));
+        let engine = Arc::new(Engine::new(config, (host, side_addr.map_or(0, |addr| addr.port()))));
+
+        let (tasks, stop, side_stop) = (TaskTracker::new(), Stop::default(), CancellationToken::new());
+        tasks.spawn(server::serve(listener, http::router(&engine), tasks.clone(), stop.clone()));
+        if let Some((listener, _)) = side {
+            tasks.spawn(side::serve(Arc::clone(&engine), listener, tasks.clone(), side_stop.clone()));
+        }
+        let (sweeper, sweeper_stop) = (Arc::clone(&engine), side_stop.clone());
+        tasks.spawn(async move { sweeper.sweep(sweeper_stop).await });
+        Ok(SimHandle { addr, side_addr, engine, stop, side_stop, tasks })
+    }
+}
+
+impl SimHandle {
+    /// Where it listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its base URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Port of the bootstrap server (SGLang prefill) or the side channel (vLLM prefill).
+    #[must_use]
+    pub fn bootstrap_port(&self) -> Option<u16> {
+        self.side_addr.map(|addr| addr.port())
+    }
+
+    /// Its state now.
+    #[must_use]
+    pub fn state(&self) -> SimState {
+        self.engine.state()
+    }
+
+    /// The faults in force.
+    #[must_use]
+    pub fn faults(&self) -> Vec<Fault> {
+        self.engine.faults.list()
+    }
+
+    /// Replaces the faults in force.
+    pub fn set_faults(&self, faults: Vec<Fault>) {
+        self.engine.faults.replace(faults);
+    }
+
+    /// The last requests, oldest first, when `record` was set.
+    #[must_use]
+    pub fn recorded(&self) -> Vec<Recorded> {
+        self.engine.recorded()
+    }
+
+    /// Stops accepting, lets requests end for `grace`, then cuts the rest.
+    pub async fn shutdown(self, grace: Duration) {
+        self.stop.gently.cancel();
+        self.tasks.close();
+        // The side channel must live as long as requests do: a decode elsewhere may still come for its blocks.
+        let drained = async {
+            while self.engine.state().running + self.engine.state().waiting > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(grace, drained).await.is_err() {
+            tracing::warn!("requests were cut at shutdown");
+            self.stop.now.cancel();
+        }
+        self.side_stop.cancel();
+        if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
+            self.stop.now.cancel();
+            self.tasks.wait().await;
+        }
+    }
+
+    /// Ends it as a crash would: every connection is reset, the ports are closed.
+    pub async fn kill(self) {
+        self.cut();
+        self.tasks.wait().await;
+    }
+
+    fn cut(&self) {
+        self.stop.now.cancel();
+        self.side_stop.cancel();
+        self.tasks.close();
+    }
+}
+
+impl Drop for SimHandle {
+    fn drop(&mut self) {
+        self.cut();
+    }
+}
+
+async fn listen(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |source| StartError::Listen { addr, source };
+    let listener = TcpListener::bind(addr).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+/// The address other engines can reach: nobody can connect to "any".
+fn reachable(addr: SocketAddr) -> String {
+    match addr {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => "127.0.0.1".to_owned(),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => "::1".to_owned(),
+        _ => addr.ip().to_string(),
+    }
+}

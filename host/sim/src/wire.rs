@@ -1,0 +1,135 @@
+//! The bytes of answers, chunks and errors, one engine a file. Text in, text out: no I/O, no decisions.
+
+use crate::{
+    config::Dialect,
+    core::Prompt,
+    engine::{Finish, Step},
+    failure::Failure,
+};
+
+mod openai;
+mod sglang;
+mod vllm;
+
+/// What is the same in every chunk of an answer.
+#[derive(Debug)]
+pub(crate) struct Meta {
+    pub(crate) chat: bool,
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    /// The model's name as a JSON string.
+    pub(crate) model: String,
+    pub(crate) fingerprint: String,
+    /// A usage chunk at the end.
+    pub(crate) include_usage: bool,
+    /// Usage in every chunk.
+    pub(crate) continuous_usage: bool,
+    pub(crate) token_ids: bool,
+    pub(crate) prompts: Vec<Prompt>,
+    /// Answers to each prompt.
+    pub(crate) n: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) prompt: u32,
+    pub(crate) completion: u32,
+    pub(crate) cached: u32,
+    /// Prompt tokens in full blocks that were computed and may be shared from now on.
+    pub(crate) created_cache: u32,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Choice {
+    pub(crate) index: u32,
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: Option<Finish>,
+}
+
+/// An engine's way to write JSON.
+pub(crate) trait Shape: Sync {
+    /// The chunk that opens a chat answer, before its first token.
+    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> String;
+
+    /// The chunks of one step; `first` of its answer.
+    fn step(&self, meta: &Meta, step: &Step, first: bool, usage: Option<Usage>) -> Vec<String>;
+
+    /// The chunk with the usage.
+    fn usage(&self, meta: &Meta, usage: Usage) -> String;
+
+    /// A whole body; `params` is what a prefill hands on.
+    fn whole(&self, meta: &Meta, choices: &[Choice], usage: Usage, params: Option<&str>) -> String;
+
+    /// An error body.
+    fn error(&self, failure: &Failure) -> String;
+
+    /// The data of an error event in a stream.
+    fn error_event(&self, failure: &Failure) -> String {
+        self.error(failure)
+    }
+}
+
+impl Dialect {
+    pub(crate) fn shape(self) -> &'static dyn Shape {
+        match self {
+            Self::Vllm => &vllm::Vllm,
+            Self::Sglang => &sglang::Sglang,
+            Self::Openai => &openai::Openai,
+        }
+    }
+}
+
+impl Meta {
+    /// The beginning of every object: id, object, created, model.
+    fn head(&self, object: &str) -> String {
+        let Self { id, created, model, .. } = self;
+        format!(r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model}"#)
+    }
+
+    fn chunk_head(&self) -> String {
+        self.head(if self.chat { "chat.completion.chunk" } else { "text_completion" })
+    }
+
+    fn whole_head(&self) -> String {
+        self.head(if self.chat { "chat.completion" } else { "text_completion" })
+    }
+
+    fn prompt_ids(&self, index: u32) -> String {
+        let prompt = self.prompts.get((index / self.n.max(1)) as usize);
+        match prompt {
+            Some(prompt) if self.token_ids => json(prompt.tokens()),
+            _ => "null".to_owned(),
+        }
+    }
+
+    fn ids(&self, tokens: &[u32]) -> String {
+        if self.token_ids { json(tokens) } else { "null".to_owned() }
+    }
+}
+
+impl Usage {
+    pub(crate) fn total(self) -> u32 {
+        self.prompt + self.completion
+    }
+}
+
+impl Finish {
+    fn json(of: Option<Self>) -> &'static str {
+        match of {
+            None => "null",
+            Some(Self::Length) => r#""length""#,
+            Some(Self::Stop) => r#""stop""#,
+            Some(Self::Abort) => r#""abort""#,
+        }
+    }
+}
+
+fn json<T: serde::Serialize + ?Sized>(value: &T) -> String {
+    // Strings and numbers always serialize.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! The engine as a process: says where it listens, ends on SIGTERM.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
+
+use crate::client::*;
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_parent_finds_the_port_and_ends_it() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pointsman-sim"))
+        .args([
+            "--role",
+            "prefill",
+            "--engine",
+            "vllm",
+            "--listen",
+            "127.0.0.1:0",
+            "--model",
+            "small",
+            "--speedup",
+            "100",
+        ])
+        .args(["--fault", r#"{"kind":"status","status":418,"leg":"aggregated"}"#])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let said: Value = serde_json::from_str(&line).unwrap();
+    let addr = said["listening"].as_str().unwrap().parse().unwrap();
+    let body = json!({"model": "small", "prompt": "hi", "max_tokens": 1});
+    assert_eq!(try_post(addr, "/v1/completions", &body).await.unwrap().status, 418);
+    let kill = Command::new("kill").arg(child.id().to_string()).status().unwrap();
+    assert!(kill.success());
+    assert!(child.wait().unwrap().success(), "SIGTERM is an orderly end");
+}
+
+#[test]
+fn nonsense_is_refused_with_the_value() {
+    for (args, said) in [
+        (["--speedup", "-1"], "speedup `-1`"),
+        (["--fault", "{}"], "missing field `kind`"),
+        (["--itl-ms", "-5"], "`-5`"),
+    ] {
+        let args = [format!("{}={}", args[0], args[1])];
+        let output = Command::new(env!("CARGO_BIN_EXE_pointsman-sim")).args(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && stderr.contains(said), "{stderr}");
+    }
+    let help = Command::new(env!("CARGO_BIN_EXE_pointsman-sim")).arg("--help").output().unwrap();
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    for flag in [
+        "--overhead-ms",
+        "--kv-transfer-us-per-token",
+        "--max-waiting",
+        "--bootstrap-port",
+        "--tolerant",
+        "--fault",
+    ] {
+        assert!(help.contains(flag), "{flag}");
+    }
+}

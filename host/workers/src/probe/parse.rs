@@ -1,0 +1,90 @@
+//! Reads what engines answer to probes. Pure.
+
+use serde::Deserialize;
+
+/// Models an engine lists, and who it says owns them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Models {
+    pub(super) names: Vec<String>,
+    pub(super) owner: Option<String>,
+}
+
+/// An engine's own load figures.
+#[derive(Debug, PartialEq)]
+pub(super) struct Figures {
+    pub(super) running: u32,
+    pub(super) waiting: u32,
+    pub(super) kv_usage: f32,
+}
+
+#[derive(Deserialize)]
+struct List {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+    owned_by: Option<String>,
+}
+
+/// The answer of `/v1/models`.
+pub(super) fn models(body: &[u8]) -> Result<Models, String> {
+    let list: List = serde_json::from_slice(body).map_err(|error| format!("GET /v1/models: {error}"))?;
+    let owner = list.data.first().and_then(|model| model.owned_by.clone());
+    Ok(Models { names: list.data.into_iter().map(|model| model.id).collect(), owner })
+}
+
+/// KV blocks from `vllm:cache_config_info{…num_gpu_blocks="…"}`.
+pub(super) fn vllm_blocks(metrics: &[u8]) -> Option<u32> {
+    let text = std::str::from_utf8(metrics).ok()?;
+    let line = text.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
+    let (_, rest) = line.split_once("num_gpu_blocks=\"")?;
+    rest.split('"').next()?.parse().ok().filter(|blocks| *blocks > 0)
+}
+
+/// Load figures from either engine's metrics; several series of one name (ranks) add up, shares take the highest.
+pub(super) fn load(metrics: &[u8]) -> Option<Figures> {
+    let text = std::str::from_utf8(metrics).ok()?;
+    let series = |names: [&str; 2]| -> Vec<f64> {
+        let value = |line: &str| {
+            let (name, value) = line.rsplit_once(' ')?;
+            let bare = name.split('{').next()?;
+            if names.contains(&bare) { value.parse::<f64>().ok() } else { None }
+        };
+        text.lines().filter(|line| !line.starts_with('#')).filter_map(value).collect()
+    };
+    let running = series(["vllm:num_requests_running", "sglang:num_running_reqs"]);
+    let waiting = series(["vllm:num_requests_waiting", "sglang:num_queue_reqs"]);
+    let usage = series(["vllm:kv_cache_usage_perc", "sglang:token_usage"]);
+    if running.is_empty() {
+        return None;
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float cast saturates")]
+    let total = |values: &[f64]| values.iter().sum::<f64>() as u32;
+    #[expect(clippy::cast_possible_truncation, reason = "a share between 0 and 1")]
+    let kv_usage = usage.iter().copied().fold(0.0, f64::max) as f32;
+    Some(Figures { running: total(&running), waiting: total(&waiting), kv_usage })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_real_engine_s_models_and_metrics_are_read() {
+        let models = models(include_bytes!("../../../../tests/fixtures/engines/models.json")).unwrap();
+        assert_eq!(models, Models { names: vec!["tiny".into()], owner: Some("vllm".into()) });
+        let metrics = include_bytes!("../../../../tests/fixtures/engines/metrics.txt");
+        assert_eq!(vllm_blocks(metrics), Some(32_768));
+        assert_eq!(load(metrics), Some(Figures { running: 0, waiting: 0, kv_usage: 0.0 }));
+    }
+
+    #[test]
+    fn ranks_add_up_and_the_fullest_cache_counts() {
+        let text = b"sglang:num_running_reqs{rank=\"0\"} 3.0\nsglang:num_running_reqs{rank=\"1\"} 4.0\nsglang:num_queue_reqs 2\nsglang:token_usage{rank=\"0\"} 0.25\nsglang:token_usage{rank=\"1\"} 0.5\n";
+        assert_eq!(load(text), Some(Figures { running: 7, waiting: 2, kv_usage: 0.5 }));
+        assert_eq!(load(b"# nothing\nother 1\n"), None);
+        assert_eq!(vllm_blocks(b"vllm:cache_config_info{num_gpu_blocks=\"None\"} 1.0"), None);
+    }
+}

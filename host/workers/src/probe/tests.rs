@@ -1,0 +1,127 @@
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    sync::watch,
+};
+
+use super::*;
+use crate::{Leg, spec::WorkerSpec, worker::Ineligible};
+
+/// A worker that answers probes; its health follows the switch.
+async fn engine(owner: &'static str, healthy: watch::Receiver<bool>, tasks: &TaskTracker) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let inner = tasks.clone();
+    tasks.spawn(async move {
+        loop {
+            let Ok((mut stream, _)) = listener.accept().await else { return };
+            let healthy = healthy.clone();
+            inner.spawn(async move {
+                let mut buffer = vec![0; 4096];
+                while let Ok(read) = stream.read(&mut buffer).await {
+                    if read == 0 {
+                        return;
+                    }
+                    let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                    let path = text.split(' ').nth(1).unwrap_or_default();
+                    let (status, body) = match path {
+                        "/health" if *healthy.borrow() => ("200 OK", String::new()),
+                        "/health" => ("503 Service Unavailable", String::new()),
+                        "/v1/models" => ("200 OK", format!(r#"{{"data":[{{"id":"tiny","owned_by":"{owner}"}}]}}"#)),
+                        "/metrics" => ("200 OK", "vllm:num_requests_running 3.0\nvllm:cache_config_info{num_gpu_blocks=\"77\"} 1\n".into()),
+                        _ => ("404 Not Found", String::new()),
+                    };
+                    let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                    if stream.write_all(answer.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    url
+}
+
+struct House {
+    registry: Arc<Registry>,
+    worker: Arc<Worker>,
+    healthy: watch::Sender<bool>,
+    stop: CancellationToken,
+}
+
+async fn house(owner: &'static str) -> House {
+    let (healthy, receiver) = watch::channel(true);
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let url = engine(owner, receiver, &tasks).await;
+    let registry = Arc::new(Registry::default());
+    let worker = registry.upsert(WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap());
+    let config = ProbeConfig {
+        interval: Duration::from_millis(10),
+        timeout: Duration::from_millis(500),
+        load_interval: Duration::from_millis(10),
+    };
+    Prober::start(registry.clone(), config, tasks, stop.clone());
+    House { registry, worker, healthy, stop }
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..1_000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("never: {what}");
+}
+
+#[tokio::test]
+async fn b5_facts_are_read_before_a_worker_is_eligible() {
+    let house = house("vllm").await;
+    assert_eq!(house.worker.ineligible(), Some(Ineligible::NotReady));
+    until("eligible", || house.worker.ineligible().is_none()).await;
+    assert_eq!(house.worker.total_blocks(), Some(77));
+    assert_eq!(house.registry.snapshot().pool(&ModelName::new("tiny"), Leg::Decode).len(), 1);
+    until("load", || house.worker.engine_load().is_some_and(|load| load.running == 3)).await;
+    house.stop.cancel();
+}
+
+#[tokio::test]
+async fn b2_health_comes_and_goes_with_the_worker() {
+    let house = house("vllm").await;
+    until("healthy", || house.worker.health() == Health::Healthy).await;
+    house.healthy.send_replace(false);
+    until("unhealthy", || house.worker.health() == Health::Unhealthy).await;
+    house.healthy.send_replace(true);
+    until("healthy again", || house.worker.health() == Health::Healthy).await;
+    house.worker.note_connect_failed();
+    assert_eq!(house.worker.health(), Health::Unhealthy);
+    until("back after a nudge", || house.worker.health() == Health::Healthy).await;
+    house.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_worker_of_another_engine_stays_out() {
+    let house = house("sglang").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(house.worker.ineligible(), Some(Ineligible::NotReady));
+    house.stop.cancel();
+}
+
+#[tokio::test]
+async fn b4_a_removed_worker_s_task_ends() {
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let registry = Arc::new(Registry::default());
+    registry.upsert(WorkerSpec::parse_flag("id=1,role=decode,engine=vllm,url=http://127.0.0.1:9").unwrap());
+    let config = ProbeConfig {
+        interval: Duration::from_millis(5),
+        timeout: Duration::from_millis(100),
+        load_interval: Duration::ZERO,
+    };
+    Prober::start(registry.clone(), config, tasks.clone(), stop.clone());
+    until("two tasks", || tasks.len() == 2).await;
+    registry.remove(WorkerId(1));
+    until("one task", || tasks.len() == 1).await;
+    stop.cancel();
+    tasks.close();
+    tasks.wait().await;
+}
