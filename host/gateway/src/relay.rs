@@ -222,6 +222,11 @@ impl Relay {
         let mut from = 0;
         for place in sse::events(events) {
             let event = events.slice(place.clone());
+            if !sse::is_event(&event) {
+                self.push(events.slice(from..place.start));
+                self.fail(CallError::Protocol("bytes that are no event".to_owned()));
+                return;
+            }
             let seen = sse::look(&event);
             let held_before = self.held.is_some();
             self.see(&seen);

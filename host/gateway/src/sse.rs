@@ -45,6 +45,13 @@ pub struct Seen {
     pub handoff_at: Option<Range<usize>>,
 }
 
+/// Whether a slice begins as an event's line may: a known field, a comment, or a blank line.
+#[must_use]
+pub fn is_event(bytes: &[u8]) -> bool {
+    const STARTS: [&[u8]; 7] = [b"data:", b":", b"event:", b"id:", b"retry:", b"\n", b"\r"];
+    STARTS.iter().any(|start| bytes.starts_with(start))
+}
+
 /// Token counts as the engine reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {

@@ -14,6 +14,8 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 
+use crate::sse::{self, Splitter};
+
 /// Largest body that is read whole: a non-streaming answer, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
 /// How much of an engine's own error text is carried into ours.
@@ -96,16 +98,21 @@ impl Upstream {
         Ok(Response::from_parts(head, collect(body).await?))
     }
 
-    /// Sends a JSON body and reads the answer to its end without keeping it.
+    /// Sends a JSON body and reads the answer to its end without keeping it, but for whether it is one: a prefill that
+    /// answered nonsense did not prefill, and its decode would wait for minutes.
     ///
     /// # Errors
     /// [`CallError`].
     pub async fn drained(&self, url: &str, headers: &LegHeaders, body: Bytes) -> Result<(), CallError> {
-        let mut body = self.head(url, headers, body).await?.into_body();
-        while let Some(frame) = body.frame().await {
-            frame.map_err(|error| CallError::Broken(causes(&error)))?;
+        let response = self.head(url, headers, body).await?;
+        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
+        let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
+        if content_type.starts_with(b"text/event-stream") {
+            return drain_events(response.into_body()).await;
         }
-        Ok(())
+        let whole = collect(response.into_body()).await?;
+        let sound = content_type.starts_with(b"application/json") && whole.starts_with(b"{") && !sse::look(&whole).error;
+        if sound { Ok(()) } else { Err(CallError::Protocol(format!("no answer: {}", text(&whole)))) }
     }
 }
 
@@ -136,6 +143,23 @@ impl CallError {
             Self::Protocol(_) => "protocol",
         }
     }
+}
+
+async fn drain_events(mut body: Incoming) -> Result<(), CallError> {
+    let (mut splitter, mut done) = (Splitter::default(), false);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| CallError::Broken(causes(&error)))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let events = splitter.push(data).map_err(|error| CallError::Protocol(error.to_string()))?;
+        for event in events.iter().flat_map(|events| sse::events(events).map(|place| events.slice(place))) {
+            let seen = sse::look(&event);
+            if seen.error || !sse::is_event(&event) {
+                return Err(CallError::Protocol(text(&event)));
+            }
+            done |= seen.done;
+        }
+    }
+    if done { Ok(()) } else { Err(CallError::Broken("the stream ended before its end".to_owned())) }
 }
 
 async fn collect(body: Incoming) -> Result<Bytes, CallError> {

@@ -116,6 +116,16 @@ fn an_event_without_end_is_bounded() {
     assert_eq!(outcome, Some(Err(Oversized)));
 }
 
+#[test]
+fn garbage_is_told_from_events() {
+    for event in ["data: {}\n\n", ": ping\n\n", "event: x\ndata: 1\n\n", "\n\n"] {
+        assert!(is_event(event.as_bytes()), "{event:?}");
+    }
+    for garbage in ["<html>\n\n", "\u{0}\n\n", "{\"a\":1}\n\n"] {
+        assert!(!is_event(garbage.as_bytes()), "{garbage:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_cutting_gives_the_same_events(which in 0_usize..5, cuts in proptest::collection::vec(1_usize..90, 1..60), crlf in any::<bool>()) {

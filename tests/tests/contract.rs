@@ -1,0 +1,67 @@
+//! What is written in several places is the same, and what must be absent is absent.
+
+use std::{collections::BTreeSet, path::Path};
+
+use pointsman_routing::facts::{FactType, RequestFact, WorkerFact};
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+fn name(ty: FactType) -> &'static str {
+    match ty {
+        FactType::U32 => "u32",
+        FactType::F32 => "f32",
+        FactType::U64 => "u64",
+    }
+}
+
+#[test]
+fn the_host_the_sdk_and_the_document_have_one_table_of_facts() {
+    let request = RequestFact::ALL.iter().map(|fact| ("request", fact.name(), name(fact.ty())));
+    let worker = WorkerFact::ALL.iter().map(|fact| ("worker", fact.name(), name(fact.ty())));
+    let host: Vec<_> = request.chain(worker).collect();
+    assert_eq!(host, pointsman_policy_sdk::facts::ALL);
+    let document = std::fs::read_to_string(root().join("wit/facts.md")).unwrap();
+    let rows: BTreeSet<(&str, &str)> = document
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.split('|').map(str::trim).skip(1);
+            let fact = cells.next()?.strip_prefix('`')?.strip_suffix('`')?;
+            Some((fact, cells.next()?))
+        })
+        .filter(|(fact, ty)| !fact.contains('/') && !["u32", "f32", "u64"].contains(fact) && !ty.is_empty())
+        .collect();
+    assert_eq!(rows, host.iter().map(|(_, fact, ty)| (*fact, *ty)).collect());
+}
+
+#[test]
+fn invariant_1_crates_depend_one_way_only() {
+    let depends = |krate: &str| -> BTreeSet<String> {
+        let text = std::fs::read_to_string(root().join(krate).join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = toml::from_str(&text).unwrap();
+        manifest["dependencies"].as_table().unwrap().keys().cloned().collect()
+    };
+    let absent = |krate: &str, names: &[&str]| {
+        let found: Vec<_> = depends(krate).into_iter().filter(|name| names.contains(&name.as_str())).collect();
+        assert!(found.is_empty(), "{krate} depends on {found:?}");
+    };
+    absent("host/workers", &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway", "pointsman-policy-runtime"]);
+    absent("host/routing", &["axum", "hyper", "http", "wasmtime", "pointsman-gateway", "pointsman-policy-runtime"]);
+    absent("host/policy-runtime", &["axum", "hyper", "http", "pointsman-gateway"]);
+    absent("host/gateway", &["wasmtime", "wasmtime-wasi"]);
+    absent("host/sim", &["pointsman-gateway", "pointsman-routing", "pointsman-workers"]);
+}
+
+#[test]
+fn invariant_6_no_fact_is_text_a_header_or_a_clock() {
+    let names = RequestFact::ALL.iter().map(|fact| fact.name()).chain(WorkerFact::ALL.iter().map(|fact| fact.name()));
+    for name in names {
+        for word in ["text", "content", "header", "body", "url", "address"] {
+            assert!(!name.contains(word), "{name}");
+        }
+    }
+    let wit = std::fs::read_to_string(root().join("wit/policy.wit")).unwrap();
+    let imports: Vec<_> = wit.lines().map(str::trim).filter(|line| line.starts_with("import ")).collect();
+    assert!(imports.iter().all(|import| *import == "import log;"), "{imports:?}");
+}

@@ -1,0 +1,148 @@
+//! Policies live: a file dropped in serves the next request, garbage is refused, a loop is caught.
+
+use std::time::Duration;
+
+use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
+use pointsman_sim::{Dialect, Role};
+use pointsman_test_guests::{HOSTILE, WEIGHTED_RANDOM};
+use pointsman_tests::{House, HouseBuilder};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+async fn ask(house: &House) -> String {
+    let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello there"}]});
+    let reply = house.client.post(CHAT, &[("x-pointsman-decision", "1")], body.to_string()).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned()
+}
+
+async fn slot(house: &House, kind: &str) -> Value {
+    let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
+    let slots = policies["slots"].as_array().unwrap();
+    slots.iter().find(|slot| slot["slot"] == kind).cloned().unwrap()
+}
+
+async fn until_policy(house: &House, name: &str) {
+    for _ in 0..2_000 {
+        if ask(house).await.contains(name) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("{name} never served");
+}
+
+#[tokio::test]
+async fn a_policy_dropped_in_serves_the_next_request() {
+    let house = House::disaggregated(Dialect::Vllm, 2, 1).await.unwrap();
+    let before = ask(&house).await;
+    assert!(before.contains("prefill=") && before.contains("kv-aware@1 policy"), "{before}");
+    house.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
+    until_policy(&house, "least-loaded@2 policy").await;
+    house.drop_policy("prefill.wasm", WEIGHTED_RANDOM).unwrap();
+    until_policy(&house, "weighted-random@3 policy").await;
+}
+
+#[tokio::test]
+async fn garbage_is_refused_and_the_last_good_one_serves_on() {
+    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    house.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
+    until_policy(&house, "least-loaded@2").await;
+    house.drop_policy("prefill.wasm", b"\0asm garbage").unwrap();
+    house.until("refused", |house| !house.gateway.app.policies.status().slots[0].refusals.is_empty()).await.unwrap();
+    let refusal = &slot(&house, "prefill").await["refusals"][0];
+    assert_eq!(refusal["kind"], "not_wasm");
+    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+}
+
+#[tokio::test]
+async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_fails() {
+    let house = HouseBuilder::new()
+        .config(|config| {
+            let settings = toml::from_str("mode = \"spin\"\nafter = 20").unwrap();
+            config.policies.slots.insert(
+                pointsman_routing::SlotKind::Aggregated,
+                pointsman_gateway::config::SlotEntry { settings, ..Default::default() },
+            );
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    house.drop_policy("aggregated.wasm", HOSTILE).unwrap();
+    until_policy(&house, "hostile@2").await;
+    let mut fallbacks = 0;
+    for _ in 0..400 {
+        let decision = ask(&house).await;
+        fallbacks += u32::from(decision.contains("timeout") || decision.contains("breaker_open"));
+        if decision.contains("kv-aware@3") {
+            break;
+        }
+    }
+    assert!(fallbacks > 0, "the fallback served while it looped");
+    assert!(ask(&house).await.contains("kv-aware@3 policy"), "rolled back to the default");
+    let slot = slot(&house, "aggregated").await;
+    assert_eq!((&slot["state"], &slot["rollbacks"]), (&json!("rolled-back"), &json!(1)));
+}
+
+#[tokio::test]
+async fn invariant_3_reloads_under_load_fail_no_request() {
+    let house = HouseBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let client = house.client.clone();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = stop.clone();
+    let load = tokio::task::spawn_blocking(move || {
+        tokio::runtime::Handle::current().block_on(async move {
+            let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}).to_string();
+            let mut served = 0_u32;
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                let reply = client.post(CHAT, &[], body.clone()).await.unwrap();
+                assert_eq!(reply.status, 200, "{reply:?}");
+                served += 1;
+            }
+            served
+        })
+    });
+    let mut took = Vec::new();
+    for turn in 0..10 {
+        let (bytes, name) = if turn % 2 == 0 { (LEAST_LOADED, "least-loaded") } else { (KV_AWARE, "kv-aware") };
+        let generation = turn + 2;
+        let started = tokio::time::Instant::now();
+        house.drop_policy("aggregated.wasm", bytes).unwrap();
+        until_policy(&house, &format!("{name}@{generation} ")).await;
+        took.push(started.elapsed());
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let served = load.await.unwrap();
+    took.sort_unstable();
+    println!("10 reloads, {served} requests meanwhile; rename to first decision: median {:?}, most {:?}", took[5], took[9]);
+    assert!(served > 0);
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
+    let house = HouseBuilder::new()
+        .config(|config| {
+            for kind in [pointsman_routing::SlotKind::Prefill, pointsman_routing::SlotKind::Decode] {
+                let settings = toml::from_str("mode = \"trap\"\nafter = 8").unwrap();
+                config.policies.slots.insert(kind, pointsman_gateway::config::SlotEntry { settings, ..Default::default() });
+            }
+            config.policies.probation_calls = 0;
+        })
+        .sim(Dialect::Vllm, Role::Prefill)
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    house.drop_policy("prefill.wasm", HOSTILE).unwrap();
+    house.drop_policy("decode.wasm", HOSTILE).unwrap();
+    house.until("both serve", |house| house.gateway.app.policies.status().slots.iter().filter(|slot| slot.policy == "hostile").count() == 2).await.unwrap();
+    let mut seen = String::new();
+    for _ in 0..120 {
+        seen.push_str(&ask(&house).await);
+    }
+    assert!(seen.contains("trap") && seen.contains("breaker_open"), "{seen}");
+    house.at_rest().await.unwrap();
+}
