@@ -13,7 +13,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let chatty = GuestBuild::new(&workspace, "guest-chatty").target(Target::Wasip2);
     fs::write(out.join("chatty.wasm"), chatty.build()?)?;
     for name in ["low-queue", "weighted-random"] {
-        fs::write(out.join(format!("{name}.wasm")), GuestBuild::new(&workspace, &format!("policy-{name}")).build()?)?;
+        fs::write(
+            out.join(format!("{name}.wasm")),
+            GuestBuild::new(&workspace, &format!("policy-{name}")).build()?,
+        )?;
         println!("cargo:rerun-if-changed=../../policies/{name}/src");
     }
     for path in ["hostile/src", "chatty/src", "../../policies/sdk/src", "../../wit/policy.wit"] {

@@ -48,7 +48,10 @@ impl Client {
     pub fn new(address: SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        Self { http: Legacy::builder(TokioExecutor::new()).build(connector), base: format!("http://{address}") }
+        Self {
+            http: Legacy::builder(TokioExecutor::new()).build(connector),
+            base: format!("http://{address}"),
+        }
     }
 
     /// GETs a path.
@@ -64,7 +67,12 @@ impl Client {
     ///
     /// # Errors
     /// The connection broke.
-    pub async fn post(&self, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> anyhow::Result<Reply> {
+    pub async fn post(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> anyhow::Result<Reply> {
         self.whole(self.request(path, headers, body.into())?).await
     }
 
@@ -72,13 +80,23 @@ impl Client {
     ///
     /// # Errors
     /// The connection broke before the head.
-    pub async fn stream(&self, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> anyhow::Result<Stream> {
+    pub async fn stream(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> anyhow::Result<Stream> {
         let response = self.http.request(self.request(path, headers, body.into())?).await?;
         let (parts, body) = response.into_parts();
         Ok(Stream { status: parts.status, headers: parts.headers, body, buffer: BytesMut::new() })
     }
 
-    fn request(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> anyhow::Result<Request<Full<Bytes>>> {
+    fn request(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> anyhow::Result<Request<Full<Bytes>>> {
         let mut request = Request::builder().method(Method::POST).uri(format!("{}{path}", self.base));
         request = request.header("content-type", "application/json");
         for (name, value) in headers {

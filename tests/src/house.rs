@@ -92,10 +92,18 @@ impl HouseBuilder {
             sims,
             policies,
         };
-        house.until("every worker is eligible", |house| {
-            house.gateway.app.registry.snapshot().workers().iter().all(|worker| worker.ineligible().is_none())
-        })
-        .await?;
+        house
+            .until("every worker is eligible", |house| {
+                house
+                    .gateway
+                    .app
+                    .registry
+                    .snapshot()
+                    .workers()
+                    .iter()
+                    .all(|worker| worker.ineligible().is_none())
+            })
+            .await?;
         Ok(house)
     }
 }

@@ -43,11 +43,18 @@ fn invariant_1_crates_depend_one_way_only() {
         manifest["dependencies"].as_table().unwrap().keys().cloned().collect()
     };
     let absent = |krate: &str, names: &[&str]| {
-        let found: Vec<_> = depends(krate).into_iter().filter(|name| names.contains(&name.as_str())).collect();
+        let found: Vec<_> =
+            depends(krate).into_iter().filter(|name| names.contains(&name.as_str())).collect();
         assert!(found.is_empty(), "{krate} depends on {found:?}");
     };
-    absent("host/workers", &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway", "pointsman-policy-runtime"]);
-    absent("host/routing", &["axum", "hyper", "http", "wasmtime", "pointsman-gateway", "pointsman-policy-runtime"]);
+    absent(
+        "host/workers",
+        &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway", "pointsman-policy-runtime"],
+    );
+    absent(
+        "host/routing",
+        &["axum", "hyper", "http", "wasmtime", "pointsman-gateway", "pointsman-policy-runtime"],
+    );
     absent("host/policy-runtime", &["axum", "hyper", "http", "pointsman-gateway"]);
     absent("host/gateway", &["wasmtime", "wasmtime-wasi"]);
     absent("host/sim", &["pointsman-gateway", "pointsman-routing", "pointsman-workers"]);
@@ -55,7 +62,8 @@ fn invariant_1_crates_depend_one_way_only() {
 
 #[test]
 fn invariant_6_no_fact_is_text_a_header_or_a_clock() {
-    let names = RequestFact::ALL.iter().map(|fact| fact.name()).chain(WorkerFact::ALL.iter().map(|fact| fact.name()));
+    let names =
+        RequestFact::ALL.iter().map(|fact| fact.name()).chain(WorkerFact::ALL.iter().map(|fact| fact.name()));
     for name in names {
         for word in ["text", "content", "header", "body", "url", "address"] {
             assert!(!name.contains(word), "{name}");

@@ -1,5 +1,12 @@
 //! Failure paths: engines that refuse, break, stall, lie; clients that leave. Nothing may be leaked, stranded or repeated.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
@@ -47,7 +54,9 @@ async fn broken(house: &House) -> String {
 async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = House::disaggregated(dialect, 2, 2).await.unwrap();
-        for (place, kind) in [(0, status(500)), (1, FaultKind::Refuse), (2, status(503)), (3, FaultKind::Refuse)] {
+        for (place, kind) in
+            [(0, status(500)), (1, FaultKind::Refuse), (2, status(503)), (3, FaultKind::Refuse)]
+        {
             // Whichever worker is asked first fails once.
             let pair = if place < 2 { [0, 1] } else { [2, 3] };
             for sim in pair {
@@ -55,7 +64,11 @@ async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
             }
             house.sims[place].set_faults(once(kind.clone()));
             for _ in 0..2 {
-                assert_eq!(reply(&house, false).await, (200, String::new()), "{dialect:?} worker {place} {kind:?}");
+                assert_eq!(
+                    reply(&house, false).await,
+                    (200, String::new()),
+                    "{dialect:?} worker {place} {kind:?}"
+                );
             }
         }
         house.at_rest().await.unwrap();
@@ -93,7 +106,10 @@ async fn c8_an_answer_that_ends_in_prefill_is_given_as_it_is() {
     let events = house.client.stream(CHAT, &[], chat(true, 5)).await.unwrap().all().await.unwrap();
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     let first: Value = serde_json::from_str(&events[0]).unwrap();
-    assert_eq!((&first["object"], &first["choices"][0]["finish_reason"]), (&json!("chat.completion.chunk"), &json!("stop")));
+    assert_eq!(
+        (&first["object"], &first["choices"][0]["finish_reason"]),
+        (&json!("chat.completion.chunk"), &json!("stop"))
+    );
     assert_eq!(house.sims[1].state().requests.values().sum::<u64>(), 0, "no decode was started");
     house.at_rest().await.unwrap();
 }
@@ -152,13 +168,21 @@ async fn e3_a_failed_sglang_prefill_cancels_its_decode_at_once() {
     let started = tokio::time::Instant::now();
     assert_eq!(reply(&house, false).await, (502, "bad_upstream".into()));
     assert!(started.elapsed() < Duration::from_secs(5), "decode was waited for");
-    house.until("decode is free", |house| house.sims[1].state().running + house.sims[1].state().waiting == 0).await.unwrap();
+    house
+        .until("decode is free", |house| house.sims[1].state().running + house.sims[1].state().waiting == 0)
+        .await
+        .unwrap();
     house.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn e1_e2_a_client_that_leaves_mid_stream_frees_the_engine_at_once() {
-    let house = HouseBuilder::new().sim_with(paced(Role::Prefill), "").sim_with(paced(Role::Decode), "").start().await.unwrap();
+    let house = HouseBuilder::new()
+        .sim_with(paced(Role::Prefill), "")
+        .sim_with(paced(Role::Decode), "")
+        .start()
+        .await
+        .unwrap();
     let mut stream = house.client.stream(CHAT, &[], chat(true, 5_000)).await.unwrap();
     for _ in 0..5 {
         stream.next().await.unwrap();
@@ -173,11 +197,19 @@ async fn e1_e2_a_client_that_leaves_mid_stream_frees_the_engine_at_once() {
 
 #[tokio::test]
 async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
-    let slow = SimConfig { overhead: Duration::from_millis(200), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
-    let house = HouseBuilder::new().sim_with(slow, "").sim_with(paced(Role::Decode), "").start().await.unwrap();
-    let leaving = tokio::time::timeout(Duration::from_millis(50), house.client.post(CHAT, &[], chat(true, 500)));
+    let slow = SimConfig {
+        overhead: Duration::from_millis(200),
+        ..SimConfig::instant(Dialect::Vllm, Role::Prefill)
+    };
+    let house =
+        HouseBuilder::new().sim_with(slow, "").sim_with(paced(Role::Decode), "").start().await.unwrap();
+    let leaving =
+        tokio::time::timeout(Duration::from_millis(50), house.client.post(CHAT, &[], chat(true, 500)));
     assert!(leaving.await.is_err(), "the client left while prefill ran");
-    house.until("the handoff was consumed", |house| house.sims[1].state().handoffs.pulled == 1).await.unwrap();
+    house
+        .until("the handoff was consumed", |house| house.sims[1].state().handoffs.pulled == 1)
+        .await
+        .unwrap();
     house.at_rest().await.unwrap();
     let (prefill, decode) = (house.sims[0].state(), house.sims[1].state());
     assert_eq!((prefill.pinned_blocks, prefill.stranded), (0, 0));
@@ -186,12 +218,24 @@ async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
 
 #[tokio::test]
 async fn e1_an_sglang_pair_that_nobody_waits_for_is_aborted() {
-    let slow = |role| SimConfig { overhead: Duration::from_millis(300), itl: Duration::from_millis(20), ..SimConfig::instant(Dialect::Sglang, role) };
-    let house = HouseBuilder::new().sim_with(slow(Role::Prefill), "").sim_with(slow(Role::Decode), "").start().await.unwrap();
-    let leaving = tokio::time::timeout(Duration::from_millis(80), house.client.post(CHAT, &[], chat(false, 500)));
+    let slow = |role| SimConfig {
+        overhead: Duration::from_millis(300),
+        itl: Duration::from_millis(20),
+        ..SimConfig::instant(Dialect::Sglang, role)
+    };
+    let house = HouseBuilder::new()
+        .sim_with(slow(Role::Prefill), "")
+        .sim_with(slow(Role::Decode), "")
+        .start()
+        .await
+        .unwrap();
+    let leaving =
+        tokio::time::timeout(Duration::from_millis(80), house.client.post(CHAT, &[], chat(false, 500)));
     assert!(leaving.await.is_err());
     house
-        .until("both legs are free", |house| house.sims.iter().all(|sim| sim.state().running + sim.state().waiting == 0))
+        .until("both legs are free", |house| {
+            house.sims.iter().all(|sim| sim.state().running + sim.state().waiting == 0)
+        })
         .await
         .unwrap();
     house.at_rest().await.unwrap();
@@ -210,7 +254,8 @@ async fn b2_a_killed_worker_is_left_out_and_the_others_serve() {
 
 #[tokio::test]
 async fn f6_all_busy_is_overloaded() {
-    let house = HouseBuilder::new().sim_with(paced(Role::Aggregated), ",max_concurrency=1").start().await.unwrap();
+    let house =
+        HouseBuilder::new().sim_with(paced(Role::Aggregated), ",max_concurrency=1").start().await.unwrap();
     let mut first = house.client.stream(CHAT, &[], chat(true, 500)).await.unwrap();
     first.next().await.unwrap();
     let busy = house.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
@@ -237,7 +282,9 @@ async fn faults_of_every_kind_leak_no_booking_and_strand_no_handoff() {
         for (place, sim) in house.sims.iter().enumerate() {
             let share = 0.02;
             let leg = Some(if place < 2 { FaultLeg::Prefill } else { FaultLeg::Decode });
-            sim.set_faults(kinds.iter().map(|kind| Fault { share, leg, ..Fault::always(kind.clone()) }).collect());
+            sim.set_faults(
+                kinds.iter().map(|kind| Fault { share, leg, ..Fault::always(kind.clone()) }).collect(),
+            );
         }
         let mut clients = tokio::task::JoinSet::new();
         for place in 0..8 {

@@ -1,5 +1,12 @@
 //! Policies live: a file dropped in serves the next request, garbage is refused, a loop is caught.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+
 use std::time::Duration;
 
 use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
@@ -11,7 +18,8 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 
 async fn ask(house: &House) -> String {
-    let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello there"}]});
+    let body =
+        json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello there"}]});
     let reply = house.client.post(CHAT, &[("x-pointsman-decision", "1")], body.to_string()).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned()
@@ -50,7 +58,10 @@ async fn garbage_is_refused_and_the_last_good_one_serves_on() {
     house.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
     until_policy(&house, "least-loaded@2").await;
     house.drop_policy("prefill.wasm", b"\0asm garbage").unwrap();
-    house.until("refused", |house| !house.gateway.app.policies.status().slots[0].refusals.is_empty()).await.unwrap();
+    house
+        .until("refused", |house| !house.gateway.app.policies.status().slots[0].refusals.is_empty())
+        .await
+        .unwrap();
     let refusal = &slot(&house, "prefill").await["refusals"][0];
     assert_eq!(refusal["kind"], "not_wasm");
     assert!(ask(&house).await.contains("least-loaded@2 policy"));
@@ -94,7 +105,9 @@ async fn invariant_3_reloads_under_load_fail_no_request() {
     let stopped = stop.clone();
     let load = tokio::task::spawn_blocking(move || {
         tokio::runtime::Handle::current().block_on(async move {
-            let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}).to_string();
+            let body =
+                json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]})
+                    .to_string();
             let mut served = 0_u32;
             while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
                 let reply = client.post(CHAT, &[], body.clone()).await.unwrap();
@@ -106,7 +119,8 @@ async fn invariant_3_reloads_under_load_fail_no_request() {
     });
     let mut took = Vec::new();
     for turn in 0..10 {
-        let (bytes, name) = if turn % 2 == 0 { (LEAST_LOADED, "least-loaded") } else { (KV_AWARE, "kv-aware") };
+        let (bytes, name) =
+            if turn % 2 == 0 { (LEAST_LOADED, "least-loaded") } else { (KV_AWARE, "kv-aware") };
         let generation = turn + 2;
         let started = tokio::time::Instant::now();
         house.drop_policy("aggregated.wasm", bytes).unwrap();
@@ -116,7 +130,10 @@ async fn invariant_3_reloads_under_load_fail_no_request() {
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     let served = load.await.unwrap();
     took.sort_unstable();
-    println!("10 reloads, {served} requests meanwhile; rename to first decision: median {:?}, most {:?}", took[5], took[9]);
+    println!(
+        "10 reloads, {served} requests meanwhile; rename to first decision: median {:?}, most {:?}",
+        took[5], took[9]
+    );
     assert!(served > 0);
     house.at_rest().await.unwrap();
 }
@@ -127,7 +144,10 @@ async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
         .config(|config| {
             for kind in [pointsman_routing::SlotKind::Prefill, pointsman_routing::SlotKind::Decode] {
                 let settings = toml::from_str("mode = \"trap\"\nafter = 8").unwrap();
-                config.policies.slots.insert(kind, pointsman_gateway::config::SlotEntry { settings, ..Default::default() });
+                config
+                    .policies
+                    .slots
+                    .insert(kind, pointsman_gateway::config::SlotEntry { settings, ..Default::default() });
             }
             config.policies.probation_calls = 0;
         })
@@ -138,7 +158,13 @@ async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
         .unwrap();
     house.drop_policy("prefill.wasm", HOSTILE).unwrap();
     house.drop_policy("decode.wasm", HOSTILE).unwrap();
-    house.until("both serve", |house| house.gateway.app.policies.status().slots.iter().filter(|slot| slot.policy == "hostile").count() == 2).await.unwrap();
+    house
+        .until("both serve", |house| {
+            house.gateway.app.policies.status().slots.iter().filter(|slot| slot.policy == "hostile").count()
+                == 2
+        })
+        .await
+        .unwrap();
     let mut seen = String::new();
     for _ in 0..120 {
         seen.push_str(&ask(&house).await);

@@ -1,5 +1,12 @@
 //! The happy ways: one worker, two workers of either dialect, streamed and not, and what engines get to see.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{House, HouseBuilder, client::text_of};
 use serde_json::{Value, json};
@@ -21,7 +28,10 @@ async fn text(house: &House, stream: bool) -> String {
     if stream {
         let stream = house.client.stream(CHAT, &[], chat(true)).await.unwrap();
         assert_eq!(stream.status, 200);
-        assert_eq!(stream.headers["content-type"].to_str().unwrap().split(';').next(), Some("text/event-stream"));
+        assert_eq!(
+            stream.headers["content-type"].to_str().unwrap().split(';').next(),
+            Some("text/event-stream")
+        );
         let events = stream.all().await.unwrap();
         assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
         text_of(&events)
@@ -60,7 +70,11 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
         .start()
         .await
         .unwrap();
-    let body = chat(false).replacen('{', r#"{"kv_transfer_params":{"do_remote_prefill":true},"nvext":{"dp_rank":0},"#, 1);
+    let body = chat(false).replacen(
+        '{',
+        r#"{"kv_transfer_params":{"do_remote_prefill":true},"nvext":{"dp_rank":0},"#,
+        1,
+    );
     let reply = house.client.post(CHAT, &[("x-request-id", "client-7")], body).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     assert_eq!(reply.headers["x-request-id"], "client-7");
@@ -68,17 +82,24 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
     let port = house.sims[0].addr().port().to_string();
     assert!(!text.contains(&format!(":{port}")) && !text.contains("127.0.0.1"), "{text}");
     assert!(reply.json().unwrap()["kv_transfer_params"].is_null());
-    let sent = |sim: usize| house.sims[sim].recorded().into_iter().find(|recorded| recorded.path == CHAT).unwrap();
+    let sent =
+        |sim: usize| house.sims[sim].recorded().into_iter().find(|recorded| recorded.path == CHAT).unwrap();
     let (prefill, decode) = (sent(0), sent(1));
     for recorded in [&prefill, &decode] {
         let body: Value = serde_json::from_str(&recorded.body).unwrap();
         assert_eq!(body["custom_field"], json!({"kept": [1, 2]}));
         assert!(body.get("nvext").is_none());
         assert!(recorded.body.contains("\"temperature\":1.0"), "numbers stay as they were spelt");
-        let id = recorded.headers.iter().find(|(name, _)| name == "x-request-id").map(|(_, value)| value.clone()).unwrap();
+        let id = recorded
+            .headers
+            .iter()
+            .find(|(name, _)| name == "x-request-id")
+            .map(|(_, value)| value.clone())
+            .unwrap();
         assert!(id.len() == 32 && id != "client-7");
     }
-    let ids: Vec<_> = [&prefill, &decode].map(|r| r.headers.iter().find(|(n, _)| n == "x-request-id").cloned()).into();
+    let ids: Vec<_> =
+        [&prefill, &decode].map(|r| r.headers.iter().find(|(n, _)| n == "x-request-id").cloned()).into();
     assert_eq!(ids[0], ids[1], "both legs carry the same id");
     let body: Value = serde_json::from_str(&decode.body).unwrap();
     assert!(body["kv_transfer_params"]["remote_block_ids"].is_array());
@@ -91,7 +112,10 @@ async fn usage_tells_the_prefill_leg_s_cached_tokens() {
     let mut cached = Vec::new();
     for _ in 0..2 {
         let events = house.client.stream(CHAT, &[], chat(true)).await.unwrap().all().await.unwrap();
-        let usage = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok()).find(|e| e["usage"].is_object());
+        let usage = events
+            .iter()
+            .filter_map(|event| serde_json::from_str::<Value>(event).ok())
+            .find(|e| e["usage"].is_object());
         cached.push(usage.unwrap()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap());
     }
     assert_eq!(cached[0], 0);
@@ -112,10 +136,17 @@ async fn i_what_a_client_does_wrong_is_told() {
     };
     assert_eq!(post("{").await, (400, "invalid_request".into()));
     assert_eq!(post(r#"{"model":"nope","messages":[]}"#).await, (404, "model_not_found".into()));
-    assert_eq!(post(&format!(r#"{{"model":"tiny","messages":"{}"}}"#, "x".repeat(3_000))).await, (413, "payload_too_large".into()));
+    assert_eq!(
+        post(&format!(r#"{{"model":"tiny","messages":"{}"}}"#, "x".repeat(3_000))).await,
+        (413, "payload_too_large".into())
+    );
     let pinned = house.client.post(CHAT, &[("x-worker-instance-id", "99")], chat(false)).await.unwrap();
     assert_eq!((pinned.status.as_u16(), pinned.code()), (404, "worker_not_found".into()));
-    let rank = house.client.post(CHAT, &[("x-worker-instance-id", "1"), ("x-dp-rank", "4")], chat(false)).await.unwrap();
+    let rank = house
+        .client
+        .post(CHAT, &[("x-worker-instance-id", "1"), ("x-dp-rank", "4")], chat(false))
+        .await
+        .unwrap();
     assert_eq!((rank.status.as_u16(), rank.code()), (409, "worker_not_eligible".into()));
     house.at_rest().await.unwrap();
 }
@@ -128,7 +159,9 @@ async fn i_keys_are_asked_for_when_there_are_any() {
         .start()
         .await
         .unwrap();
-    let status = async |headers: &[(&str, &str)]| house.client.post(CHAT, headers, chat(false)).await.unwrap().status.as_u16();
+    let status = async |headers: &[(&str, &str)]| {
+        house.client.post(CHAT, headers, chat(false)).await.unwrap().status.as_u16()
+    };
     assert_eq!(status(&[]).await, 401);
     assert_eq!(status(&[("authorization", "Bearer sk-wrong")]).await, 403);
     assert_eq!(status(&[("authorization", "Bearer sk-right")]).await, 200);
@@ -165,7 +198,11 @@ async fn b3_models_and_readiness_list_only_what_can_be_served() {
 
 #[tokio::test]
 async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_can() {
-    let house = HouseBuilder::new().sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "").start().await.unwrap();
+    let house = HouseBuilder::new()
+        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap();
     assert!(!text(&house, false).await.is_empty());
     // Stock SGLang decode workers cannot.
     let house = House::disaggregated(Dialect::Sglang, 0, 1).await.unwrap();
@@ -177,11 +214,15 @@ async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_c
 async fn f3_a_pinned_request_goes_where_it_is_pinned() {
     let house = House::disaggregated(Dialect::Vllm, 2, 2).await.unwrap();
     for _ in 0..4 {
-        let headers = [("x-prefill-instance-id", "2"), ("x-worker-instance-id", "4"), ("x-pointsman-decision", "1")];
+        let headers =
+            [("x-prefill-instance-id", "2"), ("x-worker-instance-id", "4"), ("x-pointsman-decision", "1")];
         let reply = house.client.post(CHAT, &headers, chat(false)).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");
         let decision = reply.headers["x-pointsman-decision"].to_str().unwrap();
-        assert!(decision.contains("prefill=2/0") && decision.contains("decode=4/0") && decision.contains("pin"), "{decision}");
+        assert!(
+            decision.contains("prefill=2/0") && decision.contains("decode=4/0") && decision.contains("pin"),
+            "{decision}"
+        );
     }
     assert_eq!(house.sims[0].state().requests.values().sum::<u64>(), 0);
     assert_eq!(house.sims[3].state().requests.values().sum::<u64>(), 4);
@@ -211,9 +252,15 @@ async fn the_admin_port_tells_workers_policies_and_metrics() {
     text(&house, true).await;
     house.at_rest().await.unwrap();
     let workers = house.admin.get("/workers").await.unwrap().json().unwrap();
-    assert_eq!((&workers["workers"][0]["health"], &workers["workers"][0]["models"]), (&json!("healthy"), &json!(["tiny"])));
+    assert_eq!(
+        (&workers["workers"][0]["health"], &workers["workers"][0]["models"]),
+        (&json!("healthy"), &json!(["tiny"]))
+    );
     let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
-    assert_eq!((&policies["slots"][0]["slot"], &policies["slots"][0]["policy"]), (&json!("prefill"), &json!("kv-aware")));
+    assert_eq!(
+        (&policies["slots"][0]["slot"], &policies["slots"][0]["policy"]),
+        (&json!("prefill"), &json!("kv-aware"))
+    );
     let metrics = String::from_utf8(house.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
     for line in [
         "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\",code=\"ok\"} 1",
@@ -234,7 +281,10 @@ async fn the_admin_port_tells_workers_policies_and_metrics() {
 
 #[tokio::test]
 async fn draining_finishes_what_runs_and_refuses_what_comes() {
-    let slow = SimConfig { itl: std::time::Duration::from_millis(20), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let slow = SimConfig {
+        itl: std::time::Duration::from_millis(20),
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
     let house = HouseBuilder::new().sim_with(slow, "").start().await.unwrap();
     let mut stream = house.client.stream(CHAT, &[], chat(true)).await.unwrap();
     stream.next().await.unwrap();

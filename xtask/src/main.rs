@@ -1,2 +1,68 @@
-//! Placeholder.
-fn main() {}
+//! Developer and set-up commands. One file a command.
+
+#![expect(clippy::indexing_slicing, reason = "indexing a JSON value answers null")]
+#![expect(clippy::disallowed_types, reason = "tools without tokio measure with the standard clock")]
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod bench;
+mod ci;
+mod demo;
+mod e2e_sdk;
+mod fleet;
+mod http;
+mod policies;
+mod reload;
+mod setup;
+mod sh;
+mod test;
+
+/// Developer and set-up commands of Pointsman.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Install the WebAssembly targets that policies are built for.
+    Setup,
+    /// Run the main job: engines, gateway, clients, policies swapped live; prints a table.
+    Demo(demo::Args),
+    /// Set up, then run every test.
+    Test,
+    /// What CI runs: format, lints, docs, tests.
+    Ci,
+    /// Run the benches.
+    Bench(bench::Args),
+    /// Build every policy into target/policies.
+    Policies(policies::Args),
+    /// Stream a chat completion with the OpenAI Python SDK through a running gateway.
+    E2eSdk,
+    /// Reload a policy many times under load and time each from rename to first decision.
+    Reload(reload::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Setup => setup::run(),
+        Command::Demo(args) => demo::run(&args),
+        Command::Test => test::run(),
+        Command::Ci => ci::run(),
+        Command::Bench(args) => bench::run(&args),
+        Command::Policies(args) => policies::run(&args),
+        Command::E2eSdk => e2e_sdk::run(),
+        Command::Reload(args) => reload::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            sh::tell(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

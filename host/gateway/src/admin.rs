@@ -1,6 +1,6 @@
 //! The operators' listener: health, readiness, metrics, workers, policies.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
@@ -13,6 +13,8 @@ use pointsman_workers::{Candidate, Health, Ineligible, Leg, ModelName, WorkerId}
 use serde_json::{Value, json};
 
 use crate::app::App;
+
+mod scrape;
 
 /// The operators' endpoints.
 pub(crate) fn routes(app: Arc<App>) -> Router {
@@ -55,45 +57,9 @@ async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     if encoded.is_err() {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    let text = text.trim_end_matches("# EOF\n").to_owned() + &at_scrape(&app) + "# EOF\n";
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
-}
-
-/// Families whose values are read when they are asked for.
-fn at_scrape(app: &App) -> String {
-    let mut out = String::new();
-    let mut family = |name: &str, kind: &str, help: &str, lines: Vec<(String, u64)>| {
-        let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} {kind}");
-        let suffix = if kind == "counter" { "_total" } else { "" };
-        for (labels, value) in lines {
-            let _ = writeln!(out, "{name}{suffix}{{{labels}}} {value}");
-        }
-    };
-    let snapshot = app.registry.snapshot();
-    let each = |value: &dyn Fn(&pointsman_workers::Worker) -> u64| {
-        let workers = snapshot.workers().iter();
-        workers.map(|worker| (format!("worker=\"{}\",role=\"{}\"", worker.id(), worker.spec().role), value(worker))).collect()
-    };
-    family("pointsman_worker_eligible", "gauge", "Whether a worker may be chosen now", each(&|worker| u64::from(worker.ineligible().is_none())));
-    family("pointsman_worker_active_requests", "gauge", "Requests booked on a worker", each(&|worker| u64::from(worker.active_requests())));
-    let status = app.policies.status();
-    let slots = status.slots.iter();
-    family("pointsman_policy_generation", "gauge", "The generation in force", slots.clone().map(|slot| (format!("slot=\"{}\"", slot.slot), slot.generation.0)).collect());
-    let info = slots.clone().map(|slot| {
-        let digest = slot.digest.map(|digest| digest.short()).unwrap_or_default();
-        (format!("slot=\"{}\",policy=\"{}\",digest=\"{digest}\"", slot.slot, slot.policy), 1)
-    });
-    family("pointsman_policy_info", "gauge", "What a slot runs", info.collect());
-    family("pointsman_policy_rollbacks", "counter", "Automatic rollbacks", slots.map(|slot| (format!("slot=\"{}\"", slot.slot), slot.rollbacks)).collect());
-    let reloads = status.reloads.iter().map(|count| (format!("result=\"{}\",reason=\"{}\"", count.result, count.reason), count.count));
-    family("pointsman_policy_reloads", "counter", "Reloads by how they ended", reloads.collect());
-    let index = app.router.index().stats();
-    let one = |value| vec![(String::new(), value)];
-    family("pointsman_index_blocks", "gauge", "Blocks in the prefix index", one(index.blocks));
-    family("pointsman_index_bytes", "gauge", "Bytes of the prefix index", one(index.bytes));
-    family("pointsman_index_evicted", "counter", "Records that gave way to the byte budget", one(index.evicted));
-    family("pointsman_index_dropped", "counter", "Records dropped because the writer was behind", one(index.dropped));
-    out
+    let text = text.trim_end_matches("# EOF\n").to_owned() + &scrape::families(&app) + "# EOF\n";
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+        .into_response()
 }
 
 async fn policies(State(app): State<Arc<App>>) -> Json<Value> {
@@ -105,7 +71,8 @@ async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     let models = |id: WorkerId| -> Vec<String> {
         let serves = |model: &&ModelName| {
             let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated];
-            legs.iter().any(|leg| snapshot.pool(model, *leg).iter().any(|candidate| candidate.worker.id() == id))
+            legs.iter()
+                .any(|leg| snapshot.pool(model, *leg).iter().any(|candidate| candidate.worker.id() == id))
         };
         snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
     };
@@ -132,7 +99,9 @@ async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
             "total_blocks": worker.total_blocks(), "engine_load": engine, "ranks": ranks,
         })
     };
-    Json(json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() }))
+    Json(
+        json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() }),
+    )
 }
 
 async fn drain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {

@@ -8,7 +8,8 @@ use pointsman_policy_runtime::{
     Limits, ManagerConfig, PolicyEngine, PolicyManager, Probation, SlotConfig, load,
 };
 use pointsman_routing::{
-    NativeMode, Origin, Picker, Policy, Program, Router, Slot, SlotKind, SlotSet, Slots, WeightedScorer, World,
+    NativeMode, Origin, Picker, Policy, Program, Router, Slot, SlotKind, SlotSet, Slots, WeightedScorer,
+    World,
 };
 use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry,
@@ -117,7 +118,8 @@ impl Running {
         }
         self.stop.cancel();
         self.app.tracker.close();
-        let left = deadline.saturating_duration_since(tokio::time::Instant::now()) + Duration::from_millis(500);
+        let left =
+            deadline.saturating_duration_since(tokio::time::Instant::now()) + Duration::from_millis(500);
         let ended = tokio::time::timeout(left, async {
             self.servers.wait().await;
             self.app.tracker.wait().await;
@@ -138,8 +140,10 @@ fn build(config: &Config) -> anyhow::Result<App> {
         registry.upsert(worker.clone());
     }
     let policies = &config.policies;
-    let limits = Limits { deadline: policies.deadline, memory_bytes: policies.memory_bytes, ..Limits::default() };
-    let engine = PolicyEngine::new(limits).map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
+    let limits =
+        Limits { deadline: policies.deadline, memory_bytes: policies.memory_bytes, ..Limits::default() };
+    let engine =
+        PolicyEngine::new(limits).map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
     let (events, failures) = mpsc::unbounded_channel();
     let mut programs = Vec::new();
     for kind in SlotKind::ALL {
@@ -147,7 +151,8 @@ fn build(config: &Config) -> anyhow::Result<App> {
         programs.push((kind, default_program(&engine, kind, &entry)?, entry));
     }
     let set = SlotSet::build(|kind| {
-        let program = programs.iter().find(|(other, ..)| *other == kind).map(|(_, program, _)| program.clone());
+        let program =
+            programs.iter().find(|(other, ..)| *other == kind).map(|(_, program, _)| program.clone());
         Slot::new(kind, None, program.unwrap_or(Program::Native(NativeMode::Kv)), events.clone())
     });
     let slots = Slots::new(set, []);
@@ -160,12 +165,16 @@ fn build(config: &Config) -> anyhow::Result<App> {
     let manager = ManagerConfig {
         dir: policies.dir.clone(),
         slots: managed.collect(),
-        probation: Probation { calls: policies.probation_calls, failure_share: policies.probation_failure_share },
+        probation: Probation {
+            calls: policies.probation_calls,
+            failure_share: policies.probation_failure_share,
+        },
         debounce: policies.debounce,
         rescan: policies.rescan,
     };
     let manager = PolicyManager::start(&engine, manager, failures)?;
-    let index = PrefixIndex::new(IndexConfig { byte_budget: config.index.byte_budget, ttl: config.index.ttl })?;
+    let index =
+        PrefixIndex::new(IndexConfig { byte_budget: config.index.byte_budget, ttl: config.index.ttl })?;
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));
     let router = Router::new(slots, Arc::new(index), config.routing.cost, policies.on_failure);
@@ -206,7 +215,8 @@ fn default_program(engine: &PolicyEngine, kind: SlotKind, entry: &SlotEntry) -> 
     }
     let stock = if kind == SlotKind::DecodeOverride { "conditional-disagg" } else { "kv-aware" };
     let name = entry.builtin.as_deref().unwrap_or(stock);
-    let bytes = pointsman_embedded_policies::by_name(name).with_context(|| format!("`{name}` is not built in"))?;
+    let bytes =
+        pointsman_embedded_policies::by_name(name).with_context(|| format!("`{name}` is not built in"))?;
     // Settings of a slot are for the policy that an operator drops in, or for the one named beside them.
     let settings = if entry.builtin.is_some() { json(&entry.settings) } else { "{}".to_owned() };
     let policy = load(engine, bytes, Origin::Embedded, &settings)

@@ -243,7 +243,10 @@ impl Config {
         say(routing.block_size == 0, "routing.block_size: `0` tokens make no block".to_owned());
         say(routing.bytes_per_token == 0, "routing.bytes_per_token: `0` bytes make no token".to_owned());
         let share = policies.probation_failure_share;
-        say(!(0.0..=1.0).contains(&share), format!("policies.probation_failure_share: `{share}` is not within 0 to 1"));
+        say(
+            !(0.0..=1.0).contains(&share),
+            format!("policies.probation_failure_share: `{share}` is not within 0 to 1"),
+        );
         let limits = [
             ("policies.deadline", policies.deadline),
             ("policies.rescan", policies.rescan),
@@ -258,18 +261,31 @@ impl Config {
         }
         for (kind, entry) in &policies.slots {
             let path = format!("policies.slots.{kind}");
-            say(entry.native.is_some() && entry.builtin.is_some(), format!("{path}: both `native` and `builtin` are given"));
-            let unknown = entry.builtin.as_deref().filter(|name| pointsman_embedded_policies::by_name(name).is_none());
-            say(unknown.is_some(), format!("{path}.builtin: `{}` is not built in", unknown.unwrap_or_default()));
+            say(
+                entry.native.is_some() && entry.builtin.is_some(),
+                format!("{path}: both `native` and `builtin` are given"),
+            );
+            let unknown =
+                entry.builtin.as_deref().filter(|name| pointsman_embedded_policies::by_name(name).is_none());
+            say(
+                unknown.is_some(),
+                format!("{path}.builtin: `{}` is not built in", unknown.unwrap_or_default()),
+            );
             let native = entry.native.is_some() && *kind == SlotKind::DecodeOverride;
-            say(native, format!("{path}.native: this slot takes no selector; leave it out for the native override"));
+            say(
+                native,
+                format!("{path}.native: this slot takes no selector; leave it out for the native override"),
+            );
         }
         if let Some(dir) = &policies.dir {
             say(!dir.is_dir(), format!("policies.dir: `{}` is no folder", dir.display()));
         }
         for (place, worker) in self.workers.iter().enumerate() {
             let twin = self.workers.iter().take(place).position(|other| other.id == worker.id);
-            say(twin.is_some(), format!("workers[{place}].id: `{}` is that of workers[{}] too", worker.id, twin.unwrap_or(0)));
+            say(
+                twin.is_some(),
+                format!("workers[{place}].id: `{}` is that of workers[{}] too", worker.id, twin.unwrap_or(0)),
+            );
         }
         if problems.is_empty() { Ok(()) } else { Err(ConfigErrors(problems)) }
     }
@@ -318,7 +334,10 @@ mod tests {
                 "policies.slots.prefill: both `native` and `builtin` are given",
                 "policies.slots.prefill.builtin: `kv-awar` is not built in",
                 "policies.dir: `/no/such` is no folder",
-                &format!("workers[1].id: `{}` is that of workers[0] too", pointsman_workers::WorkerId::of_url("http://a:1")),
+                &format!(
+                    "workers[1].id: `{}` is that of workers[0] too",
+                    pointsman_workers::WorkerId::of_url("http://a:1")
+                ),
             ],
         );
     }
@@ -327,7 +346,9 @@ mod tests {
     fn an_unknown_key_or_a_bad_worker_does_not_parse_and_says_where() {
         let error = toml::from_str::<Config>("[server]\nlisten_on = 1").unwrap_err().to_string();
         assert!(error.contains("unknown field `listen_on`") && error.contains("line 2"), "{error}");
-        let error = toml::from_str::<Config>("[[workers]]\nrole=\"cook\"\nengine=\"vllm\"\nurl=\"http://a:1\"").unwrap_err();
+        let error =
+            toml::from_str::<Config>("[[workers]]\nrole=\"cook\"\nengine=\"vllm\"\nurl=\"http://a:1\"")
+                .unwrap_err();
         assert!(error.to_string().contains("role: role `cook` is none of"), "{error}");
     }
 }

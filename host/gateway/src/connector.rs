@@ -7,12 +7,7 @@ use http::{HeaderName, HeaderValue, header};
 use pointsman_workers::{DpRank, Engine, KvTransport, WorkerSpec};
 use rand::RngExt;
 
-use crate::{
-    json::Edit,
-    legs::HandoffKind,
-    request::Request,
-    upstream::LegHeaders,
-};
+use crate::{json::Edit, legs::HandoffKind, request::Request, upstream::LegHeaders};
 
 mod openai;
 mod sglang;
@@ -157,7 +152,8 @@ pub fn connector_for(spec: &WorkerSpec) -> &'static dyn Connector {
 #[must_use]
 pub fn leg_headers(token: RequestToken, target: Target<'_>) -> LegHeaders {
     let mut headers = connector_for(target.spec).headers(token, target);
-    let key = target.spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
+    let key =
+        target.spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
     if let Some(mut value) = key {
         value.set_sensitive(true);
         headers.push((header::AUTHORIZATION, value));
@@ -209,7 +205,10 @@ fn clean(request: &Request) -> Edit<'_> {
 fn token_header(token: RequestToken) -> (HeaderName, HeaderValue) {
     let mut text = String::with_capacity(32);
     let _ = write!(text, "{token}");
-    (HeaderName::from_static("x-request-id"), HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("")))
+    (
+        HeaderName::from_static("x-request-id"),
+        HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("")),
+    )
 }
 
 #[cfg(test)]

@@ -86,17 +86,24 @@ impl<T> Upstreaming<T> {
     }
 }
 
+/// A request that can be served: what was parsed, measured and planned.
+pub(crate) struct Planned {
+    pub(crate) request: Arc<Request>,
+    pub(crate) subject: Subject,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) shape: Shape,
+    /// The client asked who decided.
+    pub(crate) explain: bool,
+}
+
 /// Serves a request that was planned. The future outlives its client (see [`crate::detach`]).
 pub(crate) async fn drive(
     app: Arc<App>,
-    request: Arc<Request>,
-    subject: Subject,
-    snapshot: Arc<Snapshot>,
-    shape: Shape,
+    planned: Planned,
     account: Account,
     gone: CancellationToken,
-    explain: bool,
 ) -> Response<Answer> {
+    let Planned { request, subject, snapshot, shape, explain } = planned;
     let (legs, actions) = Legs::new(shape, app.settings.retries);
     let deadline = Instant::now() + app.settings.request_timeout;
     let mut drive = Box::new(Drive {
@@ -277,7 +284,9 @@ impl Drive {
         if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
             headers.insert("x-request-id", id);
         }
-        if self.explain && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions()) {
+        if self.explain
+            && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
+        {
             headers.insert("x-pointsman-decision", decisions);
         }
     }
@@ -321,13 +330,18 @@ impl Drive {
         }
         let app = self.app.clone();
         let query = self.query(leg);
-        let over = if leg == Leg::Decode { app.router.decode_config(&query).0 } else { RouterConfigOverride::default() };
+        let over = if leg == Leg::Decode {
+            app.router.decode_config(&query).0
+        } else {
+            RouterConfigOverride::default()
+        };
         match app.router.route(&query, &over) {
             Ok(routed) => {
                 let candidate = routed.candidate.clone();
                 self.account.decided(routed.receipt, self.subject.block_size);
                 let event = if leg == Leg::Prefill {
-                    (self.prefill.candidate, self.prefill.booking) = (Some(candidate.clone()), Some(routed.booking));
+                    (self.prefill.candidate, self.prefill.booking) =
+                        (Some(candidate.clone()), Some(routed.booking));
                     self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
                     traits(&candidate).map_or(Event::Unroutable, Event::PrefillRouted)
                 } else {
@@ -337,7 +351,8 @@ impl Drive {
                 self.tell(event);
             }
             Err(error) => {
-                let failure = if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
+                let failure =
+                    if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
                 // On a retry, what failed says more than that nobody is left.
                 if failure.is_none() {
                     *failure = Some(error.into());
@@ -349,7 +364,16 @@ impl Drive {
 
     fn query(&self, leg: Leg) -> Query<'_> {
         let other = if leg == Leg::Decode { self.prefill.candidate.as_ref().map(id_of) } else { None };
-        plan::query(&self.request, &self.subject, &self.snapshot, leg, self.explain, other, &self.tried, self.attempts)
+        plan::query(
+            &self.request,
+            &self.subject,
+            &self.snapshot,
+            leg,
+            self.explain,
+            other,
+            &self.tried,
+            self.attempts,
+        )
     }
 
     // ---- sending
@@ -446,12 +470,12 @@ impl Drive {
             PrefillAnswer::MissingData(problem) => {
                 self.no_handoff("missing_data", format!("the prefill answer has no data: {problem}"))
             }
-            PrefillAnswer::MissingParameters => {
-                self.no_handoff("missing_parameters", "the prefill answer has no handoff parameters".to_owned())
-            }
-            PrefillAnswer::Incomplete(field) => {
-                self.no_handoff("incomplete", format!("the handoff parameters of the prefill answer lack `{field}`"))
-            }
+            PrefillAnswer::MissingParameters => self
+                .no_handoff("missing_parameters", "the prefill answer has no handoff parameters".to_owned()),
+            PrefillAnswer::Incomplete(field) => self.no_handoff(
+                "incomplete",
+                format!("the handoff parameters of the prefill answer lack `{field}`"),
+            ),
         }
     }
 
@@ -483,7 +507,8 @@ impl Drive {
     }
 
     fn take_head(&mut self, head: Response<Incoming>) -> Result<Response<Incoming>, Event> {
-        let content_type = head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        let content_type =
+            head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         if content_type.starts_with(b"text/event-stream") {
             return Ok(head);
         }

@@ -122,7 +122,11 @@ impl Cause {
     fn retry_after(&self) -> Option<u64> {
         let retry = matches!(
             self,
-            Self::Shed(_) | Self::NoWorker(_) | Self::PrefillUnavailable | Self::Draining | Self::Overloaded(_)
+            Self::Shed(_)
+                | Self::NoWorker(_)
+                | Self::PrefillUnavailable
+                | Self::Draining
+                | Self::Overloaded(_)
         );
         retry.then_some(RETRY_AFTER)
     }
@@ -139,7 +143,9 @@ impl Cause {
             }
             _ => {
                 let mut response = Response::new(Bytes::from(self.body(request_id).to_string()));
-                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response
+                    .headers_mut()
+                    .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 response
             }
         };
@@ -261,10 +267,14 @@ mod tests {
             body: Bytes::from_static(b"{\"error\": 1 }"),
         };
         let response = Cause::from(refused).response("id");
-        assert_eq!((response.status().as_u16(), response.body().as_ref()), (400, b"{\"error\": 1 }".as_slice()));
+        assert_eq!(
+            (response.status().as_u16(), response.body().as_ref()),
+            (400, b"{\"error\": 1 }".as_slice())
+        );
         assert_eq!(response.headers().get(header::CONTENT_TYPE).unwrap(), "text/x");
         let body = Bytes::from_static(br#"{"error":{"message":"out of blocks","code":500}}"#);
-        let failed = CallError::Status { status: StatusCode::INTERNAL_SERVER_ERROR, content_type: None, body };
+        let failed =
+            CallError::Status { status: StatusCode::INTERNAL_SERVER_ERROR, content_type: None, body };
         assert_eq!(Cause::from(failed).to_string(), "the engine answered 500: out of blocks");
     }
 

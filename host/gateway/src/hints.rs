@@ -96,8 +96,10 @@ impl Hints {
             return Ok(Self::default());
         }
         let ext: NvExt = read(body, "nvext")?.unwrap_or_default();
-        let instance: Option<u64> = header(headers, &["x-worker-instance-id", "x-dynamo-worker-instance-id"])?;
-        let prefill: Option<u64> = header(headers, &["x-prefill-instance-id", "x-dynamo-prefill-instance-id"])?;
+        let instance: Option<u64> =
+            header(headers, &["x-worker-instance-id", "x-dynamo-worker-instance-id"])?;
+        let prefill: Option<u64> =
+            header(headers, &["x-prefill-instance-id", "x-dynamo-prefill-instance-id"])?;
         let rank: Option<u32> = header(headers, &["x-dp-rank", "x-dynamo-dp-rank", "x-data-parallel-rank"])?;
         let prefill_rank: Option<u32> = header(headers, &["x-prefill-dp-rank", "x-dynamo-prefill-dp-rank"])?;
         let session: Option<String> = header(headers, &["x-session-id", "x-dynamo-session-id"])?;
@@ -108,7 +110,10 @@ impl Hints {
             prefill: prefill.or(ext.prefill_worker_id).map(WorkerId),
             decode: instance.or(ext.decode_worker_id).map(WorkerId),
             dp_rank: rank.or(ext.dp_rank).map(DpRank),
-            prefill_dp_rank: prefill_rank.or(ext.prefill_dp_rank).filter(|rank| *rank != UNSET_RANK).map(DpRank),
+            prefill_dp_rank: prefill_rank
+                .or(ext.prefill_dp_rank)
+                .filter(|rank| *rank != UNSET_RANK)
+                .map(DpRank),
             expected_output_tokens: ext.expected_output_tokens,
             lora: ext.lora_name,
             priority: ext.priority.unwrap_or(0.0),
@@ -129,7 +134,9 @@ impl Hints {
     #[must_use]
     pub fn pinned(&self, leg: Leg) -> Option<(WorkerId, Option<DpRank>)> {
         match leg {
-            Leg::Prefill => self.prefill.or(self.backend).map(|id| (id, self.prefill_dp_rank.or(self.dp_rank))),
+            Leg::Prefill => {
+                self.prefill.or(self.backend).map(|id| (id, self.prefill_dp_rank.or(self.dp_rank)))
+            }
             Leg::Decode => self.decode.or(self.backend).map(|id| (id, self.dp_rank)),
             Leg::Aggregated => self.backend.map(|id| (id, self.dp_rank)),
         }
@@ -138,7 +145,8 @@ impl Hints {
 
 /// The first of several names that is there.
 fn header<T: std::str::FromStr>(headers: &HeaderMap, names: &[&str]) -> Result<Option<T>, RequestError> {
-    let Some((name, value)) = names.iter().find_map(|name| headers.get(*name).map(|value| (*name, value))) else {
+    let Some((name, value)) = names.iter().find_map(|name| headers.get(*name).map(|value| (*name, value)))
+    else {
         return Ok(None);
     };
     let text = String::from_utf8_lossy(value.as_bytes());
@@ -154,7 +162,8 @@ mod tests {
 
     fn hints(headers: &[(&'static str, &str)], nvext: &str, trust: HintTrust) -> Result<Hints, RequestError> {
         let body = JsonBody::parse(Bytes::from(format!(r#"{{"nvext":{nvext}}}"#))).unwrap();
-        let headers = headers.iter().map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()));
+        let headers =
+            headers.iter().map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()));
         Hints::parse(&headers.collect(), &body, trust)
     }
 
@@ -166,7 +175,10 @@ mod tests {
             HintTrust::Trusted,
         )
         .unwrap();
-        assert_eq!((hints.backend, hints.prefill, hints.decode), (Some(WorkerId(7)), Some(WorkerId(8)), Some(WorkerId(7))));
+        assert_eq!(
+            (hints.backend, hints.prefill, hints.decode),
+            (Some(WorkerId(7)), Some(WorkerId(8)), Some(WorkerId(7)))
+        );
         assert_eq!(hints.dp_rank, Some(DpRank(1)));
     }
 
@@ -178,12 +190,16 @@ mod tests {
         assert!(error.to_string().starts_with("nvext: `{\"dp_rank\":-1}`"), "{error}");
         let over = r#"{"router_config_override":{"router_temperature":-2}}"#;
         let error = hints(&[], over, HintTrust::Trusted).unwrap_err();
-        assert_eq!(error.to_string(), "nvext.router_config_override: temperature -2 is not a finite number of 0 or more");
+        assert_eq!(
+            error.to_string(),
+            "nvext.router_config_override: temperature -2 is not a finite number of 0 or more"
+        );
     }
 
     #[test]
     fn a3_the_unset_prefill_rank_and_untrusted_hints() {
-        let unset = hints(&[("x-prefill-dp-rank", "4294967295")], r#"{"prefill_dp_rank":2}"#, HintTrust::Trusted);
+        let unset =
+            hints(&[("x-prefill-dp-rank", "4294967295")], r#"{"prefill_dp_rank":2}"#, HintTrust::Trusted);
         assert_eq!(unset.unwrap().prefill_dp_rank, None);
         let ignored = hints(&[("x-dp-rank", "one")], r#"{"backend_instance_id":1}"#, HintTrust::Ignored);
         assert_eq!(ignored.unwrap(), Hints::default());

@@ -45,7 +45,8 @@ impl JsonBody {
     /// [`JsonError`] with serde_json's words, line and column.
     pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
         let base = bytes.as_ptr() as usize;
-        let top: TopLevel<'_> = serde_json::from_slice(&bytes).map_err(|error| JsonError(error.to_string()))?;
+        let top: TopLevel<'_> =
+            serde_json::from_slice(&bytes).map_err(|error| JsonError(error.to_string()))?;
         let entries = top
             .0
             .into_iter()
@@ -105,7 +106,9 @@ impl<'a> Edit<'a> {
     /// The edited body; the body itself when nothing changed.
     #[must_use]
     pub fn finish(self) -> Bytes {
-        let touched = |entry: &Entry| self.removed.contains(&&*entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key);
+        let touched = |entry: &Entry| {
+            self.removed.contains(&&*entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key)
+        };
         if self.set.is_empty() && !self.body.entries.iter().any(touched) {
             return self.body.bytes.clone();
         }
@@ -215,7 +218,10 @@ mod tests {
         assert_eq!(body.edit().remove("nope").finish(), text);
         assert_eq!(body.edit().set("max_tokens", "1").finish(), text.replace(":  7", ":  1").as_str());
         let edited = body.edit().remove("a").set("stream", "false").finish();
-        assert_eq!(edited, "{\n\t\"max_tokens\":  7, \"z\\u0031\": [1e400, {\"max_tokens\": 3}] , \"s\":\"}\",\"stream\":false }");
+        assert_eq!(
+            edited,
+            "{\n\t\"max_tokens\":  7, \"z\\u0031\": [1e400, {\"max_tokens\": 3}] , \"s\":\"}\",\"stream\":false }"
+        );
         assert_eq!(body.get("z1"), Some("[1e400, {\"max_tokens\": 3}]"));
     }
 
@@ -231,7 +237,9 @@ mod tests {
 
     #[test]
     fn i_what_is_no_object_is_told_with_its_place() {
-        let error = |text: &'static str| JsonBody::parse(Bytes::from_static(text.as_bytes())).unwrap_err().to_string();
+        let error = |text: &'static str| {
+            JsonBody::parse(Bytes::from_static(text.as_bytes())).unwrap_err().to_string()
+        };
         assert!(error("{\"a\": }").contains("line 1 column 7"), "{}", error("{\"a\": }"));
         assert!(error("[1]").contains("expected an object"));
         assert!(error("").contains("EOF"));

@@ -471,7 +471,11 @@ impl Legs {
             None => self.cancel_all(),
             Some(_) if self.consumed => self.cancel_all(),
             Some(HandoffKind::Completed) if prefill_runs => {
-                if self.traits.is_some_and(|traits| traits.cancellable) { self.cancel_all() } else { Actions::new() }
+                if self.traits.is_some_and(|traits| traits.cancellable) {
+                    self.cancel_all()
+                } else {
+                    Actions::new()
+                }
             }
             // Parameters in hand: the decode that is being routed or was sent consumes them.
             Some(HandoffKind::Completed) => Actions::new(),

@@ -161,9 +161,21 @@ impl Metrics {
         r.register("pointsman_legs", "Legs by how they ended", self.legs.clone());
         r.register("pointsman_retries", "Retries by leg", self.retries.clone());
         r.register("pointsman_handoffs", "Completed handoffs by result", self.handoffs.clone());
-        r.register("pointsman_prompt_tokens", "Prompt tokens as engines report them", self.prompt_tokens.clone());
-        r.register("pointsman_cached_tokens", "Prompt tokens that engines found cached", self.cached_tokens.clone());
-        r.register("pointsman_predicted_tokens", "Prompt tokens expected to be cached", self.predicted_tokens.clone());
+        r.register(
+            "pointsman_prompt_tokens",
+            "Prompt tokens as engines report them",
+            self.prompt_tokens.clone(),
+        );
+        r.register(
+            "pointsman_cached_tokens",
+            "Prompt tokens that engines found cached",
+            self.cached_tokens.clone(),
+        );
+        r.register(
+            "pointsman_predicted_tokens",
+            "Prompt tokens expected to be cached",
+            self.predicted_tokens.clone(),
+        );
         r.register("pointsman_output_tokens", "Output tokens", self.output_tokens.clone());
         r.register("pointsman_relayed_bytes", "Bytes relayed to clients", self.relayed_bytes.clone());
     }

@@ -64,7 +64,8 @@ pub(crate) fn stream(drive: Box<Drive>, head: Response<Incoming>) -> Response<An
     let mut response = Response::new(());
     *response.status_mut() = parts.status;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("text/event-stream")));
+    headers
+        .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("text/event-stream")));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     drive.decorate(headers);
     response.map(|()| Answer(Kind::Relayed(Some(Box::new(Relay::new(drive, incoming))))))
@@ -110,9 +111,14 @@ impl Body for Answer {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match &mut self.0 {
-            Kind::Whole(bytes) => Poll::Ready(bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes)))),
+            Kind::Whole(bytes) => Poll::Ready(
+                bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes))),
+            ),
             Kind::Relayed(relay) => {
                 let Some(running) = relay.as_mut() else { return Poll::Ready(None) };
                 let next = std::task::ready!(running.poll_next(cx));
@@ -236,7 +242,11 @@ impl Relay {
             if begins_hold || edits {
                 // What came before this event in the slice goes first; it is not held even if this one is.
                 let before = events.slice(from..place.start);
-                if begins_hold { self.push_out(before) } else { self.push(before) }
+                if begins_hold {
+                    self.push_out(before)
+                } else {
+                    self.push(before)
+                }
                 self.push(if edits { edit(&event, &seen, cached) } else { event });
                 from = place.end;
             }

@@ -95,8 +95,7 @@ impl Request {
         trust: HintTrust,
     ) -> Result<Arc<Self>, RequestError> {
         let body = JsonBody::parse(body).map_err(|error| RequestError::new("body", &error.to_string()))?;
-        let model: String =
-            read(&body, "model")?.ok_or_else(|| RequestError::new("model", "is missing"))?;
+        let model: String = read(&body, "model")?.ok_or_else(|| RequestError::new("model", "is missing"))?;
         let stream = read(&body, "stream")?.unwrap_or(false);
         let options: StreamOptions = read(&body, "stream_options")?.unwrap_or_default();
         let n = read(&body, "n")?.unwrap_or(1);

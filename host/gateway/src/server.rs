@@ -161,7 +161,8 @@ async fn answer(
     };
     let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone());
     let explain = headers.contains_key("x-pointsman-decision");
-    drive::drive(app, request, subject, snapshot, shape, account, gone, explain).await
+    let planned = drive::Planned { request, subject, snapshot, shape, explain };
+    drive::drive(app, planned, account, gone).await
 }
 
 fn authorize(app: &App, headers: &HeaderMap) -> Result<(), Cause> {

@@ -165,7 +165,8 @@ fn has_token(event: &[u8]) -> bool {
     let filled = |at: usize| event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"');
     let text = TEXTS.iter().any(|key| values_of(event, key).any(filled));
     // A tool call's head carries a name before any argument.
-    text || value_of(event, b"\"tool_calls\":").is_some_and(|at| event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']'))
+    text || value_of(event, b"\"tool_calls\":")
+        .is_some_and(|at| event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']'))
 }
 
 /// The number of ids in all `token_ids` arrays that are not null.
@@ -189,13 +190,18 @@ fn value_of(bytes: &[u8], key: &[u8]) -> Option<usize> {
 
 /// Where the values of every `"key":` begin. A key within a string would have escaped quotes, and is not found.
 fn values_of<'a>(bytes: &'a [u8], key: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
-    memmem::find_iter(bytes, key).filter(|at| at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\\')).map(
-        |at| {
+    memmem::find_iter(bytes, key)
+        .filter(|at| at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\\'))
+        .map(|at| {
             let start = at + key.len();
-            let gap = bytes.get(start..).unwrap_or_default().iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+            let gap = bytes
+                .get(start..)
+                .unwrap_or_default()
+                .iter()
+                .take_while(|byte| byte.is_ascii_whitespace())
+                .count();
             start + gap
-        },
-    )
+        })
 }
 
 fn digits(bytes: &[u8], at: usize) -> usize {

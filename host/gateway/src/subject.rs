@@ -79,20 +79,29 @@ mod tests {
 
     fn of(body: &str) -> Subject {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());
-        subject(&Request::parse(Endpoint::Completions, &HeaderMap::new(), body, HintTrust::Trusted).unwrap(), &MEASURE)
+        subject(
+            &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, HintTrust::Trusted).unwrap(),
+            &MEASURE,
+        )
     }
 
     #[test]
     fn h5_without_tokens_a_prompt_is_measured_in_bytes_and_marked_as_an_estimate() {
         let prompt = "x".repeat(62);
         let subject = of(&format!(r#"{{"model":"m","prompt":"{prompt}"}}"#));
-        assert_eq!((subject.prompt_tokens, subject.prompt_tokens_estimated, subject.blocks.len()), (16, true, 4));
+        assert_eq!(
+            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.blocks.len()),
+            (16, true, 4)
+        );
     }
 
     #[test]
     fn a4_token_ids_are_used_as_they_are() {
         let subject = of(r#"{"model":"m","prompt":[1,2,3,4,5,6,7,8,9]}"#);
-        assert_eq!((subject.prompt_tokens, subject.prompt_tokens_estimated, subject.blocks.len()), (9, false, 2));
+        assert_eq!(
+            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.blocks.len()),
+            (9, false, 2)
+        );
         assert_eq!(subject.blocks.to_vec(), block_hashes(&[1, 2, 3, 4, 5, 6, 7, 8], 4, &Salt::default()));
         let sent = of(r#"{"model":"m","prompt":"text","nvext":{"token_data":[1,2,3,4]}}"#);
         assert_eq!((sent.prompt_tokens, sent.blocks.len()), (4, 1));

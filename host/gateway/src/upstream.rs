@@ -72,13 +72,19 @@ impl Upstream {
     ///
     /// # Errors
     /// [`CallError`]; an error status is read whole and is one too.
-    pub async fn head(&self, url: &str, headers: &LegHeaders, body: Bytes) -> Result<Response<Incoming>, CallError> {
+    pub async fn head(
+        &self,
+        url: &str,
+        headers: &LegHeaders,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, CallError> {
         let mut request = Request::builder().method(Method::POST).uri(url);
         request = request.header(header::CONTENT_TYPE, "application/json");
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        let request = request.body(Full::new(body)).map_err(|error| CallError::Protocol(error.to_string()))?;
+        let request =
+            request.body(Full::new(body)).map_err(|error| CallError::Protocol(error.to_string()))?;
         let response = self.client.request(request).await.map_err(call_error)?;
         if response.status().is_success() {
             return Ok(response);
@@ -93,7 +99,12 @@ impl Upstream {
     ///
     /// # Errors
     /// [`CallError`].
-    pub async fn whole(&self, url: &str, headers: &LegHeaders, body: Bytes) -> Result<Response<Bytes>, CallError> {
+    pub async fn whole(
+        &self,
+        url: &str,
+        headers: &LegHeaders,
+        body: Bytes,
+    ) -> Result<Response<Bytes>, CallError> {
         let (head, body) = self.head(url, headers, body).await?.into_parts();
         Ok(Response::from_parts(head, collect(body).await?))
     }
@@ -111,7 +122,9 @@ impl Upstream {
             return drain_events(response.into_body()).await;
         }
         let whole = collect(response.into_body()).await?;
-        let sound = content_type.starts_with(b"application/json") && whole.starts_with(b"{") && !sse::look(&whole).error;
+        let sound = content_type.starts_with(b"application/json")
+            && whole.starts_with(b"{")
+            && !sse::look(&whole).error;
         if sound { Ok(()) } else { Err(CallError::Protocol(format!("no answer: {}", text(&whole)))) }
     }
 }
@@ -122,7 +135,9 @@ impl CallError {
     pub fn retryable(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) => true,
-            Self::Status { status, .. } => status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS,
+            Self::Status { status, .. } => {
+                status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
+            }
         }
     }
 

@@ -6,11 +6,7 @@ use pointsman_routing::World;
 use wasmtime::component::Component;
 use wit_parser::{WorldId, WorldKey, decoding::DecodedWasm};
 
-use crate::{
-    engine::PolicyEngine,
-    instance::Linked,
-    refusal::Refusal,
-};
+use crate::{engine::PolicyEngine, instance::Linked, refusal::Refusal};
 
 /// WASI interfaces a guest may import; all of them answer from an empty context.
 const WASI: [&str; 5] = ["wasi:cli/", "wasi:clocks/", "wasi:filesystem/", "wasi:io/", "wasi:random/"];
@@ -45,18 +41,25 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
         }
         _ => {
             let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-            Err(Refusal::NotWasm(if head.is_empty() { "nothing: it is empty".to_owned() } else { head.join(" ") }))
+            Err(Refusal::NotWasm(if head.is_empty() {
+                "nothing: it is empty".to_owned()
+            } else {
+                head.join(" ")
+            }))
         }
     }
 }
 
 /// Reads the world, the version and the imports from the component's own types.
 pub(crate) fn outline(component: &[u8]) -> Result<Outline, Refusal> {
-    let decoded = wit_parser::decoding::decode(component).map_err(|error| Refusal::Malformed(format!("{error:#}")))?;
+    let decoded =
+        wit_parser::decoding::decode(component).map_err(|error| Refusal::Malformed(format!("{error:#}")))?;
     let DecodedWasm::Component(resolve, world) = decoded else {
         return Err(Refusal::WrongWorld("a WIT package".to_owned()));
     };
-    let names = |keys: Vec<&WorldKey>| keys.into_iter().map(|key| resolve.name_world_key(key)).collect::<BTreeSet<_>>();
+    let names = |keys: Vec<&WorldKey>| {
+        keys.into_iter().map(|key| resolve.name_world_key(key)).collect::<BTreeSet<_>>()
+    };
     let world: WorldId = world;
     let types = resolve.worlds.get(world).ok_or_else(|| Refusal::Malformed("no world".to_owned()))?;
     let imports = names(types.imports.keys().collect());

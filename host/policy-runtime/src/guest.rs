@@ -69,7 +69,16 @@ impl Guest {
         wasi.secure_random(Dice::new(inputs.clone())).insecure_random(Dice::new(inputs.clone()));
         wasi.insecure_random_seed(0);
         wasi.allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
-        Self { wasi: wasi.build(), table: ResourceTable::new(), memory_bytes, denied: false, budget: Duration::ZERO, first_tick: None, inputs, voice }
+        Self {
+            wasi: wasi.build(),
+            table: ResourceTable::new(),
+            memory_bytes,
+            denied: false,
+            budget: Duration::ZERO,
+            first_tick: None,
+            inputs,
+            voice,
+        }
     }
 
     /// Sets what this call is told.
@@ -95,7 +104,11 @@ impl Guest {
             return UpdateDeadline::Continue(1);
         };
         let left = self.budget.saturating_sub(TICK).mul_f64(0.9);
-        if now.saturating_sub(first) >= left { UpdateDeadline::Interrupt } else { UpdateDeadline::Continue(1) }
+        if now.saturating_sub(first) >= left {
+            UpdateDeadline::Interrupt
+        } else {
+            UpdateDeadline::Continue(1)
+        }
     }
 
     pub(crate) fn link_log(linker: &mut Linker<Self>) -> wasmtime::Result<()> {

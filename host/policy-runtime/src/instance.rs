@@ -3,9 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use pointsman_routing::{
-    Call, Decision, Failure, Plan, RouterConfigOverride, ShedReason, World,
-};
+use pointsman_routing::{Call, Decision, Failure, Plan, RouterConfigOverride, ShedReason, World};
 use pointsman_workers::Leg;
 use wasmtime::{Store, Trap, component::InstancePre};
 
@@ -104,7 +102,9 @@ impl Linked {
             Self::DecodeOverride(pre) => pre.instantiate(&mut store).map(Exports::DecodeOverride),
             Self::FilterAsync(pre) => at_once(pre.instantiate_async(&mut store)).map(Exports::FilterAsync),
             Self::ScorerAsync(pre) => at_once(pre.instantiate_async(&mut store)).map(Exports::ScorerAsync),
-            Self::SelectorAsync(pre) => at_once(pre.instantiate_async(&mut store)).map(Exports::SelectorAsync),
+            Self::SelectorAsync(pre) => {
+                at_once(pre.instantiate_async(&mut store)).map(Exports::SelectorAsync)
+            }
             Self::DecodeOverrideAsync(pre) => {
                 at_once(pre.instantiate_async(&mut store)).map(Exports::DecodeOverrideAsync)
             }
@@ -170,14 +170,18 @@ convert! {
 
 macro_rules! decision {
     ($name:ident, $module:ident) => {
-        fn $name(decision: crate::bindings::$module::exports::pointsman::policy::selecting::Decision) -> Decision {
+        fn $name(
+            decision: crate::bindings::$module::exports::pointsman::policy::selecting::Decision,
+        ) -> Decision {
             use crate::bindings::$module::exports::pointsman::policy::selecting as wit;
             match decision {
                 wit::Decision::Choose(choice) => {
                     Decision::Choose { row: choice.row, costs: choice.costs, reason: choice.reason }
                 }
                 wit::Decision::Abstain => Decision::Abstain,
-                wit::Decision::Shed(shed) => Decision::Shed(ShedReason { status: shed.status, reason: shed.reason }),
+                wit::Decision::Shed(shed) => {
+                    Decision::Shed(ShedReason { status: shed.status, reason: shed.reason })
+                }
             }
         }
     };
@@ -271,11 +275,13 @@ impl Instance {
         let Self { store, exports, .. } = self;
         let answer = match exports {
             Exports::Selector(exports) => {
-                let decision = exports.pointsman_policy_selecting().call_select(&mut *store, call_l(call), facts);
+                let decision =
+                    exports.pointsman_policy_selecting().call_select(&mut *store, call_l(call), facts);
                 decision.map(|decision| decision.map(decision_l).map_err(error_l))
             }
             Exports::SelectorAsync(exports) => {
-                let decision = exports.pointsman_policy_selecting().call_select(&mut *store, call_la(call), facts);
+                let decision =
+                    exports.pointsman_policy_selecting().call_select(&mut *store, call_la(call), facts);
                 at_once(decision).map(|decision| decision.map(decision_la).map_err(error_la))
             }
             _ => return Err(Failure::Invalid("no selector".to_owned())),
@@ -310,7 +316,11 @@ impl Instance {
     }
 
     /// World `decode-override`: the decode leg's config.
-    pub(crate) fn decode_config(&mut self, call: &Call, facts: &[u32]) -> Result<RouterConfigOverride, Failure> {
+    pub(crate) fn decode_config(
+        &mut self,
+        call: &Call,
+        facts: &[u32],
+    ) -> Result<RouterConfigOverride, Failure> {
         self.begin(call);
         let Self { store, exports, .. } = self;
         let answer = match exports {

@@ -20,6 +20,7 @@ pub use engine::{Limits, PolicyEngine};
 pub use inspect::{Inspection, inspect};
 pub use loaded::{LoadedPolicy, load};
 pub use manager::{
-    ManagerConfig, ManagerStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, SlotConfig, SlotState, SlotStatus,
+    ManagerConfig, ManagerStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, SlotConfig,
+    SlotState, SlotStatus,
 };
 pub use refusal::Refusal;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use pointsman_routing::{
-    Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, World, facts::Wants,
+    Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, World,
+    facts::Wants,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -27,7 +28,12 @@ pub struct LoadedPolicy {
 ///
 /// # Errors
 /// [`Refusal`] of the step that failed.
-pub fn load(engine: &PolicyEngine, bytes: &[u8], origin: Origin, settings: &str) -> Result<LoadedPolicy, Refusal> {
+pub fn load(
+    engine: &PolicyEngine,
+    bytes: &[u8],
+    origin: Origin,
+    settings: &str,
+) -> Result<LoadedPolicy, Refusal> {
     let component = admission::component(bytes, engine.limits().file_bytes)?;
     let outline = admission::outline(&component)?;
     let linked = admission::link(engine, &component, &outline)?;
@@ -49,7 +55,8 @@ pub fn load(engine: &PolicyEngine, bytes: &[u8], origin: Origin, settings: &str)
     let builder = {
         let (engine, name, settings) = (engine.clone(), name.clone(), settings.to_owned());
         move || {
-            let mut fresh = linked.instantiate(&engine, name.clone()).map_err(|refusal| refusal.to_string())?;
+            let mut fresh =
+                linked.instantiate(&engine, name.clone()).map_err(|refusal| refusal.to_string())?;
             fresh.introduce(&settings).map_err(|refusal| refusal.to_string())?;
             // Touched once before it serves: the first call of a fresh instance faults its pages in.
             probe::ask(&mut fresh, world, &wants, 2).map_err(|failure| failure.to_string())?;

@@ -196,8 +196,10 @@ impl Worker {
 
     fn note_strays(&mut self) -> bool {
         let strays = self.folder.strays(self.managed.iter().map(Managed::file));
-        let fresh: Vec<PathBuf> = strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
-        let names: Vec<String> = self.managed.iter().map(|managed| managed.file().display().to_string()).collect();
+        let fresh: Vec<PathBuf> =
+            strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
+        let names: Vec<String> =
+            self.managed.iter().map(|managed| managed.file().display().to_string()).collect();
         for stray in &fresh {
             let refusal = Refusal::NoSlot(names.join(", "));
             tracing::warn!(file = %stray.display(), kind = refusal.kind(), %refusal, "policy refused");

@@ -52,7 +52,10 @@ impl Pool {
     }
 
     /// Calls an instance. A failure of the guest costs the instance: the store is poisoned, dropped and rebuilt elsewhere.
-    pub(crate) fn call<T>(&self, call: impl FnOnce(&mut Instance) -> Result<T, Failure>) -> Result<T, Failure> {
+    pub(crate) fn call<T>(
+        &self,
+        call: impl FnOnce(&mut Instance) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let home = HOME.get();
         for step in 0..self.shards.len() {
             let place = (home + step) % self.shards.len();
@@ -83,7 +86,9 @@ impl Pool {
                         *shard.lock() = Some(fresh);
                     }
                 }
-                Err(error) => tracing::warn!(policy = &*pool.name, %error, "an instance could not be rebuilt"),
+                Err(error) => {
+                    tracing::warn!(policy = &*pool.name, %error, "an instance could not be rebuilt")
+                }
             }
         });
     }
@@ -91,6 +96,9 @@ impl Pool {
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("policy", &self.name).field("shards", &self.shards.len()).finish_non_exhaustive()
+        f.debug_struct("Pool")
+            .field("policy", &self.name)
+            .field("shards", &self.shards.len())
+            .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,9 @@
 //! The probe: made-up inputs, asked twice, the second time of another instance. What fails here never serves.
 
-use pointsman_routing::{Call, Failure, World, facts::{FactType, Wants, WorkerColumn, WorkerFact}};
+use pointsman_routing::{
+    Call, Failure, World,
+    facts::{FactType, Wants, WorkerColumn, WorkerFact},
+};
 use pointsman_workers::Leg;
 
 use crate::instance::{Answer, Instance};
@@ -9,16 +12,32 @@ use crate::instance::{Answer, Instance};
 pub(crate) const ROWS: [u32; 3] = [1, 2, 64];
 
 /// Asks one question of made-up facts.
-pub(crate) fn ask(instance: &mut Instance, world: World, wants: &Wants, rows: u32) -> Result<Answer, Failure> {
-    let call = Call { leg: Leg::Prefill, attempt: 0, rows, seed: 0x5eed + u64::from(rows), now_us: 1_700_000_000_000_000 };
+pub(crate) fn ask(
+    instance: &mut Instance,
+    world: World,
+    wants: &Wants,
+    rows: u32,
+) -> Result<Answer, Failure> {
+    let call = Call {
+        leg: Leg::Prefill,
+        attempt: 0,
+        rows,
+        seed: 0x5eed + u64::from(rows),
+        now_us: 1_700_000_000_000_000,
+    };
     let request = request_facts(wants);
     let matrix = worker_facts(wants, rows);
     let all: Vec<u32> = request.iter().chain(&matrix).copied().collect();
     match world {
         World::Filter => {
             let kept = instance.keep(&call, &all)?;
-            let sound = kept.iter().all(|row| *row < rows) && kept.windows(2).all(|pair| pair.first() < pair.last());
-            if sound { Ok(Answer::Rows(kept)) } else { Err(Failure::Invalid(format!("kept rows {kept:?} of {rows}"))) }
+            let sound =
+                kept.iter().all(|row| *row < rows) && kept.windows(2).all(|pair| pair.first() < pair.last());
+            if sound {
+                Ok(Answer::Rows(kept))
+            } else {
+                Err(Failure::Invalid(format!("kept rows {kept:?} of {rows}")))
+            }
         }
         World::Scorer => {
             let costs = instance.score(&call, &all)?;
@@ -82,7 +101,9 @@ fn worker_facts(wants: &Wants, rows: u32) -> Vec<u32> {
             FactType::U32 if is_flag(column) => columns.extend((0..rows).map(|row| row % 2)),
             FactType::U32 => columns.extend((0..rows).map(row_value)),
             #[expect(clippy::cast_precision_loss, reason = "made-up numbers below 2^24")]
-            FactType::F32 => columns.extend((0..rows).map(|row| (row_value(row) as f32 / 100_000.0).to_bits())),
+            FactType::F32 => {
+                columns.extend((0..rows).map(|row| (row_value(row) as f32 / 100_000.0).to_bits()))
+            }
             FactType::U64 => {
                 columns.extend((0..rows).map(row_value));
                 columns.extend((0..rows).map(|_| 0));
@@ -96,6 +117,8 @@ fn is_flag(column: &WorkerColumn) -> bool {
     matches!(
         column,
         WorkerColumn::LabelIs { .. }
-            | WorkerColumn::Fact(WorkerFact::LoraLoaded | WorkerFact::SessionBound | WorkerFact::LocalPrefill)
+            | WorkerColumn::Fact(
+                WorkerFact::LoraLoaded | WorkerFact::SessionBound | WorkerFact::LocalPrefill
+            )
     )
 }

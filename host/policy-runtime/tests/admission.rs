@@ -1,5 +1,7 @@
 //! Admission and calls, on real components: what is accepted, what is refused and why, and how a live guest is stopped.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
 use std::sync::Arc;
 
 use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, Refusal, inspect, load};
@@ -70,7 +72,8 @@ fn every_step_of_admission_refuses_with_its_own_reason() {
 
 fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut out = bytes.to_vec();
-    let places: Vec<usize> = (0..out.len() - from.len()).filter(|at| &bytes[*at..*at + from.len()] == from).collect();
+    let places: Vec<usize> =
+        (0..out.len() - from.len()).filter(|at| &bytes[*at..*at + from.len()] == from).collect();
     for at in places {
         out[at..at + from.len()].copy_from_slice(to);
     }
@@ -79,21 +82,20 @@ fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_live_guest_s_failure_is_named_and_a_fresh_instance_takes_its_place() {
-    let cases = [
-        ("trap", "trap"),
-        ("spin", "timeout"),
-        ("hog", "memory"),
-        ("error", "error"),
-    ];
+    let cases = [("trap", "trap"), ("spin", "timeout"), ("hog", "memory"), ("error", "error")];
     for (mode, expected) in cases {
         // The probe makes 6 calls on one instance and touches the others once.
         let policy = admit(HOSTILE, &format!(r#"{{"mode":"{mode}","after":8}}"#)).unwrap();
         let outcomes: Vec<_> = (0..200).map(|_| policy.select(&call(2), &[1, 2])).collect();
-        let failures: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).map(Failure::kind).collect();
+        let failures: Vec<_> =
+            outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).map(Failure::kind).collect();
         let first = outcomes.iter().position(Result::is_err).unwrap();
         assert_eq!(first, 7, "{mode}: one touch and seven good calls");
         assert!(failures.contains(&expected), "{mode}: {failures:?}");
-        assert!(failures.iter().all(|kind| *kind == expected || *kind == "not_ready"), "{mode}: {failures:?}");
+        assert!(
+            failures.iter().all(|kind| *kind == expected || *kind == "not_ready"),
+            "{mode}: {failures:?}"
+        );
         let served = outcomes[first..].iter().filter(|outcome| outcome.is_ok()).count();
         assert!(mode == "error" || served > 0, "{mode}: no instance came back");
     }

@@ -1,9 +1,17 @@
 //! The manager on a real folder: every way a file may appear, refusals, last good kept, rollback, removal.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
-    Limits, ManagerConfig, ManagerStatus, PolicyEngine, PolicyManager, Probation, SlotConfig, SlotState, SlotStatus,
+    Limits, ManagerConfig, ManagerStatus, PolicyEngine, PolicyManager, Probation, SlotConfig, SlotState,
+    SlotStatus,
 };
 use pointsman_routing::{Call, Failure, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -23,7 +31,12 @@ fn house_in(dir: TempDir, settings: &str) -> House {
     let slot = Arc::new(Slot::new(SlotKind::Prefill, None, default.clone(), sender));
     let config = ManagerConfig {
         dir: Some(dir.path().to_owned()),
-        slots: vec![SlotConfig { slot: slot.clone(), file: "prefill.wasm".into(), settings: settings.into(), default }],
+        slots: vec![SlotConfig {
+            slot: slot.clone(),
+            file: "prefill.wasm".into(),
+            settings: settings.into(),
+            default,
+        }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(200),
@@ -67,7 +80,10 @@ fn what_lies_in_the_folder_serves_from_the_first_request() {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("prefill.wasm"), HOSTILE).unwrap();
     let house = house_in(dir, "{}");
-    assert_eq!((house.slot.pin().generation.0, house.manager.status().slots[0].policy.as_str()), (2, "hostile"));
+    assert_eq!(
+        (house.slot.pin().generation.0, house.manager.status().slots[0].policy.as_str()),
+        (2, "hostile")
+    );
 }
 
 #[test]
@@ -76,7 +92,9 @@ fn a_file_renamed_rewritten_or_linked_into_place_is_a_new_generation() {
     house.drop_in(HOSTILE);
     house.until(|slot, _| slot.policy == "hostile" && slot.generation.0 == 2);
     fs::write(house.path("prefill.wasm"), WEIGHTED_RANDOM).unwrap();
-    house.until(|_, _| house.slot.pin().generation.0 >= 3 && house.manager.status().slots[0].policy == "weighted-random");
+    house.until(|_, _| {
+        house.slot.pin().generation.0 >= 3 && house.manager.status().slots[0].policy == "weighted-random"
+    });
     // As Kubernetes mounts a config map: the file links to ..data/file, ..data links to a dated folder.
     for (folder, bytes) in [("..one", HOSTILE), ("..two", pointsman_embedded_policies::LEAST_LOADED)] {
         fs::create_dir(house.path(folder)).unwrap();
@@ -152,7 +170,10 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
     }
     assert!(active.breaker.is_open());
     let status = house.until(|slot, _| slot.state == SlotState::RolledBack);
-    assert_eq!((status.policy.as_str(), status.generation.0, status.rollbacks), ("native:least-loaded", 3, 1));
+    assert_eq!(
+        (status.policy.as_str(), status.generation.0, status.rollbacks),
+        ("native:least-loaded", 3, 1)
+    );
     assert_eq!(status.refusals[0].kind, "rolled_back");
     assert_eq!(status.quarantined.len(), 1);
     // It still lies there, and stays out.

@@ -132,7 +132,7 @@ impl Router {
         let started = Instant::now();
         let config = self.config.with(&query.subject.config).with(over);
         let chosen = self.choose(query, config)?;
-        let candidate = chosen.candidate;
+        let candidate = chosen.candidate.clone();
         let subject = query.subject;
         let [device, host, disk] = chosen.cached;
         let cached_tokens = (device + host + disk).saturating_mul(subject.block_size);
@@ -149,25 +149,7 @@ impl Router {
         });
         // F5: the decision itself is what approximate mode knows of caches.
         self.index.record(candidate.worker.id(), candidate.rank, &subject.blocks, started);
-        let info = info_of(&chosen.active.program);
-        let receipt = Receipt {
-            leg: query.leg,
-            attempt: query.attempt,
-            slot: SlotKind::of(query.leg),
-            generation: chosen.active.generation,
-            policy: info.map(|info| info.name.clone()),
-            digest: info.map(|info| info.digest),
-            decider: chosen.decider,
-            reason: chosen.reason,
-            worker: candidate.worker.id(),
-            rank: candidate.rank,
-            candidates: chosen.candidates,
-            cached_blocks: chosen.cached,
-            costs: chosen.costs,
-            seed: query.seed,
-            now_us: query.now_us,
-            took: started.elapsed(),
-        };
+        let receipt = chosen.receipt(query, started);
         Ok(Routed { candidate, booking, receipt })
     }
 
@@ -285,6 +267,30 @@ struct Chosen {
     candidates: u32,
     cached: [u32; 3],
     costs: Vec<(WorkerId, pointsman_workers::DpRank, f32)>,
+}
+
+impl Chosen {
+    fn receipt(self, query: &Query<'_>, started: Instant) -> Receipt {
+        let info = info_of(&self.active.program);
+        Receipt {
+            leg: query.leg,
+            attempt: query.attempt,
+            slot: SlotKind::of(query.leg),
+            generation: self.active.generation,
+            policy: info.map(|info| info.name.clone()),
+            digest: info.map(|info| info.digest),
+            decider: self.decider,
+            reason: self.reason,
+            worker: self.candidate.worker.id(),
+            rank: self.candidate.rank,
+            candidates: self.candidates,
+            cached_blocks: self.cached,
+            costs: self.costs,
+            seed: query.seed,
+            now_us: query.now_us,
+            took: started.elapsed(),
+        }
+    }
 }
 
 fn note(active: &Active, verdict: &Verdict) {

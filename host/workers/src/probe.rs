@@ -2,7 +2,11 @@
 //!
 //! One task a worker, ended with the worker. Own bookings are the first word on load; scraping may slow an engine down.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
@@ -55,7 +59,12 @@ enum Answer {
 
 impl Prober {
     /// Probes until `stop`; workers that join or leave meanwhile are noticed.
-    pub fn start(registry: Arc<Registry>, config: ProbeConfig, tracker: TaskTracker, stop: CancellationToken) {
+    pub fn start(
+        registry: Arc<Registry>,
+        config: ProbeConfig,
+        tracker: TaskTracker,
+        stop: CancellationToken,
+    ) {
         let tasks = tracker.clone();
         tracker.spawn(async move {
             let http: Http = Client::builder(TokioExecutor::new()).build_http();
@@ -71,23 +80,10 @@ impl Prober {
                     stays
                 });
                 for worker in snapshot.workers() {
-                    if !known.contains_key(&worker.id()) {
+                    if let Entry::Vacant(vacant) = known.entry(worker.id()) {
                         let token = stop.child_token();
-                        let probe = Probe {
-                            http: http.clone(),
-                            worker: worker.clone(),
-                            registry: registry.clone(),
-                            config,
-                            load_path: load_path(worker.spec().engine),
-                        };
-                        let ended = token.clone();
-                        tasks.spawn(async move {
-                            tokio::select! {
-                                () = probe.run() => {}
-                                () = ended.cancelled() => {}
-                            }
-                        });
-                        known.insert(worker.id(), (worker.clone(), token));
+                        Probe::new(&http, worker, &registry, config).start(&tasks, token.clone());
+                        vacant.insert((worker.clone(), token));
                     }
                 }
                 drop(snapshot);
@@ -109,6 +105,25 @@ struct Probe {
 }
 
 impl Probe {
+    fn new(http: &Http, worker: &Arc<Worker>, registry: &Arc<Registry>, config: ProbeConfig) -> Self {
+        Self {
+            http: http.clone(),
+            worker: worker.clone(),
+            registry: registry.clone(),
+            config,
+            load_path: load_path(worker.spec().engine),
+        }
+    }
+
+    fn start(self, tasks: &TaskTracker, stop: CancellationToken) {
+        tasks.spawn(async move {
+            tokio::select! {
+                () = self.run() => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+
     async fn run(mut self) {
         self.read_facts().await;
         let mut failures = 0;
@@ -161,7 +176,8 @@ impl Probe {
         match self.get("/v1/models").await {
             Answer::Ok(body) => {
                 let list = parse::models(&body)?;
-                if let Some(other) = list.owner.as_deref().and_then(engine_of).filter(|owner| *owner != spec.engine)
+                if let Some(other) =
+                    list.owner.as_deref().and_then(engine_of).filter(|owner| *owner != spec.engine)
                     && spec.engine != Engine::Openai
                 {
                     return Err(format!("configured as {}, but it is {other}", spec.engine));
@@ -203,9 +219,10 @@ impl Probe {
     async fn get(&self, path: &str) -> Answer {
         match tokio::time::timeout(self.config.timeout, self.call(path)).await {
             Ok(Ok((status, body))) if status.is_success() => Answer::Ok(body),
-            Ok(Ok((StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED, _))) => {
-                Answer::Absent
-            }
+            Ok(Ok((
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+                _,
+            ))) => Answer::Absent,
             Ok(Ok((status, _))) => Answer::Unknown(format!("GET {path} answered {status}")),
             Ok(Err(problem)) => Answer::Unknown(problem),
             Err(_) => Answer::Unknown(format!("GET {path} took longer than {:?}", self.config.timeout)),

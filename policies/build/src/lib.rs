@@ -121,8 +121,11 @@ impl GuestBuild {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         for (key, _) in env::vars_os() {
             let name = key.to_string_lossy();
-            let kept = matches!(&*name, "CARGO_HOME") || name.starts_with("CARGO_NET_") || name.starts_with("CARGO_HTTP_");
-            let ours = name.starts_with("CARGO") || name.starts_with("RUSTC") || name.starts_with("RUSTFLAGS");
+            let kept = matches!(&*name, "CARGO_HOME")
+                || name.starts_with("CARGO_NET_")
+                || name.starts_with("CARGO_HTTP_");
+            let ours =
+                name.starts_with("CARGO") || name.starts_with("RUSTC") || name.starts_with("RUSTFLAGS");
             if ours && !kept {
                 cargo.env_remove(&key);
             }

@@ -57,7 +57,8 @@ impl Settings {
     /// # Errors
     /// Names the first that does not.
     pub fn check(&self) -> Result<(), String> {
-        let shares = [("max-new-share", self.max_new_share), ("decode-busy-kv-usage", self.decode_busy_kv_usage)];
+        let shares =
+            [("max-new-share", self.max_new_share), ("decode-busy-kv-usage", self.decode_busy_kv_usage)];
         match shares.iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
             Some((name, share)) => Err(format!("{name}: {share} is not within 0 to 1")),
             None => Ok(()),

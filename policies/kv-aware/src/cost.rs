@@ -68,7 +68,9 @@ fn credit_blocks(weights: &Weights, columns: &Columns<'_>) -> Vec<f32> {
     let tiers = columns.device.iter().zip(columns.host).zip(columns.disk);
     tiers
         .map(|((device, host), disk)| {
-            weights.credit * single(*device) + weights.host_credit * single(*host) + weights.disk_credit * single(*disk)
+            weights.credit * single(*device)
+                + weights.host_credit * single(*host)
+                + weights.disk_credit * single(*disk)
         })
         .collect()
 }

@@ -49,10 +49,13 @@ pub mod __glue {
         };
     }
 
-    world!("filter", filter, "filter", "pointsman_policy_sdk::__glue::filter::bindings", __bind_filter, filtering,);
-    world!("scorer", scorer, "scorer", "pointsman_policy_sdk::__glue::scorer::bindings", __bind_scorer, scoring,);
-    world!(
+    world! { "filter", filter, "filter", "pointsman_policy_sdk::__glue::filter::bindings", __bind_filter, filtering, }
+
+    world! { "scorer", scorer, "scorer", "pointsman_policy_sdk::__glue::scorer::bindings", __bind_scorer, scoring, }
+
+    world! {
         "selector", selector, "selector", "pointsman_policy_sdk::__glue::selector::bindings", __bind_selector, selecting,
+
         #[must_use]
         pub fn decision(decision: crate::Decision) -> interface::Decision {
             match decision {
@@ -66,10 +69,12 @@ pub mod __glue {
                 }),
             }
         }
-    );
-    world!(
+    }
+
+    world! {
         "decode-override", decode_override, "decode-override",
         "pointsman_policy_sdk::__glue::decode_override::bindings", __bind_decode_override, disaggregation,
+
         #[must_use]
         pub fn plan(plan: crate::Plan) -> interface::Plan {
             match plan {
@@ -93,7 +98,7 @@ pub mod __glue {
                 shared_cache_multiplier: over.shared_cache_multiplier,
             }
         }
-    );
+    }
 }
 
 /// What every world exports: who the policy is, and its configuration. A second `configure` keeps the first.
@@ -148,7 +153,10 @@ macro_rules! __bind_filter {
         $crate::__bind_policy!(filter, $policy);
 
         impl glue::interface::Guest for Exports {
-            fn keep(call: glue::interface::Call, words: Vec<u32>) -> Result<Vec<u32>, glue::interface::Error> {
+            fn keep(
+                call: glue::interface::Call,
+                words: Vec<u32>,
+            ) -> Result<Vec<u32>, glue::interface::Error> {
                 let (policy, split) = configured().map_err(glue::error)?;
                 let facts = facts(*split, &words, call.rows);
                 $crate::Filter::keep(policy, &glue::call(&call), &facts).map_err(glue::error)
@@ -165,7 +173,10 @@ macro_rules! __bind_scorer {
         $crate::__bind_policy!(scorer, $policy);
 
         impl glue::interface::Guest for Exports {
-            fn score(call: glue::interface::Call, words: Vec<u32>) -> Result<Vec<f32>, glue::interface::Error> {
+            fn score(
+                call: glue::interface::Call,
+                words: Vec<u32>,
+            ) -> Result<Vec<f32>, glue::interface::Error> {
                 let (policy, split) = configured().map_err(glue::error)?;
                 let facts = facts(*split, &words, call.rows);
                 $crate::Scorer::score(policy, &glue::call(&call), &facts).map_err(glue::error)

@@ -35,8 +35,8 @@ pub mod testing;
 mod view;
 
 pub use policy::{
-    Call, Decision, DecodeOverride, Error, Filter, Leg, NoSettings, Plan, Policy, RouterConfigOverride, Scorer, Selector,
-    Shed, configure,
+    Call, Decision, DecodeOverride, Error, Filter, Leg, NoSettings, Plan, Policy, RouterConfigOverride,
+    Scorer, Selector, Shed, configure,
 };
 pub use rng::Rng;
 pub use view::{Column, Facts, Slot, Wants};

@@ -79,8 +79,10 @@ impl Words {
             words.request.extend(encode("request", name, request.get(name).copied().unwrap_or(0.0)));
         }
         for name in wants.worker_names() {
-            let values: Vec<Vec<u32>> =
-                rows.iter().map(|row| encode("worker", name, row.get(name).copied().unwrap_or(0.0))).collect();
+            let values: Vec<Vec<u32>> = rows
+                .iter()
+                .map(|row| encode("worker", name, row.get(name).copied().unwrap_or(0.0)))
+                .collect();
             let width = values.first().map_or(0, Vec::len);
             for place in 0..width {
                 words.columns.extend(values.iter().filter_map(|value| value.get(place).copied()));
@@ -112,7 +114,9 @@ pub fn run_selector<P: Selector>(text: &str) -> Result<(), String> {
     run::<P>(text, |policy, case, wants| {
         let words = Words::lay_out(wants, &case.request, &case.rows);
         match policy.select(&call(case), &words.facts()) {
-            Ok(Decision::Choose { row, .. }) if matches!(case.expect, Expect::Row(expected) if expected == row) => Ok(()),
+            Ok(Decision::Choose { row, .. }) if matches!(case.expect, Expect::Row(expected) if expected == row) => {
+                Ok(())
+            }
             Ok(Decision::Abstain) if matches!(case.expect, Expect::Abstain) => Ok(()),
             other => Err(format!("{other:?}")),
         }
@@ -130,7 +134,8 @@ pub fn run_scorer<P: Scorer>(text: &str) -> Result<(), String> {
         let near = |a: f32, b: f32| (a - b).abs() <= 1e-3_f32.max(b.abs() * 1e-6);
         match &case.expect {
             Expect::Costs(expected)
-                if expected.len() == costs.len() && expected.iter().zip(&costs).all(|(a, b)| near(*b, *a)) =>
+                if expected.len() == costs.len()
+                    && expected.iter().zip(&costs).all(|(a, b)| near(*b, *a)) =>
             {
                 Ok(())
             }
@@ -195,7 +200,11 @@ fn call(case: &Case) -> Call {
     Call { rows: u32::try_from(case.rows.len()).unwrap_or(u32::MAX), seed: case.seed, ..Call::default() }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "test values fit their facts' types")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "test values fit their facts' types"
+)]
 fn encode(scope: &str, name: &str, value: f64) -> Vec<u32> {
     let known = facts::ALL.iter().find(|(its, fact, _)| *its == scope && *fact == name).map(|(_, _, ty)| *ty);
     match known.unwrap_or(if name.starts_with("label-number/") { "f32" } else { "u32" }) {

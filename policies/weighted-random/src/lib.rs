@@ -1,6 +1,8 @@
 //! Selector: random, in proportion to the room a worker has left under its concurrency limit.
 
-use pointsman_policy_sdk::{Call, Column, Decision, Error, Facts, NoSettings, Policy, Rng, Selector, Wants, facts};
+use pointsman_policy_sdk::{
+    Call, Column, Decision, Error, Facts, NoSettings, Policy, Rng, Selector, Wants, facts,
+};
 
 /// Room of a worker without a limit.
 const UNLIMITED: u32 = 1_024;
@@ -17,7 +19,10 @@ impl Policy for WeightedRandom {
     type Settings = NoSettings;
 
     fn configure(_: NoSettings, wants: &mut Wants) -> Result<Self, String> {
-        Ok(Self { requests: wants.worker(facts::ACTIVE_REQUESTS), limit: wants.worker(facts::MAX_CONCURRENCY) })
+        Ok(Self {
+            requests: wants.worker(facts::ACTIVE_REQUESTS),
+            limit: wants.worker(facts::MAX_CONCURRENCY),
+        })
     }
 }
 
@@ -61,7 +66,9 @@ mod tests {
     #[test]
     fn draws_follow_the_room() {
         let (policy, wants) = configure::<WeightedRandom>("{}").unwrap();
-        let row = |requests: f64| testing::Values::from([("active-requests".into(), requests), ("max-concurrency".into(), 10.0)]);
+        let row = |requests: f64| {
+            testing::Values::from([("active-requests".into(), requests), ("max-concurrency".into(), 10.0)])
+        };
         let words = testing::Words::lay_out(&wants, &testing::Values::new(), &[row(9.0), row(1.0)]);
         let second = (0..10_000).filter(|seed| {
             let call = Call { rows: 2, seed: *seed, ..Call::default() };

@@ -12,7 +12,8 @@ fn spec(flag: &str) -> WorkerSpec {
 }
 
 fn request(endpoint: Endpoint, body: &str) -> Arc<Request> {
-    Request::parse(endpoint, &HeaderMap::new(), Bytes::copy_from_slice(body.as_bytes()), HintTrust::Trusted).unwrap()
+    Request::parse(endpoint, &HeaderMap::new(), Bytes::copy_from_slice(body.as_bytes()), HintTrust::Trusted)
+        .unwrap()
 }
 
 fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<&'a str>) -> LegContext<'a> {
@@ -65,15 +66,22 @@ fn c1_a_nixl_decode_gets_the_original_back_with_the_parameters_verbatim() {
     let parameters = r#"{"remote_block_ids":[[1,  2]],"odd":1e2}"#;
     let body = connector_for(&worker).decode(&request, &context(&worker, &worker, Some(parameters)));
     let text = std::str::from_utf8(&body).unwrap();
-    assert!(text.contains(parameters) && text.contains(r#""max_tokens":50,"max_completion_tokens":60"#), "{text}");
+    assert!(
+        text.contains(parameters) && text.contains(r#""max_tokens":50,"max_completion_tokens":60"#),
+        "{text}"
+    );
     assert!(text.contains(r#""stream":true"#));
 }
 
 #[test]
 fn e1_a_handoff_is_consumed_by_a_decode_of_one_token() {
     let worker = spec(NIXL);
-    let request = request(Endpoint::Completions, r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"min_tokens":4}"#);
-    let body = connector_for(&worker).decode_one_token(&request, &context(&worker, &worker, Some(r#"{"a":1}"#)));
+    let request = request(
+        Endpoint::Completions,
+        r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"min_tokens":4}"#,
+    );
+    let body =
+        connector_for(&worker).decode_one_token(&request, &context(&worker, &worker, Some(r#"{"a":1}"#)));
     assert_eq!(
         value(&body),
         json!({"model":"m","prompt":"x","stream":false,"max_tokens":1,"min_tokens":1,"kv_transfer_params":{"a":1}})
@@ -124,9 +132,15 @@ fn c7a_incomplete_parameters_are_never_a_handoff() {
 fn c6_an_sglang_pair_carries_the_same_bootstrap_address_and_room() {
     let prefill = spec("role=prefill,engine=sglang,url=http://10.0.0.1:30000,bootstrap_port=8998,dp_size=2");
     let decode = spec("role=decode,engine=sglang,url=http://10.0.0.2:30000,dp_size=4");
-    let request = request(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"max_tokens":7,"bootstrap_room":1}"#);
+    let request = request(
+        Endpoint::ChatCompletions,
+        r#"{"model":"m","messages":[],"max_tokens":7,"bootstrap_room":1}"#,
+    );
     let context = context(&prefill, &decode, None);
-    let (p, d) = (connector_for(&prefill).prefill(&request, &context), connector_for(&decode).decode(&request, &context));
+    let (p, d) = (
+        connector_for(&prefill).prefill(&request, &context),
+        connector_for(&decode).decode(&request, &context),
+    );
     let rid = "ab".repeat(16);
     let shared = json!({"model":"m","messages":[],"max_tokens":7,"bootstrap_host":"10.0.0.1","bootstrap_port":8998,
         "bootstrap_room":4_611_686_018_427_387_904_u64,"rid":rid});
@@ -157,14 +171,18 @@ fn requests_with_several_consumers_are_not_split_for_vllm() {
     assert_eq!(reason(r#"{"model":"m","prompt":"a","n":2}"#), Some("n"));
     assert_eq!(reason(r#"{"model":"m","prompt":["a","b"]}"#), Some("list_of_prompts"));
     assert_eq!(reason(r#"{"model":"m","prompt":"a","echo":true}"#), Some("echo"));
-    assert_eq!(reason(r#"{"model":"m","prompt":"a","echo":false,"prompt_logprobs":0}"#), Some("prompt_logprobs"));
+    assert_eq!(
+        reason(r#"{"model":"m","prompt":"a","echo":false,"prompt_logprobs":0}"#),
+        Some("prompt_logprobs")
+    );
 }
 
 #[test]
 fn legs_carry_the_token_the_rank_and_the_worker_s_key() {
     let worker = spec("role=decode,engine=vllm,url=http://h:1,dp_size=2,api_key=sk-1");
     let headers = leg_headers(RequestToken([1; 16]), Target { spec: &worker, rank: DpRank(1) });
-    let get = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.to_str().unwrap());
+    let get =
+        |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.to_str().unwrap());
     assert_eq!(get("x-request-id"), Some("01".repeat(16).as_str()));
     assert_eq!((get("x-data-parallel-rank"), get("authorization")), (Some("1"), Some("Bearer sk-1")));
     let plain = spec(NIXL);

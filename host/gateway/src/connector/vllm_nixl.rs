@@ -115,7 +115,8 @@ impl Connector for VllmNixl {
         let Some(choice) = answer.choices.first() else {
             return PrefillAnswer::MissingData("no choices".to_owned());
         };
-        let Some(parameters) = answer.kv_transfer_params.filter(|parameters| parameters.get() != "null") else {
+        let Some(parameters) = answer.kv_transfer_params.filter(|parameters| parameters.get() != "null")
+        else {
             return match choice.finish_reason.as_deref() {
                 Some("length") | None => PrefillAnswer::MissingParameters,
                 Some(_) => PrefillAnswer::WasAll,

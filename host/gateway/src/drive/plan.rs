@@ -14,7 +14,12 @@ use crate::{app::App, connector::connector_for, error::Cause, legs::Shape, reque
 ///
 /// # Errors
 /// [`Cause`] when it cannot be served at all.
-pub(crate) fn plan(app: &App, request: &Arc<Request>, subject: &Subject, snapshot: &Snapshot) -> Result<Shape, Cause> {
+pub(crate) fn plan(
+    app: &App,
+    request: &Arc<Request>,
+    subject: &Subject,
+    snapshot: &Snapshot,
+) -> Result<Shape, Cause> {
     let model = &request.model;
     if !snapshot.serves(model) {
         return Err(Cause::ModelNotFound(model.to_string()));

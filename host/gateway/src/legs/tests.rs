@@ -53,164 +53,223 @@ fn c7_completed_handoff_sends_decode_after_prefill_answered() {
 
 #[test]
 fn c2_c6_bootstrap_routes_decode_after_prefill_is_routed_and_sends_both_together() {
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
-        (E::Head, &[A::Relay]),
-        (E::PrefillEnded, &[]),
-        (E::FirstToken, &[]),
-        (E::Ended, &[A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::PrefillEnded, &[]),
+            (E::FirstToken, &[]),
+            (E::Ended, &[A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn c8_an_answer_that_ended_in_prefill_starts_no_decode() {
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
-        (E::PrefillWasAll, &[A::AnswerPrefill, A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillWasAll, &[A::AnswerPrefill, A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn c11_a_successful_end_is_held_until_prefill_ended() {
-    check(Shape::Remote, 0, &[
-        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
-        (E::Head, &[A::Relay]),
-        (E::FirstToken, &[]),
-        (E::FinishSeen, &[A::Hold]),
-        (E::Ended, &[]),
-        (E::PrefillEnded, &[A::Release, A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        0,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::FirstToken, &[]),
+            (E::FinishSeen, &[A::Hold]),
+            (E::Ended, &[]),
+            (E::PrefillEnded, &[A::Release, A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn c11_a_whole_body_is_held_until_prefill_ended() {
-    check(Shape::Remote, 0, &[
-        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
-        (E::Ended, &[]),
-        (E::PrefillEnded, &[A::Relay, A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        0,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::Ended, &[]),
+            (E::PrefillEnded, &[A::Relay, A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn c11_a_late_prefill_failure_ends_the_request_with_an_error() {
-    check(Shape::Remote, 3, &[
-        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
-        (E::Head, &[A::Relay]),
-        (E::FirstToken, &[]),
-        (E::FinishSeen, &[A::Hold]),
-        (
-            E::PrefillFailed(RETRYABLE_SENT),
-            &[A::Cancel(Leg::Prefill), A::Abort(Leg::Decode), A::Cancel(Leg::Decode), A::Fail(Leg::Prefill), A::Finish],
-        ),
-    ]);
+    check(
+        Shape::Remote,
+        3,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::FirstToken, &[]),
+            (E::FinishSeen, &[A::Hold]),
+            (
+                E::PrefillFailed(RETRYABLE_SENT),
+                &[
+                    A::Cancel(Leg::Prefill),
+                    A::Abort(Leg::Decode),
+                    A::Cancel(Leg::Decode),
+                    A::Fail(Leg::Prefill),
+                    A::Finish,
+                ],
+            ),
+        ],
+    );
 }
 
 #[test]
 fn c11_the_deadline_ends_a_held_request() {
-    check(Shape::Remote, 0, &[
-        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
-        (E::Head, &[A::Relay]),
-        (E::FinishSeen, &[A::Hold]),
-        (
-            E::Deadline,
-            &[
-                A::Abort(Leg::Prefill),
-                A::Cancel(Leg::Prefill),
-                A::Abort(Leg::Decode),
-                A::Cancel(Leg::Decode),
-                A::FailDeadline,
-                A::Finish,
-            ],
-        ),
-    ]);
+    check(
+        Shape::Remote,
+        0,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::FinishSeen, &[A::Hold]),
+            (
+                E::Deadline,
+                &[
+                    A::Abort(Leg::Prefill),
+                    A::Cancel(Leg::Prefill),
+                    A::Abort(Leg::Decode),
+                    A::Cancel(Leg::Decode),
+                    A::FailDeadline,
+                    A::Finish,
+                ],
+            ),
+        ],
+    );
 }
 
 #[test]
 fn e1_client_gone_in_prefill_lets_it_end_and_consumes_the_handoff() {
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
-        (E::ClientGone, &[]),
-        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::SendToConsume]),
-        (E::Head, &[]),
-        (E::FirstToken, &[A::Cancel(Leg::Decode), A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::ClientGone, &[]),
+            (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::SendToConsume]),
+            (E::Head, &[]),
+            (E::FirstToken, &[A::Cancel(Leg::Decode), A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn e4_a_cancellable_prefill_is_cancelled_at_once() {
     let traits = PrefillTraits { cancellable: true, ..COMPLETED };
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(traits), &[A::Send(Leg::Prefill)]),
-        (E::ClientGone, &[A::Cancel(Leg::Prefill), A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(traits), &[A::Send(Leg::Prefill)]),
+            (E::ClientGone, &[A::Cancel(Leg::Prefill), A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn e1_client_gone_with_parameters_in_hand_sends_decode_to_consume() {
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
-        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
-        (E::ClientGone, &[]),
-        (E::Routed, &[A::SendToConsume]),
-        (E::Ended, &[A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+            (E::ClientGone, &[]),
+            (E::Routed, &[A::SendToConsume]),
+            (E::Ended, &[A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn e1_decode_sent_but_not_consumed_runs_to_its_first_token() {
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
-        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Decode)]),
-        (E::Head, &[A::Relay]),
-        (E::ClientGone, &[]),
-        (E::FirstToken, &[A::Cancel(Leg::Decode), A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::ClientGone, &[]),
+            (E::FirstToken, &[A::Cancel(Leg::Decode), A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn e1_consumed_decode_is_cancelled_at_once() {
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
-        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Decode)]),
-        (E::Head, &[A::Relay]),
-        (E::FirstToken, &[]),
-        (E::ClientGone, &[A::Cancel(Leg::Decode), A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::FirstToken, &[]),
+            (E::ClientGone, &[A::Cancel(Leg::Decode), A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn e1_an_unconsumed_bootstrap_pair_is_kept_and_aborted_by_id() {
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
-        (E::ClientGone, &[A::Abort(Leg::Prefill), A::Abort(Leg::Decode)]),
-        (E::PrefillEnded, &[]),
-        (E::Ended, &[A::Finish]),
-    ]);
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(BOOTSTRAP_NO_ABORT), &[A::Route(Leg::Decode)]),
-        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
-        (E::ClientGone, &[]),
-        (E::FirstToken, &[A::Cancel(Leg::Prefill), A::Cancel(Leg::Decode), A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::ClientGone, &[A::Abort(Leg::Prefill), A::Abort(Leg::Decode)]),
+            (E::PrefillEnded, &[]),
+            (E::Ended, &[A::Finish]),
+        ],
+    );
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(BOOTSTRAP_NO_ABORT), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::ClientGone, &[]),
+            (E::FirstToken, &[A::Cancel(Leg::Prefill), A::Cancel(Leg::Decode), A::Finish]),
+        ],
+    );
 }
 
 #[test]
 fn e1_client_gone_while_routing_frees_everything() {
     check(Shape::Single, 2, &[(E::ClientGone, &[A::Finish])]);
     check(Shape::Remote, 2, &[(E::ClientGone, &[A::Finish])]);
-    check(Shape::Remote, 2, &[
-        (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
-        (E::ClientGone, &[A::Finish]),
-    ]);
+    check(
+        Shape::Remote,
+        2,
+        &[(E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]), (E::ClientGone, &[A::Finish])],
+    );
 }
 
 #[test]
@@ -222,11 +281,23 @@ fn e3_a_failure_of_one_leg_of_a_pair_cancels_the_other_at_once() {
     let (mut prefill, mut decode) = (pair.to_vec(), pair.to_vec());
     prefill.push((
         E::PrefillFailed(FATAL),
-        &[A::Cancel(Leg::Prefill), A::Abort(Leg::Decode), A::Cancel(Leg::Decode), A::Fail(Leg::Prefill), A::Finish],
+        &[
+            A::Cancel(Leg::Prefill),
+            A::Abort(Leg::Decode),
+            A::Cancel(Leg::Decode),
+            A::Fail(Leg::Prefill),
+            A::Finish,
+        ],
     ));
     decode.push((
         E::DecodeFailed(FATAL),
-        &[A::Cancel(Leg::Decode), A::Abort(Leg::Prefill), A::Cancel(Leg::Prefill), A::Fail(Leg::Decode), A::Finish],
+        &[
+            A::Cancel(Leg::Decode),
+            A::Abort(Leg::Prefill),
+            A::Cancel(Leg::Prefill),
+            A::Fail(Leg::Decode),
+            A::Finish,
+        ],
     ));
     check(Shape::Remote, 2, &prefill);
     check(Shape::Remote, 2, &decode);
@@ -248,17 +319,31 @@ fn e5_another_decode_worker_may_take_a_handoff_only_if_nothing_was_sent() {
 
 #[test]
 fn retries_end_with_the_budget_and_with_the_first_byte() {
-    check(Shape::Single, 1, &[
-        (E::Routed, &[A::Send(Leg::Aggregated)]),
-        (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
-        (E::Routed, &[A::Send(Leg::Aggregated)]),
-        (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish]),
-    ]);
-    check(Shape::Single, 5, &[
-        (E::Routed, &[A::Send(Leg::Aggregated)]),
-        (E::Head, &[A::Relay]),
-        (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish]),
-    ]);
+    check(
+        Shape::Single,
+        1,
+        &[
+            (E::Routed, &[A::Send(Leg::Aggregated)]),
+            (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (E::Routed, &[A::Send(Leg::Aggregated)]),
+            (
+                E::DecodeFailed(RETRYABLE_SENT),
+                &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish],
+            ),
+        ],
+    );
+    check(
+        Shape::Single,
+        5,
+        &[
+            (E::Routed, &[A::Send(Leg::Aggregated)]),
+            (E::Head, &[A::Relay]),
+            (
+                E::DecodeFailed(RETRYABLE_SENT),
+                &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish],
+            ),
+        ],
+    );
 }
 
 /// What the world outside the machine holds: legs in flight, and what each may do next.
@@ -300,7 +385,10 @@ impl World {
             A::Send(_) | A::SendToConsume => {
                 assert!(!self.decode);
                 assert!(self.dispatched == 0, "E5: a handoff was dispatched twice");
-                assert!(action == A::SendToConsume || !self.gone || self.prefill, "a whole answer for nobody");
+                assert!(
+                    action == A::SendToConsume || !self.gone || self.prefill,
+                    "a whole answer for nobody"
+                );
                 (self.decode, self.head, self.token, self.finish) = (true, false, false, false);
                 self.dispatched += 1;
             }
@@ -391,7 +479,10 @@ fn run(shape: Shape, traits: PrefillTraits, retries: u32, choices: &[u8]) {
     let mut steps = 0;
     while !world.finished {
         let possible = world.possible(traits);
-        assert!(!possible.is_empty(), "nothing can happen any more, but the request is not over: {legs:?} {world:?}");
+        assert!(
+            !possible.is_empty(),
+            "nothing can happen any more, but the request is not over: {legs:?} {world:?}"
+        );
         let choice = choices.next().unwrap_or(0) as usize % possible.len();
         let event = possible[choice];
         world.happen(event, traits);
@@ -399,7 +490,11 @@ fn run(shape: Shape, traits: PrefillTraits, retries: u32, choices: &[u8]) {
         let actions = legs.on(event);
         actions.iter().for_each(|action| world.perform(*action));
         let failed = matches!(event, E::PrefillFailed(_) | E::DecodeFailed(_));
-        if failed && traits.handoff == HandoffKind::Bootstrap && shape == Shape::Remote && running != (false, false) {
+        if failed
+            && traits.handoff == HandoffKind::Bootstrap
+            && shape == Shape::Remote
+            && running != (false, false)
+        {
             assert!(!world.prefill && !world.decode, "E3: the other leg was left running");
         }
         steps += 1;

@@ -6,7 +6,9 @@ fn parse(endpoint: Endpoint, body: &'static str) -> Result<Arc<Request>, Request
 
 #[test]
 fn a1_fields_default_and_a_minimal_body_parses() {
-    let request = parse(Endpoint::ChatCompletions, r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#).unwrap();
+    let request =
+        parse(Endpoint::ChatCompletions, r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#)
+            .unwrap();
     assert_eq!((request.stream, request.n, request.max_tokens, request.prompts), (false, 1, None, 1));
     assert_eq!((request.include_usage, request.token_ids.is_none()), (false, true));
     assert_eq!(request.prompt(), r#"[{"role":"user","content":"hi"}]"#);
@@ -17,7 +19,8 @@ fn a1_prompts_of_every_shape_are_told_apart() {
     let shape = |prompt: &str| {
         let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
         let request =
-            Request::parse(Endpoint::Completions, &HeaderMap::new(), body.into(), HintTrust::Trusted).unwrap();
+            Request::parse(Endpoint::Completions, &HeaderMap::new(), body.into(), HintTrust::Trusted)
+                .unwrap();
         (request.prompts, request.token_ids.clone())
     };
     assert_eq!(shape(r#""text""#), (1, None));
@@ -30,7 +33,9 @@ fn a1_prompts_of_every_shape_are_told_apart() {
 fn a1_both_caps_on_output_are_read() {
     let cap = |fields: &str| {
         let body = format!(r#"{{"model":"m","messages":[],{fields}}}"#);
-        Request::parse(Endpoint::ChatCompletions, &HeaderMap::new(), body.into(), HintTrust::Trusted).unwrap().max_tokens
+        Request::parse(Endpoint::ChatCompletions, &HeaderMap::new(), body.into(), HintTrust::Trusted)
+            .unwrap()
+            .max_tokens
     };
     assert_eq!(cap(r#""max_tokens":5"#), Some(5));
     assert_eq!(cap(r#""max_tokens":5,"max_completion_tokens":9"#), Some(9));
@@ -39,7 +44,10 @@ fn a1_both_caps_on_output_are_read() {
 #[test]
 fn i_bad_fields_are_named_with_their_value() {
     let cases = [
-        ("[]", "body: the body is not a JSON object: invalid type: sequence, expected an object at line 1 column 0"),
+        (
+            "[]",
+            "body: the body is not a JSON object: invalid type: sequence, expected an object at line 1 column 0",
+        ),
         (r#"{"messages":[]}"#, "model: is missing"),
         (r#"{"model":"m"}"#, "messages: is missing"),
         (r#"{"model":"m","messages":[],"n":0}"#, "n: `0` choices were asked for"),
@@ -47,6 +55,7 @@ fn i_bad_fields_are_named_with_their_value() {
     for (body, expected) in cases {
         assert_eq!(parse(Endpoint::ChatCompletions, body).unwrap_err().to_string(), expected);
     }
-    let error = parse(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"stream":"yes"}"#).unwrap_err();
+    let error =
+        parse(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"stream":"yes"}"#).unwrap_err();
     assert!(error.to_string().starts_with("stream: `\"yes\"`: invalid type: string"), "{error}");
 }

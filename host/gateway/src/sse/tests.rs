@@ -40,7 +40,8 @@ fn reference(event: &[u8]) -> Seen {
     let Ok(json) = serde_json::from_str::<Value>(data) else { return Seen::default() };
     let choices = json["choices"].as_array().cloned().unwrap_or_default();
     let filled = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
-    let ids = choices.iter().filter_map(|choice| choice["token_ids"].as_array()).map(Vec::len).reduce(|a, b| a + b);
+    let ids =
+        choices.iter().filter_map(|choice| choice["token_ids"].as_array()).map(Vec::len).reduce(|a, b| a + b);
     let text = choices.iter().any(|choice| filled(&choice["text"]) || filled(&choice["delta"]["content"]));
     let tokens = ids.map_or(u32::from(text), |ids| ids as u32);
     let count = |value: &Value| value.as_u64().map(|count| count as u32);

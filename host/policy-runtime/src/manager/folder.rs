@@ -24,7 +24,10 @@ impl Folder {
         let (sender, changes) = mpsc::unbounded_channel();
         let Some(dir) = dir else { return Ok((Self { dir: None, _watcher: None }, changes)) };
         if !dir.is_dir() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("policy folder {}: no such folder", dir.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("policy folder {}: no such folder", dir.display()),
+            ));
         }
         let handler = move |event: notify::Result<notify::Event>| {
             // Reading the files is no news.

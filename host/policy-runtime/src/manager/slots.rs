@@ -1,13 +1,10 @@
 //! One slot under management: which content serves, which came before, what is refused and what is quarantined.
 
-use std::{
-    collections::VecDeque,
-    path::Path,
-    sync::Arc,
-};
+use std::{collections::VecDeque, path::Path, sync::Arc};
 
 use pointsman_routing::{
-    Digest, Failure, Origin, Picker, Policy, PolicyInfo, Program, Slot, SlotEvent, SlotKind, WeightedScorer, World,
+    Digest, Failure, Origin, Picker, Policy, PolicyInfo, Program, Slot, SlotEvent, SlotKind, WeightedScorer,
+    World,
 };
 use tokio::time::Instant;
 
@@ -17,7 +14,11 @@ use super::{
     now_ms,
     status::{RefusalRecord, SlotState, SlotStatus},
 };
-use crate::{engine::PolicyEngine, loaded::{digest, load}, refusal::Refusal};
+use crate::{
+    engine::PolicyEngine,
+    loaded::{digest, load},
+    refusal::Refusal,
+};
 
 /// Refusals kept for the status.
 const KEPT: usize = 16;
@@ -95,7 +96,8 @@ impl Managed {
         }
         let started = Instant::now();
         let origin = Origin::File(self.file.clone());
-        let loaded = load(engine, &bytes, origin, &self.settings).and_then(|policy| self.program(Arc::new(policy)));
+        let loaded =
+            load(engine, &bytes, origin, &self.settings).and_then(|policy| self.program(Arc::new(policy)));
         let took = started.elapsed();
         match loaded {
             Err(refusal) => self.refuse(Some(digest), &refusal),
@@ -113,7 +115,8 @@ impl Managed {
         let fresh = event.generation == self.slot.pin().generation && event.calls <= probation.calls;
         let stopped = event.failure == Failure::Timeout;
         #[expect(clippy::cast_precision_loss, reason = "calls of a probation are few")]
-        let often = event.failures >= 3 && event.failures as f64 > probation.failure_share * event.calls as f64;
+        let often =
+            event.failures >= 3 && event.failures as f64 > probation.failure_share * event.calls as f64;
         if !fresh || !(stopped || often) {
             return false;
         }
@@ -201,7 +204,9 @@ impl Managed {
         let (world, slot) = (policy.info().world, self.slot.kind());
         match (world, slot) {
             (World::DecodeOverride, SlotKind::DecodeOverride) => Ok(Program::DecodeOverride(policy)),
-            (World::DecodeOverride, _) | (_, SlotKind::DecodeOverride) => Err(Refusal::WrongSlot { world, slot }),
+            (World::DecodeOverride, _) | (_, SlotKind::DecodeOverride) => {
+                Err(Refusal::WrongSlot { world, slot })
+            }
             (World::Selector, _) => Ok(Program::Selector { filters: Vec::new(), selector: policy }),
             (World::Scorer, _) => {
                 let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Default::default() }];

@@ -94,8 +94,15 @@ pub struct ReloadCount {
 }
 
 impl RefusalRecord {
-    pub(super) fn rolled_back(digest: Option<Digest>, calls: u64, failures: u64, failure: &Failure, at_ms: u64) -> Self {
-        let message = format!("rolled back after {failures} failures in its first {calls} calls, the last: {failure}");
+    pub(super) fn rolled_back(
+        digest: Option<Digest>,
+        calls: u64,
+        failures: u64,
+        failure: &Failure,
+        at_ms: u64,
+    ) -> Self {
+        let message =
+            format!("rolled back after {failures} failures in its first {calls} calls, the last: {failure}");
         Self { digest, kind: "rolled_back", message, at_ms }
     }
 }

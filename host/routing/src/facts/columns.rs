@@ -280,17 +280,14 @@ fn push_u64(value: u64, out: &mut Vec<u32>) {
     out.extend([low(value), high(value)]);
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
 fn low(value: u64) -> u32 {
     value as u32
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "32 bits are left")]
 fn high(value: u64) -> u32 {
     (value >> 32) as u32
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "facts are single precision")]
 fn single(value: f64) -> u32 {
     (value as f32).to_bits()
 }

@@ -54,7 +54,8 @@ async fn house(owner: &'static str) -> House {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let url = engine(owner, receiver, &tasks).await;
     let registry = Arc::new(Registry::default());
-    let worker = registry.upsert(WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap());
+    let worker =
+        registry.upsert(WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap());
     let config = ProbeConfig {
         interval: Duration::from_millis(10),
         timeout: Duration::from_millis(500),

@@ -3,7 +3,9 @@
 
 use std::{collections::HashMap, io::Write, time::SystemTime};
 
-use pointsman_policy_sdk::{Call, Column, Decision, Error, Facts, NoSettings, Policy, Selector, Wants, facts};
+use pointsman_policy_sdk::{
+    Call, Column, Decision, Error, Facts, NoSettings, Policy, Selector, Wants, facts,
+};
 
 /// The policy.
 #[derive(Debug)]

@@ -85,7 +85,9 @@ impl Selector for Hostile {
                 Ok(Decision::row(usize::from(std::hint::black_box(&hoard).is_empty())))
             }
             Mode::Row => Ok(Decision::row(call.rows as usize)),
-            Mode::Nan => Ok(Decision::Choose { row: 0, costs: vec![f32::NAN; call.rows as usize], reason: None }),
+            Mode::Nan => {
+                Ok(Decision::Choose { row: 0, costs: vec![f32::NAN; call.rows as usize], reason: None })
+            }
             Mode::Memory => Ok(Decision::row(calls as usize % call.rows.max(1) as usize)),
             Mode::Error => Err(Error::Internal("as the test wants it".into())),
             Mode::Shed => Ok(Decision::Shed(Shed { status: 200, reason: String::new() })),

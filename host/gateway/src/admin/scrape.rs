@@ -1,0 +1,77 @@
+//! Metric families whose values are read when they are asked for: workers, policies, the index.
+
+use std::fmt::Write as _;
+
+use pointsman_policy_runtime::ManagerStatus;
+use pointsman_workers::{Snapshot, Worker};
+
+use crate::app::App;
+
+/// The families in the OpenMetrics text format, without its end mark.
+pub(super) fn families(app: &App) -> String {
+    let mut out = String::new();
+    workers(&mut out, &app.registry.snapshot());
+    policies(&mut out, &app.policies.status());
+    index(&mut out, app);
+    out
+}
+
+fn workers(out: &mut String, snapshot: &Snapshot) {
+    let each = |value: &dyn Fn(&Worker) -> u64| -> Vec<(String, u64)> {
+        let labels = |worker: &Worker| format!("worker=\"{}\",role=\"{}\"", worker.id(), worker.spec().role);
+        snapshot.workers().iter().map(|worker| (labels(worker), value(worker))).collect()
+    };
+    let eligible = each(&|worker| u64::from(worker.ineligible().is_none()));
+    gauge(out, "pointsman_worker_eligible", "Whether a worker may be chosen now", &eligible);
+    let booked = each(&|worker| u64::from(worker.active_requests()));
+    gauge(out, "pointsman_worker_active_requests", "Requests booked on a worker", &booked);
+}
+
+fn policies(out: &mut String, status: &ManagerStatus) {
+    let each = |value: &dyn Fn(&pointsman_policy_runtime::SlotStatus) -> u64| -> Vec<(String, u64)> {
+        status.slots.iter().map(|slot| (format!("slot=\"{}\"", slot.slot), value(slot))).collect()
+    };
+    gauge(out, "pointsman_policy_generation", "The generation in force", &each(&|slot| slot.generation.0));
+    let open = each(&|slot| u64::from(slot.breaker_open));
+    gauge(out, "pointsman_policy_breaker_open", "Whether the fallback serves because a policy failed", &open);
+    let info = status.slots.iter().map(|slot| {
+        let digest = slot.digest.map(|digest| digest.short()).unwrap_or_default();
+        (format!("slot=\"{}\",policy=\"{}\",digest=\"{digest}\"", slot.slot, slot.policy), 1)
+    });
+    gauge(out, "pointsman_policy_info", "What a slot runs", &info.collect::<Vec<_>>());
+    counter(out, "pointsman_policy_rollbacks", "Automatic rollbacks", &each(&|slot| slot.rollbacks));
+    let reloads = status.reloads.iter();
+    let reloads = reloads
+        .map(|count| (format!("result=\"{}\",reason=\"{}\"", count.result, count.reason), count.count));
+    counter(out, "pointsman_policy_reloads", "Reloads by how they ended", &reloads.collect::<Vec<_>>());
+}
+
+fn index(out: &mut String, app: &App) {
+    let stats = app.router.index().stats();
+    let one = |value| [(String::new(), value)];
+    gauge(out, "pointsman_index_blocks", "Blocks in the prefix index", &one(stats.blocks));
+    gauge(out, "pointsman_index_bytes", "Bytes of the prefix index", &one(stats.bytes));
+    counter(out, "pointsman_index_evicted", "Records that gave way to the byte budget", &one(stats.evicted));
+    counter(
+        out,
+        "pointsman_index_dropped",
+        "Records dropped because the writer was behind",
+        &one(stats.dropped),
+    );
+}
+
+fn gauge(out: &mut String, name: &str, help: &str, lines: &[(String, u64)]) {
+    family(out, name, "gauge", help, "", lines);
+}
+
+fn counter(out: &mut String, name: &str, help: &str, lines: &[(String, u64)]) {
+    family(out, name, "counter", help, "_total", lines);
+}
+
+fn family(out: &mut String, name: &str, kind: &str, help: &str, suffix: &str, lines: &[(String, u64)]) {
+    let _ = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} {kind}");
+    for (labels, value) in lines {
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let _ = writeln!(out, "{name}{suffix}{labels} {value}");
+    }
+}

@@ -1,0 +1,22 @@
+//! `ci`: what has to be green.
+
+use crate::{setup, sh, test};
+
+/// Format, lints, docs, tests; the first that fails ends it.
+pub(crate) fn run() -> anyhow::Result<()> {
+    setup::run()?;
+    sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
+    sh::run(sh::cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--locked",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    let mut doc = sh::cargo();
+    doc.args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings");
+    sh::run(&mut doc)?;
+    test::run()
+}

@@ -1,0 +1,90 @@
+//! `reload`: one policy after the other renamed into place under load; each timed from the rename to the first decision of
+//! the new generation.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use pointsman_guest_build::GuestBuild;
+
+use crate::{fleet, http, setup, sh};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Reloads.
+    #[arg(long, default_value_t = 100)]
+    count: u32,
+}
+
+const BODY: &str =
+    r#"{"model":"tiny","stream":true,"max_tokens":4,"messages":[{"role":"user","content":"hello there"}]}"#;
+
+/// Runs it; an error when a request failed.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    setup::run()?;
+    let bin = fleet::build()?;
+    let policies =
+        ["policy-least-loaded", "policy-kv-aware"].map(|name| GuestBuild::new(&sh::root(), name).build());
+    let policies: Vec<Vec<u8>> = policies.into_iter().collect::<Result<_, _>>()?;
+    let dir = tempfile::Builder::new().prefix("pointsman-reload-").tempdir()?;
+    let engine = fleet::engine(
+        &bin,
+        dir.path(),
+        "engine",
+        &["--overhead-ms", "1", "--prefill-ms-per-token", "0", "--itl-ms", "1"],
+    )?;
+    let worker = format!("id=1,role=aggregated,engine=vllm,url=http://{}", engine.listening());
+    let fleet = fleet::gateway(&bin, dir.path(), vec![engine], "", &[worker])?;
+    let (stop, served, failed) =
+        (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (stop, served, failed, address) =
+                (stop.clone(), served.clone(), failed.clone(), fleet.client());
+            thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let complete = http::stream_chat(&address, BODY).is_ok_and(|outcome| outcome.complete);
+                    (if complete { &served } else { &failed }).fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    let mut took = Vec::new();
+    for (turn, bytes) in (2_u64..).zip(policies.iter().cycle()).take(args.count as usize) {
+        let started = Instant::now();
+        fleet.drop_policy("aggregated.wasm", bytes)?;
+        let wanted = format!("generation=\"{turn}\"");
+        loop {
+            let metrics = http::get(&fleet.admin(), "/metrics")?;
+            if metrics
+                .lines()
+                .any(|line| line.starts_with("pointsman_decisions_total") && line.contains(&wanted))
+            {
+                break;
+            }
+            ensure!(started.elapsed() < Duration::from_secs(20), "generation {turn} never served");
+            thread::sleep(Duration::from_millis(1));
+        }
+        took.push(started.elapsed());
+    }
+    stop.store(true, Ordering::Relaxed);
+    clients.into_iter().for_each(|client| drop(client.join()));
+    took.sort_unstable();
+    let (served, failed) = (served.load(Ordering::Relaxed), failed.load(Ordering::Relaxed));
+    let median = took.get(took.len() / 2).context("no reloads")?;
+    let most = took.last().context("no reloads")?;
+    sh::print(&format!(
+        "{} reloads under load, {served} requests served, {failed} failed; rename to first decision: p50 {:.1} ms, max {:.1} ms",
+        took.len(),
+        median.as_secs_f64() * 1e3,
+        most.as_secs_f64() * 1e3
+    ));
+    ensure!(failed == 0, "{failed} requests failed");
+    Ok(())
+}

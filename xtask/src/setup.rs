@@ -1,0 +1,34 @@
+//! `setup`: the WebAssembly targets.
+
+use std::process::Command;
+
+use anyhow::bail;
+use pointsman_guest_build::{Target, has_target};
+
+use crate::sh;
+
+/// Installs what is missing; says what to do when it cannot.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let missing: Vec<&str> = [Target::Unknown, Target::Wasip2]
+        .into_iter()
+        .filter_map(|target| match has_target(target) {
+            Ok(true) => None,
+            Ok(false) | Err(_) => Some(target.triple()),
+        })
+        .collect();
+    if missing.is_empty() {
+        sh::tell("setup: the WebAssembly targets are installed");
+        return Ok(());
+    }
+    let mut rustup = Command::new("rustup");
+    rustup.current_dir(sh::root()).args(["target", "add"]).args(&missing);
+    if let Err(error) = sh::run(&mut rustup) {
+        bail!(
+            "{error:#}\nThe Rust targets {} are needed to build policies. Install them for the toolchain of \
+             rust-toolchain.toml, by `rustup target add {}` where rustup may download, or from your distribution.",
+            missing.join(" and "),
+            missing.join(" ")
+        );
+    }
+    Ok(())
+}

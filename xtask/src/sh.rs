@@ -1,0 +1,51 @@
+//! Running commands, and saying what is done.
+
+use std::{io::Write as _, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, bail};
+
+/// The workspace's root.
+pub(crate) fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// The cargo that runs us.
+pub(crate) fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root());
+    cargo
+}
+
+/// Runs a command to its end; its output is ours.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+    let shown = show(command);
+    tell(&format!("$ {shown}"));
+    let status = command.status().with_context(|| format!("could not run `{shown}`"))?;
+    if !status.success() {
+        bail!("`{shown}` ended with {status}");
+    }
+    Ok(())
+}
+
+/// Whether a command can be run and succeeds; its output is swallowed.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// A line to the person at the terminal.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A line of the result.
+pub(crate) fn print(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn show(command: &Command) -> String {
+    let program = std::path::Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(command.get_program());
+    let words =
+        std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy().into_owned());
+    words.collect::<Vec<_>>().join(" ")
+}
