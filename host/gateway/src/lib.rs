@@ -1,8 +1,8 @@
 //! The gateway: an OpenAI-compatible daemon that runs the prefill and the decode leg of each request on real engines.
 //!
-//! Knows HTTP and requests; never names wasmtime. The way of a request: [`server`] reads it, [`request`] parses it,
-//! [`subject`] measures it, [`drive`] routes and sends its legs as [`legs`] says, [`relay`] streams the answer,
-//! [`account`] writes it down.
+//! Knows HTTP and requests; never names wasmtime. The way of a request: `server` reads it, `request` parses it,
+//! `subject` measures it, `drive` routes and sends its legs as `legs` says, `relay` streams the answer,
+//! `account` writes it down.
 
 pub mod account;
 mod admin;

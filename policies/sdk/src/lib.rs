@@ -2,7 +2,7 @@
 //!
 //! A policy is a type that implements [`Policy`] (who it is, what it wants) and one of [`Filter`], [`Scorer`], [`Selector`]
 //! or [`DecodeOverride`]; [`export!`] turns it into a component of `wit/policy.wit`. Facts are asked for once, by the
-//! constants of [`facts`], and read as slices without copying. The same code runs natively in tests ([`testing`]).
+//! constants of [`facts`], and read as slices without copying. The same code runs natively in tests (feature `testing`).
 //!
 //! ```
 //! use pointsman_policy_sdk::{self as sdk, Call, Column, Decision, Facts, Policy, Selector, Wants, facts};
