@@ -6,7 +6,15 @@ use crate::{setup, sh};
 pub(crate) fn run() -> anyhow::Result<()> {
     setup::run()?;
     if sh::succeeds(sh::cargo().args(["nextest", "--version"])) {
-        sh::run(sh::cargo().args(["nextest", "run", "--workspace", "--locked"]))?;
+        sh::run(sh::cargo().args([
+            "nextest",
+            "run",
+            "--workspace",
+            "--locked",
+            "--no-fail-fast",
+            "--status-level",
+            "fail",
+        ]))?;
         // nextest leaves documentation examples out.
         return sh::run(sh::cargo().args(["test", "--workspace", "--locked", "--doc", "--quiet"]));
     }
