@@ -1,21 +1,27 @@
-//! `bench`: the criterion benches.
+//! `bench`: criterion's benches, and whole routers side by side.
 
-use crate::{setup, sh};
+mod criterion;
+mod gateway;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only benches whose name contains this, as `policy_call` or `pipeline`.
-    filter: Option<String>,
+    #[command(subcommand)]
+    what: Option<What>,
 }
 
-/// Runs the benches of the whole workspace.
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// The criterion benches, all or one.
+    Criterion(criterion::Args),
+    /// The gateway beside nginx and direct calls: CPU time, added latency, memory; interleaved rounds.
+    Gateway(gateway::Args),
+}
+
+/// Runs what was asked for; all criterion benches when nothing was.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    setup::run()?;
-    let mut cargo = sh::cargo();
-    cargo.args(["bench", "--workspace", "--locked"]);
-    match &args.filter {
-        Some(filter) => cargo.args(["--bench", filter]),
-        None => cargo.arg("--benches"),
-    };
-    sh::run(&mut cargo)
+    match &args.what {
+        None => criterion::run(&criterion::Args::default()),
+        Some(What::Criterion(args)) => criterion::run(args),
+        Some(What::Gateway(args)) => gateway::run(args),
+    }
 }

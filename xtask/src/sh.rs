@@ -32,6 +32,12 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
+/// The commit of the workspace, or nothing outside a clone.
+pub(crate) fn commit() -> String {
+    let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root()).output();
+    head.map(|head| String::from_utf8_lossy(&head.stdout).trim().to_owned()).unwrap_or_default()
+}
+
 /// A line to the person at the terminal.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");

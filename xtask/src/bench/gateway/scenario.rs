@@ -1,0 +1,243 @@
+//! What is measured: load shapes, and the figures of one run.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+
+use super::{
+    client::{Client, Seen, quantile},
+    engine::Engine,
+    routers::{Router, Running},
+};
+
+/// What stands behind the router.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shape {
+    Single { workers: u32 },
+    Disaggregated,
+}
+
+/// How requests come.
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    /// So many clients, each with its next request as soon as the last one ended.
+    Closed(u32),
+    /// So many requests a second, whatever becomes of them.
+    Open(u32),
+}
+
+/// One scenario.
+#[derive(Debug)]
+pub(super) struct Scenario {
+    pub(super) name: &'static str,
+    pub(super) says: &'static str,
+    pub(super) shape: Shape,
+    pub(super) pace: Duration,
+    /// Events of a stream; 0: not streamed.
+    pub(super) events: u32,
+    load: Load,
+    requests: u64,
+    prompt_bytes: usize,
+}
+
+const BASE: Scenario = Scenario {
+    name: "",
+    says: "",
+    shape: Shape::Single { workers: 4 },
+    pace: Duration::ZERO,
+    events: 0,
+    load: Load::Closed(16),
+    requests: 0,
+    prompt_bytes: 60,
+};
+
+/// All of them.
+pub(super) const ALL: [Scenario; 7] = [
+    Scenario { name: "a", says: "tiny, not streamed, closed loop 16", requests: 20_000, ..BASE },
+    Scenario {
+        name: "b",
+        says: "128 events at full speed, closed loop 8",
+        events: 128,
+        load: Load::Closed(8),
+        requests: 1_000,
+        ..BASE
+    },
+    Scenario {
+        name: "c",
+        says: "64 events at 10 ms, open loop 30/s",
+        events: 64,
+        pace: Duration::from_millis(10),
+        load: Load::Open(30),
+        requests: 240,
+        ..BASE
+    },
+    Scenario { name: "d", says: "220 KB prompts, closed loop 16", requests: 3_000, prompt_bytes: 220_000, ..BASE },
+    Scenario {
+        name: "e",
+        says: "P/D vLLM style, 32 events, closed loop 8 (nginx relays both legs' calls)",
+        shape: Shape::Disaggregated,
+        events: 32,
+        load: Load::Closed(8),
+        requests: 2_000,
+        ..BASE
+    },
+    Scenario {
+        name: "f",
+        says: "500 streams of 25 events at 200 ms",
+        events: 25,
+        pace: Duration::from_millis(200),
+        load: Load::Closed(500),
+        requests: 500,
+        ..BASE
+    },
+    Scenario {
+        name: "g",
+        says: "1,000 workers, tiny, not streamed, closed loop 16",
+        shape: Shape::Single { workers: 1_000 },
+        requests: 10_000,
+        ..BASE
+    },
+];
+
+/// The scenarios' names.
+pub(super) fn names() -> String {
+    ALL.map(|scenario| scenario.name).join(", ")
+}
+
+/// Figures of one run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    pub(super) cpu_per_1000_s: f64,
+    pub(super) cpu_per_event_us: f64,
+    pub(super) ttft_p50_ms: f64,
+    pub(super) ttft_p99_ms: f64,
+    pub(super) hop_p50_us: f64,
+    pub(super) hop_p99_us: f64,
+    pub(super) events_per_chunk: f64,
+    pub(super) per_second: f64,
+    /// At the run's middle.
+    pub(super) rss_mb: f64,
+    pub(super) idle_mb: f64,
+}
+
+impl Figures {
+    pub(super) fn short(&self) -> String {
+        format!(
+            "CPU {:.3} s/1000, TTFT p50 {:.3} ms, hop p50 {:.0} us, {:.0}/s, RSS {:.1} MB (idle {:.1})",
+            self.cpu_per_1000_s, self.ttft_p50_ms, self.hop_p50_us, self.per_second, self.rss_mb, self.idle_mb
+        )
+    }
+}
+
+impl Scenario {
+    /// Runs `scale` of the scenario's requests through a router.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures to show")]
+    pub(super) fn run(&self, router: &Running, engine: &Engine, scale: f64) -> anyhow::Result<Figures> {
+        let _ = engine;
+        let clients = match self.load {
+            Load::Closed(clients) => clients,
+            Load::Open(rate) => rate * 3,
+        };
+        let requests = ((self.requests as f64 * scale) as u64).max(1);
+        let bodies = Arc::new(self.bodies());
+        // nginx knows no legs: its clients make both calls themselves, so that it relays the same bytes.
+        let both = matches!(self.shape, Shape::Disaggregated) && router.kind != Router::Pointsman;
+        let prefill = Arc::new(both.then(|| prefill_body(self.prompt_bytes)));
+        let next = Arc::new(AtomicU64::new(0));
+        let all = Arc::new(Mutex::new(Seen::default()));
+        let mut threads = Vec::new();
+        let cpu = router.cpu();
+        let started = Instant::now();
+        for _ in 0..clients {
+            let (next, all, bodies, prefill) = (next.clone(), all.clone(), bodies.clone(), prefill.clone());
+            let (address, load) = (router.address, self.load);
+            let work = move || -> anyhow::Result<()> {
+                let mut client = Client::connect(address)?;
+                let (mut seen, mut unseen) = (Seen::default(), Seen::default());
+                loop {
+                    let turn = next.fetch_add(1, Ordering::Relaxed);
+                    if turn >= requests {
+                        break;
+                    }
+                    if let Load::Open(rate) = load {
+                        let due = Duration::from_secs_f64(turn as f64 / f64::from(rate));
+                        thread::sleep(due.saturating_sub(started.elapsed()));
+                    }
+                    if let Some(prefill) = prefill.as_ref() {
+                        client.post(prefill, &mut unseen)?;
+                    }
+                    let body = bodies.get(turn as usize % bodies.len()).context("no body")?;
+                    client.post(body, &mut seen)?;
+                }
+                all.lock().map_err(|_| anyhow::anyhow!("a client panicked"))?.add(seen);
+                Ok(())
+            };
+            threads.push(thread::Builder::new().stack_size(256 * 1024).spawn(work)?);
+        }
+        let half = requests / 2;
+        let mut rss_mb = 0.0_f64;
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            thread::sleep(Duration::from_millis(20));
+            if next.load(Ordering::Relaxed) >= half {
+                rss_mb = rss_mb.max(router.rss_mb());
+            }
+        }
+        let took = started.elapsed();
+        let cpu = (router.cpu() - cpu) as f64;
+        for thread in threads {
+            thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
+        }
+        let mut seen = all.lock().map_err(|_| anyhow::anyhow!("a client panicked"))?.clone();
+        let events = seen.events.max(1) as f64;
+        Ok(Figures {
+            cpu_per_1000_s: cpu / 1e9 / requests as f64 * 1_000.0,
+            cpu_per_event_us: if self.events == 0 { f64::NAN } else { cpu / 1e3 / events },
+            ttft_p50_ms: quantile(&mut seen.ttft, 0.5) / 1e6,
+            ttft_p99_ms: quantile(&mut seen.ttft, 0.99) / 1e6,
+            hop_p50_us: quantile(&mut seen.hops, 0.5) / 1e3,
+            hop_p99_us: quantile(&mut seen.hops, 0.99) / 1e3,
+            events_per_chunk: if seen.chunks == 0 { f64::NAN } else { events / seen.chunks as f64 },
+            per_second: requests as f64 / took.as_secs_f64(),
+            rss_mb,
+            idle_mb: router.idle_mb,
+        })
+    }
+
+    /// Several prompts, so that an index has something to tell apart.
+    fn bodies(&self) -> Vec<Vec<u8>> {
+        let stream = self.events > 0;
+        let body = |turn: usize| {
+            let prompt = prompt(turn, self.prompt_bytes);
+            format!(
+                r#"{{"model":"tiny","stream":{stream},"max_tokens":{},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#,
+                self.events.max(1)
+            )
+            .into_bytes()
+        };
+        (0..16).map(body).collect()
+    }
+}
+
+fn prefill_body(bytes: usize) -> Vec<u8> {
+    format!(
+        r#"{{"kv_transfer_params":{{"do_remote_decode":true}},"model":"tiny","stream":false,"max_tokens":1,"messages":[{{"role":"user","content":"{}"}}]}}"#,
+        prompt(0, bytes)
+    )
+    .into_bytes()
+}
+
+fn prompt(turn: usize, bytes: usize) -> String {
+    let mut text = format!("prompt {turn} ");
+    while text.len() < bytes {
+        text.push_str("the quick brown fox jumps over the lazy dog ");
+    }
+    text.truncate(bytes);
+    text
+}
