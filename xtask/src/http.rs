@@ -23,6 +23,10 @@ pub(crate) struct Streamed {
 pub(crate) fn get(address: &str, path: &str) -> anyhow::Result<String> {
     let mut stream = connect(address)?;
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    read_whole(stream, &format!("GET {path}"))
+}
+
+fn read_whole(stream: TcpStream, what: &str) -> anyhow::Result<String> {
     let mut reader = BufReader::new(stream);
     let head = Head::read(&mut reader)?;
     let mut body = Vec::new();
@@ -35,9 +39,20 @@ pub(crate) fn get(address: &str, path: &str) -> anyhow::Result<String> {
     }
     let body = String::from_utf8(body)?;
     if head.status != 200 {
-        bail!("GET {path} answered {}: {body}", head.status);
+        bail!("{what} answered {}: {body}", head.status);
     }
     Ok(body)
+}
+
+/// POSTs JSON and answers the body of a success.
+pub(crate) fn post(address: &str, path: &str, body: &str) -> anyhow::Result<String> {
+    let mut stream = connect(address)?;
+    let length = body.len();
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    )?;
+    read_whole(stream, &format!("POST {path}"))
 }
 
 /// POSTs a streaming chat completion and reads it to its end.

@@ -11,6 +11,7 @@ mod bench;
 mod ci;
 mod demo;
 mod e2e_sdk;
+mod e2e_vllm;
 mod fleet;
 mod http;
 mod policies;
@@ -43,6 +44,8 @@ enum Command {
     Policies(policies::Args),
     /// Stream a chat completion with the OpenAI Python SDK through a running gateway.
     E2eSdk,
+    /// Real vLLM engines (prefill and decode, NIXL, on CPU) behind the gateway: same tokens, KV transferred, nothing leaked.
+    E2eVllm(e2e_vllm::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
 }
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Policies(args) => policies::run(&args),
         Command::E2eSdk => e2e_sdk::run(),
+        Command::E2eVllm(args) => e2e_vllm::run(&args),
         Command::Reload(args) => reload::run(&args),
     };
     match outcome {

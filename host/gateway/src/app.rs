@@ -22,6 +22,7 @@ use crate::{
     admin,
     config::{Config, SlotEntry},
     hints::HintTrust,
+    legs::Order,
     metrics::Metrics,
     server,
     subject::Measure,
@@ -35,6 +36,8 @@ pub struct Settings {
     pub enforce_disagg: bool,
     /// A request's deadline.
     pub request_timeout: Duration,
+    /// Which leg is routed first.
+    pub order: Order,
     /// Further tries of a request.
     pub retries: u32,
     /// Whether hints are taken.
@@ -196,6 +199,7 @@ fn settings(config: &Config) -> Settings {
     Settings {
         enforce_disagg: routing.enforce_disagg,
         request_timeout: config.timeouts.request,
+        order: routing.order,
         retries: routing.retries,
         trust: if server.trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
         max_body_bytes: server.max_body_bytes,

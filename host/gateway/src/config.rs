@@ -11,6 +11,8 @@ use pointsman_routing::{NativeMode, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 use serde::Deserialize;
 
+use crate::legs::Order;
+
 /// The whole configuration, as in the file. Every field has a default, which is written here and nowhere else.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -57,6 +59,8 @@ pub struct Routing {
     pub block_size: u32,
     /// Bytes taken for a token when there are no tokens.
     pub bytes_per_token: u32,
+    /// Which leg is routed first.
+    pub order: Order,
     /// Further tries of a request, all legs together.
     pub retries: u32,
     /// Salt of the session, LoRA and tenant hashes that policies see.
@@ -163,6 +167,7 @@ impl Default for Routing {
             enforce_disagg: false,
             block_size: 16,
             bytes_per_token: 4,
+            order: Order::PrefillFirst,
             retries: 2,
             hash_salt: 0,
             cost: RouterConfig::default(),

@@ -104,7 +104,7 @@ pub(crate) async fn drive(
     gone: CancellationToken,
 ) -> Response<Answer> {
     let Planned { request, subject, snapshot, shape, explain } = planned;
-    let (legs, actions) = Legs::new(shape, app.settings.retries);
+    let (legs, actions) = Legs::new(shape, app.settings.order, app.settings.retries);
     let deadline = Instant::now() + app.settings.request_timeout;
     let mut drive = Box::new(Drive {
         app,

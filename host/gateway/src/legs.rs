@@ -5,7 +5,8 @@
 //! the actions and reports what came of them, so every interleaving can be tested without a network.
 //!
 //! A *single* request runs one leg. A *remote* request runs prefill and decode, tied by a handoff whose kind is known
-//! once prefill is routed: *completed* (prefill first, its answer carries parameters) or *bootstrap* (both together).
+//! once prefill is routed: *completed* (prefill first, its answer carries parameters), *bootstrap* (both together), or
+//! *addressed* (both workers are named in the request id, decode is sent when prefill ended).
 
 use pointsman_workers::Leg;
 
@@ -16,6 +17,19 @@ pub enum HandoffKind {
     Bootstrap,
     /// Comes back in the prefill answer.
     Completed,
+    /// Both workers are known before prefill, which pushes to decode; decode is sent when prefill ended.
+    Addressed,
+}
+
+/// Which leg of a remote request is routed first (spec D5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Prefill; decode is chosen when prefill's choice, or its answer, is known.
+    #[default]
+    PrefillFirst,
+    /// Decode; it stays booked while prefill runs.
+    DecodeFirst,
 }
 
 /// What is to be run.
@@ -137,6 +151,7 @@ enum Client {
 #[derive(Debug)]
 pub struct Legs {
     shape: Shape,
+    order: Order,
     retries: u32,
     traits: Option<PrefillTraits>,
     prefill: LegState,
@@ -153,9 +168,10 @@ pub struct Legs {
 impl Legs {
     /// A request that has sent nothing yet, and what to do first. `retries` is the budget of the whole request.
     #[must_use]
-    pub fn new(shape: Shape, retries: u32) -> (Self, Actions) {
+    pub fn new(shape: Shape, order: Order, retries: u32) -> (Self, Actions) {
         let mut legs = Self {
             shape,
+            order,
             retries,
             traits: None,
             prefill: LegState::Idle,
@@ -220,15 +236,16 @@ impl Legs {
         self.traits = None;
         self.committed = false;
         self.held = false;
-        match self.shape {
-            Shape::Single => {
-                self.decode = LegState::Routing;
-                vec![Action::Route(Leg::Aggregated)]
-            }
-            Shape::Remote => {
+        self.prefill = LegState::Idle;
+        self.decode = LegState::Idle;
+        match (self.shape, self.order) {
+            (Shape::Remote, Order::PrefillFirst) => {
                 self.prefill = LegState::Routing;
-                self.decode = LegState::Idle;
                 vec![Action::Route(Leg::Prefill)]
+            }
+            _ => {
+                self.decode = LegState::Routing;
+                vec![Action::Route(self.answering())]
             }
         }
     }
@@ -238,34 +255,55 @@ impl Legs {
             return Actions::new();
         }
         self.traits = Some(traits);
-        match traits.handoff {
-            HandoffKind::Completed => {
-                self.prefill = LegState::InFlight;
-                vec![Action::Send(Leg::Prefill)]
-            }
-            HandoffKind::Bootstrap => {
-                self.prefill = LegState::Routed;
-                self.decode = LegState::Routing;
-                vec![Action::Route(Leg::Decode)]
-            }
+        self.prefill = LegState::Routed;
+        if self.decode == LegState::Routed {
+            return self.send_first();
         }
+        if traits.handoff == HandoffKind::Completed {
+            self.prefill = LegState::InFlight;
+            return vec![Action::Send(Leg::Prefill)];
+        }
+        self.decode = LegState::Routing;
+        vec![Action::Route(Leg::Decode)]
     }
 
     fn routed(&mut self) -> Actions {
         if self.decode != LegState::Routing {
             return Actions::new();
         }
-        self.decode = LegState::InFlight;
-        match (self.shape, self.handoff_kind()) {
-            (Shape::Single, _) => vec![Action::Send(Leg::Aggregated)],
-            (Shape::Remote, Some(HandoffKind::Bootstrap)) => {
-                self.prefill = LegState::InFlight;
-                self.committed = true;
-                vec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)]
+        self.decode = LegState::Routed;
+        match (self.shape, self.prefill) {
+            (Shape::Single, _) => {
+                self.decode = LegState::InFlight;
+                vec![Action::Send(Leg::Aggregated)]
             }
-            (Shape::Remote, _) if self.client == Client::Gone => vec![Action::SendToConsume],
-            (Shape::Remote, _) => vec![Action::Send(Leg::Decode)],
+            (Shape::Remote, LegState::Idle) => {
+                self.prefill = LegState::Routing;
+                vec![Action::Route(Leg::Prefill)]
+            }
+            (Shape::Remote, LegState::Routed) => self.send_first(),
+            (Shape::Remote, _) => self.send_decode(),
         }
+    }
+
+    /// Both legs have their workers and nothing was sent.
+    fn send_first(&mut self) -> Actions {
+        self.prefill = LegState::InFlight;
+        if self.handoff_kind() == Some(HandoffKind::Bootstrap) {
+            self.decode = LegState::InFlight;
+            self.committed = true;
+            return vec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)];
+        }
+        vec![Action::Send(Leg::Prefill)]
+    }
+
+    /// A handoff is there. E1: even with the client gone decode is sent, so that the pinned blocks are pulled.
+    fn send_decode(&mut self) -> Actions {
+        self.decode = LegState::InFlight;
+        if self.client == Client::Gone {
+            return vec![Action::SendToConsume];
+        }
+        vec![Action::Send(Leg::Decode)]
     }
 
     fn handoff(&mut self) -> Actions {
@@ -274,7 +312,9 @@ impl Legs {
         }
         self.prefill = LegState::Over;
         self.committed = true;
-        // E1: even with the client gone, decode is sent, so that the pinned blocks are pulled.
+        if self.decode == LegState::Routed {
+            return self.send_decode();
+        }
         self.decode = LegState::Routing;
         vec![Action::Route(Leg::Decode)]
     }
@@ -284,6 +324,10 @@ impl Legs {
             return Actions::new();
         }
         self.prefill = LegState::Over;
+        if self.handoff_kind() == Some(HandoffKind::Addressed) {
+            self.committed = true;
+            return self.send_decode();
+        }
         let mut actions = Actions::new();
         if self.held {
             self.held = false;
@@ -469,8 +513,8 @@ impl Legs {
         match self.handoff_kind() {
             // Nothing was sent that anyone would miss.
             None => self.cancel_all(),
-            Some(_) if self.consumed => self.cancel_all(),
-            Some(HandoffKind::Completed) if prefill_runs => {
+            Some(_) if self.consumed || self.prefill == LegState::Routed => self.cancel_all(),
+            Some(HandoffKind::Completed | HandoffKind::Addressed) if prefill_runs => {
                 if self.traits.is_some_and(|traits| traits.cancellable) {
                     self.cancel_all()
                 } else {
@@ -478,8 +522,7 @@ impl Legs {
                 }
             }
             // Parameters in hand: the decode that is being routed or was sent consumes them.
-            Some(HandoffKind::Completed) => Actions::new(),
-            Some(HandoffKind::Bootstrap) if !self.committed => self.cancel_all(),
+            Some(HandoffKind::Completed | HandoffKind::Addressed) => Actions::new(),
             Some(HandoffKind::Bootstrap) => self.abort_both(),
         }
     }

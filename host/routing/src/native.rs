@@ -16,12 +16,20 @@ pub(crate) struct Cursors {
 impl Cursors {
     /// The next place among `rows`; moves the cursor.
     pub(crate) fn next(&self, leg: Leg, rows: usize) -> Option<usize> {
-        let cursor = match leg {
+        self.of(leg).fetch_add(1, Ordering::Relaxed).checked_rem(rows)
+    }
+
+    /// The next place among `rows`; the cursor stays.
+    pub(crate) fn peek(&self, leg: Leg, rows: usize) -> Option<usize> {
+        self.of(leg).load(Ordering::Relaxed).checked_rem(rows)
+    }
+
+    fn of(&self, leg: Leg) -> &AtomicUsize {
+        match leg {
             Leg::Aggregated => &self.aggregated,
             Leg::Prefill => &self.prefill,
             Leg::Decode => &self.decode,
-        };
-        cursor.fetch_add(1, Ordering::Relaxed).checked_rem(rows)
+        }
     }
 }
 
@@ -52,6 +60,7 @@ mod tests {
         let cursors = Cursors::default();
         let visits: Vec<_> = (0..5).filter_map(|_| cursors.next(Leg::Decode, 3)).collect();
         assert_eq!(visits, [0, 1, 2, 0, 1]);
+        assert_eq!((cursors.peek(Leg::Decode, 3), cursors.peek(Leg::Decode, 3)), (Some(2), Some(2)));
         assert_eq!(cursors.next(Leg::Prefill, 3), Some(0));
         assert_eq!(cursors.next(Leg::Prefill, 0), None);
     }

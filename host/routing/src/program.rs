@@ -7,6 +7,7 @@ use crate::{
     native::Cursors,
     pick,
     policy::{Call, Decision, Failure, Policy, ShedReason},
+    router::Purpose,
     slot::{Active, NativeMode, Normalize, Picker, Program, WeightedScorer},
 };
 
@@ -41,6 +42,7 @@ pub(crate) struct Run<'a> {
     pub(crate) gathered: &'a Gathered<'a>,
     pub(crate) cursors: &'a Cursors,
     pub(crate) buffers: &'a mut Buffers,
+    pub(crate) purpose: Purpose,
 }
 
 impl Run<'_> {
@@ -70,6 +72,9 @@ impl Run<'_> {
         let gathered = self.gathered;
         let requests = |row: u32| gathered.terms(row).active_requests;
         let place = match mode {
+            NativeMode::RoundRobin if self.purpose == Purpose::Preview => {
+                self.cursors.peek(gathered.query.leg, rows.len())
+            }
             NativeMode::RoundRobin => self.cursors.next(gathered.query.leg, rows.len()),
             NativeMode::Random => crate::native::random(rows.len(), seed),
             NativeMode::PowerOfTwo => crate::native::power_of_two(rows, requests, seed),

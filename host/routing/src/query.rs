@@ -69,6 +69,10 @@ pub struct Query<'a> {
     pub subject: &'a Subject,
     /// The worker (and rank) a hint pins this leg to.
     pub pin: Option<(WorkerId, Option<DpRank>)>,
+    /// The candidate this leg's session is bound to (spec F8); chosen when it is eligible and no hint pins another.
+    pub session: Option<CandidateId>,
+    /// The decode candidate for which the decode override decided on local prefill; chosen when it is eligible.
+    pub planned: Option<CandidateId>,
     /// Candidates this request already tried; not candidates again.
     pub tried: &'a [CandidateId],
     /// The other leg's candidate when it is already chosen.

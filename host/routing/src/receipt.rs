@@ -31,6 +31,10 @@ pub enum Decider {
     },
     /// A hint of the request.
     Pin,
+    /// The binding of the request's session.
+    Session,
+    /// The decode override, which previewed this worker for local prefill (spec D4).
+    Plan,
 }
 
 /// The record of one decision. Holds no prompt text.
@@ -89,6 +93,8 @@ impl Decider {
             Self::Native { .. } => "native",
             Self::Fallback { .. } => "fallback",
             Self::Pin => "pin",
+            Self::Session => "session",
+            Self::Plan => "plan",
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     native::Cursors,
     policy::{PolicyInfo, ShedReason},
     program::{Buffers, Run, Verdict},
-    query::Query,
+    query::{CandidateId, Query},
     receipt::{Decider, Receipt},
     slot::{Active, NativeMode, Program, SlotKind},
     slots::Slots,
@@ -91,6 +91,15 @@ pub enum RouteError {
     PolicyFailed(&'static str),
 }
 
+/// Whether a choice is acted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// It is.
+    Route,
+    /// It only tells what would be: nothing may change by it.
+    Preview,
+}
+
 #[derive(Default)]
 struct Scratch {
     rows: Vec<u32>,
@@ -131,7 +140,7 @@ impl Router {
     pub fn route(&self, query: &Query<'_>, over: &crate::RouterConfigOverride) -> Result<Routed, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.subject.config).with(over);
-        let chosen = self.choose(query, config)?;
+        let chosen = self.choose(query, config, Purpose::Route)?;
         let candidate = chosen.candidate.clone();
         let subject = query.subject;
         let [device, host, disk] = chosen.cached;
@@ -153,8 +162,29 @@ impl Router {
         Ok(Routed { candidate, booking, receipt })
     }
 
-    /// Chooses without booking, recording or moving anything but a round-robin cursor.
-    fn choose(&self, query: &Query<'_>, config: RouterConfig) -> Result<Chosen, RouteError> {
+    /// Chooses as [`Router::route`] would now, and changes no state: no booking, no record in the index, no cursor moved
+    /// (spec F2).
+    ///
+    /// # Errors
+    /// As [`Router::route`].
+    pub fn preview(
+        &self,
+        query: &Query<'_>,
+        over: &crate::RouterConfigOverride,
+    ) -> Result<(Candidate, Receipt), RouteError> {
+        let started = Instant::now();
+        let config = self.config.with(&query.subject.config).with(over);
+        let chosen = self.choose(query, config, Purpose::Preview)?;
+        Ok((chosen.candidate.clone(), chosen.receipt(query, started)))
+    }
+
+    /// Chooses without booking or recording.
+    fn choose(
+        &self,
+        query: &Query<'_>,
+        config: RouterConfig,
+        purpose: Purpose,
+    ) -> Result<Chosen, RouteError> {
         let active = self.slots.get(query.model, SlotKind::of(query.leg)).pin();
         let pool = query.snapshot.pool(query.model, query.leg);
         SCRATCH.with_borrow_mut(|scratch| {
@@ -169,15 +199,16 @@ impl Router {
             let needs = if query.pin.is_some() { Needs::ALL } else { needs(&active.program) };
             inputs.compute(needs, query, &config, pool, rows, &self.index);
             let gathered = Gathered::new(query, config, pool, inputs);
-            let mut choice = match query.pin {
-                Some(_) => Choice::Row(rows.first().copied().unwrap_or(0), Decider::Pin, None),
-                None => self.ask_program(&active, &gathered, rows, buffers)?,
+            let mut choice = match settled(query, pool, rows) {
+                Some((row, decider)) => Choice::Row(row, decider, None),
+                None => self.ask_program(&active, &gathered, rows, buffers, purpose)?,
             };
             if let Choice::FallBack { reason, detail } = choice {
                 // The fallback ranks by inputs that the policy may not have wanted.
                 inputs.compute(Needs::ALL, query, &config, pool, rows, &self.index);
                 let gathered = Gathered::new(query, config, pool, inputs);
-                let mut run = Run { active: &active, gathered: &gathered, cursors: &self.cursors, buffers };
+                let cursors = &self.cursors;
+                let mut run = Run { active: &active, gathered: &gathered, cursors, buffers, purpose };
                 choice = match run.native(self.fallback, rows) {
                     Verdict::Row(row, _) => Choice::Row(row, Decider::Fallback { reason, detail }, None),
                     _ => return Err(no_worker(query, String::new())),
@@ -199,6 +230,7 @@ impl Router {
         gathered: &Gathered<'_>,
         rows: &mut Vec<u32>,
         buffers: &mut Buffers,
+        purpose: Purpose,
     ) -> Result<Choice, RouteError> {
         let native = match active.program {
             Program::Native(NativeMode::Direct) => return Err(RouteError::NoPin(gathered.query.leg)),
@@ -208,8 +240,8 @@ impl Router {
         if native.is_none() && !active.breaker.allows() {
             return self.fall_back("breaker_open", String::new());
         }
-        let verdict = Run { active, gathered, cursors: &self.cursors, buffers }.run(rows);
-        if native.is_none() {
+        let verdict = Run { active, gathered, cursors: &self.cursors, buffers, purpose }.run(rows);
+        if native.is_none() && purpose == Purpose::Route {
             note(active, &verdict);
         }
         match verdict {
@@ -317,28 +349,37 @@ fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
     {
         return Some(Refused::Other("lacks the LoRA"));
     }
-    if query.peer().is_some_and(|peer| !spec.pairs_with(peer)) {
-        return Some(Refused::Other("speaks another handoff than the other leg"));
+    if let Some(peer) = query.peer() {
+        if !spec.pairs_with(peer) {
+            return Some(Refused::Other("speaks another handoff than the other leg"));
+        }
+        let (prefill, decode) = if query.leg == Leg::Prefill { (spec, peer) } else { (peer, spec) };
+        if prefill.forbids_transfer_to(decode) {
+            return Some(Refused::Other("is outside the prefill worker's transfer domain"));
+        }
     }
     if query.leg == Leg::Prefill && query.other_leg.is_none() && !has_partner(query, spec) {
         return Some(Refused::Other("no decode worker speaks its handoff"));
     }
     match candidate.ineligible()? {
         Ineligible::AtCapacity => Some(Refused::Busy),
+        Ineligible::Failing => Some(Refused::Failing),
         other => Some(Refused::Other(other.as_str())),
     }
 }
 
 /// Whether some decode worker that is up can take over from this prefill worker.
 fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
-    let up = |candidate: &Candidate| !matches!(candidate.ineligible(), Some(reason) if reason != Ineligible::AtCapacity);
+    let up = |candidate: &Candidate| candidate.ineligible().is_none_or(|reason| !reason.is_down());
+    let fits = |decode: &WorkerSpec| decode.pairs_with(spec) && !spec.forbids_transfer_to(decode);
     let decode = query.snapshot.pool(query.model, Leg::Decode);
-    decode.iter().any(|candidate| candidate.worker.spec().pairs_with(spec) && up(candidate))
+    decode.iter().any(|candidate| fits(candidate.worker.spec()) && up(candidate))
 }
 
 #[derive(Clone, Copy)]
 enum Refused {
     Busy,
+    Failing,
     Other(&'static str),
 }
 
@@ -346,6 +387,7 @@ impl Refused {
     fn as_str(self) -> &'static str {
         match self {
             Self::Busy => Ineligible::AtCapacity.as_str(),
+            Self::Failing => Ineligible::Failing.as_str(),
             Self::Other(reason) => reason,
         }
     }
@@ -353,7 +395,7 @@ impl Refused {
 
 fn eligible_rows(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Result<(), RouteError> {
     rows.clear();
-    let mut busy = false;
+    let (mut busy, mut failing) = (false, false);
     let mut last = None;
     for (position, candidate) in (0_u32..).zip(pool) {
         if query.tried.contains(&(candidate.worker.id(), candidate.rank)) {
@@ -363,8 +405,19 @@ fn eligible_rows(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> 
         match ineligible(query, candidate) {
             None => rows.push(position),
             Some(Refused::Busy) => busy = true,
+            Some(Refused::Failing) => failing = true,
             Some(Refused::Other(reason)) => last = Some(reason),
         }
+    }
+    if rows.is_empty() && failing {
+        // Nobody but workers that were put aside: one of them may have recovered, and refusing helps nobody.
+        let put_aside = |candidate: &Candidate| {
+            let tried = query.tried.contains(&(candidate.worker.id(), candidate.rank));
+            !tried && matches!(ineligible(query, candidate), Some(Refused::Failing))
+        };
+        rows.extend(
+            (0_u32..).zip(pool).filter(|(_, candidate)| put_aside(candidate)).map(|(position, _)| position),
+        );
     }
     match last {
         _ if !rows.is_empty() => Ok(()),
@@ -372,6 +425,19 @@ fn eligible_rows(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> 
         Some(reason) => Err(no_worker(query, format!(" (of {}; last: {reason})", pool.len()))),
         None => Err(no_worker(query, String::new())),
     }
+}
+
+/// The row that is settled before any policy is asked: a hint's, the session's, or the one local prefill was planned for.
+fn settled(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Option<(u32, Decider)> {
+    if query.pin.is_some() {
+        return Some((rows.first().copied().unwrap_or(0), Decider::Pin));
+    }
+    let row_of = |wanted: CandidateId| {
+        let is_it = |candidate: &Candidate| (candidate.worker.id(), candidate.rank) == wanted;
+        rows.iter().copied().find(|row| pool.get(*row as usize).is_some_and(is_it))
+    };
+    let session = query.session.and_then(row_of).map(|row| (row, Decider::Session));
+    session.or_else(|| query.planned.and_then(row_of).map(|row| (row, Decider::Plan)))
 }
 
 fn pinned_row(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Result<(), RouteError> {

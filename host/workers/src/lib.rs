@@ -4,6 +4,7 @@
 
 mod average;
 mod booking;
+mod circuit;
 mod hash;
 mod id;
 mod index;
@@ -16,6 +17,6 @@ pub use booking::{Booking, BookingRequest, RankLoad};
 pub use hash::{Salt, block_hashes, byte_block_hashes};
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownWord, WorkerId};
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
-pub use registry::{Registry, Snapshot};
-pub use spec::{Bootstrap, KvTransport, SpecError, WorkerSpec};
+pub use registry::{Activation, ActivationState, Registry, Snapshot};
+pub use spec::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec};
 pub use worker::{Candidate, EngineLoad, Health, Ineligible, Worker};

@@ -19,8 +19,9 @@ use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    id::{Engine, ModelName, WorkerId},
+    id::{Engine, ModelName, Role, WorkerId},
     registry::Registry,
+    spec::KvTransport,
     worker::{EngineLoad, Health, Worker},
 };
 
@@ -195,7 +196,26 @@ impl Probe {
         {
             self.worker.learn_total_blocks(blocks);
         }
+        if spec.engine == Engine::Vllm
+            && spec.transport == KvTransport::Mooncake
+            && spec.role == Role::Prefill
+        {
+            self.engine_ids().await?;
+        }
         Ok(())
+    }
+
+    /// Mooncake's decode leg names the prefill engine by an id that only its bootstrap server tells.
+    async fn engine_ids(&self) -> Result<(), String> {
+        let address = self.worker.spec().bootstrap_address();
+        match self.get_at(&format!("{address}/query")).await {
+            Answer::Ok(body) => {
+                self.worker.set_engine_ids(parse::engine_ids(&body)?);
+                Ok(())
+            }
+            Answer::Absent => Err(format!("GET {address}/query: there is none")),
+            Answer::Unknown(problem) => Err(problem),
+        }
     }
 
     async fn read_load(&mut self) {
@@ -217,29 +237,33 @@ impl Probe {
     }
 
     async fn get(&self, path: &str) -> Answer {
-        match tokio::time::timeout(self.config.timeout, self.call(path)).await {
+        self.get_at(&format!("{}{path}", self.worker.spec().url)).await
+    }
+
+    async fn get_at(&self, url: &str) -> Answer {
+        match tokio::time::timeout(self.config.timeout, self.call(url)).await {
             Ok(Ok((status, body))) if status.is_success() => Answer::Ok(body),
             Ok(Ok((
                 StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
                 _,
             ))) => Answer::Absent,
-            Ok(Ok((status, _))) => Answer::Unknown(format!("GET {path} answered {status}")),
+            Ok(Ok((status, _))) => Answer::Unknown(format!("GET {url} answered {status}")),
             Ok(Err(problem)) => Answer::Unknown(problem),
-            Err(_) => Answer::Unknown(format!("GET {path} took longer than {:?}", self.config.timeout)),
+            Err(_) => Answer::Unknown(format!("GET {url} took longer than {:?}", self.config.timeout)),
         }
     }
 
-    async fn call(&self, path: &str) -> Result<(StatusCode, Bytes), String> {
+    async fn call(&self, url: &str) -> Result<(StatusCode, Bytes), String> {
         let spec = self.worker.spec();
-        let mut request = Request::builder().method(Method::GET).uri(format!("{}{path}", spec.url));
+        let mut request = Request::builder().method(Method::GET).uri(url);
         if let Some(key) = &spec.api_key {
             request = request.header(http::header::AUTHORIZATION, format!("Bearer {key}"));
         }
         let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
-        let response = self.http.request(request).await.map_err(|error| format!("GET {path}: {error}"))?;
+        let response = self.http.request(request).await.map_err(|error| format!("GET {url}: {error}"))?;
         let status = response.status();
         let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-        body.map(|body| (status, body.to_bytes())).map_err(|error| format!("GET {path}: {error}"))
+        body.map(|body| (status, body.to_bytes())).map_err(|error| format!("GET {url}: {error}"))
     }
 
     fn say(&self, state: &str, problem: &str) {

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -29,6 +32,61 @@ struct Pools {
     aggregated: Vec<Candidate>,
     prefill: Vec<Candidate>,
     decode: Vec<Candidate>,
+    activation: Arc<Activation>,
+}
+
+/// Whether prefill workers for a model were ever there, and are now (spec B2). It outlives workers and snapshots.
+#[derive(Debug, Default)]
+pub struct Activation(AtomicU8);
+
+/// The states of a model's remote prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationState {
+    /// No prefill worker was ever ready.
+    Pending,
+    /// Prefill and decode workers are up.
+    Active,
+    /// They were, and are not now.
+    Unavailable,
+}
+
+impl Activation {
+    /// The state as last seen.
+    #[must_use]
+    pub fn state(&self) -> ActivationState {
+        match self.0.load(Ordering::Relaxed) {
+            0 => ActivationState::Pending,
+            1 => ActivationState::Active,
+            _ => ActivationState::Unavailable,
+        }
+    }
+
+    /// Takes whether both pools are up; the new state when that changed it. Telling the same twice changes nothing.
+    pub fn observe(&self, up: bool) -> Option<ActivationState> {
+        let before = self.state();
+        let after = match (up, before) {
+            (true, _) => ActivationState::Active,
+            (false, ActivationState::Pending) => ActivationState::Pending,
+            (false, _) => ActivationState::Unavailable,
+        };
+        if after == before {
+            return None;
+        }
+        self.0.store(if up { 1 } else { 2 }, Ordering::Relaxed);
+        Some(after)
+    }
+}
+
+impl ActivationState {
+    /// Stable label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Active => "active",
+            Self::Unavailable => "unavailable",
+        }
+    }
 }
 
 /// Publishes snapshots.
@@ -37,6 +95,8 @@ pub struct Registry {
     current: ArcSwap<Snapshot>,
     /// The writer's own truth: each worker with the models it serves.
     members: Mutex<Vec<Member>>,
+    /// By model, kept while workers come and go.
+    activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
     changed: watch::Sender<u64>,
 }
 
@@ -48,7 +108,12 @@ struct Member {
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { current: ArcSwap::default(), members: Mutex::default(), changed: watch::Sender::new(0) }
+        Self {
+            current: ArcSwap::default(),
+            members: Mutex::default(),
+            activations: Mutex::default(),
+            changed: watch::Sender::new(0),
+        }
     }
 }
 
@@ -59,11 +124,15 @@ impl Registry {
         self.current.load_full()
     }
 
-    /// Adds a worker, or replaces the one of the same id.
+    /// Adds a worker, or replaces the one of the same id. One that is already there as described stays as it is, with its
+    /// health and its bookings.
     pub fn upsert(&self, spec: WorkerSpec) -> Arc<Worker> {
+        let mut members = self.members.lock();
+        if let Some(present) = members.iter().find(|member| *member.worker.spec() == spec) {
+            return present.worker.clone();
+        }
         let models = spec.models.clone();
         let worker = Arc::new(Worker::new(spec));
-        let mut members = self.members.lock();
         members.retain(|member| member.worker.id() != worker.id());
         members.push(Member { worker: worker.clone(), models });
         self.publish(&members);
@@ -101,6 +170,11 @@ impl Registry {
         for member in members {
             snapshot.add(member);
         }
+        let mut activations = self.activations.lock();
+        for (model, pools) in &mut snapshot.pools {
+            pools.activation = activations.entry(model.clone()).or_default().clone();
+        }
+        drop(activations);
         self.current.store(Arc::new(snapshot));
         self.changed.send_replace(version);
     }
@@ -148,6 +222,12 @@ impl Snapshot {
         }
     }
 
+    /// Whether prefill workers for `model` were ever there, and are now.
+    #[must_use]
+    pub fn activation(&self, model: &ModelName) -> Option<&Activation> {
+        self.pools.get(model).map(|pools| &*pools.activation)
+    }
+
     fn add(&mut self, member: &Member) {
         let worker = &member.worker;
         self.workers.push(worker.clone());
@@ -193,6 +273,35 @@ mod tests {
         assert_eq!(ids(snapshot.pool(&model, Leg::Decode)), [(2, 0), (2, 1), (3, 0)]);
         assert_eq!(ids(snapshot.pool(&model, Leg::Aggregated)), [(2, 0), (2, 1), (4, 0)]);
         assert!(snapshot.pool(&ModelName::new("other"), Leg::Decode).is_empty());
+    }
+
+    #[test]
+    fn b2_activation_is_idempotent_and_survives_workers_that_leave_and_rejoin_elsewhere() {
+        let registry = Registry::default();
+        let model = ModelName::new("m");
+        let add = |url: &str| {
+            registry.upsert(spec(&format!("role=prefill,engine=vllm,model=m,url=http://{url}"))).id()
+        };
+        let first = add("a:1");
+        let observe = |up| registry.snapshot().activation(&model).unwrap().observe(up);
+        assert_eq!(observe(false), None, "pending until something was up");
+        assert_eq!((observe(true), observe(true)), (Some(ActivationState::Active), None));
+        assert_eq!((observe(false), observe(false)), (Some(ActivationState::Unavailable), None));
+        registry.remove(first);
+        assert!(registry.snapshot().activation(&model).is_none());
+        add("b:1");
+        let state = registry.snapshot().activation(&model).unwrap().state();
+        assert_eq!(state, ActivationState::Unavailable);
+        assert_eq!(observe(true), Some(ActivationState::Active));
+    }
+
+    #[test]
+    fn a_worker_described_alike_stays_with_its_health_and_bookings() {
+        let registry = Registry::default();
+        let worker = registry.upsert(spec("role=decode,engine=vllm,model=m,url=http://a:1"));
+        let version = registry.snapshot().version();
+        let again = registry.upsert(spec("role=decode,engine=vllm,model=m,url=http://a:1"));
+        assert!(Arc::ptr_eq(&worker, &again) && registry.snapshot().version() == version);
     }
 
     #[test]

@@ -32,8 +32,21 @@ pub struct Bootstrap {
     pub port: Option<u16>,
 }
 
+/// Where a prefill worker's KV blocks may be transferred to (spec D3): written `required:DOMAIN` or
+/// `preferred:DOMAIN:WEIGHT`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TransferRule {
+    /// A key of the worker's topology, as `rack`.
+    pub domain: String,
+    /// Weight of the preference; `None`: required.
+    pub weight: Option<f32>,
+}
+
+/// What every taint that stems from a worker's topology begins with.
+pub const TOPOLOGY_TAINT: &str = "dynamo.topology/";
+
 /// An operator's description of a worker.
-#[derive(Clone, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Serialize)]
 pub struct WorkerSpec {
     /// Configured, or hashed from the URL.
     pub id: WorkerId,
@@ -55,6 +68,12 @@ pub struct WorkerSpec {
     pub labels: BTreeMap<String, String>,
     /// Taints that requests may require or prefer.
     pub taints: BTreeSet<String>,
+    /// Where it stands, by domain; each entry is a taint `dynamo.topology/<domain>=<value>` too.
+    pub topology: BTreeMap<String, String>,
+    /// Where its KV blocks may go (prefill workers).
+    pub kv_transfer: Option<TransferRule>,
+    /// `host:port` of its KV transport (vLLM P2pNccl).
+    pub kv_addr: Option<String>,
     /// Whether it can prefill without a handoff.
     pub local_prefill: bool,
     /// E4: whether closing a prefill in flight is safe.
@@ -95,6 +114,9 @@ struct Raw {
     transport: Option<KvTransport>,
     labels: BTreeMap<String, String>,
     taints: BTreeSet<String>,
+    topology: BTreeMap<String, String>,
+    kv_transfer: Option<String>,
+    kv_addr: Option<String>,
     local_prefill: Option<bool>,
     prefill_cancellable: bool,
     max_concurrency: Option<u32>,
@@ -115,6 +137,28 @@ impl WorkerSpec {
         }
     }
 
+    /// Base URL of its bootstrap server (vLLM Mooncake).
+    #[must_use]
+    pub fn bootstrap_address(&self) -> String {
+        let host = self.bootstrap.host.as_deref().unwrap_or_else(|| self.host());
+        format!("http://{host}:{}", self.bootstrap.port.unwrap_or(0))
+    }
+
+    /// Whether a required transfer rule of this prefill worker forbids `decode` (spec D3).
+    #[must_use]
+    pub fn forbids_transfer_to(&self, decode: &Self) -> bool {
+        let Some(rule) = self.kv_transfer.as_ref().filter(|rule| rule.weight.is_none()) else { return false };
+        self.topology.get(&rule.domain) != decode.topology.get(&rule.domain)
+    }
+
+    /// The taint this prefill worker prefers in a decode worker, and how much (spec D3).
+    #[must_use]
+    pub fn preferred_transfer(&self) -> Option<(String, f32)> {
+        let rule = self.kv_transfer.as_ref()?;
+        let value = self.topology.get(&rule.domain)?;
+        Some((format!("{TOPOLOGY_TAINT}{}={value}", rule.domain), rule.weight?))
+    }
+
     /// Whether this worker can take the other leg of a request whose first leg runs on `other`.
     #[must_use]
     pub fn pairs_with(&self, other: &Self) -> bool {
@@ -122,7 +166,8 @@ impl WorkerSpec {
     }
 
     /// Parses the value of a `--worker` flag: `role=prefill,engine=vllm,url=http://…[,id=7][,dp_size=2]
-    /// [,model=a][,bootstrap_host=…][,bootstrap_port=8998][,transport=nixl][,label.zone=a][,taint=x][,lora=…]
+    /// [,model=a][,bootstrap_host=…][,bootstrap_port=8998][,transport=nixl][,kv_addr=10.0.0.1:14579][,label.zone=a]
+    /// [,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=…]
     /// [,local_prefill=true][,prefill_cancellable=true][,max_concurrency=64][,total_blocks=512][,api_key=…]`.
     ///
     /// # Errors
@@ -163,6 +208,8 @@ impl Raw {
                     _ => return Err(error(key, format!("`{value}` is none of: nixl, mooncake, p2p_nccl"))),
                 });
             }
+            "kv_transfer" => self.kv_transfer = Some(value.to_owned()),
+            "kv_addr" => self.kv_addr = Some(value.to_owned()),
             "taint" => drop(self.taints.insert(value.to_owned())),
             "lora" => self.loras.push(value.to_owned()),
             "local_prefill" => self.local_prefill = Some(parse(key, value)?),
@@ -170,9 +217,14 @@ impl Raw {
             "max_concurrency" => self.max_concurrency = Some(parse(key, value)?),
             "total_blocks" => self.total_blocks = Some(parse(key, value)?),
             "api_key" => self.api_key = Some(value.to_owned()),
-            _ => match key.strip_prefix("label.").filter(|label| !label.is_empty()) {
-                Some(label) => drop(self.labels.insert(label.to_owned(), value.to_owned())),
-                None => return Err(error(key, format!("unknown key (value `{value}`)"))),
+            _ => match key.split_once('.') {
+                Some(("label", name)) if !name.is_empty() => {
+                    self.labels.insert(name.to_owned(), value.to_owned());
+                }
+                Some(("topology", name)) if !name.is_empty() => {
+                    self.topology.insert(name.to_owned(), value.to_owned());
+                }
+                _ => return Err(error(key, format!("unknown key (value `{value}`)"))),
             },
         }
         Ok(())
@@ -198,6 +250,23 @@ impl Raw {
                 "`0` would never serve; leave it out for no limit".to_owned(),
             ));
         }
+        let kv_transfer =
+            self.kv_transfer.as_deref().map(|rule| transfer_rule(rule, &self.topology)).transpose()?;
+        let transport = self.transport.unwrap_or_default();
+        if engine == Engine::Vllm && role != Role::Aggregated {
+            if transport == KvTransport::P2pNccl && self.kv_addr.is_none() {
+                return Err(error("kv_addr", "is missing: p2p_nccl names both workers by it".to_owned()));
+            }
+            if transport == KvTransport::Mooncake && role == Role::Prefill && self.bootstrap_port.is_none() {
+                return Err(error(
+                    "bootstrap_port",
+                    "is missing: mooncake tells its engine id there".to_owned(),
+                ));
+            }
+        }
+        let mut taints = self.taints;
+        taints
+            .extend(self.topology.iter().map(|(domain, value)| format!("{TOPOLOGY_TAINT}{domain}={value}")));
         let stock_local = match role {
             Role::Prefill => false,
             Role::Aggregated => true,
@@ -212,9 +281,12 @@ impl Raw {
             models: self.models.iter().map(|name| ModelName::new(name)).collect(),
             dp_size,
             bootstrap: Bootstrap { host: self.bootstrap_host, port: self.bootstrap_port },
-            transport: self.transport.unwrap_or_default(),
+            transport,
             labels: self.labels,
-            taints: self.taints,
+            taints,
+            topology: self.topology,
+            kv_transfer,
+            kv_addr: self.kv_addr,
             local_prefill: self.local_prefill.unwrap_or(stock_local),
             prefill_cancellable: self.prefill_cancellable,
             max_concurrency: self.max_concurrency,
@@ -236,6 +308,28 @@ impl fmt::Debug for WorkerSpec {
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
             .finish_non_exhaustive()
     }
+}
+
+fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<TransferRule, SpecError> {
+    let problem = |text: &str| error("kv_transfer", format!("`{rule}`: {text}"));
+    let mut parts = rule.split(':');
+    let (kind, domain, weight) = (parts.next(), parts.next().unwrap_or_default(), parts.next());
+    let weight = match (kind, weight) {
+        (Some("required"), None) => None,
+        (Some("preferred"), Some(weight)) => {
+            let weight: f32 = parse("kv_transfer", weight)?;
+            Some(weight)
+                .filter(|weight| weight.is_finite())
+                .ok_or_else(|| problem("the weight is not finite"))?
+                .into()
+        }
+        _ => return Err(problem("is neither required:DOMAIN nor preferred:DOMAIN:WEIGHT")),
+    };
+    // Metadata that contradicts itself fails before any request could (spec D3).
+    if !topology.contains_key(domain) {
+        return Err(problem("the worker's own topology does not have this domain"));
+    }
+    Ok(TransferRule { domain: domain.to_owned(), weight })
 }
 
 fn base_url(url: &str) -> Result<String, SpecError> {
@@ -311,6 +405,39 @@ mod tests {
         for (flag, expected) in cases {
             assert_eq!(WorkerSpec::parse_flag(flag).unwrap_err().to_string(), expected);
         }
+    }
+
+    #[test]
+    fn d3_topology_makes_taints_and_rules_and_contradictions_are_told() {
+        let flag = "role=prefill,engine=vllm,url=http://a:1,topology.rack=r1,kv_transfer=";
+        let spec = WorkerSpec::parse_flag(&format!("{flag}preferred:rack:2.5")).unwrap();
+        assert!(spec.taints.contains("dynamo.topology/rack=r1"));
+        assert_eq!(spec.preferred_transfer(), Some(("dynamo.topology/rack=r1".to_owned(), 2.5)));
+        let strict = WorkerSpec::parse_flag(&format!("{flag}required:rack")).unwrap();
+        let decode = |rack: &str| {
+            WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url=http://b:1{rack}")).unwrap()
+        };
+        assert!(!strict.forbids_transfer_to(&decode(",topology.rack=r1")));
+        assert!(
+            strict.forbids_transfer_to(&decode(",topology.rack=r2"))
+                && strict.forbids_transfer_to(&decode(""))
+        );
+        assert!(!spec.forbids_transfer_to(&decode("")));
+        for (rule, problem) in [
+            ("required:zone", "`required:zone`: the worker's own topology does not have this domain"),
+            ("always:rack", "`always:rack`: is neither required:DOMAIN nor preferred:DOMAIN:WEIGHT"),
+            ("preferred:rack:inf", "`preferred:rack:inf`: the weight is not finite"),
+        ] {
+            let error = WorkerSpec::parse_flag(&format!("{flag}{rule}")).unwrap_err();
+            assert_eq!(error.to_string(), format!("kv_transfer: {problem}"));
+        }
+    }
+
+    #[test]
+    fn what_a_transport_needs_is_asked_for() {
+        let error = |flag: &str| WorkerSpec::parse_flag(flag).unwrap_err().key;
+        assert_eq!(error("role=decode,engine=vllm,url=http://a:1,transport=p2p_nccl"), "kv_addr");
+        assert_eq!(error("role=prefill,engine=vllm,url=http://a:1,transport=mooncake"), "bootstrap_port");
     }
 
     #[test]

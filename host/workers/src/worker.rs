@@ -10,6 +10,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     booking::{Booking, BookingRequest, RankLoad},
+    circuit::Circuit,
     id::{DpRank, WorkerId},
     spec::WorkerSpec,
 };
@@ -34,6 +35,8 @@ pub enum Ineligible {
     Unhealthy,
     /// It leaves.
     Draining,
+    /// Its last requests failed; asked again in a while, or when there is nobody else.
+    Failing,
     /// It has as many requests as it may have.
     AtCapacity,
 }
@@ -61,6 +64,9 @@ pub struct Worker {
     /// KV blocks as the engine says; 0 is unknown.
     learnt_blocks: AtomicU32,
     engine_load: ArcSwapOption<EngineLoad>,
+    /// Engine ids by rank (vLLM Mooncake).
+    engine_ids: ArcSwapOption<Vec<String>>,
+    circuit: Circuit,
     /// Wakes the prober at once.
     nudge: Notify,
 }
@@ -87,6 +93,8 @@ impl Worker {
             draining: AtomicBool::new(false),
             learnt_blocks: AtomicU32::new(0),
             engine_load: ArcSwapOption::empty(),
+            engine_ids: ArcSwapOption::empty(),
+            circuit: Circuit::default(),
             nudge: Notify::new(),
         }
     }
@@ -178,6 +186,22 @@ impl Worker {
         self.nudge.notify_one();
     }
 
+    /// Takes how a leg on this worker ended: passive health. Several failures in a row put it aside for a while.
+    pub fn note_outcome(&self, ok: bool) {
+        self.circuit.note(ok);
+    }
+
+    /// The engine's own id of a rank, once it was read.
+    #[must_use]
+    pub fn engine_id(&self, rank: DpRank) -> Option<String> {
+        self.engine_ids.load().as_deref()?.get(rank.0 as usize).cloned()
+    }
+
+    /// Keeps the engine's own ids, by rank.
+    pub fn set_engine_ids(&self, ids: Vec<String>) {
+        self.engine_ids.store(Some(Arc::new(ids)));
+    }
+
     /// Resolves when somebody wants a health check at once.
     pub async fn nudged(&self) {
         self.nudge.notified().await;
@@ -193,6 +217,9 @@ impl Worker {
         }
         if self.draining() {
             return Some(Ineligible::Draining);
+        }
+        if self.circuit.is_open() {
+            return Some(Ineligible::Failing);
         }
         let limit = self.spec.max_concurrency?;
         (self.active_requests() >= limit).then_some(Ineligible::AtCapacity)
@@ -220,6 +247,12 @@ impl Candidate {
 }
 
 impl Ineligible {
+    /// Whether the worker cannot serve at all now, rather than not this request.
+    #[must_use]
+    pub fn is_down(self) -> bool {
+        matches!(self, Self::NotReady | Self::Unhealthy | Self::Draining)
+    }
+
     /// Stable label.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -227,6 +260,7 @@ impl Ineligible {
             Self::NotReady => "not_ready",
             Self::Unhealthy => "unhealthy",
             Self::Draining => "draining",
+            Self::Failing => "failing",
             Self::AtCapacity => "at_capacity",
         }
     }

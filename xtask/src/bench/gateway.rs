@@ -75,8 +75,8 @@ fn one_round(scenario: &Scenario, bin: &std::path::Path, scale: f64, round: usiz
     for kind in order {
         let router = kind.start(scenario, &engine, bin).with_context(|| kind.name().to_owned())?;
         std::thread::sleep(Duration::from_millis(300));
-        scenario.run(&router, &engine, (scale * 0.1).min(0.1))?;
-        let measured = scenario.run(&router, &engine, scale)?;
+        scenario.run(&router, (scale * 0.1).min(0.1))?;
+        let measured = scenario.run(&router, scale)?;
         sh::tell(&format!("  round {round} {:<9} {}", kind.name(), measured.short()));
         figures.push((kind.name(), measured));
     }
@@ -101,7 +101,12 @@ fn table(scenario: &Scenario, rounds: &[Round]) -> Vec<(&'static str, serde_json
         "RSS MB"
     ));
     let of = |name: &str, figure: fn(&Figures) -> f64| -> Vec<f64> {
-        rounds.iter().flatten().filter(|(other, _)| *other == name).map(|(_, figures)| figure(figures)).collect()
+        rounds
+            .iter()
+            .flatten()
+            .filter(|(other, _)| *other == name)
+            .map(|(_, figures)| figure(figures))
+            .collect()
     };
     let cpu = |figures: &Figures| figures.cpu_per_1000_s;
     let floor = of("nginx", cpu);

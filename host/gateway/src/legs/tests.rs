@@ -6,6 +6,7 @@ const COMPLETED: PrefillTraits =
     PrefillTraits { handoff: HandoffKind::Completed, cancellable: false, abortable: false };
 const BOOTSTRAP: PrefillTraits =
     PrefillTraits { handoff: HandoffKind::Bootstrap, cancellable: false, abortable: true };
+const ADDRESSED: PrefillTraits = PrefillTraits { handoff: HandoffKind::Addressed, ..COMPLETED };
 const BOOTSTRAP_NO_ABORT: PrefillTraits = PrefillTraits { abortable: false, ..BOOTSTRAP };
 const RETRYABLE_SENT: Failed = Failed { retryable: true, sent: true };
 const RETRYABLE_UNSENT: Failed = Failed { retryable: true, sent: false };
@@ -16,7 +17,7 @@ use Event as E;
 
 /// Feeds events and checks the actions of each step.
 fn check(shape: Shape, retries: u32, steps: &[(Event, &[Action])]) -> Legs {
-    let (mut legs, first) = Legs::new(shape, retries);
+    let (mut legs, first) = Legs::new(shape, Order::PrefillFirst, retries);
     let start = if shape == Shape::Single { Leg::Aggregated } else { Leg::Prefill };
     assert_eq!(first, [A::Route(start)]);
     for (place, (event, expected)) in steps.iter().enumerate() {
@@ -346,6 +347,49 @@ fn retries_end_with_the_budget_and_with_the_first_byte() {
     );
 }
 
+#[test]
+fn d5_decode_first_routes_decode_then_prefill_and_sends_prefill_alone() {
+    let (mut legs, first) = Legs::new(Shape::Remote, Order::DecodeFirst, 1);
+    assert_eq!(first, [A::Route(Leg::Decode)]);
+    assert_eq!(legs.on(E::Routed), [A::Route(Leg::Prefill)]);
+    assert_eq!(legs.on(E::PrefillRouted(COMPLETED)), [A::Send(Leg::Prefill)]);
+    assert_eq!(legs.on(E::PrefillHandoff), [A::Send(Leg::Decode)]);
+    // E5: a decode worker that could not be reached is replaced, with the same handoff.
+    assert_eq!(legs.on(E::DecodeFailed(RETRYABLE_UNSENT)), [A::Cancel(Leg::Decode), A::Route(Leg::Decode)]);
+    assert_eq!(legs.on(E::Routed), [A::Send(Leg::Decode)]);
+}
+
+#[test]
+fn d5_decode_first_with_a_bootstrap_sends_both_together() {
+    let (mut legs, _) = Legs::new(Shape::Remote, Order::DecodeFirst, 1);
+    assert_eq!(legs.on(E::Routed), [A::Route(Leg::Prefill)]);
+    assert_eq!(legs.on(E::PrefillRouted(BOOTSTRAP)), [A::Send(Leg::Prefill), A::Send(Leg::Decode)]);
+}
+
+#[test]
+fn an_addressed_handoff_routes_both_and_sends_decode_when_prefill_ended() {
+    let steps: &[(Event, &[Action])] = &[
+        (E::PrefillRouted(ADDRESSED), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill)]),
+        (E::PrefillEnded, &[A::Send(Leg::Decode)]),
+        // Prefill pushed to this decode worker: another one would wait for ever.
+        (E::DecodeFailed(RETRYABLE_UNSENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]),
+    ];
+    check(Shape::Remote, 1, steps);
+}
+
+#[test]
+fn e1_a_client_that_leaves_an_addressed_prefill_has_its_handoff_consumed() {
+    let steps: &[(Event, &[Action])] = &[
+        (E::PrefillRouted(ADDRESSED), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill)]),
+        (E::ClientGone, &[]),
+        (E::PrefillEnded, &[A::SendToConsume]),
+        (E::FirstToken, &[A::Cancel(Leg::Decode), A::Finish]),
+    ];
+    check(Shape::Remote, 1, steps);
+}
+
 /// What the world outside the machine holds: legs in flight, and what each may do next.
 #[derive(Debug, Default)]
 struct World {
@@ -381,6 +425,8 @@ impl World {
             A::Send(Leg::Prefill) => {
                 assert!(!self.prefill);
                 self.prefill = true;
+                // A new prefill is a new handoff.
+                (self.dispatched, self.owed) = (0, false);
             }
             A::Send(_) | A::SendToConsume => {
                 assert!(!self.decode);
@@ -452,7 +498,11 @@ impl World {
                 self.routing = None;
             }
             E::PrefillHandoff => (self.prefill, self.owed) = (false, true),
-            E::PrefillEnded | E::PrefillWasAll | E::PrefillFailed(_) => self.prefill = false,
+            E::PrefillEnded => {
+                self.prefill = false;
+                self.owed |= traits.handoff == HandoffKind::Addressed;
+            }
+            E::PrefillWasAll | E::PrefillFailed(_) => self.prefill = false,
             E::Head => self.head = true,
             E::FirstToken => (self.token, self.owed) = (true, false),
             E::FinishSeen => self.finish = true,
@@ -471,8 +521,8 @@ impl World {
     }
 }
 
-fn run(shape: Shape, traits: PrefillTraits, retries: u32, choices: &[u8]) {
-    let (mut legs, actions) = Legs::new(shape, retries);
+fn run(shape: Shape, order: Order, traits: PrefillTraits, retries: u32, choices: &[u8]) {
+    let (mut legs, actions) = Legs::new(shape, order, retries);
     let mut world = World::default();
     actions.into_iter().for_each(|action| world.perform(action));
     let mut choices = choices.iter().copied().chain(std::iter::repeat(0));
@@ -513,25 +563,27 @@ proptest! {
     #[test]
     fn invariants_7_and_8_and_e1_to_e5_hold_in_every_interleaving(
         remote in any::<bool>(),
-        completed in any::<bool>(),
-        cancellable in Just(false),
+        decode_first in any::<bool>(),
+        handoff in prop_oneof![Just(HandoffKind::Completed), Just(HandoffKind::Bootstrap), Just(HandoffKind::Addressed)],
+        cancellable in any::<bool>(),
         abortable in any::<bool>(),
         retries in 0_u32..4,
         choices in proptest::collection::vec(any::<u8>(), 0..60),
     ) {
-        let handoff = if completed { HandoffKind::Completed } else { HandoffKind::Bootstrap };
         let shape = if remote { Shape::Remote } else { Shape::Single };
-        let traits = PrefillTraits { handoff, cancellable, abortable: abortable && !completed };
-        run(shape, traits, retries, &choices);
+        let order = if decode_first { Order::DecodeFirst } else { Order::PrefillFirst };
+        let abortable = abortable && handoff == HandoffKind::Bootstrap;
+        run(shape, order, PrefillTraits { handoff, cancellable, abortable }, retries, &choices);
     }
 
     #[test]
     fn the_deadline_always_ends_it(
-        completed in any::<bool>(),
+        traits in prop_oneof![Just(COMPLETED), Just(BOOTSTRAP), Just(ADDRESSED)],
+        decode_first in any::<bool>(),
         choices in proptest::collection::vec(any::<u8>(), 0..12),
     ) {
-        let traits = if completed { COMPLETED } else { BOOTSTRAP };
-        let (mut legs, actions) = Legs::new(Shape::Remote, 1);
+        let order = if decode_first { Order::DecodeFirst } else { Order::PrefillFirst };
+        let (mut legs, actions) = Legs::new(Shape::Remote, order, 1);
         let mut world = World::default();
         actions.into_iter().for_each(|action| world.perform(action));
         for choice in choices {

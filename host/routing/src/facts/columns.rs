@@ -3,7 +3,7 @@
 //! Costly inputs (cached blocks, blocks after admission) are computed once a decision, and only when something wants
 //! them; everything else is read straight from the candidates.
 
-use pointsman_workers::{Candidate, Overlaps, PrefixIndex};
+use pointsman_workers::{Candidate, Leg, Overlaps, PrefixIndex, WorkerSpec};
 use tokio::time::Instant;
 
 use crate::{
@@ -19,6 +19,8 @@ pub(crate) struct Gathered<'a> {
     pub(crate) config: RouterConfig,
     pub(crate) pool: &'a [Candidate],
     inputs: &'a Inputs,
+    /// D3: the taint the prefill worker prefers in a decode worker.
+    topology: Option<(String, f32)>,
 }
 
 /// Reusable buffers for the costly inputs, indexed by pool position.
@@ -109,7 +111,9 @@ impl<'a> Gathered<'a> {
         pool: &'a [Candidate],
         inputs: &'a Inputs,
     ) -> Self {
-        Self { query, config, pool, inputs }
+        let prefill = if query.leg == Leg::Decode { query.peer() } else { None };
+        let topology = prefill.and_then(WorkerSpec::preferred_transfer);
+        Self { query, config, pool, inputs, topology }
     }
 
     /// Writes request facts, then the worker columns of `rows`, to `out` (cleared first).
@@ -179,8 +183,13 @@ impl<'a> Gathered<'a> {
 
     fn preference(&self, candidate: &Candidate) -> f32 {
         let taints = &candidate.worker.spec().taints;
-        let preferred = self.query.subject.preferred_taints.iter();
-        preferred.filter(|(taint, _)| taints.contains(taint)).map(|(_, weight)| weight).sum()
+        // D3: what the prefill worker prefers wins over the client's word on the same taint.
+        let topology = self.topology.as_ref();
+        let own = |taint: &String| topology.is_some_and(|(other, _)| other == taint);
+        let client = self.query.subject.preferred_taints.iter().filter(|(taint, _)| !own(taint));
+        let client = client.map(|(taint, weight)| (taint, *weight));
+        let all = client.chain(topology.map(|(taint, weight)| (taint, *weight)));
+        all.filter(|(taint, _)| taints.contains(*taint)).map(|(_, weight)| weight).sum()
     }
 
     fn column(&self, rows: &[u32], out: &mut Vec<u32>, value: impl Fn(usize, &Candidate) -> u32) {
@@ -217,7 +226,13 @@ impl<'a> Gathered<'a> {
                     .map_or(u32::MAX, |l| u32::try_from(l.read_at.elapsed().as_millis()).unwrap_or(u32::MAX))
             }),
             F::TaintPreference => self.column(rows, out, |_, c| self.preference(c).to_bits()),
-            F::TopologyDistance | F::SessionBound => self.column(rows, out, |_, _| 0),
+            F::TopologyDistance => {
+                let peer = self.query.peer();
+                self.column(rows, out, |_, c| peer.map_or(0, |peer| distance(peer, c.worker.spec())));
+            }
+            F::SessionBound => {
+                self.column(rows, out, |_, c| u32::from(self.query.session == Some((c.worker.id(), c.rank))))
+            }
             F::LoraLoaded => self.column(rows, out, |_, c| {
                 u32::from(
                     subject
@@ -274,6 +289,12 @@ impl<'a> Gathered<'a> {
         };
         out.push(value);
     }
+}
+
+/// Domains of the other leg's worker in which this one stands elsewhere.
+fn distance(peer: &WorkerSpec, spec: &WorkerSpec) -> u32 {
+    let apart = peer.topology.iter().filter(|(domain, value)| spec.topology.get(*domain) != Some(value));
+    u32::try_from(apart.count()).unwrap_or(u32::MAX)
 }
 
 fn push_u64(value: u64, out: &mut Vec<u32>) {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use pointsman_workers::Leg;
 
-use super::{OnFailure, Router, SCRATCH, Scratch, eligible_rows};
+use super::{OnFailure, Purpose, Router, SCRATCH, Scratch, eligible_rows};
 use crate::{
     check,
     facts::columns::{Gathered, Inputs, Needs},
     policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
-    query::Query,
+    query::{CandidateId, Query},
     slot::{Active, Generation, Program, SlotKind},
 };
 
@@ -22,6 +22,8 @@ pub struct Planned {
     pub generation: Generation,
     /// Why the policy's word was not used, when it was not.
     pub fallback: Option<&'static str>,
+    /// The decode candidate it was asked about.
+    pub decode: Option<CandidateId>,
 }
 
 impl Router {
@@ -33,13 +35,16 @@ impl Router {
     pub fn plan(&self, query: &Query<'_>) -> Planned {
         let active = self.slots.get(query.model, SlotKind::DecodeOverride).pin();
         let Program::DecodeOverride(policy) = &active.program else {
-            return Planned { plan: Plan::Remote, generation: active.generation, fallback: None };
+            let generation = active.generation;
+            return Planned { plan: Plan::Remote, generation, fallback: None, decode: None };
         };
         let answer = self.ask(&active, |policy| self.decide(policy, query), policy);
         let generation = active.generation;
         match answer {
-            Ok(plan) => Planned { plan, generation, fallback: None },
-            Err(reason) => Planned { plan: self.plan_without(), generation, fallback: Some(reason) },
+            Ok((plan, decode)) => Planned { plan, generation, fallback: None, decode },
+            Err(reason) => {
+                Planned { plan: self.plan_without(), generation, fallback: Some(reason), decode: None }
+            }
         }
     }
 
@@ -81,18 +86,25 @@ impl Router {
         outcome.map_err(|failure| failure.kind())
     }
 
-    fn decide(&self, policy: &Arc<dyn Policy>, query: &Query<'_>) -> Result<Plan, Failure> {
+    fn decide(
+        &self,
+        policy: &Arc<dyn Policy>,
+        query: &Query<'_>,
+    ) -> Result<(Plan, Option<CandidateId>), Failure> {
         let wants = &policy.info().wants;
         let config = self.config.with(&query.subject.config);
         if wants.worker.is_empty() {
             return SCRATCH.with_borrow_mut(|Scratch { inputs, facts, .. }| {
                 facts.clear();
                 Gathered::new(query, config, &[], inputs).write_request(wants, facts);
-                policy.decide(&call_of(query, 0), facts, &[], &[]).and_then(check::plan)
+                let plan = policy.decide(&call_of(query, 0), facts, &[], &[]).and_then(check::plan)?;
+                Ok((plan, None))
             });
         }
         // Nobody to decode on: routing the leg will say so in its own words.
-        let Ok(preview) = self.choose(query, config) else { return Ok(Plan::Remote) };
+        let Ok(preview) = self.choose(query, config, Purpose::Preview) else {
+            return Ok((Plan::Remote, None));
+        };
         let prefill = Query { leg: Leg::Prefill, ..*query };
         let pool = query.snapshot.pool(query.model, Leg::Prefill);
         SCRATCH.with_borrow_mut(|scratch| {
@@ -111,7 +123,9 @@ impl Router {
             matrix.clear();
             Gathered::new(&prefill, config, pool, inputs).write_workers(wants, rows, matrix);
             let (request, decode) = facts.split_at(request);
-            policy.decide(&call_of(query, rows.len()), request, decode, matrix).and_then(check::plan)
+            let plan =
+                policy.decide(&call_of(query, rows.len()), request, decode, matrix).and_then(check::plan)?;
+            Ok((plan, Some((preview.candidate.worker.id(), preview.candidate.rank))))
         })
     }
 

@@ -165,6 +165,8 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, leg: Leg, subject: &'
         attempt: 0,
         subject,
         pin: None,
+        session: None,
+        planned: None,
         tried: &[],
         other_leg: None,
         explain: false,

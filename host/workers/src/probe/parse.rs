@@ -1,5 +1,7 @@
 //! Reads what engines answer to probes. Pure.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 /// Models an engine lists, and who it says owns them.
@@ -33,6 +35,24 @@ pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     let list: List = serde_json::from_slice(body).map_err(|error| format!("GET /v1/models: {error}"))?;
     let owner = list.data.first().and_then(|model| model.owned_by.clone());
     Ok(Models { names: list.data.into_iter().map(|model| model.id).collect(), owner })
+}
+
+/// Engine ids by rank, from Mooncake's bootstrap server: `{"0": "id"}` or `{"0": {"engine_id": "id"}}`.
+pub(super) fn engine_ids(body: &[u8]) -> Result<Vec<String>, String> {
+    let ranks: BTreeMap<u32, EngineId> =
+        serde_json::from_slice(body).map_err(|error| format!("GET /query: {error}"))?;
+    let all = ranks.keys().copied().eq(0..u32::try_from(ranks.len()).unwrap_or(u32::MAX));
+    if ranks.is_empty() || !all {
+        return Err(format!("GET /query: ranks {:?} are not 0 to n", ranks.keys().collect::<Vec<_>>()));
+    }
+    Ok(ranks.into_values().map(|(EngineId::Plain(id) | EngineId::Entry { engine_id: id })| id).collect())
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum EngineId {
+    Plain(String),
+    Entry { engine_id: String },
 }
 
 /// KV blocks from `vllm:cache_config_info{…num_gpu_blocks="…"}`.
@@ -78,6 +98,14 @@ mod tests {
         let metrics = include_bytes!("../../../../tests/fixtures/engines/metrics.txt");
         assert_eq!(vllm_blocks(metrics), Some(32_768));
         assert_eq!(load(metrics), Some(Figures { running: 0, waiting: 0, kv_usage: 0.0 }));
+    }
+
+    #[test]
+    fn mooncake_engine_ids_are_read_in_both_forms_and_gaps_are_told() {
+        assert_eq!(engine_ids(br#"{"1":"b","0":"a"}"#), Ok(vec!["a".to_owned(), "b".to_owned()]));
+        let entry = br#"{"0":{"engine_id":"a","worker_addr":{}}}"#;
+        assert_eq!(engine_ids(entry), Ok(vec!["a".to_owned()]));
+        assert!(engine_ids(br#"{"1":"b"}"#).is_err() && engine_ids(b"{}").is_err());
     }
 
     #[test]

@@ -134,7 +134,12 @@ fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
 /// The value below which `share` of the values lie.
 pub(super) fn quantile(values: &mut [u64], share: f64) -> f64 {
     values.sort_unstable();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "an index")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index"
+    )]
     let place = ((values.len() as f64 - 1.0).max(0.0) * share) as usize;
     #[expect(clippy::cast_precision_loss, reason = "a figure to show")]
     values.get(place).map_or(f64::NAN, |value| *value as f64)

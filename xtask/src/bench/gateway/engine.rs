@@ -90,7 +90,8 @@ fn facts(path: &str) -> String {
         return r#"{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm","max_model_len":1000000}]}"#.to_owned();
     }
     if path.ends_with("/metrics") {
-        return "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.1\n".to_owned();
+        return "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.1\n"
+            .to_owned();
     }
     "{}".to_owned()
 }

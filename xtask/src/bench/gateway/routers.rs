@@ -58,9 +58,12 @@ impl Router {
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
         let (address, process) = match self {
             Self::Direct => (engine.address, None),
-            Self::Nginx => nginx(dir.path(), engine.address).map(|(at, child)| (at, Some(Proxy::Nginx(child))))?,
+            Self::Nginx => {
+                nginx(dir.path(), engine.address).map(|(at, child)| (at, Some(Proxy::Nginx(child))))?
+            }
             Self::Pointsman => {
-                let fleet = fleet::gateway(bin, dir.path(), Vec::new(), "", &workers(scenario, engine.address))?;
+                let fleet =
+                    fleet::gateway(bin, dir.path(), Vec::new(), "", &workers(scenario, engine.address))?;
                 (fleet.client().parse()?, Some(Proxy::Gateway(fleet)))
             }
         };

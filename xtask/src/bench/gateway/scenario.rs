@@ -13,7 +13,6 @@ use anyhow::Context as _;
 
 use super::{
     client::{Client, Seen, quantile},
-    engine::Engine,
     routers::{Router, Running},
 };
 
@@ -78,7 +77,13 @@ pub(super) const ALL: [Scenario; 7] = [
         requests: 240,
         ..BASE
     },
-    Scenario { name: "d", says: "220 KB prompts, closed loop 16", requests: 3_000, prompt_bytes: 220_000, ..BASE },
+    Scenario {
+        name: "d",
+        says: "220 KB prompts, closed loop 16",
+        requests: 3_000,
+        prompt_bytes: 220_000,
+        ..BASE
+    },
     Scenario {
         name: "e",
         says: "P/D vLLM style, 32 events, closed loop 8 (nginx relays both legs' calls)",
@@ -131,70 +136,61 @@ impl Figures {
     pub(super) fn short(&self) -> String {
         format!(
             "CPU {:.3} s/1000, TTFT p50 {:.3} ms, hop p50 {:.0} us, {:.0}/s, RSS {:.1} MB (idle {:.1})",
-            self.cpu_per_1000_s, self.ttft_p50_ms, self.hop_p50_us, self.per_second, self.rss_mb, self.idle_mb
+            self.cpu_per_1000_s,
+            self.ttft_p50_ms,
+            self.hop_p50_us,
+            self.per_second,
+            self.rss_mb,
+            self.idle_mb
         )
     }
 }
 
 impl Scenario {
     /// Runs `scale` of the scenario's requests through a router.
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures to show")]
-    pub(super) fn run(&self, router: &Running, engine: &Engine, scale: f64) -> anyhow::Result<Figures> {
-        let _ = engine;
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "figures to show"
+    )]
+    pub(super) fn run(&self, router: &Running, scale: f64) -> anyhow::Result<Figures> {
         let clients = match self.load {
             Load::Closed(clients) => clients,
             Load::Open(rate) => rate * 3,
         };
         let requests = ((self.requests as f64 * scale) as u64).max(1);
-        let bodies = Arc::new(self.bodies());
         // nginx knows no legs: its clients make both calls themselves, so that it relays the same bytes.
         let both = matches!(self.shape, Shape::Disaggregated) && router.kind != Router::Pointsman;
-        let prefill = Arc::new(both.then(|| prefill_body(self.prompt_bytes)));
-        let next = Arc::new(AtomicU64::new(0));
-        let all = Arc::new(Mutex::new(Seen::default()));
-        let mut threads = Vec::new();
+        let work = Arc::new(Work {
+            address: router.address,
+            load: self.load,
+            requests,
+            bodies: self.bodies(),
+            prefill: both.then(|| prefill_body(self.prompt_bytes)),
+            next: AtomicU64::new(0),
+            all: Mutex::new(Seen::default()),
+            started: Instant::now(),
+        });
         let cpu = router.cpu();
-        let started = Instant::now();
-        for _ in 0..clients {
-            let (next, all, bodies, prefill) = (next.clone(), all.clone(), bodies.clone(), prefill.clone());
-            let (address, load) = (router.address, self.load);
-            let work = move || -> anyhow::Result<()> {
-                let mut client = Client::connect(address)?;
-                let (mut seen, mut unseen) = (Seen::default(), Seen::default());
-                loop {
-                    let turn = next.fetch_add(1, Ordering::Relaxed);
-                    if turn >= requests {
-                        break;
-                    }
-                    if let Load::Open(rate) = load {
-                        let due = Duration::from_secs_f64(turn as f64 / f64::from(rate));
-                        thread::sleep(due.saturating_sub(started.elapsed()));
-                    }
-                    if let Some(prefill) = prefill.as_ref() {
-                        client.post(prefill, &mut unseen)?;
-                    }
-                    let body = bodies.get(turn as usize % bodies.len()).context("no body")?;
-                    client.post(body, &mut seen)?;
-                }
-                all.lock().map_err(|_| anyhow::anyhow!("a client panicked"))?.add(seen);
-                Ok(())
-            };
-            threads.push(thread::Builder::new().stack_size(256 * 1024).spawn(work)?);
-        }
-        let half = requests / 2;
+        let threads = (0..clients).map(|_| {
+            let work = work.clone();
+            thread::Builder::new().stack_size(256 * 1024).spawn(move || work.client())
+        });
+        let threads = threads.collect::<Result<Vec<_>, _>>()?;
         let mut rss_mb = 0.0_f64;
         while threads.iter().any(|thread| !thread.is_finished()) {
             thread::sleep(Duration::from_millis(20));
-            if next.load(Ordering::Relaxed) >= half {
+            if work.next.load(Ordering::Relaxed) >= requests / 2 {
                 rss_mb = rss_mb.max(router.rss_mb());
             }
         }
-        let took = started.elapsed();
+        let took = work.started.elapsed();
         let cpu = (router.cpu() - cpu) as f64;
         for thread in threads {
             thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
         }
-        let mut seen = all.lock().map_err(|_| anyhow::anyhow!("a client panicked"))?.clone();
+        let mut seen = work.all.lock().map_err(|_| anyhow::anyhow!("a client panicked"))?.clone();
         let events = seen.events.max(1) as f64;
         Ok(Figures {
             cpu_per_1000_s: cpu / 1e9 / requests as f64 * 1_000.0,
@@ -222,6 +218,43 @@ impl Scenario {
             .into_bytes()
         };
         (0..16).map(body).collect()
+    }
+}
+
+/// What the clients of one run share.
+struct Work {
+    address: std::net::SocketAddr,
+    load: Load,
+    requests: u64,
+    bodies: Vec<Vec<u8>>,
+    prefill: Option<Vec<u8>>,
+    next: AtomicU64,
+    all: Mutex<Seen>,
+    started: Instant,
+}
+
+impl Work {
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a turn is small")]
+    fn client(&self) -> anyhow::Result<()> {
+        let mut client = Client::connect(self.address)?;
+        let (mut seen, mut unseen) = (Seen::default(), Seen::default());
+        loop {
+            let turn = self.next.fetch_add(1, Ordering::Relaxed);
+            if turn >= self.requests {
+                break;
+            }
+            if let Load::Open(rate) = self.load {
+                let due = Duration::from_secs_f64(turn as f64 / f64::from(rate));
+                thread::sleep(due.saturating_sub(self.started.elapsed()));
+            }
+            if let Some(prefill) = &self.prefill {
+                client.post(prefill, &mut unseen)?;
+            }
+            let body = self.bodies.get(turn as usize % self.bodies.len()).context("no body")?;
+            client.post(body, &mut seen)?;
+        }
+        self.all.lock().map_err(|_| anyhow::anyhow!("a client panicked"))?.add(seen);
+        Ok(())
     }
 }
 
