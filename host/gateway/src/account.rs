@@ -91,6 +91,18 @@ impl Account {
         Some(now - self.started)
     }
 
+    /// When the request came.
+    #[must_use]
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// When it last showed life: a token, or its arrival.
+    #[must_use]
+    pub fn last_life(&self) -> Instant {
+        self.last_token.unwrap_or(self.started)
+    }
+
     /// Output tokens so far.
     #[must_use]
     pub fn tokens(&self) -> u32 {

@@ -1,15 +1,16 @@
 //! The operators' listener: health, readiness, metrics, workers, policies.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Json, Router,
     extract::{Path, State},
     http::{StatusCode, header},
     response::IntoResponse,
-    routing::{get, post},
+    routing::{delete, get, post},
 };
-use pointsman_workers::{Candidate, Health, Ineligible, Leg, ModelName, WorkerId};
+use bytes::Bytes;
+use pointsman_workers::{Candidate, Health, Ineligible, Leg, ModelName, WorkerId, WorkerSpec};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -23,7 +24,8 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/policies", get(policies))
-        .route("/workers", get(workers))
+        .route("/workers", get(workers).post(join))
+        .route("/workers/{id}", delete(leave))
         .route("/workers/{id}/drain", post(drain).delete(undrain))
         .with_state(app)
 }
@@ -40,15 +42,28 @@ pub(crate) fn servable(app: &App) -> Vec<String> {
 }
 
 fn is_up(candidate: &Candidate) -> bool {
-    matches!(candidate.ineligible(), None | Some(Ineligible::AtCapacity))
+    candidate.ineligible().is_none_or(|reason| !reason.is_down())
 }
 
 async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
     let models = servable(&app);
     let draining = app.draining.is_cancelled();
+    let snapshot = app.registry.snapshot();
+    let state = |model: &ModelName| {
+        let both = [Leg::Prefill, Leg::Decode].iter().all(|leg| snapshot.pool(model, *leg).iter().any(is_up));
+        let activation = snapshot.activation(model)?;
+        activation.observe(both);
+        Some((model.to_string(), activation.state().as_str()))
+    };
+    let remote_prefill: BTreeMap<_, _> = snapshot.models().into_iter().filter_map(state).collect();
     let ready = !models.is_empty() && !draining;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(json!({ "ready": ready, "models": models, "draining": draining })))
+    (
+        status,
+        Json(
+            json!({ "ready": ready, "models": models, "remote_prefill": remote_prefill, "draining": draining }),
+        ),
+    )
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
@@ -102,6 +117,25 @@ async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     Json(
         json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() }),
     )
+}
+
+/// A worker joins, described as in the configuration; one of the same id is replaced.
+async fn join(State(app): State<Arc<App>>, body: Bytes) -> (StatusCode, Json<Value>) {
+    match serde_json::from_slice::<WorkerSpec>(&body) {
+        Ok(spec) => {
+            let worker = app.registry.upsert(spec);
+            (StatusCode::OK, Json(json!({ "id": worker.id() })))
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))),
+    }
+}
+
+/// A worker leaves: no new request goes there, those under way end as they will.
+async fn leave(State(app): State<Arc<App>>, Path(id): Path<u64>) -> (StatusCode, Json<Value>) {
+    match app.registry.remove(WorkerId(id)) {
+        Some(_) => (StatusCode::OK, Json(json!({ "id": id, "left": true }))),
+        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
+    }
 }
 
 async fn drain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {

@@ -1,6 +1,6 @@
 //! The assembly: from a configuration to a running gateway. Owns everything that lives as long as the daemon.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashSet, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use pointsman_routing::{
     World,
 };
 use pointsman_workers::{
-    IndexConfig, PrefixIndex, Registry,
+    IndexConfig, PrefixIndex, Registry, WorkerId,
     probe::{ProbeConfig, Prober},
 };
 use tokio::{net::TcpListener, sync::mpsc};
@@ -21,10 +21,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin,
     config::{Config, SlotEntry},
-    hints::HintTrust,
-    legs::Order,
+    hints::{HintTrust, Hints},
+    legs::Terms,
     metrics::Metrics,
+    parking::Parking,
     server,
+    sessions::Sessions,
     subject::Measure,
     upstream::Upstream,
 };
@@ -36,10 +38,16 @@ pub struct Settings {
     pub enforce_disagg: bool,
     /// A request's deadline.
     pub request_timeout: Duration,
-    /// Which leg is routed first.
-    pub order: Order,
-    /// Further tries of a request.
-    pub retries: u32,
+    /// What a request is allowed.
+    pub terms: Terms,
+    /// How long a session stays bound when its request does not say; `None`: only requests with a session control bind.
+    pub session_affinity: Option<Duration>,
+    /// A booking without life is freed after this.
+    pub booking_ttl: Duration,
+    /// How long a request may wait for a worker that is not busy.
+    pub queue_timeout: Duration,
+    /// Status when every worker is busy.
+    pub busy_status: u16,
     /// Whether hints are taken.
     pub trust: HintTrust,
     /// Largest body.
@@ -48,6 +56,15 @@ pub struct Settings {
     pub api_keys: Vec<String>,
     /// How prompts are measured.
     pub measure: Measure,
+}
+
+impl Settings {
+    /// How long this request's session is bound where it runs; `None`: not at all.
+    #[must_use]
+    pub fn affinity(&self, hints: &Hints) -> Option<Duration> {
+        hints.session.as_ref()?;
+        hints.session_control.map(|control| control.timeout).or(self.session_affinity)
+    }
 }
 
 /// The gateway's parts.
@@ -59,6 +76,10 @@ pub struct App {
     pub registry: Arc<Registry>,
     /// The router.
     pub router: Router,
+    /// Where requests wait when everybody is busy.
+    pub parking: Arc<Parking>,
+    /// Where sessions are bound.
+    pub sessions: Sessions,
     /// Calls to workers.
     pub upstream: Upstream,
     /// Counters.
@@ -103,6 +124,7 @@ impl Running {
             load_interval: config.probe.load_interval,
         };
         Prober::start(app.registry.clone(), probe, app.tracker.clone(), stop.clone());
+        app.tracker.spawn(forget_leavers(app.clone(), stop.clone()));
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
         servers.spawn(server::serve(listener, server::routes(app.clone()), stop.clone()));
@@ -129,6 +151,28 @@ impl Running {
         });
         if ended.await.is_err() {
             tracing::warn!(requests = self.app.metrics.inflight.get(), "ended with requests under way");
+        }
+    }
+}
+
+/// Takes workers that left out of the index (spec H4).
+async fn forget_leavers(app: Arc<App>, stop: CancellationToken) {
+    let mut changes = app.registry.subscribe();
+    let mut known: HashSet<WorkerId> = HashSet::new();
+    loop {
+        let snapshot = app.registry.snapshot();
+        known.retain(|id| {
+            let stays = snapshot.get(*id).is_some();
+            if !stays {
+                app.router.index().remove_worker(*id);
+            }
+            stays
+        });
+        known.extend(snapshot.workers().iter().map(|worker| worker.id()));
+        drop(snapshot);
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            () = stop.cancelled() => return,
         }
     }
 }
@@ -185,6 +229,8 @@ fn build(config: &Config) -> anyhow::Result<App> {
         settings: settings(config),
         registry,
         router,
+        parking: Parking::new(config.queue.limit),
+        sessions: Sessions::default(),
         upstream: Upstream::new(config.timeouts.connect),
         metrics,
         exposition: Mutex::new(exposition),
@@ -199,8 +245,15 @@ fn settings(config: &Config) -> Settings {
     Settings {
         enforce_disagg: routing.enforce_disagg,
         request_timeout: config.timeouts.request,
-        order: routing.order,
-        retries: routing.retries,
+        terms: Terms {
+            order: routing.order,
+            retries: routing.retries,
+            local_fallback: routing.local_fallback && !routing.enforce_disagg,
+        },
+        session_affinity: Some(routing.session_affinity).filter(|ttl| !ttl.is_zero()),
+        booking_ttl: config.timeouts.booking,
+        queue_timeout: config.queue.timeout,
+        busy_status: routing.busy_status,
         trust: if server.trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
         max_body_bytes: server.max_body_bytes,
         api_keys: server.api_keys.clone(),

@@ -25,6 +25,8 @@ pub struct Config {
     pub policies: Policies,
     /// The prefix index.
     pub index: Index,
+    /// Where requests wait when every eligible worker is busy.
+    pub queue: Queue,
     /// Time limits.
     pub timeouts: Timeouts,
     /// How workers are probed.
@@ -63,6 +65,13 @@ pub struct Routing {
     pub order: Order,
     /// Further tries of a request, all legs together.
     pub retries: u32,
+    /// Prefill locally when remote prefill failed for good; never under `enforce_disagg`.
+    pub local_fallback: bool,
+    /// How long every session stays bound to its workers; 0: only sessions with a session control.
+    #[serde(with = "humantime_serde")]
+    pub session_affinity: Duration,
+    /// HTTP status when every eligible worker is busy.
+    pub busy_status: u16,
     /// Salt of the session, LoRA and tenant hashes that policies see.
     pub hash_salt: u64,
     /// Parameters of the cost.
@@ -119,6 +128,17 @@ pub struct Index {
     pub ttl: Duration,
 }
 
+/// Where requests wait when every eligible worker is busy.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Queue {
+    /// Requests that may wait; 0: none does.
+    pub limit: usize,
+    /// How long one may wait.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+}
+
 /// Time limits.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -129,6 +149,9 @@ pub struct Timeouts {
     /// A whole request.
     #[serde(with = "humantime_serde")]
     pub request: Duration,
+    /// A booking without a token for this long is load no more.
+    #[serde(with = "humantime_serde")]
+    pub booking: Duration,
     /// Requests under way when the daemon is told to end.
     #[serde(with = "humantime_serde")]
     pub drain: Duration,
@@ -169,6 +192,9 @@ impl Default for Routing {
             bytes_per_token: 4,
             order: Order::PrefillFirst,
             retries: 2,
+            local_fallback: false,
+            session_affinity: Duration::ZERO,
+            busy_status: 529,
             hash_salt: 0,
             cost: RouterConfig::default(),
         }
@@ -197,11 +223,18 @@ impl Default for Index {
     }
 }
 
+impl Default for Queue {
+    fn default() -> Self {
+        Self { limit: 0, timeout: Duration::from_secs(30) }
+    }
+}
+
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(2),
             request: Duration::from_secs(600),
+            booking: Duration::from_secs(300),
             drain: Duration::from_secs(30),
         }
     }
@@ -252,7 +285,10 @@ impl Config {
             !(0.0..=1.0).contains(&share),
             format!("policies.probation_failure_share: `{share}` is not within 0 to 1"),
         );
+        let busy = routing.busy_status;
+        say(!(400..600).contains(&busy), format!("routing.busy_status: `{busy}` is not an error status"));
         let limits = [
+            ("timeouts.booking", self.timeouts.booking),
             ("policies.deadline", policies.deadline),
             ("policies.rescan", policies.rescan),
             ("timeouts.connect", self.timeouts.connect),

@@ -1,6 +1,6 @@
 //! What an engine wants on the wire: one file a dialect, behind one trait. Data and pure functions over bodies; no I/O.
 
-use std::{fmt, fmt::Write as _};
+use std::fmt;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
@@ -11,11 +11,15 @@ use crate::{json::Edit, legs::HandoffKind, request::Request, upstream::LegHeader
 
 mod openai;
 mod sglang;
+mod trtllm;
+mod vllm;
+mod vllm_mooncake;
 mod vllm_nixl;
+mod vllm_p2p_nccl;
 
 /// Fields that belong to the handoff, or to us: never taken from a client, never passed on (spec A5). A partial set of
 /// `kv_transfer_params` kills a real decode engine.
-const OURS: [&str; 12] = [
+const OURS: [&str; 13] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "bootstrap_host",
@@ -28,6 +32,7 @@ const OURS: [&str; 12] = [
     "disagg_prefill_dp_rank",
     "data_parallel_rank",
     "nvext",
+    "_HEALTH_CHECK",
 ];
 
 /// The id engines see: 32 random hex digits of ours, fresh for every attempt, saying nothing about anybody.
@@ -52,6 +57,8 @@ pub struct LegContext<'a> {
     pub prefill: Option<Target<'a>>,
     /// The target of the decode or single leg, when it is known.
     pub decode: Option<Target<'a>>,
+    /// The prefill engine's own id (vLLM Mooncake).
+    pub engine_id: Option<&'a str>,
     /// Bootstrap rooms, one an item.
     pub rooms: &'a [u64],
     /// The engine's own parameters from the prefill answer, opaque JSON.
@@ -118,7 +125,7 @@ pub trait Connector: Send + Sync + fmt::Debug {
     }
 
     /// Headers of a leg to `target`.
-    fn headers(&self, _token: RequestToken, _target: Target<'_>) -> LegHeaders {
+    fn headers(&self, _context: &LegContext<'_>, _target: Target<'_>) -> LegHeaders {
         LegHeaders::new()
     }
 
@@ -132,6 +139,11 @@ pub trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether the response id names the workers, and must not reach a client as it is (spec A5).
+    fn id_names_workers(&self) -> bool {
+        false
+    }
+
     /// Whether the decode leg's own `cached_tokens` says anything about the prompt.
     fn decode_knows_cached_tokens(&self) -> bool {
         true
@@ -143,15 +155,18 @@ pub trait Connector: Send + Sync + fmt::Debug {
 pub fn connector_for(spec: &WorkerSpec) -> &'static dyn Connector {
     match (spec.engine, spec.transport) {
         (Engine::Vllm, KvTransport::Nixl) => &vllm_nixl::VllmNixl,
+        (Engine::Vllm, KvTransport::Mooncake) => &vllm_mooncake::VllmMooncake,
+        (Engine::Vllm, KvTransport::P2pNccl) => &vllm_p2p_nccl::VllmP2pNccl,
         (Engine::Sglang, _) => &sglang::Sglang,
-        (Engine::Vllm | Engine::Trtllm | Engine::Openai, _) => &openai::Openai,
+        (Engine::Trtllm, _) => &trtllm::Trtllm,
+        (Engine::Openai, _) => &openai::Openai,
     }
 }
 
 /// All headers of a leg: the dialect's, and the worker's key.
 #[must_use]
-pub fn leg_headers(token: RequestToken, target: Target<'_>) -> LegHeaders {
-    let mut headers = connector_for(target.spec).headers(token, target);
+pub fn leg_headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
+    let mut headers = connector_for(target.spec).headers(context, target);
     let key =
         target.spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
     if let Some(mut value) = key {
@@ -201,14 +216,10 @@ fn clean(request: &Request) -> Edit<'_> {
     OURS.iter().fold(request.body.edit(), |edit, key| edit.remove(key))
 }
 
-/// A header that carries the attempt's id.
-fn token_header(token: RequestToken) -> (HeaderName, HeaderValue) {
-    let mut text = String::with_capacity(32);
-    let _ = write!(text, "{token}");
-    (
-        HeaderName::from_static("x-request-id"),
-        HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("")),
-    )
+/// The header that carries the id engines see.
+fn token_header(id: &str) -> (HeaderName, HeaderValue) {
+    let value = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static(""));
+    (HeaderName::from_static("x-request-id"), value)
 }
 
 #[cfg(test)]

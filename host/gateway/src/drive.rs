@@ -3,13 +3,14 @@
 //! One future drives a request up to the head of its answer; [`crate::relay`] takes over from there. Both hold the same
 //! [`Drive`], and both hand events to the same machine. What is booked, in flight or owed is owned here and nowhere else.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderValue, Response, header};
 use hyper::body::Incoming;
-use pointsman_routing::{CandidateId, Query, RouterConfigOverride, Subject};
+use pointsman_routing::{CandidateId, Query, RouteError, Routed, RouterConfigOverride, Subject};
 use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,8 @@ use crate::{
     app::App,
     connector::{LegContext, PrefillAnswer, RequestToken, Target, connector_for, leg_headers, rooms},
     error::Cause,
-    legs::{Action, Event, Failed, HandoffKind, Legs, PrefillTraits, Shape},
+    legs::{Action, Event, Failed, HandoffKind, Legs, PrefillTraits},
+    parking::Place,
     relay::{self, Answer},
     request::Request,
     sse::{self, Usage},
@@ -28,7 +30,7 @@ use crate::{
 
 mod plan;
 
-pub(crate) use plan::plan;
+pub(crate) use plan::{Planning, plan, question};
 
 /// A request on its way.
 pub(crate) struct Drive {
@@ -48,12 +50,53 @@ pub(crate) struct Drive {
     prefill: Upstreaming<PrefillDone>,
     token: RequestToken,
     rooms: Vec<u64>,
+    engine_id: Option<String>,
     handoff: Option<String>,
     attempts: u32,
     tried: Vec<CandidateId>,
     /// The whole answer of a request that is not streamed.
     whole: Option<Response<Bytes>>,
     saw_gone: bool,
+    planned: Option<CandidateId>,
+    waiting: Option<Waiting>,
+    /// A leg failed since the last one was routed: the next is routed after a pause.
+    failed: bool,
+    pauses: Option<Backoff>,
+}
+
+/// Why a leg is not routed at once.
+enum Waiting {
+    /// Something failed a moment ago.
+    Pause(Instant, Leg),
+    /// Every eligible worker is busy (spec F7).
+    Queue(Place, Leg, Instant),
+}
+
+impl Waiting {
+    fn leg(&self) -> Leg {
+        match self {
+            Self::Pause(_, leg) | Self::Queue(_, leg, _) => *leg,
+        }
+    }
+
+    async fn over(&self) {
+        match self {
+            Self::Pause(until, _) => tokio::time::sleep_until(*until).await,
+            Self::Queue(place, ..) => place.turn().await,
+        }
+    }
+}
+
+/// Pauses between tries: 10 ms, doubled each time, with jitter.
+type Backoff = backon::ExponentialBackoff;
+
+fn backoff() -> Backoff {
+    ExponentialBuilder::default()
+        .with_min_delay(Duration::from_millis(10))
+        .with_max_delay(Duration::from_secs(1))
+        .without_max_times()
+        .with_jitter()
+        .build()
 }
 
 /// One leg: where it runs, what it booked, what is in flight, and why it failed.
@@ -79,19 +122,12 @@ impl<T> Default for Upstreaming<T> {
     }
 }
 
-impl<T> Upstreaming<T> {
-    fn stop(&mut self) {
-        self.call = None;
-        self.booking = None;
-    }
-}
-
 /// A request that can be served: what was parsed, measured and planned.
 pub(crate) struct Planned {
     pub(crate) request: Arc<Request>,
     pub(crate) subject: Subject,
     pub(crate) snapshot: Arc<Snapshot>,
-    pub(crate) shape: Shape,
+    pub(crate) planning: Planning,
     /// The client asked who decided.
     pub(crate) explain: bool,
 }
@@ -103,8 +139,8 @@ pub(crate) async fn drive(
     account: Account,
     gone: CancellationToken,
 ) -> Response<Answer> {
-    let Planned { request, subject, snapshot, shape, explain } = planned;
-    let (legs, actions) = Legs::new(shape, app.settings.order, app.settings.retries);
+    let Planned { request, subject, snapshot, planning, explain } = planned;
+    let (legs, actions) = Legs::new(planning.shape, app.settings.terms);
     let deadline = Instant::now() + app.settings.request_timeout;
     let mut drive = Box::new(Drive {
         app,
@@ -122,11 +158,16 @@ pub(crate) async fn drive(
         prefill: Upstreaming::default(),
         token: RequestToken::fresh(),
         rooms: Vec::new(),
+        engine_id: None,
         handoff: None,
         attempts: 0,
         tried: Vec::new(),
         whole: None,
         saw_gone: false,
+        planned: planning.planned,
+        waiting: None,
+        failed: false,
+        pauses: None,
     });
     loop {
         while let Some(action) = drive.queue.pop_front() {
@@ -140,6 +181,8 @@ pub(crate) async fn drive(
         }
         match drive.next().await {
             Next::Event(event) => drive.tell(event),
+            Next::Again => drive.route_again(),
+            Next::Stale => drive.expire(),
             Next::Stream(head) => match drive.take_head(head) {
                 Ok(head) => {
                     drive.tell(Event::Head);
@@ -165,6 +208,10 @@ enum Ending {
 
 enum Next {
     Event(Event),
+    /// What a leg waited for is there: route it.
+    Again,
+    /// The bookings have had no life for too long (spec F4).
+    Stale,
     Stream(Response<Incoming>),
 }
 
@@ -195,12 +242,19 @@ impl Drive {
     /// Performs an action that needs no answer to the client.
     pub(crate) fn perform(&mut self, action: Action) {
         match action {
-            Action::Route(leg) => self.route(leg),
+            Action::Route(leg) => self.route_or_pause(leg),
+            Action::FallBackToLocal => self.app.metrics.handoff("local_fallback"),
             Action::Send(Leg::Prefill) => self.send_prefill(),
             Action::Send(_) => self.send_decode(false),
             Action::SendToConsume => self.send_decode(true),
-            Action::Cancel(Leg::Prefill) => self.prefill.stop(),
-            Action::Cancel(_) => self.decode.stop(),
+            Action::Cancel(Leg::Prefill) => {
+                self.prefill.call = None;
+                self.free(Leg::Prefill);
+            }
+            Action::Cancel(leg) => {
+                self.decode.call = None;
+                self.free(leg);
+            }
             Action::Abort(leg) => self.abort(leg),
             Action::Finish => self.finish(),
             // The answer's own actions: the driver or the relay takes them.
@@ -226,7 +280,8 @@ impl Drive {
         note_failure(&self.app, leg, self.decode.candidate.as_ref(), &error);
         self.tried.extend(self.decode.candidate.as_ref().map(id_of));
         self.decode.failure = Some(error.into());
-        self.decode.booking = None;
+        self.failed = true;
+        self.free(Leg::Decode);
         Event::DecodeFailed(failed)
     }
 
@@ -242,6 +297,7 @@ impl Drive {
         let leg = self.legs.answering();
         self.app.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
         candidate.load().observe_outcome(true);
+        candidate.worker.note_outcome(true);
         if let Some(itl) = self.account.itl() {
             candidate.load().observe_itl(itl);
         }
@@ -292,6 +348,8 @@ impl Drive {
     }
 
     async fn next(&mut self) -> Next {
+        let stale = self.stale_at();
+        let waiting = self.waiting.as_ref();
         let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
         tokio::select! {
             biased;
@@ -311,22 +369,41 @@ impl Drive {
                     Err(error) => Next::Event(self.decode_failed(error)),
                 }
             }
+            () = async { match waiting { Some(waiting) => waiting.over().await, None => std::future::pending().await } } => Next::Again,
             () = tokio::time::sleep_until(self.deadline) => Next::Event(Event::Deadline),
+            () = tokio::time::sleep_until(stale.unwrap_or(self.deadline)), if stale.is_some() => Next::Stale,
         }
     }
 
     // ---- routing
 
-    fn route(&mut self, leg: Leg) {
-        if leg != Leg::Decode {
+    fn route_or_pause(&mut self, leg: Leg) {
+        if !std::mem::take(&mut self.failed) {
+            self.route(leg, None);
+            return;
+        }
+        let labels = crate::metrics::ReasonLabels { reason: leg.as_str() };
+        self.app.metrics.retries.get_or_create(&labels).inc();
+        let pause = self.pauses.get_or_insert_with(backoff).next().unwrap_or_default();
+        self.waiting = Some(Waiting::Pause(Instant::now() + pause, leg));
+    }
+
+    /// What a leg waited for is there.
+    fn route_again(&mut self) {
+        let Some(waiting) = self.waiting.take() else { return };
+        let leg = waiting.leg();
+        match waiting {
+            Waiting::Pause(..) => self.route(leg, None),
+            Waiting::Queue(place, _, since) => self.route(leg, Some((place, since))),
+        }
+    }
+
+    fn route(&mut self, leg: Leg, place: Option<(Place, Instant)>) {
+        if self.attempts != self.legs.attempt() {
             // A new attempt: nothing of the one before may be met again.
+            self.attempts = self.legs.attempt();
             self.token = RequestToken::fresh();
             self.handoff = None;
-            self.attempts += 1;
-            if self.attempts > 1 {
-                let labels = crate::metrics::ReasonLabels { reason: leg.as_str() };
-                self.app.metrics.retries.get_or_create(&labels).inc();
-            }
         }
         let app = self.app.clone();
         let query = self.query(leg);
@@ -337,43 +414,104 @@ impl Drive {
         };
         match app.router.route(&query, &over) {
             Ok(routed) => {
-                let candidate = routed.candidate.clone();
-                self.account.decided(routed.receipt, self.subject.block_size);
-                let event = if leg == Leg::Prefill {
-                    (self.prefill.candidate, self.prefill.booking) =
-                        (Some(candidate.clone()), Some(routed.booking));
-                    self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
-                    traits(&candidate).map_or(Event::Unroutable, Event::PrefillRouted)
-                } else {
-                    (self.decode.candidate, self.decode.booking) = (Some(candidate), Some(routed.booking));
-                    Event::Routed
-                };
+                let event = self.routed(leg, routed);
                 self.tell(event);
             }
+            Err(RouteError::AllBusy(_)) if self.wait_in_queue(leg, place) => {}
             Err(error) => {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
                 // On a retry, what failed says more than that nobody is left.
                 if failure.is_none() {
-                    *failure = Some(error.into());
+                    *failure = Some(Cause::of_route(error, app.settings.busy_status));
                 }
                 self.tell(Event::Unroutable);
             }
         }
     }
 
+    fn routed(&mut self, leg: Leg, routed: Routed) -> Event {
+        let candidate = routed.candidate;
+        self.account.decided(routed.receipt, self.subject.block_size);
+        if leg != Leg::Prefill {
+            (self.decode.candidate, self.decode.booking) = (Some(candidate), Some(routed.booking));
+            return Event::Routed;
+        }
+        self.engine_id = candidate.worker.engine_id(candidate.rank);
+        self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
+        let traits = traits(&candidate);
+        (self.prefill.candidate, self.prefill.booking) = (Some(candidate), Some(routed.booking));
+        traits.map_or(Event::Unroutable, Event::PrefillRouted)
+    }
+
+    /// Keeps or takes a place in the queue; `false` when there is none, or the request waited long enough.
+    fn wait_in_queue(&mut self, leg: Leg, place: Option<(Place, Instant)>) -> bool {
+        let settings = &self.app.settings;
+        let (place, since) = match place {
+            Some((_, since)) if since.elapsed() >= settings.queue_timeout => return false,
+            Some((place, since)) => {
+                place.pass_on();
+                (place, since)
+            }
+            None => {
+                let subject = &self.subject;
+                let (priority, jump) = (subject.priority, subject.priority_jump_s);
+                let Some(place) = self.app.parking.park(priority, jump, self.account.started()) else {
+                    return false;
+                };
+                (place, Instant::now())
+            }
+        };
+        self.waiting = Some(Waiting::Queue(place, leg, since));
+        true
+    }
+
     fn query(&self, leg: Leg) -> Query<'_> {
-        let other = if leg == Leg::Decode { self.prefill.candidate.as_ref().map(id_of) } else { None };
-        plan::query(
-            &self.request,
-            &self.subject,
-            &self.snapshot,
-            leg,
-            self.explain,
-            other,
-            &self.tried,
-            self.attempts,
-        )
+        let other = match leg {
+            Leg::Decode => self.prefill.candidate.as_ref(),
+            // D5: decode was chosen first, and stays booked.
+            Leg::Prefill => self.decode.candidate.as_ref().filter(|_| self.decode.booking.is_some()),
+            Leg::Aggregated => None,
+        };
+        let question = plan::question(&self.app, &self.request, &self.subject, &self.snapshot, leg);
+        Query {
+            attempt: self.attempts.saturating_sub(1),
+            explain: self.explain,
+            other_leg: other.map(id_of),
+            planned: self.planned.filter(|_| leg == Leg::Aggregated),
+            tried: &self.tried,
+            ..question
+        }
+    }
+
+    /// A leg reached its worker: its session is bound there (spec F8).
+    pub(crate) fn bind(&self, leg: Leg) {
+        let Some(ttl) = self.app.settings.affinity(&self.request.hints) else { return };
+        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
+        if let (Some(session), Some(candidate)) = (self.subject.session_hash, candidate) {
+            self.app.sessions.bind(session, leg, id_of(candidate), ttl);
+        }
+    }
+
+    /// When the bookings expire unless there is life before (spec F4).
+    pub(crate) fn stale_at(&self) -> Option<Instant> {
+        let booked = self.prefill.booking.is_some() || self.decode.booking.is_some();
+        booked.then(|| self.account.last_life() + self.app.settings.booking_ttl)
+    }
+
+    /// The bookings had no life for too long: they are load no more, whatever becomes of the request.
+    pub(crate) fn expire(&mut self) {
+        self.app.metrics.expired_bookings.inc();
+        self.free(Leg::Prefill);
+        self.free(Leg::Decode);
+    }
+
+    /// Gives a leg's booking back; somebody may be waiting for it.
+    fn free(&mut self, leg: Leg) {
+        let booking = if leg == Leg::Prefill { &mut self.prefill.booking } else { &mut self.decode.booking };
+        if booking.take().is_some() {
+            self.app.parking.wake();
+        }
     }
 
     // ---- sending
@@ -383,6 +521,7 @@ impl Drive {
             token: self.token,
             prefill: self.prefill.candidate.as_ref().map(target),
             decode: self.decode.candidate.as_ref().map(target),
+            engine_id: self.engine_id.as_deref(),
             rooms: &self.rooms,
             handoff: self.handoff.as_deref(),
         }
@@ -393,7 +532,7 @@ impl Drive {
         let spec = candidate.worker.spec();
         let connector = connector_for(spec);
         let body = connector.prefill(&self.request, &self.context());
-        let headers = leg_headers(self.token, target(candidate));
+        let headers = leg_headers(&self.context(), target(candidate));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
         let upstream = self.app.upstream.clone();
         let call: BoxFuture<'static, _> = if connector.handoff() == Some(HandoffKind::Bootstrap) {
@@ -413,7 +552,7 @@ impl Drive {
             (Leg::Decode, false) => connector.decode(&self.request, &context),
             _ => connector.single(&self.request, &context),
         };
-        let headers = leg_headers(self.token, target(candidate));
+        let headers = leg_headers(&self.context(), target(candidate));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
         let upstream = self.app.upstream.clone();
         self.decode.call = Some(if self.request.stream && !consume {
@@ -429,7 +568,7 @@ impl Drive {
         let spec = candidate.worker.spec();
         let Some(abort) = connector_for(spec).abort(self.token) else { return };
         let (upstream, url) = (self.app.upstream.clone(), format!("{}{}", spec.url, abort.path));
-        let headers = leg_headers(self.token, target(candidate));
+        let headers = leg_headers(&self.context(), target(candidate));
         self.app.tracker.spawn(async move {
             if let Err(error) = upstream.whole(&url, &headers, abort.body).await {
                 tracing::debug!(%error, "an abort was not taken");
@@ -447,14 +586,17 @@ impl Drive {
                 note_failure(&self.app, Leg::Prefill, self.prefill.candidate.as_ref(), &error);
                 self.tried.extend(self.prefill.candidate.as_ref().map(id_of));
                 self.prefill.failure = Some(error.into());
+                self.failed = true;
                 return Event::PrefillFailed(failed);
             }
         };
-        self.prefill.booking = None;
+        self.free(Leg::Prefill);
+        self.bind(Leg::Prefill);
         let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
         self.app.metrics.leg("prefill", spec.engine.as_str(), "ok");
         candidate.load().observe_outcome(true);
+        candidate.worker.note_outcome(true);
         let Some(answer) = answer else { return Event::PrefillEnded };
         match connector_for(spec).read_prefill(answer.body()) {
             PrefillAnswer::Handoff { parameters, cached_tokens } => {
@@ -496,7 +638,9 @@ impl Drive {
             self.usage(usage);
         }
         self.served();
+        self.bind(self.legs.answering());
         let edited = relay::edit(whole.body(), &seen, self.cached_tokens);
+        let edited = if self.hides_id() { relay::hide_ids(&edited, self.token) } else { edited };
         let mut response = Response::new(edited);
         *response.status_mut() = whole.status();
         let json = HeaderValue::from_static("application/json");
@@ -510,6 +654,7 @@ impl Drive {
         let content_type =
             head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         if content_type.starts_with(b"text/event-stream") {
+            self.bind(self.legs.answering());
             return Ok(head);
         }
         let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
@@ -520,8 +665,29 @@ impl Drive {
         if self.legs.strands() && self.handoff.is_some() {
             self.app.metrics.handoff("stranded");
         }
-        self.prefill.stop();
-        self.decode.stop();
+        self.waiting = None;
+        self.prefill.call = None;
+        self.decode.call = None;
+        self.free(Leg::Prefill);
+        self.free(Leg::Decode);
+        if self.request.hints.session_control.is_some_and(|control| control.close)
+            && let Some(session) = self.subject.session_hash
+        {
+            self.app.sessions.close(session);
+        }
+    }
+
+    /// Whether the answer's id names workers.
+    pub(crate) fn hides_id(&self) -> bool {
+        self.decode
+            .candidate
+            .as_ref()
+            .is_some_and(|candidate| connector_for(candidate.worker.spec()).id_names_workers())
+    }
+
+    /// The attempt's id, as engines see it.
+    pub(crate) fn token(&self) -> RequestToken {
+        self.token
     }
 }
 
@@ -559,6 +725,7 @@ fn note_failure(app: &App, leg: Leg, candidate: Option<&Candidate>, error: &Call
     // A refusal is the request's fault, not the worker's.
     if error.retryable() {
         candidate.load().observe_outcome(false);
+        candidate.worker.note_outcome(false);
     }
     if let CallError::Connect(problem) = error {
         tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker cannot be reached");

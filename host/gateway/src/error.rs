@@ -61,8 +61,13 @@ pub enum Cause {
     #[error("the request's deadline passed")]
     Deadline,
     /// Everything eligible is busy.
-    #[error("{0}")]
-    Overloaded(String),
+    #[error("{text}")]
+    Overloaded {
+        /// Which leg.
+        text: String,
+        /// As configured; 529 by default.
+        status: StatusCode,
+    },
     /// An engine's own refusal, passed on as it is.
     #[error("the engine answered {status}")]
     Engine {
@@ -91,8 +96,7 @@ impl Cause {
             Self::BadUpstream(_) => StatusCode::BAD_GATEWAY,
             Self::NoWorker(_) | Self::PrefillUnavailable | Self::Draining => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline => StatusCode::GATEWAY_TIMEOUT,
-            Self::Overloaded(_) => status(529),
-            Self::Engine { status, .. } => *status,
+            Self::Overloaded { status, .. } | Self::Engine { status, .. } => *status,
         }
     }
 
@@ -114,7 +118,7 @@ impl Cause {
             Self::PrefillUnavailable => "prefill_unavailable",
             Self::Draining => "draining",
             Self::Deadline => "deadline",
-            Self::Overloaded(_) => "overloaded",
+            Self::Overloaded { .. } => "overloaded",
             Self::Engine { .. } => "engine_4xx",
         }
     }
@@ -126,7 +130,7 @@ impl Cause {
                 | Self::NoWorker(_)
                 | Self::PrefillUnavailable
                 | Self::Draining
-                | Self::Overloaded(_)
+                | Self::Overloaded { .. }
         );
         retry.then_some(RETRY_AFTER)
     }
@@ -177,17 +181,21 @@ impl From<RequestError> for Cause {
     }
 }
 
-impl From<RouteError> for Cause {
-    fn from(error: RouteError) -> Self {
+impl Cause {
+    /// Why routing failed; `busy_status` is what clients get when everybody is busy.
+    #[must_use]
+    pub fn of_route(error: RouteError, busy_status: u16) -> Self {
         let text = error.to_string();
         match error {
             RouteError::NoWorker { .. } | RouteError::PolicyFailed(_) => Self::NoWorker(text),
-            RouteError::AllBusy(_) => Self::Overloaded(text),
+            RouteError::AllBusy(_) => Self::Overloaded { text, status: status(busy_status) },
             RouteError::UnknownWorker(_) => Self::WorkerNotFound(text),
             RouteError::NotEligible(..) => Self::WorkerNotEligible(text),
-            RouteError::NoPin(leg) => Self::InvalidRequest(format!(
-                "{text}: set x-{}-instance-id",
-                if leg == pointsman_workers::Leg::Prefill { "prefill" } else { "worker" }
+            RouteError::NoPin(pointsman_workers::Leg::Prefill) => {
+                Self::InvalidRequest(format!("{text}: set the header x-prefill-instance-id"))
+            }
+            RouteError::NoPin(_) => Self::InvalidRequest(format!(
+                "{text}: set nvext.decode_worker_id or nvext.backend_instance_id (or the header x-worker-instance-id)"
             )),
             RouteError::Shed(shed) => Self::Shed(shed),
         }
@@ -245,18 +253,33 @@ mod tests {
         check(Cause::Unauthorized, 401, "unauthorized", false);
         check(Cause::Forbidden, 403, "forbidden", false);
         check(Cause::ModelNotFound("m".into()), 404, "model_not_found", false);
-        check(RouteError::UnknownWorker(WorkerId(1)), 404, "worker_not_found", false);
-        check(RouteError::NotEligible(WorkerId(1), "draining".into()), 409, "worker_not_eligible", false);
+        check(Cause::of_route(RouteError::UnknownWorker(WorkerId(1)), 529), 404, "worker_not_found", false);
+        check(
+            Cause::of_route(RouteError::NotEligible(WorkerId(1), "draining".into()), 529),
+            409,
+            "worker_not_eligible",
+            false,
+        );
         check(Cause::PayloadTooLarge(9), 413, "payload_too_large", false);
-        check(RouteError::Shed(ShedReason { status: 429, reason: "quota".into() }), 429, "shed", true);
+        check(
+            Cause::of_route(RouteError::Shed(ShedReason { status: 429, reason: "quota".into() }), 529),
+            429,
+            "shed",
+            true,
+        );
         check(Cause::ClientClosed, 499, "client_closed", false);
         check(CallError::Broken("eof".into()), 502, "bad_upstream", false);
-        check(RouteError::NoWorker { leg: Leg::Decode, detail: String::new() }, 503, "no_worker", true);
+        check(
+            Cause::of_route(RouteError::NoWorker { leg: Leg::Decode, detail: String::new() }, 529),
+            503,
+            "no_worker",
+            true,
+        );
         check(Cause::PrefillUnavailable, 503, "prefill_unavailable", true);
         check(Cause::Draining, 503, "draining", true);
         check(Cause::Deadline, 504, "deadline", false);
-        check(RouteError::AllBusy(Leg::Decode), 529, "overloaded", true);
-        check(RouteError::NoPin(Leg::Prefill), 400, "invalid_request", false);
+        check(Cause::of_route(RouteError::AllBusy(Leg::Decode), 529), 529, "overloaded", true);
+        check(Cause::of_route(RouteError::NoPin(Leg::Prefill), 529), 400, "invalid_request", false);
     }
 
     #[test]

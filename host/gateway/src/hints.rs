@@ -1,5 +1,7 @@
 //! Routing hints of a request (spec A2, A3): from headers and from the body's `nvext` object; a header wins.
 
+use std::time::Duration;
+
 use http::HeaderMap;
 use pointsman_routing::RouterConfigOverride;
 use pointsman_workers::{DpRank, Leg, WorkerId};
@@ -62,7 +64,27 @@ pub struct Hints {
     pub token_ids: Option<Vec<u32>>,
     /// Salt of the prefix cache.
     pub cache_salt: Option<String>,
+    /// Multimodal object hashes, a list a block (spec H1).
+    pub block_objects: Vec<Vec<u64>>,
+    /// What the session control says.
+    pub session_control: Option<SessionControl>,
+    /// The client only asks where it would run (spec F2).
+    pub query_only: bool,
+    /// A probe of one worker (spec A1): runs there alone, whatever its role.
+    pub probe: bool,
 }
+
+/// What a request does with its session (spec A2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionControl {
+    /// Ends the session's bindings after this request.
+    pub close: bool,
+    /// How long a binding lasts.
+    pub timeout: Duration,
+}
+
+/// What an annotation begins with that only asks (spec F2).
+const QUERY_ONLY: &str = "query_instance_id:";
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -84,6 +106,44 @@ struct NvExt {
     itl_target: Option<f64>,
     router_config_override: Option<RouterConfigOverride>,
     token_data: Option<Vec<u32>>,
+    annotations: Vec<String>,
+    session_control: Option<SessionObject>,
+    mm_routing_info: Option<Multimodal>,
+}
+
+#[derive(Deserialize)]
+struct SessionObject {
+    session_id: String,
+    action: Option<SessionAction>,
+    /// Seconds.
+    timeout: Option<u32>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum SessionAction {
+    Open,
+    Bind,
+    Close,
+}
+
+/// Routing tokens of a multimodal prompt: what routing hashes in place of the token ids (spec A4).
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Multimodal {
+    routing_token_ids: Vec<u32>,
+    block_mm_infos: Vec<Option<BlockObjects>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct BlockObjects {
+    mm_objects: Vec<Object>,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    mm_hash: u64,
 }
 
 impl Hints {
@@ -104,6 +164,16 @@ impl Hints {
         let prefill_rank: Option<u32> = header(headers, &["x-prefill-dp-rank", "x-dynamo-prefill-dp-rank"])?;
         let session: Option<String> = header(headers, &["x-session-id", "x-dynamo-session-id"])?;
         let config = ext.router_config_override.unwrap_or_default();
+        let control = ext.session_control.as_ref().map(|control| SessionControl {
+            close: control.action == Some(SessionAction::Close),
+            timeout: Duration::from_secs(control.timeout.unwrap_or(300).into()),
+        });
+        let controlled = ext.session_control.map(|control| control.session_id);
+        let multimodal = ext.mm_routing_info.unwrap_or_default();
+        let routing_tokens = Some(multimodal.routing_token_ids).filter(|ids| !ids.is_empty());
+        let blocks = multimodal.block_mm_infos.into_iter().map(Option::unwrap_or_default);
+        let hashes =
+            |block: BlockObjects| block.mm_objects.into_iter().map(|object| object.mm_hash).collect();
         config.check().map_err(|problem| RequestError::new("nvext.router_config_override", &problem))?;
         Ok(Self {
             backend: instance.or(ext.backend_instance_id).map(WorkerId),
@@ -121,12 +191,16 @@ impl Hints {
             allowed_workers: ext.allowed_worker_ids.into_iter().map(WorkerId).collect(),
             required_taints: ext.required_taints,
             preferred_taints: ext.preferred_taints.into_iter().collect(),
-            session: session.or(ext.session_id),
+            session: session.or(controlled).or(ext.session_id),
             ttft_target_ms: ext.ttft_target,
             itl_target_ms: ext.itl_target,
             config,
-            token_ids: ext.token_data,
+            token_ids: routing_tokens.or(ext.token_data),
             cache_salt: read(body, "cache_salt")?,
+            block_objects: blocks.map(hashes).collect(),
+            session_control: control,
+            query_only: ext.annotations.iter().any(|annotation| annotation.starts_with(QUERY_ONLY)),
+            probe: read(body, "_HEALTH_CHECK")?.unwrap_or(false),
         })
     }
 
@@ -203,6 +277,43 @@ mod tests {
         assert_eq!(unset.unwrap().prefill_dp_rank, None);
         let ignored = hints(&[("x-dp-rank", "one")], r#"{"backend_instance_id":1}"#, HintTrust::Ignored);
         assert_eq!(ignored.unwrap(), Hints::default());
+    }
+
+    #[test]
+    fn a2_session_control_names_the_session_and_its_timeout() {
+        let control = |nvext: &str| hints(&[], nvext, HintTrust::Trusted).unwrap();
+        let open = control(r#"{"session_control":{"session_id":"s","action":"open"}}"#);
+        assert_eq!(open.session.as_deref(), Some("s"));
+        let expected = SessionControl { close: false, timeout: Duration::from_secs(300) };
+        assert_eq!(open.session_control, Some(expected));
+        let close = control(r#"{"session_control":{"session_id":"s","action":"close","timeout":9}}"#);
+        let expected = SessionControl { close: true, timeout: Duration::from_secs(9) };
+        assert_eq!(close.session_control, Some(expected));
+        assert!(
+            hints(&[], r#"{"session_control":{"session_id":"s","action":"shut"}}"#, HintTrust::Trusted)
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn a4_routing_tokens_take_the_place_of_token_ids_when_there_are_any() {
+        let tokens = |nvext: &str| hints(&[], nvext, HintTrust::Trusted).unwrap().token_ids;
+        let both = r#"{"token_data":[1,2],"mm_routing_info":{"routing_token_ids":[7,8,9]}}"#;
+        assert_eq!(tokens(both), Some(vec![7, 8, 9]));
+        assert_eq!(
+            tokens(r#"{"token_data":[1,2],"mm_routing_info":{"routing_token_ids":[]}}"#),
+            Some(vec![1, 2])
+        );
+        let objects = r#"{"mm_routing_info":{"routing_token_ids":[1],"block_mm_infos":[null,{"mm_objects":[{"mm_hash":5}]}]}}"#;
+        assert_eq!(hints(&[], objects, HintTrust::Trusted).unwrap().block_objects, [vec![], vec![5]]);
+    }
+
+    #[test]
+    fn f2_an_annotation_that_begins_with_query_instance_id_only_asks() {
+        let asks = |nvext: &str| hints(&[], nvext, HintTrust::Trusted).unwrap().query_only;
+        assert!(asks(r#"{"annotations":["x","query_instance_id:"]}"#));
+        assert!(asks(r#"{"annotations":["query_instance_id:7"]}"#));
+        assert!(!asks(r#"{"annotations":["token_ids"]}"#));
     }
 
     #[test]

@@ -32,6 +32,17 @@ pub enum Order {
     DecodeFirst,
 }
 
+/// What the operator allows a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Which leg is routed first.
+    pub order: Order,
+    /// Further tries, all legs together.
+    pub retries: u32,
+    /// B6: a prefill that failed for good may be done on a worker that prefills locally, and that is told.
+    pub local_fallback: bool,
+}
+
 /// What is to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -105,6 +116,8 @@ pub enum Action {
     SendToConsume,
     /// Close the leg's connection and free its booking.
     Cancel(Leg),
+    /// B6: the request goes on as a single one; say so.
+    FallBackToLocal,
     /// Tell the leg's engine to abort by request id, and keep reading until it ends.
     Abort(Leg),
     /// Give the decode (or single) leg's answer to the client from here on.
@@ -151,8 +164,8 @@ enum Client {
 #[derive(Debug)]
 pub struct Legs {
     shape: Shape,
-    order: Order,
-    retries: u32,
+    terms: Terms,
+    attempt: u32,
     traits: Option<PrefillTraits>,
     prefill: LegState,
     decode: LegState,
@@ -166,13 +179,13 @@ pub struct Legs {
 }
 
 impl Legs {
-    /// A request that has sent nothing yet, and what to do first. `retries` is the budget of the whole request.
+    /// A request that has sent nothing yet, and what to do first.
     #[must_use]
-    pub fn new(shape: Shape, order: Order, retries: u32) -> (Self, Actions) {
+    pub fn new(shape: Shape, terms: Terms) -> (Self, Actions) {
         let mut legs = Self {
             shape,
-            order,
-            retries,
+            terms,
+            attempt: 0,
             traits: None,
             prefill: LegState::Idle,
             decode: LegState::Idle,
@@ -196,6 +209,12 @@ impl Legs {
     #[must_use]
     pub fn strands(&self) -> bool {
         self.committed && !self.consumed
+    }
+
+    /// Counts tries, from 1. Nothing of the handoff of one try may be met again in the next.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.attempt
     }
 
     /// The leg whose answer the client sees.
@@ -233,12 +252,13 @@ impl Legs {
     // ---- the way forward
 
     fn start(&mut self) -> Actions {
+        self.attempt += 1;
         self.traits = None;
         self.committed = false;
         self.held = false;
         self.prefill = LegState::Idle;
         self.decode = LegState::Idle;
-        match (self.shape, self.order) {
+        match (self.shape, self.terms.order) {
             (Shape::Remote, Order::PrefillFirst) => {
                 self.prefill = LegState::Routing;
                 vec![Action::Route(Leg::Prefill)]
@@ -441,6 +461,13 @@ impl Legs {
             actions.extend(self.retry());
             return actions;
         }
+        if self.terms.local_fallback && self.client == Client::Waiting {
+            self.terms.local_fallback = false;
+            self.shape = Shape::Single;
+            actions.push(Action::FallBackToLocal);
+            actions.extend(self.start());
+            return actions;
+        }
         actions.extend(self.fail(Leg::Prefill));
         actions
     }
@@ -456,8 +483,8 @@ impl Legs {
         // E5: nothing of the handoff was sent, so another decode worker may take it. This holds for a client that
         // is gone as well, for somebody has to consume it.
         let undispatched = completed && self.committed && !failed.sent && failed.retryable;
-        if undispatched && self.retries > 0 && matches!(self.client, Client::Waiting | Client::Gone) {
-            self.retries -= 1;
+        if undispatched && self.terms.retries > 0 && matches!(self.client, Client::Waiting | Client::Gone) {
+            self.terms.retries -= 1;
             self.decode = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;
@@ -484,11 +511,11 @@ impl Legs {
 
     /// Invariant 7: only while nothing went downstream and somebody waits.
     fn may_retry(&self) -> bool {
-        self.retries > 0 && self.client == Client::Waiting
+        self.terms.retries > 0 && self.client == Client::Waiting
     }
 
     fn retry(&mut self) -> Actions {
-        self.retries -= 1;
+        self.terms.retries -= 1;
         self.start()
     }
 

@@ -110,6 +110,8 @@ pub struct Metrics {
     pub retries: Family<ReasonLabels, Counter>,
     /// Completed handoffs by result.
     pub handoffs: Family<ReasonLabels, Counter>,
+    /// Bookings that had no life for too long.
+    pub expired_bookings: Counter,
     /// Prompt tokens, as engines report them.
     pub prompt_tokens: Counter,
     /// Prompt tokens that engines found cached.
@@ -138,6 +140,7 @@ impl Metrics {
             legs: Family::default(),
             retries: Family::default(),
             handoffs: Family::default(),
+            expired_bookings: Counter::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             predicted_tokens: Counter::default(),
@@ -161,6 +164,11 @@ impl Metrics {
         r.register("pointsman_legs", "Legs by how they ended", self.legs.clone());
         r.register("pointsman_retries", "Retries by leg", self.retries.clone());
         r.register("pointsman_handoffs", "Completed handoffs by result", self.handoffs.clone());
+        r.register(
+            "pointsman_expired_bookings",
+            "Requests whose bookings had no life for too long",
+            self.expired_bookings.clone(),
+        );
         r.register(
             "pointsman_prompt_tokens",
             "Prompt tokens as engines report them",

@@ -17,10 +17,11 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::Sleep;
+use memchr::memmem;
+use tokio::time::{Instant, Sleep};
 
 use crate::{
-    connector::connector_for,
+    connector::{RequestToken, connector_for},
     drive::Drive,
     error::Cause,
     legs::{Action, Event},
@@ -49,7 +50,8 @@ struct Relay {
     out: VecDeque<Bytes>,
     /// What is kept back until prefill ended (C11).
     held: Option<Vec<Bytes>>,
-    deadline: Pin<Box<Sleep>>,
+    /// The deadline, or the moment the bookings expire.
+    timer: Pin<Box<Sleep>>,
     first_token: bool,
     finish_seen: bool,
     /// The engine said that it is done, or that it failed, in its own words.
@@ -94,6 +96,24 @@ pub(crate) fn edit(bytes: &Bytes, seen: &Seen, cached_tokens: Option<u32>) -> By
         out.extend_from_slice(bytes.get(from..place.start).unwrap_or_default());
         out.extend_from_slice(text.as_bytes());
         from = place.end;
+    }
+    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
+    out.freeze()
+}
+
+/// Takes the workers' addresses out of a P2pNccl response id (spec A5): the attempt's own id stands for them.
+pub(crate) fn hide_ids(bytes: &Bytes, token: RequestToken) -> Bytes {
+    const MARK: &[u8] = b"___prefill_addr_";
+    let (mut out, mut from) = (BytesMut::new(), 0);
+    while let Some(at) = bytes.get(from..).and_then(|rest| memmem::find(rest, MARK)) {
+        let start = from + at;
+        let length = bytes.get(start..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest));
+        out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
+        out.extend_from_slice(token.to_string().as_bytes());
+        from = length.map_or(bytes.len(), |length| start + length);
+    }
+    if from == 0 {
+        return bytes.clone();
     }
     out.extend_from_slice(bytes.get(from..).unwrap_or_default());
     out.freeze()
@@ -157,16 +177,20 @@ impl Drop for Answer {
     }
 }
 
+fn next_moment(drive: &Drive) -> Instant {
+    drive.stale_at().map_or(drive.deadline, |stale| stale.min(drive.deadline))
+}
+
 impl Relay {
     fn new(drive: Box<Drive>, incoming: Incoming) -> Self {
-        let deadline = Box::pin(tokio::time::sleep_until(drive.deadline));
+        let timer = Box::pin(tokio::time::sleep_until(next_moment(&drive)));
         Self {
             drive,
             incoming: Some(incoming),
             splitter: Splitter::default(),
             out: VecDeque::new(),
             held: None,
-            deadline,
+            timer,
             first_token: false,
             finish_seen: false,
             closed: false,
@@ -194,10 +218,23 @@ impl Relay {
             }
             match self.poll_engine(cx) {
                 Poll::Ready(()) => {}
-                Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => self.tell(Event::Deadline),
+                Poll::Pending if self.timer.as_mut().poll(cx).is_ready() => self.time_passed(),
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    fn time_passed(&mut self) {
+        let now = Instant::now();
+        if now >= self.drive.deadline {
+            self.tell(Event::Deadline);
+            return;
+        }
+        if self.drive.stale_at().is_some_and(|stale| now >= stale) {
+            self.drive.expire();
+        }
+        let next = next_moment(&self.drive);
+        self.timer.as_mut().reset(next);
     }
 
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -225,6 +262,8 @@ impl Relay {
 
     /// Passes whole events on, as one slice unless something has to be edited or held.
     fn pass(&mut self, events: &Bytes) {
+        let hidden = self.drive.hides_id().then(|| hide_ids(events, self.drive.token()));
+        let events = hidden.as_ref().unwrap_or(events);
         let mut from = 0;
         for place in sse::events(events) {
             let event = events.slice(place.clone());

@@ -19,6 +19,10 @@ pub enum Endpoint {
     ChatCompletions,
     /// `/v1/completions`
     Completions,
+    /// `/v1/embeddings`: one leg, never streamed.
+    Embeddings,
+    /// `/tokenize`: passed through to any worker that serves the model.
+    Tokenize,
 }
 
 /// A parsed request.
@@ -28,6 +32,7 @@ pub struct Request {
     pub endpoint: Endpoint,
     /// The body as the client wrote it.
     pub body: JsonBody,
+    prompt_key: &'static str,
     /// The model asked for.
     pub model: ModelName,
     /// Whether the answer is to be streamed.
@@ -63,6 +68,8 @@ impl Endpoint {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Tokenize => "/tokenize",
         }
     }
 
@@ -72,13 +79,27 @@ impl Endpoint {
         match self {
             Self::ChatCompletions => "chat_completions",
             Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+            Self::Tokenize => "tokenize",
         }
     }
 
-    fn prompt_key(self) -> &'static str {
+    /// Whether prefill and decode may run on two workers.
+    #[must_use]
+    pub fn splits(self) -> bool {
+        matches!(self, Self::ChatCompletions | Self::Completions)
+    }
+
+    fn prompt_key(self, body: &JsonBody) -> &'static str {
         match self {
-            Self::ChatCompletions => "messages",
+            // Embeddings stand for the prompt, whatever else is there (spec A1).
+            Self::Completions if body.get("prompt_embeds").is_some_and(|embeds| embeds != "null") => {
+                "prompt_embeds"
+            }
             Self::Completions => "prompt",
+            Self::Embeddings => "input",
+            Self::Tokenize if body.get("prompt").is_some() => "prompt",
+            Self::ChatCompletions | Self::Tokenize => "messages",
         }
     }
 }
@@ -104,15 +125,16 @@ impl Request {
         }
         let max_tokens: Option<u32> = read(&body, "max_tokens")?;
         let max_completion_tokens = read(&body, "max_completion_tokens")?;
-        let key = endpoint.prompt_key();
+        let key = endpoint.prompt_key(&body);
         let prompt = body.get(key).ok_or_else(|| RequestError::new(key, "is missing"))?;
         let (prompts, token_ids) = shape_of(prompt);
         let hints = Hints::parse(headers, &body, trust)?;
-        let token_ids = hints.token_ids.clone().or(token_ids);
+        let token_ids = hints.token_ids.clone().or(token_ids).filter(|_| key != "prompt_embeds");
         Ok(Arc::new(Self {
             endpoint,
             model: ModelName::new(&model),
-            stream,
+            stream: stream && endpoint.splits(),
+            prompt_key: key,
             include_usage: options.include_usage,
             n,
             max_tokens: max_completion_tokens.or(max_tokens),
@@ -126,7 +148,7 @@ impl Request {
     /// The raw JSON that makes up the prompt, for byte blocks (spec H5).
     #[must_use]
     pub fn prompt(&self) -> &str {
-        self.body.get(self.endpoint.prompt_key()).unwrap_or_default()
+        self.body.get(self.prompt_key).unwrap_or_default()
     }
 
     /// Items an engine sees: one for each choice of each prompt.

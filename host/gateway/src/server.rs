@@ -26,6 +26,8 @@ use crate::{
     detach::Detach,
     drive,
     error::Cause,
+    json::JsonBody,
+    preview,
     relay::Answer,
     request::{Endpoint, Request},
     subject::subject,
@@ -36,6 +38,9 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
     Router::new()
         .route(Endpoint::ChatCompletions.path(), post(chat_completions))
         .route(Endpoint::Completions.path(), post(completions))
+        .route(Endpoint::Embeddings.path(), post(embeddings))
+        .route(Endpoint::Tokenize.path(), post(tokenize))
+        .route("/v1/route", post(route))
         .route("/v1/models", get(models))
         .route("/health", get(|| async { "ok" }))
         .with_state(app)
@@ -79,6 +84,34 @@ pub(crate) async fn serve(listener: TcpListener, routes: Router, stop: Cancellat
 
 async fn chat_completions(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response<Body> {
     complete(app, Endpoint::ChatCompletions, request).await
+}
+
+async fn embeddings(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response<Body> {
+    complete(app, Endpoint::Embeddings, request).await
+}
+
+async fn tokenize(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response<Body> {
+    complete(app, Endpoint::Tokenize, request).await
+}
+
+/// Where a chat or completion would run (spec F2).
+async fn route(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let id = request_id(&parts.headers);
+    let answered = async {
+        let body = prepare(&app, &parts.headers, body).await?;
+        let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
+        let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
+        let request = Request::parse(endpoint, &parts.headers, body, app.settings.trust)?;
+        let subject = subject(&request, &app.settings.measure);
+        let snapshot = app.registry.snapshot();
+        let planning = drive::plan(&app, &request, &subject, &snapshot)?;
+        preview::preview(&app, &request, &subject, &snapshot, &planning)
+    };
+    match answered.await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(cause) => cause.response(&id).map(Body::from),
+    }
 }
 
 async fn completions(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Response<Body> {
@@ -155,14 +188,26 @@ async fn answer(
     };
     let subject = subject(&request, &app.settings.measure);
     let snapshot = app.registry.snapshot();
-    let shape = match drive::plan(&app, &request, &subject, &snapshot) {
-        Ok(shape) => shape,
+    let planning = match drive::plan(&app, &request, &subject, &snapshot) {
+        Ok(planning) => planning,
         Err(cause) => return refuse(request.model.as_str(), cause),
     };
+    if request.hints.query_only {
+        return match preview::preview(&app, &request, &subject, &snapshot, &planning) {
+            Ok(answer) => whole_json(&answer),
+            Err(cause) => refuse(request.model.as_str(), cause),
+        };
+    }
     let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone());
     let explain = headers.contains_key("x-pointsman-decision");
-    let planned = drive::Planned { request, subject, snapshot, shape, explain };
+    let planned = drive::Planned { request, subject, snapshot, planning, explain };
     drive::drive(app, planned, account, gone).await
+}
+
+fn whole_json(value: &serde_json::Value) -> Response<Answer> {
+    let mut response = Response::new(Answer::whole(Bytes::from(value.to_string())));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
 }
 
 fn authorize(app: &App, headers: &HeaderMap) -> Result<(), Cause> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::Subject;
-use pointsman_workers::{Salt, block_hashes, byte_block_hashes};
+use pointsman_workers::{Salt, byte_block_hashes, multimodal_block_hashes};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::request::Request;
@@ -26,7 +26,10 @@ pub fn subject(request: &Request, measure: &Measure) -> Subject {
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
     let (prompt_tokens, estimated, blocks) = match &request.token_ids {
-        Some(ids) => (count(ids.len()), false, block_hashes(ids, size as usize, &salt)),
+        Some(ids) => {
+            let blocks = multimodal_block_hashes(ids, size as usize, &salt, &hints.block_objects);
+            (count(ids.len()), false, blocks)
+        }
         None => {
             let prompt = request.prompt().as_bytes();
             let bytes = measure.bytes_per_token.max(1);
@@ -71,6 +74,7 @@ fn micros(millis: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use http::HeaderMap;
+    use pointsman_workers::block_hashes;
 
     use super::*;
     use crate::{hints::HintTrust, request::Endpoint};

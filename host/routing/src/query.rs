@@ -79,6 +79,8 @@ pub struct Query<'a> {
     pub other_leg: Option<CandidateId>,
     /// Whether the client asked why.
     pub explain: bool,
+    /// A probe of one worker: it runs there alone, and needs no partner (spec A1).
+    pub probe: bool,
     /// The only randomness of the decision.
     pub seed: u64,
     /// Microseconds since the Unix epoch.

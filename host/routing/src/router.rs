@@ -358,7 +358,7 @@ fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
             return Some(Refused::Other("is outside the prefill worker's transfer domain"));
         }
     }
-    if query.leg == Leg::Prefill && query.other_leg.is_none() && !has_partner(query, spec) {
+    if query.leg == Leg::Prefill && query.other_leg.is_none() && !query.probe && !has_partner(query, spec) {
         return Some(Refused::Other("no decode worker speaks its handoff"));
     }
     match candidate.ineligible()? {

@@ -31,14 +31,31 @@ impl Salt<'_> {
 /// Sequence hashes of the full blocks of `tokens`; a block is hashed as little-endian u32s.
 #[must_use]
 pub fn block_hashes(tokens: &[u32], block_size: usize, salt: &Salt<'_>) -> Vec<BlockHash> {
+    multimodal_block_hashes(tokens, block_size, salt, &[])
+}
+
+/// As [`block_hashes`], with the hashes of the multimodal objects in each block: sorted, appended as little-endian u64s.
+#[must_use]
+pub fn multimodal_block_hashes(
+    tokens: &[u32],
+    block_size: usize,
+    salt: &Salt<'_>,
+    objects: &[Vec<u64>],
+) -> Vec<BlockHash> {
     let seed = salt.seed();
     let mut chain = Chain::default();
-    let mut bytes = Vec::with_capacity(block_size * 4);
-    let blocks = tokens.chunks_exact(block_size.max(1));
+    let mut bytes = Vec::with_capacity(block_size.saturating_mul(4).min(1 << 16));
+    let mut sorted = Vec::new();
+    let blocks = tokens.chunks_exact(block_size.max(1)).enumerate();
     blocks
-        .map(|block| {
+        .map(|(place, block)| {
             bytes.clear();
             bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            if let Some(objects) = objects.get(place).filter(|objects| !objects.is_empty()) {
+                sorted.clone_from(objects);
+                sorted.sort_unstable();
+                bytes.extend(sorted.iter().flat_map(|object| object.to_le_bytes()));
+            }
             chain.next(xxh3_64_with_seed(&bytes, seed))
         })
         .collect()
@@ -118,6 +135,15 @@ mod tests {
 
     const PLAIN: [u64; 2] = [0xcb38_e4d7_fb2d_ca5c, 0x44a2_b237_9d6d_3c3d];
     const SALTED: [u64; 2] = [0x8937_aeb7_b940_9991, 0xf4d3_59dd_771f_b26f];
+
+    #[test]
+    fn h1_multimodal_objects_count_by_block_whatever_their_order() {
+        let tokens: Vec<u32> = (1..=8).collect();
+        let of = |objects: &[Vec<u64>]| multimodal_block_hashes(&tokens, 4, &Salt::default(), objects);
+        assert_eq!(of(&[vec![], vec![9, 2]]), of(&[vec![], vec![2, 9]]));
+        assert_eq!(of(&[vec![], vec![9]])[0], of(&[])[0]);
+        assert_ne!(of(&[vec![], vec![9]])[1], of(&[])[1]);
+    }
 
     #[test]
     fn h1_only_full_blocks_are_named() {

@@ -14,7 +14,7 @@ mod spec;
 mod worker;
 
 pub use booking::{Booking, BookingRequest, RankLoad};
-pub use hash::{Salt, block_hashes, byte_block_hashes};
+pub use hash::{Salt, block_hashes, byte_block_hashes, multimodal_block_hashes};
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownWord, WorkerId};
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};

@@ -230,13 +230,29 @@ impl Raw {
         Ok(())
     }
 
+    /// What a vLLM transport cannot do without.
+    fn check_transport(&self, engine: Engine, role: Role) -> Result<(), SpecError> {
+        if engine != Engine::Vllm || role == Role::Aggregated {
+            return Ok(());
+        }
+        match self.transport {
+            Some(KvTransport::P2pNccl) if self.kv_addr.is_none() => {
+                Err(error("kv_addr", "is missing: p2p_nccl names both workers by it".to_owned()))
+            }
+            Some(KvTransport::Mooncake) if role == Role::Prefill && self.bootstrap_port.is_none() => {
+                Err(error("bootstrap_port", "is missing: mooncake tells its engine id there".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn resolve(self) -> Result<WorkerSpec, SpecError> {
         let missing = |key: &str| error(key, "is missing".to_owned());
         let word = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
-        let url = base_url(&word("url", self.url)?)?;
-        let role: Role = word("role", self.role)?.parse().map_err(|e| error("role", format!("{e}")))?;
+        let url = base_url(&word("url", self.url.clone())?)?;
+        let role: Role = word("role", self.role.clone())?.parse().map_err(|e| error("role", format!("{e}")))?;
         let engine: Engine =
-            word("engine", self.engine)?.parse().map_err(|e| error("engine", format!("{e}")))?;
+            word("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
         if engine == Engine::Openai && role != Role::Aggregated {
             return Err(error("role", format!("`{role}`: a plain openai engine can only be aggregated")));
         }
@@ -252,18 +268,7 @@ impl Raw {
         }
         let kv_transfer =
             self.kv_transfer.as_deref().map(|rule| transfer_rule(rule, &self.topology)).transpose()?;
-        let transport = self.transport.unwrap_or_default();
-        if engine == Engine::Vllm && role != Role::Aggregated {
-            if transport == KvTransport::P2pNccl && self.kv_addr.is_none() {
-                return Err(error("kv_addr", "is missing: p2p_nccl names both workers by it".to_owned()));
-            }
-            if transport == KvTransport::Mooncake && role == Role::Prefill && self.bootstrap_port.is_none() {
-                return Err(error(
-                    "bootstrap_port",
-                    "is missing: mooncake tells its engine id there".to_owned(),
-                ));
-            }
-        }
+        self.check_transport(engine, role)?;
         let mut taints = self.taints;
         taints
             .extend(self.topology.iter().map(|(domain, value)| format!("{TOPOLOGY_TAINT}{domain}={value}")));
@@ -281,7 +286,7 @@ impl Raw {
             models: self.models.iter().map(|name| ModelName::new(name)).collect(),
             dp_size,
             bootstrap: Bootstrap { host: self.bootstrap_host, port: self.bootstrap_port },
-            transport,
+            transport: self.transport.unwrap_or_default(),
             labels: self.labels,
             taints,
             topology: self.topology,

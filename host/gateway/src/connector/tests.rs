@@ -21,6 +21,7 @@ fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<
         token: RequestToken([0xab; 16]),
         prefill: Some(Target { spec: prefill, rank: DpRank(1) }),
         decode: Some(Target { spec: decode, rank: DpRank(0) }),
+        engine_id: Some("engine-7"),
         rooms: &[4_611_686_018_427_387_904, 5],
         handoff,
     }
@@ -180,13 +181,117 @@ fn requests_with_several_consumers_are_not_split_for_vllm() {
 #[test]
 fn legs_carry_the_token_the_rank_and_the_worker_s_key() {
     let worker = spec("role=decode,engine=vllm,url=http://h:1,dp_size=2,api_key=sk-1");
-    let headers = leg_headers(RequestToken([1; 16]), Target { spec: &worker, rank: DpRank(1) });
+    let context = LegContext { token: RequestToken([1; 16]), ..context(&worker, &worker, None) };
+    let headers = leg_headers(&context, Target { spec: &worker, rank: DpRank(1) });
     let get =
         |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.to_str().unwrap());
     assert_eq!(get("x-request-id"), Some("01".repeat(16).as_str()));
     assert_eq!((get("x-data-parallel-rank"), get("authorization")), (Some("1"), Some("Bearer sk-1")));
     let plain = spec(NIXL);
-    assert_eq!(leg_headers(RequestToken([1; 16]), Target { spec: &plain, rank: DpRank(0) }).len(), 1);
+    assert_eq!(leg_headers(&context, Target { spec: &plain, rank: DpRank(0) }).len(), 1);
+}
+
+#[test]
+fn c9_a_handoff_result_with_bootstrap_fields_is_a_bootstrap() {
+    let worker = spec(NIXL);
+    let result = r#"{"bootstrap_host":"10.0.0.9","bootstrap_port":8998,"bootstrap_room":77}"#;
+    let answer = format!(r#"{{"choices":[{{"finish_reason":"length"}}],"kv_transfer_params":{result}}}"#);
+    let PrefillAnswer::Handoff { parameters, .. } = connector_for(&worker).read_prefill(answer.as_bytes())
+    else {
+        panic!("refused")
+    };
+    let request = request(Endpoint::ChatCompletions, r#"{"model":"m","messages":[]}"#);
+    let body = connector_for(&worker).decode(&request, &context(&worker, &worker, Some(&parameters)));
+    let expected = json!({"model":"m","messages":[],"bootstrap_host":"10.0.0.9","bootstrap_port":8998,"bootstrap_room":77});
+    assert_eq!(value(&body), expected);
+}
+
+#[test]
+fn c6_mooncake_legs_share_a_transfer_id_and_decode_names_the_prefill_engine() {
+    let flag = "role=prefill,engine=vllm,transport=mooncake,url=http://10.0.0.1:8000,bootstrap_port=8998";
+    let (prefill, decode) =
+        (spec(flag), spec("role=decode,engine=vllm,transport=mooncake,url=http://10.0.0.2:8000"));
+    let request =
+        request(Endpoint::Completions, r#"{"model":"m","prompt":"p","stream":true,"max_tokens":9}"#);
+    let context = context(&prefill, &decode, None);
+    let connector = connector_for(&prefill);
+    assert_eq!(connector.handoff(), Some(HandoffKind::Bootstrap));
+    let id = format!("xfer-{}", "ab".repeat(16));
+    assert_eq!(
+        value(&connector.prefill(&request, &context)),
+        json!({"model":"m","prompt":"p","stream":false,"max_tokens":1,"min_tokens":1,
+               "kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":id}})
+    );
+    assert_eq!(
+        value(&connector.decode(&request, &context)),
+        json!({"model":"m","prompt":"p","stream":true,"max_tokens":9,"kv_transfer_params":{
+            "do_remote_decode":false,"do_remote_prefill":true,"transfer_id":id,
+            "remote_engine_id":"engine-7","remote_bootstrap_addr":"http://10.0.0.1:8998"}})
+    );
+}
+
+#[test]
+fn a5_p2p_nccl_names_both_workers_in_the_request_id_of_both_legs() {
+    let worker = |role: &str, host: u8| {
+        spec(&format!(
+            "role={role},engine=vllm,transport=p2p_nccl,url=http://10.0.0.{host}:1,kv_addr=10.0.0.{host}:14579"
+        ))
+    };
+    let (prefill, decode) = (worker("prefill", 1), worker("decode", 2));
+    let context = context(&prefill, &decode, None);
+    let connector = connector_for(&prefill);
+    assert_eq!(connector.handoff(), Some(HandoffKind::Addressed));
+    assert!(connector.id_names_workers());
+    let expected = format!("___prefill_addr_10.0.0.1:14579___decode_addr_10.0.0.2:14579_{}", "ab".repeat(16));
+    for target in [context.prefill, context.decode] {
+        let headers = leg_headers(&context, target.unwrap());
+        assert_eq!(headers[0].1.to_str().unwrap(), expected);
+    }
+    let request = request(Endpoint::Completions, r#"{"model":"m","prompt":"p","max_tokens":9}"#);
+    assert_eq!(
+        value(&connector.prefill(&request, &context)),
+        json!({"model":"m","prompt":"p","max_tokens":1,"stream":false,"min_tokens":1})
+    );
+    assert_eq!(
+        value(&connector.decode(&request, &context)),
+        json!({"model":"m","prompt":"p","max_tokens":9})
+    );
+}
+
+#[test]
+fn c7_trtllm_generation_gets_the_ids_and_the_context_s_parameters() {
+    let worker = spec("role=prefill,engine=trtllm,url=http://10.0.0.1:8000");
+    let connector = connector_for(&worker);
+    let chat =
+        request(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"stream":true,"max_tokens":9}"#);
+    let asked = connector.prefill(&chat, &context(&worker, &worker, None));
+    assert_eq!(
+        value(&asked),
+        json!({"model":"m","messages":[],"stream":false,"max_tokens":9,
+               "disaggregated_params":{"request_type":"context_only","disagg_request_id":4_611_686_018_427_387_904_u64}})
+    );
+    let answer = r#"{"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":5,"opaque_state":"x1"}}],"prompt_token_ids":[1, 2,3],"usage":{"prompt_tokens_details":{"cached_tokens":2}}}"#;
+    let PrefillAnswer::Handoff { parameters, cached_tokens } = connector.read_prefill(answer.as_bytes())
+    else {
+        panic!("refused")
+    };
+    assert_eq!(cached_tokens, Some(2));
+    let handed = context(&worker, &worker, Some(&parameters));
+    let params = json!({"request_type":"generation_only","ctx_request_id":5,"opaque_state":"x1"});
+    assert_eq!(
+        value(&connector.decode(&chat, &handed)),
+        json!({"model":"m","messages":[],"stream":true,"max_tokens":9,"prompt_token_ids":[1,2,3],"disaggregated_params":params})
+    );
+    let completion = request(Endpoint::Completions, r#"{"model":"m","prompt":"p","max_tokens":9}"#);
+    assert_eq!(
+        value(&connector.decode(&completion, &handed)),
+        json!({"model":"m","prompt":[1,2,3],"max_tokens":9,"disaggregated_params":params})
+    );
+    let read = |body: &str| connector.read_prefill(body.as_bytes());
+    assert_eq!(read(r#"{"choices":[{"finish_reason":"stop"}]}"#), PrefillAnswer::WasAll);
+    assert_eq!(read(r#"{"choices":[{"finish_reason":"length"}]}"#), PrefillAnswer::MissingParameters);
+    let no_ids = r#"{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"a":1}}]}"#;
+    assert_eq!(read(no_ids), PrefillAnswer::Incomplete("prompt_token_ids"));
 }
 
 proptest! {

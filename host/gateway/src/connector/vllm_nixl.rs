@@ -2,12 +2,11 @@
 //! own body. Both legs carry the same `X-Request-Id`.
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Connector, LegContext, PrefillAnswer, RequestToken, Target, clean, token_header};
-use crate::{legs::HandoffKind, request::Request, upstream::LegHeaders};
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, vllm};
+use crate::{json::JsonBody, legs::HandoffKind, request::Request, upstream::LegHeaders};
 
 /// The dialect.
 #[derive(Debug)]
@@ -48,63 +47,28 @@ impl Connector for VllmNixl {
         Some(HandoffKind::Completed)
     }
 
-    /// A handoff has one consumer, and these have several, or need the whole prompt at one place.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
-        let truthy = |key| request.body.get(key).is_some_and(|value| !matches!(value, "null" | "false"));
-        if request.n > 1 {
-            return Some("n");
-        }
-        if request.prompts > 1 {
-            return Some("list_of_prompts");
-        }
-        ["echo", "prompt_logprobs", "best_of"].into_iter().find(|key| match *key {
-            "best_of" => request.body.get(key).is_some_and(|value| !matches!(value, "null" | "1")),
-            _ => truthy(key),
-        })
+        vllm::unsplittable(request)
     }
 
     fn prefill(&self, request: &Request, _: &LegContext<'_>) -> Bytes {
-        // min_tokens 1: end-of-sequence cannot end the step, so parameters always come and decode samples the token.
-        let mut edit = clean(request)
-            .remove("stream_options")
-            .remove("logprobs")
-            .remove("top_logprobs")
-            .set("stream", "false")
-            .set("max_tokens", "1")
-            .set("min_tokens", "1")
-            .set("kv_transfer_params", ASK);
-        if request.body.get("max_completion_tokens").is_some() {
-            edit = edit.set("max_completion_tokens", "1");
-        }
-        edit.finish()
+        vllm::prefill(request).set("kv_transfer_params", ASK).finish()
     }
 
     fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        let edit = clean(request);
         match context.handoff {
-            Some(parameters) => edit.set("kv_transfer_params", parameters).finish(),
+            Some(parameters) => vllm::hand_over(clean(request), parameters).finish(),
             // No parameters at all: the worker prefills locally, which is always legal.
-            None => edit.finish(),
+            None => clean(request).finish(),
         }
     }
 
     fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        let mut edit = clean(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
-        if request.body.get("max_completion_tokens").is_some() {
-            edit = edit.set("max_completion_tokens", "1");
-        }
-        if request.body.get("min_tokens").is_some_and(|min| min != "0") {
-            edit = edit.set("min_tokens", "1");
-        }
-        edit.set("kv_transfer_params", context.handoff.unwrap_or("null")).finish()
+        vllm::hand_over(vllm::one_token(request), context.handoff.unwrap_or("null")).finish()
     }
 
-    fn headers(&self, token: RequestToken, target: Target<'_>) -> LegHeaders {
-        let mut headers = vec![token_header(token)];
-        if target.spec.dp_size > 1 {
-            headers.push((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(target.rank.0)));
-        }
-        headers
+    fn headers(&self, context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
+        vllm::headers(context, target)
     }
 
     fn read_prefill(&self, body: &[u8]) -> PrefillAnswer {
@@ -122,10 +86,11 @@ impl Connector for VllmNixl {
                 Some(_) => PrefillAnswer::WasAll,
             };
         };
-        let fields: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(parameters.get()).unwrap_or_default();
-        let present = |field: &&str| fields.get(*field).is_some_and(|value| !value.is_null());
-        match NEEDED.iter().find(|field| !present(field)) {
+        let Ok(fields) = JsonBody::parse(Bytes::copy_from_slice(parameters.get().as_bytes())) else {
+            return PrefillAnswer::MissingParameters;
+        };
+        let present = |field: &&str| fields.get(field).is_some_and(|value| value != "null");
+        match NEEDED.iter().find(|field| !present(field)).filter(|_| !vllm::is_bootstrap(&fields)) {
             Some(field) => PrefillAnswer::Incomplete(field),
             None => PrefillAnswer::Handoff {
                 parameters: parameters.get().to_owned(),

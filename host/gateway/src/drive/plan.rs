@@ -6,9 +6,17 @@ use std::{
 };
 
 use pointsman_routing::{CandidateId, Plan, Query, Subject};
-use pointsman_workers::{Candidate, Ineligible, Leg, Snapshot};
+use pointsman_workers::{Candidate, Leg, Role, Snapshot};
 
 use crate::{app::App, connector::connector_for, error::Cause, legs::Shape, request::Request};
+
+/// How a request is going to be run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planning {
+    pub(crate) shape: Shape,
+    /// Local prefill was decided for this decode candidate.
+    pub(crate) planned: Option<CandidateId>,
+}
 
 /// Decides the request's shape.
 ///
@@ -19,70 +27,91 @@ pub(crate) fn plan(
     request: &Arc<Request>,
     subject: &Subject,
     snapshot: &Snapshot,
-) -> Result<Shape, Cause> {
+) -> Result<Planning, Cause> {
+    const SINGLE: Planning = Planning { shape: Shape::Single, planned: None };
+    const REMOTE: Planning = Planning { shape: Shape::Remote, planned: None };
     let model = &request.model;
-    if !snapshot.serves(model) {
+    let Some(activation) = snapshot.activation(model) else {
         return Err(Cause::ModelNotFound(model.to_string()));
+    };
+    // A probe runs on its worker alone (A1); what is no generation has no prefill to hand over.
+    if request.hints.probe || !request.endpoint.splits() {
+        return Ok(SINGLE);
     }
     let up = |leg| snapshot.pool(model, leg).iter().find(|candidate| is_up(candidate));
     let local = !snapshot.pool(model, Leg::Aggregated).is_empty();
     let enforced = app.settings.enforce_disagg;
+    let pair = up(Leg::Prefill).zip(up(Leg::Decode));
+    if let Some(state) = activation.observe(pair.is_some()) {
+        tracing::info!(model = model.as_str(), state = state.as_str(), enforced, "remote prefill");
+    }
     // B1: no prefill worker was ever seen, or all are gone.
-    let (Some(prefill), Some(_)) = (up(Leg::Prefill), up(Leg::Decode)) else {
+    let Some((prefill, _)) = pair else {
         return match (enforced, local) {
             (true, _) => Err(Cause::PrefillUnavailable),
-            (false, true) => Ok(Shape::Single),
+            (false, true) => Ok(SINGLE),
             (false, false) => Err(Cause::NoWorker("no worker can prefill for this model now".to_owned())),
         };
     };
     if let Some(reason) = connector_for(prefill.worker.spec()).unsplittable(request) {
         app.metrics.handoff("unsplittable");
         return if local && !enforced {
-            Ok(Shape::Single)
+            Ok(SINGLE)
         } else {
             Err(Cause::InvalidRequest(format!("{reason}: such a request cannot be disaggregated")))
         };
     }
-    let query = query(request, subject, snapshot, Leg::Decode, false, None, &[], 1);
-    match app.router.plan(&query).plan {
-        Plan::Remote => Ok(Shape::Remote),
-        Plan::Local if local && !enforced => Ok(Shape::Single),
+    let planned = app.router.plan(&question(app, request, subject, snapshot, Leg::Decode));
+    match planned.plan {
+        Plan::Remote => Ok(REMOTE),
+        Plan::Local if local && !enforced => Ok(Planning { planned: planned.decode, ..SINGLE }),
         Plan::Local => {
             app.metrics.handoff("local_refused");
-            Ok(Shape::Remote)
+            Ok(REMOTE)
         }
         Plan::Shed(shed) => Err(Cause::Shed(shed)),
     }
 }
 
 fn is_up(candidate: &Candidate) -> bool {
-    matches!(candidate.ineligible(), None | Some(Ineligible::AtCapacity))
+    candidate.ineligible().is_none_or(|reason| !reason.is_down())
 }
 
-/// The question for one leg, with fresh randomness and the time of now.
-#[expect(clippy::too_many_arguments, reason = "each is a part of the question")]
-pub(super) fn query<'a>(
+/// The question for one leg's first try, with fresh randomness and the time of now.
+pub(crate) fn question<'a>(
+    app: &App,
     request: &'a Request,
     subject: &'a Subject,
     snapshot: &'a Snapshot,
     leg: Leg,
-    explain: bool,
-    other_leg: Option<CandidateId>,
-    tried: &'a [CandidateId],
-    attempts: u32,
 ) -> Query<'a> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let pin = request.hints.pinned(leg);
+    // A probe asks its worker in that worker's own role.
+    let probed = pin.filter(|_| request.hints.probe).and_then(|(worker, _)| snapshot.get(worker));
+    let affinity = subject.session_hash.filter(|_| app.settings.affinity(&request.hints).is_some());
     Query {
         snapshot,
         model: &request.model,
-        leg,
-        attempt: attempts.saturating_sub(1),
+        leg: probed.map_or(leg, |worker| own_leg(worker.spec().role)),
+        attempt: 0,
         subject,
-        pin: request.hints.pinned(leg),
-        tried,
-        other_leg,
-        explain,
+        pin,
+        session: affinity.and_then(|session| app.sessions.get(session, leg)),
+        planned: None,
+        tried: &[],
+        other_leg: None,
+        explain: false,
+        probe: request.hints.probe,
         seed: rand::random(),
         now_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
+    }
+}
+
+fn own_leg(role: Role) -> Leg {
+    match role {
+        Role::Prefill => Leg::Prefill,
+        Role::Decode => Leg::Decode,
+        Role::Aggregated => Leg::Aggregated,
     }
 }

@@ -8,6 +8,7 @@ const BOOTSTRAP: PrefillTraits =
     PrefillTraits { handoff: HandoffKind::Bootstrap, cancellable: false, abortable: true };
 const ADDRESSED: PrefillTraits = PrefillTraits { handoff: HandoffKind::Addressed, ..COMPLETED };
 const BOOTSTRAP_NO_ABORT: PrefillTraits = PrefillTraits { abortable: false, ..BOOTSTRAP };
+const DECODE_FIRST: Terms = Terms { order: Order::DecodeFirst, retries: 1, local_fallback: false };
 const RETRYABLE_SENT: Failed = Failed { retryable: true, sent: true };
 const RETRYABLE_UNSENT: Failed = Failed { retryable: true, sent: false };
 const FATAL: Failed = Failed { retryable: false, sent: true };
@@ -17,7 +18,7 @@ use Event as E;
 
 /// Feeds events and checks the actions of each step.
 fn check(shape: Shape, retries: u32, steps: &[(Event, &[Action])]) -> Legs {
-    let (mut legs, first) = Legs::new(shape, Order::PrefillFirst, retries);
+    let (mut legs, first) = Legs::new(shape, Terms { retries, ..Terms::default() });
     let start = if shape == Shape::Single { Leg::Aggregated } else { Leg::Prefill };
     assert_eq!(first, [A::Route(start)]);
     for (place, (event, expected)) in steps.iter().enumerate() {
@@ -349,7 +350,7 @@ fn retries_end_with_the_budget_and_with_the_first_byte() {
 
 #[test]
 fn d5_decode_first_routes_decode_then_prefill_and_sends_prefill_alone() {
-    let (mut legs, first) = Legs::new(Shape::Remote, Order::DecodeFirst, 1);
+    let (mut legs, first) = Legs::new(Shape::Remote, DECODE_FIRST);
     assert_eq!(first, [A::Route(Leg::Decode)]);
     assert_eq!(legs.on(E::Routed), [A::Route(Leg::Prefill)]);
     assert_eq!(legs.on(E::PrefillRouted(COMPLETED)), [A::Send(Leg::Prefill)]);
@@ -361,9 +362,23 @@ fn d5_decode_first_routes_decode_then_prefill_and_sends_prefill_alone() {
 
 #[test]
 fn d5_decode_first_with_a_bootstrap_sends_both_together() {
-    let (mut legs, _) = Legs::new(Shape::Remote, Order::DecodeFirst, 1);
+    let (mut legs, _) = Legs::new(Shape::Remote, DECODE_FIRST);
     assert_eq!(legs.on(E::Routed), [A::Route(Leg::Prefill)]);
     assert_eq!(legs.on(E::PrefillRouted(BOOTSTRAP)), [A::Send(Leg::Prefill), A::Send(Leg::Decode)]);
+}
+
+#[test]
+fn b6_a_failed_prefill_becomes_a_local_one_only_with_the_operator_s_word() {
+    let terms = Terms { local_fallback: true, ..Terms::default() };
+    let (mut legs, _) = Legs::new(Shape::Remote, terms);
+    legs.on(E::PrefillRouted(COMPLETED));
+    let actions = legs.on(E::PrefillFailed(FATAL));
+    assert_eq!(actions, [A::Cancel(Leg::Prefill), A::FallBackToLocal, A::Route(Leg::Aggregated)]);
+    assert_eq!(legs.on(E::Routed), [A::Send(Leg::Aggregated)]);
+    let (mut strict, _) = Legs::new(Shape::Remote, Terms::default());
+    strict.on(E::PrefillRouted(COMPLETED));
+    let actions = strict.on(E::PrefillFailed(FATAL));
+    assert_eq!(actions, [A::Cancel(Leg::Prefill), A::Fail(Leg::Prefill), A::Finish]);
 }
 
 #[test]
@@ -452,7 +467,7 @@ impl World {
                 self.finished = true;
                 assert!(!self.prefill && !self.decode, "invariant 8: a leg is left running");
             }
-            A::Abort(_) | A::Hold | A::Release => {}
+            A::Abort(_) | A::Hold | A::Release | A::FallBackToLocal => {}
         }
     }
 
@@ -521,8 +536,8 @@ impl World {
     }
 }
 
-fn run(shape: Shape, order: Order, traits: PrefillTraits, retries: u32, choices: &[u8]) {
-    let (mut legs, actions) = Legs::new(shape, order, retries);
+fn run(shape: Shape, terms: Terms, traits: PrefillTraits, choices: &[u8]) {
+    let (mut legs, actions) = Legs::new(shape, terms);
     let mut world = World::default();
     actions.into_iter().for_each(|action| world.perform(action));
     let mut choices = choices.iter().copied().chain(std::iter::repeat(0));
@@ -565,6 +580,7 @@ proptest! {
         remote in any::<bool>(),
         decode_first in any::<bool>(),
         handoff in prop_oneof![Just(HandoffKind::Completed), Just(HandoffKind::Bootstrap), Just(HandoffKind::Addressed)],
+        local_fallback in any::<bool>(),
         cancellable in any::<bool>(),
         abortable in any::<bool>(),
         retries in 0_u32..4,
@@ -573,7 +589,8 @@ proptest! {
         let shape = if remote { Shape::Remote } else { Shape::Single };
         let order = if decode_first { Order::DecodeFirst } else { Order::PrefillFirst };
         let abortable = abortable && handoff == HandoffKind::Bootstrap;
-        run(shape, order, PrefillTraits { handoff, cancellable, abortable }, retries, &choices);
+        let terms = Terms { order, retries, local_fallback };
+        run(shape, terms, PrefillTraits { handoff, cancellable, abortable }, &choices);
     }
 
     #[test]
@@ -583,7 +600,7 @@ proptest! {
         choices in proptest::collection::vec(any::<u8>(), 0..12),
     ) {
         let order = if decode_first { Order::DecodeFirst } else { Order::PrefillFirst };
-        let (mut legs, actions) = Legs::new(Shape::Remote, order, 1);
+        let (mut legs, actions) = Legs::new(Shape::Remote, Terms { order, retries: 1, ..Terms::default() });
         let mut world = World::default();
         actions.into_iter().for_each(|action| world.perform(action));
         for choice in choices {

@@ -30,7 +30,7 @@ fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
     let whole: Value = serde_json::from_slice(body).unwrap_or_default();
     let object = match endpoint {
         Endpoint::ChatCompletions => "chat.completion.chunk",
-        Endpoint::Completions => "text_completion",
+        _ => "text_completion",
     };
     let chunk = |choices: Value| json!({ "id": whole["id"], "object": object, "created": whole["created"], "model": whole["model"], "choices": choices });
     let choices = whole["choices"].as_array().map_or(&[][..], Vec::as_slice);
@@ -41,7 +41,7 @@ fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
                 "index": choice["index"], "delta": choice["message"], "logprobs": choice["logprobs"],
                 "finish_reason": choice["finish_reason"],
             }),
-            Endpoint::Completions => choice.clone(),
+            _ => choice.clone(),
         })
         .collect();
     let mut events = format!("data: {}\n\n", chunk(Value::from(choices)));

@@ -59,3 +59,26 @@ fn i_bad_fields_are_named_with_their_value() {
         parse(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"stream":"yes"}"#).unwrap_err();
     assert!(error.to_string().starts_with("stream: `\"yes\"`: invalid type: string"), "{error}");
 }
+
+#[test]
+fn a1_prompt_embeds_take_precedence_over_token_ids() {
+    let body = r#"{"model":"m","prompt":[1,2,3],"prompt_embeds":"gAJj"}"#;
+    let request = parse(Endpoint::Completions, body).unwrap();
+    assert_eq!((request.prompt(), &request.token_ids), (r#""gAJj""#, &None));
+    let alone = parse(Endpoint::Completions, r#"{"model":"m","prompt_embeds":"gAJj"}"#).unwrap();
+    assert_eq!(alone.prompt(), r#""gAJj""#);
+}
+
+#[test]
+fn a1_a_list_of_token_lists_to_embed_is_a_batch() {
+    let body = r#"{"model":"m","input":[[1,2],[3]],"dimensions":8,"encoding_format":"float","stream":true}"#;
+    let request = parse(Endpoint::Embeddings, body).unwrap();
+    assert_eq!((request.prompts, request.stream, request.endpoint.splits()), (2, false, false));
+}
+
+#[test]
+fn a1_a_probe_is_told_by_its_flag_and_absent_when_false() {
+    let probe = |body: &'static str| parse(Endpoint::Completions, body).unwrap().hints.probe;
+    assert!(probe(r#"{"model":"m","prompt":[1],"_HEALTH_CHECK":true}"#));
+    assert!(!probe(r#"{"model":"m","prompt":[1]}"#));
+}

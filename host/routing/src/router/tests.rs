@@ -170,6 +170,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, leg: Leg, subject: &'
         tried: &[],
         other_leg: None,
         explain: false,
+        probe: false,
         seed: 1,
         now_us: 0,
     }
