@@ -63,6 +63,15 @@ impl Client {
         self.whole(request.body(Full::default())?).await
     }
 
+    /// DELETEs a path.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn delete(&self, path: &str) -> anyhow::Result<Reply> {
+        let request = Request::builder().method(Method::DELETE).uri(format!("{}{path}", self.base));
+        self.whole(request.body(Full::default())?).await
+    }
+
     /// POSTs a body and reads the whole reply.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ mod policies;
 mod reload;
 mod setup;
 mod sh;
+mod spec;
 mod test;
 
 /// Developer and set-up commands of Pointsman.
@@ -44,6 +45,8 @@ enum Command {
     Policies(policies::Args),
     /// Stream a chat completion with the OpenAI Python SDK through a running gateway.
     E2eSdk,
+    /// Every number of docs/behaviour.md with the tests that are named by it.
+    Spec(spec::Args),
     /// Real vLLM engines (prefill and decode, NIXL, on CPU) behind the gateway: same tokens, KV transferred, nothing leaked.
     E2eVllm(e2e_vllm::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Policies(args) => policies::run(&args),
         Command::E2eSdk => e2e_sdk::run(),
+        Command::Spec(args) => spec::run(&args),
         Command::E2eVllm(args) => e2e_vllm::run(&args),
         Command::Reload(args) => reload::run(&args),
     };

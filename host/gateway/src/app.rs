@@ -1,6 +1,6 @@
 //! The assembly: from a configuration to a running gateway. Owns everything that lives as long as the daemon.
 
-use std::{collections::HashSet, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashSet, net::SocketAddr, num::NonZeroU32, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
@@ -23,6 +23,7 @@ use crate::{
     config::{Config, SlotEntry},
     hints::{HintTrust, Hints},
     legs::Terms,
+    limit::Limiter,
     metrics::Metrics,
     parking::Parking,
     server,
@@ -76,6 +77,8 @@ pub struct App {
     pub registry: Arc<Registry>,
     /// The router.
     pub router: Router,
+    /// How often each key may ask.
+    pub limiter: Option<Limiter>,
     /// Where requests wait when everybody is busy.
     pub parking: Arc<Parking>,
     /// Where sessions are bound.
@@ -229,6 +232,7 @@ fn build(config: &Config) -> anyhow::Result<App> {
         settings: settings(config),
         registry,
         router,
+        limiter: NonZeroU32::new(config.server.requests_per_second).map(Limiter::new),
         parking: Parking::new(config.queue.limit),
         sessions: Sessions::default(),
         upstream: Upstream::new(config.timeouts.connect),

@@ -47,6 +47,8 @@ pub struct Server {
     pub max_body_bytes: usize,
     /// Whether clients' routing hints are taken.
     pub trust_hints: bool,
+    /// Requests a second that a key (or, without keys, everybody together) may make; 0: no limit.
+    pub requests_per_second: u32,
     /// Keys that clients must give as bearer token; none: everybody may.
     pub api_keys: Vec<String>,
 }
@@ -179,6 +181,7 @@ impl Default for Server {
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
             max_body_bytes: 32 * 1024 * 1024,
             trust_hints: true,
+            requests_per_second: 0,
             api_keys: Vec::new(),
         }
     }

@@ -42,6 +42,9 @@ pub enum Cause {
     /// A policy refuses.
     #[error("{}", .0.reason)]
     Shed(ShedReason),
+    /// The client asks more often than it may.
+    #[error("more than {0} requests a second")]
+    RateLimited(u32),
     /// The client is gone; seen in logs and metrics only.
     #[error("the client closed the connection")]
     ClientClosed,
@@ -92,6 +95,7 @@ impl Cause {
             Self::WorkerNotEligible(_) => StatusCode::CONFLICT,
             Self::PayloadTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Shed(shed) => StatusCode::from_u16(shed.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
+            Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::ClientClosed => status(499),
             Self::BadUpstream(_) => StatusCode::BAD_GATEWAY,
             Self::NoWorker(_) | Self::PrefillUnavailable | Self::Draining => StatusCode::SERVICE_UNAVAILABLE,
@@ -112,6 +116,7 @@ impl Cause {
             Self::WorkerNotEligible(_) => "worker_not_eligible",
             Self::PayloadTooLarge(_) => "payload_too_large",
             Self::Shed(_) => "shed",
+            Self::RateLimited(_) => "rate_limited",
             Self::ClientClosed => "client_closed",
             Self::BadUpstream(_) => "bad_upstream",
             Self::NoWorker(_) => "no_worker",
@@ -127,6 +132,7 @@ impl Cause {
         let retry = matches!(
             self,
             Self::Shed(_)
+                | Self::RateLimited(_)
                 | Self::NoWorker(_)
                 | Self::PrefillUnavailable
                 | Self::Draining

@@ -16,6 +16,7 @@ pub mod error;
 pub mod hints;
 pub mod json;
 pub mod legs;
+pub mod limit;
 pub mod metrics;
 pub mod parking;
 mod preview;

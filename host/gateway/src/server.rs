@@ -157,6 +157,9 @@ async fn prepare(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, Ca
         return Err(Cause::Draining);
     }
     authorize(app, headers)?;
+    if let Some(limiter) = &app.limiter {
+        limiter.check(bearer(headers).filter(|_| !app.settings.api_keys.is_empty()).unwrap_or_default())?;
+    }
     let limit = app.settings.max_body_bytes;
     let collected = Limited::new(body, limit).collect().await;
     collected.map(|body| body.to_bytes()).map_err(|error| {
@@ -215,11 +218,14 @@ fn authorize(app: &App, headers: &HeaderMap) -> Result<(), Cause> {
     if keys.is_empty() {
         return Ok(());
     }
-    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let key = given.and_then(|value| value.strip_prefix("Bearer ")).ok_or(Cause::Unauthorized)?;
+    let key = bearer(headers).ok_or(Cause::Unauthorized)?;
     // Every key is compared whole, so that the time says nothing about how much of one was right.
     let known = keys.iter().fold(false, |known, other| known | same(key.as_bytes(), other.as_bytes()));
     if known { Ok(()) } else { Err(Cause::Forbidden) }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
 fn same(a: &[u8], b: &[u8]) -> bool {

@@ -16,6 +16,7 @@ use crate::{config::Dialect, engine::Engine, failure::Failure};
 
 mod answer;
 mod control;
+mod embed;
 mod generate;
 mod metrics;
 mod probe;
@@ -29,6 +30,7 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
     let engine_routes = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/v1/embeddings", post(embed::embeddings))
         .route("/v1/models", get(probe::models))
         .route("/health", get(probe::health))
         .route("/metrics", get(metrics::metrics));

@@ -250,7 +250,8 @@ impl Raw {
         let missing = |key: &str| error(key, "is missing".to_owned());
         let word = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
         let url = base_url(&word("url", self.url.clone())?)?;
-        let role: Role = word("role", self.role.clone())?.parse().map_err(|e| error("role", format!("{e}")))?;
+        let role: Role =
+            word("role", self.role.clone())?.parse().map_err(|e| error("role", format!("{e}")))?;
         let engine: Engine =
             word("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
         if engine == Engine::Openai && role != Role::Aggregated {

@@ -28,6 +28,8 @@ pub enum Mode {
     Error,
     /// Sheds with a status no policy may use.
     Shed,
+    /// Sheds as a policy may.
+    Refuse,
     /// Never returns from `configure`.
     SlowConfigure,
     /// Asks for a fact that does not exist.
@@ -90,6 +92,7 @@ impl Selector for Hostile {
             }
             Mode::Memory => Ok(Decision::row(calls as usize % call.rows.max(1) as usize)),
             Mode::Error => Err(Error::Internal("as the test wants it".into())),
+            Mode::Refuse => Ok(Decision::Shed(Shed { status: 429, reason: "the quota is used up".into() })),
             Mode::Shed => Ok(Decision::Shed(Shed { status: 200, reason: String::new() })),
         }
     }
