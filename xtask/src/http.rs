@@ -98,6 +98,74 @@ pub(crate) fn stream_chat(address: &str, body: &str) -> anyhow::Result<Streamed>
     Ok(outcome)
 }
 
+/// How a request ended for its client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// A whole JSON answer.
+    Whole,
+    /// A stream of valid events to `[DONE]`.
+    Streamed,
+    /// One valid error: an error body, or a stream whose last event is one.
+    OneError,
+    /// Anything else.
+    Neither(String),
+}
+
+/// POSTs a request and judges what came back, to its last byte.
+pub(crate) fn outcome(address: &str, path: &str, body: &str, stream: bool) -> Outcome {
+    judge(address, path, body, stream).unwrap_or_else(|error| Outcome::Neither(format!("{error:#}")))
+}
+
+fn judge(address: &str, path: &str, body: &str, stream: bool) -> anyhow::Result<Outcome> {
+    let mut out = connect(address)?;
+    let length = body.len();
+    write!(
+        out,
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    )?;
+    let mut reader = BufReader::new(out);
+    let head = Head::read(&mut reader)?;
+    let mut text = Vec::new();
+    if head.chunked {
+        while let Some(chunk) = read_chunk(&mut reader)? {
+            text.extend(chunk);
+        }
+    } else {
+        reader.read_to_end(&mut text)?;
+    }
+    let text = String::from_utf8(text)?;
+    let is_error = |json: &serde_json::Value| json["error"].is_object() || json["message"].is_string();
+    if !(200..300).contains(&head.status) {
+        let json: serde_json::Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+        return Ok(if is_error(&json) { Outcome::OneError } else { Outcome::Neither(text) });
+    }
+    if !stream {
+        let json: serde_json::Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+        return Ok(if json["choices"].is_array() { Outcome::Whole } else { Outcome::Neither(text) });
+    }
+    let events: Vec<&str> = text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).collect();
+    for (place, event) in events.iter().enumerate() {
+        let data = event.strip_prefix("data: ").with_context(|| format!("no event: {event:?}"))?;
+        let last = place + 1 == events.len();
+        if data == "[DONE]" {
+            return Ok(if last {
+                Outcome::Streamed
+            } else {
+                Outcome::Neither("events after [DONE]".to_owned())
+            });
+        }
+        let json: serde_json::Value = serde_json::from_str(data).with_context(|| data.to_owned())?;
+        if json["error"].is_object() {
+            return Ok(if last {
+                Outcome::OneError
+            } else {
+                Outcome::Neither("events after an error".to_owned())
+            });
+        }
+    }
+    Ok(Outcome::Neither("a stream without an end".to_owned()))
+}
+
 struct Head {
     status: u16,
     chunked: bool,

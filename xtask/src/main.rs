@@ -12,6 +12,7 @@ mod ci;
 mod demo;
 mod e2e_sdk;
 mod e2e_vllm;
+mod engine;
 mod fleet;
 mod http;
 mod policies;
@@ -19,6 +20,7 @@ mod reload;
 mod setup;
 mod sh;
 mod spec;
+mod storm;
 mod test;
 
 /// Developer and set-up commands of Pointsman.
@@ -45,6 +47,8 @@ enum Command {
     Policies(policies::Args),
     /// Stream a chat completion with the OpenAI Python SDK through a running gateway.
     E2eSdk,
+    /// Requests through faults of every kind, and clients that leave; checks that nothing is lost.
+    Storm(storm::Args),
     /// Every number of docs/behaviour.md with the tests that are named by it.
     Spec(spec::Args),
     /// Real vLLM engines (prefill and decode, NIXL, on CPU) behind the gateway: same tokens, KV transferred, nothing leaked.
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Policies(args) => policies::run(&args),
         Command::E2eSdk => e2e_sdk::run(),
+        Command::Storm(args) => storm::run(&args),
         Command::Spec(args) => spec::run(&args),
         Command::E2eVllm(args) => e2e_vllm::run(&args),
         Command::Reload(args) => reload::run(&args),

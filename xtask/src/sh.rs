@@ -48,6 +48,15 @@ pub(crate) fn print(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
+/// A live bar.
+pub(crate) fn progress(count: u64, what: &str) -> indicatif::ProgressBar {
+    let bar = indicatif::ProgressBar::new(count);
+    let style = indicatif::ProgressStyle::with_template("{msg:>10} {bar:40} {pos}/{len} {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
+    bar.set_message(what.to_owned());
+    bar
+}
+
 fn show(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(command.get_program());

@@ -8,15 +8,16 @@ use std::{io::Write as _, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 
-use crate::{fleet, setup, sh};
+use crate::{
+    engine::{Engine, Pace},
+    fleet, setup, sh,
+};
 
 mod client;
 mod cpu;
-mod engine;
 mod routers;
 mod scenario;
 
-use engine::Engine;
 use routers::Router;
 use scenario::{Figures, Scenario};
 
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 type Round = Vec<(&'static str, Figures)>;
 
 fn one_round(scenario: &Scenario, bin: &std::path::Path, scale: f64, round: usize) -> anyhow::Result<Round> {
-    let engine = Engine::start(scenario.pace, scenario.events)?;
+    let engine = Engine::start(Pace { event: scenario.pace, events: scenario.events, ..Pace::default() })?;
     let mut figures = Vec::new();
     // Each round begins with another router, so that none is always first.
     let order = Router::ALL.iter().cycle().skip(round % Router::ALL.len()).take(Router::ALL.len());

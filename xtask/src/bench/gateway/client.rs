@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use super::engine;
+use crate::engine;
 
 /// One client connection.
 #[derive(Debug)]

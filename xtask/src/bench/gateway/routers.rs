@@ -9,11 +9,11 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use super::{
+use super::scenario::{Scenario, Shape};
+use crate::{
     engine::Engine,
-    scenario::{Scenario, Shape},
+    fleet::{self, Fleet},
 };
-use crate::fleet::{self, Fleet};
 
 /// A kind of router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,26 +11,39 @@ use std::{
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Nanoseconds on the clock that the engine and the clients share.
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A listening engine. Its threads end with the process.
 #[derive(Debug)]
-pub(super) struct Engine {
-    pub(super) address: SocketAddr,
+pub(crate) struct Engine {
+    pub(crate) address: SocketAddr,
+}
+
+/// How it answers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// Before a prefill answer.
+    pub(crate) prefill: Duration,
+    /// Between events.
+    pub(crate) event: Duration,
+    /// Events of a stream.
+    pub(crate) events: u32,
+    /// Told the `"marker"` of every stream whose reader left early, when that was noticed.
+    pub(crate) left: Option<fn(u64)>,
 }
 
 const HANDOFF: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3]],"remote_engine_id":"engine-0","remote_request_id":"cmpl-0","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":48,"remote_blocks_expiry_time":null,"transfer_mode":"pull"}"#;
 
 impl Engine {
-    pub(super) fn start(pace: Duration, events: u32) -> anyhow::Result<Self> {
+    pub(crate) fn start(pace: Pace) -> anyhow::Result<Self> {
         LazyLock::force(&EPOCH);
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let serve = move || drop(serve(stream, pace, events));
+                let serve = move || drop(serve(stream, pace));
                 let _ = thread::Builder::new().stack_size(128 * 1024).spawn(serve);
             }
         });
@@ -38,7 +51,7 @@ impl Engine {
     }
 }
 
-fn serve(stream: TcpStream, pace: Duration, events: u32) -> std::io::Result<()> {
+fn serve(stream: TcpStream, pace: Pace) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut out = stream.try_clone()?;
     let mut reader = BufReader::with_capacity(64 * 1024, stream);
@@ -69,10 +82,17 @@ fn serve(stream: TcpStream, pace: Duration, events: u32) -> std::io::Result<()> 
         if !post {
             whole(&mut out, "application/json", &facts(&path))?;
         } else if contains(&body, b"\"do_remote_decode\":true") {
+            thread::sleep(pace.prefill);
             let answer = answer(&format!(",\"kv_transfer_params\":{HANDOFF}"));
             whole(&mut out, "application/json", &answer)?;
         } else if contains(&body, b"\"stream\":true") {
-            stream_events(&mut out, pace, events)?;
+            let streamed = stream_events(&mut out, pace);
+            if streamed.is_err()
+                && let (Some(left), Some(marker)) = (pace.left, marker(&body))
+            {
+                left(marker);
+            }
+            streamed?;
         } else {
             whole(&mut out, "application/json", &answer(""))?;
         }
@@ -103,16 +123,19 @@ fn whole(out: &mut TcpStream, content_type: &str, body: &str) -> std::io::Result
     out.write_all(answer.as_bytes())
 }
 
-fn stream_events(out: &mut TcpStream, pace: Duration, events: u32) -> std::io::Result<()> {
+fn stream_events(out: &mut TcpStream, pace: Pace) -> std::io::Result<()> {
     out.write_all(
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n",
     )?;
     let started = Instant::now();
-    for turn in 0..events {
-        if !pace.is_zero() {
-            thread::sleep((pace * turn).saturating_sub(started.elapsed()));
+    for turn in 0..pace.events {
+        if !pace.event.is_zero() {
+            thread::sleep((pace.event * turn).saturating_sub(started.elapsed()));
         }
-        let finish = if turn + 1 == events { "\"length\"" } else { "null" };
+        if pace.left.is_some() {
+            still_there(out)?;
+        }
+        let finish = if turn + 1 == pace.events { "\"length\"" } else { "null" };
         let event = format!(
             "data: {{\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"tiny\",\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\" token\"}},\"logprobs\":null,\"finish_reason\":{finish}}}],\"t\":\"{:016}\"}}\n\n",
             now()
@@ -121,6 +144,24 @@ fn stream_events(out: &mut TcpStream, pace: Duration, events: u32) -> std::io::R
     }
     chunk(out, "data: [DONE]\n\n")?;
     out.write_all(b"0\r\n\r\n")
+}
+
+/// An error when the reader closed its end.
+fn still_there(out: &TcpStream) -> std::io::Result<()> {
+    out.set_nonblocking(true)?;
+    let peeked = out.peek(&mut [0]);
+    out.set_nonblocking(false)?;
+    match peeked {
+        Ok(0) => Err(std::io::ErrorKind::BrokenPipe.into()),
+        Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn marker(body: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(body);
+    let (_, rest) = text.split_once("\"marker\":")?;
+    rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
 }
 
 fn chunk(out: &mut TcpStream, text: &str) -> std::io::Result<()> {
