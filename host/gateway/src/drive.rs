@@ -9,7 +9,6 @@ use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderValue, Response, header};
-use hyper::body::Incoming;
 use pointsman_routing::{CandidateId, Query, RouteError, Routed, RouterConfigOverride, Subject};
 use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
 use tokio::time::Instant;
@@ -25,7 +24,7 @@ use crate::{
     relay::{self, Answer},
     request::Request,
     sse::{self, Usage},
-    upstream::CallError,
+    upstream::{Body, CallError},
 };
 
 mod plan;
@@ -112,7 +111,7 @@ type PrefillDone = Option<Response<Bytes>>;
 
 /// The answer of a decode or single leg: its head with a stream to come, or the whole of it.
 pub(crate) enum DecodeHead {
-    Stream(Response<Incoming>),
+    Stream(Response<Body>),
     Whole(Response<Bytes>),
 }
 
@@ -212,7 +211,7 @@ enum Next {
     Again,
     /// The bookings have had no life for too long (spec F4).
     Stale,
-    Stream(Response<Incoming>),
+    Stream(Response<Body>),
 }
 
 impl Drive {
@@ -650,7 +649,7 @@ impl Drive {
         Event::Ended
     }
 
-    fn take_head(&mut self, head: Response<Incoming>) -> Result<Response<Incoming>, Event> {
+    fn take_head(&mut self, head: Response<Body>) -> Result<Response<Body>, Event> {
         let content_type =
             head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         if content_type.starts_with(b"text/event-stream") {

@@ -52,7 +52,7 @@ pub(crate) fn preview(
         "token_ids": request.token_ids.as_deref().unwrap_or_default(),
         "prompt_tokens": subject.prompt_tokens,
         "prompt_tokens_estimated": subject.prompt_tokens_estimated,
-        "prompt_blocks": subject.blocks.len(),
+        "prompt_blocks": subject.prefix.named_blocks(),
         "legs": legs,
     }))
 }

@@ -16,7 +16,6 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use memchr::memmem;
 use tokio::time::{Instant, Sleep};
 
@@ -26,7 +25,7 @@ use crate::{
     error::Cause,
     legs::{Action, Event},
     sse::{self, Seen, Splitter},
-    upstream::{CallError, causes},
+    upstream::{self, CallError, causes},
 };
 
 mod early;
@@ -44,7 +43,7 @@ enum Kind {
 /// A stream on its way.
 struct Relay {
     drive: Box<Drive>,
-    incoming: Option<Incoming>,
+    incoming: Option<upstream::Body>,
     splitter: Splitter,
     /// What goes to the client next.
     out: VecDeque<Bytes>,
@@ -60,7 +59,7 @@ struct Relay {
 }
 
 /// Begins to relay a stream whose head has come.
-pub(crate) fn stream(drive: Box<Drive>, head: Response<Incoming>) -> Response<Answer> {
+pub(crate) fn stream(drive: Box<Drive>, head: Response<upstream::Body>) -> Response<Answer> {
     let (parts, incoming) = head.into_parts();
     let content_type = parts.headers.get(header::CONTENT_TYPE).cloned();
     let mut response = Response::new(());
@@ -74,7 +73,7 @@ pub(crate) fn stream(drive: Box<Drive>, head: Response<Incoming>) -> Response<An
 }
 
 /// Reads a stream that nobody waits for until the machine says that it is over.
-pub(crate) async fn drain(drive: Box<Drive>, head: Response<Incoming>) {
+pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
     Box::new(Relay::new(drive, head.into_body())).drain().await;
 }
 
@@ -182,7 +181,7 @@ fn next_moment(drive: &Drive) -> Instant {
 }
 
 impl Relay {
-    fn new(drive: Box<Drive>, incoming: Incoming) -> Self {
+    fn new(drive: Box<Drive>, incoming: upstream::Body) -> Self {
         let timer = Box::pin(tokio::time::sleep_until(next_moment(&drive)));
         Self {
             drive,

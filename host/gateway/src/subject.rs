@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::Subject;
-use pointsman_workers::{Salt, byte_block_hashes, multimodal_block_hashes};
+use pointsman_workers::{Prefix, Salt};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::request::Request;
@@ -25,16 +25,16 @@ pub fn subject(request: &Request, measure: &Measure) -> Subject {
     let hints = &request.hints;
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
-    let (prompt_tokens, estimated, blocks) = match &request.token_ids {
+    let (prompt_tokens, estimated, prefix) = match &request.token_ids {
         Some(ids) => {
-            let blocks = multimodal_block_hashes(ids, size as usize, &salt, &hints.block_objects);
-            (count(ids.len()), false, blocks)
+            let prefix = Prefix::of_tokens(ids, size as usize, &salt, &hints.block_objects);
+            (count(ids.len()), false, prefix)
         }
         None => {
             let prompt = request.prompt().as_bytes();
             let bytes = measure.bytes_per_token.max(1);
             let tokens = count(prompt.len()).div_ceil(bytes);
-            (tokens, true, byte_block_hashes([prompt], (size * bytes) as usize, &salt))
+            (tokens, true, Prefix::of_bytes(prompt, (size * bytes) as usize, &salt))
         }
     };
     let hash = |text: &String| xxh3_64_with_seed(text.as_bytes(), measure.salt);
@@ -42,7 +42,7 @@ pub fn subject(request: &Request, measure: &Measure) -> Subject {
         prompt_tokens,
         prompt_tokens_estimated: estimated,
         block_size: size,
-        blocks: Arc::from(blocks),
+        prefix,
         n: request.n,
         max_tokens: request.max_tokens,
         expected_output_tokens: hints.expected_output_tokens,
@@ -94,7 +94,7 @@ mod tests {
         let prompt = "x".repeat(62);
         let subject = of(&format!(r#"{{"model":"m","prompt":"{prompt}"}}"#));
         assert_eq!(
-            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.blocks.len()),
+            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.prefix.named_blocks()),
             (16, true, 4)
         );
     }
@@ -103,12 +103,15 @@ mod tests {
     fn a4_token_ids_are_used_as_they_are() {
         let subject = of(r#"{"model":"m","prompt":[1,2,3,4,5,6,7,8,9]}"#);
         assert_eq!(
-            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.blocks.len()),
+            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.prefix.named_blocks()),
             (9, false, 2)
         );
-        assert_eq!(subject.blocks.to_vec(), block_hashes(&[1, 2, 3, 4, 5, 6, 7, 8], 4, &Salt::default()));
+        assert_eq!(
+            subject.prefix.hashes().to_vec(),
+            block_hashes(&[1, 2, 3, 4, 5, 6, 7, 8], 4, &Salt::default())
+        );
         let sent = of(r#"{"model":"m","prompt":"text","nvext":{"token_data":[1,2,3,4]}}"#);
-        assert_eq!((sent.prompt_tokens, sent.blocks.len()), (4, 1));
+        assert_eq!((sent.prompt_tokens, sent.prefix.named_blocks()), (4, 1));
     }
 
     #[test]

@@ -2,19 +2,18 @@
 //!
 //! Knows addresses and bytes; what the bytes mean is the connectors' and what a failure means is the legs'.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body::Body as _;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
 
 use crate::sse::{self, Splitter};
+
+mod pool;
+
+pub use pool::Body;
+use pool::{Connection, Failed, Pool};
 
 /// Largest body that is read whole: a non-streaming answer, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
@@ -27,7 +26,8 @@ pub type LegHeaders = Vec<(HeaderName, HeaderValue)>;
 /// The pooled client for all workers.
 #[derive(Clone, Debug)]
 pub struct Upstream {
-    client: Client<HttpConnector, Full<Bytes>>,
+    pool: Arc<Pool>,
+    connect_timeout: Duration,
 }
 
 /// A call that brought no usable answer.
@@ -58,14 +58,7 @@ impl Upstream {
     /// A client whose connects end after `connect_timeout`.
     #[must_use]
     pub fn new(connect_timeout: Duration) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect_timeout));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(30))
-            .build(connector);
-        Self { client }
+        Self { pool: Arc::default(), connect_timeout }
     }
 
     /// Sends a JSON body and waits for the head of a success answer.
@@ -77,15 +70,17 @@ impl Upstream {
         url: &str,
         headers: &LegHeaders,
         body: Bytes,
-    ) -> Result<Response<Incoming>, CallError> {
-        let mut request = Request::builder().method(Method::POST).uri(url);
-        request = request.header(header::CONTENT_TYPE, "application/json");
+    ) -> Result<Response<Body>, CallError> {
+        let rest = url.strip_prefix("http://").unwrap_or(url);
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let mut request = Request::builder().method(Method::POST).uri(path);
+        request = request.header(header::HOST, authority).header(header::CONTENT_TYPE, "application/json");
         for (name, value) in headers {
             request = request.header(name, value);
         }
         let request =
             request.body(Full::new(body)).map_err(|error| CallError::Protocol(error.to_string()))?;
-        let response = self.client.request(request).await.map_err(call_error)?;
+        let response = self.call(authority, request).await?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -93,6 +88,40 @@ impl Upstream {
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
         let body = collect(response.into_body()).await?;
         Err(CallError::Status { status, content_type, body })
+    }
+
+    /// One call, over an idle connection if there is one. An idle one that turns out to be closed has taken nothing, and
+    /// the call is made over another.
+    async fn call(
+        &self,
+        authority: &str,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<Body>, CallError> {
+        loop {
+            let idle = self.pool.take(authority);
+            let fresh = idle.is_none();
+            let mut connection = match idle {
+                Some(connection) => connection,
+                None => self.connect(authority).await?,
+            };
+            match connection.call(request).await {
+                Ok(response) => {
+                    let wrap = |incoming| Body::new(incoming, connection, self.pool.clone(), authority);
+                    return Ok(response.map(wrap));
+                }
+                Err(Failed::Unsent(unsent)) if !fresh => request = *unsent,
+                Err(Failed::Unsent(_)) => return Err(CallError::Connect("closed at once".to_owned())),
+                Err(Failed::Broken(error)) => return Err(CallError::Broken(causes(&error))),
+            }
+        }
+    }
+
+    async fn connect(&self, authority: &str) -> Result<Box<Connection>, CallError> {
+        match tokio::time::timeout(self.connect_timeout, Connection::open(authority)).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(CallError::Connect(error.to_string())),
+            Err(_) => Err(CallError::Connect(format!("no connection within {:?}", self.connect_timeout))),
+        }
     }
 
     /// Sends a JSON body and reads the whole success answer.
@@ -160,7 +189,7 @@ impl CallError {
     }
 }
 
-async fn drain_events(mut body: Incoming) -> Result<(), CallError> {
+async fn drain_events(mut body: Body) -> Result<(), CallError> {
     let (mut splitter, mut done) = (Splitter::default(), false);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| CallError::Broken(causes(&error)))?;
@@ -177,19 +206,14 @@ async fn drain_events(mut body: Incoming) -> Result<(), CallError> {
     if done { Ok(()) } else { Err(CallError::Broken("the stream ended before its end".to_owned())) }
 }
 
-async fn collect(body: Incoming) -> Result<Bytes, CallError> {
-    if body.is_end_stream() {
+async fn collect(body: Body) -> Result<Bytes, CallError> {
+    if body.is_empty() {
         return Ok(Bytes::new());
     }
     match Limited::new(body, MAX_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) => Err(CallError::Broken(error.to_string())),
     }
-}
-
-fn call_error(error: hyper_util::client::legacy::Error) -> CallError {
-    let text = causes(&error);
-    if error.is_connect() { CallError::Connect(text) } else { CallError::Broken(text) }
 }
 
 /// An error with its causes. hyper names no address in them, so the text may go to a client (A5).

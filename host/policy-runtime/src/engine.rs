@@ -1,7 +1,7 @@
 //! The one wasmtime engine, its ticker and its maintenance thread.
 //!
-//! Guests are looked at by epochs, one tick a millisecond, and stopped by the CPU time they took (see `guest`). Stores are rebuilt and dropped by the maintenance thread: a
-//! request that met a trap pays for neither.
+//! Guests are looked at by epochs, one tick a millisecond while any of them runs, and stopped by the CPU time they took
+//! (see `guest`). Stores are rebuilt and dropped by the maintenance thread: a request that met a trap pays for neither.
 
 use std::{
     sync::{Arc, mpsc},
@@ -11,10 +11,10 @@ use std::{
 
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, component::Linker};
 
-use crate::guest::Guest;
-
-/// One tick of the epoch.
-pub(crate) const TICK: Duration = Duration::from_millis(1);
+use crate::{
+    guest::Guest,
+    ticker::{Running, Ticker},
+};
 
 /// Instances that all policies together may have.
 const INSTANCES: u32 = 1_000;
@@ -57,6 +57,7 @@ struct Inner {
     plain: Linker<Guest>,
     wasi: Linker<Guest>,
     limits: Limits,
+    ticker: Arc<Ticker>,
     chores: mpsc::Sender<Chore>,
 }
 
@@ -82,12 +83,10 @@ impl PolicyEngine {
         Guest::link_log(&mut wasi)?;
         wasmtime_wasi::p2::add_to_linker_async(&mut wasi)?;
         let weak = engine.weak();
+        let ticker = Arc::new(Ticker::default());
+        let clock = ticker.clone();
         thread::Builder::new().name("pointsman-epoch".to_owned()).spawn(move || {
-            while let Some(engine) = weak.upgrade() {
-                engine.increment_epoch();
-                drop(engine);
-                thread::sleep(TICK);
-            }
+            clock.run(|| weak.upgrade().map(|engine| engine.increment_epoch()).is_some());
         })?;
         let (chores, work) = mpsc::channel::<Chore>();
         thread::Builder::new().name("pointsman-chores".to_owned()).spawn(move || {
@@ -95,13 +94,18 @@ impl PolicyEngine {
                 chore();
             }
         })?;
-        Ok(Self { inner: Arc::new(Inner { engine, plain, wasi, limits, chores }) })
+        Ok(Self { inner: Arc::new(Inner { engine, plain, wasi, limits, ticker, chores }) })
     }
 
     /// What guests may use.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
+    }
+
+    /// Held while guests run: they are stopped only as long as the clock ticks.
+    pub(crate) fn running(&self) -> Running<'_> {
+        self.inner.ticker.running()
     }
 
     pub(crate) fn engine(&self) -> &Engine {

@@ -22,7 +22,7 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use crate::{bindings::filter::pointsman::policy::log, engine::TICK};
+use crate::{bindings::filter::pointsman::policy::log, ticker::TICK};
 
 /// Lines a guest may log in one call; the rest is dropped.
 const LINES_PER_CALL: u32 = 8;

@@ -15,6 +15,7 @@ mod manager;
 mod pool;
 mod probe;
 mod refusal;
+mod ticker;
 
 pub use engine::{Limits, PolicyEngine};
 pub use inspect::{Inspection, inspect};

@@ -34,6 +34,7 @@ pub fn load(
     origin: Origin,
     settings: &str,
 ) -> Result<LoadedPolicy, Refusal> {
+    let _running = engine.running();
     let component = admission::component(bytes, engine.limits().file_bytes)?;
     let outline = admission::outline(&component)?;
     let linked = admission::link(engine, &component, &outline)?;
@@ -55,6 +56,7 @@ pub fn load(
     let builder = {
         let (engine, name, settings) = (engine.clone(), name.clone(), settings.to_owned());
         move || {
+            let _running = engine.running();
             let mut fresh =
                 linked.instantiate(&engine, name.clone()).map_err(|refusal| refusal.to_string())?;
             fresh.introduce(&settings).map_err(|refusal| refusal.to_string())?;

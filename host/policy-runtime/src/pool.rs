@@ -56,6 +56,7 @@ impl Pool {
         &self,
         call: impl FnOnce(&mut Instance) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        let _running = self.engine.running();
         let home = HOME.get();
         for step in 0..self.shards.len() {
             let place = (home + step) % self.shards.len();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{BlockHash, DpRank, Leg, ModelName, Snapshot, WorkerId, WorkerSpec};
+use pointsman_workers::{DpRank, Leg, ModelName, Prefix, Snapshot, WorkerId, WorkerSpec};
 
 use crate::policy::RouterConfigOverride;
 
@@ -15,8 +15,8 @@ pub struct Subject {
     pub prompt_tokens_estimated: bool,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Sequence hashes of the prompt's full blocks.
-    pub blocks: Arc<[BlockHash]>,
+    /// Hashes of the prompt's prefix.
+    pub prefix: Prefix,
     /// Choices asked for.
     pub n: u32,
     /// The client's cap on output tokens.

@@ -149,7 +149,7 @@ impl Router {
             leg: query.leg,
             prompt_tokens: subject.prompt_tokens,
             new_prefill_tokens: subject.prompt_tokens.saturating_sub(cached_tokens),
-            prompt_blocks: subject.blocks.clone(),
+            prefix: subject.prefix.clone(),
             total_prompt_blocks: subject.request_blocks(),
             block_size: subject.block_size,
             expected_output_tokens: subject.expected_output_tokens,
@@ -157,7 +157,7 @@ impl Router {
             track_prefill_tokens: config.track_prefill_tokens,
         });
         // F5: the decision itself is what approximate mode knows of caches.
-        self.index.record(candidate.worker.id(), candidate.rank, &subject.blocks, started);
+        self.index.record(candidate.worker.id(), candidate.rank, subject.prefix.hashes(), started);
         let receipt = chosen.receipt(query, started);
         Ok(Routed { candidate, booking, receipt })
     }

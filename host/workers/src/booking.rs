@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::{
     average::Average,
     id::{BlockHash, Leg},
+    prefix::Prefix,
 };
 
 /// What a decision books.
@@ -28,8 +29,8 @@ pub struct BookingRequest {
     pub prompt_tokens: u32,
     /// Prompt tokens that are not cached where the leg runs.
     pub new_prefill_tokens: u32,
-    /// Sequence hashes of the prompt's full blocks.
-    pub prompt_blocks: Arc<[BlockHash]>,
+    /// The prompt's prefix.
+    pub prefix: Prefix,
     /// Blocks the prompt fills, the last one counted whole.
     pub total_prompt_blocks: u32,
     /// Tokens in a block.
@@ -63,7 +64,7 @@ pub struct RankLoad {
 pub struct Booking {
     load: Arc<RankLoad>,
     /// Named blocks to give back.
-    blocks: Option<Arc<[BlockHash]>>,
+    blocks: Option<Prefix>,
     unnamed_millis: i64,
     prefill_tokens: u32,
     prompt_tokens: u32,
@@ -99,14 +100,14 @@ impl RankLoad {
     ///
     /// Sequence hashes are chained, so what is booked of a prompt is a prefix of it, found by bisection.
     #[must_use]
-    pub fn blocks_after_admission(&self, blocks: &[BlockHash], total: u32, assume_kv_reuse: bool) -> u32 {
+    pub fn blocks_after_admission(&self, prefix: &Prefix, total: u32, assume_kv_reuse: bool) -> u32 {
         let shared = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {
             let booked = self.blocks.lock();
-            blocks.partition_point(|block| booked.contains_key(block))
+            prefix.hashes().partition_point(|block| booked.contains_key(block))
         } else {
             0
         };
-        let new = total.saturating_sub(u32::try_from(shared).unwrap_or(u32::MAX));
+        let new = total.saturating_sub(prefix.blocks(u32::try_from(shared).unwrap_or(u32::MAX)));
         self.decode_blocks().saturating_add(new)
     }
 
@@ -143,25 +144,30 @@ impl RankLoad {
         self.errors.get()
     }
 
-    fn add_blocks(&self, blocks: &[BlockHash]) {
+    fn add_blocks(&self, prefix: &Prefix) {
         let mut booked = self.blocks.lock();
-        for block in blocks {
-            *booked.entry(*block).or_insert(0) += 1;
+        let mut new = 0;
+        for (block, weight) in prefix.weighed() {
+            let count = booked.entry(block).or_insert(0);
+            *count += 1;
+            new += if *count == 1 { weight } else { 0 };
         }
-        self.named.store(u32::try_from(booked.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.named.fetch_add(new, Ordering::Relaxed);
     }
 
-    fn release_blocks(&self, blocks: &[BlockHash]) {
+    fn release_blocks(&self, prefix: &Prefix) {
         let mut booked = self.blocks.lock();
-        for block in blocks {
-            if let Some(count) = booked.get_mut(block) {
+        let mut gone = 0;
+        for (block, weight) in prefix.weighed() {
+            if let Some(count) = booked.get_mut(&block) {
                 *count -= 1;
                 if *count == 0 {
-                    booked.remove(block);
+                    booked.remove(&block);
+                    gone += weight;
                 }
             }
         }
-        self.named.store(u32::try_from(booked.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.named.fetch_sub(gone, Ordering::Relaxed);
     }
 }
 
@@ -170,10 +176,10 @@ impl Booking {
         let prefill_tokens = if request.track_prefill_tokens { request.new_prefill_tokens } else { 0 };
         load.requests.fetch_add(1, Ordering::Relaxed);
         load.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
-        let full = u32::try_from(request.prompt_blocks.len()).unwrap_or(u32::MAX);
         let (blocks, unnamed) = if request.assume_kv_reuse {
-            load.add_blocks(&request.prompt_blocks);
-            (Some(request.prompt_blocks.clone()), request.total_prompt_blocks.saturating_sub(full))
+            load.add_blocks(&request.prefix);
+            let named = request.prefix.named_blocks();
+            (Some(request.prefix.clone()), request.total_prompt_blocks.saturating_sub(named))
         } else {
             (None, request.total_prompt_blocks)
         };
@@ -251,7 +257,7 @@ mod tests {
             leg: Leg::Decode,
             prompt_tokens,
             new_prefill_tokens: prompt_tokens,
-            prompt_blocks: blocks.iter().map(|block| BlockHash(*block)).collect(),
+            prefix: blocks.iter().map(|block| BlockHash(*block)).collect::<Vec<_>>().into(),
             total_prompt_blocks: prompt_tokens.div_ceil(16),
             block_size: 16,
             expected_output_tokens: None,
@@ -281,8 +287,8 @@ mod tests {
         let load = Arc::new(RankLoad::default());
         let first = Booking::new(load.clone(), &request(64, &[1, 2, 3, 4], true));
         let blocks: Vec<BlockHash> = [1, 2, 30, 40].map(BlockHash).to_vec();
-        assert_eq!(load.blocks_after_admission(&blocks, 4, true), 6);
-        assert_eq!(load.blocks_after_admission(&blocks, 4, false), 8);
+        assert_eq!(load.blocks_after_admission(&blocks.clone().into(), 4, true), 6);
+        assert_eq!(load.blocks_after_admission(&blocks.into(), 4, false), 8);
         let second = Booking::new(load.clone(), &request(64, &[1, 2, 30, 40], true));
         assert_eq!(load.decode_blocks(), 6);
         drop(first);

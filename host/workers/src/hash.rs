@@ -3,7 +3,7 @@
 //! A *local* hash names the tokens of one full block; a *sequence* hash chains the local hashes up to a block and so names
 //! the block and everything before it.
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::id::BlockHash;
 
@@ -36,7 +36,7 @@ pub fn block_hashes(tokens: &[u32], block_size: usize, salt: &Salt<'_>) -> Vec<B
 
 /// As [`block_hashes`], with the hashes of the multimodal objects in each block: sorted, appended as little-endian u64s.
 #[must_use]
-pub fn multimodal_block_hashes(
+pub(crate) fn multimodal_block_hashes(
     tokens: &[u32],
     block_size: usize,
     salt: &Salt<'_>,
@@ -61,39 +61,23 @@ pub fn multimodal_block_hashes(
         .collect()
 }
 
-/// Sequence hashes of the full blocks of a prompt given as bytes (spec H5): approximate, for when there are no tokens.
-///
-/// The prompt comes in pieces that are not copied together; how it is cut does not matter.
+/// Sequence hashes of the pieces of a prompt given as bytes (spec H5); a piece reaches from the end of the one before to
+/// its own end, and is named only when it is there whole.
 #[must_use]
-pub fn byte_block_hashes<'a>(
-    pieces: impl IntoIterator<Item = &'a [u8]>,
-    bytes_per_block: usize,
+pub(crate) fn byte_piece_hashes(
+    bytes: &[u8],
+    ends: impl Iterator<Item = usize>,
     salt: &Salt<'_>,
 ) -> Vec<BlockHash> {
-    let (seed, size) = (salt.seed(), bytes_per_block.max(1));
+    let seed = salt.seed();
     let mut chain = Chain::default();
-    let mut hashes = Vec::new();
-    let mut open = Xxh3::with_seed(seed);
-    let mut filled = 0;
-    for mut piece in pieces {
-        if filled > 0 {
-            let (head, rest) = piece.split_at(piece.len().min(size - filled));
-            open.update(head);
-            filled += head.len();
-            piece = rest;
-            if filled < size {
-                continue;
-            }
-            hashes.push(chain.next(open.digest()));
-            open.reset();
-        }
-        let blocks = piece.chunks_exact(size);
-        let rest = blocks.remainder();
-        hashes.extend(blocks.map(|block| chain.next(xxh3_64_with_seed(block, seed))));
-        open.update(rest);
-        filled = rest.len();
-    }
-    hashes
+    let mut from = 0;
+    ends.map_while(|end| {
+        let piece = bytes.get(from..end)?;
+        from = end;
+        Some(chain.next(xxh3_64_with_seed(piece, seed)))
+    })
+    .collect()
 }
 
 /// `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.
@@ -163,25 +147,6 @@ mod tests {
             let same = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
             prop_assert_eq!(same, at / 8);
             prop_assert!(a.iter().zip(&b).skip(same).all(|(a, b)| a != b));
-        }
-
-        #[test]
-        fn h5_how_the_bytes_are_cut_does_not_matter(
-            bytes in proptest::collection::vec(any::<u8>(), 0..400),
-            cuts in proptest::collection::vec(0_usize..400, 0..6),
-        ) {
-            let whole = byte_block_hashes([bytes.as_slice()], 32, &Salt::default());
-            prop_assert_eq!(whole.len(), bytes.len() / 32);
-            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
-            cuts.push(bytes.len());
-            cuts.sort_unstable();
-            let mut start = 0;
-            let pieces: Vec<&[u8]> = cuts.iter().map(|end| {
-                let piece = &bytes[start..*end];
-                start = *end;
-                piece
-            }).collect();
-            prop_assert_eq!(byte_block_hashes(pieces, 32, &Salt::default()), whole);
         }
     }
 }

@@ -8,15 +8,17 @@ mod circuit;
 mod hash;
 mod id;
 mod index;
+mod prefix;
 pub mod probe;
 mod registry;
 mod spec;
 mod worker;
 
 pub use booking::{Booking, BookingRequest, RankLoad};
-pub use hash::{Salt, block_hashes, byte_block_hashes, multimodal_block_hashes};
+pub use hash::{Salt, block_hashes};
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownWord, WorkerId};
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
+pub use prefix::Prefix;
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec};
 pub use worker::{Candidate, EngineLoad, Health, Ineligible, Worker};

@@ -82,18 +82,19 @@ impl Inputs {
         self.after_admission.resize(pool.len(), 0);
         let subject = query.subject;
         if needs.cached {
-            index.matches(&subject.blocks, Instant::now(), &mut self.overlaps);
+            index.matches(subject.prefix.hashes(), Instant::now(), &mut self.overlaps);
         }
         let reuse = config.assume_kv_reuse;
         for row in rows.iter().map(|row| *row as usize) {
             let Some(candidate) = pool.get(row) else { continue };
             if let Some(cached) = self.cached.get_mut(row).filter(|_| needs.cached) {
                 let matched = self.overlaps.get(candidate.worker.id(), candidate.rank);
-                *cached = [matched.device, matched.host, matched.disk];
+                *cached =
+                    [matched.device, matched.host, matched.disk].map(|marks| subject.prefix.blocks(marks));
             }
             if let Some(blocks) = self.after_admission.get_mut(row).filter(|_| needs.after_admission) {
                 *blocks =
-                    candidate.load().blocks_after_admission(&subject.blocks, subject.request_blocks(), reuse);
+                    candidate.load().blocks_after_admission(&subject.prefix, subject.request_blocks(), reuse);
             }
         }
     }

@@ -137,7 +137,7 @@ fn subject() -> Subject {
         prompt_tokens: 64,
         prompt_tokens_estimated: false,
         block_size: 16,
-        blocks: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).into(),
+        prefix: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).to_vec().into(),
         n: 1,
         max_tokens: None,
         expected_output_tokens: None,

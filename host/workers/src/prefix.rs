@@ -1,0 +1,124 @@
+//! The prefix of a prompt as routing sees it: a chain of hashes, each of which names everything up to its place.
+//!
+//! Token prompts have a hash for every block. Prompts that are measured in bytes (spec H5) are known only approximately
+//! anyway, and may be very long: their hashes stand further apart the deeper they are, so that a match is exact to an
+//! eighth of its depth at worst, and a 220 KB prompt costs 160 hashes instead of 3,400.
+
+use std::sync::Arc;
+
+use crate::{
+    hash::{Salt, byte_piece_hashes, multimodal_block_hashes},
+    id::BlockHash,
+};
+
+/// A hash for every block up to this depth, …
+const EVERY: u32 = 32;
+/// … one in eight up to this one, and one in 32 beyond.
+const EIGHTH: u32 = 256;
+
+/// The hashes of a prompt's prefix. Cheap to clone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prefix {
+    hashes: Arc<[BlockHash]>,
+    sparse: bool,
+}
+
+impl Prefix {
+    /// One hash for every full block of tokens; `objects` are the multimodal object hashes of each block (spec H1).
+    #[must_use]
+    pub fn of_tokens(tokens: &[u32], block_size: usize, salt: &Salt<'_>, objects: &[Vec<u64>]) -> Self {
+        multimodal_block_hashes(tokens, block_size, salt, objects).into()
+    }
+
+    /// Hashes of a prompt given as bytes, `block_bytes` a block.
+    #[must_use]
+    pub fn of_bytes(bytes: &[u8], block_bytes: usize, salt: &Salt<'_>) -> Self {
+        let ends = (1..).map(|mark| depth(mark) as usize * block_bytes.max(1));
+        Self { hashes: byte_piece_hashes(bytes, ends, salt).into(), sparse: true }
+    }
+
+    /// The hashes, each deeper than the one before.
+    #[must_use]
+    pub fn hashes(&self) -> &Arc<[BlockHash]> {
+        &self.hashes
+    }
+
+    /// The blocks that the first `marks` hashes cover.
+    #[must_use]
+    pub fn blocks(&self, marks: u32) -> u32 {
+        if self.sparse { depth(marks) } else { marks }
+    }
+
+    /// All blocks that have a name.
+    #[must_use]
+    pub fn named_blocks(&self) -> u32 {
+        self.blocks(u32::try_from(self.hashes.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The hashes with the blocks that each covers alone.
+    pub(crate) fn weighed(&self) -> impl Iterator<Item = (BlockHash, u32)> + '_ {
+        let marks = (0_u32..).zip(self.hashes.iter());
+        marks.map(|(mark, hash)| (*hash, self.blocks(mark + 1) - self.blocks(mark)))
+    }
+}
+
+impl From<Vec<BlockHash>> for Prefix {
+    fn from(hashes: Vec<BlockHash>) -> Self {
+        Self { hashes: hashes.into(), sparse: false }
+    }
+}
+
+/// The depth, in blocks, of the `mark`-th sparse hash, counted from 1.
+fn depth(mark: u32) -> u32 {
+    let eighths = (EIGHTH - EVERY) / 8;
+    if mark <= EVERY {
+        mark
+    } else if mark <= EVERY + eighths {
+        EVERY + (mark - EVERY) * 8
+    } else {
+        EIGHTH.saturating_add((mark - EVERY - eighths).saturating_mul(32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(bytes: &[u8]) -> Prefix {
+        Prefix::of_bytes(bytes, 64, &Salt::default())
+    }
+
+    #[test]
+    fn h5_a_long_prompt_has_few_hashes_that_stand_further_apart_the_deeper_they_are() {
+        let prefix = of(&vec![7; 220_000]);
+        assert_eq!(prefix.hashes().len(), 32 + 28 + 99);
+        assert_eq!(prefix.named_blocks(), 256 + 99 * 32);
+        assert_eq!(
+            (prefix.blocks(0), prefix.blocks(32), prefix.blocks(33), prefix.blocks(61)),
+            (0, 32, 40, 288)
+        );
+        let weights: u32 = prefix.weighed().map(|(_, weight)| weight).sum();
+        assert_eq!(weights, prefix.named_blocks());
+    }
+
+    #[test]
+    fn h5_a_token_prompt_has_a_hash_for_every_block() {
+        let prefix = Prefix::of_tokens(&[1; 640], 16, &Salt::default(), &[]);
+        assert_eq!((prefix.hashes().len(), prefix.named_blocks()), (40, 40));
+    }
+
+    proptest! {
+        #[test]
+        fn h5_what_two_prompts_share_is_found_to_an_eighth(at in 0_usize..60_000) {
+            let mut text: Vec<u8> = (0..60_000_u32).map(|place| (place % 251) as u8).collect();
+            let whole = of(&text);
+            text[at] ^= 0x80;
+            let other = of(&text);
+            let same = whole.hashes().iter().zip(other.hashes().iter()).take_while(|(a, b)| a == b).count();
+            let (found, real) = (whole.blocks(same as u32), (at / 64) as u32);
+            prop_assert!(found <= real && real - found <= real / 8, "{found} of {real}");
+        }
+    }
+}
