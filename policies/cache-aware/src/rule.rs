@@ -1,0 +1,222 @@
+//! Which of three costs decides: load, match or free cache; and the least of it. Knows columns of numbers, not facts.
+
+use pointsman_policy_sdk::Rng;
+use serde::Deserialize;
+
+/// When the load is out of balance, and when a match is worth following.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Thresholds {
+    /// Share of the prompt's blocks above which the best match serves.
+    pub cache_threshold: f32,
+    /// Active requests by which the most and the least loaded may differ in balance.
+    pub balance_abs_threshold: u32,
+    /// Factor by which they may differ in balance.
+    pub balance_rel_threshold: f32,
+}
+
+/// Worker facts, one slice a fact, all of one length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns<'a> {
+    /// Requests booked.
+    pub(crate) requests: &'a [u32],
+    /// Blocks booked after admission.
+    pub(crate) decode_blocks: &'a [u32],
+    /// KV blocks of the engine; 0 when unknown.
+    pub(crate) total_blocks: &'a [u32],
+    /// Cached prefix blocks on the device.
+    pub(crate) device: &'a [u32],
+    /// Cached prefix blocks in host memory, beyond the device's.
+    pub(crate) host: &'a [u32],
+    /// Cached prefix blocks on disk, beyond the host's.
+    pub(crate) disk: &'a [u32],
+}
+
+/// What decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Branch {
+    /// The load is out of balance: active requests.
+    LeastLoaded,
+    /// Somebody has enough of the prefix: the share that is not cached.
+    BestMatch,
+    /// Neither: booked blocks, more for a smaller cache.
+    MostFree,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self { cache_threshold: 0.3, balance_abs_threshold: 64, balance_rel_threshold: 1.5 }
+    }
+}
+
+impl Thresholds {
+    /// The share is between 0 and 1, the factor finite and at least 1.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub fn check(&self) -> Result<(), String> {
+        let Self { cache_threshold: share, balance_rel_threshold: factor, .. } = self;
+        if !(0.0..=1.0).contains(share) {
+            return Err(format!("cache-threshold: {share} is not between 0 and 1"));
+        }
+        if !factor.is_finite() || *factor < 1.0 {
+            return Err(format!("balance-rel-threshold: {factor} is not a finite number of 1 or more"));
+        }
+        Ok(())
+    }
+
+    /// What decides, and what each row costs by it.
+    pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> (Branch, Vec<f32>) {
+        if self.out_of_balance(columns.requests) {
+            return (Branch::LeastLoaded, columns.requests.iter().copied().map(single).collect());
+        }
+        let shares = columns.matches(request_blocks);
+        if shares.iter().any(|share| *share > self.cache_threshold) {
+            return (Branch::BestMatch, shares.iter().map(|share| 1.0 - share).collect());
+        }
+        (Branch::MostFree, columns.occupied())
+    }
+
+    fn out_of_balance(&self, requests: &[u32]) -> bool {
+        let most = requests.iter().copied().max().unwrap_or(0);
+        let least = requests.iter().copied().min().unwrap_or(0);
+        most.saturating_sub(least) > self.balance_abs_threshold
+            && f64::from(most) > f64::from(least) * f64::from(self.balance_rel_threshold)
+    }
+}
+
+impl Columns<'_> {
+    /// The share of the prompt's blocks that each row has cached, at most 1.
+    fn matches(&self, request_blocks: u32) -> Vec<f32> {
+        let rows = self.device.iter().zip(self.host).zip(self.disk);
+        rows.map(|((device, host), disk)| {
+            let cached = device.saturating_add(*host).saturating_add(*disk);
+            if request_blocks == 0 { 0.0 } else { (single(cached) / single(request_blocks)).min(1.0) }
+        })
+        .collect()
+    }
+
+    /// Blocks that each row lacks to the largest cache when empty. Unless all sizes are known they count as equal.
+    fn occupied(&self) -> Vec<f32> {
+        let sized = self.total_blocks.iter().all(|total| *total > 0);
+        let largest = self.total_blocks.iter().copied().max().unwrap_or(0);
+        let rows = self.decode_blocks.iter().zip(self.total_blocks);
+        rows.map(|(booked, total)| {
+            let missing = if sized { largest.saturating_sub(*total) } else { 0 };
+            single(booked.saturating_add(missing))
+        })
+        .collect()
+    }
+}
+
+impl Branch {
+    /// Why, for the receipt.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::LeastLoaded => "load out of balance: least loaded",
+            Self::BestMatch => "best match",
+            Self::MostFree => "no match: most free cache",
+        }
+    }
+}
+
+/// The row of the least cost, ties uniform.
+pub(crate) fn least(costs: &[f32], rng: &mut Rng) -> Option<usize> {
+    let least = costs.iter().copied().reduce(f32::min)?;
+    let ties = costs.iter().filter(|cost| **cost == least).count();
+    let wanted = rng.below(ties);
+    costs.iter().enumerate().filter(|(_, cost)| **cost == least).nth(wanted).map(|(row, _)| row)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^24")]
+fn single(count: u32) -> f32 {
+    count as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn columns<'a>(
+        requests: &'a [u32],
+        device: &'a [u32],
+        decode: &'a [u32],
+        total: &'a [u32],
+    ) -> Columns<'a> {
+        const NONE: &[u32] = &[0; 8];
+        Columns {
+            requests,
+            decode_blocks: decode,
+            total_blocks: total,
+            device,
+            host: &NONE[..device.len()],
+            disk: &NONE[..device.len()],
+        }
+    }
+
+    #[test]
+    fn balance_is_lost_only_past_both_thresholds() {
+        let thresholds = Thresholds::default();
+        assert!(thresholds.out_of_balance(&[65, 0]), "nothing against something is any factor");
+        assert!(!thresholds.out_of_balance(&[64, 0]), "just the number");
+        assert!(thresholds.out_of_balance(&[196, 130]));
+        assert!(!thresholds.out_of_balance(&[195, 130]), "just the factor");
+        assert!(!thresholds.out_of_balance(&[]));
+    }
+
+    #[test]
+    fn each_branch_has_its_own_cost() {
+        let thresholds = Thresholds::default();
+        let busy = columns(&[90, 10], &[4, 4], &[1, 2], &[0, 0]);
+        assert_eq!(thresholds.costs(4, &busy), (Branch::LeastLoaded, vec![90.0, 10.0]));
+        let cached = columns(&[9, 10], &[1, 3], &[1, 2], &[0, 0]);
+        assert_eq!(thresholds.costs(4, &cached), (Branch::BestMatch, vec![0.75, 0.25]));
+        let fresh = columns(&[9, 10], &[1, 0], &[7, 2], &[100, 90]);
+        assert_eq!(thresholds.costs(4, &fresh), (Branch::MostFree, vec![7.0, 12.0]));
+    }
+
+    #[test]
+    fn a_threshold_of_one_never_follows_a_match() {
+        let thresholds = Thresholds { cache_threshold: 1.0, ..Thresholds::default() };
+        let whole = columns(&[0, 0], &[u32::MAX, 4], &[1, 2], &[0, 0]);
+        assert_eq!(thresholds.costs(4, &whole).0, Branch::MostFree);
+    }
+
+    #[test]
+    fn a_threshold_of_nought_follows_any_match_but_no_nothing() {
+        let thresholds = Thresholds { cache_threshold: 0.0, ..Thresholds::default() };
+        assert_eq!(thresholds.costs(99, &columns(&[0], &[1], &[0], &[0])).0, Branch::BestMatch);
+        assert_eq!(thresholds.costs(99, &columns(&[0], &[0], &[0], &[0])).0, Branch::MostFree);
+    }
+
+    #[test]
+    fn equal_matches_are_drawn_uniformly() {
+        let (_, costs) = Thresholds::default().costs(4, &columns(&[0; 3], &[4, 1, 4], &[9, 0, 0], &[0; 3]));
+        let mut counts = [0_u32; 3];
+        for seed in 0..3_000 {
+            counts[least(&costs, &mut Rng::new(seed)).unwrap()] += 1;
+        }
+        assert_eq!(counts[1], 0);
+        assert!((1_400..1_600).contains(&counts[0]), "{counts:?}");
+    }
+
+    #[test]
+    fn any_bits_give_finite_costs_and_a_row() {
+        for seed in 0..2_000 {
+            let mut rng = Rng::new(seed);
+            let mut column = || -> Vec<u32> { (0..5).map(|_| (rng.bits() >> 32) as u32).collect() };
+            let (requests, device, decode, total) = (column(), column(), column(), column());
+            let columns = columns(&requests, &device, &decode, &total);
+            for blocks in [0, 1, u32::MAX] {
+                let (_, costs) = Thresholds::default().costs(blocks, &columns);
+                assert!(costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0), "{costs:?}");
+                assert!(least(&costs, &mut rng.clone()).is_some_and(|row| row < 5));
+            }
+        }
+    }
+
+    #[test]
+    fn no_rows_have_no_least() {
+        assert_eq!(least(&[], &mut Rng::new(1)), None);
+    }
+}

@@ -1,0 +1,214 @@
+//! Three scores in [0, 1], higher better, and the cost made of them. Knows columns of numbers, not facts or calls.
+
+use serde::Deserialize;
+
+/// The load age of a worker that has no figures.
+const NO_FIGURES: u32 = u32::MAX;
+
+/// Weights of the scores, and how long load figures hold.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Settings {
+    /// Weight of the queue score.
+    pub queue: f32,
+    /// Weight of the KV score.
+    pub kv: f32,
+    /// Weight of the prefix score.
+    pub prefix: f32,
+    /// Load figures older than this, milliseconds, count as unknown.
+    pub max_load_age_ms: u32,
+}
+
+/// Worker facts, one slice a fact, all of one length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns<'a> {
+    /// Requests waiting in the engine.
+    pub(crate) queue: &'a [u32],
+    /// Share of the KV cache in use.
+    pub(crate) kv_usage: &'a [f32],
+    /// Age of the two above, milliseconds.
+    pub(crate) load_age_ms: &'a [u32],
+    /// Cached prefix blocks on the device.
+    pub(crate) device: &'a [u32],
+    /// Cached prefix blocks in host memory, beyond the device's.
+    pub(crate) host: &'a [u32],
+    /// Cached prefix blocks on disk, beyond the host's.
+    pub(crate) disk: &'a [u32],
+}
+
+/// What an engine says of its load, when it can be believed.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    queue: u32,
+    kv_usage: f32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { queue: 2.0, kv: 2.0, prefix: 3.0, max_load_age_ms: 30_000 }
+    }
+}
+
+impl Settings {
+    /// Weights are finite and not negative, and so is their sum: no cost exceeds it.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub fn check(&self) -> Result<(), String> {
+        let all = [("queue", self.queue), ("kv", self.kv), ("prefix", self.prefix)];
+        if let Some((name, weight)) = all.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
+            return Err(format!("{name}: {weight} is not a finite number of 0 or more"));
+        }
+        if (self.queue + self.kv + self.prefix).is_finite() {
+            Ok(())
+        } else {
+            Err("queue + kv + prefix: the sum is not finite".to_owned())
+        }
+    }
+
+    /// One cost a row: the sum of `weight * (1 - score)`. Rows of unknown load cost the mean load of the known ones.
+    pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> Vec<f32> {
+        let loads = self.load_costs(columns);
+        let unknown = mean(&loads);
+        let cached = columns.device.iter().zip(columns.host).zip(columns.disk);
+        let rows = loads.iter().zip(cached);
+        rows.map(|(load, ((device, host), disk))| {
+            let cached = device.saturating_add(*host).saturating_add(*disk);
+            load.unwrap_or(unknown) + self.prefix * (1.0 - prefix_score(cached, request_blocks))
+        })
+        .collect()
+    }
+
+    /// The queue and KV terms of each row; `None` where the load is unknown.
+    fn load_costs(&self, columns: &Columns<'_>) -> Vec<Option<f32>> {
+        let rows = columns.queue.iter().zip(columns.kv_usage).zip(columns.load_age_ms);
+        let known: Vec<Option<Load>> =
+            rows.map(|((queue, usage), age)| self.known(*queue, *usage, *age)).collect();
+        let queues = || known.iter().flatten().map(|load| load.queue);
+        let shortest = queues().min().unwrap_or(0);
+        let longest = queues().max().unwrap_or(0);
+        let cost = |load: Load| {
+            self.queue * (1.0 - queue_score(load.queue, shortest, longest))
+                + self.kv * (1.0 - kv_score(load.kv_usage))
+        };
+        known.iter().map(|load| load.map(cost)).collect()
+    }
+
+    fn known(&self, queue: u32, kv_usage: f32, age_ms: u32) -> Option<Load> {
+        let fresh = age_ms != NO_FIGURES && age_ms <= self.max_load_age_ms;
+        (fresh && kv_usage.is_finite()).then_some(Load { queue, kv_usage })
+    }
+}
+
+fn queue_score(queue: u32, shortest: u32, longest: u32) -> f32 {
+    if longest == shortest {
+        return 1.0;
+    }
+    single(longest.saturating_sub(queue)) / single(longest.saturating_sub(shortest))
+}
+
+fn kv_score(usage: f32) -> f32 {
+    1.0 - usage.clamp(0.0, 1.0)
+}
+
+fn prefix_score(cached: u32, request_blocks: u32) -> f32 {
+    if request_blocks == 0 { 0.0 } else { (single(cached) / single(request_blocks)).min(1.0) }
+}
+
+/// The mean of the known costs, 0 when there are none. In double: a sum of large costs must not overflow.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "few rows, and the mean of singles fits a single"
+)]
+fn mean(costs: &[Option<f32>]) -> f32 {
+    let known = costs.iter().flatten().count().max(1);
+    let sum: f64 = costs.iter().flatten().map(|cost| f64::from(*cost)).sum();
+    (sum / known as f64) as f32
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^24")]
+fn single(count: u32) -> f32 {
+    count as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_policy_sdk::Rng;
+
+    use super::*;
+
+    #[test]
+    fn the_shortest_queue_scores_one_and_the_longest_zero() {
+        assert_eq!(queue_score(3, 3, 11), 1.0);
+        assert_eq!(queue_score(5, 3, 11), 0.75);
+        assert_eq!(queue_score(11, 3, 11), 0.0);
+        assert_eq!(queue_score(u32::MAX, 0, u32::MAX), 0.0);
+    }
+
+    #[test]
+    fn equal_queues_all_score_one() {
+        assert_eq!(queue_score(9, 9, 9), 1.0);
+    }
+
+    #[test]
+    fn a_stale_row_does_not_stretch_the_scale_of_the_queues() {
+        let columns = Columns {
+            queue: &[0, 2, 4_000],
+            kv_usage: &[0.0; 3],
+            load_age_ms: &[0, 0, 30_001],
+            device: &[1; 3],
+            host: &[0; 3],
+            disk: &[0; 3],
+        };
+        assert_eq!(Settings::default().costs(1, &columns), [0.0, 2.0, 1.0]);
+    }
+
+    #[test]
+    fn scores_stay_between_zero_and_one() {
+        for usage in [-1.0, -0.0, 0.3, 1.0, 7.0, f32::MAX, f32::MIN] {
+            assert!((0.0..=1.0).contains(&kv_score(usage)), "{usage}");
+        }
+        for (cached, blocks) in [(0, 0), (7, 0), (0, 7), (7, 7), (u32::MAX, 1), (u32::MAX, u32::MAX)] {
+            assert!((0.0..=1.0).contains(&prefix_score(cached, blocks)), "{cached} / {blocks}");
+        }
+    }
+
+    #[test]
+    fn tiers_that_overflow_together_are_a_whole_prefix() {
+        let columns = Columns {
+            queue: &[0],
+            kv_usage: &[0.0],
+            load_age_ms: &[0],
+            device: &[u32::MAX],
+            host: &[u32::MAX],
+            disk: &[1],
+        };
+        assert_eq!(Settings::default().costs(4, &columns), [0.0]);
+    }
+
+    #[test]
+    fn any_bits_and_the_largest_weights_give_finite_costs() {
+        let largest = Settings { queue: 1e38, kv: 1e38, prefix: 1e38, max_load_age_ms: u32::MAX };
+        assert_eq!(largest.check(), Ok(()));
+        for seed in 0..2_000 {
+            let mut rng = Rng::new(seed);
+            let mut column = || -> Vec<u32> { (0..8).map(|_| (rng.bits() >> 32) as u32).collect() };
+            let usage: Vec<f32> = column().into_iter().map(f32::from_bits).collect();
+            let (queue, age, device, host, disk) = (column(), column(), column(), column(), column());
+            let columns = Columns {
+                queue: &queue,
+                kv_usage: &usage,
+                load_age_ms: &age,
+                device: &device,
+                host: &host,
+                disk: &disk,
+            };
+            for settings in [Settings::default(), largest] {
+                let costs = settings.costs(queue[0], &columns);
+                assert_eq!(costs.len(), 8);
+                assert!(costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0), "seed {seed}: {costs:?}");
+            }
+        }
+    }
+}
