@@ -117,7 +117,7 @@ impl Running {
     /// # Errors
     /// A listener cannot be bound, a built-in policy refuses its settings, or the policy folder is not there.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
-        let listener = bind(config.server.listen).await?;
+        let listener = bind(config.server.listen).await?.into_std()?;
         let admin_listener = bind(config.server.admin_listen).await?;
         let stop = CancellationToken::new();
         let app = Arc::new(build(config)?);
@@ -130,7 +130,15 @@ impl Running {
         app.tracker.spawn(forget_leavers(app.clone(), stop.clone()));
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
-        servers.spawn(server::serve(listener, server::routes(app.clone()), stop.clone()));
+        for number in 0..config.server.threads() {
+            let (app, listener) = (app.clone(), listener.try_clone()?);
+            let (stop, alive) = (stop.clone(), servers.token());
+            let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
+            thread.spawn(move || {
+                let _alive = alive;
+                serve_on_this_thread(&app, listener, stop);
+            })?;
+        }
         servers.spawn(server::serve(admin_listener, admin::routes(app.clone()), stop.clone()));
         servers.close();
         tracing::info!(%address, %admin, enforce_disagg = config.routing.enforce_disagg, "serving");
@@ -156,6 +164,26 @@ impl Running {
             tracing::warn!(requests = self.app.metrics.inflight.get(), "ended with requests under way");
         }
     }
+}
+
+/// The clients' listener on a runtime of its own: whatever a request does stays on its thread, and no thread wakes another
+/// for an event.
+fn serve_on_this_thread(app: &Arc<App>, listener: std::net::TcpListener, stop: CancellationToken) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "no runtime for clients");
+            return;
+        }
+    };
+    runtime.block_on(async {
+        match TcpListener::from_std(listener) {
+            Ok(listener) => server::serve(listener, server::routes(app.clone()), stop).await,
+            Err(error) => tracing::error!(%error, "cannot listen"),
+        }
+        // What was detached from its client goes on here, as long as the drain allows.
+        app.tracker.wait().await;
+    });
 }
 
 /// Takes workers that left out of the index (spec H4).

@@ -43,6 +43,8 @@ pub struct Server {
     pub listen: SocketAddr,
     /// Where operators connect.
     pub admin_listen: SocketAddr,
+    /// Threads that serve clients; 0: one for each core.
+    pub threads: usize,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
     /// Whether clients' routing hints are taken.
@@ -174,11 +176,23 @@ pub struct Probe {
     pub load_interval: Duration,
 }
 
+impl Server {
+    /// Threads that serve clients.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        }
+    }
+}
+
 impl Default for Server {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
+            threads: 0,
             max_body_bytes: 32 * 1024 * 1024,
             trust_hints: true,
             requests_per_second: 0,
