@@ -138,6 +138,21 @@ async fn i_a_wrong_content_type_is_a_bad_upstream() {
 }
 
 #[tokio::test]
+async fn i_bad_upstream_a_whole_answer_that_was_cut_is_never_passed_on() {
+    let house = HouseBuilder::new()
+        .config(|config| config.routing.retries = 0)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    for kind in [FaultKind::Garbage { after_tokens: 1 }, FaultKind::Cut { after_tokens: 1 }] {
+        house.sims[0].set_faults(once(kind));
+        assert_eq!(reply(&house, false).await, (502, "bad_upstream".into()));
+    }
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i_the_deadline_ends_hangs_and_stalls() {
     let house = HouseBuilder::new()
         .config(|config| config.timeouts.request = Duration::from_millis(300))

@@ -172,6 +172,8 @@ pub struct Legs {
     client: Client,
     /// A handoff exists that somebody has to consume.
     committed: bool,
+    /// A decode request that carries it is on its way; what becomes of the blocks is the engines' from here on (E5).
+    dispatched: bool,
     consumed: bool,
     /// C11: a finish reason was seen and is kept back until prefill ended.
     held: bool,
@@ -191,6 +193,7 @@ impl Legs {
             decode: LegState::Idle,
             client: Client::Waiting,
             committed: false,
+            dispatched: false,
             consumed: false,
             held: false,
             finished: false,
@@ -205,10 +208,10 @@ impl Legs {
         self.finished
     }
 
-    /// Whether a committed handoff still waits for a consumer: ending now strands it.
+    /// Whether a committed handoff was never dispatched to a consumer: ending now strands it.
     #[must_use]
     pub fn strands(&self) -> bool {
-        self.committed && !self.consumed
+        self.committed && !self.dispatched && !self.consumed
     }
 
     /// Counts tries, from 1. Nothing of the handoff of one try may be met again in the next.
@@ -255,6 +258,7 @@ impl Legs {
         self.attempt += 1;
         self.traits = None;
         self.committed = false;
+        self.dispatched = false;
         self.held = false;
         self.prefill = LegState::Idle;
         self.decode = LegState::Idle;
@@ -311,7 +315,7 @@ impl Legs {
         self.prefill = LegState::InFlight;
         if self.handoff_kind() == Some(HandoffKind::Bootstrap) {
             self.decode = LegState::InFlight;
-            self.committed = true;
+            (self.committed, self.dispatched) = (true, true);
             return vec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)];
         }
         vec![Action::Send(Leg::Prefill)]
@@ -320,6 +324,7 @@ impl Legs {
     /// A handoff is there. E1: even with the client gone decode is sent, so that the pinned blocks are pulled.
     fn send_decode(&mut self) -> Actions {
         self.decode = LegState::InFlight;
+        self.dispatched = true;
         if self.client == Client::Gone {
             return vec![Action::SendToConsume];
         }
@@ -477,6 +482,7 @@ impl Legs {
             return Actions::new();
         }
         self.decode = LegState::Over;
+        self.dispatched &= failed.sent;
         let answering = self.answering();
         let mut actions = vec![Action::Cancel(answering)];
         let completed = self.handoff_kind() == Some(HandoffKind::Completed);

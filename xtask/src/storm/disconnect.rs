@@ -136,7 +136,8 @@ fn consumes(args: &Args, bin: &Path, dialect: &str, outcome: &mut Outcome) -> an
         true,
     );
     if dialect == "vllm" {
-        let pulled = engines(&fleet, "/handoffs/pulled");
+        // Both ends of a pull count it.
+        let pulled = engines(&fleet, "/handoffs/pulled") / 2;
         outcome.row("vllm: handoffs committed, pulled", format!("{complete}, {pulled}"), complete == pulled);
     }
     let aborted = engines(&fleet, "/aborted");
