@@ -5,6 +5,7 @@
 mod average;
 mod booking;
 mod circuit;
+pub mod events;
 mod hash;
 mod id;
 mod index;

@@ -1,0 +1,12 @@
+//! KV events: what an engine says about its cache, decoded, put in order and handed to a sink.
+//!
+//! Owns the wire (ZMQ, msgpack) and the rules of a broken sequence. Knows no index: a `Sink` takes what comes out.
+//! A lost or broken message costs the source's knowledge, never its truth (spec H6).
+
+mod decode;
+mod feed;
+mod sequence;
+
+pub use decode::{Batch, DecodeError, KvEvent, Stored, Tier, decode_batch};
+
+pub use sequence::{Sequencer, Step};

@@ -1,0 +1,331 @@
+//! The msgpack form of a batch of KV events, positional or by name.
+//!
+//! Owns the field order of the engines. Knows no sockets and no sequence numbers. What is unknown is skipped, what is
+//! malformed is an error: the caller then forgets the source.
+
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+
+mod fields;
+
+use fields::{ExtraKeys, Field, Hash, LoraId, Medium};
+
+/// Largest payload that is decoded, in bytes. Decoded events take several times the room of their bytes.
+const MAX_PAYLOAD: usize = 16 * 1024 * 1024;
+/// Deepest nesting of arrays and maps.
+const MAX_DEPTH: usize = 64;
+/// Longest name of an unknown event that is kept, in characters.
+const MAX_NAME: usize = 64;
+
+/// The events of one engine step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// When the engine sent it, in seconds since the Unix epoch.
+    pub ts: f64,
+    /// The data-parallel rank that sent it, when the engine says so.
+    pub dp_rank: Option<u32>,
+    /// In the order in which they happened.
+    pub events: Vec<KvEvent>,
+}
+
+/// One change of an engine's cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvEvent {
+    /// Blocks came in.
+    Stored(Stored),
+    /// Blocks left one tier.
+    Removed {
+        /// The engine's hashes of the blocks.
+        hashes: Vec<u64>,
+        /// Where they left.
+        tier: Tier,
+        /// The KV cache group, when the engine has several.
+        group: Option<u32>,
+    },
+    /// Every block left every tier.
+    Cleared,
+    /// An event of a type that is not known here, by its name (cut at 64 characters).
+    Unknown(String),
+}
+
+/// A run of blocks that came in, each the parent of the next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// The engine's hashes, one a block; opaque (spec H2).
+    pub hashes: Vec<u64>,
+    /// The engine's hash of the block before the first one; `None` at the root.
+    pub parent: Option<u64>,
+    /// The tokens of all blocks in a row. Empty when the engine leaves them out, as for offloaded blocks.
+    pub token_ids: Vec<u32>,
+    /// Tokens a block, as the engine counts; 0 when it does not say.
+    pub block_size: u32,
+    /// The adapter's name, or its number as text when the engine sends no name.
+    pub lora: Option<String>,
+    /// Where the blocks are.
+    pub tier: Tier,
+    /// What else the engine mixed into each block's hash: adapter, multimodal objects, salt. Strings stay as they are,
+    /// numbers are decimal, bytes are hex, nested lists are `(a,b)`. Empty, or one list a block.
+    pub extra_keys: Vec<Vec<String>>,
+    /// The KV cache group, when the engine has several.
+    pub group: Option<u32>,
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// Memory of the accelerator.
+    #[default]
+    Device,
+    /// Memory of the host.
+    Host,
+    /// Anything slower. An unknown medium counts as this.
+    Disk,
+}
+
+/// A payload that is no batch.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// Not msgpack, cut short, or of another shape.
+    #[error("malformed batch: {0}")]
+    Malformed(#[from] rmp_serde::decode::Error),
+    /// Bytes after the batch.
+    #[error("more bytes after the batch")]
+    Trailing,
+    /// More than is decoded.
+    #[error("batch of {0} bytes is over the limit of {MAX_PAYLOAD}")]
+    TooLarge(usize),
+}
+
+/// Reads a batch: `[ts, events, dp_rank?]`, with events as maps or as positional arrays.
+///
+/// # Errors
+/// The payload is malformed, too large, or followed by other bytes.
+pub fn decode_batch(payload: &[u8]) -> Result<Batch, DecodeError> {
+    if payload.len() > MAX_PAYLOAD {
+        return Err(DecodeError::TooLarge(payload.len()));
+    }
+    let mut rest = rmp_serde::Deserializer::from_read_ref(payload);
+    rest.set_max_depth(MAX_DEPTH);
+    let batch = Batch::deserialize(&mut rest)?;
+    match IgnoredAny::deserialize(&mut rest) {
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(batch),
+        _ => Err(DecodeError::Trailing),
+    }
+}
+
+impl DecodeError {
+    /// The stable label of this error in metrics and logs.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "malformed",
+            Self::Trailing => "trailing",
+            Self::TooLarge(_) => "too_large",
+        }
+    }
+}
+
+impl Tier {
+    /// The stable label of this tier.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Disk => "disk",
+        }
+    }
+
+    /// The tier of an engine's medium: `GPU`, `CPU`, `CPU_PINNED`, `DISK`, `STORAGE` and the like, in any case.
+    fn of_medium(medium: &str) -> Self {
+        let starts =
+            |word: &str| medium.get(..word.len()).is_some_and(|head| head.eq_ignore_ascii_case(word));
+        if medium.is_empty() || starts("gpu") || starts("device") {
+            Self::Device
+        } else if starts("cpu") || starts("host") {
+            Self::Host
+        } else {
+            Self::Disk
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Batch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(BatchVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for KvEvent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(EventVisitor)
+    }
+}
+
+struct BatchVisitor;
+
+impl<'de> Visitor<'de> for BatchVisitor {
+    type Value = Batch;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a batch `[ts, events, dp_rank?]`")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Batch, A::Error> {
+        let ts = seq.next_element()?.ok_or_else(|| A::Error::missing_field("ts"))?;
+        let events = seq.next_element()?.ok_or_else(|| A::Error::missing_field("events"))?;
+        let dp_rank = seq.next_element::<Option<u32>>()?.flatten();
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Batch { ts, dp_rank, events })
+    }
+}
+
+struct EventVisitor;
+
+impl<'de> Visitor<'de> for EventVisitor {
+    type Value = KvEvent;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a KV event, as an array or a map")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<KvEvent, A::Error> {
+        let tag: Tag = seq.next_element()?.ok_or_else(|| A::Error::missing_field("type"))?;
+        let mut fields = Fields::default();
+        for field in tag.order() {
+            if seq.next_element_seed(FieldSeed { fields: &mut fields, field: *field })?.is_none() {
+                break;
+            }
+        }
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        fields.event(tag)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<KvEvent, A::Error> {
+        let mut tag = None;
+        let mut fields = Fields::default();
+        while let Some(key) = map.next_key()? {
+            match (key, &tag) {
+                (Field::Type, _) => tag = Some(map.next_value::<Tag>()?),
+                // The fields of an unknown event may have any shape.
+                (_, Some(Tag::Other(_))) | (Field::Other, _) => _ = map.next_value::<IgnoredAny>()?,
+                (field, _) => map.next_value_seed(FieldSeed { fields: &mut fields, field })?,
+            }
+        }
+        fields.event(tag.ok_or_else(|| A::Error::missing_field("type"))?)
+    }
+}
+
+/// The type of an event.
+enum Tag {
+    Stored,
+    Removed,
+    Cleared,
+    Other(String),
+}
+
+impl Tag {
+    /// The fields of the positional form after the tag.
+    fn order(&self) -> &'static [Field] {
+        match self {
+            Self::Stored => &[
+                Field::Hashes,
+                Field::Parent,
+                Field::Tokens,
+                Field::BlockSize,
+                Field::LoraId,
+                Field::Medium,
+                Field::LoraName,
+                Field::ExtraKeys,
+                Field::Group,
+            ],
+            Self::Removed => &[Field::Hashes, Field::Medium, Field::Group],
+            Self::Cleared | Self::Other(_) => &[],
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Tag {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(match name.as_str() {
+            "BlockStored" => Self::Stored,
+            "BlockRemoved" => Self::Removed,
+            "AllBlocksCleared" => Self::Cleared,
+            _ => Self::Other(name.chars().take(MAX_NAME).collect()),
+        })
+    }
+}
+
+/// What was read of an event so far.
+#[derive(Default)]
+struct Fields {
+    hashes: Option<Vec<Hash>>,
+    parent: Option<Hash>,
+    tokens: Option<Vec<u32>>,
+    block_size: Option<u32>,
+    lora_id: Option<LoraId>,
+    medium: Option<Medium>,
+    lora_name: Option<String>,
+    extra_keys: Option<Vec<ExtraKeys>>,
+    group: Option<u32>,
+}
+
+impl Fields {
+    fn event<E: serde::de::Error>(self, tag: Tag) -> Result<KvEvent, E> {
+        let tier = self.medium.map(|medium| medium.0).unwrap_or_default();
+        let hashes = |hashes: Option<Vec<Hash>>| {
+            let hashes = hashes.ok_or_else(|| E::missing_field("block_hashes"))?;
+            Ok(hashes.into_iter().map(|hash| hash.0).collect())
+        };
+        Ok(match tag {
+            Tag::Stored => KvEvent::Stored(Stored {
+                hashes: hashes(self.hashes)?,
+                parent: self.parent.map(|hash| hash.0),
+                token_ids: self.tokens.unwrap_or_default(),
+                block_size: self.block_size.unwrap_or_default(),
+                lora: self.lora_name.or_else(|| self.lora_id.and_then(|id| id.0)),
+                tier,
+                extra_keys: self.extra_keys.unwrap_or_default().into_iter().map(|keys| keys.0).collect(),
+                group: self.group,
+            }),
+            Tag::Removed => KvEvent::Removed { hashes: hashes(self.hashes)?, tier, group: self.group },
+            Tag::Cleared => KvEvent::Cleared,
+            Tag::Other(name) => KvEvent::Unknown(name),
+        })
+    }
+}
+
+/// Reads the value of one field into its place.
+struct FieldSeed<'a> {
+    fields: &'a mut Fields,
+    field: Field,
+}
+
+impl<'de> DeserializeSeed<'de> for FieldSeed<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        let Self { fields, field } = self;
+        match field {
+            Field::Hashes => fields.hashes = Option::deserialize(deserializer)?,
+            Field::Parent => fields.parent = Option::deserialize(deserializer)?,
+            Field::Tokens => fields.tokens = Option::deserialize(deserializer)?,
+            Field::BlockSize => fields.block_size = Option::deserialize(deserializer)?,
+            Field::LoraId => fields.lora_id = Option::deserialize(deserializer)?,
+            Field::Medium => fields.medium = Option::deserialize(deserializer)?,
+            Field::LoraName => fields.lora_name = Option::deserialize(deserializer)?,
+            Field::ExtraKeys => fields.extra_keys = Option::deserialize(deserializer)?,
+            Field::Group => fields.group = Option::deserialize(deserializer)?,
+            Field::Type | Field::Other => _ = IgnoredAny::deserialize(deserializer)?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

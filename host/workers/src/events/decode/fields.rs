@@ -1,0 +1,197 @@
+//! The values inside an event that come in more than one form.
+
+use std::fmt::{self, Write as _};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{SeqAccess, Visitor},
+};
+
+use super::Tier;
+
+/// A field of an event by name.
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    Type,
+    Hashes,
+    Parent,
+    Tokens,
+    BlockSize,
+    LoraId,
+    Medium,
+    LoraName,
+    ExtraKeys,
+    Group,
+    Other,
+}
+
+/// An engine's block hash: an integer of either sign by its bits, or the last 8 of its bytes as a big-endian number.
+pub(super) struct Hash(pub(super) u64);
+
+/// An adapter's number as text. 0 means no adapter: engines count from 1.
+pub(super) struct LoraId(pub(super) Option<String>);
+
+/// A medium, already as a tier.
+pub(super) struct Medium(pub(super) Tier);
+
+/// The extra keys of one block; nil is none.
+pub(super) struct ExtraKeys(pub(super) Vec<String>);
+
+impl<'de> Deserialize<'de> for Field {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(FieldVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hash {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(HashVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for LoraId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(deserializer)?.0;
+        Ok(Self((text != "0").then_some(text)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Medium {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(Tier::of_medium(&String::deserialize(deserializer)?)))
+    }
+}
+
+impl<'de> Deserialize<'de> for ExtraKeys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let keys = Option::<Vec<Text>>::deserialize(deserializer)?.unwrap_or_default();
+        Ok(Self(keys.into_iter().map(|key| key.0).collect()))
+    }
+}
+
+struct FieldVisitor;
+
+impl Visitor<'_> for FieldVisitor {
+    type Value = Field;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a field")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Field, E> {
+        Ok(match name {
+            "type" => Field::Type,
+            "block_hashes" => Field::Hashes,
+            "parent_block_hash" => Field::Parent,
+            "token_ids" => Field::Tokens,
+            "block_size" => Field::BlockSize,
+            "lora_id" => Field::LoraId,
+            "medium" => Field::Medium,
+            "lora_name" => Field::LoraName,
+            "extra_keys" => Field::ExtraKeys,
+            "group_idx" => Field::Group,
+            _ => Field::Other,
+        })
+    }
+
+    fn visit_bytes<E>(self, _: &[u8]) -> Result<Field, E> {
+        Ok(Field::Other)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Field, E> {
+        Ok(Field::Other)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Field, E> {
+        Ok(Field::Other)
+    }
+}
+
+struct HashVisitor;
+
+impl Visitor<'_> for HashVisitor {
+    type Value = Hash;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a block hash: an integer or bytes")
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Hash, E> {
+        Ok(Hash(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Hash, E> {
+        Ok(Hash(value.cast_unsigned()))
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<Hash, E> {
+        if bytes.is_empty() {
+            return Err(E::invalid_length(0, &self));
+        }
+        let last = bytes.iter().skip(bytes.len().saturating_sub(8));
+        Ok(Hash(last.fold(0, |value, byte| (value << 8) | u64::from(*byte))))
+    }
+}
+
+/// Any value as text; see [`super::Stored::extra_keys`] for the forms.
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TextVisitor).map(Self)
+    }
+}
+
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key: text, a number, bytes or a list of these")
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<String, E> {
+        Ok(value.to_owned())
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_unit<E>(self) -> Result<String, E> {
+        Ok(String::from("null"))
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, value: &[u8]) -> Result<String, E> {
+        let mut text = String::new();
+        for byte in value {
+            write!(text, "{byte:02x}").map_err(E::custom)?;
+        }
+        Ok(text)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<String, A::Error> {
+        let mut text = String::from("(");
+        while let Some(Text(part)) = seq.next_element()? {
+            if text.len() > 1 {
+                text.push(',');
+            }
+            text.push_str(&part);
+        }
+        text.push(')');
+        Ok(text)
+    }
+}

@@ -1,0 +1,225 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+const VLLM_FIRST: &[u8] = include_bytes!("../../../tests/fixtures/kvevents/vllm-000.bin");
+const VLLM_CHILD: &[u8] = include_bytes!("../../../tests/fixtures/kvevents/vllm-001.bin");
+const VLLM_SALT: &[u8] = include_bytes!("../../../tests/fixtures/kvevents/vllm-005.bin");
+const VLLM_CLEARED: &[u8] = include_bytes!("../../../tests/fixtures/kvevents/vllm-P-012.bin");
+const VLLM_EVICT: &[u8] = include_bytes!("../../../tests/fixtures/kvevents/vllm-evict-002.bin");
+const DYNAMO: &[u8] = include_bytes!("../../../tests/fixtures/kvevents/dynamo-mocker-2-000.bin");
+const ALL: [&[u8]; 6] = [VLLM_FIRST, VLLM_CHILD, VLLM_SALT, VLLM_CLEARED, VLLM_EVICT, DYNAMO];
+
+fn stored(payload: &[u8]) -> Stored {
+    match decode_batch(payload).expect("batch").events.pop() {
+        Some(KvEvent::Stored(stored)) => stored,
+        other => panic!("not a store: {other:?}"),
+    }
+}
+
+/// One event in a batch, as bytes.
+fn bytes(event: &Value) -> Vec<u8> {
+    rmp_serde::to_vec(&json!([1.5, [event], 3])).expect("msgpack")
+}
+
+fn one(event: &Value) -> Result<KvEvent, DecodeError> {
+    decode_batch(&bytes(event)).map(|mut batch| batch.events.pop().expect("an event"))
+}
+
+/// A batch of one `BlockRemoved`, whose one hash is `hash` in msgpack.
+fn removal_of(hash: &[u8]) -> Result<Vec<u64>, DecodeError> {
+    let mut payload = vec![0x92, 0x01, 0x91, 0x92, 0xac];
+    payload.extend_from_slice(b"BlockRemoved");
+    payload.push(0x91);
+    payload.extend_from_slice(hash);
+    decode_batch(&payload).map(|mut batch| match batch.events.pop() {
+        Some(KvEvent::Removed { hashes, .. }) => hashes,
+        other => panic!("not a removal: {other:?}"),
+    })
+}
+
+#[test]
+fn h6_real_stores_are_read() {
+    // (capture, blocks, first hash, parent, tokens, first token, block size, extra keys of the first block)
+    let none: &[&str] = &[];
+    #[rustfmt::skip]
+    let table = [
+        (VLLM_FIRST, 4, 11_151_763_832_581_553_918, None, 128, 386, 32, none),
+        (VLLM_CHILD, 1, 2_443_395_063_282_544_188, Some(3_738_376_988_747_684_940), 32, 1049, 32, none),
+        (VLLM_SALT, 4, 1_946_775_224_780_330_284, None, 128, 386, 32, &["tenantA"]),
+        (DYNAMO, 11, 14_918_379_683_798_413_696, None, 176, 613, 16, none),
+    ];
+    for (payload, blocks, first, parent, tokens, token, block_size, extra) in table {
+        let batch = decode_batch(payload).expect("batch");
+        assert_eq!((batch.dp_rank, batch.events.len()), (Some(0), 1));
+        assert!(batch.ts > 1.7e9, "{}", batch.ts);
+        let stored = stored(payload);
+        assert_eq!((stored.hashes.len(), stored.hashes[0], stored.parent), (blocks, first, parent));
+        assert_eq!(
+            (stored.token_ids.len(), stored.token_ids[0], stored.block_size),
+            (tokens, token, block_size)
+        );
+        assert_eq!((stored.tier, stored.group, stored.lora), (Tier::Device, Some(0), None));
+        assert_eq!(stored.extra_keys.first().cloned().unwrap_or_default(), extra);
+    }
+}
+
+#[test]
+fn h6_real_removals_come_before_the_store() {
+    let batch = decode_batch(VLLM_EVICT).expect("batch");
+    let (last, before) = batch.events.split_last().expect("events");
+    assert!(matches!(last, KvEvent::Stored(_)), "{last:?}");
+    assert!(before.len() > 5);
+    for event in before {
+        assert!(
+            matches!(event, KvEvent::Removed { hashes, tier: Tier::Device, group: Some(0) } if hashes.len() == 1)
+        );
+    }
+    assert_eq!(decode_batch(VLLM_CLEARED).expect("batch").events, [KvEvent::Cleared]);
+}
+
+#[test]
+fn h6_both_forms_say_the_same() {
+    let expected = KvEvent::Stored(Stored {
+        hashes: vec![7, u64::MAX],
+        parent: Some(u64::MAX - 1),
+        token_ids: vec![1, 2, 3, 4],
+        block_size: 2,
+        lora: Some(String::from("fr")),
+        tier: Tier::Host,
+        extra_keys: vec![vec![String::from("fr"), String::from("(img,3)")], vec![]],
+        group: Some(1),
+    });
+    let extra = json!([["fr", ["img", 3]], null]);
+    let positional = json!(["BlockStored", [7, -1], -2, [1, 2, 3, 4], 2, 5, "CPU", "fr", extra, 1, "full_attention", {"x": [1]}]);
+    let named = json!({"zzz": {"deep": [[1]]}, "token_ids": [1, 2, 3, 4], "group_idx": 1, "lora_name": "fr", "lora_id": 5,
+        "extra_keys": extra, "parent_block_hash": -2, "medium": "cpu", "block_hashes": [7, -1], "block_size": 2,
+        "type": "BlockStored"});
+    assert_eq!(one(&positional).expect("positional"), expected);
+    assert_eq!(one(&named).expect("named"), expected);
+    let removed = KvEvent::Removed { hashes: vec![9], tier: Tier::Disk, group: Some(2) };
+    assert_eq!(one(&json!(["BlockRemoved", [9], "DISK", 2, "more"])).expect("positional"), removed);
+    let named = json!({"type": "BlockRemoved", "block_hashes": [9], "medium": "nvme", "group_idx": 2});
+    assert_eq!(one(&named).expect("named"), removed);
+    assert_eq!(one(&json!(["AllBlocksCleared"])).expect("positional"), KvEvent::Cleared);
+}
+
+#[test]
+fn h6_trailing_fields_may_be_missing() {
+    let short = Stored { hashes: vec![1], ..Stored::default() };
+    for event in [
+        json!(["BlockStored", [1]]),
+        json!(["BlockStored", [1], null, null, null, null, null, null, null, null]),
+        json!({"type": "BlockStored", "block_hashes": [1]}),
+        json!(["BlockStored", [1], null, [], 0, 0]),
+    ] {
+        assert_eq!(one(&event).expect("store"), KvEvent::Stored(short.clone()), "{event}");
+    }
+    let by_number = one(&json!(["BlockStored", [1], null, [], 0, 12])).expect("store");
+    assert_eq!(by_number, KvEvent::Stored(Stored { lora: Some(String::from("12")), ..short }));
+    let batch = decode_batch(&rmp_serde::to_vec(&json!([1, []])).expect("msgpack")).expect("batch");
+    assert_eq!(batch, Batch { ts: 1.0, dp_rank: None, events: vec![] });
+    let batch =
+        decode_batch(&rmp_serde::to_vec(&json!([1.0, [], null, "more"])).expect("msgpack")).expect("batch");
+    assert_eq!(batch.dp_rank, None);
+}
+
+#[test]
+fn h6_unknown_events_are_skipped_and_named() {
+    for event in
+        [json!(["Moved", [1, [2]], {"a": 1}]), json!({"type": "Moved", "token_ids": "a shape unlike ours"})]
+    {
+        assert_eq!(one(&event).expect("unknown"), KvEvent::Unknown(String::from("Moved")), "{event}");
+    }
+    let KvEvent::Unknown(name) = one(&json!(["é".repeat(1000)])).expect("unknown") else { panic!("known") };
+    assert_eq!(name.chars().count(), 64);
+}
+
+#[test]
+fn h6_hashes_are_integers_or_the_last_eight_bytes() {
+    let long = [&[0xc4, 10, 0xaa, 0xbb], &[1, 2, 3, 4, 5, 6, 7, 8][..]].concat();
+    assert_eq!(removal_of(&long).expect("bytes"), [0x0102_0304_0506_0708]);
+    assert_eq!(removal_of(&[0xc4, 2, 1, 2]).expect("short bytes"), [0x0102]);
+    assert_eq!(removal_of(&[0xff]).expect("negative"), [u64::MAX]);
+    assert_eq!(removal_of(&[0xd3, 0x80, 0, 0, 0, 0, 0, 0, 0]).expect("least"), [1 << 63]);
+    assert_eq!(removal_of(&[[0xcf].as_slice(), &[0xff; 8]].concat()).expect("greatest"), [u64::MAX]);
+    removal_of(&[0xc4, 0]).expect_err("no bytes");
+    removal_of(&[0xa1, b'x']).expect_err("text");
+    removal_of(&[0xc0]).expect_err("nil");
+}
+
+#[test]
+fn h6_mediums_are_tiers() {
+    for (medium, tier) in [
+        ("GPU", Tier::Device),
+        ("", Tier::Device),
+        ("CPU", Tier::Host),
+        ("CPU_PINNED", Tier::Host),
+        ("disk", Tier::Disk),
+        ("SSD", Tier::Disk),
+        ("STORAGE", Tier::Disk),
+        ("é", Tier::Disk),
+    ] {
+        assert_eq!(Tier::of_medium(medium), tier, "{medium}");
+    }
+}
+
+#[test]
+fn h6_malformed_batches_are_errors() {
+    for event in
+        [json!([]), json!({}), json!(3), json!(null), json!(["BlockStored"]), json!({"type": "BlockRemoved"})]
+    {
+        assert_eq!(one(&event).expect_err("malformed").kind(), "malformed", "{event}");
+    }
+    for event in [json!(["BlockStored", [1], null, [-1]]), json!(["BlockStored", [1], null, [1_u64 << 32]])] {
+        one(&event).expect_err("a token that is none");
+    }
+    let trailing = [VLLM_CLEARED, &[0xc0, 0xc0]].concat();
+    assert!(matches!(decode_batch(&trailing), Err(DecodeError::Trailing)));
+    assert_eq!(decode_batch(&vec![0; MAX_PAYLOAD + 1]).expect_err("large").kind(), "too_large");
+}
+
+#[test]
+fn h6_every_cut_is_an_error() {
+    for payload in ALL {
+        for end in 0..payload.len() {
+            decode_batch(&payload[..end]).expect_err("cut short");
+        }
+    }
+}
+
+#[test]
+fn h6_a_hostile_length_or_depth_is_an_error() {
+    let head = [0x92, 0x01];
+    for lie in [
+        // Four thousand million events, hashes, tokens, entries, bytes.
+        [0xdd, 0xff, 0xff, 0xff, 0xff].as_slice(),
+        &[0x91, 0xdd, 0xff, 0xff, 0xff, 0xff],
+        &[0x91, 0xdf, 0xff, 0xff, 0xff, 0xff],
+        &[0x91, 0x92, 0xdb, 0xff, 0xff, 0xff, 0xff, b'B'],
+        &[&[0x91, 0x92, 0xac], b"BlockRemoved".as_slice(), &[0xdd, 0xff, 0xff, 0xff, 0xff, 1]].concat(),
+        &[&[0x91, 0x92, 0xac], b"BlockRemoved".as_slice(), &[0x91, 0xc6, 0xff, 0xff, 0xff, 0xff, 1]].concat(),
+    ] {
+        decode_batch(&[&head, lie].concat()).expect_err("a lie");
+    }
+    let mut deep = vec![0x92, 0x01, 0x91, 0x92, 0xa1, b'x'];
+    deep.extend(std::iter::repeat_n(0x91, 100_000));
+    deep.push(0xc0);
+    decode_batch(&deep).expect_err("too deep");
+}
+
+proptest! {
+    #[test]
+    fn h6_no_bytes_panic(payload in prop::collection::vec(any::<u8>(), 0..200)) {
+        _ = decode_batch(&payload);
+    }
+
+    #[test]
+    fn h6_no_flipped_byte_panics(which in 0..ALL.len(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut payload = ALL[which].to_vec();
+        let at = at.index(payload.len());
+        payload[at] = byte;
+        _ = decode_batch(&payload);
+    }
+}
