@@ -251,8 +251,11 @@ fn build(config: &Config) -> anyhow::Result<App> {
         rescan: policies.rescan,
     };
     let manager = PolicyManager::start(&engine, manager, failures)?;
-    let index =
-        PrefixIndex::new(IndexConfig { byte_budget: config.index.byte_budget, ttl: config.index.ttl })?;
+    let index = PrefixIndex::new(IndexConfig {
+        byte_budget: config.index.byte_budget,
+        ttl: config.index.ttl,
+        block_size: config.routing.block_size as usize,
+    })?;
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));
     let router = Router::new(slots, Arc::new(index), config.routing.cost, policies.on_failure);

@@ -21,7 +21,7 @@ pub struct Salt<'a> {
 
 impl Salt<'_> {
     /// Seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` when present (wrapping).
-    fn seed(&self) -> u64 {
+    pub(crate) fn seed(&self) -> u64 {
         let lora = self.lora.map_or(0, |lora| xxh3_64(lora.as_bytes()));
         let cache = self.cache.map_or(0, |cache| xxh3_64_with_seed(cache.as_bytes(), 1));
         SEED.wrapping_add(lora).wrapping_add(cache)
@@ -78,6 +78,26 @@ pub(crate) fn byte_piece_hashes(
         Some(chain.next(xxh3_64_with_seed(piece, seed)))
     })
     .collect()
+}
+
+/// Sequence hashes of the full blocks of `tokens`, which go on from a block whose sequence hash is `parent`.
+#[must_use]
+pub(crate) fn extend(
+    parent: Option<BlockHash>,
+    tokens: &[u32],
+    block_size: usize,
+    seed: u64,
+) -> Vec<BlockHash> {
+    let mut chain = Chain(parent.map(|parent| parent.0));
+    let mut bytes = Vec::with_capacity(block_size.saturating_mul(4).min(1 << 16));
+    let blocks = tokens.chunks_exact(block_size.max(1));
+    blocks
+        .map(|block| {
+            bytes.clear();
+            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            chain.next(xxh3_64_with_seed(&bytes, seed))
+        })
+        .collect()
 }
 
 /// `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.

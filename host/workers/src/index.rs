@@ -1,4 +1,5 @@
-//! The prefix index, approximate mode (spec F5, H3, H4): which candidate holds which prefix, guessed from decisions.
+//! The prefix index (spec F5, H2, H3, H4): which candidate holds which prefix, as engines' events tell it, or, without
+//! them, guessed from decisions.
 //!
 //! A decision is a *record*: these blocks are taken to be cached at that candidate until the record's TTL ends, the byte
 //! budget needs its room (oldest first), or the worker leaves. A block is held as long as any record holds it, and a
@@ -10,7 +11,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
         mpsc::{self, SyncSender, TrySendError},
     },
     time::Duration,
@@ -19,9 +20,13 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
-use crate::id::{BlockHash, DpRank, WorkerId};
+use crate::{
+    events::{Batch, Tier},
+    id::{BlockHash, DpRank, WorkerId},
+};
 
 mod shards;
+mod source;
 mod writer;
 
 use shards::Shards;
@@ -37,11 +42,13 @@ pub struct IndexConfig {
     pub byte_budget: usize,
     /// How long a decision is taken to stay cached.
     pub ttl: Duration,
+    /// Tokens in a block; those of the engines whose events are taken have to be multiples of it.
+    pub block_size: usize,
 }
 
 impl Default for IndexConfig {
     fn default() -> Self {
-        Self { byte_budget: 256 * 1024 * 1024, ttl: Duration::from_secs(120) }
+        Self { byte_budget: 256 * 1024 * 1024, ttl: Duration::from_secs(120), block_size: 16 }
     }
 }
 
@@ -59,7 +66,9 @@ pub struct Matched {
 /// The answer of a lookup, and its reusable buffers.
 #[derive(Debug, Default)]
 pub struct Overlaps {
-    found: Vec<((WorkerId, DpRank), u32)>,
+    found: Vec<((WorkerId, DpRank), Matched)>,
+    /// Slots with the depth to which each holds the prefix.
+    depths: Vec<(u32, u32)>,
     group: Vec<u32>,
     work: Vec<Task>,
     marks: Vec<u32>,
@@ -90,6 +99,8 @@ pub struct IndexStats {
     pub expired: u64,
     /// Records dropped because the writer was behind.
     pub dropped: u64,
+    /// Blocks of engines' events that could not be placed.
+    pub orphans: u64,
 }
 
 #[derive(Debug, Default)]
@@ -100,10 +111,25 @@ struct Counters {
     evicted: AtomicU64,
     expired: AtomicU64,
     dropped: AtomicU64,
+    orphans: AtomicU64,
 }
 
-/// Who a slot number stands for; `None` once the worker left.
-type Names = Vec<Option<(WorkerId, DpRank)>>;
+/// Who the slot numbers stand for.
+#[derive(Clone, Debug, Default)]
+struct Names {
+    /// `None` once the worker left.
+    slots: Vec<Option<Name>>,
+    /// The slots of other tiers than the device.
+    lower: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Name {
+    candidate: (WorkerId, DpRank),
+    tier: Tier,
+    /// Blocks that lie below one which is not held; while there are any, halving finds too much.
+    holes: Arc<AtomicU32>,
+}
 
 /// What lookups and the writer share.
 #[derive(Debug, Default)]
@@ -139,23 +165,26 @@ impl PrefixIndex {
     pub fn matches(&self, blocks: &[BlockHash], _now: Instant, out: &mut Overlaps) {
         out.clear();
         let Some(first) = blocks.first() else { return };
-        self.shared.shards.holders(*first, |slot| out.group.push(slot));
-        if out.group.is_empty() {
+        let shards = &self.shared.shards;
+        shards.holders(*first, |slot| out.group.push(slot));
+        let names = self.shared.names.load();
+        if out.group.is_empty() && names.lower.is_empty() {
             return;
         }
-        let names = self.shared.names.load();
-        out.marks.resize(out.marks.len().max(names.len()), 0);
-        out.work.push(Task { low: 0, high: blocks.len(), start: 0, end: out.group.len() });
+        out.marks.resize(out.marks.len().max(names.slots.len()), 0);
+        if !out.group.is_empty() {
+            out.work.push(Task { low: 0, high: blocks.len(), start: 0, end: out.group.len() });
+        }
         while let Some(task) = out.work.pop() {
             if task.high - task.low <= 1 {
-                out.settle(task, &names);
+                out.settle(task);
                 continue;
             }
             // A prompt that is cached whole, or up to its last block, is common: look there first.
             let whole = task.low == 0 && task.high == blocks.len();
             let middle = if whole { task.high - 1 } else { task.low.midpoint(task.high) };
             let Some(block) = blocks.get(middle) else { continue };
-            out.mark(&self.shared.shards, *block);
+            out.mark(shards, *block);
             let split = out.partition(task.start, task.end);
             if split < task.end {
                 out.work.push(Task { high: middle, start: split, ..task });
@@ -164,7 +193,10 @@ impl PrefixIndex {
                 out.work.push(Task { low: middle, end: split, ..task });
             }
         }
-        out.found.sort_unstable_by_key(|(candidate, _)| *candidate);
+        out.name(&names, shards, blocks);
+        if !names.lower.is_empty() {
+            out.go_lower(&names, shards, blocks);
+        }
     }
 
     /// Takes the blocks to be cached at a candidate from `now` on. Returns at once; the writer thread applies it.
@@ -176,6 +208,26 @@ impl PrefixIndex {
         if let Err(TrySendError::Full(_)) = self.queue.try_send(message) {
             self.shared.counters.dropped.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Takes what an engine says of its cache. `false`: the writer is behind, and nothing was taken; ask again soon.
+    #[must_use]
+    pub fn events(&self, worker: WorkerId, rank: DpRank, batch: Batch) -> Result<(), Batch> {
+        let message = Message::Events { candidate: (worker, rank), batch };
+        match self.queue.try_send(message) {
+            Err(TrySendError::Full(Message::Events { batch, .. })) => Err(batch),
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets what an engine said.
+    pub fn forget(&self, worker: WorkerId, rank: DpRank) {
+        let _ = self.queue.send(Message::Forget((worker, rank)));
+    }
+
+    /// Whether an engine's own word is there: decisions are recorded only without it.
+    pub fn set_live(&self, worker: WorkerId, rank: DpRank, live: bool) {
+        let _ = self.queue.send(Message::Live { candidate: (worker, rank), live });
     }
 
     /// Forgets everything of a worker.
@@ -208,6 +260,7 @@ impl PrefixIndex {
             evicted: get(&counters.evicted),
             expired: get(&counters.expired),
             dropped: get(&counters.dropped),
+            orphans: get(&counters.orphans),
         }
     }
 }
@@ -217,22 +270,59 @@ impl Overlaps {
     #[must_use]
     pub fn get(&self, worker: WorkerId, rank: DpRank) -> Matched {
         let place = self.found.binary_search_by_key(&(worker, rank), |(candidate, _)| *candidate);
-        let device = place.ok().and_then(|place| self.found.get(place)).map_or(0, |(_, depth)| *depth);
-        Matched { device, host: 0, disk: 0 }
+        place.ok().and_then(|place| self.found.get(place)).map_or(Matched::default(), |(_, matched)| *matched)
     }
 
     fn clear(&mut self) {
         self.found.clear();
+        self.depths.clear();
         self.group.clear();
         self.work.clear();
     }
 
-    /// Candidates of the task hold exactly `low + 1` blocks.
-    fn settle(&mut self, task: Task, names: &Names) {
+    /// Slots of the task hold exactly `low + 1` blocks.
+    fn settle(&mut self, task: Task) {
         let depth = u32::try_from(task.low + 1).unwrap_or(u32::MAX);
         let slots = self.group.get(task.start..task.end).unwrap_or_default();
-        let candidates = slots.iter().filter_map(|slot| names.get(*slot as usize).copied().flatten());
-        self.found.extend(candidates.map(|candidate| (candidate, depth)));
+        self.depths.extend(slots.iter().map(|slot| (*slot, depth)));
+    }
+
+    /// What the device slots hold, by candidate. A slot with holes is walked from the root.
+    fn name(&mut self, names: &Names, shards: &Shards, blocks: &[BlockHash]) {
+        for (slot, depth) in &self.depths {
+            let Some(name) = names.slots.get(*slot as usize).and_then(Option::as_ref) else { continue };
+            if name.tier != Tier::Device {
+                continue;
+            }
+            let holed = name.holes.load(Ordering::Acquire) > 0;
+            let device = if holed { run(shards, blocks, 0, *slot).min(*depth) } else { *depth };
+            self.found.push((name.candidate, Matched { device, ..Matched::default() }));
+        }
+        self.found.sort_unstable_by_key(|(candidate, _)| *candidate);
+    }
+
+    /// Lower tiers go on where the tier above ended.
+    fn go_lower(&mut self, names: &Names, shards: &Shards, blocks: &[BlockHash]) {
+        for tier in [Tier::Host, Tier::Disk] {
+            for slot in &names.lower {
+                let Some(name) = names.slots.get(*slot as usize).and_then(Option::as_ref) else { continue };
+                if name.tier != tier {
+                    continue;
+                }
+                let place = self.found.binary_search_by_key(&name.candidate, |(candidate, _)| *candidate);
+                let matched = place.ok().and_then(|place| self.found.get(place)).map(|(_, matched)| *matched);
+                let mut matched = matched.unwrap_or_default();
+                let more = run(shards, blocks, matched.device + matched.host, *slot);
+                if more == 0 {
+                    continue;
+                }
+                *(if tier == Tier::Host { &mut matched.host } else { &mut matched.disk }) = more;
+                match place.map(|place| self.found.get_mut(place)) {
+                    Ok(found) => found.into_iter().for_each(|found| found.1 = matched),
+                    Err(place) => self.found.insert(place, (name.candidate, matched)),
+                }
+            }
+        }
     }
 
     /// Marks the holders of a block with a new stamp.
@@ -258,6 +348,13 @@ impl Overlaps {
         }
         split
     }
+}
+
+/// How many blocks from `from` on a slot holds without a gap.
+fn run(shards: &Shards, blocks: &[BlockHash], from: u32, slot: u32) -> u32 {
+    let rest = blocks.get(from as usize..).unwrap_or_default();
+    let held = rest.iter().take_while(|block| shards.holds(**block, slot)).count();
+    u32::try_from(held).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -54,6 +54,13 @@ pub(super) struct Change {
     pub(super) bytes: i64,
 }
 
+impl std::ops::AddAssign for Change {
+    fn add_assign(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.bytes += other.bytes;
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Shards(Box<[RwLock<Table>]>);
 
@@ -71,6 +78,16 @@ impl Shards {
             None => {}
             Some(Holders::One(slot, _)) => each(*slot),
             Some(Holders::Many(many)) => many.iter().for_each(|(slot, _)| each(*slot)),
+        }
+    }
+
+    /// Whether `slot` holds the block.
+    pub(super) fn holds(&self, block: BlockHash, slot: u32) -> bool {
+        let Some(shard) = self.shard(block) else { return false };
+        match shard.read().get(&block) {
+            None => false,
+            Some(Holders::One(holder, _)) => *holder == slot,
+            Some(Holders::Many(many)) => many.iter().any(|(holder, _)| *holder == slot),
         }
     }
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn index(byte_budget: usize, ttl_s: u64) -> PrefixIndex {
-    PrefixIndex::new(IndexConfig { byte_budget, ttl: Duration::from_secs(ttl_s) }).unwrap()
+    PrefixIndex::new(IndexConfig { byte_budget, ttl: Duration::from_secs(ttl_s), block_size: 4 }).unwrap()
 }
 
 fn chain(ids: &[u64]) -> Arc<[BlockHash]> {
@@ -108,6 +108,257 @@ proptest! {
                 let expected = held.map(|(_, ids)| ids.iter().zip(&asked).take_while(|(a, b)| a == b).count()).max().unwrap_or(0);
                 prop_assert_eq!(overlaps.get(WorkerId(worker), DpRank(0)).device as usize, expected);
             }
+        }
+    }
+}
+
+mod events {
+    //! The index against engines' own words, and against a naive model of them.
+
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{
+        events::{Batch, KvEvent, Stored, Tier, decode_batch},
+        hash::{Salt, block_hashes},
+    };
+
+    const HERE: (WorkerId, DpRank) = (WorkerId(1), DpRank(0));
+
+    fn say(index: &PrefixIndex, events: Vec<KvEvent>) {
+        let mut batch = Batch { ts: 0.0, dp_rank: None, events };
+        while let Err(full) = index.events(HERE.0, HERE.1, batch) {
+            batch = full;
+        }
+        index.flush();
+    }
+
+    fn stored(parent: Option<u64>, hashes: &[u64], tokens: &[u32], tier: Tier) -> KvEvent {
+        KvEvent::Stored(Stored {
+            hashes: hashes.to_vec(),
+            parent,
+            token_ids: tokens.to_vec(),
+            block_size: 4,
+            tier,
+            ..Stored::default()
+        })
+    }
+
+    fn removed(hashes: &[u64], tier: Tier) -> KvEvent {
+        KvEvent::Removed { hashes: hashes.to_vec(), tier, group: None }
+    }
+
+    fn matched(index: &PrefixIndex, tokens: &[u32]) -> [u32; 3] {
+        let mut overlaps = Overlaps::default();
+        index.matches(&block_hashes(tokens, 4, &Salt::default()), Instant::now(), &mut overlaps);
+        let Matched { device, host, disk } = overlaps.get(HERE.0, HERE.1);
+        [device, host, disk]
+    }
+
+    fn live() -> PrefixIndex {
+        let index = index(1 << 24, 120);
+        index.set_live(HERE.0, HERE.1, true);
+        index
+    }
+
+    #[test]
+    fn h2_stored_tokens_are_found_by_our_hashes_and_removed_by_the_engine_s() {
+        let (index, tokens) = (live(), (0..12).collect::<Vec<u32>>());
+        say(&index, vec![stored(None, &[901, 902], &tokens[..8], Tier::Device)]);
+        say(&index, vec![stored(Some(902), &[903], &tokens[8..], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens), [3, 0, 0]);
+        // Stored twice while resident: one removal leaves it.
+        say(
+            &index,
+            vec![stored(Some(902), &[903], &tokens[8..], Tier::Device), removed(&[903], Tier::Device)],
+        );
+        assert_eq!(matched(&index, &tokens), [3, 0, 0]);
+        say(&index, vec![removed(&[903], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens), [2, 0, 0]);
+        say(&index, vec![KvEvent::Cleared]);
+        assert_eq!((matched(&index, &tokens), index.stats().bytes), ([0; 3], 0));
+    }
+
+    #[test]
+    fn h2_the_engine_s_block_size_need_not_be_ours() {
+        let (index, tokens) = (live(), (0..32).collect::<Vec<u32>>());
+        let wide = |hashes: &[u64], parent, tokens: &[u32]| {
+            KvEvent::Stored(Stored {
+                hashes: hashes.to_vec(),
+                parent,
+                token_ids: tokens.to_vec(),
+                block_size: 16,
+                ..Stored::default()
+            })
+        };
+        say(&index, vec![wide(&[1], None, &tokens[..16]), wide(&[2], Some(1), &tokens[16..])]);
+        assert_eq!(matched(&index, &tokens), [8, 0, 0]);
+        say(&index, vec![removed(&[2], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens), [4, 0, 0]);
+        // One that ours does not divide is forgotten, and counted.
+        let odd = Stored { hashes: vec![3], token_ids: vec![0; 6], block_size: 6, ..Stored::default() };
+        say(&index, vec![KvEvent::Stored(odd)]);
+        assert_eq!(index.stats().orphans, 1);
+    }
+
+    #[test]
+    fn h2_a_block_below_an_unknown_parent_is_forgotten_not_guessed() {
+        let (index, tokens) = (live(), (0..8).collect::<Vec<u32>>());
+        say(&index, vec![stored(Some(77), &[78], &tokens[4..], Tier::Device)]);
+        assert_eq!((matched(&index, &tokens), index.stats().orphans), ([0; 3], 1));
+    }
+
+    #[test]
+    fn h3_a_match_ends_at_a_hole_and_goes_on_when_it_is_filled() {
+        let (index, tokens) = (live(), (0..40).collect::<Vec<u32>>());
+        let hashes: Vec<u64> = (1..=10).collect();
+        say(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
+        say(&index, vec![removed(&[4], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens), [3, 0, 0], "blocks 5 to 10 are there, but not reachable");
+        say(&index, vec![stored(Some(3), &[4], &tokens[12..16], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens), [10, 0, 0]);
+    }
+
+    #[test]
+    fn h3_lower_tiers_go_on_where_the_device_ends() {
+        let (index, tokens) = (live(), (0..24).collect::<Vec<u32>>());
+        let hashes: Vec<u64> = (1..=6).collect();
+        say(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
+        // Offloaded blocks come without tokens; then the device gives them up.
+        say(
+            &index,
+            vec![stored(Some(2), &[3, 4, 5], &[], Tier::Host), stored(Some(5), &[6], &[], Tier::Disk)],
+        );
+        say(&index, vec![removed(&[6, 5, 4, 3], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens), [2, 3, 1]);
+        say(&index, vec![removed(&[3], Tier::Host)]);
+        assert_eq!(matched(&index, &tokens), [2, 0, 0]);
+    }
+
+    #[test]
+    fn f5_guesses_stop_while_the_engine_speaks_and_come_back_when_it_does_not() {
+        let index = index(1 << 20, 120);
+        let tokens: Vec<u32> = (0..16).collect();
+        let blocks: Arc<[BlockHash]> = block_hashes(&tokens, 4, &Salt::default()).into();
+        let guess = || {
+            index.record(HERE.0, HERE.1, &blocks, Instant::now());
+            index.flush();
+            matched(&index, &tokens)[0]
+        };
+        assert_eq!(guess(), 4);
+        index.set_live(HERE.0, HERE.1, true);
+        assert_eq!(guess(), 0);
+        say(&index, vec![stored(None, &[1, 2], &tokens[..8], Tier::Device)]);
+        assert_eq!(guess(), 2);
+        index.set_live(HERE.0, HERE.1, false);
+        index.flush();
+        assert_eq!(matched(&index, &tokens)[0], 0, "what the engine said may be wrong by now");
+        assert_eq!(guess(), 4);
+    }
+
+    #[test]
+    fn h4_a_worker_that_leaves_leaves_nothing_and_a_budget_holds_for_events() {
+        let index = index(60_000, 120);
+        index.set_live(HERE.0, HERE.1, true);
+        for prompt in 0..200_u64 {
+            let tokens: Vec<u32> = (0..40).map(|place| prompt as u32 * 1_000 + place).collect();
+            let hashes: Vec<u64> = (1..=10).map(|block| prompt * 100 + block).collect();
+            say(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
+            assert!(index.stats().bytes <= 60_000, "{:?}", index.stats());
+        }
+        let newest: Vec<u32> = (0..40).map(|place| 199_000 + place).collect();
+        assert_eq!(matched(&index, &newest), [10, 0, 0], "the oldest gave way");
+        index.remove_worker(HERE.0);
+        index.flush();
+        assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
+    }
+
+    #[test]
+    fn h6_what_a_real_engine_said_fills_and_empties_the_index() {
+        let index = PrefixIndex::new(IndexConfig { block_size: 32, ..IndexConfig::default() }).unwrap();
+        index.set_live(HERE.0, HERE.1, true);
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kvevents");
+        let mut files: Vec<_> =
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        let mut most = 0;
+        for file in files.iter().filter(|file| file.extension().is_some_and(|kind| kind == "bin")) {
+            let batch = decode_batch(&std::fs::read(file).unwrap()).unwrap();
+            let _ = index.events(HERE.0, HERE.1, batch);
+            index.flush();
+            most = most.max(index.stats().blocks);
+        }
+        assert!(most > 0, "{:?}", index.stats());
+        index.set_live(HERE.0, HERE.1, false);
+        index.flush();
+        assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
+    }
+
+    /// Blocks of a small tree: block `n` has parent `n / 2`, and tokens that follow from its number.
+    fn tokens_of(block: u64) -> Vec<u32> {
+        (0..4).map(|place| block as u32 * 10 + place).collect()
+    }
+
+    fn path_to(block: u64) -> Vec<u64> {
+        let mut path: Vec<u64> =
+            std::iter::successors(Some(block), |one| Some(one / 2).filter(|one| *one > 0)).collect();
+        path.reverse();
+        path
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn h3_any_order_of_events_gives_what_a_naive_model_gives(
+            steps in proptest::collection::vec((1_u64..32, 0_u8..5, 0_usize..3), 1..80),
+        ) {
+            let index = live();
+            // (block, tier) -> times stored; a block is placed only when its parent was placed by somebody.
+            let mut model: BTreeMap<(u64, usize), u32> = BTreeMap::new();
+            let tiers = [Tier::Device, Tier::Host, Tier::Disk];
+            for (block, action, tier) in steps {
+                let known = |model: &BTreeMap<(u64, usize), u32>, block: u64| {
+                    // Known to the index: stored somewhere, or an ancestor of what is.
+                    model.keys().any(|(other, _)| path_to(*other).contains(&block))
+                };
+                match action {
+                    0 => {
+                        say(&index, vec![removed(&[block], tiers[tier])]);
+                        if let Some(count) = model.get_mut(&(block, tier)) {
+                            *count -= 1;
+                            if *count == 0 {
+                                model.remove(&(block, tier));
+                            }
+                        }
+                    }
+                    1 if block == 1 => {
+                        say(&index, vec![KvEvent::Cleared]);
+                        model.clear();
+                    }
+                    _ => {
+                        let parent = Some(block / 2).filter(|parent| *parent > 0);
+                        say(&index, vec![stored(parent, &[block], &tokens_of(block), tiers[tier])]);
+                        if parent.is_none_or(|parent| known(&model, parent)) {
+                            *model.entry((block, tier)).or_default() += 1;
+                        }
+                    }
+                }
+                for leaf in 16_u64..32 {
+                    let path = path_to(leaf);
+                    let tokens: Vec<u32> = path.iter().flat_map(|block| tokens_of(*block)).collect();
+                    let run = |from: usize, tier: usize| {
+                        path[from..].iter().take_while(|block| model.contains_key(&(**block, tier))).count()
+                    };
+                    let device = run(0, 0);
+                    let host = run(device, 1);
+                    let disk = run(device + host, 2);
+                    prop_assert_eq!(matched(&index, &tokens), [device as u32, host as u32, disk as u32], "leaf {}", leaf);
+                }
+            }
+            index.remove_worker(HERE.0);
+            index.flush();
+            prop_assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The one writer: applies records in order, ends them by age, budget or their worker's leave.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,15 +12,40 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{IndexConfig, Shared, shards::Change};
-use crate::id::{BlockHash, DpRank, WorkerId};
+use super::{
+    IndexConfig, Name, Shared,
+    shards::Change,
+    source::{Source, TierSlot},
+};
+use crate::{
+    events::{Batch, KvEvent, Tier},
+    id::{BlockHash, DpRank, WorkerId},
+};
 
 pub(super) enum Message {
-    Record { candidate: (WorkerId, DpRank), blocks: Arc<[BlockHash]>, at: Instant },
+    /// What an engine says of its cache.
+    Events {
+        candidate: Candidate,
+        batch: Batch,
+    },
+    /// Nothing that an engine said is true any more.
+    Forget(Candidate),
+    /// Whether an engine's own word is there: decisions are recorded only without it.
+    Live {
+        candidate: Candidate,
+        live: bool,
+    },
+    Record {
+        candidate: Candidate,
+        blocks: Arc<[BlockHash]>,
+        at: Instant,
+    },
     Remove(WorkerId),
     Expire(Instant),
     Flush(Sender<()>),
 }
+
+type Candidate = (WorkerId, DpRank);
 
 struct Record {
     slot: u32,
@@ -32,8 +57,13 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     ttl: Duration,
     budget: u64,
+    block_size: usize,
     records: VecDeque<Record>,
-    slots: HashMap<(WorkerId, DpRank), u32>,
+    slots: HashMap<(Candidate, Tier), TierSlot>,
+    sources: HashMap<Candidate, Source>,
+    live: HashSet<Candidate>,
+    /// Blocks of sources, the oldest first: what gives way when room is needed.
+    order: VecDeque<(Candidate, u64)>,
 }
 
 impl Writer {
@@ -42,8 +72,12 @@ impl Writer {
             shared,
             ttl: config.ttl,
             budget: config.byte_budget as u64,
+            block_size: config.block_size.max(1),
             records: VecDeque::new(),
             slots: HashMap::new(),
+            sources: HashMap::new(),
+            live: HashSet::new(),
+            order: VecDeque::new(),
         }
     }
 
@@ -51,9 +85,16 @@ impl Writer {
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
         while let Ok(message) = messages.recv() {
             match message {
+                Message::Events { candidate, batch } => {
+                    self.take(candidate, &batch);
+                    self.fit();
+                }
+                Message::Forget(candidate) => self.forget(candidate),
+                Message::Live { candidate, live } => self.set_live(candidate, live),
+                Message::Record { candidate, .. } if self.live.contains(&candidate) => {}
                 Message::Record { candidate, blocks, at } => {
                     self.expire(at);
-                    let slot = self.slot(candidate);
+                    let slot = self.slot(candidate, Tier::Device).slot;
                     self.apply(Record { slot, blocks, at });
                     self.fit();
                 }
@@ -96,44 +137,137 @@ impl Writer {
 
     fn fit(&mut self) {
         while self.shared.counters.bytes.load(Ordering::Relaxed) > self.budget {
-            let Some(record) = self.records.pop_front() else { return };
+            let Some(record) = self.records.pop_front() else { break };
             self.end(&record);
             self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
         }
+        // A block that others lie below waits until they are gone.
+        let mut passed = 0;
+        while self.shared.counters.bytes.load(Ordering::Relaxed) > self.budget && passed <= self.order.len() {
+            let Some((candidate, hash)) = self.order.pop_front() else { return };
+            let Some(source) = self.sources.get_mut(&candidate) else { continue };
+            match source.evict(&self.shared.shards, hash) {
+                Some(change) => {
+                    passed = 0;
+                    self.account(change, 0);
+                    self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
+                }
+                None => {
+                    passed += 1;
+                    self.order.push_back((candidate, hash));
+                }
+            }
+        }
+    }
+
+    /// Applies what an engine says, in order.
+    fn take(&mut self, candidate: Candidate, batch: &Batch) {
+        let mut source = self.sources.remove(&candidate).unwrap_or_default();
+        for event in &batch.events {
+            // Further cache groups of hybrid models hold other layers of the same blocks.
+            match event {
+                KvEvent::Stored(stored) if stored.group.unwrap_or(0) == 0 => {
+                    let shards = &self.shared.clone().shards;
+                    let size = self.block_size;
+                    let applied = source.stored(shards, stored, size, |tier| self.slot(candidate, tier));
+                    self.order.extend(applied.new.into_iter().map(|hash| (candidate, hash)));
+                    self.shared.counters.orphans.fetch_add(applied.orphans, Ordering::Relaxed);
+                    self.account(applied.change, 0);
+                }
+                KvEvent::Removed { hashes, tier, group } if group.unwrap_or(0) == 0 => {
+                    let change = source.removed(&self.shared.shards, hashes, *tier);
+                    self.account(change, 0);
+                }
+                KvEvent::Cleared => {
+                    let change = source.clear(&self.shared.shards);
+                    self.account(change, 0);
+                }
+                KvEvent::Stored(_) | KvEvent::Removed { .. } | KvEvent::Unknown(_) => {}
+            }
+        }
+        self.sources.insert(candidate, source);
+        self.tidy();
+    }
+
+    /// Blocks that came and went leave their place in the order behind.
+    fn tidy(&mut self) {
+        let known: usize = self.sources.values().map(Source::len).sum();
+        if self.order.len() > 2 * known + 4_096 {
+            let sources = &self.sources;
+            let stays = |(candidate, hash): &(Candidate, u64)| {
+                sources.get(candidate).is_some_and(|source| source.knows(*hash))
+            };
+            self.order.retain(stays);
+        }
+    }
+
+    fn forget(&mut self, candidate: Candidate) {
+        if let Some(source) = self.sources.get_mut(&candidate) {
+            let change = source.clear(&self.shared.shards);
+            self.account(change, 0);
+        }
+    }
+
+    /// An engine's own word takes the place of guesses, and guesses take its place when it is gone.
+    fn set_live(&mut self, candidate: Candidate, live: bool) {
+        if !live {
+            self.live.remove(&candidate);
+            self.forget(candidate);
+        } else if self.live.insert(candidate)
+            && let Some(slot) = self.slots.get(&(candidate, Tier::Device)).map(|slot| slot.slot)
+        {
+            self.end_records_of(slot);
+        }
+    }
+
+    fn end_records_of(&mut self, slot: u32) {
+        let (ended, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.records).into_iter().partition(|record| record.slot == slot);
+        self.records = kept;
+        ended.iter().for_each(|record| self.end(record));
     }
 
     fn remove(&mut self, worker: WorkerId) {
-        let gone: Vec<_> =
-            self.slots.iter().filter(|((id, _), _)| *id == worker).map(|(key, slot)| (*key, *slot)).collect();
-        for (candidate, slot) in gone {
-            self.slots.remove(&candidate);
-            let (ended, kept): (VecDeque<_>, VecDeque<_>) =
-                std::mem::take(&mut self.records).into_iter().partition(|record| record.slot == slot);
-            self.records = kept;
-            ended.iter().for_each(|record| self.end(record));
-            self.name(slot, None);
+        self.live.retain(|(id, _)| *id != worker);
+        let sources: Vec<_> = self.sources.keys().filter(|(id, _)| *id == worker).copied().collect();
+        for candidate in sources {
+            self.forget(candidate);
+            self.sources.remove(&candidate);
         }
+        let gone: Vec<_> = self.slots.keys().filter(|((id, _), _)| *id == worker).copied().collect();
+        for key in gone {
+            if let Some(slot) = self.slots.remove(&key).map(|slot| slot.slot) {
+                self.end_records_of(slot);
+                self.name(slot, None);
+            }
+        }
+        self.tidy();
     }
 
-    fn slot(&mut self, candidate: (WorkerId, DpRank)) -> u32 {
-        if let Some(slot) = self.slots.get(&candidate) {
-            return *slot;
+    fn slot(&mut self, candidate: Candidate, tier: Tier) -> TierSlot {
+        if let Some(slot) = self.slots.get(&(candidate, tier)) {
+            return slot.clone();
         }
         let names = self.shared.names.load();
-        let free = names.iter().position(Option::is_none).unwrap_or(names.len());
-        let slot = u32::try_from(free).unwrap_or(u32::MAX);
-        self.slots.insert(candidate, slot);
-        self.name(slot, Some(candidate));
+        let free = names.slots.iter().position(Option::is_none).unwrap_or(names.slots.len());
+        let slot = TierSlot { slot: u32::try_from(free).unwrap_or(u32::MAX), holes: Arc::default() };
+        self.slots.insert((candidate, tier), slot.clone());
+        self.name(slot.slot, Some(Name { candidate, tier, holes: slot.holes.clone() }));
         slot
     }
 
-    fn name(&self, slot: u32, candidate: Option<(WorkerId, DpRank)>) {
+    fn name(&self, slot: u32, name: Option<Name>) {
         let mut names = self.shared.names.load().as_ref().clone();
         let place = slot as usize;
-        names.resize(names.len().max(place + 1), None);
-        if let Some(name) = names.get_mut(place) {
-            *name = candidate;
+        names.slots.resize_with(names.slots.len().max(place + 1), || None);
+        if let Some(old) = names.slots.get_mut(place) {
+            *old = name;
         }
+        names.lower = (0_u32..)
+            .zip(&names.slots)
+            .filter(|(_, name)| name.as_ref().is_some_and(|name| name.tier != Tier::Device))
+            .map(|(slot, _)| slot)
+            .collect();
         self.shared.names.store(Arc::new(names));
     }
 

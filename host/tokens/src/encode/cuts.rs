@@ -1,0 +1,238 @@
+//! Where a text may be cut so that its pieces encode independently.
+//!
+//! Around a special token: tokenizers look for added tokens first, and encode the text between them on its own. Between
+//! two words: where a letter is followed by a space and a letter, when no entry of the vocabulary spans such a place and
+//! the split into words does not either. Both are claims about a tokenizer; the self-test of this folder checks them.
+
+use std::ops::Range;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use tokenizers::{AddedToken, ModelWrapper, NormalizedString, Normalizer};
+
+use crate::folder::Folder;
+
+/// How far tokens of earlier requests are reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// Every text is encoded as a whole.
+    Off,
+    /// Texts are cut at special tokens.
+    SpecialTokens,
+    /// Texts are cut at special tokens and between words.
+    Words,
+}
+
+/// Bytes that a piece must have before it may end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Least {
+    /// At a special token.
+    pub(crate) special: usize,
+    /// Between words.
+    pub(crate) word: usize,
+}
+
+/// The places of one tokenizer.
+#[derive(Debug)]
+pub(crate) struct Cuts {
+    tokens: AhoCorasick,
+    contents: Vec<String>,
+    /// For each token: where it may be cut off.
+    sides: Vec<Sides>,
+    words: bool,
+}
+
+/// Whether a text may be cut before a token, and behind it: not where the token swallows white space.
+#[derive(Clone, Copy, Debug)]
+struct Sides {
+    before: bool,
+    behind: bool,
+}
+
+impl Reuse {
+    /// Stable label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::SpecialTokens => "special_tokens",
+            Self::Words => "words",
+        }
+    }
+}
+
+impl Cuts {
+    /// The places where a tokenizer's texts may be cut; `None` when there are none.
+    pub(crate) fn of(folder: &Folder) -> Option<Self> {
+        let mut added: Vec<(u32, AddedToken)> =
+            folder.tokenizer.get_added_tokens_decoder().into_iter().collect();
+        added.sort_by_key(|(id, _)| *id);
+        let added: Vec<AddedToken> = added.into_iter().map(|(_, token)| token).collect();
+        // Whether a single word matches depends on its neighbours, and split special tokens do not match at all.
+        if folder.split_special_tokens || added.iter().any(|token| token.single_word) {
+            return None;
+        }
+        let words = words_are_apart(&folder.tokenizer, &added);
+        // Normalized tokens are looked for later, in the text between the others.
+        let raw: Vec<AddedToken> = added.into_iter().filter(|token| !token.normalized).collect();
+        let contents: Vec<String> = raw.iter().map(|token| token.content.clone()).collect();
+        let sides: Vec<Sides> =
+            raw.iter().map(|token| Sides { before: !token.lstrip, behind: !token.rstrip }).collect();
+        if !words && sides.is_empty() {
+            return None;
+        }
+        let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).ok()?;
+        Some(Self { tokens, contents, sides, words })
+    }
+
+    pub(crate) fn reuse(&self) -> Reuse {
+        if self.words { Reuse::Words } else { Reuse::SpecialTokens }
+    }
+
+    /// The same places without those between words; `None` when no others are left.
+    pub(crate) fn without_words(self) -> Option<Self> {
+        (!self.sides.is_empty()).then_some(Self { words: false, ..self })
+    }
+
+    /// The texts of the special tokens.
+    pub(crate) fn contents(&self) -> &[String] {
+        &self.contents
+    }
+
+    /// Cuts a text. The pieces before a change in a text do not depend on what follows the change.
+    pub(crate) fn pieces<'a>(&self, text: &'a str, least: Least) -> Vec<&'a str> {
+        let mut cutter = Cutter { text, least, start: 0, pieces: Vec::new() };
+        let mut gap = 0;
+        for found in self.tokens.find_iter(text) {
+            if self.words {
+                cutter.between_words(gap..found.start());
+            }
+            gap = found.end();
+            let sides = self.sides.get(found.pattern().as_usize()).copied();
+            for (at, allowed) in [(found.start(), sides.map(|s| s.before)), (gap, sides.map(|s| s.behind))] {
+                if allowed == Some(true) && at.saturating_sub(cutter.start) >= least.special {
+                    cutter.cut(at);
+                }
+            }
+        }
+        if self.words {
+            cutter.between_words(gap..text.len());
+        }
+        cutter.cut(text.len());
+        cutter.pieces
+    }
+}
+
+struct Cutter<'a> {
+    text: &'a str,
+    least: Least,
+    start: usize,
+    pieces: Vec<&'a str>,
+}
+
+impl Cutter<'_> {
+    fn cut(&mut self, at: usize) {
+        if at > self.start {
+            self.pieces.extend(self.text.get(self.start..at));
+            self.start = at;
+        }
+    }
+
+    /// Cuts inside a gap between special tokens, before a space that has a letter on either side.
+    fn between_words(&mut self, gap: Range<usize>) {
+        let bytes = self.text.as_bytes();
+        let letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
+        loop {
+            let from = (self.start + self.least.word.max(1)).max(gap.start + 1);
+            let Some(rest) = bytes.get(from..gap.end) else { return };
+            let mut spaces = memchr::memchr_iter(b' ', rest).map(|space| from + space);
+            let found = spaces.find(|at| letter(at - 1) && letter(at + 1) && at + 1 < gap.end);
+            match found {
+                Some(at) => self.cut(at),
+                None => return,
+            }
+        }
+    }
+}
+
+/// Whether no token reaches from a letter over a space: then a merge never does, and the two sides are independent.
+fn words_are_apart(tokenizer: &tokenizers::Tokenizer, added: &[AddedToken]) -> bool {
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
+    if model.dropout.is_some_and(|dropout| dropout > 0.0)
+        || model.continuing_subword_prefix.is_some()
+        || model.end_of_word_suffix.is_some()
+    {
+        return false;
+    }
+    let Some((text_spaces, token_spaces)) = spaces(tokenizer) else { return false };
+    let later =
+        |token: &AddedToken| token.normalized && (token.rstrip || token.content.contains(&*text_spaces));
+    if added.iter().any(later) {
+        return false;
+    }
+    let spans = |token: &String| {
+        let after = token.chars().skip(1);
+        token
+            .chars()
+            .zip(after)
+            .any(|(left, right)| left.is_ascii_alphabetic() && token_spaces.contains(&right))
+    };
+    !tokenizer.get_vocab(false).keys().any(spans)
+}
+
+/// How a space looks in normalized text, and in tokens.
+fn spaces(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<char>, Vec<char>)> {
+    const SAMPLE: &str = "a b";
+    let mut normalized = NormalizedString::from(SAMPLE);
+    if let Some(normalizer) = tokenizer.get_normalizer() {
+        normalizer.normalize(&mut normalized).ok()?;
+    }
+    let other = |c: &char| !c.is_ascii_alphabetic();
+    let text = SAMPLE.chars().chain(normalized.get().chars()).filter(other).collect();
+    let encoding = tokenizer.encode(SAMPLE, false).ok()?;
+    let tokens: Vec<char> =
+        encoding.get_tokens().iter().flat_map(|token| token.chars()).filter(other).collect();
+    (!tokens.is_empty()).then_some((text, tokens))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `<l>` swallows white space before it, `<r>` behind it.
+    fn cuts(words: bool) -> Cuts {
+        let contents = ["<a>", "<a>b", "<l>", "<r>"].map(str::to_owned).to_vec();
+        let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).unwrap();
+        let sides = [(true, true), (true, true), (false, true), (true, false)];
+        let sides = sides.map(|(before, behind)| Sides { before, behind }).to_vec();
+        Cuts { tokens, contents, sides, words }
+    }
+
+    #[test]
+    fn pieces_end_at_tokens_where_these_do_not_reach_on() {
+        let least = Least { special: 1, word: 1 };
+        assert_eq!(
+            cuts(false).pieces("x<a>y z<a>bb<r> q <l>r", least),
+            ["x", "<a>", "y z", "<a>b", "b", "<r> q <l>", "r"]
+        );
+        assert_eq!(cuts(false).pieces("<a>", least), ["<a>"]);
+        assert!(cuts(false).pieces("", least).is_empty());
+    }
+
+    #[test]
+    fn words_are_cut_only_between_ascii_letters() {
+        let least = Least { special: 1, word: 1 };
+        assert_eq!(
+            cuts(true).pieces("ab cd  ef 1 gh\n ij é k l<r> m n<a>o", least),
+            ["ab", " cd  ef 1 gh\n ij é k", " l", "<r> m", " n", "<a>", "o"]
+        );
+    }
+
+    #[test]
+    fn pieces_have_a_least_length() {
+        let least = Least { special: 4, word: 6 };
+        assert_eq!(
+            cuts(true).pieces("a b c d e f<a>g<a>hijk<a>l", least),
+            ["a b c d", " e f", "<a>g", "<a>hijk", "<a>l"]
+        );
+    }
+}

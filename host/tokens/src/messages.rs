@@ -1,0 +1,186 @@
+//! Messages of a request in the shape that vLLM hands to a template.
+//!
+//! Modelled on `vllm/renderers/chat_utils.py` of vLLM 0.32: which keys survive, their order, how parts are joined.
+
+mod part;
+
+use minijinja::{Value, value::ValueKind};
+use serde::Deserialize;
+
+use self::part::{Part, read_part};
+use crate::{
+    error::EncodeError,
+    template::{
+        ContentFormat,
+        json::{self, Json},
+    },
+};
+
+/// A message on its way into a template.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    role: String,
+    content: Content,
+    /// Everything after role and content, in the order in which templates see it.
+    rest: Vec<(&'static str, Value)>,
+}
+
+#[derive(Debug)]
+enum Content {
+    Text(Value),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    #[serde(default)]
+    content: Option<Json>,
+    #[serde(default)]
+    name: Option<Json>,
+    #[serde(default)]
+    tool_calls: Option<Vec<ToolCall>>,
+    #[serde(default)]
+    tool_call_id: Option<Json>,
+    #[serde(default)]
+    reasoning: Option<Json>,
+    #[serde(default)]
+    reasoning_content: Option<Json>,
+    #[serde(default)]
+    task: Option<Json>,
+    #[serde(default)]
+    tools: Option<Json>,
+}
+
+#[derive(Deserialize)]
+struct ToolCall {
+    #[serde(default)]
+    id: Option<Json>,
+    function: Function,
+    #[serde(rename = "type", default)]
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    #[serde(default)]
+    arguments: Option<Json>,
+    name: String,
+}
+
+/// Reads the `messages` of a request.
+pub(crate) fn read(json: &str, format: ContentFormat) -> Result<Vec<Turn>, EncodeError> {
+    let messages: Vec<Message> =
+        serde_json::from_str(json).map_err(|error| EncodeError::invalid("messages", error))?;
+    messages.into_iter().map(|message| turn(message, format)).collect()
+}
+
+/// For templates that do not know the role `developer`: it becomes `system`, and all of `system` moves to the front.
+pub(crate) fn without_developer(turns: Vec<Turn>) -> Vec<Turn> {
+    if !turns.iter().any(|turn| turn.role == "developer") {
+        return turns;
+    }
+    let mut turns = turns;
+    for turn in turns.iter_mut().filter(|turn| turn.role == "developer") {
+        turn.role = "system".to_owned();
+        turn.rest.retain(|(key, _)| *key != "tools");
+    }
+    if turns.iter().skip(1).all(|turn| turn.role != "system") {
+        return turns;
+    }
+    let (system, others): (Vec<Turn>, Vec<Turn>) = turns.into_iter().partition(|turn| turn.role == "system");
+    let texts: Vec<String> =
+        system.iter().map(|turn| turn.content.joined()).filter(|text| !text.is_empty()).collect();
+    let content = Content::Text(Value::from(texts.join("\n\n")));
+    std::iter::once(Turn { role: "system".to_owned(), content, rest: Vec::new() }).chain(others).collect()
+}
+
+/// Puts `tag` behind the text of the last message and returns that text as it was.
+pub(crate) fn tag_last(turns: &mut [Turn], tag: &str) -> Result<String, EncodeError> {
+    const FIELD: &str = "continue_final_message";
+    let last = turns.last_mut().ok_or_else(|| EncodeError::invalid(FIELD, "there is no message"))?;
+    let text = match &mut last.content {
+        Content::Text(text) => Some(text),
+        Content::Parts(parts) => parts.iter_mut().rev().find_map(Part::text_mut),
+    };
+    let text = text.ok_or_else(|| EncodeError::invalid(FIELD, "the last message has no text"))?;
+    let whole = text.as_str().unwrap_or_default().to_owned();
+    *text = Value::from(format!("{whole}{tag}"));
+    Ok(whole)
+}
+
+impl From<Turn> for Value {
+    fn from(turn: Turn) -> Self {
+        let content = match turn.content {
+            Content::Text(text) => text,
+            Content::Parts(parts) => json::list(parts.into_iter().map(Value::from)),
+        };
+        let head = [("role", Value::from(turn.role)), ("content", content)];
+        json::map(head.into_iter().chain(turn.rest))
+    }
+}
+
+impl Content {
+    fn joined(&self) -> String {
+        match self {
+            Self::Text(text) => text.as_str().unwrap_or_default().to_owned(),
+            Self::Parts(parts) => parts.iter().filter_map(Part::text).collect::<Vec<_>>().join("\n"),
+        }
+    }
+}
+
+fn turn(message: Message, format: ContentFormat) -> Result<Turn, EncodeError> {
+    let mut parts = match message.content {
+        None => Vec::new(),
+        Some(Json(content)) if content.as_str().is_some() => vec![Part::of_text(content)],
+        Some(Json(content)) => content
+            .try_iter()
+            .map_err(|_| EncodeError::invalid("messages", "content is neither text nor a list"))?
+            .filter_map(|part| read_part(&part).transpose())
+            .collect::<Result<_, _>>()?,
+    };
+    if message.role == "system" {
+        parts = parts.into_iter().filter_map(Part::without_billing).collect();
+    }
+    let mut rest = Vec::new();
+    let (assistant, tool) = (message.role == "assistant", message.role == "tool");
+    if assistant {
+        if let Some(calls) = message.tool_calls.filter(|calls| !calls.is_empty()) {
+            rest.push(("tool_calls", json::list(calls.into_iter().map(call))));
+        }
+        if let Some(Json(reasoning)) = message.reasoning.or(message.reasoning_content) {
+            rest.extend([("reasoning", reasoning.clone()), ("reasoning_content", reasoning)]);
+        }
+    } else if tool {
+        rest.extend(message.tool_call_id.map(|Json(id)| ("tool_call_id", id)));
+    }
+    let text = |Json(value): &Json| value.as_str().is_some();
+    rest.extend(message.name.filter(text).map(|Json(name)| ("name", name)));
+    rest.extend(message.task.filter(text).map(|Json(task)| ("task", task)));
+    if message.role == "developer" {
+        rest.push(("tools", message.tools.map_or(Value::from(()), |Json(tools)| tools)));
+    }
+    let flat = format == ContentFormat::Text || (tool && parts.iter().all(|part| part.text().is_some()));
+    let content = if flat { Content::Text(part::join(parts)) } else { Content::Parts(parts) };
+    Ok(Turn { role: message.role, content, rest })
+}
+
+/// A tool call with its arguments as an object: what is no JSON object becomes an empty one.
+fn call(call: ToolCall) -> Value {
+    let Json(parsed) = match call.function.arguments {
+        Some(Json(arguments)) => match arguments.as_str() {
+            Some(text) => serde_json::from_str(text).unwrap_or_default(),
+            None => Json(arguments),
+        },
+        None => Json::default(),
+    };
+    let object = parsed.kind() == ValueKind::Map;
+    let arguments = if object { parsed } else { json::map(Vec::<(Value, Value)>::new()) };
+    let function = json::map([("arguments", arguments), ("name", Value::from(call.function.name))]);
+    let id = call.id.map(|Json(id)| ("id", id));
+    let kind = call.kind.map(|kind| ("type", Value::from(kind)));
+    json::map(id.into_iter().chain([("function", function)]).chain(kind))
+}
+
+#[cfg(test)]
+mod tests;

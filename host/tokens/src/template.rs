@@ -1,0 +1,194 @@
+//! Chat templates: compiled once, rendered as transformers renders them.
+
+mod clock;
+mod content_format;
+pub(crate) mod json;
+mod python;
+
+use std::time::SystemTime;
+
+use minijinja::{Environment, Error, ErrorKind, Value, value::ValueKind};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+pub use self::content_format::ContentFormat;
+use crate::{
+    error::EncodeError,
+    messages::{self, Turn},
+    options::ChatOptions,
+};
+
+/// The name of the only template of an environment. It has no ending, so that nothing is escaped.
+const NAME: &str = "chat";
+
+/// Stands behind the last message while it is rendered, to find its end. The space tells whether the template trims.
+const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub(crate) struct ChatTemplate {
+    environment: Environment<'static>,
+    format: ContentFormat,
+    /// Whether it knows the role `developer`.
+    developer: bool,
+    /// Whether it mentions `content` at all.
+    content: bool,
+}
+
+/// What a template said by `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+impl ChatTemplate {
+    /// Compiles a template. `format` overrides what its loops say.
+    pub(crate) fn compile(source: &str, format: Option<ContentFormat>) -> Result<Self, Error> {
+        let plain = without_generation_tags(source);
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_formatter(|out, _, value| python::print(value, out));
+        environment.add_filter("tojson", python::tojson);
+        environment.add_filter("string", |value: &Value| python::text(value));
+        // Jinja asks Python: none cannot be iterated, and texts and maps are sequences too.
+        environment.add_test("iterable", |value: &Value| !scalar(value));
+        environment
+            .add_test("sequence", |value: &Value| !scalar(value) && value.kind() != ValueKind::Iterable);
+        environment.add_function("raise_exception", raise);
+        let format = match format {
+            Some(format) => format,
+            None => ContentFormat::detect(&plain)?,
+        };
+        environment.add_template_owned(NAME, plain)?;
+        Ok(Self {
+            environment,
+            format,
+            developer: source.contains("\"developer\"") || source.contains("'developer'"),
+            content: source.contains("content"),
+        })
+    }
+
+    /// The shape of content that the template wants.
+    pub(crate) fn format(&self) -> ContentFormat {
+        self.format
+    }
+
+    /// Renders a conversation. `base` are variables that the request's own override.
+    pub(crate) fn render(
+        &self,
+        messages_json: &str,
+        options: &ChatOptions,
+        base: &[(Value, Value)],
+    ) -> Result<String, EncodeError> {
+        let mut turns = messages::read(messages_json, self.format)?;
+        if !self.developer {
+            turns = messages::without_developer(turns);
+        }
+        if !options.continue_final_message {
+            return self.run(turns, options, base);
+        }
+        if !self.content {
+            return Err(EncodeError::invalid("continue_final_message", "the template shows no content"));
+        }
+        let last = messages::tag_last(&mut turns, TAG)?;
+        cut_at_tag(self.run(turns, options, base)?, &last)
+    }
+
+    fn run(
+        &self,
+        turns: Vec<Turn>,
+        options: &ChatOptions,
+        base: &[(Value, Value)],
+    ) -> Result<String, EncodeError> {
+        let context = context(turns, options, base);
+        let rendered = self.environment.get_template(NAME).and_then(|template| template.render(context));
+        rendered.map_err(|error| failure(&error))
+    }
+}
+
+/// The variables of a template; of several under one name the last counts.
+fn context(turns: Vec<Turn>, options: &ChatOptions, base: &[(Value, Value)]) -> Value {
+    let none = || Value::from(());
+    let mut variables = vec![("tools", none()), ("documents", none())];
+    let tools = options.tools.clone().map(|tools| ("tools", tools));
+    let mut own = vec![("add_generation_prompt", Value::from(options.add_generation_prompt))];
+    own.extend(options.documents.clone().map(|documents| ("documents", documents)));
+    if let Some(effort) = options.reasoning_effort.clone() {
+        if !options.kwargs.iter().any(|(key, _)| key.as_str() == Some("enable_thinking")) {
+            own.push(("enable_thinking", Value::from(effort.as_str() != Some("none"))));
+        }
+        own.push(("reasoning_effort", effort));
+    }
+    own.push(("messages", json::list(turns.into_iter().map(Value::from))));
+    own.push(("strftime_now", now_function(options.now)));
+    let keyed = |(key, value)| (Value::from(key), value);
+    let variables = variables.drain(..).map(keyed).chain(base.iter().cloned());
+    let variables = variables.chain(tools.map(keyed)).chain(options.kwargs.iter().cloned());
+    variables.chain(own.into_iter().map(keyed)).collect()
+}
+
+fn now_function(now: SystemTime) -> Value {
+    Value::from_function(move |format: &str| clock::format(now, format))
+}
+
+fn scalar(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number)
+}
+
+fn raise(message: &str) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message.to_owned())))
+}
+
+fn failure(error: &Error) -> EncodeError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = cause {
+        if let Some(Raised(message)) = current.downcast_ref() {
+            return EncodeError::Refused(message.clone());
+        }
+        cause = current.source();
+    }
+    EncodeError::Template(error.to_string())
+}
+
+/// The text up to the tag; without trailing white space when the template trimmed the message.
+fn cut_at_tag(mut text: String, last: &str) -> Result<String, EncodeError> {
+    let found = text.rfind(TAG.trim_end()).filter(|_| text.contains(last.trim()));
+    let Some(at) = found else {
+        let problem = "the template does not show the last message as it is";
+        return Err(EncodeError::invalid("continue_final_message", problem));
+    };
+    let kept = text.get(at..).is_some_and(|rest| rest.starts_with(TAG));
+    text.truncate(at);
+    if !kept {
+        text.truncate(text.trim_end().len());
+    }
+    Ok(text)
+}
+
+/// Turns `{% generation %}` blocks, which only mark text for training, into `{% with %}` blocks.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((text, tag, after)) = next_tag(rest) {
+        out.push_str(text);
+        let word = tag.trim_matches(|c: char| matches!(c, '{' | '%' | '}' | '-' | '+') || c.is_whitespace());
+        if matches!(word, "generation" | "endgeneration") {
+            out.push_str(&tag.replace("generation", "with"));
+        } else {
+            out.push_str(tag);
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The text before the next block tag, the tag, and the text after it.
+fn next_tag(source: &str) -> Option<(&str, &str, &str)> {
+    let start = source.find("{%")?;
+    let end = start + source.get(start..)?.find("%}")? + 2;
+    Some((source.get(..start)?, source.get(start..end)?, source.get(end..)?))
+}
+
+#[cfg(test)]
+mod tests;

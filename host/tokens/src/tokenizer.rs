@@ -1,0 +1,125 @@
+//! The tokenizer of one model: a folder's templates and its encoder.
+
+use std::{collections::BTreeMap, fmt, path::Path};
+
+use minijinja::Value;
+
+use crate::{
+    encode::{CacheStats, Encoder, Reuse},
+    error::{EncodeError, TokenizerError},
+    folder::Folder,
+    options::{self, ChatOptions, LoadOptions},
+    template::{ChatTemplate, ContentFormat, json::Json},
+};
+
+/// Turns requests into the tokens that an engine of this model would see.
+///
+/// All methods take `&self` and may run on many threads at once. They are synchronous and take time in proportion to
+/// what is new in a prompt; run long prompts off the reactor.
+pub struct Tokenizer {
+    encoder: Encoder,
+    templates: BTreeMap<String, ChatTemplate>,
+    /// Variables of every template: special tokens, then the operator's.
+    base: Vec<(Value, Value)>,
+}
+
+impl Tokenizer {
+    /// Loads a Hugging Face model folder with default options.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] names the file and the problem. A folder without a chat template loads.
+    pub fn load(folder: &Path) -> Result<Self, TokenizerError> {
+        Self::load_with(folder, &LoadOptions::default())
+    }
+
+    /// Loads a Hugging Face model folder.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] names the file and the problem.
+    pub fn load_with(folder: &Path, options: &LoadOptions) -> Result<Self, TokenizerError> {
+        let read = Folder::read(folder)?;
+        let mut base: Vec<(Value, Value)> =
+            read.special.iter().map(|(name, token)| (Value::from(*name), Value::from(token))).collect();
+        if let Some(json) = &options.template_kwargs {
+            let invalid = |problem: String| TokenizerError::invalid("template_kwargs", problem);
+            let Json(kwargs) = serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
+            base.extend(options::pairs(&kwargs).map_err(|error| invalid(error.to_string()))?);
+        }
+        let mut sources = read.templates.clone();
+        if let Some(template) = &options.chat_template {
+            let given = ("chat_template".into(), template.clone());
+            sources = BTreeMap::from([("default".to_owned(), given)]);
+        }
+        let mut templates = BTreeMap::new();
+        for (name, (path, source)) in sources {
+            let template = ChatTemplate::compile(&source, options.content_format)
+                .map_err(|error| TokenizerError::invalid(&path, format!("template `{name}`: {error}")))?;
+            templates.insert(name, template);
+        }
+        let encoder = Encoder::new(read, options.cache_bytes)
+            .map_err(|error| TokenizerError::invalid(folder.join("tokenizer.json"), error))?;
+        tracing::info!(
+            folder = %folder.display(),
+            templates = templates.len(),
+            reuse = encoder.reuse().label(),
+            "tokenizer loaded"
+        );
+        Ok(Self { encoder, templates, base })
+    }
+
+    /// The tokens of a chat request. `messages_json` is the raw JSON of the field `messages`.
+    ///
+    /// # Errors
+    /// [`EncodeError`]: measure the request in bytes instead.
+    pub fn chat(&self, messages_json: &str, options: &ChatOptions) -> Result<Vec<u32>, EncodeError> {
+        let text = self.render(messages_json, options)?;
+        self.encoder.encode(&text, options.add_special_tokens)
+    }
+
+    /// The text of a chat request, before encoding.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::chat`].
+    pub fn render(&self, messages_json: &str, options: &ChatOptions) -> Result<String, EncodeError> {
+        self.template(options.tools.is_some())?.render(messages_json, options, &self.base)
+    }
+
+    /// The tokens of a completion request. vLLM adds special tokens unless the request says otherwise.
+    ///
+    /// # Errors
+    /// [`EncodeError::Tokenizer`].
+    pub fn completion(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+        self.encoder.encode(prompt, add_special_tokens)
+    }
+
+    /// How texts are cut into remembered pieces.
+    #[must_use]
+    pub fn reuse(&self) -> Reuse {
+        self.encoder.reuse()
+    }
+
+    /// What the cache holds and how it did.
+    #[must_use]
+    pub fn cache_stats(&self) -> CacheStats {
+        self.encoder.cache_stats()
+    }
+
+    /// The shape of content that the chat template wants; `None` without a template.
+    #[must_use]
+    pub fn content_format(&self) -> Option<ContentFormat> {
+        self.template(false).ok().map(ChatTemplate::format)
+    }
+
+    fn template(&self, tools: bool) -> Result<&ChatTemplate, EncodeError> {
+        let tool_use = self.templates.get("tool_use").filter(|_| tools);
+        tool_use.or_else(|| self.templates.get("default")).ok_or(EncodeError::NoTemplate)
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let templates: Vec<&String> = self.templates.keys().collect();
+        let mut shown = f.debug_struct("Tokenizer");
+        shown.field("templates", &templates).field("reuse", &self.reuse()).finish_non_exhaustive()
+    }
+}
