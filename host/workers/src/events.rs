@@ -8,5 +8,5 @@ mod feed;
 mod sequence;
 
 pub use decode::{Batch, DecodeError, KvEvent, Stored, Tier, decode_batch};
-
+pub use feed::{FeedConfig, FeedCounters, Sink, run};
 pub use sequence::{Sequencer, Step};

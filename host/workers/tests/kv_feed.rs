@@ -1,0 +1,360 @@
+//! A feed against real sockets: a publisher and its replay server in this process.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pointsman_workers::events::{Batch, FeedConfig, FeedCounters, KvEvent, Sink, run};
+use tokio::{sync::Notify, task::JoinHandle, time::timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+const LOCAL: &str = "tcp://127.0.0.1:0";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a sink was told.
+#[derive(Clone, Debug, PartialEq)]
+enum Told {
+    /// A batch, by the hash of its one removal.
+    Batch(u64),
+    Forget(&'static str),
+    Live(bool),
+}
+use Told::{Batch as Got, Forget, Live};
+
+#[derive(Default)]
+struct Recorder {
+    told: Mutex<Vec<Told>>,
+    news: Notify,
+}
+
+impl Recorder {
+    fn push(&self, told: Told) {
+        self.told.lock().push(told);
+        self.news.notify_one();
+    }
+}
+
+impl Sink for Recorder {
+    fn apply(&self, batch: Batch) {
+        match batch.events.as_slice() {
+            [KvEvent::Removed { hashes, .. }] => self.push(Got(hashes[0])),
+            other => panic!("not ours: {other:?}"),
+        }
+    }
+
+    fn forget(&self, why: &'static str) {
+        self.push(Forget(why));
+    }
+
+    fn live(&self, live: bool) {
+        self.push(Live(live));
+    }
+}
+
+/// A feed under test.
+struct Fixture {
+    sink: Arc<Recorder>,
+    counters: Arc<FeedCounters>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Fixture {
+    fn start(endpoint: &str, replay: Option<&str>, limit: Duration) -> Self {
+        let mut config = FeedConfig::new(endpoint);
+        config.replay = replay.map(str::to_owned);
+        config.replay_limit = limit;
+        config.backoff = Duration::from_millis(10);
+        config.backoff_max = Duration::from_millis(50);
+        let (sink, counters) = (Arc::<Recorder>::default(), Arc::clone(&config.counters));
+        let stop = CancellationToken::new();
+        let task = TaskTracker::new().spawn(run(config, Arc::<Recorder>::clone(&sink), stop.clone()));
+        Self { sink, counters, stop, task }
+    }
+
+    /// Waits until the sink was told exactly this, then clears it.
+    async fn expect(&self, expected: &[Told]) {
+        let waited = timeout(PATIENCE, async {
+            while self.sink.told.lock().len() < expected.len() {
+                self.sink.news.notified().await;
+            }
+        });
+        let waited = waited.await;
+        let told = std::mem::take(&mut *self.sink.told.lock());
+        assert!(waited.is_ok(), "wanted {expected:?}, got {told:?}");
+        assert_eq!(told, expected);
+    }
+
+    /// Publishes message `seq` until it arrives: a subscription takes effect some time after its connection. A repeated
+    /// number is a duplicate and dropped.
+    async fn first(&self, engine: &mut Engine, seq: u64, expected: &[Told]) {
+        timeout(PATIENCE, async {
+            while self.sink.told.lock().len() < expected.len() {
+                engine.publish(seq).await;
+                _ = timeout(Duration::from_millis(20), self.sink.news.notified()).await;
+            }
+        })
+        .await
+        .expect("the first message");
+        self.expect(expected).await;
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.task).await.expect("ends in time").expect("ends well");
+    }
+}
+
+/// An engine's publisher.
+struct Engine {
+    publisher: PubSocket,
+    endpoint: String,
+}
+
+impl Engine {
+    async fn bind(endpoint: &str) -> Self {
+        // The port of a publisher that just went may be busy for a moment.
+        for _ in 0..200 {
+            let mut publisher = PubSocket::new();
+            if let Ok(bound) = publisher.bind(endpoint).await {
+                return Self { publisher, endpoint: bound.to_string() };
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{endpoint} stays busy");
+    }
+
+    async fn publish(&mut self, seq: u64) {
+        self.send(&[b"kv-events", &seq.to_be_bytes(), &batch(seq)]).await;
+    }
+
+    async fn send(&mut self, parts: &[&[u8]]) {
+        self.publisher.send(message(parts)).await.expect("publish");
+    }
+
+    async fn close(self) -> String {
+        self.publisher.close().await;
+        self.endpoint
+    }
+}
+
+/// How a replay server answers.
+#[derive(Clone, Copy)]
+enum Answer {
+    /// Everything from the number asked for up to this one.
+    UpTo(u64),
+    /// The same without topics.
+    Bare(u64),
+    /// Garbage, then everything but this number.
+    Without(u64, u64),
+    /// Nothing but the end.
+    Nothing,
+    /// Not at all.
+    Silence,
+}
+
+/// A replay server that takes the n-th question with the n-th answer, and the numbers it was asked for.
+async fn replays(answers: Vec<Answer>) -> (String, Arc<Mutex<Vec<u64>>>) {
+    let mut router = RouterSocket::new();
+    let endpoint: Endpoint = router.bind(LOCAL).await.expect("bind");
+    let asked = Arc::<Mutex<Vec<u64>>>::default();
+    let log = Arc::clone(&asked);
+    TaskTracker::new().spawn(async move {
+        for answer in answers {
+            let question = router.recv().await.expect("a question").into_vec();
+            let [client, empty, from] = question.as_slice() else { panic!("{question:?}") };
+            assert!(empty.is_empty());
+            let from = u64::from_be_bytes(from.as_ref().try_into().expect("8 bytes"));
+            log.lock().push(from);
+            let (to, without) = match answer {
+                Answer::UpTo(to) | Answer::Bare(to) => (to + 1, None),
+                Answer::Without(to, without) => (to + 1, Some(without)),
+                Answer::Nothing => (0, None),
+                Answer::Silence => continue,
+            };
+            if without.is_some() {
+                router.send(message(&[client, b"", b"nonsense?!"])).await.expect("garbage");
+            }
+            for seq in (from..to).filter(|seq| Some(*seq) != without) {
+                let number = seq.to_be_bytes();
+                let reply = match answer {
+                    Answer::Bare(_) => message(&[client, b"", &number, &batch(seq)]),
+                    _ => message(&[client, b"", b"kv-events", &number, &batch(seq)]),
+                };
+                router.send(reply).await.expect("a reply");
+            }
+            router.send(message(&[client, b"", &[0xff; 8], b""])).await.expect("the end");
+        }
+        std::future::pending::<()>().await;
+    });
+    (endpoint.to_string(), asked)
+}
+
+fn message(parts: &[&[u8]]) -> ZmqMessage {
+    let parts: Vec<Bytes> = parts.iter().map(|part| Bytes::copy_from_slice(part)).collect();
+    ZmqMessage::try_from(parts).expect("frames")
+}
+
+fn batch(seq: u64) -> Vec<u8> {
+    let event = serde_json::json!({"type": "BlockRemoved", "block_hashes": [seq], "medium": "GPU"});
+    rmp_serde::to_vec(&serde_json::json!([1.0, [event], 0])).expect("msgpack")
+}
+
+#[tokio::test]
+async fn h6_a_gap_is_filled_by_replay() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let (replay, asked) = replays(vec![Answer::Nothing, Answer::UpTo(5), Answer::Bare(9)]).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), PATIENCE);
+    feed.expect(&[Live(true)]).await;
+    feed.first(&mut engine, 0, &[Got(0)]).await;
+    engine.publish(1).await;
+    engine.publish(4).await;
+    engine.publish(5).await;
+    engine.publish(6).await;
+    feed.expect(&[Got(1), Got(2), Got(3), Got(4), Got(5), Got(6)]).await;
+    engine.publish(9).await;
+    feed.expect(&[Got(7), Got(8), Got(9)]).await;
+    assert_eq!(*asked.lock(), [0, 2, 7]);
+    assert_eq!(feed.counters.gaps.load(Relaxed), 2);
+    assert_eq!(feed.counters.events.load(Relaxed), 10);
+    assert!(feed.counters.replayed.load(Relaxed) >= 4);
+    assert!(feed.counters.lag_ms.load(Relaxed) > 1_000_000_000_000);
+    assert_eq!((feed.counters.decode_errors.load(Relaxed), feed.counters.restarts.load(Relaxed)), (0, 0));
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_the_first_connection_asks_for_the_past() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let (replay, asked) = replays(vec![Answer::UpTo(3)]).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), PATIENCE);
+    feed.expect(&[Got(0), Got(1), Got(2), Got(3), Live(true)]).await;
+    feed.first(&mut engine, 4, &[Got(4)]).await;
+    assert_eq!((feed.counters.replayed.load(Relaxed), feed.counters.gaps.load(Relaxed)), (4, 0));
+    assert_eq!(*asked.lock(), [0]);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_gap_without_replay_forgets() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let feed = Fixture::start(&engine.endpoint, None, PATIENCE);
+    feed.first(&mut engine, 7, &[Live(true), Got(7)]).await;
+    engine.publish(8).await;
+    engine.publish(10).await;
+    engine.publish(11).await;
+    feed.expect(&[Got(8), Forget("gap"), Got(10), Got(11)]).await;
+    assert_eq!((feed.counters.gaps.load(Relaxed), feed.counters.forgets.load(Relaxed)), (1, 1));
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_replay_that_cannot_fill_forgets() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let answers = vec![Answer::Nothing, Answer::Nothing, Answer::Without(9, 7), Answer::Silence];
+    let (replay, asked) = replays(answers).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), Duration::from_millis(500));
+    feed.expect(&[Live(true)]).await;
+    feed.first(&mut engine, 0, &[Got(0)]).await;
+    engine.publish(5).await;
+    feed.expect(&[Forget("gap"), Got(5)]).await;
+    engine.publish(9).await;
+    feed.expect(&[Got(6), Forget("gap"), Got(8), Got(9)]).await;
+    assert_eq!(feed.counters.decode_errors.load(Relaxed), 1);
+    engine.publish(12).await;
+    engine.publish(13).await;
+    feed.expect(&[Forget("gap"), Got(12), Got(13)]).await;
+    assert_eq!(*asked.lock(), [0, 1, 6, 10]);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_no_replay_server_costs_only_the_past() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let feed = Fixture::start(&engine.endpoint, Some("tcp://127.0.0.1:1"), Duration::from_millis(100));
+    feed.expect(&[Live(true)]).await;
+    feed.first(&mut engine, 3, &[Got(3)]).await;
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_live_messages_wait_for_a_replay() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let (replay, _) = replays(vec![Answer::Nothing, Answer::Silence]).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), Duration::from_millis(500));
+    feed.expect(&[Live(true)]).await;
+    feed.first(&mut engine, 0, &[Got(0)]).await;
+    for seq in [2, 3, 4] {
+        engine.publish(seq).await;
+    }
+    timeout(PATIENCE, async {
+        while feed.counters.messages.load(Relaxed) < 4 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the messages come while the replay is open");
+    assert!(feed.sink.told.lock().is_empty());
+    feed.expect(&[Forget("gap"), Got(2), Got(3), Got(4)]).await;
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_restarted_engine_is_forgotten() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let feed = Fixture::start(&engine.endpoint, None, PATIENCE);
+    feed.first(&mut engine, 5, &[Live(true), Got(5)]).await;
+    // Numbers that go back on the same connection, as behind a proxy.
+    engine.publish(0).await;
+    engine.publish(1).await;
+    feed.expect(&[Forget("restarted"), Got(0), Got(1)]).await;
+    assert_eq!(feed.counters.restarts.load(Relaxed), 1);
+    // A new process on the same port.
+    let endpoint = engine.close().await;
+    feed.expect(&[Live(false), Forget("disconnected")]).await;
+    let mut engine = Engine::bind(&endpoint).await;
+    feed.first(&mut engine, 0, &[Live(true), Got(0)]).await;
+    engine.publish(1).await;
+    feed.expect(&[Got(1)]).await;
+    assert_eq!(feed.counters.restarts.load(Relaxed), 2);
+    assert_eq!((feed.counters.connections.load(Relaxed), feed.counters.gaps.load(Relaxed)), (2, 0));
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_garbage_is_counted_and_survived() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let feed = Fixture::start(&engine.endpoint, None, PATIENCE);
+    feed.first(&mut engine, 0, &[Live(true), Got(0)]).await;
+    // No number can be read: only a gap would tell.
+    engine.send(&[b"alone"]).await;
+    engine.send(&[b"kv-events", b"short", b"payload"]).await;
+    engine.send(&[b"kv-events", &[0xff; 8], b""]).await;
+    engine.publish(1).await;
+    feed.expect(&[Got(1)]).await;
+    // A number without a batch: what it said is lost.
+    engine.send(&[b"kv-events", &2_u64.to_be_bytes(), b"\xc1 no msgpack"]).await;
+    engine.send(&[b"kv-events", &3_u64.to_be_bytes(), &batch(3)[..20]]).await;
+    engine.publish(4).await;
+    feed.expect(&[Forget("decode_error"), Forget("decode_error"), Got(4)]).await;
+    assert_eq!(feed.counters.decode_errors.load(Relaxed), 5);
+    assert_eq!(feed.counters.gaps.load(Relaxed), 0);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_feed_waits_for_its_engine_and_ends_when_told() {
+    let engine = Engine::bind(LOCAL).await;
+    let endpoint = engine.close().await;
+    let feed = Fixture::start(&endpoint, None, PATIENCE);
+    let mut engine = Engine::bind(&endpoint).await;
+    feed.first(&mut engine, 0, &[Live(true), Got(0)]).await;
+    let sink = Arc::clone(&feed.sink);
+    feed.end().await;
+    assert_eq!(*sink.told.lock(), [Live(false), Forget("disconnected")]);
+}
