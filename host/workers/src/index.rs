@@ -210,8 +210,10 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes what an engine says of its cache. `false`: the writer is behind, and nothing was taken; ask again soon.
-    #[must_use]
+    /// Takes what an engine says of its cache.
+    ///
+    /// # Errors
+    /// The writer is behind: the batch comes back, to be brought again soon.
     pub fn events(&self, worker: WorkerId, rank: DpRank, batch: Batch) -> Result<(), Batch> {
         let message = Message::Events { candidate: (worker, rank), batch };
         match self.queue.try_send(message) {
