@@ -74,8 +74,11 @@ impl Drop for Process {
     }
 }
 
-/// Builds the binaries and answers their folder.
+/// Builds the binaries and answers their folder; or the folder that `POINTSMAN_BIN` names, as it is.
 pub(crate) fn build() -> anyhow::Result<PathBuf> {
+    if let Some(bin) = std::env::var_os("POINTSMAN_BIN") {
+        return Ok(bin.into());
+    }
     sh::run(sh::cargo().args([
         "build",
         "--release",

@@ -156,10 +156,13 @@ fn judge(address: &str, path: &str, body: &str, stream: bool) -> anyhow::Result<
         }
         let json: serde_json::Value = serde_json::from_str(data).with_context(|| data.to_owned())?;
         if json["error"].is_object() {
-            return Ok(if last {
+            // An engine's own error event may be followed by its end mark.
+            let rest = events.get(place + 1..).unwrap_or_default();
+            let over = last || rest == ["data: [DONE]"];
+            return Ok(if over {
                 Outcome::OneError
             } else {
-                Outcome::Neither("events after an error".to_owned())
+                Outcome::Neither(format!("after an error: {rest:?}"))
             });
         }
     }

@@ -1,13 +1,13 @@
 //! What a request did, written down once when it is over: metrics and one line in the access log. Never prompt text.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
-use pointsman_routing::{Decider, Receipt};
+use pointsman_routing::{Decider, Receipt, Subject};
 use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    metrics::{DecisionLabels, FallbackLabels, Metrics, RequestLabels, seconds},
+    metrics::{DecisionLabels, FallbackLabels, Metrics, ReasonLabels, RequestLabels, seconds},
     request::Endpoint,
     sse::Usage,
 };
@@ -26,6 +26,8 @@ pub struct Account {
     tokens: u32,
     usage: Option<Usage>,
     predicted_tokens: u32,
+    /// Tokens of a block, when the prompt's tokens are exact: then a prediction can be judged.
+    exact_block: Option<u32>,
     receipts: Vec<Receipt>,
     outcome: Outcome,
 }
@@ -52,13 +54,14 @@ impl Account {
             tokens: 0,
             usage: None,
             predicted_tokens: 0,
+            exact_block: None,
             receipts: Vec::with_capacity(2),
             outcome: Outcome { status: 499, code: "client_closed" },
         }
     }
 
     /// Takes the receipt of a decision.
-    pub fn decided(&mut self, receipt: Receipt, block_size: u32) {
+    pub fn decided(&mut self, receipt: Receipt, subject: &Subject) {
         self.metrics.route.observe(seconds(receipt.took));
         let slot = receipt.slot.as_str();
         let policy = receipt.policy.as_deref().unwrap_or("native").to_owned();
@@ -74,7 +77,11 @@ impl Account {
             tracing::debug!(request = self.request_id, slot, reason, detail, "the fallback decided");
         }
         if receipt.leg != pointsman_workers::Leg::Decode {
-            self.predicted_tokens = receipt.cached_blocks.iter().sum::<u32>().saturating_mul(block_size);
+            let block = subject.block_size.max(1);
+            // An engine computes at least the last token: it credits what lies before it.
+            let most = subject.prompt_tokens.saturating_sub(1) / block;
+            self.predicted_tokens = receipt.cached_blocks.iter().sum::<u32>().min(most) * block;
+            self.exact_block = (!subject.prompt_tokens_estimated).then_some(block);
         }
         self.receipts.push(receipt);
     }
@@ -161,6 +168,14 @@ impl Drop for Account {
         metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
         metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
         metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));
+        if let (Some(block), Some(cached)) = (self.exact_block, usage.cached_tokens) {
+            let reason = match self.predicted_tokens.div_ceil(block).cmp(&cached.div_ceil(block)) {
+                Ordering::Equal => "equal",
+                Ordering::Greater => "over",
+                Ordering::Less => "under",
+            };
+            metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
+        }
         let model = if code == "model_not_found" { "other".to_owned() } else { self.model.to_string() };
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
         metrics.requests.get_or_create(&labels).inc();

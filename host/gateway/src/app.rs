@@ -13,6 +13,7 @@ use pointsman_routing::{
 };
 use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
+    events::Feeds,
     probe::{ProbeConfig, Prober},
 };
 use tokio::{net::TcpListener, sync::mpsc};
@@ -29,6 +30,7 @@ use crate::{
     server,
     sessions::Sessions,
     subject::Measure,
+    tokens::Tokens,
     upstream::Upstream,
 };
 
@@ -79,6 +81,10 @@ pub struct App {
     pub router: Router,
     /// How often each key may ask.
     pub limiter: Option<Limiter>,
+    /// Token ids of prompts.
+    pub tokens: Tokens,
+    /// What engines tell of their caches.
+    pub feeds: Arc<Feeds>,
     /// Where requests wait when everybody is busy.
     pub parking: Arc<Parking>,
     /// Where sessions are bound.
@@ -128,6 +134,7 @@ impl Running {
         };
         Prober::start(app.registry.clone(), probe, app.tracker.clone(), stop.clone());
         app.tracker.spawn(forget_leavers(app.clone(), stop.clone()));
+        start_feeds(&app, &stop, &app.tracker)?;
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
         for number in 0..config.server.threads() {
@@ -164,6 +171,18 @@ impl Running {
             tracing::warn!(requests = self.app.metrics.inflight.get(), "ended with requests under way");
         }
     }
+}
+
+/// KV events are taken on a thread of their own: it waits when the index is behind, and nobody waits for it.
+fn start_feeds(app: &Arc<App>, stop: &CancellationToken, alive: &TaskTracker) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (feeds, registry, index) = (app.feeds.clone(), app.registry.clone(), app.router.index().clone());
+    let (stop, alive) = (stop.clone(), alive.token());
+    std::thread::Builder::new().name("pointsman-feeds".to_owned()).spawn(move || {
+        runtime.block_on(feeds.run(registry, index, stop));
+        drop(alive);
+    })?;
+    Ok(())
 }
 
 /// The clients' listener on a runtime of its own: whatever a request does stays on its thread, and no thread wakes another
@@ -264,6 +283,8 @@ fn build(config: &Config) -> anyhow::Result<App> {
         registry,
         router,
         limiter: NonZeroU32::new(config.server.requests_per_second).map(Limiter::new),
+        tokens: Tokens::load(&config.models)?,
+        feeds: Arc::default(),
         parking: Parking::new(config.queue.limit),
         sessions: Sessions::default(),
         upstream: Upstream::new(config.timeouts.connect),

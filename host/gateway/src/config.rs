@@ -31,8 +31,25 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// How workers are probed.
     pub probe: Probe,
+    /// What is known of models besides what engines tell, by name.
+    pub models: BTreeMap<String, Model>,
     /// The workers.
     pub workers: Vec<WorkerSpec>,
+}
+
+/// What is known of a model.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// A Hugging Face model folder with `tokenizer.json` and `tokenizer_config.json`.
+    pub tokenizer: PathBuf,
+    /// Bytes that remembered pieces of prompts may take; 0: none are remembered.
+    #[serde(default = "tokenizer_cache_bytes")]
+    pub tokenizer_cache_bytes: usize,
+}
+
+fn tokenizer_cache_bytes() -> usize {
+    32 * 1024 * 1024
 }
 
 /// The listeners.

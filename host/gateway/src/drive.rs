@@ -61,7 +61,12 @@ pub(crate) struct Drive {
     /// A leg failed since the last one was routed: the next is routed after a pause.
     failed: bool,
     pauses: Option<Backoff>,
+    /// Times that all decode workers were asked again to take a handoff.
+    rounds: u32,
 }
+
+/// Times at most.
+const ROUNDS: u32 = 4;
 
 /// Why a leg is not routed at once.
 enum Waiting {
@@ -167,6 +172,7 @@ pub(crate) async fn drive(
         waiting: None,
         failed: false,
         pauses: None,
+        rounds: 0,
     });
     loop {
         while let Some(action) = drive.queue.pop_front() {
@@ -417,6 +423,7 @@ impl Drive {
                 self.tell(event);
             }
             Err(RouteError::AllBusy(_)) if self.wait_in_queue(leg, place) => {}
+            Err(RouteError::NoWorker { .. }) if leg == Leg::Decode && self.ask_them_again() => {}
             Err(error) => {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
@@ -431,7 +438,7 @@ impl Drive {
 
     fn routed(&mut self, leg: Leg, routed: Routed) -> Event {
         let candidate = routed.candidate;
-        self.account.decided(routed.receipt, self.subject.block_size);
+        self.account.decided(routed.receipt, &self.subject);
         if leg != Leg::Prefill {
             (self.decode.candidate, self.decode.booking) = (Some(candidate), Some(routed.booking));
             return Event::Routed;
@@ -441,6 +448,18 @@ impl Drive {
         let traits = traits(&candidate);
         (self.prefill.candidate, self.prefill.booking) = (Some(candidate), Some(routed.booking));
         traits.map_or(Event::Unroutable, Event::PrefillRouted)
+    }
+
+    /// A handoff is in hand and every decode worker refused a connection: they are asked again, a moment later.
+    fn ask_them_again(&mut self) -> bool {
+        let again = self.handoff.is_some() && !self.tried.is_empty() && self.rounds < ROUNDS;
+        if again {
+            self.rounds += 1;
+            self.tried.clear();
+            let pause = self.pauses.get_or_insert_with(backoff).next().unwrap_or_default();
+            self.waiting = Some(Waiting::Pause(Instant::now() + pause, Leg::Decode));
+        }
+        again
     }
 
     /// Keeps or takes a place in the queue; `false` when there is none, or the request waited long enough.

@@ -489,8 +489,8 @@ impl Legs {
         // E5: nothing of the handoff was sent, so another decode worker may take it. This holds for a client that
         // is gone as well, for somebody has to consume it.
         let undispatched = completed && self.committed && !failed.sent && failed.retryable;
-        if undispatched && self.terms.retries > 0 && matches!(self.client, Client::Waiting | Client::Gone) {
-            self.terms.retries -= 1;
+        // It costs no retry: no engine did anything twice. The driver gives up when nobody is left to take it.
+        if undispatched && matches!(self.client, Client::Waiting | Client::Gone) {
             self.decode = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;

@@ -26,4 +26,5 @@ mod server;
 pub mod sessions;
 pub mod sse;
 pub mod subject;
+pub mod tokens;
 pub mod upstream;

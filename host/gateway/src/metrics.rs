@@ -110,6 +110,10 @@ pub struct Metrics {
     pub retries: Family<ReasonLabels, Counter>,
     /// Completed handoffs by result.
     pub handoffs: Family<ReasonLabels, Counter>,
+    /// Prompts that a configured tokenizer could not encode, by reason.
+    pub not_tokenized: Family<ReasonLabels, Counter>,
+    /// Cached blocks as predicted from exact tokens, beside what the engine then reported: `equal`, `over`, `under`.
+    pub predictions: Family<ReasonLabels, Counter>,
     /// Bookings that had no life for too long.
     pub expired_bookings: Counter,
     /// Prompt tokens, as engines report them.
@@ -140,6 +144,8 @@ impl Metrics {
             legs: Family::default(),
             retries: Family::default(),
             handoffs: Family::default(),
+            not_tokenized: Family::default(),
+            predictions: Family::default(),
             expired_bookings: Counter::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
@@ -164,6 +170,16 @@ impl Metrics {
         r.register("pointsman_legs", "Legs by how they ended", self.legs.clone());
         r.register("pointsman_retries", "Retries by leg", self.retries.clone());
         r.register("pointsman_handoffs", "Completed handoffs by result", self.handoffs.clone());
+        r.register(
+            "pointsman_not_tokenized",
+            "Prompts that a configured tokenizer could not encode",
+            self.not_tokenized.clone(),
+        );
+        r.register(
+            "pointsman_predictions",
+            "Requests by how the predicted cached blocks compare with what the engine reported",
+            self.predictions.clone(),
+        );
         r.register(
             "pointsman_expired_bookings",
             "Requests whose bookings had no life for too long",

@@ -103,7 +103,8 @@ async fn route(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Respo
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let request = Request::parse(endpoint, &parts.headers, body, app.settings.trust)?;
-        let subject = subject(&request, &app.settings.measure);
+        let tokens = app.tokens.of(&request, &app.metrics).await;
+        let subject = subject(&request, &app.settings.measure, tokens.as_deref());
         let snapshot = app.registry.snapshot();
         let planning = drive::plan(&app, &request, &subject, &snapshot)?;
         preview::preview(&app, &request, &subject, &snapshot, &planning)
@@ -189,7 +190,8 @@ async fn answer(
         Ok(request) => request,
         Err(error) => return refuse("other", error.into()),
     };
-    let subject = subject(&request, &app.settings.measure);
+    let tokens = app.tokens.of(&request, &app.metrics).await;
+    let subject = subject(&request, &app.settings.measure, tokens.as_deref());
     let snapshot = app.registry.snapshot();
     let planning = match drive::plan(&app, &request, &subject, &snapshot) {
         Ok(planning) => planning,

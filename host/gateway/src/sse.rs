@@ -45,10 +45,14 @@ pub struct Seen {
     pub handoff_at: Option<Range<usize>>,
 }
 
-/// Whether a slice begins as an event's line may: a known field, a comment, or a blank line.
+/// Whether a slice looks like an event: it begins with a known field, a comment or a blank line, and data ends as JSON (or
+/// the end mark) does. An event that an engine cut short must not reach a client.
 #[must_use]
 pub fn is_event(bytes: &[u8]) -> bool {
-    const STARTS: [&[u8]; 7] = [b"data:", b":", b"event:", b"id:", b"retry:", b"\n", b"\r"];
+    const STARTS: [&[u8]; 6] = [b":", b"event:", b"id:", b"retry:", b"\n", b"\r"];
+    if bytes.starts_with(b"data:") {
+        return matches!(bytes.trim_ascii_end().last(), Some(b'}' | b']'));
+    }
     STARTS.iter().any(|start| bytes.starts_with(start))
 }
 

@@ -19,13 +19,13 @@ pub struct Measure {
     pub salt: u64,
 }
 
-/// What routing may know of a request.
+/// What routing may know of a request. `tokens` are its ids where the client did not give them and a tokenizer could.
 #[must_use]
-pub fn subject(request: &Request, measure: &Measure) -> Subject {
+pub fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> Subject {
     let hints = &request.hints;
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
-    let (prompt_tokens, estimated, prefix) = match &request.token_ids {
+    let (prompt_tokens, estimated, prefix) = match request.token_ids.as_deref().or(tokens) {
         Some(ids) => {
             let prefix = Prefix::of_tokens(ids, size as usize, &salt, &hints.block_objects);
             (count(ids.len()), false, prefix)
@@ -86,6 +86,7 @@ mod tests {
         subject(
             &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, HintTrust::Trusted).unwrap(),
             &MEASURE,
+            None,
         )
     }
 

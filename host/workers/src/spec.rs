@@ -74,6 +74,10 @@ pub struct WorkerSpec {
     pub kv_transfer: Option<TransferRule>,
     /// `host:port` of its KV transport (vLLM P2pNccl).
     pub kv_addr: Option<String>,
+    /// `tcp://host:port` of its KV events (ZMQ); with several ranks, rank `r` is at port + r.
+    pub kv_events: Option<String>,
+    /// `tcp://host:port` where past events can be asked for.
+    pub kv_replay: Option<String>,
     /// Whether it can prefill without a handoff.
     pub local_prefill: bool,
     /// E4: whether closing a prefill in flight is safe.
@@ -117,6 +121,8 @@ struct Raw {
     topology: BTreeMap<String, String>,
     kv_transfer: Option<String>,
     kv_addr: Option<String>,
+    kv_events: Option<String>,
+    kv_replay: Option<String>,
     local_prefill: Option<bool>,
     prefill_cancellable: bool,
     max_concurrency: Option<u32>,
@@ -166,7 +172,7 @@ impl WorkerSpec {
     }
 
     /// Parses the value of a `--worker` flag: `role=prefill,engine=vllm,url=http://…[,id=7][,dp_size=2]
-    /// [,model=a][,bootstrap_host=…][,bootstrap_port=8998][,transport=nixl][,kv_addr=10.0.0.1:14579][,label.zone=a]
+    /// [,model=a][,bootstrap_host=…][,bootstrap_port=8998][,transport=nixl][,kv_addr=10.0.0.1:14579][,kv_events=tcp://…:5557][,kv_replay=tcp://…:5558][,label.zone=a]
     /// [,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=…]
     /// [,local_prefill=true][,prefill_cancellable=true][,max_concurrency=64][,total_blocks=512][,api_key=…]`.
     ///
@@ -210,6 +216,8 @@ impl Raw {
             }
             "kv_transfer" => self.kv_transfer = Some(value.to_owned()),
             "kv_addr" => self.kv_addr = Some(value.to_owned()),
+            "kv_events" => self.kv_events = Some(value.to_owned()),
+            "kv_replay" => self.kv_replay = Some(value.to_owned()),
             "taint" => drop(self.taints.insert(value.to_owned())),
             "lora" => self.loras.push(value.to_owned()),
             "local_prefill" => self.local_prefill = Some(parse(key, value)?),
@@ -230,8 +238,15 @@ impl Raw {
         Ok(())
     }
 
-    /// What a vLLM transport cannot do without.
+    /// What a vLLM transport cannot do without, and endpoints that are none.
     fn check_transport(&self, engine: Engine, role: Role) -> Result<(), SpecError> {
+        for (key, endpoint) in [("kv_events", &self.kv_events), ("kv_replay", &self.kv_replay)] {
+            if let Some(endpoint) = endpoint
+                && rank_endpoint(endpoint, 0).is_none()
+            {
+                return Err(error(key, format!("`{endpoint}` is not tcp://host:port")));
+            }
+        }
         if engine != Engine::Vllm || role == Role::Aggregated {
             return Ok(());
         }
@@ -293,6 +308,8 @@ impl Raw {
             topology: self.topology,
             kv_transfer,
             kv_addr: self.kv_addr,
+            kv_events: self.kv_events,
+            kv_replay: self.kv_replay,
             local_prefill: self.local_prefill.unwrap_or(stock_local),
             prefill_cancellable: self.prefill_cancellable,
             max_concurrency: self.max_concurrency,
@@ -314,6 +331,13 @@ impl fmt::Debug for WorkerSpec {
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
             .finish_non_exhaustive()
     }
+}
+
+/// The endpoint of a rank: the port of the first one, and so on.
+pub(crate) fn rank_endpoint(endpoint: &str, rank: u32) -> Option<String> {
+    let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
+    let port = u32::from(port.parse::<u16>().ok()?).checked_add(rank).filter(|port| *port <= 65_535)?;
+    (!host.is_empty()).then(|| format!("tcp://{host}:{port}"))
 }
 
 fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<TransferRule, SpecError> {
@@ -437,6 +461,17 @@ mod tests {
             let error = WorkerSpec::parse_flag(&format!("{flag}{rule}")).unwrap_err();
             assert_eq!(error.to_string(), format!("kv_transfer: {problem}"));
         }
+    }
+
+    #[test]
+    fn h6_every_rank_has_an_endpoint_of_its_own() {
+        assert_eq!(rank_endpoint("tcp://10.0.0.1:5557", 2).as_deref(), Some("tcp://10.0.0.1:5559"));
+        for bad in ["10.0.0.1:5557", "tcp://10.0.0.1", "tcp://:5557", "tcp://a:99999", "ipc:///x"] {
+            assert_eq!(rank_endpoint(bad, 0), None);
+        }
+        let flag = "role=decode,engine=vllm,url=http://a:1,kv_events=ipc:///x";
+        let error = WorkerSpec::parse_flag(flag).unwrap_err();
+        assert_eq!(error.to_string(), "kv_events: `ipc:///x` is not tcp://host:port");
     }
 
     #[test]

@@ -1,9 +1,15 @@
 //! Metric families whose values are read when they are asked for: workers, policies, the index.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use pointsman_policy_runtime::ManagerStatus;
-use pointsman_workers::{Snapshot, Worker};
+use pointsman_workers::{
+    DpRank, Snapshot, Worker, WorkerId,
+    events::{FeedCounters, FeedStatus},
+};
 
 use crate::app::App;
 
@@ -13,6 +19,7 @@ pub(super) fn families(app: &App) -> String {
     workers(&mut out, &app.registry.snapshot());
     policies(&mut out, &app.policies.status());
     index(&mut out, app);
+    feeds(&mut out, app);
     out
 }
 
@@ -58,6 +65,36 @@ fn index(out: &mut String, app: &App) {
         "Records dropped because the writer was behind",
         &one(stats.dropped),
     );
+    counter(out, "pointsman_index_orphans", "Blocks of KV events without a known place", &one(stats.orphans));
+}
+
+fn feeds(out: &mut String, app: &App) {
+    let feeds = app.feeds.status();
+    let each = |value: &dyn Fn(&FeedStatus) -> u64| -> Vec<(String, u64)> {
+        let labels = |worker: &WorkerId, rank: &DpRank| format!("worker=\"{worker}\",rank=\"{rank}\"");
+        feeds.iter().map(|((worker, rank), status)| (labels(worker, rank), value(status))).collect()
+    };
+    let count = |counter: fn(&FeedCounters) -> &AtomicU64| {
+        each(&move |status: &FeedStatus| counter(&status.counters).load(Ordering::Relaxed))
+    };
+    gauge(
+        out,
+        "pointsman_kv_feed_live",
+        "Whether the engine's own word is there",
+        &each(&|feed| u64::from(feed.live())),
+    );
+    gauge(
+        out,
+        "pointsman_kv_feed_lag_milliseconds",
+        "Age of the last batch when it came",
+        &count(|c| &c.lag_ms),
+    );
+    counter(out, "pointsman_kv_feed_messages", "Messages of KV events", &count(|c| &c.messages));
+    counter(out, "pointsman_kv_feed_events", "KV events", &count(|c| &c.events));
+    counter(out, "pointsman_kv_feed_gaps", "Gaps in the numbers of messages", &count(|c| &c.gaps));
+    counter(out, "pointsman_kv_feed_replayed", "Messages that a replay brought", &count(|c| &c.replayed));
+    counter(out, "pointsman_kv_feed_forgets", "Times everything was forgotten", &count(|c| &c.forgets));
+    counter(out, "pointsman_kv_feed_decode_errors", "Messages that are none", &count(|c| &c.decode_errors));
 }
 
 fn gauge(out: &mut String, name: &str, help: &str, lines: &[(String, u64)]) {
