@@ -11,6 +11,45 @@ use crate::instance::{Answer, Instance};
 /// Candidate rows of the questions.
 pub(crate) const ROWS: [u32; 3] = [1, 2, 64];
 
+/// A question of made-up facts, laid out as a policy wants them.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// What the policy is told besides facts.
+    pub call: Call,
+    /// The request facts.
+    pub request: Vec<u32>,
+    /// The worker facts of `call.rows` candidates, column by column.
+    pub candidates: Vec<u32>,
+    /// The worker facts of one worker: the previewed decode choice that a decode override is told.
+    pub decode: Vec<u32>,
+}
+
+impl Question {
+    /// The question with this many candidate rows.
+    #[must_use]
+    pub fn new(wants: &Wants, rows: u32) -> Self {
+        let call = Call {
+            leg: Leg::Prefill,
+            attempt: 0,
+            rows,
+            seed: 0x5eed + u64::from(rows),
+            now_us: 1_700_000_000_000_000,
+        };
+        Self {
+            call,
+            request: request_facts(wants),
+            candidates: worker_facts(wants, rows),
+            decode: worker_facts(wants, 1),
+        }
+    }
+
+    /// Request facts, then candidates: what filters, scorers and selectors are handed.
+    #[must_use]
+    pub fn facts(&self) -> Vec<u32> {
+        self.request.iter().chain(&self.candidates).copied().collect()
+    }
+}
+
 /// Asks one question of made-up facts.
 pub(crate) fn ask(
     instance: &mut Instance,
@@ -18,16 +57,8 @@ pub(crate) fn ask(
     wants: &Wants,
     rows: u32,
 ) -> Result<Answer, Failure> {
-    let call = Call {
-        leg: Leg::Prefill,
-        attempt: 0,
-        rows,
-        seed: 0x5eed + u64::from(rows),
-        now_us: 1_700_000_000_000_000,
-    };
-    let request = request_facts(wants);
-    let matrix = worker_facts(wants, rows);
-    let all: Vec<u32> = request.iter().chain(&matrix).copied().collect();
+    let question = Question::new(wants, rows);
+    let (call, all) = (question.call, question.facts());
     match world {
         World::Filter => {
             let kept = instance.keep(&call, &all)?;
@@ -57,9 +88,9 @@ pub(crate) fn ask(
             Ok(Answer::Decision(decision))
         }
         World::DecodeOverride => {
-            let one = worker_facts(wants, 1);
-            let plan = instance.decide(&call, &request, &one, &matrix)?;
-            let over = instance.decode_config(&Call { rows: 0, leg: Leg::Decode, ..call }, &request)?;
+            let Question { request, candidates, decode, .. } = &question;
+            let plan = instance.decide(&call, request, decode, candidates)?;
+            let over = instance.decode_config(&Call { rows: 0, leg: Leg::Decode, ..call }, request)?;
             over.check().map_err(Failure::Invalid)?;
             Ok(Answer::Plan(plan, over))
         }
