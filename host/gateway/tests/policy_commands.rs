@@ -1,5 +1,7 @@
 //! `pointsman policy test`, `bench` and `new` as an author runs them: the real binary on compiled policies.
 
+#![allow(clippy::expect_used, reason = "helpers of tests")]
+
 use std::{
     fs,
     path::{Path, PathBuf},

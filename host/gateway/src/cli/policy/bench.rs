@@ -56,7 +56,7 @@ impl BenchArgs {
         let load = begun.elapsed();
         let info = policy.info();
         say(&format!(
-            "file    {}, {} bytes\npolicy  {} {}, {}: {} request facts, {} worker facts\n\
+            "file    {}, {} bytes\npolicy  {} {}, {}, asks for {} request and {} worker facts\n\
              load    {:.1} ms from bytes to ready: compile, configure, probe, warm instances\n\
              clock   {} ns to read it twice, counted in each time below\n\
              {:>6} {:>9} {:>9} {:>9} {:>9}\n",
