@@ -2,7 +2,7 @@
 
 use pointsman_routing::{
     Call, Failure, World,
-    facts::{FactType, Wants, WorkerColumn, WorkerFact},
+    facts::{FactType, RequestFact, Wants, WorkerColumn, WorkerFact},
 };
 use pointsman_workers::Leg;
 
@@ -41,6 +41,30 @@ impl Question {
             candidates: worker_facts(wants, rows),
             decode: worker_facts(wants, 1),
         }
+    }
+
+    /// The same question as most requests put it: nobody asks why, and no taint is preferred. Both make a policy work
+    /// more, so that the probe asks for both, and a measure of what a call usually costs must not.
+    #[must_use]
+    pub fn ordinary(wants: &Wants, rows: u32) -> Self {
+        let mut question = Self::new(wants, rows);
+        let mut place = 0;
+        for fact in &wants.request {
+            if *fact == RequestFact::Explain {
+                question.request.iter_mut().skip(place).take(1).for_each(|word| *word = 0);
+            }
+            place += fact.ty().width();
+        }
+        for (matrix, rows) in [(&mut question.candidates, rows as usize), (&mut question.decode, 1)] {
+            let mut place = 0;
+            for column in &wants.worker {
+                if *column == WorkerColumn::Fact(WorkerFact::TaintPreference) {
+                    matrix.iter_mut().skip(place * rows).take(rows).for_each(|word| *word = 0);
+                }
+                place += column.ty().width();
+            }
+        }
+        question
     }
 
     /// Request facts, then candidates: what filters, scorers and selectors are handed.
@@ -152,4 +176,25 @@ fn is_flag(column: &WorkerColumn) -> bool {
                 WorkerFact::LoraLoaded | WorkerFact::SessionBound | WorkerFact::LocalPrefill
             )
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_question_differs_in_the_two_dear_facts_only() {
+        let wants = Wants::resolve(
+            &["session-hash", "explain", "n"],
+            &["worker-id", "taint-preference", "active-requests"],
+        );
+        let wants = wants.expect("known");
+        let (probe, ordinary) = (Question::new(&wants, 3), Question::ordinary(&wants, 3));
+        assert_eq!((&probe.request[..], &ordinary.request[..]), (&[7, 0, 1, 1][..], &[7, 0, 0, 1][..]));
+        assert_eq!(ordinary.candidates[6..9], [0, 0, 0]);
+        assert_ne!(probe.candidates[6..9], [0, 0, 0]);
+        assert_eq!(probe.candidates[..6], ordinary.candidates[..6]);
+        assert_eq!(probe.candidates[9..], ordinary.candidates[9..]);
+        assert_eq!((ordinary.facts().len(), ordinary.decode.len()), (16, 4));
+    }
 }
