@@ -13,6 +13,8 @@ use pointsman_workers::WorkerSpec;
 
 use crate::{app::Running, config::Config};
 
+mod policy;
+
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
 #[command(name = "pointsman", version, after_help = EXAMPLES)]
@@ -30,6 +32,9 @@ Examples:
                   --worker role=decode,engine=vllm,url=http://10.0.0.2:8000 --policies ./policies
   pointsman serve --config pointsman.toml
   pointsman check-config --config pointsman.toml
+  pointsman policy new shortest-queue --world selector
+  pointsman policy test shortest_queue.wasm --cases cases.toml
+  pointsman policy bench shortest_queue.wasm
   pointsman policy inspect prefill.wasm
 
 The log level is set by the environment variable RUST_LOG (default: info).";
@@ -40,21 +45,9 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Check a configuration and tell everything that is wrong with it.
     CheckConfig(Box<ServeArgs>),
-    /// Work with policy files.
+    /// Write, test, measure and inspect policies.
     #[command(subcommand)]
-    Policy(PolicyCommand),
-}
-
-#[derive(Debug, Subcommand)]
-enum PolicyCommand {
-    /// Tell what a policy file is, and whether this host would admit it.
-    Inspect {
-        /// The component, or core module with embedded WIT metadata.
-        file: PathBuf,
-        /// JSON object handed to `configure`.
-        #[arg(long, default_value = "{}")]
-        settings: String,
-    },
+    Policy(policy::PolicyCommand),
 }
 
 #[derive(Debug, Args)]
@@ -89,7 +82,7 @@ impl Cli {
         let outcome = match self.command {
             Command::Serve(args) => args.config().and_then(|config| serve(&config)),
             Command::CheckConfig(args) => args.config().and_then(|config| summarize(&config)),
-            Command::Policy(PolicyCommand::Inspect { file, settings }) => inspect(&file, &settings),
+            Command::Policy(command) => command.run(),
         };
         match outcome {
             Ok(code) => code,
@@ -146,45 +139,6 @@ fn summarize(config: &Config) -> anyhow::Result<ExitCode> {
     }
     say(&(text + "ok\n"))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn inspect(file: &Path, settings: &str) -> anyhow::Result<ExitCode> {
-    let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
-    let found = pointsman_policy_runtime::inspect(&bytes, settings)
-        .map_err(|refusal| anyhow::anyhow!("{}: refused ({}): {refusal}", file.display(), refusal.kind()))?;
-    let form = if found.core_module { "core module with WIT metadata" } else { "component" };
-    let mut text = format!(
-        "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\nimports   {}\nexports   {}\n",
-        file.display(),
-        found.digest,
-        found.size,
-        found.world,
-        found.contract,
-        list(&found.imports),
-        list(&found.exports),
-    );
-    let code = match found.policy {
-        Ok(policy) => {
-            text.push_str(&format!(
-                "policy    {} {}\nrequest   {}\nworkers   {}\nadmitted  yes\n",
-                policy.name,
-                policy.version,
-                list(&policy.request_facts),
-                list(&policy.worker_facts),
-            ));
-            ExitCode::SUCCESS
-        }
-        Err(refusal) => {
-            text.push_str(&format!("admitted  no ({}): {refusal}\n", refusal.kind()));
-            ExitCode::FAILURE
-        }
-    };
-    say(&text)?;
-    Ok(code)
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(" ") }
 }
 
 fn say(text: &str) -> anyhow::Result<()> {

@@ -24,4 +24,5 @@ pub use manager::{
     ManagerConfig, ManagerStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, SlotConfig,
     SlotState, SlotStatus,
 };
+pub use probe::Question;
 pub use refusal::Refusal;

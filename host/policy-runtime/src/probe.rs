@@ -2,7 +2,7 @@
 
 use pointsman_routing::{
     Call, Failure, World,
-    facts::{FactType, Wants, WorkerColumn, WorkerFact},
+    facts::{FactType, RequestFact, Wants, WorkerColumn, WorkerFact},
 };
 use pointsman_workers::Leg;
 
@@ -11,6 +11,69 @@ use crate::instance::{Answer, Instance};
 /// Candidate rows of the questions.
 pub(crate) const ROWS: [u32; 3] = [1, 2, 64];
 
+/// A question of made-up facts, laid out as a policy wants them.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// What the policy is told besides facts.
+    pub call: Call,
+    /// The request facts.
+    pub request: Vec<u32>,
+    /// The worker facts of `call.rows` candidates, column by column.
+    pub candidates: Vec<u32>,
+    /// The worker facts of one worker: the previewed decode choice that a decode override is told.
+    pub decode: Vec<u32>,
+}
+
+impl Question {
+    /// The question with this many candidate rows.
+    #[must_use]
+    pub fn new(wants: &Wants, rows: u32) -> Self {
+        let call = Call {
+            leg: Leg::Prefill,
+            attempt: 0,
+            rows,
+            seed: 0x5eed + u64::from(rows),
+            now_us: 1_700_000_000_000_000,
+        };
+        Self {
+            call,
+            request: request_facts(wants),
+            candidates: worker_facts(wants, rows),
+            decode: worker_facts(wants, 1),
+        }
+    }
+
+    /// The same question as most requests put it: nobody asks why, and no taint is preferred. Both make a policy work
+    /// more, so that the probe asks for both, and a measure of what a call usually costs must not.
+    #[must_use]
+    pub fn ordinary(wants: &Wants, rows: u32) -> Self {
+        let mut question = Self::new(wants, rows);
+        let mut place = 0;
+        for fact in &wants.request {
+            if *fact == RequestFact::Explain {
+                question.request.iter_mut().skip(place).take(1).for_each(|word| *word = 0);
+            }
+            place += fact.ty().width();
+        }
+        for (matrix, rows) in [(&mut question.candidates, rows as usize), (&mut question.decode, 1)] {
+            let mut place = 0;
+            for column in &wants.worker {
+                if *column == WorkerColumn::Fact(WorkerFact::TaintPreference) {
+                    matrix.iter_mut().skip(place * rows).take(rows).for_each(|word| *word = 0);
+                }
+                place += column.ty().width();
+            }
+        }
+        question
+    }
+
+    /// Request facts, then candidates: what filters, scorers and selectors are handed.
+    #[must_use]
+    pub fn facts(&self) -> Vec<u32> {
+        self.request.iter().chain(&self.candidates).copied().collect()
+    }
+}
+
 /// Asks one question of made-up facts.
 pub(crate) fn ask(
     instance: &mut Instance,
@@ -18,16 +81,8 @@ pub(crate) fn ask(
     wants: &Wants,
     rows: u32,
 ) -> Result<Answer, Failure> {
-    let call = Call {
-        leg: Leg::Prefill,
-        attempt: 0,
-        rows,
-        seed: 0x5eed + u64::from(rows),
-        now_us: 1_700_000_000_000_000,
-    };
-    let request = request_facts(wants);
-    let matrix = worker_facts(wants, rows);
-    let all: Vec<u32> = request.iter().chain(&matrix).copied().collect();
+    let question = Question::new(wants, rows);
+    let (call, all) = (question.call, question.facts());
     match world {
         World::Filter => {
             let kept = instance.keep(&call, &all)?;
@@ -57,9 +112,9 @@ pub(crate) fn ask(
             Ok(Answer::Decision(decision))
         }
         World::DecodeOverride => {
-            let one = worker_facts(wants, 1);
-            let plan = instance.decide(&call, &request, &one, &matrix)?;
-            let over = instance.decode_config(&Call { rows: 0, leg: Leg::Decode, ..call }, &request)?;
+            let Question { request, candidates, decode, .. } = &question;
+            let plan = instance.decide(&call, request, decode, candidates)?;
+            let over = instance.decode_config(&Call { rows: 0, leg: Leg::Decode, ..call }, request)?;
             over.check().map_err(Failure::Invalid)?;
             Ok(Answer::Plan(plan, over))
         }
@@ -121,4 +176,25 @@ fn is_flag(column: &WorkerColumn) -> bool {
                 WorkerFact::LoraLoaded | WorkerFact::SessionBound | WorkerFact::LocalPrefill
             )
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_question_differs_in_the_two_dear_facts_only() {
+        let wants = Wants::resolve(
+            &["session-hash", "explain", "n"],
+            &["worker-id", "taint-preference", "active-requests"],
+        );
+        let wants = wants.expect("known");
+        let (probe, ordinary) = (Question::new(&wants, 3), Question::ordinary(&wants, 3));
+        assert_eq!((&probe.request[..], &ordinary.request[..]), (&[7, 0, 1, 1][..], &[7, 0, 0, 1][..]));
+        assert_eq!(ordinary.candidates[6..9], [0, 0, 0]);
+        assert_ne!(probe.candidates[6..9], [0, 0, 0]);
+        assert_eq!(probe.candidates[..6], ordinary.candidates[..6]);
+        assert_eq!(probe.candidates[9..], ordinary.candidates[9..]);
+        assert_eq!((ordinary.facts().len(), ordinary.decode.len()), (16, 4));
+    }
 }

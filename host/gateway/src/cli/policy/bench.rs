@@ -1,0 +1,249 @@
+//! `pointsman policy bench`: what a call of a compiled policy costs, and what it takes to load it.
+
+use std::{fmt::Write as _, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Args;
+use pointsman_policy_runtime::{LoadedPolicy, Question};
+use pointsman_routing::{Call, Failure, Policy, World};
+use tokio::time::Instant;
+
+use super::{PolicyFile, refused};
+use crate::cli::say;
+
+/// What the warm median of a call may be: rows, microseconds.
+const BUDGETS: [(u32, f64); 2] = [(64, 0.7), (1_024, 3.0)];
+
+/// Calls before any is measured.
+const WARM_UP: usize = 1_000;
+
+/// Most calls that are measured for a row count.
+const MOST_CALLS: usize = 2_000_000;
+
+/// Which file, and how long.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The facts are made up, and those of an ordinary request: nobody asks why, no taint is preferred. Calls are made one after another on one thread.
+Times are of the wall clock, in microseconds; use a release build of pointsman on an idle machine.
+Exit code: 0 when it was measured, within the budget or not; 1 when a call failed; 2 when the file is refused.")]
+pub(crate) struct BenchArgs {
+    /// The component, or core module with embedded WIT metadata.
+    file: PathBuf,
+    /// JSON object handed to `configure`.
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    settings: String,
+    /// Candidate rows of a call, up to 65536; one measurement each.
+    #[arg(long, value_delimiter = ',', default_value = "8,64,512,1024",
+        value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    rows: Vec<u32>,
+    /// Seconds that each row count is measured for; it ends sooner after 2,000,000 calls.
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+    /// Ask as the probe of admission does, which costs more: to be explained, with preferred taints in every row.
+    #[arg(long)]
+    probe: bool,
+}
+
+/// Times of the calls with one row count.
+#[derive(Debug)]
+struct Measured {
+    rows: u32,
+    /// Nanoseconds, rising.
+    times: Vec<u64>,
+}
+
+impl BenchArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let file = PolicyFile::read(&self.file)?;
+        let begun = Instant::now();
+        let policy = file.load(&self.settings).map_err(|refusal| refused(&self.file, &refusal))?;
+        let load = begun.elapsed();
+        let info = policy.info();
+        say(&format!(
+            "file    {}, {} bytes\npolicy  {} {}, {}, asks for {} request and {} worker facts\n\
+             load    {:.1} ms from bytes to ready: compile, configure, probe, warm instances\n\
+             clock   {} ns to read it twice, counted in each time below\n\
+             {:>6} {:>9} {:>9} {:>9} {:>9}\n",
+            self.file.display(),
+            file.bytes.len(),
+            info.name,
+            info.version,
+            info.world,
+            info.wants.request.len(),
+            info.wants.worker.len(),
+            load.as_secs_f64() * 1e3,
+            clock().quantile(0.5),
+            "rows",
+            "calls",
+            "p50 us",
+            "p99 us",
+            "mean us",
+        ))?;
+        let mut measured = Vec::with_capacity(self.rows.len());
+        for rows in &self.rows {
+            let wants = &info.wants;
+            let question =
+                if self.probe { Question::new(wants, *rows) } else { Question::ordinary(wants, *rows) };
+            match measure(&policy, &question, self.seconds) {
+                Ok(times) => {
+                    say(&times.line())?;
+                    measured.push(times);
+                }
+                Err(failure) => {
+                    say(&format!("{rows:>6} failed ({}): {failure}\n", failure.kind()))?;
+                    return Ok(ExitCode::FAILURE);
+                }
+            }
+        }
+        say(&verdict(&measured))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    if !(0.001..=3_600.0).contains(&seconds) {
+        return Err(format!("{text} is not within 0.001 to 3600 seconds"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Calls for as long as was asked, each with a seed of its own.
+fn measure(policy: &LoadedPolicy, question: &Question, long: Duration) -> Result<Measured, Failure> {
+    let facts = question.facts();
+    let (mut kept, mut costs) = (Vec::new(), Vec::new());
+    let mut one = |seed: u64| {
+        let call = Call { seed, ..question.call };
+        match policy.info().world {
+            World::Filter => policy.keep(&call, &facts, &mut kept),
+            World::Scorer => policy.score(&call, &facts, &mut costs),
+            World::Selector => policy.select(&call, &facts).map(drop),
+            World::DecodeOverride => {
+                policy.decide(&call, &question.request, &question.decode, &question.candidates).map(drop)
+            }
+        }
+    };
+    let end = Instant::now() + long;
+    for seed in (0..).take(WARM_UP) {
+        one(seed)?;
+        if Instant::now() >= end {
+            break;
+        }
+    }
+    let mut times = Vec::new();
+    let mut now = Instant::now();
+    let end = now + long;
+    for seed in (0..).take(MOST_CALLS) {
+        let begun = Instant::now();
+        one(seed)?;
+        now = Instant::now();
+        times.push(nanoseconds(now - begun));
+        if now >= end {
+            break;
+        }
+    }
+    times.sort_unstable();
+    Ok(Measured { rows: question.call.rows, times })
+}
+
+/// What reading the clock twice takes.
+fn clock() -> Measured {
+    let mut times: Vec<u64> = (0..10_000)
+        .map(|_| {
+            let begun = Instant::now();
+            nanoseconds(begun.elapsed())
+        })
+        .collect();
+    times.sort_unstable();
+    Measured { rows: 0, times }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Whether the medians are within the budget; row counts that were not measured are not judged.
+fn verdict(measured: &[Measured]) -> String {
+    let mut text = String::new();
+    for (rows, budget) in BUDGETS {
+        let _ = match measured.iter().find(|measured| measured.rows == rows) {
+            Some(measured) => {
+                let p50 = microseconds(measured.quantile(0.5));
+                let word = if p50 <= budget { "within" } else { "OVER" };
+                writeln!(text, "budget  {rows} rows: p50 {p50:.3} us, {word} the budget of {budget} us")
+            }
+            None => writeln!(text, "budget  {rows} rows: not measured"),
+        };
+    }
+    if cfg!(debug_assertions) {
+        text.push_str(
+            "note    this is a debug build of pointsman: the host's side of a call is slow in it\n",
+        );
+    }
+    text
+}
+
+impl Measured {
+    /// The nearest rank, nanoseconds; 0 of none.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a rank among at most two million"
+    )]
+    fn quantile(&self, share: f64) -> u64 {
+        let rank = (self.times.len() as f64 * share).ceil() as usize;
+        self.times.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "sums of nanoseconds stay below 2^53")]
+    fn mean(&self) -> f64 {
+        let sum: u64 = self.times.iter().sum();
+        sum as f64 / 1e3 / self.times.len().max(1) as f64
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "{:>6} {:>9} {:>9.3} {:>9.3} {:>9.3}\n",
+            self.rows,
+            self.times.len(),
+            microseconds(self.quantile(0.5)),
+            microseconds(self.quantile(0.99)),
+            self.mean(),
+        )
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of one call stay below 2^53")]
+fn microseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_nearest_ranks() {
+        let measured = Measured { rows: 64, times: (1..=200).collect() };
+        assert_eq!((measured.quantile(0.5), measured.quantile(0.99)), (100, 198));
+        assert!((measured.mean() - 0.1005).abs() < 1e-9);
+        assert_eq!(Measured { rows: 1, times: Vec::new() }.quantile(0.5), 0);
+    }
+
+    #[test]
+    fn the_verdict_judges_what_was_measured() {
+        let text = verdict(&[Measured { rows: 64, times: vec![700] }]);
+        assert!(text.contains("64 rows: p50 0.700 us, within the budget of 0.7 us"), "{text}");
+        assert!(text.contains("1024 rows: not measured"), "{text}");
+        let text = verdict(&[Measured { rows: 1_024, times: vec![3_001] }]);
+        assert!(text.contains("1024 rows: p50 3.001 us, OVER the budget of 3 us"), "{text}");
+    }
+
+    #[test]
+    fn seconds_are_bounded() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["0", "-1", "NaN", "inf", "soon"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! `pointsman policy inspect`: what a file is, and whether this host would admit it.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::{read, refused};
+use crate::cli::say;
+
+/// Which file, with which settings.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// The component, or core module with embedded WIT metadata.
+    file: PathBuf,
+    /// JSON object handed to `configure`.
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    settings: String,
+}
+
+impl InspectArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let found = pointsman_policy_runtime::inspect(&read(&self.file)?, &self.settings)
+            .map_err(|refusal| refused(&self.file, &refusal))?;
+        let form = if found.core_module { "core module with WIT metadata" } else { "component" };
+        let mut text = format!(
+            "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\nimports   {}\nexports   {}\n",
+            self.file.display(),
+            found.digest,
+            found.size,
+            found.world,
+            found.contract,
+            list(&found.imports),
+            list(&found.exports),
+        );
+        let code = match found.policy {
+            Ok(policy) => {
+                text.push_str(&format!(
+                    "policy    {} {}\nrequest   {}\nworkers   {}\nadmitted  yes\n",
+                    policy.name,
+                    policy.version,
+                    list(&policy.request_facts),
+                    list(&policy.worker_facts),
+                ));
+                ExitCode::SUCCESS
+            }
+            Err(refusal) => {
+                text.push_str(&format!("admitted  no ({}): {refusal}\n", refusal.kind()));
+                ExitCode::FAILURE
+            }
+        };
+        say(&text)?;
+        Ok(code)
+    }
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(" ") }
+}

@@ -1,0 +1,187 @@
+//! `pointsman policy test`, `bench` and `new` as an author runs them: the real binary on compiled policies.
+
+#![allow(clippy::expect_used, reason = "helpers of tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// What a run of the binary came to.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn pointsman<const N: usize>(dir: &Path, arguments: [&str; N]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let output = command.current_dir(dir).arg("policy").args(arguments).output().expect("the binary runs");
+    Ran {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).expect("text"),
+        err: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+fn embedded(dir: &Path, name: &str) {
+    let bytes = pointsman_embedded_policies::by_name(name).expect("embedded");
+    fs::write(dir.join("policy.wasm"), bytes).expect("written");
+}
+
+fn policies() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies")
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+#[test]
+fn all_shipped_cases_pass_through_the_compiled_component() {
+    let dir = folder();
+    for (name, cases) in [("least-loaded", 6), ("kv-aware", 7), ("conditional-disagg", 11)] {
+        embedded(dir.path(), name);
+        let file = policies().join(name).join("cases.toml");
+        let ran = pointsman(dir.path(), ["test", "policy.wasm", "--cases", file.to_str().expect("text")]);
+        assert_eq!(ran.code, Some(0), "{name}: {}{}", ran.out, ran.err);
+        assert_eq!(ran.out.lines().filter(|line| line.starts_with("ok ")).count(), cases, "{}", ran.out);
+        assert!(ran.out.ends_with(&format!("{cases} passed, 0 failed\n")), "{}", ran.out);
+    }
+}
+
+#[test]
+fn wrong_expectations_fail_and_say_what_came() {
+    let dir = folder();
+    embedded(dir.path(), "least-loaded");
+    let cases = "[[case]]\nname = \"right\"\nrows = [{ active-requests = 3 }, {}]\nexpect = { row = 1 }\n\
+                 [[case]]\nname = \"wrong row\"\nrows = [{ active-requests = 3 }, {}]\nexpect = { row = 0 }\n\
+                 [[case]]\nname = \"wrong kind\"\nrows = [{}]\nexpect = { keep = [0] }\n\
+                 [[case]]\nname = \"not refused\"\nsettings = { engine-queue = 1 }\nrows = [{}]\nexpect = { refused = \"\" }\n\
+                 [[case]]\nname = \"refused\"\nsettings = { engine-queue = -1 }\nrows = [{}]\nexpect = { row = 0 }\n";
+    fs::write(dir.path().join("cases.toml"), cases).expect("written");
+    let ran = pointsman(dir.path(), ["test", "policy.wasm"]);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    let expected = "ok      right\n\
+                    FAILED  wrong row: expected row 0, got row 1\n\
+                    FAILED  wrong kind: expected keep [0], got row 0\n\
+                    FAILED  not refused: expected refused with ``, got row 0\n\
+                    FAILED  refused: expected row 0, got refused (configure): configure: engine-queue: -1 is not a \
+                    finite number of 0 or more\n1 passed, 4 failed\n";
+    assert_eq!(ran.out, expected);
+}
+
+#[test]
+fn settings_of_the_command_line_are_for_cases_without_any() {
+    let dir = folder();
+    embedded(dir.path(), "least-loaded");
+    let cases = "[[case]]\nname = \"theirs\"\nrows = [{ engine-queue = 3 }, { active-requests = 1 }]\nexpect = { row = 1 }\n\
+                 [[case]]\nname = \"its own\"\nsettings = {}\nrows = [{ engine-queue = 3 }, { active-requests = 1 }]\nexpect = { row = 0 }\n";
+    fs::write(dir.path().join("cases.toml"), cases).expect("written");
+    let ran = pointsman(dir.path(), ["test", "policy.wasm", "--settings", r#"{"engine-queue":1}"#]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    let ran = pointsman(dir.path(), ["test", "policy.wasm", "--settings", r#"{"queue":1}"#]);
+    assert_eq!(ran.code, Some(2), "{}", ran.out);
+    assert!(ran.err.contains("policy.wasm: refused (configure): "), "{}", ran.err);
+}
+
+#[test]
+fn what_cannot_be_tested_exits_2_and_says_why() {
+    let dir = folder();
+    fs::write(dir.path().join("policy.wasm"), "no wasm").expect("written");
+    fs::write(
+        dir.path().join("cases.toml"),
+        "[[case]]\nname = \"c\"\nrows = [{ activ-requests = 1 }]\nexpect = { row = 0 }\n",
+    )
+    .expect("written");
+    for command in ["test", "bench"] {
+        let ran = pointsman(dir.path(), [command, "policy.wasm"]);
+        assert_eq!(ran.code, Some(2), "{}", ran.out);
+        assert!(ran.err.contains("policy.wasm: refused (not_wasm): not WebAssembly"), "{}", ran.err);
+    }
+    embedded(dir.path(), "least-loaded");
+    let ran = pointsman(dir.path(), ["test", "policy.wasm"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.out);
+    assert!(
+        ran.err.contains("cases.toml: case `c`: row 0: unknown worker fact `activ-requests`"),
+        "{}",
+        ran.err
+    );
+    let ran = pointsman(dir.path(), ["test", "policy.wasm", "--cases", "none.toml"]);
+    assert_eq!((ran.code, ran.err.contains("none.toml")), (Some(2), true), "{}", ran.err);
+}
+
+#[test]
+fn bench_measures_every_row_count_and_judges_the_budget() {
+    let dir = folder();
+    for name in ["least-loaded", "kv-aware", "conditional-disagg"] {
+        embedded(dir.path(), name);
+        let ran = pointsman(dir.path(), ["bench", "policy.wasm", "--rows", "1,64", "--seconds", "0.05"]);
+        assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+        for part in [
+            name,
+            " bytes\n",
+            " ms from bytes to ready",
+            "p50 us",
+            "\n     1 ",
+            "\n    64 ",
+            "budget  64 rows: p50 ",
+        ] {
+            assert!(ran.out.contains(part), "{part}: {}", ran.out);
+        }
+        assert!(ran.out.contains("budget  1024 rows: not measured"), "{}", ran.out);
+    }
+    let ran = pointsman(dir.path(), ["bench", "policy.wasm", "--rows", "0"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.out);
+}
+
+#[test]
+fn new_writes_a_project_and_refuses_a_folder_that_is_not_empty() {
+    let dir = folder();
+    let ran = pointsman(dir.path(), ["new", "my-rule", "--world", "scorer"]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    for file in ["Cargo.toml", ".cargo/config.toml", ".gitignore", "src/lib.rs", "cases.toml", "README.md"] {
+        assert!(dir.path().join("my-rule").join(file).is_file(), "{file}");
+    }
+    let manifest = fs::read_to_string(dir.path().join("my-rule/Cargo.toml")).expect("written");
+    assert!(manifest.contains("SET THIS"), "{manifest}");
+    fs::write(dir.path().join("my-rule/src/lib.rs"), "mine").expect("written");
+    let ran = pointsman(dir.path(), ["new", "my-rule", "--world", "scorer"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.out);
+    assert!(ran.err.contains("my-rule: the folder is not empty"), "{}", ran.err);
+    assert_eq!(fs::read_to_string(dir.path().join("my-rule/src/lib.rs")).expect("kept"), "mine");
+    for wrong in [["new", "My_Rule", "--world", "scorer"], ["new", "other", "--world", "router"]] {
+        assert_eq!(pointsman(dir.path(), wrong).code, Some(2));
+    }
+    let ran = pointsman(dir.path(), ["new", "other", "--world", "filter", "--sdk", "."]);
+    assert_eq!((ran.code, dir.path().join("other").exists()), (Some(2), false), "{}", ran.err);
+}
+
+/// The README's three commands, for each world. The lock file of the house keeps the build off the network.
+#[test]
+#[ignore = "builds four projects with cargo: a minute or more"]
+fn new_projects_build_and_pass_their_own_cases() {
+    let dir = folder();
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policy-new");
+    let sdk = policies().join("sdk");
+    for world in ["selector", "scorer", "filter", "decode-override"] {
+        let name = format!("my-{world}");
+        let ran =
+            pointsman(dir.path(), ["new", &name, "--world", world, "--sdk", sdk.to_str().expect("text")]);
+        assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+        let project = dir.path().join(&name);
+        fs::copy(policies().join("../Cargo.lock"), project.join("Cargo.lock")).expect("copied");
+        for arguments in [&["build", "--release", "--target", "wasm32-wasip2"] as &[&str], &["test"]] {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.current_dir(&project).args(arguments).arg("--offline").env("CARGO_TARGET_DIR", &target);
+            let output = cargo.output().expect("cargo runs");
+            let words = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() && !words.contains("warning"), "{world} {arguments:?}: {words}");
+        }
+        let file = target.join(format!("wasm32-wasip2/release/{}.wasm", name.replace('-', "_")));
+        let ran = pointsman(&project, ["test", file.to_str().expect("text")]);
+        assert_eq!(ran.code, Some(0), "{world}: {}{}", ran.out, ran.err);
+        assert!(ran.out.ends_with("2 passed, 0 failed\n"), "{}", ran.out);
+    }
+}
