@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{fleet, fleet::Fleet, http, setup, sh};
 
-mod engines;
+pub(crate) mod engines;
 
 use engines::{Installed, Part, Vllm};
 

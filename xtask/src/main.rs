@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod ci;
 mod demo;
+mod e2e_kv;
 mod e2e_sdk;
 mod e2e_vllm;
 mod engine;
@@ -53,6 +54,8 @@ enum Command {
     Spec(spec::Args),
     /// Real vLLM engines (prefill and decode, NIXL, on CPU) behind the gateway: same tokens, KV transferred, nothing leaked.
     E2eVllm(e2e_vllm::Args),
+    /// Real vLLM engines with KV events: predicted cached blocks beside reported ones, hit rate beside round-robin's.
+    E2eKv(e2e_kv::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
 }
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Storm(args) => storm::run(&args),
         Command::Spec(args) => spec::run(&args),
         Command::E2eVllm(args) => e2e_vllm::run(&args),
+        Command::E2eKv(args) => e2e_kv::run(&args),
         Command::Reload(args) => reload::run(&args),
     };
     match outcome {

@@ -270,11 +270,7 @@ fn build(config: &Config) -> anyhow::Result<App> {
         rescan: policies.rescan,
     };
     let manager = PolicyManager::start(&engine, manager, failures)?;
-    let index = PrefixIndex::new(IndexConfig {
-        byte_budget: config.index.byte_budget,
-        ttl: config.index.ttl,
-        block_size: config.routing.block_size as usize,
-    })?;
+    let index = prefix_index(config)?;
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));
     let router = Router::new(slots, Arc::new(index), config.routing.cost, policies.on_failure);
@@ -293,6 +289,14 @@ fn build(config: &Config) -> anyhow::Result<App> {
         policies: manager,
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),
+    })
+}
+
+fn prefix_index(config: &Config) -> std::io::Result<PrefixIndex> {
+    PrefixIndex::new(IndexConfig {
+        byte_budget: config.index.byte_budget,
+        ttl: config.index.ttl,
+        block_size: config.routing.block_size as usize,
     })
 }
 

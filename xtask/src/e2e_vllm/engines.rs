@@ -18,29 +18,33 @@ const PACKAGES: [&str; 6] =
 
 /// Where vLLM and its model are.
 #[derive(Debug)]
-pub(super) struct Installed {
+pub(crate) struct Installed {
     venv: PathBuf,
-    model: PathBuf,
+    pub(crate) model: PathBuf,
 }
 
 /// A running engine.
 #[derive(Debug)]
-pub(super) struct Vllm {
-    pub(super) address: String,
+pub(crate) struct Vllm {
+    pub(crate) address: String,
+    /// Where its KV events are, and where past ones can be asked for.
+    events: Option<(u16, u16)>,
     child: Child,
     log: PathBuf,
 }
 
 /// What an engine is started as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     Plain,
     Disaggregated,
+    /// Tells what it caches.
+    KvEvents,
 }
 
 impl Installed {
     /// Uses the venv, making it first when it is not there.
-    pub(super) fn at(venv: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn at(venv: &Path) -> anyhow::Result<Self> {
         let python = venv.join("bin/python");
         if !sh::succeeds(Command::new(&python).args(["-c", "import vllm, nixl"])) {
             install(venv)?;
@@ -53,7 +57,7 @@ impl Installed {
     }
 
     /// Starts an engine; it is not ready yet.
-    pub(super) fn start(&self, name: &str, part: Part, dir: &Path, blocks: u32) -> anyhow::Result<Vllm> {
+    pub(crate) fn start(&self, name: &str, part: Part, dir: &Path, blocks: u32) -> anyhow::Result<Vllm> {
         let port = free_port()?;
         let log = dir.join(format!("{name}.log"));
         let out = File::create(&log)?;
@@ -88,19 +92,38 @@ impl Installed {
                 .env("VLLM_NIXL_SIDE_CHANNEL_PORT", free_port()?.to_string())
                 .envs([("UCX_NET_DEVICES", "lo"), ("UCX_TLS", "tcp,self,sm,cma")]);
         }
+        let mut events = None;
+        if part == Part::KvEvents {
+            let (port, replay) = (free_port()?, free_port()?);
+            let config = serde_json::json!({
+                "enable_kv_cache_events": true, "publisher": "zmq",
+                "endpoint": format!("tcp://*:{port}"), "replay_endpoint": format!("tcp://*:{replay}"),
+            });
+            command.args(["--kv-events-config", &config.to_string()]);
+            events = Some((port, replay));
+        }
         let child = command
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out)
             .spawn()
             .with_context(|| format!("could not start {name}"))?;
-        Ok(Vllm { address: format!("127.0.0.1:{port}"), child, log })
+        Ok(Vllm { address: format!("127.0.0.1:{port}"), events, child, log })
     }
 }
 
 impl Vllm {
+    /// The `--worker` flag of an aggregated worker whose KV events are taken.
+    pub(crate) fn as_worker_with_events(&self) -> String {
+        let mut flag = format!("role=aggregated,engine=vllm,url=http://{}", self.address);
+        if let Some((events, replay)) = self.events {
+            flag.push_str(&format!(",kv_events=tcp://127.0.0.1:{events},kv_replay=tcp://127.0.0.1:{replay}"));
+        }
+        flag
+    }
+
     /// Waits until it answers its health check.
-    pub(super) fn ready(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn ready(&mut self) -> anyhow::Result<()> {
         let started = Instant::now();
         while http::get(&self.address, "/health").is_err() {
             if let Some(status) = self.child.try_wait()? {
@@ -115,7 +138,7 @@ impl Vllm {
     }
 
     /// The sum of all samples of a metric.
-    pub(super) fn metric(&self, name: &str, label: &str) -> anyhow::Result<f64> {
+    pub(crate) fn metric(&self, name: &str, label: &str) -> anyhow::Result<f64> {
         let text = http::get(&self.address, "/metrics")?;
         let samples = text.lines().filter(|line| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])) && line.contains(label)
@@ -125,7 +148,7 @@ impl Vllm {
     }
 
     /// Ends it as a crash would: the API server and its engine core.
-    pub(super) fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         for pid in descendants(self.child.id()) {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
