@@ -22,6 +22,8 @@ struct Fake {
 #[derive(Debug)]
 enum Answer {
     Select(Result<Decision, Failure>),
+    /// Installs another program in its own slot while it is asked, then chooses row 0.
+    SelectAndSwap(std::sync::Weak<crate::Slot>),
     /// Costs are the second column that it wants (after the first), so that a test sees which facts came.
     ScoreColumn(usize),
     Costs(Vec<f32>),
@@ -56,8 +58,14 @@ impl Policy for Fake {
     }
 
     fn select(&self, _call: &Call, _facts: &[u32]) -> Result<Decision, Failure> {
-        let Answer::Select(answer) = &self.answer else { return Err(self.lacks("select")) };
-        answer.clone()
+        match &self.answer {
+            Answer::Select(answer) => answer.clone(),
+            Answer::SelectAndSwap(slot) => {
+                slot.upgrade().unwrap().install(selector(choose(1)));
+                choose(0)
+            }
+            _ => Err(self.lacks("select")),
+        }
     }
 
     fn decide(&self, _: &Call, request: &[u32], decode: &[u32], prefill: &[u32]) -> Result<Plan, Failure> {
@@ -404,6 +412,23 @@ fn d4_the_decode_override_sees_one_decode_row_and_the_whole_prefill_matrix() {
     assert_eq!(house.router.plan(&query).plan, Plan::Local);
     assert_eq!(house.router.decode_config(&query).0.temperature, Some(0.5));
     assert_eq!(house.worker(3).active_requests() + house.worker(4).active_requests(), 0);
+}
+
+#[test]
+fn invariant_2_a_decision_ends_with_the_generation_it_began_with() {
+    let house = house(selector(choose(1)));
+    let model = ModelName::new("m");
+    let slot = house.router.slots().get(&model, SlotKind::Prefill);
+    let swapping = fake(World::Selector, (&[], &[]), Answer::SelectAndSwap(Arc::downgrade(slot)));
+    slot.install(Program::Selector { filters: Vec::new(), selector: swapping });
+    let receipt = || house.route(Leg::Prefill, |_| {}).unwrap().receipt;
+    let (during, after) = (receipt(), receipt());
+    assert_eq!(
+        (during.worker.0, during.generation.0),
+        (1, 2),
+        "the generation it began with chose, and is told"
+    );
+    assert_eq!((after.worker.0, after.generation.0), (2, 3));
 }
 
 #[test]
