@@ -63,10 +63,16 @@ pub(crate) struct Drive {
     pauses: Option<Backoff>,
     /// Times that all decode workers were asked again to take a handoff.
     rounds: u32,
+    /// Cancelled when no leg runs any more.
+    over: CancellationToken,
 }
 
 /// Times at most.
 const ROUNDS: u32 = 4;
+
+/// When an abort is sent again, each after the one before.
+const AGAIN: [Duration; 4] =
+    [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(5)];
 
 /// Why a leg is not routed at once.
 enum Waiting {
@@ -143,37 +149,7 @@ pub(crate) async fn drive(
     account: Account,
     gone: CancellationToken,
 ) -> Response<Answer> {
-    let Planned { request, subject, snapshot, planning, explain } = planned;
-    let (legs, actions) = Legs::new(planning.shape, app.settings.terms);
-    let deadline = Instant::now() + app.settings.request_timeout;
-    let mut drive = Box::new(Drive {
-        app,
-        request,
-        legs,
-        account,
-        decode: Upstreaming::default(),
-        deadline,
-        gone,
-        cached_tokens: None,
-        explain,
-        subject,
-        snapshot,
-        queue: actions.into(),
-        prefill: Upstreaming::default(),
-        token: RequestToken::fresh(),
-        rooms: Vec::new(),
-        engine_id: None,
-        handoff: None,
-        attempts: 0,
-        tried: Vec::new(),
-        whole: None,
-        saw_gone: false,
-        planned: planning.planned,
-        waiting: None,
-        failed: false,
-        pauses: None,
-        rounds: 0,
-    });
+    let mut drive = Drive::new(app, planned, account, gone);
     loop {
         while let Some(action) = drive.queue.pop_front() {
             if let Some(answer) = drive.answer(action) {
@@ -221,6 +197,41 @@ enum Next {
 }
 
 impl Drive {
+    fn new(app: Arc<App>, planned: Planned, account: Account, gone: CancellationToken) -> Box<Self> {
+        let Planned { request, subject, snapshot, planning, explain } = planned;
+        let (legs, actions) = Legs::new(planning.shape, app.settings.terms);
+        let deadline = Instant::now() + app.settings.request_timeout;
+        Box::new(Self {
+            app,
+            request,
+            legs,
+            account,
+            decode: Upstreaming::default(),
+            deadline,
+            gone,
+            cached_tokens: None,
+            explain,
+            subject,
+            snapshot,
+            queue: actions.into(),
+            prefill: Upstreaming::default(),
+            token: RequestToken::fresh(),
+            rooms: Vec::new(),
+            engine_id: None,
+            handoff: None,
+            attempts: 0,
+            tried: Vec::new(),
+            whole: None,
+            saw_gone: false,
+            planned: planning.planned,
+            waiting: None,
+            failed: false,
+            pauses: None,
+            rounds: 0,
+            over: CancellationToken::new(),
+        })
+    }
+
     /// Tells the machine what happened and queues what it wants.
     pub(crate) fn tell(&mut self, event: Event) {
         self.queue.extend(self.legs.on(event));
@@ -587,9 +598,17 @@ impl Drive {
         let Some(abort) = connector_for(spec).abort(self.token) else { return };
         let (upstream, url) = (self.app.upstream.clone(), format!("{}{}", spec.url, abort.path));
         let headers = leg_headers(&self.context(), target(candidate));
+        let over = self.over.clone();
         self.app.tracker.spawn(async move {
-            if let Err(error) = upstream.whole(&url, &headers, abort.body).await {
-                tracing::debug!(%error, "an abort was not taken");
+            // It may overtake the request that it is meant for: it is said again while that one runs.
+            for pause in AGAIN {
+                if let Err(error) = upstream.whole(&url, &headers, abort.body.clone()).await {
+                    tracing::debug!(%error, "an abort was not taken");
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = over.cancelled() => return,
+                }
             }
         });
     }
@@ -684,6 +703,7 @@ impl Drive {
         if self.legs.strands() && self.handoff.is_some() {
             self.app.metrics.handoff("stranded");
         }
+        self.over.cancel();
         self.waiting = None;
         self.prefill.call = None;
         self.decode.call = None;
