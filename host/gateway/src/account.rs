@@ -81,7 +81,8 @@ impl Account {
             // An engine computes at least the last token: it credits what lies before it.
             let most = subject.prompt_tokens.saturating_sub(1) / block;
             self.predicted_tokens = receipt.cached_blocks.iter().sum::<u32>().min(most) * block;
-            self.exact_block = (!subject.prompt_tokens_estimated).then_some(block);
+            let judged = receipt.cached_known && !subject.prompt_tokens_estimated;
+            self.exact_block = judged.then_some(block);
         }
         self.receipts.push(receipt);
     }

@@ -62,8 +62,10 @@ pub struct Receipt {
     pub rank: DpRank,
     /// Candidates that were eligible.
     pub candidates: u32,
-    /// Cached prefix blocks at the chosen candidate: device, host, disk.
+    /// Cached prefix blocks at the chosen candidate: device, host, disk; zeros when nobody asked for them.
     pub cached_blocks: [u32; 3],
+    /// Whether somebody asked for them.
+    pub cached_known: bool,
     /// `(worker, rank, cost)` of each ranked candidate; only when the request asked why.
     pub costs: Vec<(WorkerId, DpRank, f32)>,
     /// The seed of the decision.

@@ -198,6 +198,7 @@ impl Router {
             let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
             let needs = if query.pin.is_some() { Needs::ALL } else { needs(&active.program) };
             inputs.compute(needs, query, &config, pool, rows, &self.index);
+            let mut cached_known = needs.cached;
             let gathered = Gathered::new(query, config, pool, inputs);
             let mut choice = match settled(query, pool, rows) {
                 Some((row, decider)) => Choice::Row(row, decider, None),
@@ -206,6 +207,7 @@ impl Router {
             if let Choice::FallBack { reason, detail } = choice {
                 // The fallback ranks by inputs that the policy may not have wanted.
                 inputs.compute(Needs::ALL, query, &config, pool, rows, &self.index);
+                cached_known = true;
                 let gathered = Gathered::new(query, config, pool, inputs);
                 let cursors = &self.cursors;
                 let mut run = Run { active: &active, gathered: &gathered, cursors, buffers, purpose };
@@ -220,7 +222,16 @@ impl Router {
             let candidate = pool.get(row as usize).cloned().ok_or_else(|| no_worker(query, String::new()))?;
             let costs = if query.explain { explained(pool, rows, &buffers.costs) } else { Vec::new() };
             let cached = inputs.cached(row as usize);
-            Ok(Chosen { active: active.clone(), candidate, decider, reason, candidates, cached, costs })
+            Ok(Chosen {
+                active: active.clone(),
+                candidate,
+                decider,
+                reason,
+                candidates,
+                cached,
+                cached_known,
+                costs,
+            })
         })
     }
 
@@ -298,6 +309,7 @@ struct Chosen {
     reason: Option<String>,
     candidates: u32,
     cached: [u32; 3],
+    cached_known: bool,
     costs: Vec<(WorkerId, pointsman_workers::DpRank, f32)>,
 }
 
@@ -317,6 +329,7 @@ impl Chosen {
             rank: self.candidate.rank,
             candidates: self.candidates,
             cached_blocks: self.cached,
+            cached_known: self.cached_known,
             costs: self.costs,
             seed: query.seed,
             now_us: query.now_us,

@@ -166,8 +166,7 @@ impl Drop for Vllm {
 
 fn install(venv: &Path) -> anyhow::Result<()> {
     sh::tell(&format!("installing vLLM for CPU into {} (about 6 GB)", venv.display()));
-    sh::run(Command::new("uv").args(["venv", "--python", "3.12"]).arg(venv))
-        .context("uv is needed: pip install uv")?;
+    sh::run(Command::new("uv").arg("venv").arg(venv)).context("uv is needed: pip install uv")?;
     // The pinned +cpu build of torch is not on PyPI; the plain one of the same version serves.
     let pin = venv.join("override.txt");
     std::fs::write(&pin, "torch==2.13.0\n")?;
