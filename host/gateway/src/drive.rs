@@ -3,13 +3,12 @@
 //! One future drives a request up to the head of its answer; [`crate::relay`] takes over from there. Both hold the same
 //! [`Drive`], and both hand events to the same machine. What is booked, in flight or owed is owned here and nowhere else.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
-use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderValue, Response, header};
-use pointsman_routing::{CandidateId, Query, RouteError, Routed, RouterConfigOverride, Subject};
+use pointsman_routing::{CandidateId, Subject};
 use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,10 +16,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     account::Account,
     app::App,
-    connector::{LegContext, PrefillAnswer, RequestToken, Target, connector_for, leg_headers, rooms},
+    connector::{PrefillAnswer, RequestToken, Target, connector_for},
     error::Cause,
-    legs::{Action, Event, Failed, HandoffKind, Legs, PrefillTraits},
-    parking::Place,
+    legs::{Action, Event, Failed, Legs, PrefillTraits},
     relay::{self, Answer},
     request::Request,
     sse::{self, Usage},
@@ -28,8 +26,11 @@ use crate::{
 };
 
 mod plan;
+mod route;
+mod send;
 
 pub(crate) use plan::{Planning, plan, question};
+use route::{Backoff, Waiting};
 
 /// A request on its way.
 pub(crate) struct Drive {
@@ -65,48 +66,6 @@ pub(crate) struct Drive {
     rounds: u32,
     /// Cancelled when no leg runs any more.
     over: CancellationToken,
-}
-
-/// Times at most.
-const ROUNDS: u32 = 4;
-
-/// When an abort is sent again, each after the one before.
-const AGAIN: [Duration; 4] =
-    [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(5)];
-
-/// Why a leg is not routed at once.
-enum Waiting {
-    /// Something failed a moment ago.
-    Pause(Instant, Leg),
-    /// Every eligible worker is busy (spec F7).
-    Queue(Place, Leg, Instant),
-}
-
-impl Waiting {
-    fn leg(&self) -> Leg {
-        match self {
-            Self::Pause(_, leg) | Self::Queue(_, leg, _) => *leg,
-        }
-    }
-
-    async fn over(&self) {
-        match self {
-            Self::Pause(until, _) => tokio::time::sleep_until(*until).await,
-            Self::Queue(place, ..) => place.turn().await,
-        }
-    }
-}
-
-/// Pauses between tries: 10 ms, doubled each time, with jitter.
-type Backoff = backon::ExponentialBackoff;
-
-fn backoff() -> Backoff {
-    ExponentialBuilder::default()
-        .with_min_delay(Duration::from_millis(10))
-        .with_max_delay(Duration::from_secs(1))
-        .without_max_times()
-        .with_jitter()
-        .build()
 }
 
 /// One leg: where it runs, what it booked, what is in flight, and why it failed.
@@ -389,228 +348,6 @@ impl Drive {
             () = tokio::time::sleep_until(self.deadline) => Next::Event(Event::Deadline),
             () = tokio::time::sleep_until(stale.unwrap_or(self.deadline)), if stale.is_some() => Next::Stale,
         }
-    }
-
-    // ---- routing
-
-    fn route_or_pause(&mut self, leg: Leg) {
-        if !std::mem::take(&mut self.failed) {
-            self.route(leg, None);
-            return;
-        }
-        let labels = crate::metrics::ReasonLabels { reason: leg.as_str() };
-        self.app.metrics.retries.get_or_create(&labels).inc();
-        let pause = self.pauses.get_or_insert_with(backoff).next().unwrap_or_default();
-        self.waiting = Some(Waiting::Pause(Instant::now() + pause, leg));
-    }
-
-    /// What a leg waited for is there.
-    fn route_again(&mut self) {
-        let Some(waiting) = self.waiting.take() else { return };
-        let leg = waiting.leg();
-        match waiting {
-            Waiting::Pause(..) => self.route(leg, None),
-            Waiting::Queue(place, _, since) => self.route(leg, Some((place, since))),
-        }
-    }
-
-    fn route(&mut self, leg: Leg, place: Option<(Place, Instant)>) {
-        if self.attempts != self.legs.attempt() {
-            // A new attempt: nothing of the one before may be met again.
-            self.attempts = self.legs.attempt();
-            self.token = RequestToken::fresh();
-            self.handoff = None;
-        }
-        let app = self.app.clone();
-        let query = self.query(leg);
-        let over = if leg == Leg::Decode {
-            app.router.decode_config(&query).0
-        } else {
-            RouterConfigOverride::default()
-        };
-        match app.router.route(&query, &over) {
-            Ok(routed) => {
-                let event = self.routed(leg, routed);
-                self.tell(event);
-            }
-            Err(RouteError::AllBusy(_)) if self.wait_in_queue(leg, place) => {}
-            Err(RouteError::NoWorker { .. }) if leg == Leg::Decode && self.ask_them_again() => {}
-            Err(error) => {
-                let failure =
-                    if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
-                // On a retry, what failed says more than that nobody is left.
-                if failure.is_none() {
-                    *failure = Some(Cause::of_route(error, app.settings.busy_status));
-                }
-                self.tell(Event::Unroutable);
-            }
-        }
-    }
-
-    fn routed(&mut self, leg: Leg, routed: Routed) -> Event {
-        let candidate = routed.candidate;
-        self.account.decided(routed.receipt, &self.subject);
-        if leg != Leg::Prefill {
-            (self.decode.candidate, self.decode.booking) = (Some(candidate), Some(routed.booking));
-            return Event::Routed;
-        }
-        self.engine_id = candidate.worker.engine_id(candidate.rank);
-        self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
-        let traits = traits(&candidate);
-        (self.prefill.candidate, self.prefill.booking) = (Some(candidate), Some(routed.booking));
-        traits.map_or(Event::Unroutable, Event::PrefillRouted)
-    }
-
-    /// A handoff is in hand and every decode worker refused a connection: they are asked again, a moment later.
-    fn ask_them_again(&mut self) -> bool {
-        let again = self.handoff.is_some() && !self.tried.is_empty() && self.rounds < ROUNDS;
-        if again {
-            self.rounds += 1;
-            self.tried.clear();
-            let pause = self.pauses.get_or_insert_with(backoff).next().unwrap_or_default();
-            self.waiting = Some(Waiting::Pause(Instant::now() + pause, Leg::Decode));
-        }
-        again
-    }
-
-    /// Keeps or takes a place in the queue; `false` when there is none, or the request waited long enough.
-    fn wait_in_queue(&mut self, leg: Leg, place: Option<(Place, Instant)>) -> bool {
-        let settings = &self.app.settings;
-        let (place, since) = match place {
-            Some((_, since)) if since.elapsed() >= settings.queue_timeout => return false,
-            Some((place, since)) => {
-                place.pass_on();
-                (place, since)
-            }
-            None => {
-                let subject = &self.subject;
-                let (priority, jump) = (subject.priority, subject.priority_jump_s);
-                let Some(place) = self.app.parking.park(priority, jump, self.account.started()) else {
-                    return false;
-                };
-                (place, Instant::now())
-            }
-        };
-        self.waiting = Some(Waiting::Queue(place, leg, since));
-        true
-    }
-
-    fn query(&self, leg: Leg) -> Query<'_> {
-        let other = match leg {
-            Leg::Decode => self.prefill.candidate.as_ref(),
-            // D5: decode was chosen first, and stays booked.
-            Leg::Prefill => self.decode.candidate.as_ref().filter(|_| self.decode.booking.is_some()),
-            Leg::Aggregated => None,
-        };
-        let question = plan::question(&self.app, &self.request, &self.subject, &self.snapshot, leg);
-        Query {
-            attempt: self.attempts.saturating_sub(1),
-            explain: self.explain,
-            other_leg: other.map(id_of),
-            planned: self.planned.filter(|_| leg == Leg::Aggregated),
-            tried: &self.tried,
-            ..question
-        }
-    }
-
-    /// A leg reached its worker: its session is bound there (spec F8).
-    pub(crate) fn bind(&self, leg: Leg) {
-        let Some(ttl) = self.app.settings.affinity(&self.request.hints) else { return };
-        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
-        if let (Some(session), Some(candidate)) = (self.subject.session_hash, candidate) {
-            self.app.sessions.bind(session, leg, id_of(candidate), ttl);
-        }
-    }
-
-    /// When the bookings expire unless there is life before (spec F4).
-    pub(crate) fn stale_at(&self) -> Option<Instant> {
-        let booked = self.prefill.booking.is_some() || self.decode.booking.is_some();
-        booked.then(|| self.account.last_life() + self.app.settings.booking_ttl)
-    }
-
-    /// The bookings had no life for too long: they are load no more, whatever becomes of the request.
-    pub(crate) fn expire(&mut self) {
-        self.app.metrics.expired_bookings.inc();
-        self.free(Leg::Prefill);
-        self.free(Leg::Decode);
-    }
-
-    /// Gives a leg's booking back; somebody may be waiting for it.
-    fn free(&mut self, leg: Leg) {
-        let booking = if leg == Leg::Prefill { &mut self.prefill.booking } else { &mut self.decode.booking };
-        if booking.take().is_some() {
-            self.app.parking.wake();
-        }
-    }
-
-    // ---- sending
-
-    fn context(&self) -> LegContext<'_> {
-        LegContext {
-            token: self.token,
-            prefill: self.prefill.candidate.as_ref().map(target),
-            decode: self.decode.candidate.as_ref().map(target),
-            engine_id: self.engine_id.as_deref(),
-            rooms: &self.rooms,
-            handoff: self.handoff.as_deref(),
-        }
-    }
-
-    fn send_prefill(&mut self) {
-        let Some(candidate) = &self.prefill.candidate else { return };
-        let spec = candidate.worker.spec();
-        let connector = connector_for(spec);
-        let body = connector.prefill(&self.request, &self.context());
-        let headers = leg_headers(&self.context(), target(candidate));
-        let url = format!("{}{}", spec.url, self.request.endpoint.path());
-        let upstream = self.app.upstream.clone();
-        let call: BoxFuture<'static, _> = if connector.handoff() == Some(HandoffKind::Bootstrap) {
-            Box::pin(async move { upstream.drained(&url, &headers, body).await.map(|()| None) })
-        } else {
-            Box::pin(async move { upstream.whole(&url, &headers, body).await.map(Some) })
-        };
-        self.prefill.call = Some(call);
-    }
-
-    fn send_decode(&mut self, consume: bool) {
-        let Some(candidate) = &self.decode.candidate else { return };
-        let spec = candidate.worker.spec();
-        let (connector, context) = (connector_for(spec), self.context());
-        let body = match (self.legs.answering(), consume) {
-            (Leg::Decode, true) => connector.decode_one_token(&self.request, &context),
-            (Leg::Decode, false) => connector.decode(&self.request, &context),
-            _ => connector.single(&self.request, &context),
-        };
-        let headers = leg_headers(&self.context(), target(candidate));
-        let url = format!("{}{}", spec.url, self.request.endpoint.path());
-        let upstream = self.app.upstream.clone();
-        self.decode.call = Some(if self.request.stream && !consume {
-            Box::pin(async move { upstream.head(&url, &headers, body).await.map(DecodeHead::Stream) })
-        } else {
-            Box::pin(async move { upstream.whole(&url, &headers, body).await.map(DecodeHead::Whole) })
-        });
-    }
-
-    fn abort(&self, leg: Leg) {
-        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
-        let Some(candidate) = candidate else { return };
-        let spec = candidate.worker.spec();
-        let Some(abort) = connector_for(spec).abort(self.token) else { return };
-        let (upstream, url) = (self.app.upstream.clone(), format!("{}{}", spec.url, abort.path));
-        let headers = leg_headers(&self.context(), target(candidate));
-        let over = self.over.clone();
-        self.app.tracker.spawn(async move {
-            // It may overtake the request that it is meant for: it is said again while that one runs.
-            for pause in AGAIN {
-                if let Err(error) = upstream.whole(&url, &headers, abort.body.clone()).await {
-                    tracing::debug!(%error, "an abort was not taken");
-                }
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    () = over.cancelled() => return,
-                }
-            }
-        });
     }
 
     // ---- what came of it
