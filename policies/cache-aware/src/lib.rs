@@ -2,8 +2,10 @@
 
 mod rule;
 
-use pointsman_policy_sdk::{Call, Column, Decision, Error, Facts, Policy, Rng, Selector, Slot, Wants, facts};
-use rule::{Columns, Thresholds, least};
+use pointsman_policy_sdk::{
+    Call, Column, Decision, Error, Facts, Policy, Rng, Selector, Slot, Wants, facts, least,
+};
+use rule::{Columns, Thresholds};
 
 /// The policy, configured.
 #[derive(Debug)]

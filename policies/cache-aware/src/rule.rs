@@ -1,6 +1,5 @@
-//! Which of three costs decides: load, match or free cache; and the least of it. Knows columns of numbers, not facts.
+//! Which of three costs decides: load, match or free cache. Knows columns of numbers, not facts.
 
-use pointsman_policy_sdk::Rng;
 use serde::Deserialize;
 
 /// When the load is out of balance, and when a match is worth following.
@@ -120,14 +119,6 @@ impl Branch {
     }
 }
 
-/// The row of the least cost, ties uniform.
-pub(crate) fn least(costs: &[f32], rng: &mut Rng) -> Option<usize> {
-    let least = costs.iter().copied().reduce(f32::min)?;
-    let ties = costs.iter().filter(|cost| **cost == least).count();
-    let wanted = rng.below(ties);
-    costs.iter().enumerate().filter(|(_, cost)| **cost == least).nth(wanted).map(|(row, _)| row)
-}
-
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^24")]
 fn single(count: u32) -> f32 {
     count as f32
@@ -135,6 +126,8 @@ fn single(count: u32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use pointsman_policy_sdk::{Rng, least};
+
     use super::*;
 
     fn columns<'a>(

@@ -50,7 +50,7 @@ pub fn costs(weights: &Weights, columns: &Columns<'_>) -> Vec<f32> {
         add_tracked(weights, columns, &mut costs);
     } else if weights.credit > 0.0 {
         for (cost, blocks) in costs.iter_mut().zip(columns.decode_blocks) {
-            *cost = (single(*blocks) - *cost).max(0.0);
+            *cost = positive(single(*blocks) - *cost);
         }
     } else {
         for (cost, blocks) in costs.iter_mut().zip(columns.decode_blocks) {
@@ -80,19 +80,26 @@ fn add_tracked(weights: &Weights, columns: &Columns<'_>, costs: &mut [f32]) {
     let isl = single(weights.prompt_tokens);
     let rows = costs.iter_mut().zip(columns.prefill_tokens).zip(columns.decode_blocks);
     for ((cost, tokens), blocks) in rows {
-        let prefill = ((single(*tokens) + isl) * per_token - *cost).max(0.0);
+        let prefill = positive((single(*tokens) + isl) * per_token - *cost);
         *cost = weights.load_scale * prefill + single(*blocks);
     }
 }
 
 /// Most requests prefer nothing: one pass that only looks, and no exponentials.
 fn prefer(preference: &[f32], costs: &mut [f32]) {
-    if preference.iter().all(|sum| *sum == 0.0) {
+    let bits = preference.iter().fold(0, |bits, sum| bits | sum.to_bits());
+    // Neither sign of zero prefers anything.
+    if bits << 1 == 0 {
         return;
     }
     for (cost, sum) in costs.iter_mut().zip(preference) {
         *cost *= (-sum.tanh()).exp();
     }
+}
+
+/// What is above zero. `f32::max` has rules for what is no number, and a call for each row to keep them.
+fn positive(value: f32) -> f32 {
+    if value > 0.0 { value } else { 0.0 }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^24")]

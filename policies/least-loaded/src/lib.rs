@@ -2,8 +2,10 @@
 
 mod load;
 
-use load::{Weights, least};
-use pointsman_policy_sdk::{Call, Column, Decision, Error, Facts, Policy, Rng, Selector, Slot, Wants, facts};
+use load::Weights;
+use pointsman_policy_sdk::{
+    Call, Column, Decision, Error, Facts, Policy, Rng, Selector, Slot, Wants, facts, least,
+};
 
 /// The policy, configured.
 #[derive(Debug)]

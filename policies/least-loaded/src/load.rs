@@ -1,6 +1,5 @@
-//! What "loaded" means: a weighed sum, and the least of it.
+//! What "loaded" means: a weighed sum.
 
-use pointsman_policy_sdk::Rng;
 use serde::Deserialize;
 
 /// Weights of the sum.
@@ -51,30 +50,13 @@ impl Weights {
     }
 }
 
-/// The row of the least cost, ties uniform.
-pub(crate) fn least(costs: &[f32], rng: &mut Rng) -> Option<usize> {
-    let least = costs.iter().copied().reduce(f32::min)?;
-    let ties = costs.iter().filter(|cost| **cost == least).count();
-    let wanted = if ties > 1 { rng.below(ties) } else { 0 };
-    costs.iter().enumerate().filter(|(_, cost)| **cost == least).nth(wanted).map(|(row, _)| row)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn ties_are_uniform() {
-        let mut counts = [0_u32; 3];
-        for seed in 0..3_000 {
-            counts[least(&[1.0, 0.5, 0.5], &mut Rng::new(seed)).unwrap()] += 1;
-        }
-        assert_eq!(counts[0], 0);
-        assert!((1_400..1_600).contains(&counts[1]), "{counts:?}");
-    }
-
-    #[test]
-    fn no_rows_have_no_least() {
-        assert_eq!(least(&[], &mut Rng::new(1)), None);
+    fn a_cost_is_the_weighed_sum_of_what_is_there() {
+        let weights = Weights { active_requests: 1.0, prefill_kilotokens: 2.0, engine_queue: 3.0 };
+        assert_eq!(weights.costs(&[4, 0], &[500, 0], &[2, 0]), [11.0, 0.0]);
     }
 }

@@ -28,12 +28,14 @@
 #[cfg(target_family = "wasm")]
 mod bindings;
 pub mod facts;
+mod least;
 mod policy;
 mod rng;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod view;
 
+pub use least::least;
 pub use policy::{
     Call, Decision, DecodeOverride, Error, Filter, Leg, NoSettings, Plan, Policy, RouterConfigOverride,
     Scorer, Selector, Shed, configure,
