@@ -317,6 +317,8 @@ fn e5_another_decode_worker_may_take_a_handoff_only_if_nothing_was_sent() {
     sent.push((E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]));
     check(Shape::Remote, 1, &unsent);
     check(Shape::Remote, 1, &sent);
+    // Nothing was done twice: it costs no retry.
+    check(Shape::Remote, 0, &unsent);
 }
 
 #[test]
