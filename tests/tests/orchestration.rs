@@ -162,6 +162,38 @@ async fn d1_the_decode_leg_gets_the_prefill_result_and_the_original_max_tokens()
 }
 
 #[tokio::test]
+async fn a5_a_p2p_nccl_pair_serves_and_its_addresses_reach_no_client() {
+    // Plain engines that get the roles of a pair: all that ties such legs is the request id, which vLLM echoes.
+    let flag = |role: &str, port: u16| format!(",role={role},transport=p2p_nccl,kv_addr=127.0.0.9:{port}");
+    let house = HouseBuilder::new()
+        .sim_with(recording(Dialect::Vllm, Role::Aggregated), &flag("prefill", 14_579))
+        .sim_with(recording(Dialect::Vllm, Role::Aggregated), &flag("decode", 14_580))
+        .start()
+        .await
+        .unwrap();
+    for stream in [false, true] {
+        let reply = house.client.post(CHAT, &[EXPLAIN], chat(json!({"stream": stream}))).await.unwrap();
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let decided = reply.headers["x-pointsman-decision"].to_str().unwrap();
+        assert!(decided.starts_with("prefill=1/") && decided.contains("decode=2/"), "{decided}");
+        let text = String::from_utf8(reply.body.to_vec()).unwrap();
+        assert!(!text.contains("addr") && !text.contains("127.0.0.9"), "{text}");
+    }
+    let ids = |sim: usize| -> Vec<String> {
+        let generations = house.sims[sim].recorded().into_iter().filter(|recorded| recorded.path == CHAT);
+        let id = |(name, value): (String, String)| (name == "x-request-id").then_some(value);
+        generations.filter_map(|recorded| recorded.headers.into_iter().find_map(id)).collect()
+    };
+    assert_eq!(ids(0), ids(1));
+    assert!(
+        ids(0)[0].starts_with("___prefill_addr_127.0.0.9:14579___decode_addr_127.0.0.9:14580_"),
+        "{:?}",
+        ids(0)
+    );
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn d3_a_required_transfer_domain_is_kept_and_fails_closed_before_prefill_starts() {
     let house = HouseBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Prefill), ",topology.rack=r1,kv_transfer=required:rack")

@@ -48,7 +48,7 @@ pub struct Target<'a> {
     pub rank: DpRank,
 }
 
-/// What a leg's body is made from, besides the request.
+/// What a leg's body is made from, besides the request (spec C1, D1).
 #[derive(Clone, Copy, Debug)]
 pub struct LegContext<'a> {
     /// The attempt's id.

@@ -197,6 +197,7 @@ impl Cause {
             RouteError::AllBusy(_) => Self::Overloaded { text, status: status(busy_status) },
             RouteError::UnknownWorker(_) => Self::WorkerNotFound(text),
             RouteError::NotEligible(..) => Self::WorkerNotEligible(text),
+            // Direct mode names what is missing (spec C4, F3).
             RouteError::NoPin(pointsman_workers::Leg::Prefill) => {
                 Self::InvalidRequest(format!("{text}: set the header x-prefill-instance-id"))
             }

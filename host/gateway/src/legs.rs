@@ -274,6 +274,7 @@ impl Legs {
         }
     }
 
+    /// Decode is routed once prefill's *routing* is complete (spec C2), unless the handoff comes back in its answer (C7).
     fn prefill_routed(&mut self, traits: PrefillTraits) -> Actions {
         if self.prefill != LegState::Routing {
             return Actions::new();

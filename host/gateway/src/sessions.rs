@@ -10,7 +10,7 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
-/// Bindings at most; when there are more, those that ended are swept out, then the oldest.
+/// Bindings at most; when there are more, those that ended are swept out, and with them a quarter: the ones that end soonest.
 const MOST: usize = 100_000;
 
 /// The bindings.
@@ -42,13 +42,11 @@ impl Sessions {
         let mut bound = self.bound.lock();
         bound.insert((session, leg), Binding { candidate, until: now + ttl });
         if bound.len() > MOST {
-            bound.retain(|_, binding| binding.until > now);
-            let oldest = bound.iter().min_by_key(|(_, binding)| binding.until).map(|(key, _)| *key);
-            if bound.len() > MOST
-                && let Some(oldest) = oldest
-            {
-                bound.remove(&oldest);
-            }
+            // So much at once that the next bindings find room: a sweep looks at all of them.
+            let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
+            let (_, quarter, _) = ends.select_nth_unstable(MOST / 4);
+            let from = (*quarter).max(now);
+            bound.retain(|_, binding| binding.until > from);
         }
     }
 
@@ -79,6 +77,20 @@ mod tests {
         assert_eq!(sessions.get(7, Leg::Prefill), Some(here));
         tokio::time::advance(ttl).await;
         assert_eq!(sessions.get(7, Leg::Prefill), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f8_bindings_are_bounded_and_those_that_end_soonest_give_way() {
+        let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
+        for session in 0..=MOST as u64 {
+            sessions.bind(session, Leg::Decode, here, Duration::from_millis(1_000 + session));
+        }
+        let left = sessions.bound.lock().len();
+        assert!((MOST / 2..=MOST).contains(&left), "{left}");
+        assert_eq!(
+            (sessions.get(0, Leg::Decode), sessions.get(MOST as u64, Leg::Decode)),
+            (None, Some(here))
+        );
     }
 
     #[tokio::test]

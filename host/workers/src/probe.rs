@@ -1,6 +1,6 @@
 //! Probing: reads a worker's facts once, then its health and, sparsely, its own load figures.
 //!
-//! One task a worker, ended with the worker. Own bookings are the first word on load; scraping may slow an engine down.
+//! One task a worker, ended with the worker (spec B4). Own bookings are the first word on load; scraping may slow an engine down.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -15,7 +15,7 @@ use crate::{
     parking::Place,
 };
 
-/// Times at most.
+/// Times at most that all decode workers are asked again to take a handoff.
 const ROUNDS: u32 = 4;
 
 /// Why a leg is not routed at once.
@@ -75,6 +75,9 @@ impl Drive {
         }
     }
 
+    /// Chooses and books the leg's worker: a hint's, the session's or the policy's, once (spec C3). What comes of prefill is
+    /// one of C5's outcomes: a worker with either kind of handoff, nobody, or backpressure, which fails at once unless there
+    /// is a queue; that remote prefill is not active was told before any leg (spec B1).
     fn route(&mut self, leg: Leg, place: Option<(Place, Instant)>) {
         if self.attempts != self.legs.attempt() {
             // A new attempt: nothing of the one before may be met again.
@@ -158,6 +161,7 @@ impl Drive {
 
     fn query(&self, leg: Leg) -> Query<'_> {
         let other = match leg {
+            // The routing record says who prefilled (spec C10).
             Leg::Decode => self.prefill.candidate.as_ref(),
             // D5: decode was chosen first, and stays booked.
             Leg::Prefill => self.decode.candidate.as_ref().filter(|_| self.decode.booking.is_some()),

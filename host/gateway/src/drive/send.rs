@@ -30,15 +30,16 @@ impl Drive {
     pub(super) fn send_prefill(&mut self) {
         let Some(candidate) = &self.prefill.candidate else { return };
         let spec = candidate.worker.spec();
-        let connector = connector_for(spec);
-        let body = connector.prefill(&self.request, &self.context());
-        let headers = leg_headers(&self.context(), target(candidate));
+        let (connector, context) = (connector_for(spec), self.context());
+        let body = connector.prefill(&self.request, &context);
+        let headers = leg_headers(&context, target(candidate));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
         let upstream = self.app.upstream.clone();
-        let call: BoxFuture<'static, _> = if connector.handoff() == Some(HandoffKind::Bootstrap) {
-            Box::pin(async move { upstream.drained(&url, &headers, body).await.map(|()| None) })
-        } else {
+        // Only a completed handoff comes back in the answer.
+        let call: BoxFuture<'static, _> = if connector.handoff() == Some(HandoffKind::Completed) {
             Box::pin(async move { upstream.whole(&url, &headers, body).await.map(Some) })
+        } else {
+            Box::pin(async move { upstream.drained(&url, &headers, body).await.map(|()| None) })
         };
         self.prefill.call = Some(call);
     }
@@ -52,7 +53,7 @@ impl Drive {
             (Leg::Decode, false) => connector.decode(&self.request, &context),
             _ => connector.single(&self.request, &context),
         };
-        let headers = leg_headers(&self.context(), target(candidate));
+        let headers = leg_headers(&context, target(candidate));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
         let upstream = self.app.upstream.clone();
         self.decode.call = Some(if self.request.stream && !consume {
