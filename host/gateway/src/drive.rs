@@ -254,10 +254,15 @@ impl Drive {
         let leg = self.legs.answering();
         note_failure(&self.app, leg, self.decode.candidate.as_ref(), &error);
         self.tried.extend(self.decode.candidate.as_ref().map(id_of));
-        self.decode.failure = Some(error.into());
+        self.decode.failure = Some(self.told(error));
         self.failed = true;
         self.free(Leg::Decode);
         Event::DecodeFailed(failed)
+    }
+
+    /// A failed call as the client's cause; an engine that quotes a request id which names workers is not quoted (spec A5).
+    fn told(&self, error: CallError) -> Cause {
+        if self.hides_id() { relay::hide_ids_in_error(error, self.token).into() } else { error.into() }
     }
 
     /// Keeps usage, with the prefill leg's cached tokens where the decode leg's say nothing.
@@ -359,7 +364,7 @@ impl Drive {
                 let failed = Failed { retryable: error.retryable(), sent: error.sent() };
                 note_failure(&self.app, Leg::Prefill, self.prefill.candidate.as_ref(), &error);
                 self.tried.extend(self.prefill.candidate.as_ref().map(id_of));
-                self.prefill.failure = Some(error.into());
+                self.prefill.failure = Some(self.told(error));
                 self.failed = true;
                 return Event::PrefillFailed(failed);
             }

@@ -118,6 +118,16 @@ pub(crate) fn hide_ids(bytes: &Bytes, token: RequestToken) -> Bytes {
     out.freeze()
 }
 
+/// The same for what an engine says when it refuses.
+pub(crate) fn hide_ids_in_error(error: CallError, token: RequestToken) -> CallError {
+    match error {
+        CallError::Status { status, content_type, body } => {
+            CallError::Status { status, content_type, body: hide_ids(&body, token) }
+        }
+        other => other,
+    }
+}
+
 impl Answer {
     /// A body that is there whole.
     #[must_use]
@@ -406,5 +416,26 @@ impl Relay {
     fn decode_knows(&self) -> bool {
         let candidate = self.drive.decode.candidate.as_ref();
         candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a5_an_engine_s_refusal_does_not_name_the_workers_of_a_p2p_nccl_pair() {
+        let token = RequestToken::fresh();
+        let body = r#"{"id":"cmpl-___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:2_ab-0","error":{"message":"bad \"___prefill_addr_10.0.0.1:1\""}}"#;
+        let error = CallError::Status {
+            status: http::StatusCode::BAD_REQUEST,
+            content_type: None,
+            body: Bytes::from_static(body.as_bytes()),
+        };
+        let CallError::Status { body, .. } = hide_ids_in_error(error, token) else { panic!("another error") };
+        let expected = format!(r#"{{"id":"cmpl-{token}","error":{{"message":"bad \"{token}\""}}}}"#);
+        assert_eq!(body, expected);
+        let plain = Bytes::from_static(b"{}");
+        assert_eq!(hide_ids(&plain, token), plain);
     }
 }
