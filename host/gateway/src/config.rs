@@ -60,7 +60,7 @@ pub struct Server {
     pub listen: SocketAddr,
     /// Where operators connect.
     pub admin_listen: SocketAddr,
-    /// Threads that serve clients; 0: one for each core.
+    /// Threads that serve clients; 0: one for every two cores.
     pub threads: usize,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
@@ -194,11 +194,12 @@ pub struct Probe {
 }
 
 impl Server {
-    /// Threads that serve clients.
+    /// Threads that serve clients: by default one for every two cores. The kernel's part of their work, KV events, the index
+    /// and compiles take the others, and a thread that seldom sleeps is cheaper than two that do.
     #[must_use]
     pub fn threads(&self) -> usize {
         match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)),
             threads => threads,
         }
     }

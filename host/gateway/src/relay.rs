@@ -30,6 +30,9 @@ use crate::{
 
 mod early;
 
+/// Chunks that came at once go out as one, but not more than so many.
+const MAX_JOINED: usize = 64;
+
 pub(crate) use early::prefill_answer;
 
 /// A response body: whole, or relayed.
@@ -47,6 +50,8 @@ struct Relay {
     splitter: Splitter,
     /// What goes to the client next.
     out: VecDeque<Bytes>,
+    /// Bytes of several chunks on their way to be one.
+    joined: BytesMut,
     /// What is kept back until prefill ended (C11).
     held: Option<Vec<Bytes>>,
     /// The deadline, or the moment the bookings expire.
@@ -198,6 +203,7 @@ impl Relay {
             incoming: Some(incoming),
             splitter: Splitter::default(),
             out: VecDeque::new(),
+            joined: BytesMut::new(),
             held: None,
             timer,
             first_token: false,
@@ -211,13 +217,11 @@ impl Relay {
         while std::future::poll_fn(|cx| self.poll_next(cx)).await.is_some() {}
     }
 
+    /// What goes to the client next: all that the engine has written by now as one chunk, and nothing is waited for.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
-            if let Some(bytes) = self.out.pop_front() {
-                return Poll::Ready(Some(bytes));
-            }
-            if self.over {
-                return Poll::Ready(None);
+            if self.over || self.out.len() >= MAX_JOINED {
+                return Poll::Ready(self.join());
             }
             if self.drive.prefill_runs()
                 && let Poll::Ready(event) = self.drive.poll_prefill(cx)
@@ -227,10 +231,21 @@ impl Relay {
             }
             match self.poll_engine(cx) {
                 Poll::Ready(()) => {}
+                Poll::Pending if !self.out.is_empty() => return Poll::Ready(self.join()),
                 Poll::Pending if self.timer.as_mut().poll(cx).is_ready() => self.time_passed(),
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    /// What is to go out, as one slice.
+    fn join(&mut self) -> Option<Bytes> {
+        if self.out.len() < 2 {
+            return self.out.pop_front();
+        }
+        self.joined.reserve(self.out.iter().map(Bytes::len).sum());
+        self.out.drain(..).for_each(|bytes| self.joined.extend_from_slice(&bytes));
+        Some(self.joined.split().freeze())
     }
 
     fn time_passed(&mut self) {

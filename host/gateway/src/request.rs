@@ -181,17 +181,17 @@ pub(crate) fn read<T: DeserializeOwned>(body: &JsonBody, key: &str) -> Result<Op
 
 /// How many prompts there are, and the token ids when it is a single one given as ids.
 fn shape_of(prompt: &str) -> (u32, Option<Vec<u32>>) {
-    if !prompt.starts_with('[') {
+    // A text, or a chat's messages, which are one prompt however many they are.
+    let first = prompt.strip_prefix('[').map(|items| items.trim_ascii_start().as_bytes().first().copied());
+    if matches!(first, None | Some(Some(b'{'))) {
         return (1, None);
     }
     if let Ok(ids) = serde_json::from_str::<Vec<u32>>(prompt) {
         return (1, Some(ids));
     }
-    // A list of strings, of token lists, or (chat) of messages, which are one prompt.
+    // A list of strings, or of token lists.
     match serde_json::from_str::<Vec<&serde_json::value::RawValue>>(prompt) {
-        Ok(items) if items.first().is_some_and(|item| !item.get().starts_with('{')) => {
-            (u32::try_from(items.len()).unwrap_or(u32::MAX), None)
-        }
+        Ok(items) if !items.is_empty() => (u32::try_from(items.len()).unwrap_or(u32::MAX), None),
         _ => (1, None),
     }
 }

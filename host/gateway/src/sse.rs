@@ -8,7 +8,6 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use memchr::memmem;
 
 /// An event that never ends must not fill memory.
 const MAX_EVENT: usize = 16 * 1024 * 1024;
@@ -106,9 +105,13 @@ impl Splitter {
 /// Behind the last blank line of `bytes`, looked for from `from` on.
 fn last_boundary(bytes: &[u8], from: usize) -> Option<usize> {
     let tail = bytes.get(from..)?;
-    let plain = memmem::rfind(tail, b"\n\n").map(|at| from + at + 2);
-    let crlf = memmem::rfind(tail, b"\r\n\r\n").map(|at| from + at + 4);
-    plain.max(crlf)
+    memchr::memrchr_iter(b'\n', tail).find(|at| ends_event(tail, *at)).map(|at| from + at + 1)
+}
+
+/// Whether the line feed at `at` ends a blank line.
+fn ends_event(bytes: &[u8], at: usize) -> bool {
+    let line = bytes.get(..at).unwrap_or_default();
+    line.ends_with(b"\n") || line.ends_with(b"\r\n\r")
 }
 
 /// The places of the single events in a slice of whole ones.
@@ -116,19 +119,15 @@ pub fn events(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
         let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
-        let plain = memmem::find(rest, b"\n\n").map(|end| end + 2);
-        let crlf = memmem::find(rest, b"\r\n\r\n").map(|end| end + 4);
-        let length = match (plain, crlf) {
-            (Some(plain), Some(crlf)) => plain.min(crlf),
-            (plain, crlf) => plain.or(crlf).unwrap_or(rest.len()),
-        };
+        let end = memchr::memchr_iter(b'\n', rest).find(|at| ends_event(rest, *at));
+        let length = end.map_or(rest.len(), |end| end + 1);
         let event = at..at + length;
         at += length;
         Some(event)
     })
 }
 
-/// Looks at one event (with or without its `data: `), or at a whole JSON body.
+/// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys.
 #[must_use]
 pub fn look(event: &[u8]) -> Seen {
     let mut seen = Seen::default();
@@ -136,76 +135,104 @@ pub fn look(event: &[u8]) -> Seen {
         seen.done = true;
         return seen;
     }
-    if let Some(at) = value_of(event, b"\"usage\":").filter(|at| event.get(*at) == Some(&b'{')) {
-        look_at_usage(event, at, &mut seen);
+    let mut first = First::default();
+    for (key, at) in keys(event) {
+        match key {
+            b"finish_reason" => seen.finish |= event.get(at) == Some(&b'"'),
+            // The first event of a chat, with a role and no content, holds no token.
+            b"content" | b"text" | b"reasoning_content" | b"reasoning" | b"arguments" => {
+                seen.token |= event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"');
+            }
+            // A tool call's head carries a name before any argument.
+            b"tool_calls" if !first.tool_calls => {
+                first.tool_calls = true;
+                seen.token |= event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']');
+            }
+            b"token_ids" => {
+                if let Some(ids) = ids_at(event, at) {
+                    first.token_ids = Some(first.token_ids.unwrap_or(0) + ids);
+                }
+            }
+            b"choices" => first.choices = true,
+            b"error" => first.error = first.error.or(Some(at)),
+            b"usage" => first.usage = first.usage.or(Some(at)),
+            b"kv_transfer_params" => first.handoff = first.handoff.or(Some(at)),
+            b"prompt_tokens" | b"completion_tokens" | b"cached_tokens" => first.count(key, at),
+            _ => {}
+        }
     }
-    seen.finish = values_of(event, b"\"finish_reason\":").any(|at| event.get(at) == Some(&b'"'));
-    seen.token = has_token(event);
-    seen.tokens = token_ids(event).unwrap_or(u32::from(seen.token));
+    seen.tokens = first.token_ids.unwrap_or(u32::from(seen.token));
     seen.token |= seen.tokens > 0;
-    seen.error = value_of(event, b"\"error\":").is_some_and(|at| event.get(at) == Some(&b'{'))
-        && value_of(event, b"\"choices\":").is_none();
-    seen.handoff_at = value_of(event, b"\"kv_transfer_params\":").and_then(|at| object_at(event, at));
+    let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
+    seen.error = object(first.error).is_some() && !first.choices;
+    seen.handoff_at = first.handoff.and_then(|at| object_at(event, at));
+    if object(first.usage).is_some() {
+        let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
+        seen.cached_at =
+            first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
+        seen.usage = Some(Usage {
+            prompt_tokens: count(first.prompt).unwrap_or(0),
+            completion_tokens: count(first.completion).unwrap_or(0),
+            cached_tokens: count(seen.cached_at.as_ref().map(|place| place.start)),
+        });
+    }
     seen
 }
 
-fn look_at_usage(event: &[u8], at: usize, seen: &mut Seen) {
-    let usage = event.get(at..).unwrap_or_default();
-    let count = |key| value_of(usage, key).and_then(|at| number_at(usage, at));
-    let cached = value_of(usage, b"\"cached_tokens\":").map(|start| start..start + digits(usage, start));
-    let cached = cached.filter(|place| !place.is_empty());
-    seen.usage = Some(Usage {
-        prompt_tokens: count(b"\"prompt_tokens\":").unwrap_or(0),
-        completion_tokens: count(b"\"completion_tokens\":").unwrap_or(0),
-        cached_tokens: cached.as_ref().and_then(|place| number_at(usage, place.start)),
-    });
-    seen.cached_at = cached.map(|place| at + place.start..at + place.end);
+/// Where the values of keys begin that count the first time only.
+#[derive(Default)]
+struct First {
+    usage: Option<usize>,
+    prompt: Option<usize>,
+    completion: Option<usize>,
+    cached: Option<usize>,
+    error: Option<usize>,
+    handoff: Option<usize>,
+    token_ids: Option<u32>,
+    tool_calls: bool,
+    choices: bool,
 }
 
-/// A delta (or completion text) that holds something; the first event of a chat, with a role and no content, does not.
-fn has_token(event: &[u8]) -> bool {
-    const TEXTS: [&[u8]; 5] =
-        [b"\"content\":", b"\"text\":", b"\"reasoning_content\":", b"\"reasoning\":", b"\"arguments\":"];
-    let filled = |at: usize| event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"');
-    let text = TEXTS.iter().any(|key| values_of(event, key).any(filled));
-    // A tool call's head carries a name before any argument.
-    text || value_of(event, b"\"tool_calls\":")
-        .is_some_and(|at| event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']'))
-}
-
-/// The number of ids in all `token_ids` arrays that are not null.
-fn token_ids(event: &[u8]) -> Option<u32> {
-    let mut count = None;
-    for at in values_of(event, b"\"token_ids\":").filter(|at| event.get(*at) == Some(&b'[')) {
-        let inner = event.get(at + 1..).unwrap_or_default();
-        let end = memchr::memchr(b']', inner).unwrap_or(inner.len());
-        let list = inner.get(..end).unwrap_or_default();
-        let commas = u32::try_from(memchr::memchr_iter(b',', list).count()).unwrap_or(u32::MAX);
-        let ids = if list.iter().all(u8::is_ascii_whitespace) { 0 } else { commas + 1 };
-        count = Some(count.unwrap_or(0) + ids);
+impl First {
+    /// Counts of tokens are those of the usage object: what comes before it is something else's.
+    fn count(&mut self, key: &[u8], at: usize) {
+        if self.usage.is_none() {
+            return;
+        }
+        let place = match key {
+            b"prompt_tokens" => &mut self.prompt,
+            b"completion_tokens" => &mut self.completion,
+            _ => &mut self.cached,
+        };
+        *place = place.or(Some(at));
     }
-    count
 }
 
-/// Where the value of the first `"key":` begins.
-fn value_of(bytes: &[u8], key: &[u8]) -> Option<usize> {
-    values_of(bytes, key).next()
+/// The longest key that [`look`] knows.
+const LONGEST: usize = "kv_transfer_params".len();
+
+/// Every short key with the place where its value begins. A key within a string would have escaped quotes, and is none.
+fn keys(bytes: &[u8]) -> impl Iterator<Item = (&[u8], usize)> {
+    memchr::memchr_iter(b':', bytes).filter_map(move |colon| {
+        let name = bytes.get(..colon)?.strip_suffix(b"\"")?;
+        let near = name.get(name.len().saturating_sub(LONGEST + 1)..)?;
+        let key = near.get(near.iter().rposition(|byte| *byte == b'"')? + 1..)?;
+        let quote = name.len() - key.len() - 1;
+        if key.ends_with(b"\\") || (quote > 0 && bytes.get(quote - 1) == Some(&b'\\')) {
+            return None;
+        }
+        let gap = bytes.get(colon + 1..)?.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        Some((key, colon + 1 + gap))
+    })
 }
 
-/// Where the values of every `"key":` begin. A key within a string would have escaped quotes, and is not found.
-fn values_of<'a>(bytes: &'a [u8], key: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
-    memmem::find_iter(bytes, key)
-        .filter(|at| at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\\'))
-        .map(|at| {
-            let start = at + key.len();
-            let gap = bytes
-                .get(start..)
-                .unwrap_or_default()
-                .iter()
-                .take_while(|byte| byte.is_ascii_whitespace())
-                .count();
-            start + gap
-        })
+/// The number of ids in the array that begins at `at`, if one does.
+fn ids_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let inner = bytes.get(at..)?.strip_prefix(b"[")?;
+    let end = memchr::memchr(b']', inner).unwrap_or(inner.len());
+    let list = inner.get(..end).unwrap_or_default();
+    let commas = u32::try_from(memchr::memchr_iter(b',', list).count()).unwrap_or(u32::MAX);
+    Some(if list.iter().all(u8::is_ascii_whitespace) { 0 } else { commas + 1 })
 }
 
 fn digits(bytes: &[u8], at: usize) -> usize {

@@ -5,8 +5,9 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{Receiver, Sender},
+        mpsc::{Receiver, RecvError, Sender, TryRecvError},
     },
+    thread,
     time::Duration,
 };
 
@@ -66,6 +67,43 @@ pub(super) struct Writer {
     order: VecDeque<(Candidate, u64)>,
 }
 
+/// The messages, taken in such a way that senders rarely have to wake this thread: to be woken for every decision costs
+/// the decision a system call, and both threads a switch.
+struct Queue<'a> {
+    messages: &'a Receiver<Message>,
+    /// Messages since the queue was last waited for.
+    in_a_row: u32,
+    /// When it was last found empty.
+    emptied: Instant,
+}
+
+impl Queue<'_> {
+    /// While messages come closely, the thread sleeps this long instead of waiting for the next: then all are there at once.
+    const NAP: Duration = Duration::from_millis(1);
+
+    fn next(&mut self) -> Result<Message, RecvError> {
+        loop {
+            match self.messages.try_recv() {
+                Ok(message) => {
+                    self.in_a_row = self.in_a_row.saturating_add(1);
+                    return Ok(message);
+                }
+                Err(TryRecvError::Disconnected) => return Err(RecvError),
+                Err(TryRecvError::Empty) => {}
+            }
+            let now = Instant::now();
+            let close = self.in_a_row > 1 && now.saturating_duration_since(self.emptied) < 4 * Self::NAP;
+            (self.in_a_row, self.emptied) = (0, now);
+            if !close {
+                let message = self.messages.recv()?;
+                self.in_a_row = 1;
+                return Ok(message);
+            }
+            thread::sleep(Self::NAP);
+        }
+    }
+}
+
 impl Writer {
     pub(super) fn new(shared: Arc<Shared>, config: IndexConfig) -> Self {
         Self {
@@ -83,7 +121,8 @@ impl Writer {
 
     /// Until every sender is gone.
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
-        while let Ok(message) = messages.recv() {
+        let mut queue = Queue { messages, in_a_row: 0, emptied: Instant::now() };
+        while let Ok(message) = queue.next() {
             match message {
                 Message::Events { candidate, batch } => {
                     self.take(candidate, &batch);
