@@ -30,11 +30,16 @@ pub(crate) struct Pace {
     pub(crate) event: Duration,
     /// Events of a stream.
     pub(crate) events: u32,
+    /// Whether it is the prefill half of a SGLang pair, whose one token nobody reads.
+    pub(crate) sglang_prefill: bool,
     /// Told the `"marker"` of every stream whose reader left early, when that was noticed.
     pub(crate) left: Option<fn(u64)>,
 }
 
 const HANDOFF: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3]],"remote_engine_id":"engine-0","remote_request_id":"cmpl-0","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":48,"remote_blocks_expiry_time":null,"transfer_mode":"pull"}"#;
+
+/// In a body: answer as a prefill half would. For clients that make both calls themselves.
+pub(crate) const PREFILL_LEG: &[u8] = b"\"prefill_leg\":true";
 
 impl Engine {
     pub(crate) fn start(pace: Pace) -> anyhow::Result<Self> {
@@ -85,6 +90,8 @@ fn serve(stream: TcpStream, pace: Pace) -> std::io::Result<()> {
             thread::sleep(pace.prefill);
             let answer = answer(&format!(",\"kv_transfer_params\":{HANDOFF}"));
             whole(&mut out, "application/json", &answer)?;
+        } else if pace.sglang_prefill || contains(&body, PREFILL_LEG) {
+            stream_events(&mut out, Pace { events: 1, event: Duration::ZERO, ..pace })?;
         } else if contains(&body, b"\"stream\":true") {
             let streamed = stream_events(&mut out, pace);
             if streamed.is_err()
@@ -107,7 +114,7 @@ fn answer(more: &str) -> String {
 
 fn facts(path: &str) -> String {
     if path.ends_with("/models") {
-        return r#"{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm","max_model_len":1000000}]}"#.to_owned();
+        return r#"{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"bench","max_model_len":1000000}]}"#.to_owned();
     }
     if path.ends_with("/metrics") {
         return "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.1\n"

@@ -168,8 +168,7 @@ pub fn look(event: &[u8]) -> Seen {
     seen.handoff_at = first.handoff.and_then(|at| object_at(event, at));
     if object(first.usage).is_some() {
         let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
-        seen.cached_at =
-            first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
+        seen.cached_at = first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
         seen.usage = Some(Usage {
             prompt_tokens: count(first.prompt).unwrap_or(0),
             completion_tokens: count(first.completion).unwrap_or(0),

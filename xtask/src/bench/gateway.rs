@@ -8,16 +8,15 @@ use std::{io::Write as _, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 
-use crate::{
-    engine::{Engine, Pace},
-    fleet, setup, sh,
-};
+use crate::{fleet, setup, sh};
 
 mod client;
 mod cpu;
+mod engines;
 mod routers;
 mod scenario;
 
+use engines::Engines;
 use routers::Router;
 use scenario::{Figures, Scenario};
 
@@ -32,6 +31,9 @@ pub(crate) struct Args {
     /// A share of each scenario's requests, for a quick look.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
+    /// A Python environment with rivals in it (vllm-router, sglang-router): they are measured in the same rounds.
+    #[arg(long)]
+    rivals: Option<PathBuf>,
     /// A JSON line a figure is appended here.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
@@ -41,7 +43,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds 0 measures nothing");
     setup::run()?;
-    let bin = fleet::build()?;
+    let programs = Programs { bin: fleet::build()?, rivals: args.rivals.clone() };
     let chosen: Vec<&Scenario> = scenario::ALL
         .iter()
         .filter(|one| args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == one.name))
@@ -54,9 +56,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for scenario in chosen {
         sh::tell(&format!("({}) {}", scenario.name, scenario.says));
         let rounds = (0..args.rounds)
-            .map(|round| one_round(scenario, &bin, args.scale, round))
+            .map(|round| one_round(scenario, &programs, args.scale, round))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        for (name, figures) in table(scenario, &rounds) {
+        for (name, figures) in table(scenario, &programs.routers(scenario), &rounds) {
             let line = json!({
                 "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds, "figures": figures,
             });
@@ -66,27 +68,47 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where the routers' programs are.
+#[derive(Debug)]
+struct Programs {
+    bin: PathBuf,
+    rivals: Option<PathBuf>,
+}
+
+impl Programs {
+    /// The routers that take part.
+    fn routers(&self, scenario: &Scenario) -> Vec<Router> {
+        let here = |router: &Router| !router.is_rival() || self.rivals.is_some();
+        Router::ALL.into_iter().filter(|router| here(router) && router.can(scenario)).collect()
+    }
+}
+
 type Round = Vec<(&'static str, Figures)>;
 
-fn one_round(scenario: &Scenario, bin: &std::path::Path, scale: f64, round: usize) -> anyhow::Result<Round> {
-    let engine = Engine::start(Pace { event: scenario.pace, events: scenario.events, ..Pace::default() })?;
+fn one_round(scenario: &Scenario, programs: &Programs, scale: f64, round: usize) -> anyhow::Result<Round> {
+    let engines = Engines::start(scenario)?;
     let mut figures = Vec::new();
+    let routers = programs.routers(scenario);
     // Each round begins with another router, so that none is always first.
-    let order = Router::ALL.iter().cycle().skip(round % Router::ALL.len()).take(Router::ALL.len());
+    let order = routers.iter().cycle().skip(round % routers.len()).take(routers.len());
     for kind in order {
-        let router = kind.start(scenario, &engine, bin).with_context(|| kind.name().to_owned())?;
+        let router = kind.start(scenario, &engines, programs).with_context(|| kind.name().to_owned())?;
         std::thread::sleep(Duration::from_millis(300));
-        scenario.run(&router, (scale * 0.1).min(0.1))?;
-        let measured = scenario.run(&router, scale)?;
-        sh::tell(&format!("  round {round} {:<9} {}", kind.name(), measured.short()));
+        scenario.run(&router, (scale * 0.1).min(0.1)).with_context(|| kind.name().to_owned())?;
+        let measured = scenario.run(&router, scale).with_context(|| kind.name().to_owned())?;
+        sh::tell(&format!("  round {round} {:<13} {}", kind.name(), measured.short()));
         figures.push((kind.name(), measured));
     }
     Ok(figures)
 }
 
-fn table(scenario: &Scenario, rounds: &[Round]) -> Vec<(&'static str, serde_json::Value)> {
+fn table(
+    scenario: &Scenario,
+    routers: &[Router],
+    rounds: &[Round],
+) -> Vec<(&'static str, serde_json::Value)> {
     sh::print(&format!(
-        "\n({}) {}\n{:<10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
+        "\n({}) {}\n{:<13} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
         scenario.name,
         scenario.says,
         "router",
@@ -112,7 +134,7 @@ fn table(scenario: &Scenario, rounds: &[Round]) -> Vec<(&'static str, serde_json
     let cpu = |figures: &Figures| figures.cpu_per_1000_s;
     let floor = of("nginx", cpu);
     let mut lines = Vec::new();
-    for kind in Router::ALL {
+    for kind in routers {
         let name = kind.name();
         let ratio: Vec<f64> = of(name, cpu).iter().zip(&floor).map(|(cpu, floor)| cpu / floor).collect();
         let shown = [
@@ -129,7 +151,7 @@ fn table(scenario: &Scenario, rounds: &[Round]) -> Vec<(&'static str, serde_json
         ];
         let [per_1000, ratio, per_event, p50, p99, hop50, hop99, chunk, rate, rss] = shown;
         sh::print(&format!(
-            "{name:<10} {per_1000:>12.3} {ratio:>9.2} {per_event:>9.2} {p50:>9.3} {p99:>9.3} {hop50:>9.0} {hop99:>9.0} {chunk:>8.2} {rate:>9.0} {rss:>9.1}"
+            "{name:<13} {per_1000:>12.3} {ratio:>9.2} {per_event:>9.2} {p50:>9.3} {p99:>9.3} {hop50:>9.0} {hop99:>9.0} {chunk:>8.2} {rate:>9.0} {rss:>9.1}"
         ));
         lines.push((
             name,

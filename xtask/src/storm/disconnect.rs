@@ -56,6 +56,7 @@ fn stops_at_once(args: &Args, bin: &Path, outcome: &mut Outcome) -> anyhow::Resu
         event: Duration::from_millis(2),
         events: 2_000,
         left: Some(noticed),
+        ..Pace::default()
     };
     let engine = Engine::start(pace)?;
     let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;

@@ -9,11 +9,12 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use super::scenario::{Scenario, Shape};
-use crate::{
-    engine::Engine,
-    fleet::{self, Fleet},
+use super::{
+    Programs,
+    engines::Engines,
+    scenario::{Pair, Scenario, Shape},
 };
+use crate::fleet::{self, Fleet};
 
 /// A kind of router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,10 @@ pub(super) enum Router {
     Nginx,
     /// Ours, as shipped.
     Pointsman,
+    /// vLLM's router, in Rust.
+    Vllm,
+    /// SGLang's router, in Rust.
+    Sglang,
 }
 
 /// A running one.
@@ -39,32 +44,64 @@ pub(super) struct Running {
 
 #[derive(Debug)]
 enum Proxy {
-    Nginx(Child),
+    /// Ended by SIGTERM: nginx's master ends its worker then, and a kill would leave that one behind.
+    Other(Child),
     Gateway(Fleet),
 }
 
 impl Router {
-    pub(super) const ALL: [Self; 3] = [Self::Direct, Self::Nginx, Self::Pointsman];
+    pub(super) const ALL: [Self; 5] = [Self::Direct, Self::Nginx, Self::Pointsman, Self::Vllm, Self::Sglang];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Nginx => "nginx",
             Self::Pointsman => "pointsman",
+            Self::Vllm => "vllm-router",
+            Self::Sglang => "sglang-router",
         }
     }
 
-    pub(super) fn start(self, scenario: &Scenario, engine: &Engine, bin: &Path) -> anyhow::Result<Running> {
+    pub(super) fn is_rival(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang)
+    }
+
+    /// Whether it runs both legs of a request itself.
+    pub(super) fn knows_legs(self) -> bool {
+        !matches!(self, Self::Direct | Self::Nginx)
+    }
+
+    /// Whether it can be set up for the scenario: rivals know their own engine's handshake, and no paths of workers.
+    pub(super) fn can(self, scenario: &Scenario) -> bool {
+        match scenario.shape {
+            Shape::Single { workers } => !self.is_rival() || workers <= 16,
+            Shape::Disaggregated(Pair::Vllm) => self != Self::Sglang,
+            Shape::Disaggregated(Pair::Sglang) => self != Self::Vllm,
+        }
+    }
+
+    pub(super) fn start(
+        self,
+        scenario: &Scenario,
+        engines: &Engines,
+        programs: &Programs,
+    ) -> anyhow::Result<Running> {
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
+        let first = *engines.serving.first().context("no engine")?;
         let (address, process) = match self {
-            Self::Direct => (engine.address, None),
+            Self::Direct => (first, None),
             Self::Nginx => {
-                nginx(dir.path(), engine.address).map(|(at, child)| (at, Some(Proxy::Nginx(child))))?
+                nginx(dir.path(), &engines.serving).map(|(at, child)| (at, Some(Proxy::Other(child))))?
             }
             Self::Pointsman => {
-                let fleet =
-                    fleet::gateway(bin, dir.path(), Vec::new(), "", &workers(scenario, engine.address))?;
+                let workers = workers(scenario, engines);
+                let fleet = fleet::gateway(&programs.bin, dir.path(), Vec::new(), "", &workers)?;
                 (fleet.client().parse()?, Some(Proxy::Gateway(fleet)))
+            }
+            Self::Vllm | Self::Sglang => {
+                let python = programs.rivals.as_ref().context("no rivals")?.join("bin/python");
+                let (at, child) = rival(self, &python, dir.path(), scenario, engines)?;
+                (at, Some(Proxy::Other(child)))
             }
         };
         let mut running = Running { address, kind: self, idle_mb: 0.0, process, _dir: Some(dir) };
@@ -73,17 +110,83 @@ impl Router {
     }
 }
 
-fn workers(scenario: &Scenario, engine: SocketAddr) -> Vec<String> {
-    let worker = |role: &str, place: String| format!("role={role},engine=vllm,url=http://{engine}{place}");
+fn workers(scenario: &Scenario, engines: &Engines) -> Vec<String> {
+    let worker =
+        |role: &str, engine: &str, at: &SocketAddr| format!("role={role},engine={engine},url=http://{at}");
     match scenario.shape {
-        Shape::Single { workers } => (0..workers).map(|n| worker("aggregated", format!("/w{n}"))).collect(),
-        Shape::Disaggregated => vec![
-            worker("prefill", "/p0".to_owned()),
-            worker("prefill", "/p1".to_owned()),
-            worker("decode", "/d0".to_owned()),
-            worker("decode", "/d1".to_owned()),
-        ],
+        Shape::Single { workers } => (0..workers as usize)
+            .zip(engines.serving.iter().cycle())
+            .map(|(number, at)| format!("{}/w{number}", worker("aggregated", "vllm", at)))
+            .collect(),
+        Shape::Disaggregated(pair) => {
+            let engine = if pair == Pair::Vllm { "vllm" } else { "sglang" };
+            let prefill = engines.prefill.iter().map(|at| worker("prefill", engine, at));
+            prefill.chain(engines.serving.iter().map(|at| worker("decode", engine, at))).collect()
+        }
     }
+}
+
+/// vLLM's or SGLang's router, as their own documentation starts them: round robin, no index.
+fn rival(
+    kind: Router,
+    python: &Path,
+    dir: &Path,
+    scenario: &Scenario,
+    engines: &Engines,
+) -> anyhow::Result<(SocketAddr, Child)> {
+    let address = free_port()?;
+    let (module, pair) = match kind {
+        Router::Vllm => ("vllm_router.launch_router", "--vllm-pd-disaggregation"),
+        _ => ("sglang_router.launch_router", "--pd-disaggregation"),
+    };
+    let mut command = Command::new(python);
+    command.args(["-m", module, "--host", "127.0.0.1", "--policy", "round_robin", "--log-level", "error"]);
+    command.args(["--port", &address.port().to_string()]);
+    command.args(["--prometheus-port", &free_port()?.port().to_string()]);
+    let url = |at: &SocketAddr| format!("http://{at}");
+    if matches!(scenario.shape, Shape::Disaggregated(_)) {
+        command.arg(pair);
+        for at in &engines.prefill {
+            command.args(["--prefill", &url(at)]);
+            if kind == Router::Sglang {
+                command.arg("8998");
+            }
+        }
+        for at in &engines.serving {
+            command.args(["--decode", &url(at)]);
+        }
+        if kind == Router::Vllm {
+            command.args(["--kv-connector", "nixl"]);
+        }
+    } else {
+        command.arg("--worker-urls").args(engines.serving.iter().map(url));
+    }
+    let log = std::fs::File::create(dir.join("log"))?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let mut child = command.spawn().with_context(|| format!("could not start {}", python.display()))?;
+    if let Err(error) = until_it_answers(&mut child, address) {
+        let _ = child.kill();
+        let said = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
+        bail!("{error}; it said: {}", said.chars().take(2_000).collect::<String>());
+    }
+    Ok((address, child))
+}
+
+fn free_port() -> std::io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")?.local_addr()
+}
+
+fn until_it_answers(child: &mut Child, address: SocketAddr) -> anyhow::Result<()> {
+    let started = Instant::now();
+    while crate::http::get(&address.to_string(), "/health").is_err() {
+        if started.elapsed() > Duration::from_secs(60) || child.try_wait()?.is_some() {
+            bail!("it does not serve");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Its workers are looked at by its own health checks first.
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(())
 }
 
 impl Running {
@@ -98,7 +201,7 @@ impl Running {
 
     fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| match process {
-            Proxy::Nginx(child) => child.id(),
+            Proxy::Other(child) => child.id(),
             Proxy::Gateway(fleet) => fleet.gateway.pid(),
         })
     }
@@ -106,24 +209,24 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Its master ends the worker on SIGTERM; a kill would leave that one behind.
-        if let Some(Proxy::Nginx(child)) = &mut self.process {
+        if let Some(Proxy::Other(child)) = &mut self.process {
             let _ = Command::new("kill").arg(child.id().to_string()).status();
             let _ = child.wait();
         }
     }
 }
 
-fn nginx(dir: &Path, engine: SocketAddr) -> anyhow::Result<(SocketAddr, Child)> {
-    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+fn nginx(dir: &Path, engines: &[SocketAddr]) -> anyhow::Result<(SocketAddr, Child)> {
+    let address = free_port()?;
     let at = dir.display();
+    let servers: String = engines.iter().map(|engine| format!("server {engine}; ")).collect();
     let config = format!(
         "daemon off; worker_processes 1; pid {at}/pid; error_log {at}/error.log warn;
 events {{ worker_connections 4096; }}
 http {{
   access_log off; client_max_body_size 64m; client_body_buffer_size 1m; keepalive_requests 1000000;
   client_body_temp_path {at}/b; proxy_temp_path {at}/p; fastcgi_temp_path {at}/f; uwsgi_temp_path {at}/u; scgi_temp_path {at}/s;
-  upstream engine {{ server {engine}; keepalive 1024; keepalive_requests 1000000; }}
+  upstream engine {{ {servers}keepalive 1024; keepalive_requests 1000000; }}
   server {{ listen {address}; location / {{ proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_buffering off; }} }}
 }}
 "

@@ -13,14 +13,21 @@ use anyhow::Context as _;
 
 use super::{
     client::{Client, Seen, quantile},
-    routers::{Router, Running},
+    routers::Running,
 };
 
 /// What stands behind the router.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
     Single { workers: u32 },
-    Disaggregated,
+    Disaggregated(Pair),
+}
+
+/// Whose handshake ties the legs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pair {
+    Vllm,
+    Sglang,
 }
 
 /// How requests come.
@@ -58,7 +65,7 @@ const BASE: Scenario = Scenario {
 };
 
 /// All of them.
-pub(super) const ALL: [Scenario; 7] = [
+pub(super) const ALL: [Scenario; 8] = [
     Scenario { name: "a", says: "tiny, not streamed, closed loop 16", requests: 20_000, ..BASE },
     Scenario {
         name: "b",
@@ -87,7 +94,16 @@ pub(super) const ALL: [Scenario; 7] = [
     Scenario {
         name: "e",
         says: "P/D vLLM style, 32 events, closed loop 8 (nginx relays both legs' calls)",
-        shape: Shape::Disaggregated,
+        shape: Shape::Disaggregated(Pair::Vllm),
+        events: 32,
+        load: Load::Closed(8),
+        requests: 2_000,
+        ..BASE
+    },
+    Scenario {
+        name: "e2",
+        says: "P/D SGLang style, 32 events, closed loop 8 (nginx relays both legs' calls)",
+        shape: Shape::Disaggregated(Pair::Sglang),
         events: 32,
         load: Load::Closed(8),
         requests: 2_000,
@@ -161,13 +177,16 @@ impl Scenario {
         };
         let requests = ((self.requests as f64 * scale) as u64).max(1);
         // nginx knows no legs: its clients make both calls themselves, so that it relays the same bytes.
-        let both = matches!(self.shape, Shape::Disaggregated) && router.kind != Router::Pointsman;
+        let pair = match self.shape {
+            Shape::Disaggregated(pair) if !router.kind.knows_legs() => Some(pair),
+            _ => None,
+        };
         let work = Arc::new(Work {
             address: router.address,
             load: self.load,
             requests,
             bodies: self.bodies(),
-            prefill: both.then(|| prefill_body(self.prompt_bytes)),
+            prefill: pair.map(|pair| prefill_body(pair, self.prompt_bytes)),
             next: AtomicU64::new(0),
             all: Mutex::new(Seen::default()),
             started: Instant::now(),
@@ -258,10 +277,14 @@ impl Work {
     }
 }
 
-fn prefill_body(bytes: usize) -> Vec<u8> {
+fn prefill_body(pair: Pair, bytes: usize) -> Vec<u8> {
+    let (mark, stream) = match pair {
+        Pair::Vllm => (r#""kv_transfer_params":{"do_remote_decode":true}"#, false),
+        Pair::Sglang => (r#""prefill_leg":true"#, true),
+    };
+    let prompt = prompt(0, bytes);
     format!(
-        r#"{{"kv_transfer_params":{{"do_remote_decode":true}},"model":"tiny","stream":false,"max_tokens":1,"messages":[{{"role":"user","content":"{}"}}]}}"#,
-        prompt(0, bytes)
+        r#"{{{mark},"model":"tiny","stream":{stream},"max_tokens":1,"messages":[{{"role":"user","content":"{prompt}"}}]}}"#
     )
     .into_bytes()
 }
