@@ -6,7 +6,6 @@
 
 use std::{
     borrow::Cow,
-    collections::VecDeque,
     convert::Infallible,
     ops::Range,
     pin::Pin,
@@ -30,8 +29,11 @@ use crate::{
 
 mod early;
 
-/// Chunks that came at once go out as one, but not more than so many.
-const MAX_JOINED: usize = 64;
+/// Events that came at once go out as one chunk, but not more than this much.
+const MAX_CHUNK: usize = 16 * 1024;
+/// Room for a few events. Bytes are copied into it: a slice kept of what hyper has read would make it take a new buffer for
+/// every read.
+const ROOM: usize = 2 * 1024;
 
 pub(crate) use early::prefill_answer;
 
@@ -49,9 +51,7 @@ struct Relay {
     incoming: Option<upstream::Body>,
     splitter: Splitter,
     /// What goes to the client next.
-    out: VecDeque<Bytes>,
-    /// Bytes of several chunks on their way to be one.
-    joined: BytesMut,
+    out: BytesMut,
     /// What is kept back until prefill ended (C11).
     held: Option<Vec<Bytes>>,
     /// The deadline, or the moment the bookings expire.
@@ -202,8 +202,7 @@ impl Relay {
             drive,
             incoming: Some(incoming),
             splitter: Splitter::default(),
-            out: VecDeque::new(),
-            joined: BytesMut::new(),
+            out: BytesMut::with_capacity(ROOM),
             held: None,
             timer,
             first_token: false,
@@ -220,8 +219,8 @@ impl Relay {
     /// What goes to the client next: all that the engine has written by now as one chunk, and nothing is waited for.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
-            if self.over || self.out.len() >= MAX_JOINED {
-                return Poll::Ready(self.join());
+            if self.over || self.out.len() >= MAX_CHUNK {
+                return Poll::Ready(self.next_chunk());
             }
             if self.drive.prefill_runs()
                 && let Poll::Ready(event) = self.drive.poll_prefill(cx)
@@ -231,21 +230,15 @@ impl Relay {
             }
             match self.poll_engine(cx) {
                 Poll::Ready(()) => {}
-                Poll::Pending if !self.out.is_empty() => return Poll::Ready(self.join()),
+                Poll::Pending if !self.out.is_empty() => return Poll::Ready(self.next_chunk()),
                 Poll::Pending if self.timer.as_mut().poll(cx).is_ready() => self.time_passed(),
                 Poll::Pending => return Poll::Pending,
             }
         }
     }
 
-    /// What is to go out, as one slice.
-    fn join(&mut self) -> Option<Bytes> {
-        if self.out.len() < 2 {
-            return self.out.pop_front();
-        }
-        self.joined.reserve(self.out.iter().map(Bytes::len).sum());
-        self.out.drain(..).for_each(|bytes| self.joined.extend_from_slice(&bytes));
-        Some(self.joined.split().freeze())
+    fn next_chunk(&mut self) -> Option<Bytes> {
+        if self.out.is_empty() { None } else { Some(self.out.split().freeze()) }
     }
 
     fn time_passed(&mut self) {
@@ -306,9 +299,9 @@ impl Relay {
                 // What came before this event in the slice goes first; it is not held even if this one is.
                 let before = events.slice(from..place.start);
                 if begins_hold {
-                    self.push_out(before)
+                    self.out.extend_from_slice(&before);
                 } else {
-                    self.push(before)
+                    self.push(before);
                 }
                 self.push(if edits { edit(&event, &seen, cached) } else { event });
                 from = place.end;
@@ -376,7 +369,10 @@ impl Relay {
     fn perform(&mut self, action: Action) {
         match action {
             Action::Hold => self.held = Some(Vec::new()),
-            Action::Release => self.out.extend(self.held.take().unwrap_or_default()),
+            Action::Release => {
+                let held = self.held.take().unwrap_or_default();
+                held.iter().for_each(|bytes| self.out.extend_from_slice(bytes));
+            }
             Action::Fail(leg) => {
                 let cause = self.drive.cause(leg);
                 self.fail_client(&cause);
@@ -408,7 +404,7 @@ impl Relay {
     /// One valid error event, and the end. What was held is not an answer any more.
     fn fail_client(&mut self, cause: &Cause) {
         self.held = None;
-        self.out.push_back(cause.event(&self.drive.account.request_id));
+        self.out.extend_from_slice(&cause.event(&self.drive.account.request_id));
         self.drive.account.ended(cause.status().as_u16(), cause.code());
         // `ended` is final: a failure after the head has status 200 on the wire and its own code in the log.
         self.closed = false;
@@ -416,15 +412,8 @@ impl Relay {
 
     fn push(&mut self, bytes: Bytes) {
         match &mut self.held {
-            _ if bytes.is_empty() => {}
             Some(held) => held.push(bytes),
-            None => self.push_out(bytes),
-        }
-    }
-
-    fn push_out(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
-            self.out.push_back(bytes);
+            None => self.out.extend_from_slice(&bytes),
         }
     }
 
