@@ -20,10 +20,12 @@ pub struct Salt<'a> {
 }
 
 impl Salt<'_> {
-    /// Seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` when present (wrapping).
+    /// Seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` when present (wrapping). An
+    /// empty one is none.
     pub(crate) fn seed(&self) -> u64 {
-        let lora = self.lora.map_or(0, |lora| xxh3_64(lora.as_bytes()));
-        let cache = self.cache.map_or(0, |cache| xxh3_64_with_seed(cache.as_bytes(), 1));
+        let given = |word: &&str| !word.is_empty();
+        let lora = self.lora.filter(given).map_or(0, |lora| xxh3_64(lora.as_bytes()));
+        let cache = self.cache.filter(given).map_or(0, |cache| xxh3_64_with_seed(cache.as_bytes(), 1));
         SEED.wrapping_add(lora).wrapping_add(cache)
     }
 }
@@ -139,6 +141,13 @@ mod tests {
 
     const PLAIN: [u64; 2] = [0xcb38_e4d7_fb2d_ca5c, 0x44a2_b237_9d6d_3c3d];
     const SALTED: [u64; 2] = [0x8937_aeb7_b940_9991, 0xf4d3_59dd_771f_b26f];
+
+    #[test]
+    fn h1_an_empty_adapter_or_salt_is_none() {
+        let tokens: Vec<u32> = (1..=8).collect();
+        let empty = Salt { lora: Some(""), cache: Some("") };
+        assert_eq!(block_hashes(&tokens, 4, &empty), block_hashes(&tokens, 4, &Salt::default()));
+    }
 
     #[test]
     fn h1_multimodal_objects_count_by_block_whatever_their_order() {
