@@ -51,8 +51,7 @@ pub(crate) fn multimodal_block_hashes(
     let blocks = tokens.chunks_exact(block_size.max(1)).enumerate();
     blocks
         .map(|(place, block)| {
-            bytes.clear();
-            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            fill(&mut bytes, block);
             if let Some(objects) = objects.get(place).filter(|objects| !objects.is_empty()) {
                 sorted.clone_from(objects);
                 sorted.sort_unstable();
@@ -82,24 +81,29 @@ pub(crate) fn byte_piece_hashes(
     .collect()
 }
 
-/// Sequence hashes of the full blocks of `tokens`, which go on from a block whose sequence hash is `parent`.
-#[must_use]
+/// Adds to `out` the sequence hashes of the full blocks of `tokens`, which go on from a block whose sequence hash is
+/// `parent`. `bytes` is room for one block.
 pub(crate) fn extend(
     parent: Option<BlockHash>,
     tokens: &[u32],
     block_size: usize,
     seed: u64,
-) -> Vec<BlockHash> {
+    bytes: &mut Vec<u8>,
+    out: &mut Vec<BlockHash>,
+) {
     let mut chain = Chain(parent.map(|parent| parent.0));
-    let mut bytes = Vec::with_capacity(block_size.saturating_mul(4).min(1 << 16));
-    let blocks = tokens.chunks_exact(block_size.max(1));
-    blocks
-        .map(|block| {
-            bytes.clear();
-            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
-            chain.next(xxh3_64_with_seed(&bytes, seed))
-        })
-        .collect()
+    out.extend(tokens.chunks_exact(block_size.max(1)).map(|block| {
+        fill(bytes, block);
+        chain.next(xxh3_64_with_seed(bytes, seed))
+    }));
+}
+
+/// Makes `bytes` the tokens of a block as little-endian u32s. Written so that it becomes one copy.
+fn fill(bytes: &mut Vec<u8>, block: &[u32]) {
+    bytes.resize(block.len() * 4, 0);
+    for (four, token) in bytes.chunks_exact_mut(4).zip(block) {
+        four.copy_from_slice(&token.to_le_bytes());
+    }
 }
 
 /// `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.
