@@ -46,17 +46,18 @@ pub(crate) fn multimodal_block_hashes(
 ) -> Vec<BlockHash> {
     let seed = salt.seed();
     let mut chain = Chain::default();
-    let mut bytes = Vec::with_capacity(block_size.saturating_mul(4).min(1 << 16));
+    let mut bytes = Vec::new();
     let mut sorted = Vec::new();
     let blocks = tokens.chunks_exact(block_size.max(1)).enumerate();
     blocks
         .map(|(place, block)| {
+            let Some(objects) = objects.get(place).filter(|objects| !objects.is_empty()) else {
+                return chain.next(local(block, seed, &mut bytes));
+            };
             fill(&mut bytes, block);
-            if let Some(objects) = objects.get(place).filter(|objects| !objects.is_empty()) {
-                sorted.clone_from(objects);
-                sorted.sort_unstable();
-                bytes.extend(sorted.iter().flat_map(|object| object.to_le_bytes()));
-            }
+            sorted.clone_from(objects);
+            sorted.sort_unstable();
+            bytes.extend(sorted.iter().flat_map(|object| object.to_le_bytes()));
             chain.next(xxh3_64_with_seed(&bytes, seed))
         })
         .collect()
@@ -82,7 +83,7 @@ pub(crate) fn byte_piece_hashes(
 }
 
 /// Adds to `out` the sequence hashes of the full blocks of `tokens`, which go on from a block whose sequence hash is
-/// `parent`. `bytes` is room for one block.
+/// `parent`. `bytes` may be used as room for a block.
 pub(crate) fn extend(
     parent: Option<BlockHash>,
     tokens: &[u32],
@@ -92,13 +93,19 @@ pub(crate) fn extend(
     out: &mut Vec<BlockHash>,
 ) {
     let mut chain = Chain(parent.map(|parent| parent.0));
-    out.extend(tokens.chunks_exact(block_size.max(1)).map(|block| {
-        fill(bytes, block);
-        chain.next(xxh3_64_with_seed(bytes, seed))
-    }));
+    out.extend(tokens.chunks_exact(block_size.max(1)).map(|block| chain.next(local(block, seed, bytes))));
 }
 
-/// Makes `bytes` the tokens of a block as little-endian u32s. Written so that it becomes one copy.
+/// The local hash of a block without objects. Its tokens are hashed where they lie if memory is little-endian.
+fn local(block: &[u32], seed: u64, bytes: &mut Vec<u8>) -> u64 {
+    if cfg!(target_endian = "little") {
+        return xxh3_64_with_seed(bytemuck::cast_slice(block), seed);
+    }
+    fill(bytes, block);
+    xxh3_64_with_seed(bytes, seed)
+}
+
+/// Makes `bytes` the tokens of a block as little-endian u32s.
 fn fill(bytes: &mut Vec<u8>, block: &[u32]) {
     bytes.resize(block.len() * 4, 0);
     for (four, token) in bytes.chunks_exact_mut(4).zip(block) {

@@ -4,6 +4,7 @@
 //! Nothing here is part of the gateway, and no crate of the gateway depends on it.
 
 pub mod contest;
+pub mod cost;
 pub mod engine;
 pub mod load;
 pub mod sides;

@@ -17,6 +17,8 @@ pub struct Overlaps {
     /// Where each slot is in the group; true only if the slot is there.
     places: Vec<u32>,
     work: Vec<Task>,
+    /// The depth at which most candidates ended, and how many: they often share a system prompt and no more.
+    usual: (usize, usize),
 }
 
 /// Candidates `group[start..end]` hold block `low`, and none of them holds block `high`.
@@ -26,6 +28,20 @@ struct Task {
     high: usize,
     start: usize,
     end: usize,
+}
+
+impl Task {
+    /// The block to ask for next.
+    fn middle(&self, blocks: usize, usual: usize) -> usize {
+        // A prompt that is cached whole, or up to its last block, is common: look there first.
+        if self.low == 0 && self.high == blocks {
+            return blocks - 1;
+        }
+        // Then whether the last lookup's usual depth is this one's: the block before it is held, the one behind is not.
+        let between = |place: &usize| self.low < *place && *place < self.high;
+        let guess = if self.low + 1 == usual { usual } else { usual.saturating_sub(1) };
+        Some(guess).filter(between).unwrap_or(self.low.midpoint(self.high))
+    }
 }
 
 impl Overlaps {
@@ -69,6 +85,7 @@ impl Overlaps {
             }
         }
         self.work.clear();
+        let usual = std::mem::take(&mut self.usual).0;
         if !self.group.is_empty() {
             self.work.push(Task { low: 0, high: blocks.len(), start: 0, end: self.group.len() });
         }
@@ -77,9 +94,7 @@ impl Overlaps {
                 self.settle(task);
                 continue;
             }
-            // A prompt that is cached whole, or up to its last block, is common: look there first.
-            let whole = task.low == 0 && task.high == blocks.len();
-            let middle = if whole { task.high - 1 } else { task.low.midpoint(task.high) };
+            let middle = task.middle(blocks.len(), usual);
             let Some(block) = blocks.get(middle) else { continue };
             let split = self.partition(shards, *block, task.start, task.end);
             if split < task.end {
@@ -114,6 +129,10 @@ impl Overlaps {
 
     /// Slots of the task hold exactly `low + 1` blocks.
     fn settle(&mut self, task: Task) {
+        let slots = task.end - task.start;
+        if slots > self.usual.1 {
+            self.usual = (task.low + 1, slots);
+        }
         let depth = u32::try_from(task.low + 1).unwrap_or(u32::MAX);
         for slot in self.group.get(task.start..task.end).unwrap_or_default() {
             if let Some(of) = self.depths.get_mut(*slot as usize) {
