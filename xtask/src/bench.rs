@@ -2,6 +2,7 @@
 
 mod criterion;
 mod gateway;
+mod index;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -15,6 +16,8 @@ enum What {
     Criterion(criterion::Args),
     /// The gateway beside nginx and direct calls: CPU time, added latency, memory; interleaved rounds.
     Gateway(gateway::Args),
+    /// The prefix index beside that of NVIDIA Dynamo's KV router: blocks stored, lookups, bytes; interleaved rounds.
+    Index(index::Args),
 }
 
 /// Runs what was asked for; all criterion benches when nothing was.
@@ -23,5 +26,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         None => criterion::run(&criterion::Args::default()),
         Some(What::Criterion(args)) => criterion::run(args),
         Some(What::Gateway(args)) => gateway::run(args),
+        Some(What::Index(args)) => index::run(args),
     }
 }

@@ -20,10 +20,12 @@ pub struct Salt<'a> {
 }
 
 impl Salt<'_> {
-    /// Seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` when present (wrapping).
+    /// Seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` when present (wrapping). An
+    /// empty one is none.
     pub(crate) fn seed(&self) -> u64 {
-        let lora = self.lora.map_or(0, |lora| xxh3_64(lora.as_bytes()));
-        let cache = self.cache.map_or(0, |cache| xxh3_64_with_seed(cache.as_bytes(), 1));
+        let given = |word: &&str| !word.is_empty();
+        let lora = self.lora.filter(given).map_or(0, |lora| xxh3_64(lora.as_bytes()));
+        let cache = self.cache.filter(given).map_or(0, |cache| xxh3_64_with_seed(cache.as_bytes(), 1));
         SEED.wrapping_add(lora).wrapping_add(cache)
     }
 }
@@ -44,18 +46,18 @@ pub(crate) fn multimodal_block_hashes(
 ) -> Vec<BlockHash> {
     let seed = salt.seed();
     let mut chain = Chain::default();
-    let mut bytes = Vec::with_capacity(block_size.saturating_mul(4).min(1 << 16));
+    let mut bytes = Vec::new();
     let mut sorted = Vec::new();
     let blocks = tokens.chunks_exact(block_size.max(1)).enumerate();
     blocks
         .map(|(place, block)| {
-            bytes.clear();
-            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
-            if let Some(objects) = objects.get(place).filter(|objects| !objects.is_empty()) {
-                sorted.clone_from(objects);
-                sorted.sort_unstable();
-                bytes.extend(sorted.iter().flat_map(|object| object.to_le_bytes()));
-            }
+            let Some(objects) = objects.get(place).filter(|objects| !objects.is_empty()) else {
+                return chain.next(local(block, seed, &mut bytes));
+            };
+            fill(&mut bytes, block);
+            sorted.clone_from(objects);
+            sorted.sort_unstable();
+            bytes.extend(sorted.iter().flat_map(|object| object.to_le_bytes()));
             chain.next(xxh3_64_with_seed(&bytes, seed))
         })
         .collect()
@@ -80,24 +82,35 @@ pub(crate) fn byte_piece_hashes(
     .collect()
 }
 
-/// Sequence hashes of the full blocks of `tokens`, which go on from a block whose sequence hash is `parent`.
-#[must_use]
+/// Adds to `out` the sequence hashes of the full blocks of `tokens`, which go on from a block whose sequence hash is
+/// `parent`. `bytes` may be used as room for a block.
 pub(crate) fn extend(
     parent: Option<BlockHash>,
     tokens: &[u32],
     block_size: usize,
     seed: u64,
-) -> Vec<BlockHash> {
+    bytes: &mut Vec<u8>,
+    out: &mut Vec<BlockHash>,
+) {
     let mut chain = Chain(parent.map(|parent| parent.0));
-    let mut bytes = Vec::with_capacity(block_size.saturating_mul(4).min(1 << 16));
-    let blocks = tokens.chunks_exact(block_size.max(1));
-    blocks
-        .map(|block| {
-            bytes.clear();
-            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
-            chain.next(xxh3_64_with_seed(&bytes, seed))
-        })
-        .collect()
+    out.extend(tokens.chunks_exact(block_size.max(1)).map(|block| chain.next(local(block, seed, bytes))));
+}
+
+/// The local hash of a block without objects. Its tokens are hashed where they lie if memory is little-endian.
+fn local(block: &[u32], seed: u64, bytes: &mut Vec<u8>) -> u64 {
+    if cfg!(target_endian = "little") {
+        return xxh3_64_with_seed(bytemuck::cast_slice(block), seed);
+    }
+    fill(bytes, block);
+    xxh3_64_with_seed(bytes, seed)
+}
+
+/// Makes `bytes` the tokens of a block as little-endian u32s.
+fn fill(bytes: &mut Vec<u8>, block: &[u32]) {
+    bytes.resize(block.len() * 4, 0);
+    for (four, token) in bytes.chunks_exact_mut(4).zip(block) {
+        four.copy_from_slice(&token.to_le_bytes());
+    }
 }
 
 /// `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.
@@ -139,6 +152,13 @@ mod tests {
 
     const PLAIN: [u64; 2] = [0xcb38_e4d7_fb2d_ca5c, 0x44a2_b237_9d6d_3c3d];
     const SALTED: [u64; 2] = [0x8937_aeb7_b940_9991, 0xf4d3_59dd_771f_b26f];
+
+    #[test]
+    fn h1_an_empty_adapter_or_salt_is_none() {
+        let tokens: Vec<u32> = (1..=8).collect();
+        let empty = Salt { lora: Some(""), cache: Some("") };
+        assert_eq!(block_hashes(&tokens, 4, &empty), block_hashes(&tokens, 4, &Salt::default()));
+    }
 
     #[test]
     fn h1_multimodal_objects_count_by_block_whatever_their_order() {

@@ -9,6 +9,7 @@
 //! writer holds for one block at a time.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -25,10 +26,13 @@ use crate::{
     id::{BlockHash, DpRank, WorkerId},
 };
 
+mod lookup;
+mod runs;
 mod shards;
 mod source;
 mod writer;
 
+pub use lookup::Overlaps;
 use shards::Shards;
 use writer::{Message, Writer};
 
@@ -61,27 +65,6 @@ pub struct Matched {
     pub host: u32,
     /// On disk, beyond the host's.
     pub disk: u32,
-}
-
-/// The answer of a lookup, and its reusable buffers.
-#[derive(Debug, Default)]
-pub struct Overlaps {
-    found: Vec<((WorkerId, DpRank), Matched)>,
-    /// Slots with the depth to which each holds the prefix.
-    depths: Vec<(u32, u32)>,
-    group: Vec<u32>,
-    work: Vec<Task>,
-    marks: Vec<u32>,
-    stamp: u32,
-}
-
-/// Candidates `group[start..end]` hold block `low`, and none of them holds block `high`.
-#[derive(Clone, Copy, Debug)]
-struct Task {
-    low: usize,
-    high: usize,
-    start: usize,
-    end: usize,
 }
 
 /// Sizes and counts, for metrics.
@@ -119,9 +102,14 @@ struct Counters {
 struct Names {
     /// `None` once the worker left.
     slots: Vec<Option<Name>>,
-    /// The slots of other tiers than the device.
-    lower: Vec<u32>,
+    /// The slots of each candidate, sorted by candidate.
+    candidates: Vec<((WorkerId, DpRank), TierSlots)>,
+    /// The slots of candidates that have other tiers than the device.
+    lower: Vec<TierSlots>,
 }
+
+/// A candidate's slots on device, host and disk.
+type TierSlots = [Option<u32>; 3];
 
 #[derive(Clone, Debug)]
 struct Name {
@@ -161,42 +149,9 @@ impl PrefixIndex {
         Ok(Self { shared, queue })
     }
 
-    /// Finds how many blocks of the prefix each candidate holds. Candidates that hold none are not in the answer.
+    /// Finds how many blocks of the prefix each candidate holds.
     pub fn matches(&self, blocks: &[BlockHash], _now: Instant, out: &mut Overlaps) {
-        out.clear();
-        let Some(first) = blocks.first() else { return };
-        let shards = &self.shared.shards;
-        shards.holders(*first, |slot| out.group.push(slot));
-        let names = self.shared.names.load();
-        if out.group.is_empty() && names.lower.is_empty() {
-            return;
-        }
-        out.marks.resize(out.marks.len().max(names.slots.len()), 0);
-        if !out.group.is_empty() {
-            out.work.push(Task { low: 0, high: blocks.len(), start: 0, end: out.group.len() });
-        }
-        while let Some(task) = out.work.pop() {
-            if task.high - task.low <= 1 {
-                out.settle(task);
-                continue;
-            }
-            // A prompt that is cached whole, or up to its last block, is common: look there first.
-            let whole = task.low == 0 && task.high == blocks.len();
-            let middle = if whole { task.high - 1 } else { task.low.midpoint(task.high) };
-            let Some(block) = blocks.get(middle) else { continue };
-            out.mark(shards, *block);
-            let split = out.partition(task.start, task.end);
-            if split < task.end {
-                out.work.push(Task { high: middle, start: split, ..task });
-            }
-            if split > task.start {
-                out.work.push(Task { low: middle, end: split, ..task });
-            }
-        }
-        out.name(&names, shards, blocks);
-        if !names.lower.is_empty() {
-            out.go_lower(&names, shards, blocks);
-        }
+        out.find(&self.shared, blocks);
     }
 
     /// Takes the blocks to be cached at a candidate from `now` on. Returns at once; the writer thread applies it.
@@ -267,96 +222,28 @@ impl PrefixIndex {
     }
 }
 
-impl Overlaps {
-    /// What a candidate holds.
-    #[must_use]
-    pub fn get(&self, worker: WorkerId, rank: DpRank) -> Matched {
-        let place = self.found.binary_search_by_key(&(worker, rank), |(candidate, _)| *candidate);
-        place.ok().and_then(|place| self.found.get(place)).map_or(Matched::default(), |(_, matched)| *matched)
-    }
-
-    fn clear(&mut self) {
-        self.found.clear();
-        self.depths.clear();
-        self.group.clear();
-        self.work.clear();
-    }
-
-    /// Slots of the task hold exactly `low + 1` blocks.
-    fn settle(&mut self, task: Task) {
-        let depth = u32::try_from(task.low + 1).unwrap_or(u32::MAX);
-        let slots = self.group.get(task.start..task.end).unwrap_or_default();
-        self.depths.extend(slots.iter().map(|slot| (*slot, depth)));
-    }
-
-    /// What the device slots hold, by candidate. A slot with holes is walked from the root.
-    fn name(&mut self, names: &Names, shards: &Shards, blocks: &[BlockHash]) {
-        for (slot, depth) in &self.depths {
-            let Some(name) = names.slots.get(*slot as usize).and_then(Option::as_ref) else { continue };
-            if name.tier != Tier::Device {
-                continue;
-            }
-            let holed = name.holes.load(Ordering::Acquire) > 0;
-            let device = if holed { run(shards, blocks, 0, *slot).min(*depth) } else { *depth };
-            self.found.push((name.candidate, Matched { device, ..Matched::default() }));
+impl Names {
+    /// Gives a slot a name, or takes it.
+    fn set(&mut self, slot: u32, name: Option<Name>) {
+        let place = slot as usize;
+        self.slots.resize_with(self.slots.len().max(place + 1), || None);
+        if let Some(old) = self.slots.get_mut(place) {
+            *old = name;
         }
-        self.found.sort_unstable_by_key(|(candidate, _)| *candidate);
-    }
-
-    /// Lower tiers go on where the tier above ended.
-    fn go_lower(&mut self, names: &Names, shards: &Shards, blocks: &[BlockHash]) {
-        for tier in [Tier::Host, Tier::Disk] {
-            for slot in &names.lower {
-                let Some(name) = names.slots.get(*slot as usize).and_then(Option::as_ref) else { continue };
-                if name.tier != tier {
-                    continue;
-                }
-                let place = self.found.binary_search_by_key(&name.candidate, |(candidate, _)| *candidate);
-                let matched = place.ok().and_then(|place| self.found.get(place)).map(|(_, matched)| *matched);
-                let mut matched = matched.unwrap_or_default();
-                let more = run(shards, blocks, matched.device + matched.host, *slot);
-                if more == 0 {
-                    continue;
-                }
-                *(if tier == Tier::Host { &mut matched.host } else { &mut matched.disk }) = more;
-                match place.map(|place| self.found.get_mut(place)) {
-                    Ok(found) => found.into_iter().for_each(|found| found.1 = matched),
-                    Err(place) => self.found.insert(place, (name.candidate, matched)),
-                }
-            }
+        let mut candidates = BTreeMap::<_, TierSlots>::new();
+        for (slot, name) in (0..).zip(&self.slots) {
+            let Some(name) = name else { continue };
+            let [device, host, disk] = candidates.entry(name.candidate).or_default();
+            *(match name.tier {
+                Tier::Device => device,
+                Tier::Host => host,
+                Tier::Disk => disk,
+            }) = Some(slot);
         }
+        let lower = |slots: &TierSlots| matches!(slots, [_, Some(_), _] | [_, _, Some(_)]);
+        self.lower = candidates.values().copied().filter(lower).collect();
+        self.candidates = candidates.into_iter().collect();
     }
-
-    /// Marks the holders of a block with a new stamp.
-    fn mark(&mut self, shards: &Shards, block: BlockHash) {
-        self.stamp = self.stamp.wrapping_add(1).max(1);
-        let (marks, stamp) = (&mut self.marks, self.stamp);
-        shards.holders(block, |slot| {
-            if let Some(mark) = marks.get_mut(slot as usize) {
-                *mark = stamp;
-            }
-        });
-    }
-
-    /// Moves the marked candidates of `group[start..end]` to its front; answers where the others begin.
-    fn partition(&mut self, start: usize, end: usize) -> usize {
-        let mut split = start;
-        for place in start..end {
-            let slot = self.group.get(place).copied().unwrap_or(u32::MAX);
-            if self.marks.get(slot as usize) == Some(&self.stamp) {
-                self.group.swap(place, split);
-                split += 1;
-            }
-        }
-        split
-    }
-}
-
-/// How many blocks from `from` on a slot holds without a gap.
-fn run(shards: &Shards, blocks: &[BlockHash], from: u32, slot: u32) -> u32 {
-    let rest = blocks.get(from as usize..).unwrap_or_default();
-    let held = rest.iter().take_while(|block| shards.holds(**block, slot)).count();
-    u32::try_from(held).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::id::BlockHash;
 const SHARDS: usize = 256;
 
 /// Bytes a block is accounted with: key, holder and the table's slack.
-pub(super) const BYTES_A_BLOCK: usize = 44;
+pub(super) const BYTES_A_BLOCK: usize = 30;
 /// Bytes each holder after the first is accounted with.
 pub(super) const BYTES_A_HOLDER: usize = 12;
 
@@ -37,14 +37,22 @@ impl Hasher for AsItIs {
     }
 }
 
-type Table = HashMap<BlockHash, Holders, BuildHasherDefault<AsItIs>>;
+/// One shard.
+#[derive(Debug, Default)]
+struct Table {
+    blocks: HashMap<BlockHash, Holder, BuildHasherDefault<AsItIs>>,
+    /// The holders of blocks that have several.
+    several: Vec<Vec<Holder>>,
+    /// Places in `several` that are free.
+    free: Vec<u32>,
+}
 
-/// Slots that hold a block, each with its count of records. Most blocks have one holder.
-#[derive(Debug)]
-enum Holders {
-    One(u32, u32),
-    #[expect(clippy::box_collection, reason = "the thin pointer keeps the common case at 16 bytes")]
-    Many(Box<Vec<(u32, u32)>>),
+/// A slot that holds a block, and how many records say so. Most blocks have one holder, and are kept in these 8 bytes; a
+/// `count` of 0 says that there are several, and `slot` is their place in [`Table::several`].
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    slot: u32,
+    count: u32,
 }
 
 /// What one change did to the table.
@@ -74,49 +82,26 @@ impl Shards {
     /// Calls `each` with every slot that holds the block.
     pub(super) fn holders(&self, block: BlockHash, mut each: impl FnMut(u32)) {
         let Some(shard) = self.shard(block) else { return };
-        match shard.read().get(&block) {
-            None => {}
-            Some(Holders::One(slot, _)) => each(*slot),
-            Some(Holders::Many(many)) => many.iter().for_each(|(slot, _)| each(*slot)),
-        }
+        let table = shard.read();
+        let Some(holder) = table.blocks.get(&block) else { return };
+        table.all(holder).iter().for_each(|holder| each(holder.slot));
     }
 
     /// Whether `slot` holds the block.
     pub(super) fn holds(&self, block: BlockHash, slot: u32) -> bool {
         let Some(shard) = self.shard(block) else { return false };
-        match shard.read().get(&block) {
-            None => false,
-            Some(Holders::One(holder, _)) => *holder == slot,
-            Some(Holders::Many(many)) => many.iter().any(|(holder, _)| *holder == slot),
-        }
+        let table = shard.read();
+        table.blocks.get(&block).is_some_and(|holder| table.all(holder).iter().any(|one| one.slot == slot))
     }
 
     /// One more record says that `slot` holds the block.
     pub(super) fn add(&self, block: BlockHash, slot: u32) -> Change {
-        let Some(shard) = self.shard(block) else { return Change::default() };
-        match shard.write().entry(block) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(Holders::One(slot, 1));
-                Change { blocks: 1, bytes: signed(BYTES_A_BLOCK) }
-            }
-            Entry::Occupied(mut occupied) => occupied.get_mut().add(slot),
-        }
+        self.shard(block).map_or(Change::default(), |shard| shard.write().add(block, slot))
     }
 
     /// One record less says so.
     pub(super) fn release(&self, block: BlockHash, slot: u32) -> Change {
-        let Some(shard) = self.shard(block) else { return Change::default() };
-        let mut table = shard.write();
-        let Some(holders) = table.get_mut(&block) else { return Change::default() };
-        let (empty, change) = holders.release(slot);
-        if empty {
-            table.remove(&block);
-            // A table that was once large gives its room back.
-            if table.len() * 4 < table.capacity() && table.capacity() > 64 {
-                table.shrink_to_fit();
-            }
-        }
-        change
+        self.shard(block).map_or(Change::default(), |shard| shard.write().release(block, slot))
     }
 
     fn shard(&self, block: BlockHash) -> Option<&RwLock<Table>> {
@@ -126,64 +111,82 @@ impl Shards {
     }
 }
 
-impl Holders {
-    fn add(&mut self, slot: u32) -> Change {
-        match self {
-            Self::One(holder, count) if *holder == slot => {
-                *count += 1;
-                Change::default()
-            }
-            Self::One(holder, count) => {
-                *self = Self::Many(Box::new(vec![(*holder, *count), (slot, 1)]));
-                Change { blocks: 0, bytes: signed(2 * BYTES_A_HOLDER) }
-            }
-            Self::Many(many) => match many.iter_mut().find(|(holder, _)| *holder == slot) {
-                Some((_, count)) => {
-                    *count += 1;
-                    Change::default()
-                }
-                None => {
-                    many.push((slot, 1));
-                    Change { blocks: 0, bytes: signed(BYTES_A_HOLDER) }
-                }
-            },
+impl Table {
+    fn all<'a>(&'a self, holder: &'a Holder) -> &'a [Holder] {
+        if holder.count > 0 {
+            return std::slice::from_ref(holder);
         }
+        self.several.get(holder.slot as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether nobody holds it any more, and what that changed.
-    fn release(&mut self, slot: u32) -> (bool, Change) {
-        match self {
-            Self::One(holder, count) if *holder == slot => {
-                *count -= 1;
-                let gone = *count == 0;
-                let change = if gone {
-                    Change { blocks: -1, bytes: -signed(BYTES_A_BLOCK) }
-                } else {
-                    Change::default()
-                };
-                (gone, change)
+    fn add(&mut self, block: BlockHash, slot: u32) -> Change {
+        let new = Holder { slot, count: 1 };
+        let holder = match self.blocks.entry(block) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(new);
+                return Change { blocks: 1, bytes: signed(BYTES_A_BLOCK) };
             }
-            Self::One(..) => (false, Change::default()),
-            Self::Many(many) => {
-                let Some(place) = many.iter().position(|(holder, _)| *holder == slot) else {
-                    return (false, Change::default());
-                };
-                if let Some((_, count)) = many.get_mut(place) {
-                    *count -= 1;
-                    if *count > 0 {
-                        return (false, Change::default());
-                    }
-                }
-                many.swap_remove(place);
-                match (many.len(), many.first().copied()) {
-                    (1, Some((holder, count))) => {
-                        *self = Self::One(holder, count);
-                        (false, Change { blocks: 0, bytes: -signed(2 * BYTES_A_HOLDER) })
-                    }
-                    _ => (false, Change { blocks: 0, bytes: -signed(BYTES_A_HOLDER) }),
-                }
-            }
+            Entry::Occupied(occupied) => occupied.into_mut(),
+        };
+        if holder.count > 0 && holder.slot == slot {
+            holder.count += 1;
+            return Change::default();
         }
+        if holder.count > 0 {
+            let both = vec![*holder, new];
+            let place = self.free.pop().unwrap_or_else(|| {
+                self.several.push(Vec::new());
+                u32::try_from(self.several.len() - 1).unwrap_or(u32::MAX)
+            });
+            if let Some(several) = self.several.get_mut(place as usize) {
+                *several = both;
+            }
+            *holder = Holder { slot: place, count: 0 };
+            return Change { blocks: 0, bytes: signed(4 * BYTES_A_HOLDER) };
+        }
+        let Some(several) = self.several.get_mut(holder.slot as usize) else { return Change::default() };
+        if let Some(holder) = several.iter_mut().find(|holder| holder.slot == slot) {
+            holder.count += 1;
+            return Change::default();
+        }
+        several.push(new);
+        Change { blocks: 0, bytes: signed(BYTES_A_HOLDER) }
+    }
+
+    fn release(&mut self, block: BlockHash, slot: u32) -> Change {
+        let Some(holder) = self.blocks.get_mut(&block) else { return Change::default() };
+        if holder.count == 0 {
+            let place = holder.slot;
+            let Some(several) = self.several.get_mut(place as usize) else { return Change::default() };
+            let Some(at) = several.iter().position(|holder| holder.slot == slot) else {
+                return Change::default();
+            };
+            if let Some(one) = several.get_mut(at).filter(|one| one.count > 1) {
+                one.count -= 1;
+                return Change::default();
+            }
+            several.swap_remove(at);
+            let [last] = several.as_slice() else {
+                return Change { blocks: 0, bytes: -signed(BYTES_A_HOLDER) };
+            };
+            *holder = *last;
+            *several = Vec::new();
+            self.free.push(place);
+            return Change { blocks: 0, bytes: -signed(4 * BYTES_A_HOLDER) };
+        }
+        if holder.slot != slot {
+            return Change::default();
+        }
+        holder.count -= 1;
+        if holder.count > 0 {
+            return Change::default();
+        }
+        self.blocks.remove(&block);
+        // A table that was once large gives its room back.
+        if self.blocks.len() * 4 < self.blocks.capacity() && self.blocks.capacity() > 64 {
+            self.blocks.shrink_to_fit();
+        }
+        Change { blocks: -1, bytes: -signed(BYTES_A_BLOCK) }
     }
 }
 

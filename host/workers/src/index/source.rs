@@ -3,23 +3,19 @@
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
 };
 
-use super::shards::{Change, Shards};
+use super::{
+    runs::{BYTES_A_RUN, BYTES_AN_ENTRY, Place, Runs},
+    shards::{Change, Shards},
+};
 use crate::{
     events::{Stored, Tier},
     hash::{Salt, extend},
-    id::BlockHash,
 };
-
-/// Bytes an engine block is accounted with beside the table's own: its entry, its place in the order of eviction, slack.
-pub(super) const BYTES_AN_ENTRY: i64 = 120;
 
 /// A slot of the table, and how many of its blocks lie below a block it does not hold.
 #[derive(Clone, Debug)]
@@ -32,46 +28,30 @@ pub(super) struct TierSlot {
 #[derive(Debug, Default)]
 pub(super) struct Source {
     slots: [Option<TierSlot>; 3],
-    blocks: HashMap<u64, Entry>,
-}
-
-#[derive(Debug)]
-struct Entry {
-    ours: Ours,
-    parent: Option<u64>,
-    seed: u64,
-    /// How often it is stored, by tier.
-    stored: [u16; 3],
-    /// Children that are stored, by tier.
-    children: [u32; 3],
-    /// Entries that have this one as parent.
-    kin: u32,
-}
-
-/// Our sequence hashes of one engine block: one where the block sizes are equal.
-#[derive(Debug)]
-enum Ours {
-    One(BlockHash),
-    Many(Box<[BlockHash]>),
+    runs: Runs,
+    /// A block's bytes while it is hashed.
+    bytes: Vec<u8>,
 }
 
 /// What came of an event.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
     pub(super) change: Change,
-    /// Engine blocks that are new, for the order of eviction.
+    /// The first blocks of new runs, for the order of eviction.
     pub(super) new: Vec<u64>,
     /// Blocks that could not be placed: an unknown parent, or a block size that ours does not divide.
     pub(super) orphans: u64,
 }
 
-impl Ours {
-    fn as_slice(&self) -> &[BlockHash] {
-        match self {
-            Self::One(hash) => std::slice::from_ref(hash),
-            Self::Many(hashes) => hashes,
-        }
-    }
+/// What came of making room.
+#[derive(Debug)]
+pub(super) enum Evicted {
+    /// A run lost its last block, and has others.
+    Some(Change),
+    /// Nothing is left of the run, or nothing ever was.
+    All(Change),
+    /// Other runs go on from its last block.
+    Not,
 }
 
 fn place(tier: Tier) -> usize {
@@ -83,14 +63,14 @@ fn place(tier: Tier) -> usize {
 }
 
 impl Source {
-    /// Blocks that are known.
+    /// Runs that are known.
     pub(super) fn len(&self) -> usize {
-        self.blocks.len()
+        self.runs.len()
     }
 
-    /// Whether a block of the engine's is known.
+    /// Whether a run begins with a block of the engine's.
     pub(super) fn knows(&self, hash: u64) -> bool {
-        self.blocks.contains_key(&hash)
+        self.runs.begins(hash)
     }
 
     /// Blocks came in. `slot` gives the slot of a tier that is met for the first time.
@@ -110,40 +90,38 @@ impl Source {
         if told && (engine_size == 0 || !engine_size.is_multiple_of(block_size)) {
             return Applied { orphans, ..applied };
         }
-        let (mut parent, mut chain, seed) = match stored.parent {
-            None => (None, None, seed_of(stored)),
-            Some(parent) => match self.blocks.get(&parent) {
-                Some(entry) => (Some(parent), entry.ours.as_slice().last().copied(), entry.seed),
+        let (mut parent, seed) = match stored.parent {
+            None => (None, seed_of(stored)),
+            Some(parent) => match self.runs.find(parent) {
+                Some(place) => (Some(place), self.runs.seed(place)),
                 None if told => return Applied { orphans, ..applied },
-                None => (None, None, 0),
+                None => (None, 0),
             },
         };
+        let mut chain = parent.and_then(|parent| self.runs.ours(parent).last().copied());
         let mut tokens = stored.token_ids.chunks_exact(engine_size.max(1));
-        for hash in &stored.hashes {
-            if !self.blocks.contains_key(hash) {
+        for (number, hash) in stored.hashes.iter().enumerate() {
+            let tokens = tokens.next();
+            let at = match (self.runs.find(*hash), tokens) {
+                (Some(known), _) => known,
                 // Offloaded blocks come without tokens: what was never told with them cannot be placed.
-                let Some(tokens) = tokens.next() else {
+                (None, None) => {
                     applied.orphans += 1;
                     continue;
-                };
-                let ours = extend(chain, tokens, block_size, seed);
-                let ours = match ours.as_slice() {
-                    [one] => Ours::One(*one),
-                    _ => Ours::Many(ours.into()),
-                };
-                let entry = Entry { ours, parent, seed, stored: [0; 3], children: [0; 3], kin: 0 };
-                self.blocks.insert(*hash, entry);
-                if let Some(parent) = parent.and_then(|parent| self.blocks.get_mut(&parent)) {
-                    parent.kin += 1;
                 }
-                applied.new.push(*hash);
-                applied.change.bytes += BYTES_AN_ENTRY;
-            } else {
-                tokens.next();
-            }
-            applied.change += self.add(shards, *hash, tier, slot);
-            parent = Some(*hash);
-            chain = self.blocks.get(hash).and_then(|entry| entry.ours.as_slice().last().copied());
+                (None, Some(tokens)) => {
+                    let shape = (seed, engine_size / block_size, stored.hashes.len() - number);
+                    let bytes = &mut self.bytes;
+                    let ours = |ours: &mut _| extend(chain, tokens, block_size, seed, bytes, ours);
+                    let (at, begins) = self.runs.push(parent, *hash, shape, ours);
+                    applied.new.extend(begins.then_some(*hash));
+                    applied.change.bytes += BYTES_AN_ENTRY + if begins { BYTES_A_RUN } else { 0 };
+                    at
+                }
+            };
+            applied.change += self.add(shards, at, tier, slot);
+            parent = Some(at);
+            chain = self.runs.ours(at).last().copied();
         }
         applied
     }
@@ -153,31 +131,31 @@ impl Source {
         let tier = place(tier);
         let mut change = Change::default();
         for hash in hashes {
-            let Some(entry) = self.blocks.get_mut(hash).filter(|entry| entry.stored[tier] > 0) else {
-                continue;
-            };
-            entry.stored[tier] -= 1;
-            if entry.stored[tier] == 0 {
-                change += self.take_out(shards, *hash, tier);
+            let Some(at) = self.runs.find(*hash) else { continue };
+            match self.runs.stored(at)[tier] {
+                0 => {}
+                1 => {
+                    change += self.take_out(shards, at, tier);
+                    change.bytes -= self.runs.trim(at);
+                }
+                count => self.runs.set_stored(at, tier, count - 1),
             }
         }
         change
     }
 
-    /// Forgets a block whatever the engine says of it, unless others lie below it: room is needed.
-    pub(super) fn evict(&mut self, shards: &Shards, hash: u64) -> Option<Change> {
-        let entry = self.blocks.get_mut(&hash)?;
-        if entry.kin > 0 {
-            return None;
-        }
-        let stored = std::mem::take(&mut entry.stored);
+    /// Forgets the last block of the run that begins with `hash`, whatever the engine says of it: room is needed.
+    pub(super) fn evict(&mut self, shards: &Shards, hash: u64) -> Evicted {
+        let Some(first) = self.runs.find(hash) else { return Evicted::All(Change::default()) };
+        let Some(tail) = self.runs.tail(first) else { return Evicted::Not };
         let mut change = Change::default();
-        for (tier, count) in stored.into_iter().enumerate() {
+        for (tier, count) in self.runs.stored(tail).into_iter().enumerate() {
             if count > 0 {
-                change += self.take_out(shards, hash, tier);
+                change += self.take_out(shards, tail, tier);
             }
         }
-        Some(change)
+        change.bytes -= self.runs.trim(tail);
+        if self.runs.begins(hash) { Evicted::Some(change) } else { Evicted::All(change) }
     }
 
     /// Forgets everything.
@@ -187,13 +165,11 @@ impl Source {
             // Nothing is found by halving from here on.
             slot.holes.store(1, Ordering::Release);
         }
-        for (_, entry) in self.blocks.drain() {
-            change.bytes -= BYTES_AN_ENTRY;
-            for (tier, slot) in self.slots.iter().enumerate() {
-                let Some(slot) = slot.as_ref().filter(|_| entry.stored[tier] > 0) else { continue };
-                for hash in entry.ours.as_slice().iter().rev() {
-                    change += shards.release(*hash, slot.slot);
-                }
+        change.bytes -= self.runs.bytes();
+        for (stored, ours) in self.runs.drain() {
+            for (slot, count) in self.slots.iter().zip(stored) {
+                let Some(slot) = slot.as_ref().filter(|_| count > 0) else { continue };
+                ours.iter().for_each(|hash| change += shards.release(*hash, slot.slot));
             }
         }
         for slot in self.slots.iter().flatten() {
@@ -202,72 +178,47 @@ impl Source {
         change
     }
 
-    fn add(&mut self, shards: &Shards, hash: u64, tier: usize, slot: u32) -> Change {
-        let Some(entry) = self.blocks.get_mut(&hash) else { return Change::default() };
-        entry.stored[tier] = entry.stored[tier].saturating_add(1);
-        if entry.stored[tier] > 1 {
-            return Change::default();
-        }
-        let filled = entry.children[tier] > 0;
+    fn add(&mut self, shards: &Shards, at: Place, tier: usize, slot: u32) -> Change {
+        let count = self.runs.stored(at)[tier];
+        let parent = self.runs.parent(at);
+        let first_child = count == 0 && parent.is_some_and(|parent| !self.runs.has_child(parent, tier));
+        self.runs.set_stored(at, tier, count.saturating_add(1));
         let mut change = Change::default();
-        for ours in entry.ours.as_slice() {
+        if count > 0 {
+            return change;
+        }
+        for ours in self.runs.ours(at) {
             change += shards.add(*ours, slot);
         }
-        let parent = entry.parent;
-        if filled {
+        if self.runs.has_child(at, tier) {
             self.holes(tier, -1);
         }
-        if let Some(parent) = parent.and_then(|parent| self.blocks.get_mut(&parent)) {
-            parent.children[tier] += 1;
-            if parent.children[tier] == 1 && parent.stored[tier] == 0 {
-                self.holes(tier, 1);
-            }
+        if first_child && parent.is_some_and(|parent| self.runs.stored(parent)[tier] == 0) {
+            self.holes(tier, 1);
         }
         change
     }
 
     /// A block is stored in `tier` no more.
-    fn take_out(&mut self, shards: &Shards, hash: u64, tier: usize) -> Change {
+    fn take_out(&mut self, shards: &Shards, at: Place, tier: usize) -> Change {
         let mut change = Change::default();
-        let Some(entry) = self.blocks.get(&hash) else { return change };
-        let (parent, left_hole) = (entry.parent, entry.children[tier] > 0);
-        if left_hole {
+        if self.runs.has_child(at, tier) {
             // Told before it is done: a lookup must not jump over the hole.
             self.holes(tier, 1);
         }
-        let slot = self.slots[tier].as_ref().map(|slot| slot.slot);
-        if let (Some(slot), Some(entry)) = (slot, self.blocks.get(&hash)) {
-            for ours in entry.ours.as_slice().iter().rev() {
+        if let Some(slot) = self.slots[tier].as_ref().map(|slot| slot.slot) {
+            for ours in self.runs.ours(at).iter().rev() {
                 change += shards.release(*ours, slot);
             }
         }
-        if let Some(parent) = parent.and_then(|parent| self.blocks.get_mut(&parent)) {
-            parent.children[tier] -= 1;
-            if parent.children[tier] == 0 && parent.stored[tier] == 0 {
-                self.holes(tier, -1);
-            }
+        self.runs.set_stored(at, tier, 0);
+        if let Some(parent) = self.runs.parent(at)
+            && self.runs.stored(parent)[tier] == 0
+            && !self.runs.has_child(parent, tier)
+        {
+            self.holes(tier, -1);
         }
-        self.drop_unused(hash, &mut change);
         change
-    }
-
-    /// Drops an entry that nobody stores and nobody descends from, and its parent if that is such a one now.
-    fn drop_unused(&mut self, hash: u64, change: &mut Change) {
-        let mut next = Some(hash);
-        while let Some(hash) = next.take() {
-            let unused = |entry: &Entry| entry.kin == 0 && entry.stored == [0; 3];
-            if !self.blocks.get(&hash).is_some_and(unused) {
-                return;
-            }
-            let Some(entry) = self.blocks.remove(&hash) else { return };
-            change.bytes -= BYTES_AN_ENTRY;
-            if let Some(parent) = entry.parent
-                && let Some(kept) = self.blocks.get_mut(&parent)
-            {
-                kept.kin -= 1;
-                next = Some(parent);
-            }
-        }
     }
 
     fn holes(&self, tier: usize, by: i32) {

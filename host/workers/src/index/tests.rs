@@ -274,6 +274,26 @@ mod events {
     }
 
     #[test]
+    fn h4_a_block_that_gives_way_leaves_every_tier() {
+        let index = index(4_000, 120);
+        index.set_live(HERE.0, HERE.1, true);
+        let tokens: Vec<u32> = (0..40).collect();
+        let hashes: Vec<u64> = (1..=10).collect();
+        say(
+            &index,
+            vec![stored(None, &hashes, &tokens, Tier::Device), stored(None, &hashes, &tokens, Tier::Host)],
+        );
+        for prompt in 1..40_u64 {
+            let tokens: Vec<u32> = (0..4).map(|place| prompt as u32 * 1_000 + place).collect();
+            say(&index, vec![stored(None, &[prompt * 100], &tokens, Tier::Device)]);
+        }
+        assert_eq!(matched(&index, &tokens), [0, 0, 0]);
+        index.remove_worker(HERE.0);
+        index.flush();
+        assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
+    }
+
+    #[test]
     fn h6_what_a_real_engine_said_fills_and_empties_the_index() {
         let index = PrefixIndex::new(IndexConfig { block_size: 32, ..IndexConfig::default() }).unwrap();
         index.set_live(HERE.0, HERE.1, true);

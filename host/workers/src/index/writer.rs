@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{
     IndexConfig, Name, Shared,
     shards::Change,
-    source::{Source, TierSlot},
+    source::{Evicted, Source, TierSlot},
 };
 use crate::{
     events::{Batch, KvEvent, Tier},
@@ -63,7 +63,7 @@ pub(super) struct Writer {
     slots: HashMap<(Candidate, Tier), TierSlot>,
     sources: HashMap<Candidate, Source>,
     live: HashSet<Candidate>,
-    /// Blocks of sources, the oldest first: what gives way when room is needed.
+    /// Runs of sources by their first blocks, the oldest first: what gives way when room is needed.
     order: VecDeque<(Candidate, u64)>,
 }
 
@@ -180,22 +180,26 @@ impl Writer {
             self.end(&record);
             self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
         }
-        // A block that others lie below waits until they are gone.
+        // A run gives way from its tail; one that others go on from waits until they are gone.
         let mut passed = 0;
         while self.shared.counters.bytes.load(Ordering::Relaxed) > self.budget && passed <= self.order.len() {
             let Some((candidate, hash)) = self.order.pop_front() else { return };
             let Some(source) = self.sources.get_mut(&candidate) else { continue };
-            match source.evict(&self.shared.shards, hash) {
-                Some(change) => {
-                    passed = 0;
-                    self.account(change, 0);
-                    self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
-                }
-                None => {
+            let (change, left) = match source.evict(&self.shared.shards, hash) {
+                Evicted::Some(change) => (change, true),
+                Evicted::All(change) => (change, false),
+                Evicted::Not => {
                     passed += 1;
                     self.order.push_back((candidate, hash));
+                    continue;
                 }
+            };
+            passed = 0;
+            if left {
+                self.order.push_front((candidate, hash));
             }
+            self.account(change, 0);
+            self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -228,7 +232,7 @@ impl Writer {
         self.tidy();
     }
 
-    /// Blocks that came and went leave their place in the order behind.
+    /// Runs that came and went leave their place in the order behind.
     fn tidy(&mut self) {
         let known: usize = self.sources.values().map(Source::len).sum();
         if self.order.len() > 2 * known + 4_096 {
@@ -297,16 +301,7 @@ impl Writer {
 
     fn name(&self, slot: u32, name: Option<Name>) {
         let mut names = self.shared.names.load().as_ref().clone();
-        let place = slot as usize;
-        names.slots.resize_with(names.slots.len().max(place + 1), || None);
-        if let Some(old) = names.slots.get_mut(place) {
-            *old = name;
-        }
-        names.lower = (0_u32..)
-            .zip(&names.slots)
-            .filter(|(_, name)| name.as_ref().is_some_and(|name| name.tier != Tier::Device))
-            .map(|(slot, _)| slot)
-            .collect();
+        names.set(slot, name);
         self.shared.names.store(Arc::new(names));
     }
 

@@ -1,0 +1,240 @@
+//! `cargo xtask bench index`: our prefix index beside the oracle's concurrent tree, in interleaved rounds of one run.
+
+use std::{
+    io::Write as _,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use pointsman_oracle::{
+    contest::{Ours, Side, Theirs},
+    load::{Load, LoadArgs, Payload},
+    wire,
+};
+
+/// Prompts whose tokens are kept for lookups.
+const ASKED: usize = 512;
+
+/// Stored blocks a second, lookups while events come in, bytes a block: Pointsman's index beside the oracle's.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench index")]
+struct Cli {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Rounds; each measures both sides, and a ratio is taken within one.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Writer threads of the oracle (Pointsman has one).
+    #[arg(long, default_value_t = 2)]
+    oracle_threads: usize,
+    /// Blocks stored a second while lookups are timed.
+    #[arg(long, default_value_t = 100_000)]
+    rate: u64,
+}
+
+/// What is measured in a round, in this order.
+const FIGURES: [(&str, &str, bool); 6] = [
+    ("stored blocks/s, from the wire's bytes", "blocks/s", true),
+    ("stored blocks/s, from decoded events", "blocks/s", true),
+    ("lookup p50 while events stream", "ns", false),
+    ("lookup p99 while events stream", "ns", false),
+    ("tokens to matches p50 while events stream", "ns", false),
+    ("tokens to matches p99 while events stream", "ns", false),
+];
+
+fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    ensure!(cli.rounds > 0, "no rounds");
+    let load = Load::new(&cli.load)?;
+    let mut out = std::io::stdout();
+    writeln!(
+        out,
+        "{} prompts, {} messages, {} blocks stored, {} held at the end by {} workers; blocks of {} tokens",
+        load.prompts.len(),
+        load.payloads.len(),
+        load.stored(),
+        load.resident,
+        cli.load.workers,
+        load.block_tokens
+    )?;
+    let mut rounds = Vec::new();
+    for round in 0..cli.rounds {
+        // Who is first takes turns.
+        let both = if round % 2 == 0 {
+            let ours = measure::<Ours>(&load, &cli)?;
+            [ours, measure::<Theirs>(&load, &cli)?]
+        } else {
+            let theirs = measure::<Theirs>(&load, &cli)?;
+            [measure::<Ours>(&load, &cli)?, theirs]
+        };
+        rounds.push(both);
+    }
+    let mut rows = Vec::new();
+    for (place, (name, unit, more_is_better)) in FIGURES.into_iter().enumerate() {
+        let of = |side: usize| median(rounds.iter().map(|round| round[side][place]).collect());
+        let ratio = median(rounds.iter().map(|round| round[0][place] / round[1][place]).collect());
+        rows.push(Row { name, unit, ours: of(0), theirs: of(1), ratio, more_is_better });
+    }
+    let held = |side| anyhow::Ok(memory(side)? / load.resident as f64);
+    let (ours, theirs) = (held(Ours::NAME)?, held(Theirs::NAME)?);
+    rows.push(Row {
+        name: "bytes a block held (counting allocator)",
+        unit: "B",
+        ours,
+        theirs,
+        ratio: ours / theirs,
+        more_is_better: false,
+    });
+    report(&rows, cli.rounds)
+}
+
+struct Row {
+    name: &'static str,
+    unit: &'static str,
+    ours: f64,
+    theirs: f64,
+    ratio: f64,
+    more_is_better: bool,
+}
+
+fn report(rows: &[Row], rounds: usize) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    for row in rows {
+        let line = serde_json::json!({
+            "figure": row.name, "unit": row.unit, "pointsman": row.ours, "oracle": row.theirs,
+            "ratio": row.ratio, "more_is_better": row.more_is_better, "rounds": rounds,
+        });
+        writeln!(out, "{line}")?;
+    }
+    writeln!(
+        out,
+        "\n| figure | pointsman | dynamo-kv-router | pointsman / it | |\n| --- | --- | --- | --- | --- |"
+    )?;
+    for row in rows {
+        let ahead = if (row.ratio > 1.0) == row.more_is_better { "ahead" } else { "behind" };
+        writeln!(
+            out,
+            "| {}, {} | {:.0} | {:.0} | {:.2} | {ahead} |",
+            row.name, row.unit, row.ours, row.theirs, row.ratio
+        )?;
+    }
+    Ok(())
+}
+
+fn measure<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 6]> {
+    let wire = from_wire::<S>(load, cli)?;
+    let (events, [lookup, prompt]) = from_events::<S>(load, cli)?;
+    Ok([wire, events, lookup.0, lookup.1, prompt.0, prompt.1])
+}
+
+/// From bytes to visible: one thread reads, the index's own write.
+fn from_wire<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<f64> {
+    let side = S::new(load.block_tokens, cli.oracle_threads)?;
+    let mut reader = S::Reader::default();
+    let start = Instant::now();
+    for (number, payload) in (1..).zip(&load.payloads) {
+        side.feed(side.read(&mut reader, payload, number)?);
+    }
+    side.drain();
+    Ok(load.stored() as f64 / start.elapsed().as_secs_f64())
+}
+
+/// From decoded events to visible, and then lookups: on an index that has the first half, while the second streams in.
+fn from_events<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<(f64, [(f64, f64); 2])> {
+    let side = S::new(load.block_tokens, cli.oracle_threads)?;
+    let mut reader = S::Reader::default();
+    let read = |(number, payload): (u64, &Payload)| side.read(&mut reader, payload, number);
+    let events: Vec<S::Event> = (1..).zip(&load.payloads).map(read).collect::<Result<_, _>>()?;
+    let again = events.clone();
+    let start = Instant::now();
+    events.into_iter().for_each(|event| side.feed(event));
+    side.drain();
+    let rate = load.stored() as f64 / start.elapsed().as_secs_f64();
+    drop(side);
+
+    let side = S::new(load.block_tokens, cli.oracle_threads)?;
+    let half = again.len() / 2;
+    let mut again = again.into_iter();
+    again.by_ref().take(half).for_each(|event| side.feed(event));
+    side.drain();
+    let rest: Vec<(S::Event, u64)> =
+        again.zip(load.payloads[half..].iter().map(|payload| payload.stored)).collect();
+    let done = AtomicBool::new(false);
+    let timings = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            stream(&side, rest, cli.rate);
+            done.store(true, Ordering::Release);
+        });
+        look_up(&side, load, &done)
+    });
+    Ok((rate, timings))
+}
+
+/// Feeds at a steady rate, in steps of a millisecond.
+fn stream<S: Side>(side: &S, events: Vec<(S::Event, u64)>, rate: u64) {
+    let (start, mut blocks) = (Instant::now(), 0_u64);
+    for (event, stored) in events {
+        blocks += stored.max(1);
+        side.feed(event);
+        let due = Duration::from_secs_f64(blocks as f64 / rate as f64);
+        if let Some(wait) = due.checked_sub(start.elapsed()).filter(|wait| *wait > Duration::from_millis(1)) {
+            std::thread::sleep(wait);
+        }
+    }
+}
+
+/// Looks prompts up until the events end; p50 and p99 in ns, of the lookup alone and of hashing the tokens and the lookup.
+fn look_up<S: Side>(side: &S, load: &Load, done: &AtomicBool) -> [(f64, f64); 2] {
+    let every = (load.prompts.len() / ASKED).max(1);
+    let tokens: Vec<Vec<u32>> =
+        load.prompts.iter().step_by(every).map(|ids| wire::prompt(ids, load.block_tokens)).collect();
+    let named: Vec<S::Prompt> = tokens.iter().map(|tokens| side.name(tokens)).collect();
+    let mut scratch = S::Scratch::default();
+    let (mut alone, mut whole) = (Vec::new(), Vec::new());
+    let asked = tokens.iter().zip(&named).cycle().take_while(|_| !done.load(Ordering::Acquire));
+    for (number, (tokens, named)) in asked.enumerate() {
+        let start = Instant::now();
+        if number % 4 == 0 {
+            side.ask(&side.name(tokens), &mut scratch);
+            whole.push(start.elapsed().as_nanos() as u64);
+        } else {
+            side.ask(named, &mut scratch);
+            alone.push(start.elapsed().as_nanos() as u64);
+        }
+    }
+    [percentiles(alone), percentiles(whole)]
+}
+
+fn percentiles(mut samples: Vec<u64>) -> (f64, f64) {
+    samples.sort_unstable();
+    let at = |share: f64| samples.get((samples.len() as f64 * share) as usize).copied().unwrap_or(0) as f64;
+    (at(0.5), at(0.99))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Runs the counting program with our own options.
+fn memory(side: &str) -> anyhow::Result<f64> {
+    let program = std::env::current_exe()?.with_file_name("index-memory");
+    let cli = Cli::parse();
+    let mut command = Command::new(&program);
+    command.arg(side);
+    let LoadArgs { trace, workers, block_tokens, cache_tokens, prompts } = &cli.load;
+    command.args(["--workers", &workers.to_string(), "--block-tokens", &block_tokens.to_string()]);
+    command.args(["--cache-tokens", &cache_tokens.to_string()]);
+    if let Some(trace) = trace {
+        command.arg("--trace").arg(trace);
+    }
+    if let Some(prompts) = prompts {
+        command.args(["--prompts", &prompts.to_string()]);
+    }
+    let output = command.output().with_context(|| format!("could not run `{}`", program.display()))?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?.trim().parse()?)
+}

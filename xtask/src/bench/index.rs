@@ -1,0 +1,62 @@
+//! `bench index`: the prefix index beside the concurrent tree of NVIDIA Dynamo's KV router.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::Context as _;
+
+use crate::{oracle, sh};
+
+/// All but the rounds are what is replayed; `tests/oracle` has the bench itself.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Mooncake trace, JSON lines with `hash_ids` [default: the excerpt in tests/fixtures].
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Engines that serve it.
+    #[arg(long, default_value_t = 64)]
+    workers: u64,
+    /// Tokens in a block; a hash id of the trace is 512 tokens, so it becomes 512 / this many blocks.
+    #[arg(long, default_value_t = 64)]
+    block_tokens: usize,
+    /// Tokens an engine's cache holds; what is beyond is evicted.
+    #[arg(long, default_value_t = 1_000_000)]
+    cache_tokens: usize,
+    /// Only this many prompts of the trace.
+    #[arg(long)]
+    prompts: Option<usize>,
+    /// Rounds; each measures both sides, and a ratio is taken within one.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Writer threads of the oracle (Pointsman has one).
+    #[arg(long, default_value_t = 2)]
+    oracle_threads: usize,
+    /// Blocks stored a second while lookups are timed.
+    #[arg(long, default_value_t = 100_000)]
+    rate: u64,
+}
+
+/// Builds the bench and runs it.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    sh::run(oracle::cargo("build").args(["--release", "--bins"]))?;
+    let mut bench = Command::new(oracle::target().join("release/index"));
+    let numbers = [
+        ("--workers", args.workers.to_string()),
+        ("--block-tokens", args.block_tokens.to_string()),
+        ("--cache-tokens", args.cache_tokens.to_string()),
+        ("--rounds", args.rounds.to_string()),
+        ("--oracle-threads", args.oracle_threads.to_string()),
+        ("--rate", args.rate.to_string()),
+    ];
+    numbers.iter().for_each(|(name, value)| {
+        bench.args([name, value.as_str()]);
+    });
+    if let Some(prompts) = args.prompts {
+        bench.args(["--prompts", &prompts.to_string()]);
+    }
+    if let Some(trace) = &args.trace {
+        bench
+            .arg("--trace")
+            .arg(std::fs::canonicalize(trace).with_context(|| format!("{}", trace.display()))?);
+    }
+    sh::run(&mut bench)
+}
