@@ -15,6 +15,7 @@ mod e2e_sdk;
 mod e2e_vllm;
 mod engine;
 mod fleet;
+mod fuzz;
 mod http;
 mod policies;
 mod reload;
@@ -56,6 +57,8 @@ enum Command {
     E2eVllm(e2e_vllm::Args),
     /// Real vLLM engines with KV events: predicted cached blocks beside reported ones, hit rate beside round-robin's.
     E2eKv(e2e_kv::Args),
+    /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
+    Fuzz(fuzz::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
 }
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Spec(args) => spec::run(&args),
         Command::E2eVllm(args) => e2e_vllm::run(&args),
         Command::E2eKv(args) => e2e_kv::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Reload(args) => reload::run(&args),
     };
     match outcome {
