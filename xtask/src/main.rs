@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod churn;
 mod ci;
 mod demo;
 mod e2e_kv;
@@ -57,6 +58,8 @@ enum Command {
     E2eVllm(e2e_vllm::Args),
     /// Real vLLM engines with KV events: predicted cached blocks beside reported ones, hit rate beside round-robin's.
     E2eKv(e2e_kv::Args),
+    /// Memory of the index: ten million blocks within its budget, and workers that come and go leave nothing.
+    Churn,
     /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
     Fuzz(fuzz::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Spec(args) => spec::run(&args),
         Command::E2eVllm(args) => e2e_vllm::run(&args),
         Command::E2eKv(args) => e2e_kv::run(&args),
+        Command::Churn => churn::run(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Reload(args) => reload::run(&args),
     };

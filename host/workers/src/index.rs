@@ -101,6 +101,8 @@ pub struct IndexStats {
     pub dropped: u64,
     /// Blocks of engines' events that could not be placed.
     pub orphans: u64,
+    /// Candidates and tiers that have a number in the index.
+    pub slots: u64,
 }
 
 #[derive(Debug, Default)]
@@ -263,6 +265,7 @@ impl PrefixIndex {
             expired: get(&counters.expired),
             dropped: get(&counters.dropped),
             orphans: get(&counters.orphans),
+            slots: self.shared.names.load().slots.iter().flatten().count() as u64,
         }
     }
 }
