@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use pointsman_gateway::legs::Order;
-use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_tests::{House, HouseBuilder};
 use serde_json::{Value, json};
 
@@ -429,4 +429,58 @@ async fn b4_a_model_that_is_dropped_leaves_no_task_and_no_block_behind() {
         .await
         .unwrap();
     assert!(decisions(&house, &[], chat(json!({}))).await[0].starts_with("aggregated=9/"));
+}
+
+fn ask_engines(config: &mut pointsman_gateway::config::Config) {
+    let model = pointsman_gateway::config::Model {
+        tokenizer: pointsman_gateway::config::TokenSource::Engine,
+        tokenizer_timeout: Duration::from_millis(200),
+        tokenizer_cache_bytes: 1 << 20,
+    };
+    config.models.insert("tiny".to_owned(), model);
+}
+
+#[tokio::test]
+async fn h1_an_engine_s_own_tokens_are_exact_and_asked_for_once() {
+    let builder = HouseBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
+    let house = builder.start().await.unwrap();
+    let route = async || house.client.post("/v1/route", &[], chat(json!({}))).await.unwrap().json().unwrap();
+    let first = route().await;
+    assert_eq!(first["prompt_tokens_estimated"], false, "{first}");
+    let told: Value = serde_json::from_str(&chat(json!({}))).unwrap();
+    let asked = json!({"model": "tiny", "messages": told["messages"]}).to_string();
+    let engine = house.client.post("/tokenize", &[], asked).await.unwrap().json().unwrap();
+    assert_eq!(first["prompt_tokens"], engine["count"]);
+    // What was asked before is known, whatever became of the engine.
+    house.sims[0].set_faults(vec![Fault {
+        leg: Some(FaultLeg::Tokenize),
+        ..Fault::always(FaultKind::HangBeforeHeaders)
+    }]);
+    assert_eq!(route().await["prompt_tokens_estimated"], false);
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn h1_an_engine_that_is_slow_or_fails_to_tokenize_costs_the_tokens_only() {
+    for (kind, reason) in [
+        (FaultKind::HangBeforeHeaders, "engine_slow"),
+        (FaultKind::Status { status: 500, retry_after: None }, "engine_failed"),
+    ] {
+        let builder = HouseBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
+        let house = builder.start().await.unwrap();
+        house.sims[0].set_faults(vec![Fault { leg: Some(FaultLeg::Tokenize), ..Fault::always(kind) }]);
+        let began = tokio::time::Instant::now();
+        for _ in 0..3 {
+            let reply = house.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
+            assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(5));
+        let metrics = house.admin.get("/metrics").await.unwrap().body;
+        let metrics = String::from_utf8_lossy(&metrics);
+        for reason in [reason, "engine_paused"] {
+            let line = format!("pointsman_not_tokenized_total{{reason=\"{reason}\"}}");
+            assert!(metrics.contains(&line), "{line}");
+        }
+        house.at_rest().await.unwrap();
+    }
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod churn;
 mod ci;
 mod demo;
 mod e2e_kv;
@@ -15,6 +16,7 @@ mod e2e_sdk;
 mod e2e_vllm;
 mod engine;
 mod fleet;
+mod fuzz;
 mod http;
 mod oracle;
 mod policies;
@@ -59,6 +61,10 @@ enum Command {
     E2eKv(e2e_kv::Args),
     /// Hashes, index and cost beside NVIDIA Dynamo's KV router (crate `dynamo-kv-router`); not part of CI.
     Oracle(oracle::Args),
+    /// Memory of the index: ten million blocks within its budget, and workers that come and go leave nothing.
+    Churn,
+    /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
+    Fuzz(fuzz::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
 }
@@ -77,6 +83,8 @@ fn main() -> ExitCode {
         Command::E2eVllm(args) => e2e_vllm::run(&args),
         Command::E2eKv(args) => e2e_kv::run(&args),
         Command::Oracle(args) => oracle::run(&args),
+        Command::Churn => churn::run(),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Reload(args) => reload::run(&args),
     };
     match outcome {

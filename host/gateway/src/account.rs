@@ -8,6 +8,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::{
     metrics::{DecisionLabels, FallbackLabels, Metrics, ReasonLabels, RequestLabels, seconds},
+    mismatch::Turn,
     request::Endpoint,
     sse::Usage,
 };
@@ -150,6 +151,19 @@ impl Account {
     }
 }
 
+fn tell(model: &ModelName, turn: Option<Turn>) {
+    match turn {
+        None => {}
+        Some(Turn::Broke(differ)) => tracing::warn!(
+            %model,
+            differ,
+            "of the last 100 predictions of cached tokens so many differ from what engines report: is it their tokenizer, chat \
+             template and block size?"
+        ),
+        Some(Turn::Recovered) => tracing::info!(%model, "predictions of cached tokens hold again"),
+    }
+}
+
 impl Drop for Account {
     fn drop(&mut self) {
         let metrics = &self.metrics;
@@ -176,6 +190,7 @@ impl Drop for Account {
                 Ordering::Less => "under",
             };
             metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
+            tell(&self.model, metrics.mismatches.take(&self.model, reason != "equal"));
         }
         let model = if code == "model_not_found" { "other".to_owned() } else { self.model.to_string() };
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };

@@ -274,16 +274,17 @@ fn build(config: &Config) -> anyhow::Result<App> {
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));
     let router = Router::new(slots, Arc::new(index), config.routing.cost, policies.on_failure);
+    let upstream = Upstream::new(config.timeouts.connect);
     Ok(App {
         settings: settings(config),
+        tokens: Tokens::load(&config.models, &registry, &upstream)?,
         registry,
         router,
         limiter: NonZeroU32::new(config.server.requests_per_second).map(Limiter::new),
-        tokens: Tokens::load(&config.models)?,
         feeds: Arc::default(),
         parking: Parking::new(config.queue.limit),
         sessions: Sessions::default(),
-        upstream: Upstream::new(config.timeouts.connect),
+        upstream,
         metrics,
         exposition: Mutex::new(exposition),
         policies: manager,

@@ -41,11 +41,34 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// A Hugging Face model folder with `tokenizer.json` and `tokenizer_config.json`.
-    pub tokenizer: PathBuf,
+    /// Where its prompts' tokens come from.
+    pub tokenizer: TokenSource,
+    /// How long a request waits for an engine's tokens.
+    #[serde(default = "tokenizer_timeout", with = "humantime_serde")]
+    pub tokenizer_timeout: Duration,
     /// Bytes that remembered pieces of prompts may take; 0: none are remembered.
     #[serde(default = "tokenizer_cache_bytes")]
     pub tokenizer_cache_bytes: usize,
+}
+
+/// Where a model's tokens come from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "PathBuf")]
+pub enum TokenSource {
+    /// `engine`: an engine of the model is asked.
+    Engine,
+    /// A Hugging Face model folder with `tokenizer.json` and `tokenizer_config.json`.
+    Folder(PathBuf),
+}
+
+impl From<PathBuf> for TokenSource {
+    fn from(path: PathBuf) -> Self {
+        if path.as_os_str() == "engine" { Self::Engine } else { Self::Folder(path) }
+    }
+}
+
+fn tokenizer_timeout() -> Duration {
+    Duration::from_millis(200)
 }
 
 fn tokenizer_cache_bytes() -> usize {

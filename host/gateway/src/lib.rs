@@ -18,6 +18,7 @@ pub mod json;
 pub mod legs;
 pub mod limit;
 pub mod metrics;
+pub mod mismatch;
 pub mod parking;
 mod preview;
 mod relay;

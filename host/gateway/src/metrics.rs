@@ -15,6 +15,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::mismatch::Mismatches;
+
 /// Buckets of times as clients see them, seconds.
 const CLIENT_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0];
@@ -114,6 +116,8 @@ pub struct Metrics {
     pub not_tokenized: Family<ReasonLabels, Counter>,
     /// Cached blocks as predicted from exact tokens, beside what the engine then reported: `equal`, `over`, `under`.
     pub predictions: Family<ReasonLabels, Counter>,
+    /// Whether they hold, by model; for the log.
+    pub mismatches: Mismatches,
     /// Bookings that had no life for too long.
     pub expired_bookings: Counter,
     /// Prompt tokens, as engines report them.
@@ -146,6 +150,7 @@ impl Metrics {
             handoffs: Family::default(),
             not_tokenized: Family::default(),
             predictions: Family::default(),
+            mismatches: Mismatches::default(),
             expired_bookings: Counter::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),

@@ -1,4 +1,4 @@
-//! Token ids of a request, where a tokenizer is configured for its model: so that routing sees the blocks an engine sees.
+//! Token ids of a request, where a source of them is configured for its model: so that routing sees the blocks an engine sees.
 //!
 //! Short prompts are encoded where they are; long ones on a few threads beside the reactor. What cannot be encoded is
 //! measured in bytes, and counted.
@@ -7,39 +7,65 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use anyhow::Context as _;
 use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer};
-use pointsman_workers::ModelName;
+use pointsman_workers::{ModelName, Registry};
 use tokio::sync::Semaphore;
 
 use crate::{
-    config::Model,
+    config::{Model, TokenSource},
     metrics::{Metrics, ReasonLabels},
     request::{Endpoint, Request},
+    upstream::Upstream,
 };
+
+mod engine;
+
+use engine::EngineTokens;
 
 /// Prompts up to this size, in bytes, are encoded on the spot: a fraction of a millisecond.
 const SHORT: usize = 4 * 1024;
 /// Long prompts that are encoded at once.
 const AT_ONCE: usize = 2;
 
-/// The tokenizers by model.
+/// The sources of tokens by model.
 #[derive(Debug)]
 pub struct Tokens {
-    models: BTreeMap<ModelName, Arc<Tokenizer>>,
+    models: BTreeMap<ModelName, Source>,
     turns: Semaphore,
 }
 
+#[derive(Clone, Debug)]
+enum Source {
+    Folder(Arc<Tokenizer>),
+    Engine(Arc<EngineTokens>),
+}
+
 impl Tokens {
-    /// Loads every configured tokenizer.
+    /// Loads every configured tokenizer. Engines are found in `registry` and asked through `upstream`.
     ///
     /// # Errors
     /// A folder that is none, with the file and what is wrong with it.
-    pub fn load(models: &BTreeMap<String, Model>) -> anyhow::Result<Self> {
+    pub fn load(
+        models: &BTreeMap<String, Model>,
+        registry: &Arc<Registry>,
+        upstream: &Upstream,
+    ) -> anyhow::Result<Self> {
         let load = |(name, model): (&String, &Model)| {
-            let options = LoadOptions { cache_bytes: model.tokenizer_cache_bytes, ..LoadOptions::default() };
-            let tokenizer = Tokenizer::load_with(&model.tokenizer, &options);
-            let tokenizer = tokenizer.with_context(|| format!("models.{name}.tokenizer"))?;
-            tracing::info!(model = name, reuse = tokenizer.reuse().label(), "tokenizer");
-            Ok((ModelName::new(name), Arc::new(tokenizer)))
+            let cache_bytes = model.tokenizer_cache_bytes;
+            let source = match &model.tokenizer {
+                TokenSource::Engine => {
+                    let (registry, upstream) = (registry.clone(), upstream.clone());
+                    let (name, limit) = (ModelName::new(name), model.tokenizer_timeout);
+                    Source::Engine(Arc::new(EngineTokens::new(name, registry, upstream, limit, cache_bytes)))
+                }
+                TokenSource::Folder(folder) => {
+                    let options = LoadOptions { cache_bytes, ..LoadOptions::default() };
+                    let tokenizer = Tokenizer::load_with(folder, &options);
+                    let tokenizer = tokenizer.with_context(|| format!("models.{name}.tokenizer"))?;
+                    tracing::info!(model = name, reuse = tokenizer.reuse().label(), "tokenizer");
+                    Source::Folder(Arc::new(tokenizer))
+                }
+            };
+            Ok((ModelName::new(name), source))
         };
         Ok(Self {
             models: models.iter().map(load).collect::<anyhow::Result<_>>()?,
@@ -49,20 +75,20 @@ impl Tokens {
 
     /// The request's token ids; `None` when the client gave them, nobody can tell, or nothing asks for them.
     pub async fn of(&self, request: &Arc<Request>, metrics: &Metrics) -> Option<Vec<u32>> {
-        let tokenizer = self.models.get(&request.model)?.clone();
+        let source = self.models.get(&request.model)?.clone();
         let text = matches!(request.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
         if request.token_ids.is_some() || !text || request.prompts > 1 {
             return None;
         }
-        let outcome = if request.prompt().len() <= SHORT {
-            encode(&tokenizer, request)
-        } else {
-            let _turn = self.turns.acquire().await.ok()?;
-            let request = request.clone();
-            // The library may panic on what it thinks impossible: the request goes on without tokens.
-            match tokio::task::spawn_blocking(move || encode(&tokenizer, &request)).await {
-                Ok(outcome) => outcome,
-                Err(_) => Err("panicked"),
+        let outcome = match source {
+            Source::Engine(engine) => engine.of(request).await,
+            Source::Folder(tokenizer) if request.prompt().len() <= SHORT => encode(&tokenizer, request),
+            Source::Folder(tokenizer) => {
+                let _turn = self.turns.acquire().await.ok()?;
+                let request = request.clone();
+                // The library may panic on what it thinks impossible: the request goes on without tokens.
+                let encoded = tokio::task::spawn_blocking(move || encode(&tokenizer, &request)).await;
+                encoded.unwrap_or(Err("panicked"))
             }
         };
         match outcome {

@@ -88,6 +88,8 @@ pub enum FaultLeg {
     Aggregated,
     /// `GET /health`.
     Health,
+    /// `POST /tokenize`.
+    Tokenize,
     /// Every other probe: metrics, models, version, server info, loads.
     Probe,
 }
@@ -162,7 +164,7 @@ impl FaultBoard {
             let fits = match fault.leg {
                 Some(only) => only == leg,
                 None if matches!(fault.kind, FaultKind::SlowHealth { .. }) => leg == FaultLeg::Health,
-                None => !matches!(leg, FaultLeg::Health | FaultLeg::Probe),
+                None => !matches!(leg, FaultLeg::Health | FaultLeg::Probe | FaultLeg::Tokenize),
             };
             if !fits || fault.times == Some(0) || (fault.share < 1.0 && rng.random::<f64>() >= fault.share) {
                 continue;

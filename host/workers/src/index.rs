@@ -84,6 +84,8 @@ pub struct IndexStats {
     pub dropped: u64,
     /// Blocks of engines' events that could not be placed.
     pub orphans: u64,
+    /// Candidates and tiers that have a number in the index.
+    pub slots: u64,
 }
 
 #[derive(Debug, Default)]
@@ -218,6 +220,7 @@ impl PrefixIndex {
             expired: get(&counters.expired),
             dropped: get(&counters.dropped),
             orphans: get(&counters.orphans),
+            slots: self.shared.names.load().slots.iter().flatten().count() as u64,
         }
     }
 }
@@ -229,6 +232,9 @@ impl Names {
         self.slots.resize_with(self.slots.len().max(place + 1), || None);
         if let Some(old) = self.slots.get_mut(place) {
             *old = name;
+        }
+        while self.slots.last().is_some_and(Option::is_none) {
+            self.slots.pop();
         }
         let mut candidates = BTreeMap::<_, TierSlots>::new();
         for (slot, name) in (0..).zip(&self.slots) {

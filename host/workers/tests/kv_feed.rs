@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pointsman_workers::events::{Batch, FeedConfig, FeedCounters, KvEvent, Sink, run};
-use tokio::{sync::Notify, task::JoinHandle, time::timeout};
+use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinHandle, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
@@ -69,6 +69,7 @@ impl Fixture {
         let mut config = FeedConfig::new(endpoint);
         config.replay = replay.map(str::to_owned);
         config.replay_limit = limit;
+        config.silence = Duration::from_millis(500);
         config.backoff = Duration::from_millis(10);
         config.backoff_max = Duration::from_millis(50);
         let (sink, counters) = (Arc::<Recorder>::default(), Arc::clone(&config.counters));
@@ -88,6 +89,19 @@ impl Fixture {
         let told = std::mem::take(&mut *self.sink.told.lock());
         assert!(waited.is_ok(), "wanted {expected:?}, got {told:?}");
         assert_eq!(told, expected);
+    }
+
+    /// Waits until the sink was told this; more may follow.
+    async fn expect_first(&self, expected: &[Told]) {
+        let told = || self.sink.told.lock().iter().take(expected.len()).cloned().collect::<Vec<_>>();
+        let waited = timeout(PATIENCE, async {
+            while told().len() < expected.len() {
+                self.sink.news.notified().await;
+            }
+        });
+        let waited = waited.await;
+        assert_eq!(told(), expected);
+        waited.expect("in time");
     }
 
     /// Publishes message `seq` until it arrives: a subscription takes effect some time after its connection. A repeated
@@ -357,4 +371,56 @@ async fn h6_a_feed_waits_for_its_engine_and_ends_when_told() {
     let sink = Arc::clone(&feed.sink);
     feed.end().await;
     assert_eq!(*sink.told.lock(), [Live(false), Forget("disconnected")]);
+}
+
+/// What a publisher of ZMTP 3.1 says before its first message.
+fn hello() -> Vec<u8> {
+    let mut greeting = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01NULL".to_vec();
+    greeting.resize(64, 0);
+    [greeting.as_slice(), b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"].concat()
+}
+
+/// A publisher that says these bytes to everybody who comes, then nothing.
+async fn says(bytes: Vec<u8>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let endpoint = format!("tcp://{}", listener.local_addr().expect("address"));
+    TaskTracker::new().spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            stream.write_all(&bytes).await.expect("write");
+            open.push(stream);
+        }
+    });
+    endpoint
+}
+
+/// A whole message as it stands on the wire.
+fn wire(seq: u64) -> Vec<u8> {
+    let payload = batch(seq);
+    let length = [u8::try_from(payload.len()).expect("short")];
+    [b"\x01\x02kv\x01\x08".as_slice(), &seq.to_be_bytes(), b"\x00", &length, &payload].concat()
+}
+
+#[tokio::test]
+async fn h6_an_engine_that_breaks_the_protocol_is_forgotten_counted_and_tried_again() {
+    let lie = [b"\x02".as_slice(), &(1_u64 << 63).to_be_bytes()].concat();
+    for broken in [lie, b"\x01\x00".repeat(100), vec![0xff; 50], b"\x04\x07\x05READY\x01".to_vec()] {
+        let endpoint = says([hello(), wire(7), broken].concat()).await;
+        let feed = Fixture::start(&endpoint, None, PATIENCE);
+        let once = [Live(true), Got(7), Live(false), Forget("disconnected")];
+        feed.expect_first(&[once.clone(), once].concat()).await;
+        assert!(feed.counters.violations.load(Relaxed) >= 1);
+        assert!(feed.counters.connections.load(Relaxed) >= 2);
+        feed.end().await;
+    }
+}
+
+#[tokio::test]
+async fn h6_an_engine_that_falls_silent_is_given_up_in_bounded_time() {
+    let endpoint = says([hello(), wire(7)].concat()).await;
+    let feed = Fixture::start(&endpoint, None, PATIENCE);
+    feed.expect_first(&[Live(true), Got(7), Live(false), Forget("disconnected")]).await;
+    assert_eq!(feed.counters.silences.load(Relaxed), 1);
+    assert_eq!(feed.counters.violations.load(Relaxed), 0);
+    feed.end().await;
 }

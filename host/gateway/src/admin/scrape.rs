@@ -95,6 +95,18 @@ fn feeds(out: &mut String, app: &App) {
     counter(out, "pointsman_kv_feed_replayed", "Messages that a replay brought", &count(|c| &c.replayed));
     counter(out, "pointsman_kv_feed_forgets", "Times everything was forgotten", &count(|c| &c.forgets));
     counter(out, "pointsman_kv_feed_decode_errors", "Messages that are none", &count(|c| &c.decode_errors));
+    counter(
+        out,
+        "pointsman_kv_feed_violations",
+        "Connections given up because the engine broke the protocol or a limit",
+        &count(|c| &c.violations),
+    );
+    counter(
+        out,
+        "pointsman_kv_feed_silences",
+        "Connections given up because the engine showed no life",
+        &count(|c| &c.silences),
+    );
 }
 
 fn gauge(out: &mut String, name: &str, help: &str, lines: &[(String, u64)]) {

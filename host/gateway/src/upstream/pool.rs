@@ -31,7 +31,13 @@ type Io = http1::Connection<TokioIo<TcpStream>, Full<Bytes>>;
 /// Idle connections by `host:port`.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    idle: Mutex<HashMap<Box<str>, VecDeque<Idle>>>,
+    idle: Mutex<Places>,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    by_authority: HashMap<Box<str>, VecDeque<Idle>>,
+    swept: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -70,7 +76,8 @@ impl Pool {
     /// An idle connection that is still open.
     pub(super) fn take(&self, authority: &str) -> Option<Box<Connection>> {
         loop {
-            let Idle { mut connection, since } = self.idle.lock().get_mut(authority)?.pop_back()?;
+            let Idle { mut connection, since } =
+                self.idle.lock().by_authority.get_mut(authority)?.pop_back()?;
             if since.elapsed() < IDLE && connection.is_open() {
                 return Some(connection);
             }
@@ -79,15 +86,27 @@ impl Pool {
 
     fn put(&self, authority: &str, connection: Box<Connection>) {
         let since = Instant::now();
-        let mut idle = self.idle.lock();
-        let place = match idle.get_mut(authority) {
+        let mut places = self.idle.lock();
+        places.sweep(since);
+        let place = match places.by_authority.get_mut(authority) {
             Some(place) => place,
-            None => idle.entry(authority.into()).or_default(),
+            None => places.by_authority.entry(authority.into()).or_default(),
         };
-        while place.front().is_some_and(|idle| since - idle.since >= IDLE) {
-            place.pop_front();
-        }
         place.push_back(Idle { connection, since });
+    }
+}
+
+impl Places {
+    /// Closes what was idle for too long, everywhere: nobody comes back for the connections of a worker that left.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < IDLE) {
+            return;
+        }
+        self.swept = Some(now);
+        self.by_authority.retain(|_, place| {
+            place.retain(|idle| now.saturating_duration_since(idle.since) < IDLE);
+            !place.is_empty()
+        });
     }
 }
 

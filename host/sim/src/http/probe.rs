@@ -51,9 +51,13 @@ pub(super) async fn version(State(engine): State<Arc<Engine>>, Extension(conn): 
 /// vLLM's `/tokenize`, for a prompt or for messages.
 pub(super) async fn tokenize(
     State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Tokenize, &conn).await {
+        return response;
+    }
     let parsed = Body::parse(&engine.config, false, &headers, &bytes).and_then(|body| {
         let chat = body.is_chat();
         body.prompts(chat)

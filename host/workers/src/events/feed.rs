@@ -26,15 +26,19 @@ use super::{
 };
 
 mod wire;
+pub(crate) mod zmtp;
 
-use wire::{Line, Lost, Reply, ask, frames};
+use wire::{Line, Reply, ask, frames};
+use zmtp::ZmtpError;
 
 /// Live messages that wait for the end of a replay at most.
 const KEPT_MESSAGES: usize = 4096;
 /// Their bytes at most.
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
-/// Replies between the replay's socket and the sink.
-const REPLIES: usize = 64;
+/// Replies between the replay's socket and the sink. Each may be as large as a message.
+const REPLIES: usize = 4;
+/// Largest message that is taken, in bytes; a larger one ends the connection.
+const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
 /// Takes one source's events. Called from one task, one call at a time; a call must not block.
 pub trait Sink: Send + Sync {
@@ -61,6 +65,11 @@ pub struct FeedConfig {
     pub replay_limit: Duration,
     /// Limit of one attempt to connect.
     pub connect_limit: Duration,
+    /// Bytes of a message at most, all frames together. A peer that claims more is given up.
+    pub max_message: usize,
+    /// A source that is silent for so long is asked whether it lives, and given up when it says nothing for as long again:
+    /// by PING where it speaks ZMTP 3.1, else its machine alone, by TCP keepalive.
+    pub silence: Duration,
     /// Wait before the first new attempt to connect; it doubles up to `backoff_max`.
     pub backoff: Duration,
     /// Longest wait before a new attempt. A connection that lasted this long starts over with `backoff`.
@@ -88,6 +97,10 @@ pub struct FeedCounters {
     pub forgets: AtomicU64,
     /// Connections made.
     pub connections: AtomicU64,
+    /// Connections given up because the peer broke the protocol or a limit.
+    pub violations: AtomicU64,
+    /// Connections given up because the peer showed no life.
+    pub silences: AtomicU64,
     /// Milliseconds between the last live batch's time stamp and its arrival, by both clocks; a gauge.
     pub lag_ms: AtomicU64,
 }
@@ -100,7 +113,7 @@ pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToke
     loop {
         let began = Instant::now();
         let Some(lost) = stop.run_until_cancelled(feed.connection()).await else { return };
-        tracing::debug!(endpoint = %feed.config.endpoint, reason = %lost, "no kv event feed");
+        feed.count(&lost);
         if began.elapsed() > feed.config.backoff_max {
             backoff = feed.config.backoff;
         }
@@ -121,6 +134,8 @@ impl FeedConfig {
             replay: None,
             replay_limit: Duration::from_secs(2),
             connect_limit: Duration::from_secs(2),
+            max_message: MAX_MESSAGE,
+            silence: Duration::from_secs(10),
             backoff: Duration::from_millis(100),
             backoff_max: Duration::from_secs(5),
             counters: Arc::default(),
@@ -151,7 +166,7 @@ enum Origin {
 
 impl Feed {
     /// One connection from its making to its end.
-    async fn connection(&mut self) -> Lost {
+    async fn connection(&mut self) -> ZmtpError {
         let mut line = match Line::connect(&self.config).await {
             Ok(line) => line,
             Err(lost) => return lost,
@@ -165,7 +180,7 @@ impl Feed {
         lost
     }
 
-    async fn follow(&mut self, line: &mut Line) -> Result<Infallible, Lost> {
+    async fn follow(&mut self, line: &mut Line) -> Result<Infallible, ZmtpError> {
         if self.config.replay.is_some() {
             self.sequencer.open();
             self.fill(line, 0).await?;
@@ -180,7 +195,7 @@ impl Feed {
     }
 
     /// Takes a live message. `Some` is where a replay has to begin.
-    fn on_live(&mut self, message: &zeromq::ZmqMessage) -> Option<u64> {
+    fn on_live(&mut self, message: &[Bytes]) -> Option<u64> {
         let counters = Arc::clone(&self.config.counters);
         let Some((seq, payload)) = frames(message) else {
             // Its number is unknown: if it was one of ours, the next one shows a gap.
@@ -202,11 +217,11 @@ impl Feed {
     }
 
     /// Asks for everything from `from`, applies it in order, then what came live meanwhile.
-    async fn fill(&mut self, line: &mut Line, from: u64) -> Result<(), Lost> {
-        if let Some(endpoint) = self.config.replay.clone() {
+    async fn fill(&mut self, line: &mut Line, from: u64) -> Result<(), ZmtpError> {
+        let config = self.config.clone();
+        if let Some(endpoint) = &config.replay {
             let (sender, mut replies) = mpsc::channel(REPLIES);
-            let limit = self.config.replay_limit;
-            let asking = timeout(limit, ask(&endpoint, limit, from, sender));
+            let asking = timeout(config.replay_limit, ask(&config, endpoint, from, sender));
             pin!(asking);
             let mut asked = false;
             while self.sequencer.is_open() {
@@ -218,10 +233,12 @@ impl Feed {
                     },
                     result = &mut asking, if !asked => {
                         asked = true;
-                        if !matches!(result, Ok(Ok(()))) {
-                            tracing::debug!(%endpoint, from, "a replay of kv events was cut short");
-                            replies.close();
+                        match result {
+                            Ok(Ok(())) => {}
+                            Ok(Err(lost)) => self.count(&lost),
+                            Err(_) => tracing::debug!(%endpoint, from, "a replay of kv events was cut short"),
                         }
+                        replies.close();
                     }
                     message = line.next() => {
                         // No gap opens while a replay is open.
@@ -281,6 +298,19 @@ impl Feed {
                 self.forget("decode_error");
             }
         }
+    }
+
+    /// A peer that breaks the rules is worth a warning, once.
+    fn count(&self, lost: &ZmtpError) {
+        let (endpoint, counters) = (&self.config.endpoint, &self.config.counters);
+        if lost.is_violation() && counters.violations.fetch_add(1, Relaxed) == 0 {
+            tracing::warn!(%endpoint, reason = %lost, "a kv event feed broke the protocol");
+            return;
+        }
+        if matches!(lost, ZmtpError::Silent(_)) {
+            counters.silences.fetch_add(1, Relaxed);
+        }
+        tracing::debug!(%endpoint, reason = %lost, "no kv event feed");
     }
 
     fn forget(&self, why: &'static str) {

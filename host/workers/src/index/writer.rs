@@ -1,7 +1,7 @@
 //! The one writer: applies records in order, ends them by age, budget or their worker's leave.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -61,6 +61,8 @@ pub(super) struct Writer {
     block_size: usize,
     records: VecDeque<Record>,
     slots: HashMap<(Candidate, Tier), TierSlot>,
+    /// Records alive, by slot.
+    recorded: Vec<u32>,
     sources: HashMap<Candidate, Source>,
     live: HashSet<Candidate>,
     /// Runs of sources by their first blocks, the oldest first: what gives way when room is needed.
@@ -113,6 +115,7 @@ impl Writer {
             block_size: config.block_size.max(1),
             records: VecDeque::new(),
             slots: HashMap::new(),
+            recorded: Vec::new(),
             sources: HashMap::new(),
             live: HashSet::new(),
             order: VecDeque::new(),
@@ -150,10 +153,17 @@ impl Writer {
             let one = self.shared.shards.add(*block, record.slot);
             change = Change { blocks: change.blocks + one.blocks, bytes: change.bytes + one.bytes };
         }
+        let place = record.slot as usize;
+        self.recorded.resize(self.recorded.len().max(place + 1), 0);
+        if let Some(count) = self.recorded.get_mut(place) {
+            *count += 1;
+        }
         self.records.push_back(record);
         self.account(change, 1);
     }
 
+    /// Takes a record out. With its last one a slot that has no source is free: decisions may be recorded after their worker
+    /// left, and nobody takes it out again.
     fn end(&mut self, record: &Record) {
         let mut change = Change { blocks: 0, bytes: -bytes_of(record) };
         // Deepest first: at no moment does a candidate hold a block without its prefix.
@@ -162,6 +172,26 @@ impl Writer {
             change = Change { blocks: change.blocks + one.blocks, bytes: change.bytes + one.bytes };
         }
         self.account(change, -1);
+        let Some(count) = self.recorded.get_mut(record.slot as usize) else { return };
+        *count = count.saturating_sub(1);
+        if *count > 0 {
+            return;
+        }
+        let name = self.shared.names.load().slots.get(record.slot as usize).cloned().flatten();
+        if let Some(name) = name {
+            self.free(name.candidate, name.tier);
+        }
+    }
+
+    /// Gives a slot back unless records or a source use it.
+    fn free(&mut self, candidate: Candidate, tier: Tier) {
+        let Entry::Occupied(occupied) = self.slots.entry((candidate, tier)) else { return };
+        let slot = occupied.get().slot;
+        let recorded = self.recorded.get(slot as usize).is_some_and(|count| *count > 0);
+        if !recorded && !self.sources.contains_key(&candidate) {
+            occupied.remove();
+            self.name(slot, None);
+        }
     }
 
     fn expire(&mut self, now: Instant) {
@@ -254,8 +284,12 @@ impl Writer {
     /// An engine's own word takes the place of guesses, and guesses take its place when it is gone.
     fn set_live(&mut self, candidate: Candidate, live: bool) {
         if !live {
+            // Also the last word of a feed whose worker left: what came late goes with it.
             self.live.remove(&candidate);
             self.forget(candidate);
+            self.sources.remove(&candidate);
+            [Tier::Device, Tier::Host, Tier::Disk].into_iter().for_each(|tier| self.free(candidate, tier));
+            self.tidy();
         } else if self.live.insert(candidate)
             && let Some(slot) = self.slots.get(&(candidate, Tier::Device)).map(|slot| slot.slot)
         {

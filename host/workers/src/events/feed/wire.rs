@@ -1,38 +1,20 @@
-//! The sockets of a feed: the subscription, which knows when its connection ends, and the question for a replay.
+//! The sockets of a feed: the subscription, and the question for a replay.
 //!
-//! Owns the frames. Knows no order of numbers and no msgpack.
-
-use std::time::Duration;
+//! Owns what stands in which frame. Knows no order of numbers and no msgpack.
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream::BoxStream};
-use tokio::{select, sync::mpsc};
-use zeromq::{
-    DealerSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage,
-};
+use tokio::{sync::mpsc, time::timeout};
 
-use super::FeedConfig;
+use super::{
+    FeedConfig,
+    zmtp::{Connection, Kind, Limits, ZmtpError},
+};
 
 /// The number that ends a replay.
 const END: [u8; 8] = [0xff; 8];
 
 /// A connected subscription.
-pub(super) struct Line {
-    socket: SubSocket,
-    /// The socket connects again by itself and says so here only. A new connection must be a new `Line`.
-    events: BoxStream<'static, SocketEvent>,
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Lost {
-    #[error("cannot connect: {0}")]
-    Connect(#[source] ZmqError),
-    #[error("broken connection: {0}")]
-    Broken(#[source] ZmqError),
-    #[error("the engine closed the connection")]
-    Closed,
-}
+pub(super) struct Line(Connection);
 
 /// One answer of a replay.
 #[derive(Debug)]
@@ -42,42 +24,30 @@ pub(super) enum Reply {
 }
 
 impl Line {
-    pub(super) async fn connect(config: &FeedConfig) -> Result<Self, Lost> {
-        let mut socket = SubSocket::with_options(options(config.connect_limit));
-        let events = socket.monitor().boxed();
-        socket.subscribe(&config.topic).await.map_err(Lost::Connect)?;
-        socket.connect(&config.endpoint).await.map_err(Lost::Connect)?;
-        Ok(Self { socket, events })
+    pub(super) async fn connect(config: &FeedConfig) -> Result<Self, ZmtpError> {
+        let limits = limits(config);
+        let mut socket = Connection::open(&config.endpoint, Kind::Sub, limits).await?;
+        let subscribed = timeout(limits.connect, socket.subscribe(&config.topic)).await;
+        subscribed.unwrap_or(Err(ZmtpError::Handshake(limits.connect)))?;
+        Ok(Self(socket))
     }
 
     /// The next message. Dropping the future loses none.
-    pub(super) async fn next(&mut self) -> Result<ZmqMessage, Lost> {
-        loop {
-            select! {
-                biased;
-                message = self.socket.recv() => return message.map_err(Lost::Broken),
-                event = self.events.next() => match event {
-                    None | Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) => return Err(Lost::Closed),
-                    Some(_) => {}
-                },
-            }
-        }
+    pub(super) async fn next(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
+        self.0.recv().await
     }
 }
 
-/// Asks `endpoint` for every message from number `from` on and passes the answers on until the end marker. The caller
-/// sets the limit of the whole.
+/// Asks the replay server at `endpoint` for every message from number `from` on and passes the answers on until the end
+/// marker. The caller sets the limit of the whole.
 pub(super) async fn ask(
+    config: &FeedConfig,
     endpoint: &str,
-    connect_limit: Duration,
     from: u64,
     replies: mpsc::Sender<Reply>,
-) -> Result<(), ZmqError> {
-    let mut socket = DealerSocket::with_options(options(connect_limit));
-    socket.connect(endpoint).await?;
-    let mut question = ZmqMessage::from(Bytes::new());
-    question.push_back(Bytes::copy_from_slice(&from.to_be_bytes()));
-    socket.send(question).await?;
+) -> Result<(), ZmtpError> {
+    let mut socket = Connection::open(endpoint, Kind::Dealer, limits(config)).await?;
+    socket.send(&[b"", &from.to_be_bytes()]).await?;
     loop {
         let message = socket.recv().await?;
         if is_end(&message) {
@@ -90,8 +60,12 @@ pub(super) async fn ask(
     }
 }
 
+fn limits(config: &FeedConfig) -> Limits {
+    Limits { message: config.max_message, connect: config.connect_limit, silence: config.silence }
+}
+
 /// The number and the payload of a message: its last two frames, whatever topic and delimiter stand before them.
-pub(super) fn frames(message: &ZmqMessage) -> Option<(u64, Bytes)> {
+pub(super) fn frames(message: &[Bytes]) -> Option<(u64, Bytes)> {
     let payload = message.get(message.len().checked_sub(1)?)?;
     let seq = message.get(message.len().checked_sub(2)?)?;
     let seq: [u8; 8] = seq.as_ref().try_into().ok()?;
@@ -99,24 +73,17 @@ pub(super) fn frames(message: &ZmqMessage) -> Option<(u64, Bytes)> {
 }
 
 /// The end marker is the number's frame, with or without a payload after it.
-fn is_end(message: &ZmqMessage) -> bool {
+fn is_end(message: &[Bytes]) -> bool {
     let frame = |back: usize| message.len().checked_sub(back).and_then(|at| message.get(at));
     [1, 2].into_iter().any(|back| frame(back).is_some_and(|bytes| bytes.as_ref() == END))
-}
-
-fn options(connect_limit: Duration) -> SocketOptions {
-    let mut options = SocketOptions::default();
-    options.connect_timeout(connect_limit);
-    options
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn message(parts: &[&[u8]]) -> ZmqMessage {
-        let parts: Vec<Bytes> = parts.iter().map(|part| Bytes::copy_from_slice(part)).collect();
-        ZmqMessage::try_from(parts).expect("frames")
+    fn message(parts: &[&[u8]]) -> Vec<Bytes> {
+        parts.iter().map(|part| Bytes::copy_from_slice(part)).collect()
     }
 
     #[test]

@@ -1,0 +1,44 @@
+//! The index and the edits of a client's body, beside serde_json's own tree.
+#![no_main]
+
+use bytes::Bytes;
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Map, Value};
+
+/// The body knows nothing of the gateway, and is built here without it.
+#[allow(dead_code)]
+#[path = "../../host/gateway/src/json.rs"]
+mod body;
+
+use body::JsonBody;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((choice, text)) = data.split_first() else { return };
+    let tree = serde_json::from_slice::<Map<String, Value>>(text);
+    let body = match JsonBody::parse(Bytes::copy_from_slice(text)) {
+        Ok(body) => body,
+        Err(error) => {
+            assert!(tree.is_err(), "{error}");
+            return;
+        }
+    };
+    assert_eq!(body.edit().finish(), text);
+    // Numbers out of range and the like are the engine's to judge.
+    let Ok(tree) = tree else { return };
+    for (key, value) in &tree {
+        let raw = body.get(key).expect("a key of the tree");
+        assert_eq!(&serde_json::from_str::<Value>(raw).expect("a value"), value);
+    }
+    let keys: Vec<&str> = tree.keys().map(String::as_str).collect();
+    let pick = |place: u8| keys.get(usize::from(place) % (keys.len() + 1)).copied().unwrap_or("other\"key");
+    let (set, removed) = (pick(choice & 15), pick(choice >> 4));
+    let edited = body.edit().remove(removed).set(set, "[null]").finish();
+    let mut expected = tree.clone();
+    expected.remove(removed);
+    expected.insert(set.to_owned(), serde_json::json!([null]));
+    assert_eq!(serde_json::from_slice::<Map<String, Value>>(&edited).expect("an object"), expected);
+    let again = JsonBody::parse(edited).expect("an object");
+    for key in keys.iter().filter(|key| **key != set && **key != removed) {
+        assert_eq!(again.get(key), body.get(key), "what is not edited stays as it is");
+    }
+});

@@ -1,0 +1,101 @@
+//! The scanner of engines' streams: cut anywhere it finds the same events, and strings cannot fake a key.
+#![no_main]
+
+use arbitrary::{Arbitrary, Unstructured};
+use bytes::Bytes;
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Value, json};
+
+/// The scanner knows nothing of the gateway, and is built here without it.
+#[allow(dead_code)]
+#[path = "../../host/gateway/src/sse.rs"]
+mod scanner;
+
+#[derive(Arbitrary, Debug)]
+struct Chunk {
+    text: String,
+    key: String,
+    finish: Option<String>,
+    usage: Option<(u32, u32, Option<u32>)>,
+    handoff: Option<String>,
+    spaced: bool,
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((step, bytes)) = data.split_first() else { return };
+    any_stream(bytes, usize::from(*step));
+    if let Ok(chunk) = Chunk::arbitrary(&mut Unstructured::new(bytes)) {
+        known_event(&chunk);
+    }
+});
+
+fn any_stream(bytes: &[u8], step: usize) {
+    let (whole, whole_rest) = split(bytes, bytes.len().max(1));
+    let (pieces, rest) = split(bytes, step.max(1));
+    // Of three newlines in a row the last may stay behind; a whole event never does.
+    assert_eq!(pieces, &bytes[..bytes.len() - rest]);
+    assert!(whole_rest <= rest && rest <= whole_rest + 2);
+    assert_eq!(whole, &bytes[..bytes.len() - whole_rest]);
+    let mut at = 0;
+    for place in scanner::events(&whole) {
+        assert!(place.start == at && place.end > at);
+        at = place.end;
+        let event = &whole[place];
+        let _ = scanner::is_event(event);
+        look(event);
+    }
+    assert_eq!(at, whole.len());
+    look(bytes);
+}
+
+fn split(bytes: &[u8], step: usize) -> (Vec<u8>, usize) {
+    let (mut splitter, mut out) = (scanner::Splitter::default(), Vec::new());
+    for piece in bytes.chunks(step) {
+        if let Some(events) = splitter.push(Bytes::copy_from_slice(piece)).expect("small") {
+            assert!(events.ends_with(b"\n\n") || events.ends_with(b"\r\n\r\n"));
+            out.extend_from_slice(&events);
+        }
+    }
+    (out, splitter.rest())
+}
+
+fn look(event: &[u8]) -> scanner::Seen {
+    let seen = scanner::look(event);
+    if let Some(place) = seen.handoff_at.clone() {
+        let value = std::str::from_utf8(&event[place]).expect("text");
+        assert!(value.starts_with('{') && value.ends_with('}'));
+    }
+    if let Some(place) = seen.cached_at.clone() {
+        assert!(event[place].iter().all(u8::is_ascii_digit));
+    }
+    seen
+}
+
+/// An event as an engine writes it, with anything at all in its strings.
+fn known_event(chunk: &Chunk) {
+    let mut event = json!({
+        "id": chunk.key,
+        "choices": [{"index": 0, "delta": {"content": chunk.text}, "finish_reason": chunk.finish}],
+    });
+    if let Some((prompt_tokens, completion_tokens, cached)) = chunk.usage {
+        let details = cached.map(|cached| json!({"cached_tokens": cached}));
+        event["usage"] = json!({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
+            "prompt_tokens_details": details});
+    }
+    if let Some(handoff) = &chunk.handoff {
+        event["kv_transfer_params"] = json!({"remote_engine_id": handoff, "more": [handoff]});
+    }
+    let text = if chunk.spaced { serde_json::to_string_pretty(&event) } else { serde_json::to_string(&event) };
+    let bytes = format!("data: {}\n\n", text.expect("json")).into_bytes();
+    let seen = look(&bytes);
+    assert!(!seen.done && !seen.error);
+    assert_eq!((seen.token, seen.finish), (!chunk.text.is_empty(), chunk.finish.is_some()));
+    let usage = chunk.usage.map(|(prompt_tokens, completion_tokens, cached_tokens)| scanner::Usage {
+        prompt_tokens,
+        completion_tokens,
+        cached_tokens,
+    });
+    assert_eq!(seen.usage, usage);
+    let handoff = seen.handoff_at.map(|place| serde_json::from_slice::<Value>(&bytes[place]).expect("an object"));
+    assert_eq!(handoff.as_ref(), event.get("kv_transfer_params"));
+}

@@ -1,0 +1,70 @@
+//! What a publisher may say on the wire: greetings, frames, commands, cut anywhere.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+/// The parsers know no socket, and are built here without the crate around them.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../host/workers/src/events/feed/zmtp"]
+mod zmtp {
+    mod command;
+    mod frame;
+    mod greeting;
+
+    use bytes::BytesMut;
+    use frame::{Assembler, FrameError, Item, MAX_COMMAND, MAX_FRAMES};
+
+    /// Small, so that the fuzzer reaches it.
+    const MAX_MESSAGE: usize = 600;
+
+    pub(super) fn greets(bytes: &[u8]) {
+        let whole = greeting::check(bytes);
+        let first =
+            (0..=bytes.len()).map(|cut| greeting::check(&bytes[..cut])).find(|said| *said != Ok(None));
+        // What shows early stays so.
+        assert_eq!(first.unwrap_or(Ok(None)), whole);
+    }
+
+    pub(super) fn frames(bytes: &[u8], step: usize) {
+        let whole = read(bytes, bytes.len().max(1));
+        assert_eq!(whole, read(bytes, step));
+        let mut again = BytesMut::new();
+        for item in &whole.0 {
+            match item {
+                Item::Message(parts) => {
+                    assert!((1..=MAX_FRAMES).contains(&parts.len()));
+                    assert!(parts.iter().map(bytes::Bytes::len).sum::<usize>() <= MAX_MESSAGE);
+                    frame::message(&parts.iter().map(AsRef::as_ref).collect::<Vec<_>>(), &mut again);
+                }
+                Item::Command(body) => {
+                    assert!(body.len() <= MAX_COMMAND);
+                    let _ = command::Command::read(body);
+                    frame::command(body, &mut again);
+                }
+            }
+        }
+        assert_eq!(read(&again, step), (whole.0, None));
+    }
+
+    fn read(bytes: &[u8], step: usize) -> (Vec<Item>, Option<FrameError>) {
+        let (mut unread, mut assembler, mut items) =
+            (BytesMut::new(), Assembler::new(MAX_MESSAGE), Vec::new());
+        for piece in bytes.chunks(step) {
+            unread.extend_from_slice(piece);
+            loop {
+                match assembler.next(&mut unread) {
+                    Ok(Some(item)) => items.push(item),
+                    Ok(None) => break,
+                    Err(error) => return (items, Some(error)),
+                }
+            }
+        }
+        (items, None)
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((step, bytes)) = data.split_first() else { return };
+    zmtp::greets(bytes);
+    zmtp::frames(bytes, usize::from(*step).max(1));
+});

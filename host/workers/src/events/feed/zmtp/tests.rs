@@ -1,0 +1,233 @@
+//! Peers that misbehave, on real sockets.
+
+use tokio::{net::TcpListener, task::JoinHandle};
+use tokio_util::task::TaskTracker;
+
+use super::*;
+
+const LIMITS: Limits =
+    Limits { message: 1 << 20, connect: Duration::from_secs(5), silence: Duration::from_millis(200) };
+const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
+
+/// Greets, shakes hands as a publisher of this minor version, reads what we say, and leaves the rest to the test.
+async fn peer(minor: u8, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
+    let mut greeting = greeting::ours();
+    greeting[11] = minor;
+    raw([greeting.as_slice(), READY].concat(), limits).await
+}
+
+/// Says these bytes.
+async fn raw(said: Vec<u8>, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+    let accepted: JoinHandle<TcpStream> = TaskTracker::new().spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&said).await.unwrap();
+        stream
+    });
+    let connection = Connection::open(&endpoint, Kind::Sub, limits).await;
+    (connection, accepted.await.unwrap())
+}
+
+/// Takes everything that `bytes` hold, up to the error that ends it.
+async fn after(bytes: &[u8], close: bool) -> (Vec<Vec<Bytes>>, ZmtpError, Connection) {
+    let (connection, mut stream) = peer(1, LIMITS).await;
+    let mut connection = connection.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    if close {
+        stream.shutdown().await.unwrap();
+    }
+    let mut messages = Vec::new();
+    loop {
+        match connection.recv().await {
+            Ok(message) => messages.push(message),
+            Err(error) => {
+                drop(stream);
+                return (messages, error, connection);
+            }
+        }
+    }
+}
+
+fn long(flags: u8, length: u64) -> Vec<u8> {
+    [[flags].as_slice(), &length.to_be_bytes()].concat()
+}
+
+#[tokio::test]
+async fn h6_a_claimed_length_is_refused_before_a_byte_of_it_came() {
+    for length in [1 << 63, u64::MAX, (1 << 20) + 1] {
+        let (_, error, connection) = after(&long(2, length), false).await;
+        assert!(matches!(error, ZmtpError::Frame(FrameError::Message { .. })), "{error}");
+        assert!(error.is_violation());
+        assert!(connection.unread.capacity() <= 2 * READ, "{}", connection.unread.capacity());
+    }
+    let (_, error, _) = after(&long(6, 1 << 63), false).await;
+    assert!(matches!(error, ZmtpError::Frame(FrameError::Command(_))), "{error}");
+}
+
+#[tokio::test]
+async fn h6_memory_grows_with_the_bytes_that_came() {
+    let mut said = long(2, 1 << 20);
+    said.extend(vec![0; 100_000]);
+    let (messages, error, connection) = after(&said, true).await;
+    assert!(messages.is_empty());
+    assert!(matches!(error, ZmtpError::Closed), "{error}");
+    assert!((100_000..400_000).contains(&connection.unread.capacity()), "{}", connection.unread.capacity());
+}
+
+#[tokio::test]
+async fn h6_room_for_a_large_message_is_given_back() {
+    let limits = Limits { message: 8 << 20, ..LIMITS };
+    let (connection, mut stream) = peer(1, limits).await;
+    let mut connection = connection.unwrap();
+    let said = [long(2, 8 << 20), vec![0; 8 << 20]].concat();
+    let writing = TaskTracker::new().spawn(async move {
+        stream.write_all(&said).await.unwrap();
+        stream
+    });
+    assert_eq!(connection.recv().await.unwrap()[0].len(), 8 << 20);
+    let mut stream = writing.await.unwrap();
+    for _ in 0..2 {
+        stream.write_all(b"\x00\x01x").await.unwrap();
+        assert_eq!(connection.recv().await.unwrap(), [b"x".as_slice()]);
+    }
+    assert!(connection.unread.capacity() <= KEEP, "{}", connection.unread.capacity());
+}
+
+#[tokio::test]
+async fn h6_frames_without_end_are_refused() {
+    let (_, error, _) = after(&b"\x01\x00".repeat(1000), false).await;
+    assert!(matches!(error, ZmtpError::Frame(FrameError::Frames)), "{error}");
+    let (_, error, _) = after(&b"\x01\x01x".repeat(1000), false).await;
+    assert!(matches!(error, ZmtpError::Frame(FrameError::Frames)), "{error}");
+}
+
+#[tokio::test]
+async fn h6_a_peer_that_is_none_is_found_out_at_once() {
+    let error = |said: &'static [u8]| async move { raw(said.to_vec(), LIMITS).await.0.unwrap_err() };
+    let http = error(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+    assert!(matches!(http, ZmtpError::Greeting(GreetingError::Signature)), "{http}");
+    let mut plain = greeting::ours();
+    plain[12..17].copy_from_slice(b"PLAIN");
+    let (plain, _) = raw(plain.to_vec(), LIMITS).await;
+    assert_eq!(plain.unwrap_err().to_string(), "the peer wants the mechanism `PLAIN`, not NULL");
+    let (other, _) = raw(
+        [greeting::ours().as_slice(), b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04PULL"].concat(),
+        LIMITS,
+    )
+    .await;
+    assert_eq!(other.unwrap_err().to_string(), "the peer's socket is PULL");
+    let (early, _) = raw([greeting::ours().as_slice(), b"\x00\x01x"].concat(), LIMITS).await;
+    assert!(matches!(early.unwrap_err(), ZmtpError::Early));
+    let (refused, _) = raw([greeting::ours().as_slice(), b"\x04\x09\x05ERROR\x02no"].concat(), LIMITS).await;
+    assert_eq!(refused.unwrap_err().to_string(), "the peer refuses: no");
+    let hasty = Limits { connect: Duration::from_millis(100), ..LIMITS };
+    let (mute, _) = raw(greeting::ours()[..40].to_vec(), hasty).await;
+    assert!(matches!(mute.unwrap_err(), ZmtpError::Handshake(_)));
+}
+
+#[tokio::test]
+async fn h6_a_cut_within_a_frame_ends_the_connection() {
+    let (messages, error, _) = after(b"\x00\x01a\x01\x05kv-ev", true).await;
+    assert_eq!(messages, [[b"a".as_slice()]]);
+    assert!(matches!(error, ZmtpError::Closed), "{error}");
+    assert!(!error.is_violation());
+}
+
+#[tokio::test]
+async fn h6_bytes_that_drip_make_a_message_and_dropped_futures_lose_none() {
+    let (connection, mut stream) = peer(1, LIMITS).await;
+    let mut connection = connection.unwrap();
+    let said = b"\x01\x02kv\x04\x05\x04PONG\x02\0\0\0\0\0\0\0\x03abc".repeat(2);
+    let dripping = TaskTracker::new().spawn(async move {
+        for byte in said {
+            stream.write_all(&[byte]).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        stream
+    });
+    let mut messages = Vec::new();
+    while messages.len() < 2 {
+        if let Ok(message) = timeout(Duration::from_millis(1), connection.recv()).await {
+            messages.push(message.unwrap());
+        }
+    }
+    assert_eq!(messages, [[b"kv".as_slice(), b"abc"], [b"kv", b"abc"]]);
+    drop(dripping.await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn h6_a_message_that_never_becomes_whole_is_given_up() {
+    // No PING for 3.0: only the time of the message counts.
+    let (connection, mut stream) = peer(0, LIMITS).await;
+    let mut connection = connection.unwrap();
+    TaskTracker::new().spawn(async move {
+        stream.write_all(&long(2, 1 << 19)).await.unwrap();
+        while stream.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    let began = Instant::now();
+    let error = connection.recv().await.unwrap_err();
+    assert!(matches!(error, ZmtpError::Slow), "{error}");
+    assert!((WHOLE..WHOLE * 2).contains(&began.elapsed()));
+}
+
+#[tokio::test]
+async fn h6_a_peer_of_3_1_that_falls_silent_is_asked_then_given_up() {
+    let (connection, mut stream) = peer(1, LIMITS).await;
+    let mut connection = connection.unwrap();
+    let began = Instant::now();
+    let error = connection.recv().await.unwrap_err();
+    assert!(matches!(error, ZmtpError::Silent(_)), "{error}");
+    assert!((LIMITS.silence * 2..LIMITS.silence * 20).contains(&began.elapsed()));
+    drop(connection);
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).await.unwrap();
+    assert!(said.ends_with(b"\x04\x07\x04PING\0\0"), "{}", said.escape_ascii());
+}
+
+#[tokio::test]
+async fn h6_a_peer_that_answers_is_kept_and_so_is_one_that_cannot() {
+    let (connection, mut stream) = peer(1, LIMITS).await;
+    let mut connection = connection.unwrap();
+    let answering = TaskTracker::new().spawn(async move {
+        let (mut said, mut answered) = (BytesMut::new(), 0);
+        while stream.read_buf(&mut said).await.unwrap() > 0 {
+            while said.windows(6).filter(|at| *at == b"\x04PING\0").count() > answered {
+                answered += 1;
+                stream.write_all(b"\x04\x05\x04PONG").await.unwrap();
+            }
+        }
+        answered
+    });
+    assert!(timeout(LIMITS.silence * 8, connection.recv()).await.is_err());
+    drop(connection);
+    assert!(answering.await.unwrap() >= 2);
+    let (connection, _stream) = peer(0, LIMITS).await;
+    assert!(timeout(LIMITS.silence * 4, connection.unwrap().recv()).await.is_err());
+}
+
+#[tokio::test]
+async fn h6_a_ping_is_answered_with_its_context_and_a_flood_is_not() {
+    let (connection, mut stream) = peer(1, LIMITS).await;
+    let mut connection = connection.unwrap();
+    stream.write_all(b"\x04\x0a\x04PING\0\x0aabc\x00\x01x").await.unwrap();
+    assert_eq!(connection.recv().await.unwrap(), [b"x".as_slice()]);
+    assert!(timeout(Duration::from_millis(20), connection.recv()).await.is_err());
+    drop(connection);
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).await.unwrap();
+    assert!(said.ends_with(b"\x04\x08\x04PONGabc"), "{}", said.escape_ascii());
+
+    let (connection, mut stream) = peer(1, LIMITS).await;
+    let mut connection = connection.unwrap();
+    let flooding = TaskTracker::new().spawn(async move {
+        let pings = b"\x04\x07\x04PING\0\0".repeat(1000);
+        while stream.write_all(&pings).await.is_ok() {}
+    });
+    let error = connection.recv().await.unwrap_err();
+    assert!(matches!(error, ZmtpError::Flood | ZmtpError::Io(_)), "{error}");
+    drop(connection);
+    flooding.await.unwrap();
+}
