@@ -35,6 +35,24 @@ fn the_host_the_sdk_and_the_document_have_one_table_of_facts() {
     assert_eq!(rows, host.iter().map(|(_, fact, ty)| (*fact, *ty)).collect());
 }
 
+/// The helpers of other languages know which facts are wider than a `u32`, or are no integer.
+#[test]
+fn the_helpers_in_python_and_javascript_know_the_types_of_facts() {
+    for file in ["policies/python/pointsman_policy.py", "policies/js/pointsman-policy.js"] {
+        let text = std::fs::read_to_string(root().join(file)).unwrap();
+        for (marker, ty) in [("U64 =", FactType::U64), ("F32 =", FactType::F32)] {
+            let list = text.split_once(marker).unwrap().1.split_once(')').unwrap().0;
+            let helper: BTreeSet<&str> = list.split('"').skip(1).step_by(2).collect();
+            let request =
+                RequestFact::ALL.iter().filter(|fact| fact.ty() == ty).map(|fact| fact.name().to_owned());
+            let worker =
+                WorkerFact::ALL.iter().filter(|fact| fact.ty() == ty).map(|fact| fact.name().to_owned());
+            let host: BTreeSet<String> = request.chain(worker).collect();
+            assert_eq!(helper, host.iter().map(String::as_str).collect(), "{file}: {marker}");
+        }
+    }
+}
+
 #[test]
 fn invariant_1_crates_depend_one_way_only() {
     let depends = |krate: &str| -> BTreeSet<String> {
@@ -71,5 +89,6 @@ fn invariant_6_no_fact_is_text_a_header_or_a_clock() {
     }
     let wit = std::fs::read_to_string(root().join("wit/policy.wit")).unwrap();
     let imports: Vec<_> = wit.lines().map(str::trim).filter(|line| line.starts_with("import ")).collect();
-    assert!(imports.iter().all(|import| *import == "import log;"), "{imports:?}");
+    let known = ["import log;", "import state;"];
+    assert!(imports.iter().all(|import| known.contains(import)), "{imports:?}");
 }

@@ -75,6 +75,17 @@ impl Pool {
         Err(Failure::NotReady)
     }
 
+    /// Instances when all are there.
+    pub(crate) fn size(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Linear memory of the largest instance that nobody is in, bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let shards = self.shards.iter().filter_map(Mutex::try_lock);
+        shards.filter_map(|shard| shard.as_ref().map(Instance::memory_used)).max().unwrap_or(0)
+    }
+
     fn replace(&self, place: usize, spent: Option<Instance>) {
         let pool = self.myself.clone();
         self.engine.later(move || {

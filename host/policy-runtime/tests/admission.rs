@@ -151,9 +151,15 @@ fn the_embedded_policies_are_admitted_and_answer() {
 
 #[test]
 fn inspect_tells_what_a_file_is() {
-    let inspection = inspect(HOSTILE_CORE, "{}").unwrap();
+    let inspection = inspect(HOSTILE_CORE, "{}", Limits::default()).unwrap();
     assert!(inspection.core_module);
     assert_eq!((inspection.world, inspection.contract.as_str()), (World::Selector, "pointsman:policy@0.1.0"));
     assert_eq!(inspection.policy.unwrap().worker_facts, ["active-requests"]);
-    assert!(inspect(CHATTY, "{}").unwrap().imports.iter().any(|import| import.starts_with("wasi:")));
+    assert!(
+        inspect(CHATTY, "{}", Limits::default())
+            .unwrap()
+            .imports
+            .iter()
+            .any(|import| import.starts_with("wasi:"))
+    );
 }
