@@ -1,6 +1,9 @@
 //! What is written in several places is the same, and what must be absent is absent.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use pointsman_routing::facts::{FactType, RequestFact, WorkerFact};
 
@@ -91,4 +94,45 @@ fn invariant_6_no_fact_is_text_a_header_or_a_clock() {
     let imports: Vec<_> = wit.lines().map(str::trim).filter(|line| line.starts_with("import ")).collect();
     let known = ["import log;", "import state;"];
     assert!(imports.iter().all(|import| known.contains(import)), "{imports:?}");
+}
+
+/// Top-level items of a WIT text by their first line, without comments and blank lines.
+fn items(text: &str) -> BTreeMap<String, Vec<String>> {
+    let (mut items, mut current) = (BTreeMap::<String, Vec<String>>::new(), String::new());
+    for line in text.lines().filter(|line| !line.trim_start().starts_with("//") && !line.trim().is_empty()) {
+        if !line.starts_with([' ', '}']) {
+            current = line.to_owned();
+        }
+        items.entry(current.clone()).or_default().push(line.trim().to_owned());
+    }
+    items
+}
+
+/// Items of a release that are gone or differ.
+fn broken(released: &str, now: &str) -> Vec<String> {
+    let now = items(now);
+    items(released)
+        .into_iter()
+        .filter(|(name, body)| now.get(name) != Some(body))
+        .map(|(name, _)| name)
+        .collect()
+}
+
+#[test]
+fn the_contract_keeps_every_release_of_its_line() {
+    let now = std::fs::read_to_string(root().join("wit/policy.wit")).unwrap();
+    let mut releases = 0;
+    for entry in std::fs::read_dir(root().join("wit/released")).unwrap() {
+        let released = std::fs::read_to_string(entry.unwrap().path().join("policy.wit")).unwrap();
+        assert_eq!(broken(&released, &now), Vec::<String>::new(), "wit/EVOLUTION.md says what may change");
+        releases += 1;
+        // The comparison can fail, and allows what is allowed.
+        let other = released.replace("attempt: u32,", "attempt: u64,");
+        assert_eq!(broken(&released, &other), ["interface types {"]);
+        let other = released.replace("  seed: u64,\n", "");
+        assert_eq!(broken(&released, &other), ["interface types {"]);
+        let more = format!("{released}\ninterface learning {{\n  observe: func();\n}}\n");
+        assert_eq!(broken(&released, &more), Vec::<String>::new());
+    }
+    assert_eq!(releases, 1);
 }
