@@ -44,10 +44,18 @@ export class Shed {
 
 /** The row of the least cost, ties uniform; null when there is no row. */
 export function least(costs, seed) {
+  // One pass, by index: without a JIT an iterator costs more than the rule.
   let lowest = Infinity;
-  for (const cost of costs) if (cost < lowest) lowest = cost;
-  const rows = [];
-  for (let row = 0; row < costs.length; row += 1) if (costs[row] === lowest) rows.push(row);
+  let rows = [];
+  for (let row = 0; row < costs.length; row += 1) {
+    const cost = costs[row];
+    if (cost < lowest) {
+      lowest = cost;
+      rows = [row];
+    } else if (cost === lowest) {
+      rows.push(row);
+    }
+  }
   if (rows.length === 0) return null;
   return rows.length === 1 ? rows[0] : rows[new Rng(seed).below(rows.length)];
 }
@@ -60,7 +68,7 @@ export function selector(rule) {
       const chosen = rule.select(call, columns(words, call.rows));
       if (chosen === null || chosen === undefined) return { tag: "abstain" };
       const { row, costs = [], reason } = typeof chosen === "number" ? { row: chosen } : chosen;
-      return { tag: "choose", val: { row, costs: Float32Array.from(costs), reason } };
+      return { tag: "choose", val: { row, costs: costs instanceof Float32Array ? costs : Float32Array.from(costs), reason } };
     }, (shed) => ({ tag: "shed", val: shed }));
   return { policy, selecting: { select } };
 }

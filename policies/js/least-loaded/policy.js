@@ -21,8 +21,9 @@ export const { policy, selecting } = selector({
 
   select(call, facts) {
     const [a, b, c] = weights;
-    const [requests, tokens, queue] = this.workerFacts.map((name) => facts[name]);
-    const costs = Float32Array.from(requests, (count, row) => a * count + b * tokens[row] + c * queue[row]);
+    const requests = facts["active-requests"], tokens = facts["active-prefill-tokens"], queue = facts["engine-queue"];
+    const costs = new Float32Array(call.rows);
+    for (let row = 0; row < call.rows; row += 1) costs[row] = a * requests[row] + b * tokens[row] + c * queue[row];
     const row = least(costs, call.seed);
     return row === null ? null : { row, costs: facts.explain ? costs : [] };
   },
