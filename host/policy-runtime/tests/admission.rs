@@ -102,6 +102,19 @@ fn a_live_guest_s_failure_is_named_and_a_fresh_instance_takes_its_place() {
 }
 
 #[test]
+fn an_instance_whose_memory_grows_is_replaced_before_a_call_fails_by_it() {
+    let policy = admit(HOSTILE, r#"{"mode":"leak"}"#).unwrap();
+    for _ in 0..20_000 {
+        match policy.select(&call(2), &[1, 2]) {
+            Ok(_) => {}
+            Err(Failure::NotReady) => std::thread::yield_now(),
+            Err(failure) => unreachable!("{failure}"),
+        }
+    }
+    assert!(policy.memory_bytes() < 16 * 1024 * 1024);
+}
+
+#[test]
 fn a_loop_is_stopped_in_time() {
     let policy = admit(HOSTILE, r#"{"mode":"spin","after":8}"#).unwrap();
     let mut took = Vec::new();
