@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("hostile-core.wasm"), hostile.core_module().build()?)?;
     let chatty = GuestBuild::new(&workspace, "guest-chatty").target(Target::Wasip2);
     fs::write(out.join("chatty.wasm"), chatty.build()?)?;
-    for name in ["low-queue", "weighted-random"] {
+    for name in ["low-queue", "tenant-limit", "weighted-random"] {
         fs::write(
             out.join(format!("{name}.wasm")),
             GuestBuild::new(&workspace, &format!("policy-{name}")).build()?,

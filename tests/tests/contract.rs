@@ -1,6 +1,9 @@
 //! What is written in several places is the same, and what must be absent is absent.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use pointsman_routing::facts::{FactType, RequestFact, WorkerFact};
 
@@ -33,6 +36,24 @@ fn the_host_the_sdk_and_the_document_have_one_table_of_facts() {
         .filter(|(fact, ty)| !fact.contains('/') && !["u32", "f32", "u64"].contains(fact) && !ty.is_empty())
         .collect();
     assert_eq!(rows, host.iter().map(|(_, fact, ty)| (*fact, *ty)).collect());
+}
+
+/// The helpers of other languages know which facts are wider than a `u32`, or are no integer.
+#[test]
+fn the_helpers_in_python_and_javascript_know_the_types_of_facts() {
+    for file in ["policies/python/pointsman_policy.py", "policies/js/pointsman-policy.js"] {
+        let text = std::fs::read_to_string(root().join(file)).unwrap();
+        for (marker, ty) in [("U64 =", FactType::U64), ("F32 =", FactType::F32)] {
+            let list = text.split_once(marker).unwrap().1.split_once(')').unwrap().0;
+            let helper: BTreeSet<&str> = list.split('"').skip(1).step_by(2).collect();
+            let request =
+                RequestFact::ALL.iter().filter(|fact| fact.ty() == ty).map(|fact| fact.name().to_owned());
+            let worker =
+                WorkerFact::ALL.iter().filter(|fact| fact.ty() == ty).map(|fact| fact.name().to_owned());
+            let host: BTreeSet<String> = request.chain(worker).collect();
+            assert_eq!(helper, host.iter().map(String::as_str).collect(), "{file}: {marker}");
+        }
+    }
 }
 
 #[test]
@@ -71,5 +92,47 @@ fn invariant_6_no_fact_is_text_a_header_or_a_clock() {
     }
     let wit = std::fs::read_to_string(root().join("wit/policy.wit")).unwrap();
     let imports: Vec<_> = wit.lines().map(str::trim).filter(|line| line.starts_with("import ")).collect();
-    assert!(imports.iter().all(|import| *import == "import log;"), "{imports:?}");
+    let known = ["import log;", "import state;"];
+    assert!(imports.iter().all(|import| known.contains(import)), "{imports:?}");
+}
+
+/// Top-level items of a WIT text by their first line, without comments and blank lines.
+fn items(text: &str) -> BTreeMap<String, Vec<String>> {
+    let (mut items, mut current) = (BTreeMap::<String, Vec<String>>::new(), String::new());
+    for line in text.lines().filter(|line| !line.trim_start().starts_with("//") && !line.trim().is_empty()) {
+        if !line.starts_with([' ', '}']) {
+            current = line.to_owned();
+        }
+        items.entry(current.clone()).or_default().push(line.trim().to_owned());
+    }
+    items
+}
+
+/// Items of a release that are gone or differ.
+fn broken(released: &str, now: &str) -> Vec<String> {
+    let now = items(now);
+    items(released)
+        .into_iter()
+        .filter(|(name, body)| now.get(name) != Some(body))
+        .map(|(name, _)| name)
+        .collect()
+}
+
+#[test]
+fn the_contract_keeps_every_release_of_its_line() {
+    let now = std::fs::read_to_string(root().join("wit/policy.wit")).unwrap();
+    let mut releases = 0;
+    for entry in std::fs::read_dir(root().join("wit/released")).unwrap() {
+        let released = std::fs::read_to_string(entry.unwrap().path().join("policy.wit")).unwrap();
+        assert_eq!(broken(&released, &now), Vec::<String>::new(), "wit/EVOLUTION.md says what may change");
+        releases += 1;
+        // The comparison can fail, and allows what is allowed.
+        let other = released.replace("attempt: u32,", "attempt: u64,");
+        assert_eq!(broken(&released, &other), ["interface types {"]);
+        let other = released.replace("  seed: u64,\n", "");
+        assert_eq!(broken(&released, &other), ["interface types {"]);
+        let more = format!("{released}\ninterface learning {{\n  observe: func();\n}}\n");
+        assert_eq!(broken(&released, &more), Vec::<String>::new());
+    }
+    assert_eq!(releases, 1);
 }

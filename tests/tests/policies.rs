@@ -52,6 +52,35 @@ async fn a_policy_dropped_in_serves_the_next_request() {
     until_policy(&house, "weighted-random@3 policy").await;
 }
 
+/// Bytes that were built against the contract as it was released: they are never built again.
+const FROZEN: &[u8] = include_bytes!("../fixtures/guests/selector-0.1.0.wasm");
+
+#[tokio::test]
+async fn a_guest_of_the_released_contract_0_1_0_is_served_and_its_state_is_kept() {
+    let house = HouseBuilder::new()
+        .config(|config| {
+            let entry = toml::from_str("grants = [\"log\", \"state\"]").unwrap();
+            config.policies.slots.insert(pointsman_routing::SlotKind::Aggregated, entry);
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    house.drop_policy("aggregated.wasm", FROZEN).unwrap();
+    until_policy(&house, "frozen@2 policy").await;
+    let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
+    let preview = house.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+    let receipt = &preview["legs"][0]["receipt"];
+    assert!(receipt.to_string().contains("seen before"), "{receipt}");
+    house.drop_policy("aggregated.wasm", LEAST_LOADED).unwrap();
+    until_policy(&house, "least-loaded@3 policy").await;
+    house.drop_policy("aggregated.wasm", FROZEN).unwrap();
+    until_policy(&house, "frozen@4 policy").await;
+    let preview = house.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+    assert!(preview.to_string().contains("seen before"), "{preview}");
+}
+
 #[tokio::test]
 async fn garbage_is_refused_and_the_last_good_one_serves_on() {
     let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();

@@ -18,6 +18,7 @@ mod engine;
 mod fleet;
 mod fuzz;
 mod http;
+mod langs;
 mod oracle;
 mod policies;
 mod reload;
@@ -49,6 +50,8 @@ enum Command {
     Bench(bench::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
+    /// Build, test and measure the policies in Python and JavaScript; needs python3 and npm, not part of CI.
+    Langs,
     /// Stream a chat completion with the OpenAI Python SDK through a running gateway.
     E2eSdk,
     /// Requests through faults of every kind, and clients that leave; checks that nothing is lost.
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Policies(args) => policies::run(&args),
+        Command::Langs => langs::run(),
         Command::E2eSdk => e2e_sdk::run(),
         Command::Storm(args) => storm::run(&args),
         Command::Spec(args) => spec::run(&args),

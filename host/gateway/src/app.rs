@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin,
-    config::{Config, SlotEntry},
+    config::{Config, Policies, SlotEntry},
     hints::{HintTrust, Hints},
     legs::Terms,
     limit::Limiter,
@@ -237,10 +237,7 @@ fn build(config: &Config) -> anyhow::Result<App> {
         registry.upsert(worker.clone());
     }
     let policies = &config.policies;
-    let limits =
-        Limits { deadline: policies.deadline, memory_bytes: policies.memory_bytes, ..Limits::default() };
-    let engine =
-        PolicyEngine::new(limits).map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
+    let engine = policy_engine(policies)?;
     let (events, failures) = mpsc::unbounded_channel();
     let mut programs = Vec::new();
     for kind in SlotKind::ALL {
@@ -257,6 +254,7 @@ fn build(config: &Config) -> anyhow::Result<App> {
         slot: slot.clone(),
         file: PathBuf::from(format!("{kind}.wasm")),
         settings: json(&entry.settings),
+        access: entry.access(),
         default,
     });
     let manager = ManagerConfig {
@@ -291,6 +289,16 @@ fn build(config: &Config) -> anyhow::Result<App> {
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),
     })
+}
+
+fn policy_engine(policies: &Policies) -> anyhow::Result<PolicyEngine> {
+    let limits = Limits {
+        deadline: policies.deadline,
+        configure_deadline: policies.configure_deadline,
+        memory_bytes: policies.memory_bytes,
+        ..Limits::default()
+    };
+    PolicyEngine::new(limits).map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))
 }
 
 fn prefix_index(config: &Config) -> std::io::Result<PrefixIndex> {

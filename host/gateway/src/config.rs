@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use pointsman_policy_runtime::{Access, Grant};
 use pointsman_routing::{NativeMode, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 use serde::Deserialize;
@@ -131,6 +132,9 @@ pub struct Policies {
     /// CPU time of a call.
     #[serde(with = "humantime_serde")]
     pub deadline: Duration,
+    /// CPU time that instantiation, `describe` and `configure` may take together.
+    #[serde(with = "humantime_serde")]
+    pub configure_deadline: Duration,
     /// Memory of an instance, bytes.
     pub memory_bytes: usize,
     /// What a failing policy leads to.
@@ -157,6 +161,8 @@ pub struct SlotEntry {
     pub native: Option<NativeMode>,
     /// A policy that is built in: `kv-aware`, `least-loaded` or `conditional-disagg`.
     pub builtin: Option<String>,
+    /// What its policies may import: `log`, `state`, `wasi`; `log` and `wasi` when not given.
+    pub grants: Option<Vec<Grant>>,
     /// Handed to the policy's `configure`.
     pub settings: toml::Table,
 }
@@ -228,6 +234,14 @@ impl Server {
     }
 }
 
+impl SlotEntry {
+    /// What its policies may reach, with an empty state.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        Access::new(self.grants.as_deref().unwrap_or(&Access::DEFAULT))
+    }
+}
+
 impl Default for Server {
     fn default() -> Self {
         Self {
@@ -264,6 +278,7 @@ impl Default for Policies {
         Self {
             dir: None,
             deadline: Duration::from_millis(2),
+            configure_deadline: Duration::from_millis(50),
             memory_bytes: 16 * 1024 * 1024,
             on_failure: OnFailure::Fallback,
             probation_calls: 1_000,
@@ -348,6 +363,7 @@ impl Config {
         let limits = [
             ("timeouts.booking", self.timeouts.booking),
             ("policies.deadline", policies.deadline),
+            ("policies.configure_deadline", policies.configure_deadline),
             ("policies.rescan", policies.rescan),
             ("timeouts.connect", self.timeouts.connect),
             ("timeouts.request", self.timeouts.request),

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use pointsman_routing::{Query, Receipt, RouterConfigOverride, Subject};
+use pointsman_routing::{Query, Receipt, RouterConfigOverride, Subject, scope::Scope};
 use pointsman_workers::{Candidate, Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
@@ -27,6 +27,7 @@ pub(crate) fn preview(
     snapshot: &Snapshot,
     planning: &Planning,
 ) -> Result<Value, Cause> {
+    let _preview = Scope::preview();
     let question = |leg| Query { explain: true, ..drive::question(app, request, subject, snapshot, leg) };
     let (mut worker_id, mut legs) = (Map::new(), Vec::new());
     if planning.shape == Shape::Remote {

@@ -16,6 +16,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use pointsman_routing::scope::Scope;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -106,6 +107,7 @@ async fn route(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Respo
         let tokens = app.tokens.of(&request, &app.metrics).await;
         let subject = subject(&request, &app.settings.measure, tokens.as_deref());
         let snapshot = app.registry.snapshot();
+        let _preview = Scope::preview();
         let planning = drive::plan(&app, &request, &subject, &snapshot)?;
         preview::preview(&app, &request, &subject, &snapshot, &planning)
     };
@@ -193,7 +195,11 @@ async fn answer(
     let tokens = app.tokens.of(&request, &app.metrics).await;
     let subject = subject(&request, &app.settings.measure, tokens.as_deref());
     let snapshot = app.registry.snapshot();
-    let planning = match drive::plan(&app, &request, &subject, &snapshot) {
+    let planning = {
+        let _preview = request.hints.query_only.then(Scope::preview);
+        drive::plan(&app, &request, &subject, &snapshot)
+    };
+    let planning = match planning {
         Ok(planning) => planning,
         Err(cause) => return refuse(request.model.as_str(), cause),
     };

@@ -6,7 +6,12 @@ use pointsman_routing::World;
 use wasmtime::component::Component;
 use wit_parser::{WorldId, WorldKey, decoding::DecodedWasm};
 
-use crate::{engine::PolicyEngine, instance::Linked, refusal::Refusal};
+use crate::{
+    access::{Access, Grant},
+    engine::PolicyEngine,
+    instance::Linked,
+    refusal::Refusal,
+};
 
 /// WASI interfaces a guest may import; all of them answer from an empty context.
 const WASI: [&str; 5] = ["wasi:cli/", "wasi:clocks/", "wasi:filesystem/", "wasi:io/", "wasi:random/"];
@@ -23,6 +28,8 @@ pub(crate) struct Outline {
     /// The contract's version it was built against.
     pub(crate) version: String,
     pub(crate) wasi: bool,
+    /// What its imports need, beyond types.
+    pub(crate) needs: Vec<Grant>,
 }
 
 /// The component in `bytes`: as it is, or made from a core module with embedded WIT metadata.
@@ -65,11 +72,22 @@ pub(crate) fn outline(component: &[u8]) -> Result<Outline, Refusal> {
     let imports = names(types.imports.keys().collect());
     let exports = names(types.exports.keys().collect());
     let (kind, version) = kind_of(&exports)?;
-    if let Some(import) = imports.iter().find(|import| !granted(import)) {
-        return Err(Refusal::ForbiddenImport(import.clone()));
+    let mut needs = Vec::new();
+    for import in &imports {
+        let grant = grant_of(import).ok_or_else(|| Refusal::ForbiddenImport(import.clone()))?;
+        needs.extend(grant.filter(|grant| !needs.contains(grant)));
     }
-    let wasi = imports.iter().any(|import| import.starts_with("wasi:"));
-    Ok(Outline { world: kind, imports, exports, version, wasi })
+    let wasi = needs.contains(&Grant::Wasi);
+    Ok(Outline { world: kind, imports, exports, version, wasi, needs })
+}
+
+/// Everything that is imported was granted by the operator.
+pub(crate) fn granted(outline: &Outline, access: &Access) -> Result<(), Refusal> {
+    let missing = outline.imports.iter().find_map(|import| {
+        let grant = grant_of(import)??;
+        (!access.grants(grant)).then(|| Refusal::NotGranted { import: import.clone(), grant })
+    });
+    missing.map_or(Ok(()), Err)
 }
 
 /// Compiles, links and type-checks. Slow: never on a request's path.
@@ -107,7 +125,15 @@ fn kind_of(exports: &BTreeSet<String>) -> Result<(World, String), Refusal> {
     }
 }
 
-fn granted(import: &str) -> bool {
-    let ours = import.starts_with("pointsman:policy/log@") || import.starts_with("pointsman:policy/types@");
-    ours || WASI.iter().any(|interface| import.starts_with(interface))
+/// What an import needs: nothing for types, a grant, or `None` when no grant would do.
+fn grant_of(import: &str) -> Option<Option<Grant>> {
+    if let Some(ours) = import.strip_prefix(PACKAGE) {
+        return match ours.split_once('@')?.0 {
+            "types" => Some(None),
+            "log" => Some(Some(Grant::Log)),
+            "state" => Some(Some(Grant::State)),
+            _ => None,
+        };
+    }
+    WASI.iter().any(|interface| import.starts_with(interface)).then_some(Some(Grant::Wasi))
 }

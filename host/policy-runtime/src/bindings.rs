@@ -22,3 +22,13 @@ bindings!(filter_async, "filter", async);
 bindings!(scorer_async, "scorer", async);
 bindings!(selector_async, "selector", async);
 bindings!(decode_override_async, "decode-override", async);
+
+/// The interface `state`, which worlds may import.
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+pub(crate) mod memory {
+    wasmtime::component::bindgen!({
+        path: "../../wit",
+        inline: "package pointsman:host; world memory { import pointsman:policy/state@0.1.0; }",
+        world: "pointsman:host/memory",
+    });
+}

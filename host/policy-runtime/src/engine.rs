@@ -78,9 +78,9 @@ impl PolicyEngine {
             }
         };
         let mut plain = Linker::new(&engine);
-        Guest::link_log(&mut plain)?;
+        Guest::link_ours(&mut plain)?;
         let mut wasi = Linker::new(&engine);
-        Guest::link_log(&mut wasi)?;
+        Guest::link_ours(&mut wasi)?;
         wasmtime_wasi::p2::add_to_linker_async(&mut wasi)?;
         let weak = engine.weak();
         let ticker = Arc::new(Ticker::default());

@@ -1,4 +1,4 @@
-//! What belongs to one store: the guest's limits, its log, and, for guests that import WASI, an empty world whose clock and
+//! What belongs to one store: the guest's limits, its log, its way to the slot's state, and, for guests that import WASI, an empty world whose clock and
 //! randomness come from the call.
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use pointsman_routing::Call;
+use pointsman_routing::{Call, scope};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use wasmtime::{
     ResourceLimiter, UpdateDeadline,
@@ -22,7 +22,16 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use crate::{bindings::filter::pointsman::policy::log, ticker::TICK};
+use crate::{
+    access::Access,
+    bindings::{filter::pointsman::policy::log, memory::pointsman::policy::state as wit},
+    state::{State, StateError, scratch::Scratch},
+    ticker::TICK,
+};
+
+mod gate;
+
+pub(crate) use gate::LogGate;
 
 /// Lines a guest may log in one call; the rest is dropped.
 const LINES_PER_CALL: u32 = 8;
@@ -34,6 +43,8 @@ pub(crate) struct Guest {
     wasi: WasiCtx,
     table: ResourceTable,
     memory_bytes: usize,
+    /// Linear memory of all its modules together.
+    pub(crate) memory_used: usize,
     /// A growth was denied: the trap that follows is about memory.
     pub(crate) denied: bool,
     /// CPU time the present call may take.
@@ -42,6 +53,11 @@ pub(crate) struct Guest {
     first_tick: Option<Duration>,
     inputs: Arc<Inputs>,
     voice: Voice,
+    state: Arc<State>,
+    /// Where writes go that must not last.
+    scratch: Option<Scratch>,
+    /// Until it serves, it is configured and probed: no write of it lasts.
+    probing: bool,
 }
 
 /// What WASI clocks and randomness answer from.
@@ -57,12 +73,16 @@ struct Inputs {
 struct Voice {
     policy: Arc<str>,
     left: Arc<AtomicU64>,
+    gate: Arc<LogGate>,
+    inputs: Arc<Inputs>,
 }
 
 impl Guest {
-    pub(crate) fn new(policy: Arc<str>, memory_bytes: usize) -> Self {
+    /// A guest that is configured and probed first.
+    pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, access: &Access) -> Self {
         let inputs = Arc::new(Inputs::default());
-        let voice = Voice { policy, left: Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL))) };
+        let left = Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL)));
+        let voice = Voice { policy, left, gate: access.log().clone(), inputs: inputs.clone() };
         let mut wasi = WasiCtx::builder();
         wasi.stdout(voice.clone()).stderr(voice.clone());
         wasi.wall_clock(Clock(inputs.clone())).monotonic_clock(Clock(inputs.clone()));
@@ -73,12 +93,21 @@ impl Guest {
             wasi: wasi.build(),
             table: ResourceTable::new(),
             memory_bytes,
+            memory_used: 0,
             denied: false,
             budget: Duration::ZERO,
             first_tick: None,
             inputs,
             voice,
+            state: access.state().clone(),
+            scratch: Some(Scratch::alone()),
+            probing: true,
         }
+    }
+
+    /// From now on it serves: what it writes lasts.
+    pub(crate) fn serve(&mut self) {
+        self.probing = false;
     }
 
     /// Sets what this call is told.
@@ -87,6 +116,15 @@ impl Guest {
         self.inputs.seed.store(call.seed, Ordering::Relaxed);
         self.inputs.call.fetch_add(1, Ordering::Relaxed);
         self.voice.left.store(u64::from(LINES_PER_CALL), Ordering::Relaxed);
+        self.scratch = match (self.probing, scope::is_preview()) {
+            (true, _) => Some(Scratch::alone()),
+            (false, true) => Some(Scratch::over()),
+            (false, false) => None,
+        };
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.inputs.now_us.load(Ordering::Relaxed) / 1_000
     }
 
     /// Gives the code that runs next this much CPU time.
@@ -111,14 +149,17 @@ impl Guest {
         }
     }
 
-    pub(crate) fn link_log(linker: &mut Linker<Self>) -> wasmtime::Result<()> {
-        log::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)
+    /// The interfaces of the contract that a guest may import.
+    pub(crate) fn link_ours(linker: &mut Linker<Self>) -> wasmtime::Result<()> {
+        log::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)?;
+        wit::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)
     }
 }
 
 impl ResourceLimiter for Guest {
-    fn memory_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
         if desired <= self.memory_bytes {
+            self.memory_used += desired.saturating_sub(current);
             return Ok(true);
         }
         self.denied = true;
@@ -143,6 +184,58 @@ impl log::Host for Guest {
     }
 }
 
+impl wit::Host for Guest {
+    fn get(&mut self, key: String) -> Option<Vec<u8>> {
+        let now = self.now_ms();
+        let value = match &self.scratch {
+            Some(scratch) => scratch.get(&self.state, &key, now),
+            None => self.state.get(&key, now),
+        };
+        if !self.probing {
+            scope::note_state_read(&key, value.as_deref());
+        }
+        value
+    }
+
+    fn set(&mut self, key: String, value: Vec<u8>, ttl_ms: u32) -> Result<(), wit::StateError> {
+        let now = self.now_ms();
+        let outcome = match &mut self.scratch {
+            Some(scratch) => scratch.set(&self.state, &key, &value, ttl_ms, now),
+            None => self.state.set(&key, &value, ttl_ms, now),
+        };
+        outcome.map_err(told)
+    }
+
+    fn delete(&mut self, key: String) {
+        match &mut self.scratch {
+            Some(scratch) => scratch.delete(&key),
+            None => self.state.delete(&key),
+        }
+    }
+
+    fn increment(&mut self, key: String, delta: i64, ttl_ms: u32) -> Result<i64, wit::StateError> {
+        let now = self.now_ms();
+        let outcome = match &mut self.scratch {
+            Some(scratch) => scratch.increment(&self.state, &key, delta, ttl_ms, now),
+            None => self.state.increment(&key, delta, ttl_ms, now),
+        };
+        if let (Ok(sum), false) = (&outcome, self.probing) {
+            // The sum tells what was there, and what the policy decides by.
+            scope::note_state_read(&key, Some(&sum.to_le_bytes()));
+        }
+        outcome.map_err(told)
+    }
+}
+
+fn told(error: StateError) -> wit::StateError {
+    match error {
+        StateError::KeyTooLong => wit::StateError::KeyTooLong,
+        StateError::ValueTooLarge => wit::StateError::ValueTooLarge,
+        StateError::NoRoom => wit::StateError::NoRoom,
+        StateError::NotANumber => wit::StateError::NotANumber,
+    }
+}
+
 impl WasiView for Guest {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
@@ -152,16 +245,25 @@ impl WasiView for Guest {
 impl Voice {
     fn say(&self, level: tracing::Level, message: &str) {
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if left.is_err() {
+        if left.is_err() || !self.gate.opens() {
             return;
         }
+        // The seed is in the receipt of the decision that the line belongs to.
+        let seed = self.inputs.seed.load(Ordering::Relaxed);
+        let generation = scope::generation().map(|generation| generation.0);
         let line: String = message.trim_end().chars().take(LINE).collect();
         let policy = &*self.policy;
         match level {
-            tracing::Level::ERROR => tracing::error!(target: "pointsman::guest", policy, "{line}"),
-            tracing::Level::WARN => tracing::warn!(target: "pointsman::guest", policy, "{line}"),
-            tracing::Level::INFO => tracing::info!(target: "pointsman::guest", policy, "{line}"),
-            _ => tracing::debug!(target: "pointsman::guest", policy, "{line}"),
+            tracing::Level::ERROR => {
+                tracing::error!(target: "pointsman::guest", policy, generation, seed, "{line}")
+            }
+            tracing::Level::WARN => {
+                tracing::warn!(target: "pointsman::guest", policy, generation, seed, "{line}")
+            }
+            tracing::Level::INFO => {
+                tracing::info!(target: "pointsman::guest", policy, generation, seed, "{line}")
+            }
+            _ => tracing::debug!(target: "pointsman::guest", policy, generation, seed, "{line}"),
         }
     }
 }

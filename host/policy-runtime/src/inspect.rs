@@ -3,9 +3,10 @@
 use pointsman_routing::{Digest, Origin, Policy, World};
 
 use crate::{
+    access::{Access, Grant},
     admission,
     engine::{Limits, PolicyEngine},
-    loaded::{digest, load},
+    loaded::{compile, digest},
     refusal::Refusal,
 };
 
@@ -24,6 +25,8 @@ pub struct Inspection {
     pub contract: String,
     /// What it imports.
     pub imports: Vec<String>,
+    /// What its slot has to grant.
+    pub needs: Vec<Grant>,
     /// What it exports.
     pub exports: Vec<String>,
     /// Its name, version and facts; or why it would not be admitted.
@@ -43,16 +46,17 @@ pub struct Described {
     pub worker_facts: Vec<String>,
 }
 
-/// Reads a policy file, and runs the whole of admission on it with `settings`.
+/// Reads a policy file, and runs the whole of admission on it with `settings` and within `limits`. Everything
+/// is granted; what a slot would have to grant is told.
 ///
 /// # Errors
 /// [`Refusal`] when it is no policy at all.
-pub fn inspect(bytes: &[u8], settings: &str) -> Result<Inspection, Refusal> {
-    let limits = Limits::default();
+pub fn inspect(bytes: &[u8], settings: &str, limits: Limits) -> Result<Inspection, Refusal> {
     let component = admission::component(bytes, limits.file_bytes)?;
     let outline = admission::outline(&component)?;
     let engine = PolicyEngine::new(limits).map_err(|error| Refusal::Compile(format!("{error:#}")))?;
-    let policy = load(&engine, bytes, Origin::Embedded, settings).map(|policy| {
+    let policy = compile(&engine, bytes, &Access::new(&Access::ALL));
+    let policy = policy.and_then(|policy| policy.configure(Origin::Embedded, settings)).map(|policy| {
         let info = policy.info();
         Described {
             name: info.name.to_string(),
@@ -68,6 +72,7 @@ pub fn inspect(bytes: &[u8], settings: &str) -> Result<Inspection, Refusal> {
         world: outline.world,
         contract: format!("pointsman:policy@{}", outline.version),
         imports: outline.imports.into_iter().collect(),
+        needs: outline.needs,
         exports: outline.exports.into_iter().collect(),
         policy,
     })

@@ -8,6 +8,7 @@ use pointsman_workers::Leg;
 use wasmtime::{Store, Trap, component::InstancePre};
 
 use crate::{
+    access::Access,
     bindings::{
         decode_override as d, decode_override_async as da, filter as f, filter_async as fa, scorer as s,
         scorer_async as sa, selector as l, selector_async as la,
@@ -88,9 +89,14 @@ impl Linked {
     }
 
     /// A fresh instance, not yet configured.
-    pub(crate) fn instantiate(&self, engine: &PolicyEngine, name: Arc<str>) -> Result<Instance, Refusal> {
+    pub(crate) fn instantiate(
+        &self,
+        engine: &PolicyEngine,
+        name: Arc<str>,
+        access: &Access,
+    ) -> Result<Instance, Refusal> {
         let limits = engine.limits();
-        let mut store = Store::new(engine.engine(), Guest::new(name, limits.memory_bytes));
+        let mut store = Store::new(engine.engine(), Guest::new(name, limits.memory_bytes, access));
         store.limiter(|guest| guest);
         store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
         store.data_mut().allow(limits.configure_deadline);
@@ -337,6 +343,16 @@ impl Instance {
             _ => return Err(Failure::Invalid("no decode override".to_owned())),
         };
         self.end(answer)
+    }
+
+    /// It is configured and proved: from now on what it writes to the slot's state lasts.
+    pub(crate) fn serve(&mut self) {
+        self.store.data_mut().serve();
+    }
+
+    /// Linear memory it has now, bytes.
+    pub(crate) fn memory_used(&self) -> usize {
+        self.store.data().memory_used
     }
 
     fn begin(&mut self, call: &Call) {

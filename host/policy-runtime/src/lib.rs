@@ -4,6 +4,7 @@
 //! `routing`'s. Nothing here is ever waited for by a request: calls are bounded by a deadline, and loading, rebuilding and
 //! dropping happen on threads of their own.
 
+mod access;
 mod admission;
 mod bindings;
 mod engine;
@@ -15,14 +16,17 @@ mod manager;
 mod pool;
 mod probe;
 mod refusal;
+mod state;
 mod ticker;
 
+pub use access::{Access, Grant};
 pub use engine::{Limits, PolicyEngine};
 pub use inspect::{Inspection, inspect};
-pub use loaded::{LoadedPolicy, load};
+pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
     ManagerConfig, ManagerStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, SlotConfig,
     SlotState, SlotStatus,
 };
 pub use probe::Question;
 pub use refusal::Refusal;
+pub use state::{State, StateError, StateQuota};

@@ -1,14 +1,16 @@
 //! From bytes to a policy that serves: admission, configure, probe, warm instances.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use pointsman_routing::{
     Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, World,
     facts::Wants,
 };
 use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
 
 use crate::{
+    access::Access,
     admission,
     engine::PolicyEngine,
     instance::{Instance, Linked},
@@ -22,9 +24,29 @@ use crate::{
 pub struct LoadedPolicy {
     info: PolicyInfo,
     pool: Arc<Pool>,
+    cost: LoadCost,
 }
 
-/// Admits, configures, probes and warms up a policy. Takes as long as a compile: never call it on a request's path.
+/// What it took to load a policy.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadCost {
+    /// From bytes to linked machine code.
+    pub compile: Duration,
+    /// One warm instance: instantiated, configured and called once.
+    pub instance: Duration,
+}
+
+/// A policy that is admitted and compiled, but not configured: what takes the time, and can be configured more than once.
+pub struct CompiledPolicy {
+    engine: PolicyEngine,
+    linked: Linked,
+    world: World,
+    digest: Digest,
+    took: Duration,
+    access: Access,
+}
+
+/// Admits, configures, probes and warms up a policy that reaches what a slot grants by default. Takes as long as a compile: never call it on a request's path.
 ///
 /// # Errors
 /// [`Refusal`] of the step that failed.
@@ -34,12 +56,44 @@ pub fn load(
     origin: Origin,
     settings: &str,
 ) -> Result<LoadedPolicy, Refusal> {
-    let _running = engine.running();
+    compile(engine, bytes, &Access::default())?.configure(origin, settings)
+}
+
+/// Admits and compiles a policy, which will reach what `access` grants.
+///
+/// # Errors
+/// [`Refusal`] of the step that failed.
+pub fn compile(engine: &PolicyEngine, bytes: &[u8], access: &Access) -> Result<CompiledPolicy, Refusal> {
+    let begun = Instant::now();
     let component = admission::component(bytes, engine.limits().file_bytes)?;
     let outline = admission::outline(&component)?;
+    admission::granted(&outline, access)?;
     let linked = admission::link(engine, &component, &outline)?;
-    let world = outline.world;
-    let mut first = linked.instantiate(engine, Arc::from("?"))?;
+    Ok(CompiledPolicy {
+        engine: engine.clone(),
+        linked,
+        world: outline.world,
+        digest: digest(bytes),
+        took: begun.elapsed(),
+        access: access.clone(),
+    })
+}
+
+impl CompiledPolicy {
+    /// Configures, probes and warms it up.
+    ///
+    /// # Errors
+    /// [`Refusal`] of the step that failed.
+    pub fn configure(&self, origin: Origin, settings: &str) -> Result<LoadedPolicy, Refusal> {
+        serve(self, origin, settings)
+    }
+}
+
+fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<LoadedPolicy, Refusal> {
+    let CompiledPolicy { engine, linked, world, digest, took, access } = compiled;
+    let (linked, world) = (linked.clone(), *world);
+    let _running = engine.running();
+    let mut first = linked.instantiate(engine, Arc::from("?"), access)?;
     let about = first.introduce(settings)?;
     let wants = Wants::resolve(&about.request_facts, &about.worker_facts)
         .map_err(|unknown| Refusal::UnknownFact(unknown.to_string()))?;
@@ -47,47 +101,71 @@ pub fn load(
     let info = PolicyInfo {
         name: name.clone(),
         version: Arc::from(about.version),
-        digest: digest(bytes),
+        digest: *digest,
         world,
         origin,
         wants: wants.clone(),
     };
-    prove(engine, &linked, first, world, &wants, settings)?;
+    prove(compiled, first, &wants, settings)?;
     let builder = {
         let (engine, name, settings) = (engine.clone(), name.clone(), settings.to_owned());
+        let access = access.clone();
         move || {
             let _running = engine.running();
-            let mut fresh =
-                linked.instantiate(&engine, name.clone()).map_err(|refusal| refusal.to_string())?;
+            let fresh = linked.instantiate(&engine, name.clone(), &access);
+            let mut fresh = fresh.map_err(|refusal| refusal.to_string())?;
             fresh.introduce(&settings).map_err(|refusal| refusal.to_string())?;
             // Touched once before it serves: the first call of a fresh instance faults its pages in.
             probe::ask(&mut fresh, world, &wants, 2).map_err(|failure| failure.to_string())?;
+            fresh.serve();
             Ok(fresh)
         }
     };
+    let begun = Instant::now();
     let pool = Pool::new(engine, name, Box::new(builder)).map_err(Refusal::Instantiate)?;
-    Ok(LoadedPolicy { info, pool })
+    let instances = u32::try_from(pool.size()).unwrap_or(u32::MAX).max(1);
+    let cost = LoadCost { compile: *took, instance: begun.elapsed() / instances };
+    Ok(LoadedPolicy { info, pool, cost })
+}
+
+impl LoadedPolicy {
+    /// What it took to load.
+    #[must_use]
+    pub fn cost(&self) -> LoadCost {
+        self.cost
+    }
+
+    /// Linear memory that the largest of its instances has now, bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.pool.memory_bytes()
+    }
+}
+
+impl std::fmt::Debug for CompiledPolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompiledPolicy").field("digest", &self.digest).finish_non_exhaustive()
+    }
 }
 
 /// SHA-256 of a file's bytes.
-pub(crate) fn digest(bytes: &[u8]) -> Digest {
+#[must_use]
+pub fn digest(bytes: &[u8]) -> Digest {
     Digest(Sha256::digest(bytes).into())
 }
 
-/// Asks each probe question of two instances, and of the first one twice.
+/// Asks each probe question of two instances, and of the first one twice. Every question finds the slot's state empty.
 fn prove(
-    engine: &PolicyEngine,
-    linked: &Linked,
+    CompiledPolicy { engine, linked, world, access, .. }: &CompiledPolicy,
     mut first: Instance,
-    world: World,
     wants: &Wants,
     settings: &str,
 ) -> Result<(), Refusal> {
-    let mut second = linked.instantiate(engine, Arc::from("?"))?;
+    let mut second = linked.instantiate(engine, Arc::from("?"), access)?;
     second.introduce(settings)?;
     for rows in probe::ROWS {
         let ask = |instance: &mut Instance| {
-            probe::ask(instance, world, wants, rows).map_err(|failure| Refusal::Probe { rows, failure })
+            probe::ask(instance, *world, wants, rows).map_err(|failure| Refusal::Probe { rows, failure })
         };
         let answer = ask(&mut first)?;
         if ask(&mut first)? != answer || ask(&mut second)? != answer {

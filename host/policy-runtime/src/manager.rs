@@ -14,7 +14,7 @@ use arc_swap::ArcSwap;
 use pointsman_routing::{Program, Slot, SlotEvent};
 use tokio::sync::{mpsc, watch};
 
-use crate::{engine::PolicyEngine, refusal::Refusal};
+use crate::{access::Access, engine::PolicyEngine, refusal::Refusal};
 
 mod folder;
 mod slots;
@@ -49,6 +49,8 @@ pub struct SlotConfig {
     pub file: PathBuf,
     /// JSON object handed to `configure`.
     pub settings: String,
+    /// What its policies may reach; the state behind it is kept through reloads.
+    pub access: Access,
     /// What serves while there is no file.
     pub default: Program,
 }

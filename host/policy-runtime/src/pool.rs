@@ -26,6 +26,9 @@ pub(crate) struct Pool {
     myself: Weak<Pool>,
 }
 
+/// Calls that an instance serves however much memory it takes: a guest that is large from the start is not rebuilt all the time.
+const LEAST_CALLS: u32 = 1_000;
+
 /// Each thread has a shard of its own, so that threads do not meet.
 static NEXT_HOME: AtomicUsize = AtomicUsize::new(0);
 
@@ -65,7 +68,7 @@ impl Pool {
             let outcome = call(instance);
             let spent = match &outcome {
                 Err(Failure::Trap(_) | Failure::Timeout | Failure::Memory) => true,
-                _ => instance.calls >= self.calls_per_instance,
+                _ => self.is_worn(instance),
             };
             if spent {
                 self.replace(place, shard.take());
@@ -73,6 +76,24 @@ impl Pool {
             return outcome;
         }
         Err(Failure::NotReady)
+    }
+
+    /// Instances when all are there.
+    pub(crate) fn size(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Linear memory of the largest instance that nobody is in, bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let shards = self.shards.iter().filter_map(Mutex::try_lock);
+        shards.filter_map(|shard| shard.as_ref().map(Instance::memory_used)).max().unwrap_or(0)
+    }
+
+    /// Whether an instance has served long enough, or has taken so much memory that one of the next calls would fail by it.
+    /// Garbage collectors let memory grow; a fresh instance in the background costs no call.
+    fn is_worn(&self, instance: &Instance) -> bool {
+        let full = instance.memory_used() > self.engine.limits().memory_bytes / 4 * 3;
+        instance.calls >= self.calls_per_instance || (full && instance.calls >= LEAST_CALLS)
     }
 
     fn replace(&self, place: usize, spent: Option<Instance>) {

@@ -2,6 +2,8 @@
 
 use pointsman_routing::{Failure, SlotKind, World};
 
+use crate::access::Grant;
+
 /// Why a policy file was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -37,6 +39,14 @@ pub enum Refusal {
     /// Imports what no policy may have.
     #[error("imports `{0}`, which is not granted")]
     ForbiddenImport(String),
+    /// Imports what its slot does not grant.
+    #[error("imports `{import}`, and the slot does not grant `{}`", .grant.as_str())]
+    NotGranted {
+        /// The interface.
+        import: String,
+        /// What the operator would have to grant.
+        grant: Grant,
+    },
     /// Does not link: an import is missing, or a function has another type than the contract says.
     #[error("does not fit the contract: {0}")]
     Contract(String),
@@ -95,6 +105,7 @@ impl Refusal {
             Self::WrongWorld(_) => "wrong_world",
             Self::WrongVersion { .. } => "wrong_version",
             Self::ForbiddenImport(_) => "forbidden_import",
+            Self::NotGranted { .. } => "not_granted",
             Self::Contract(_) => "contract",
             Self::Compile(_) => "compile",
             Self::Instantiate(_) => "instantiate",

@@ -102,6 +102,19 @@ fn a_live_guest_s_failure_is_named_and_a_fresh_instance_takes_its_place() {
 }
 
 #[test]
+fn an_instance_whose_memory_grows_is_replaced_before_a_call_fails_by_it() {
+    let policy = admit(HOSTILE, r#"{"mode":"leak"}"#).unwrap();
+    for _ in 0..20_000 {
+        match policy.select(&call(2), &[1, 2]) {
+            Ok(_) => {}
+            Err(Failure::NotReady) => std::thread::yield_now(),
+            Err(failure) => unreachable!("{failure}"),
+        }
+    }
+    assert!(policy.memory_bytes() < 16 * 1024 * 1024);
+}
+
+#[test]
 fn a_loop_is_stopped_in_time() {
     let policy = admit(HOSTILE, r#"{"mode":"spin","after":8}"#).unwrap();
     let mut took = Vec::new();
@@ -151,9 +164,15 @@ fn the_embedded_policies_are_admitted_and_answer() {
 
 #[test]
 fn inspect_tells_what_a_file_is() {
-    let inspection = inspect(HOSTILE_CORE, "{}").unwrap();
+    let inspection = inspect(HOSTILE_CORE, "{}", Limits::default()).unwrap();
     assert!(inspection.core_module);
     assert_eq!((inspection.world, inspection.contract.as_str()), (World::Selector, "pointsman:policy@0.1.0"));
     assert_eq!(inspection.policy.unwrap().worker_facts, ["active-requests"]);
-    assert!(inspect(CHATTY, "{}").unwrap().imports.iter().any(|import| import.starts_with("wasi:")));
+    assert!(
+        inspect(CHATTY, "{}", Limits::default())
+            .unwrap()
+            .imports
+            .iter()
+            .any(|import| import.starts_with("wasi:"))
+    );
 }

@@ -10,8 +10,8 @@
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
-    Limits, ManagerConfig, ManagerStatus, PolicyEngine, PolicyManager, Probation, SlotConfig, SlotState,
-    SlotStatus,
+    Access, Limits, ManagerConfig, ManagerStatus, PolicyEngine, PolicyManager, Probation, SlotConfig,
+    SlotState, SlotStatus,
 };
 use pointsman_routing::{Call, Failure, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -32,6 +32,7 @@ fn house_in(dir: TempDir, settings: &str) -> House {
     let config = ManagerConfig {
         dir: Some(dir.path().to_owned()),
         slots: vec![SlotConfig {
+            access: Access::default(),
             slot: slot.clone(),
             file: "prefill.wasm".into(),
             settings: settings.into(),

@@ -14,6 +14,7 @@ mod program;
 mod query;
 mod receipt;
 mod router;
+pub mod scope;
 mod slot;
 mod slots;
 

@@ -17,6 +17,7 @@ use crate::{
     program::{Buffers, Run, Verdict},
     query::{CandidateId, Query},
     receipt::{Decider, Receipt},
+    scope::Scope,
     slot::{Active, NativeMode, Program, SlotKind},
     slots::Slots,
 };
@@ -186,6 +187,7 @@ impl Router {
         purpose: Purpose,
     ) -> Result<Chosen, RouteError> {
         let active = self.slots.get(query.model, SlotKind::of(query.leg)).pin();
+        let _scope = Scope::choice(active.generation, purpose == Purpose::Preview);
         let pool = query.snapshot.pool(query.model, query.leg);
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { rows, inputs, buffers, .. } = scratch;

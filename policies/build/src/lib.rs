@@ -1,4 +1,5 @@
-//! Builds guest crates into WebAssembly components: for build scripts, for `cargo xtask policies` and for tests.
+//! Builds policies into WebAssembly components: guest crates for build scripts, `cargo xtask policies` and tests; folders
+//! of any supported language for `pointsman policy build`.
 //!
 //! A guest build has a target folder of its own, so that it never waits for the lock of the cargo that runs it, and a
 //! cleaned environment, so that the flags of the host build do not reach it.
@@ -8,6 +9,13 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+
+mod error;
+mod project;
+mod script;
+
+pub use error::GuestBuildError;
+pub use project::{Built, Language, Project};
 
 /// A guest target of rustc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,47 +33,8 @@ pub struct GuestBuild {
     package: String,
     target: Target,
     target_dir: PathBuf,
+    profile: &'static str,
     componentize: bool,
-}
-
-/// Why a guest could not be built.
-#[derive(Debug, thiserror::Error)]
-pub enum GuestBuildError {
-    /// The toolchain lacks the target.
-    #[error("the Rust target `{0}` is not installed: run `cargo xtask setup`")]
-    MissingTarget(&'static str),
-    /// cargo or rustc could not be started.
-    #[error("could not run {command}: {source}")]
-    Run {
-        /// What was to be run.
-        command: String,
-        /// Why it did not start.
-        source: std::io::Error,
-    },
-    /// The build failed; cargo's own words.
-    #[error("building guest `{package}` failed:\n{output}")]
-    Failed {
-        /// The guest.
-        package: String,
-        /// What cargo wrote.
-        output: String,
-    },
-    /// The artifact could not be read.
-    #[error("{}: {source}", path.display())]
-    Artifact {
-        /// Where it should be.
-        path: PathBuf,
-        /// Why it could not be read.
-        source: std::io::Error,
-    },
-    /// The core module could not be made a component.
-    #[error("guest `{package}` is no component: {problem}")]
-    Componentize {
-        /// The guest.
-        package: String,
-        /// wit-component's words.
-        problem: String,
-    },
 }
 
 impl GuestBuild {
@@ -77,6 +46,7 @@ impl GuestBuild {
             package: package.to_owned(),
             target: Target::Unknown,
             target_dir: target_dir(workspace),
+            profile: "guest",
             componentize: true,
         }
     }
@@ -85,6 +55,12 @@ impl GuestBuild {
     #[must_use]
     pub fn target(mut self, target: Target) -> Self {
         self.target = target;
+        self
+    }
+
+    /// Builds in `folder`, with a profile that the manifest has.
+    fn place(mut self, folder: &Path, profile: &'static str) -> Self {
+        (self.target_dir, self.profile) = (folder.to_owned(), profile);
         self
     }
 
@@ -109,7 +85,7 @@ impl GuestBuild {
             return Err(GuestBuildError::Failed { package: self.package.clone(), output });
         }
         let file = format!("{}.wasm", self.package.replace('-', "_"));
-        let path = self.target_dir.join(self.target.triple()).join("guest").join(file);
+        let path = self.target_dir.join(self.target.triple()).join(self.profile).join(file);
         let bytes = std::fs::read(&path).map_err(|source| GuestBuildError::Artifact { path, source })?;
         match self.target {
             Target::Unknown if self.componentize => self.component(&bytes),
@@ -133,7 +109,7 @@ impl GuestBuild {
         // SIMD makes two passes over columns cost half (wasm-facts: 1,024 rows, 5.2 to 2.2 microseconds).
         cargo.env("RUSTFLAGS", "-Ctarget-feature=+simd128");
         cargo.current_dir(&self.workspace);
-        cargo.args(["build", "--quiet", "--profile", "guest", "--target", self.target.triple()]);
+        cargo.args(["build", "--quiet", "--profile", self.profile, "--target", self.target.triple()]);
         cargo.args(["--package", &self.package]).arg("--target-dir").arg(&self.target_dir);
         cargo
     }

@@ -2,6 +2,18 @@
 
 #[doc(hidden)]
 pub mod __glue {
+    /// The interface `state`, which any world may import.
+    #[cfg(all(feature = "state", target_family = "wasm"))]
+    #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
+    pub mod memory {
+        wit_bindgen::generate!({
+            path: "../../wit",
+            inline: "package pointsman:sdk; world memory { import pointsman:policy/state@0.1.0; }",
+            world: "pointsman:sdk/memory",
+            generate_all,
+        });
+    }
+
     /// One module a world: bindings, conversions, and the macro that implements the exports for a policy type.
     macro_rules! world {
         ($feature:literal, $name:ident, $world:literal, $bindings:literal, $bind:ident, $interface:ident, $($function:tt)*) => {

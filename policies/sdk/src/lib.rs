@@ -31,6 +31,8 @@ pub mod facts;
 mod least;
 mod policy;
 mod rng;
+#[cfg(feature = "state")]
+pub mod state;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod view;

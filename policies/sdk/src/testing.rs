@@ -25,6 +25,12 @@ pub struct Case {
     /// Seed of the call.
     #[serde(default)]
     pub seed: u64,
+    /// Microseconds since the Unix epoch.
+    #[serde(default)]
+    pub now_us: u64,
+    /// Numbers that the slot's state has beforehand.
+    #[serde(default)]
+    pub state: BTreeMap<String, i64>,
     /// Request facts.
     #[serde(default)]
     pub request: Values,
@@ -52,6 +58,8 @@ pub enum Expect {
     Keep(Vec<u32>),
     /// A decode override decides `remote` or `local`.
     Plan(String),
+    /// A selector or a decode override refuses the request with this status.
+    Shed(u16),
     /// The settings are refused with a text that contains this.
     Refused(String),
 }
@@ -118,6 +126,9 @@ pub fn run_selector<P: Selector>(text: &str) -> Result<(), String> {
                 Ok(())
             }
             Ok(Decision::Abstain) if matches!(case.expect, Expect::Abstain) => Ok(()),
+            Ok(Decision::Shed(shed)) if matches!(case.expect, Expect::Shed(status) if status == shed.status) => {
+                Ok(())
+            }
             other => Err(format!("{other:?}")),
         }
     })
@@ -169,6 +180,9 @@ pub fn run_decode_override<P: DecodeOverride>(text: &str) -> Result<(), String> 
         let plan = match policy.decide(&call(case), &decode.facts(), &prefill.facts()) {
             Ok(Plan::Remote) => "remote".to_owned(),
             Ok(Plan::Local) => "local".to_owned(),
+            Ok(Plan::Shed(shed)) if matches!(case.expect, Expect::Shed(status) if status == shed.status) => {
+                return Ok(());
+            }
             other => format!("{other:?}"),
         };
         if matches!(&case.expect, Expect::Plan(expected) if *expected == plan) { Ok(()) } else { Err(plan) }
@@ -179,6 +193,8 @@ fn run<P: Policy>(text: &str, one: impl Fn(&P, &Case, &Wants) -> Result<(), Stri
     let cases = parse(text)?;
     let mut wrong = String::new();
     for case in &cases {
+        #[cfg(feature = "state")]
+        crate::state::testing::preset(&case.state);
         let settings = serde_json::to_string(&case.settings).unwrap_or_default();
         let outcome = match (configure::<P>(&settings), &case.expect) {
             (Err(error), Expect::Refused(part)) if error.contains(part.as_str()) => Ok(()),
@@ -197,7 +213,12 @@ fn run<P: Policy>(text: &str, one: impl Fn(&P, &Case, &Wants) -> Result<(), Stri
 }
 
 fn call(case: &Case) -> Call {
-    Call { rows: u32::try_from(case.rows.len()).unwrap_or(u32::MAX), seed: case.seed, ..Call::default() }
+    Call {
+        rows: u32::try_from(case.rows.len()).unwrap_or(u32::MAX),
+        seed: case.seed,
+        now_us: case.now_us,
+        ..Call::default()
+    }
 }
 
 #[expect(

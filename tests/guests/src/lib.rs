@@ -8,5 +8,7 @@ pub const HOSTILE_CORE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostil
 pub const CHATTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatty.wasm"));
 /// The filter `low-queue`.
 pub const LOW_QUEUE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/low-queue.wasm"));
+/// The selector `tenant-limit`, which imports `state`.
+pub const TENANT_LIMIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tenant-limit.wasm"));
 /// The selector `weighted-random`.
 pub const WEIGHTED_RANDOM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weighted-random.wasm"));

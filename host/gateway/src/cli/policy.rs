@@ -5,14 +5,16 @@
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::Context as _;
-use clap::Subcommand;
-use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, Refusal};
+use clap::{Args, Subcommand};
+use pointsman_policy_runtime::{Access, CompiledPolicy, Limits, LoadedPolicy, PolicyEngine, Refusal};
 use pointsman_routing::Origin;
 
 mod bench;
+mod build;
 mod cases;
 mod inspect;
 mod new;
@@ -27,8 +29,10 @@ pub(crate) enum PolicyCommand {
     Test(test::TestArgs),
     /// Measure a compiled policy: microseconds a call, milliseconds to load, bytes of the file.
     Bench(bench::BenchArgs),
-    /// Write a Rust project folder for a new policy, which builds outside this repository.
+    /// Write a project folder for a new policy, which builds outside this repository.
     New(new::NewArgs),
+    /// Build a policy's folder, in Rust, Python or JavaScript, into a component.
+    Build(build::BuildArgs),
 }
 
 impl PolicyCommand {
@@ -38,28 +42,56 @@ impl PolicyCommand {
             Self::Test(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
+            Self::Build(args) => args.run(),
         }
     }
 }
 
-/// A policy file that was read, and the engine it is loaded into.
+/// What a policy may use, as far as it is asked for; the rest is the daemon's default.
+#[derive(Debug, Args)]
+struct LimitArgs {
+    /// Linear memory of an instance, bytes [default: 16777216]; `policies.memory_bytes` of the daemon.
+    #[arg(long, value_name = "BYTES")]
+    memory_bytes: Option<usize>,
+    /// CPU time of a call, milliseconds [default: 2]; `policies.deadline` of the daemon.
+    #[arg(long, value_name = "MS")]
+    deadline_ms: Option<u64>,
+}
+
+impl LimitArgs {
+    fn limits(&self) -> Limits {
+        let limits = Limits::default();
+        Limits {
+            memory_bytes: self.memory_bytes.unwrap_or(limits.memory_bytes),
+            deadline: self.deadline_ms.map_or(limits.deadline, Duration::from_millis),
+            ..limits
+        }
+    }
+}
+
+/// A policy file that was read, admitted and compiled.
 struct PolicyFile {
     path: PathBuf,
-    bytes: Vec<u8>,
-    engine: PolicyEngine,
+    size: usize,
+    compiled: CompiledPolicy,
+    /// Everything is granted: here the policy itself is the question, and `inspect` tells what a slot has to grant.
+    access: Access,
 }
 
 impl PolicyFile {
-    fn read(path: &Path) -> anyhow::Result<Self> {
+    fn read(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
         let bytes = read(path)?;
-        let engine = PolicyEngine::new(Limits::default())
+        let engine = PolicyEngine::new(limits.limits())
             .map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
-        Ok(Self { path: path.to_owned(), bytes, engine })
+        let access = Access::new(&Access::ALL);
+        let compiled = pointsman_policy_runtime::compile(&engine, &bytes, &access)
+            .map_err(|refusal| refused(path, &refusal))?;
+        Ok(Self { path: path.to_owned(), size: bytes.len(), compiled, access })
     }
 
-    /// Admission, configure, probe and warm instances, as in the daemon.
+    /// Configure, probe and warm instances, as in the daemon.
     fn load(&self, settings: &str) -> Result<LoadedPolicy, Refusal> {
-        pointsman_policy_runtime::load(&self.engine, &self.bytes, Origin::File(self.path.clone()), settings)
+        self.compiled.configure(Origin::File(self.path.clone()), settings)
     }
 }
 

@@ -15,8 +15,9 @@ use super::{
     status::{RefusalRecord, SlotState, SlotStatus},
 };
 use crate::{
+    access::Access,
     engine::PolicyEngine,
-    loaded::{digest, load},
+    loaded::{compile, digest},
     refusal::Refusal,
 };
 
@@ -37,6 +38,7 @@ pub(super) struct Managed {
     slot: Arc<Slot>,
     file: std::path::PathBuf,
     settings: String,
+    access: Access,
     default: Program,
     source: Source,
     previous: Source,
@@ -59,6 +61,7 @@ impl Managed {
             slot: config.slot,
             file: config.file,
             settings: config.settings,
+            access: config.access,
             default: config.default,
             source: Source::Default,
             previous: Source::Default,
@@ -97,7 +100,8 @@ impl Managed {
         let started = Instant::now();
         let origin = Origin::File(self.file.clone());
         let loaded =
-            load(engine, &bytes, origin, &self.settings).and_then(|policy| self.program(Arc::new(policy)));
+            compile(engine, &bytes, &self.access).and_then(|policy| policy.configure(origin, &self.settings));
+        let loaded = loaded.and_then(|policy| self.program(Arc::new(policy)));
         let took = started.elapsed();
         match loaded {
             Err(refusal) => self.refuse(Some(digest), &refusal),

@@ -10,6 +10,7 @@ use crate::{
     facts::columns::{Gathered, Inputs, Needs},
     policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
     query::{CandidateId, Query},
+    scope::Scope,
     slot::{Active, Generation, Program, SlotKind},
 };
 
@@ -81,7 +82,9 @@ impl Router {
         if !active.breaker.allows() {
             return Err("breaker_open");
         }
+        let scope = Scope::generation(active.generation);
         let outcome = call(policy);
+        drop(scope);
         active.note(&outcome);
         outcome.map_err(|failure| failure.kind())
     }

@@ -18,6 +18,8 @@ pub enum Mode {
     Spin,
     /// Takes memory until it may not.
     Hog,
+    /// Takes a little memory in every call and never gives it back.
+    Leak,
     /// Chooses a row that does not exist.
     Row,
     /// Answers a cost that is no number.
@@ -85,6 +87,10 @@ impl Selector for Hostile {
             Mode::Hog => {
                 let hoard = vec![1_u8; 64 << 20];
                 Ok(Decision::row(usize::from(std::hint::black_box(&hoard).is_empty())))
+            }
+            Mode::Leak => {
+                std::mem::forget(std::hint::black_box(vec![1_u8; 12 << 10]));
+                Ok(Decision::row(0))
             }
             Mode::Row => Ok(Decision::row(call.rows as usize)),
             Mode::Nan => {

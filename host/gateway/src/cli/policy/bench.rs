@@ -7,7 +7,7 @@ use pointsman_policy_runtime::{LoadedPolicy, Question};
 use pointsman_routing::{Call, Failure, Policy, World};
 use tokio::time::Instant;
 
-use super::{PolicyFile, refused};
+use super::{LimitArgs, PolicyFile, refused};
 use crate::cli::say;
 
 /// What the warm median of a call may be: rows, microseconds.
@@ -41,6 +41,8 @@ pub(crate) struct BenchArgs {
     /// Ask as the probe of admission does, which costs more: to be explained, with preferred taints in every row.
     #[arg(long)]
     probe: bool,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 /// Times of the calls with one row count.
@@ -53,24 +55,26 @@ struct Measured {
 
 impl BenchArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let file = PolicyFile::read(&self.file)?;
         let begun = Instant::now();
+        let file = PolicyFile::read(&self.file, &self.limits)?;
         let policy = file.load(&self.settings).map_err(|refusal| refused(&self.file, &refusal))?;
         let load = begun.elapsed();
         let info = policy.info();
         say(&format!(
             "file    {}, {} bytes\npolicy  {} {}, {}, asks for {} request and {} worker facts\n\
-             load    {:.1} ms from bytes to ready: compile, configure, probe, warm instances\n\
+             load    {:.1} ms from bytes to ready; compile {:.1} ms, a warm instance {:.3} ms\n\
              clock   {} ns to read it twice, counted in each time below\n\
              {:>6} {:>9} {:>9} {:>9} {:>9}\n",
             self.file.display(),
-            file.bytes.len(),
+            file.size,
             info.name,
             info.version,
             info.world,
             info.wants.request.len(),
             info.wants.worker.len(),
             load.as_secs_f64() * 1e3,
+            policy.cost().compile.as_secs_f64() * 1e3,
+            policy.cost().instance.as_secs_f64() * 1e3,
             clock().quantile(0.5),
             "rows",
             "calls",
@@ -94,7 +98,11 @@ impl BenchArgs {
                 }
             }
         }
-        say(&verdict(&measured))?;
+        say(&format!(
+            "memory  {} bytes of linear memory in the largest instance now\n{}",
+            policy.memory_bytes(),
+            verdict(&measured)
+        ))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -20,6 +20,10 @@ pub(crate) struct Case {
     pub(crate) settings: Option<String>,
     /// Seed of the call.
     pub(crate) seed: u64,
+    /// Microseconds since the Unix epoch.
+    pub(crate) now_us: u64,
+    /// Numbers that the slot's state has beforehand.
+    pub(crate) state: BTreeMap<String, i64>,
     /// Request facts.
     pub(crate) request: Values,
     /// Worker facts, one table a candidate (prefill candidates for a decode override).
@@ -44,6 +48,8 @@ pub(crate) enum Expect {
     Keep(Vec<u32>),
     /// A decode override decides `remote` or `local`.
     Plan(ExpectedPlan),
+    /// A selector or a decode override refuses the request with this status.
+    Shed(u16),
     /// The settings are refused with a text that contains this.
     Refused(String),
 }
@@ -91,6 +97,10 @@ struct RawCase {
     settings: Option<toml::Table>,
     #[serde(default)]
     seed: u64,
+    #[serde(default)]
+    now_us: u64,
+    #[serde(default)]
+    state: BTreeMap<String, i64>,
     #[serde(default)]
     request: RawValues,
     #[serde(default)]
@@ -170,7 +180,17 @@ impl RawCase {
             place: "settings".to_owned(),
             problem: error.to_string(),
         })?;
-        Ok(Case { name: self.name, settings, seed: self.seed, request, rows, decode, expect: self.expect })
+        Ok(Case {
+            name: self.name,
+            settings,
+            seed: self.seed,
+            now_us: self.now_us,
+            state: self.state,
+            request,
+            rows,
+            decode,
+            expect: self.expect,
+        })
     }
 }
 
@@ -249,6 +269,7 @@ impl fmt::Display for Expect {
             Self::Keep(rows) => write!(f, "keep {rows:?}"),
             Self::Plan(ExpectedPlan::Remote) => f.write_str("plan remote"),
             Self::Plan(ExpectedPlan::Local) => f.write_str("plan local"),
+            Self::Shed(status) => write!(f, "shed {status}"),
             Self::Refused(part) => write!(f, "refused with `{part}`"),
         }
     }

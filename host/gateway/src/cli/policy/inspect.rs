@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::{read, refused};
+use super::{LimitArgs, read, refused};
 use crate::cli::say;
 
 /// Which file, with which settings.
@@ -15,21 +15,25 @@ pub(crate) struct InspectArgs {
     /// JSON object handed to `configure`.
     #[arg(long, value_name = "JSON", default_value = "{}")]
     settings: String,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 impl InspectArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let found = pointsman_policy_runtime::inspect(&read(&self.file)?, &self.settings)
-            .map_err(|refusal| refused(&self.file, &refusal))?;
+        let found =
+            pointsman_policy_runtime::inspect(&read(&self.file)?, &self.settings, self.limits.limits())
+                .map_err(|refusal| refused(&self.file, &refusal))?;
         let form = if found.core_module { "core module with WIT metadata" } else { "component" };
         let mut text = format!(
-            "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\nimports   {}\nexports   {}\n",
+            "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\nimports   {}\ngrants    {}\nexports   {}\n",
             self.file.display(),
             found.digest,
             found.size,
             found.world,
             found.contract,
             list(&found.imports),
+            list(&found.needs.iter().map(|grant| grant.as_str().to_owned()).collect::<Vec<_>>()),
             list(&found.exports),
         );
         let code = match found.policy {

@@ -1,4 +1,4 @@
-//! `pointsman policy new`: a Rust project folder for a policy, from the templates beside this crate.
+//! `pointsman policy new`: a project folder for a policy, from the templates beside this crate. What is in them is `templates`.
 
 use std::{
     fs,
@@ -12,6 +12,10 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::say;
 
+mod templates;
+
+use templates::{rust, script};
+
 /// Name, world and places.
 #[derive(Debug, Args)]
 pub(crate) struct NewArgs {
@@ -21,10 +25,13 @@ pub(crate) struct NewArgs {
     /// The question it answers.
     #[arg(long)]
     world: ProjectWorld,
+    /// What it is written in.
+    #[arg(long, value_enum, default_value = "rust")]
+    lang: ProjectLanguage,
     /// The folder to write, which must be empty or not exist [default: ./NAME].
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The SDK: folder `policies/sdk` of a Pointsman checkout. Without it, Cargo.toml says where to set it.
+    /// The Rust SDK: folder `policies/sdk` of a Pointsman checkout. Without it, Cargo.toml says where to set it.
     #[arg(long, value_name = "PATH")]
     sdk: Option<PathBuf>,
 }
@@ -41,16 +48,14 @@ enum ProjectWorld {
     DecodeOverride,
 }
 
-/// What differs from world to world.
-struct World {
-    /// The SDK's feature, which is also the world's name in WIT.
-    feature: &'static str,
-    /// What `export!` and `testing::run_…` call it.
-    function: &'static str,
-    /// A slot that it may fill.
-    slot: &'static str,
-    rule: &'static str,
-    cases: &'static str,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ProjectLanguage {
+    /// A cargo package on the SDK: fastest by far.
+    Rust,
+    /// One file, made a component by componentize-py.
+    Python,
+    /// One file, made a component by componentize-js.
+    Js,
 }
 
 /// Where the SDK lies when nobody says: a checkout beside the project.
@@ -66,7 +71,7 @@ impl NewArgs {
             write_new(&path, &text).with_context(|| path.display().to_string())?;
             say(&format!("wrote  {}\n", path.display()))?;
         }
-        if sdk.is_none() {
+        if self.lang == ProjectLanguage::Rust && sdk.is_none() {
             say("next   set the path of the SDK in Cargo.toml\n")?;
         }
         say(&format!("next   cd {}; README.md has the three commands\n", dir.display()))?;
@@ -74,66 +79,9 @@ impl NewArgs {
     }
 
     fn files(&self, sdk: Option<&Path>) -> Vec<(&'static str, String)> {
-        let world = self.world.describe();
-        let note = match sdk {
-            Some(_) => "# The SDK of the Pointsman checkout that this folder was made from.",
-            None => {
-                "# SET THIS: the folder `policies/sdk` of a Pointsman checkout, absolute or relative to this file."
-            }
-        };
-        let path = sdk.map_or_else(|| USUAL_SDK.to_owned(), |path| path.display().to_string());
-        let fill = |template: &str| {
-            template
-                .replace("{{name}}", &self.name)
-                .replace("{{artifact}}", &self.name.replace('-', "_"))
-                .replace("{{feature}}", world.feature)
-                .replace("{{function}}", world.function)
-                .replace("{{slot}}", world.slot)
-                .replace("{{note}}", note)
-                .replace("{{sdk}}", &toml::Value::String(path.clone()).to_string())
-        };
-        vec![
-            ("Cargo.toml", fill(include_str!("../../../templates/policy/Cargo.toml.in"))),
-            (".cargo/config.toml", fill(include_str!("../../../templates/policy/config.toml.in"))),
-            (".gitignore", "/target\n".to_owned()),
-            ("src/lib.rs", fill(world.rule)),
-            ("cases.toml", fill(world.cases)),
-            ("README.md", fill(include_str!("../../../templates/policy/README.md.in"))),
-        ]
-    }
-}
-
-impl ProjectWorld {
-    fn describe(self) -> World {
-        match self {
-            Self::Selector => World {
-                feature: "selector",
-                function: "selector",
-                slot: "prefill",
-                rule: include_str!("../../../templates/policy/selector.rs.in"),
-                cases: include_str!("../../../templates/policy/selector.cases.toml.in"),
-            },
-            Self::Scorer => World {
-                feature: "scorer",
-                function: "scorer",
-                slot: "prefill",
-                rule: include_str!("../../../templates/policy/scorer.rs.in"),
-                cases: include_str!("../../../templates/policy/scorer.cases.toml.in"),
-            },
-            Self::Filter => World {
-                feature: "filter",
-                function: "filter",
-                slot: "prefill",
-                rule: include_str!("../../../templates/policy/filter.rs.in"),
-                cases: include_str!("../../../templates/policy/filter.cases.toml.in"),
-            },
-            Self::DecodeOverride => World {
-                feature: "decode-override",
-                function: "decode_override",
-                slot: "decode-override",
-                rule: include_str!("../../../templates/policy/decode-override.rs.in"),
-                cases: include_str!("../../../templates/policy/decode-override.cases.toml.in"),
-            },
+        match self.lang {
+            ProjectLanguage::Rust => rust(&self.name, self.world, sdk),
+            ProjectLanguage::Python | ProjectLanguage::Js => script(&self.name, self.world, self.lang),
         }
     }
 }
@@ -194,7 +142,13 @@ mod tests {
     #[test]
     fn every_template_is_filled_and_its_cases_are_sound() {
         for world in ProjectWorld::value_variants() {
-            let args = NewArgs { name: "my-rule".to_owned(), world: *world, dir: None, sdk: None };
+            let args = NewArgs {
+                name: "my-rule".to_owned(),
+                world: *world,
+                lang: ProjectLanguage::Rust,
+                dir: None,
+                sdk: None,
+            };
             let odd = Path::new("/tmp/a \"quoted\" place");
             for sdk in [None, Some(odd)] {
                 let files = args.files(sdk);
@@ -206,6 +160,26 @@ mod tests {
                 let manifest: toml::Table = text("Cargo.toml").parse().expect("sound manifest");
                 let path = manifest["dependencies"]["pointsman-policy-sdk"]["path"].as_str();
                 assert_eq!(path, Some(sdk.map_or(USUAL_SDK, |sdk| sdk.to_str().expect("text"))));
+            }
+        }
+    }
+
+    #[test]
+    fn every_script_is_filled_and_says_its_world() {
+        for world in ProjectWorld::value_variants() {
+            for (lang, rule) in [(ProjectLanguage::Python, "policy.py"), (ProjectLanguage::Js, "policy.js")] {
+                let args = NewArgs { name: "my-rule".to_owned(), world: *world, lang, dir: None, sdk: None };
+                let files = args.files(None);
+                for (file, text) in &files {
+                    assert!(!text.contains("{{") && !text.contains("}}"), "{world:?} {file}: {text}");
+                }
+                let text = |name| &files.iter().find(|(file, _)| *file == name).expect(name).1;
+                assert_eq!(cases::parse(text("cases.toml")).expect("sound cases").len(), 2);
+                assert!(text(rule).contains("my-rule"));
+                let manifest: toml::Table = text("policy.toml").parse().expect("sound manifest");
+                assert_eq!(manifest["name"].as_str(), Some("my-rule"));
+                let worlds = ["selector", "scorer", "filter", "decode-override"];
+                assert!(manifest["world"].as_str().is_some_and(|world| worlds.contains(&world)));
             }
         }
     }

@@ -5,11 +5,11 @@ use std::{fmt, path::PathBuf, process::ExitCode};
 use anyhow::Context as _;
 use clap::Args;
 use pointsman_policy_runtime::{LoadedPolicy, Refusal};
-use pointsman_routing::{Call, Decision, Failure, Plan, Policy, ShedReason, World};
+use pointsman_routing::{Call, Decision, Failure, Plan, Policy, ShedReason, World, scope::Scope};
 use pointsman_workers::Leg;
 
 use super::{
-    PolicyFile,
+    LimitArgs, PolicyFile,
     cases::{self, Case, Expect, ExpectedPlan},
     refused,
 };
@@ -28,6 +28,8 @@ pub(crate) struct TestArgs {
     /// JSON object handed to `configure` for the cases that give no settings [default: {}].
     #[arg(long, value_name = "JSON")]
     settings: Option<String>,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 /// What a case came to.
@@ -52,7 +54,7 @@ struct Loads<'a> {
 
 impl TestArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let file = PolicyFile::read(&self.file)?;
+        let file = PolicyFile::read(&self.file, &self.limits)?;
         let default = self.settings.as_deref().unwrap_or("{}");
         let mut loads = Loads { file: &file, current: None };
         match loads.with(default) {
@@ -93,6 +95,13 @@ impl Loads<'_> {
     }
 
     fn answer(&mut self, case: &Case, default: &str) -> Answer {
+        let state = self.file.access.state();
+        state.clear();
+        for (key, number) in &case.state {
+            if let Err(error) = state.set(key, &number.to_le_bytes(), 0, 0) {
+                return Answer::Failed(Failure::Error(format!("state `{key}`: {error}")));
+            }
+        }
         let answer = match self.with(case.settings.as_deref().unwrap_or(default)) {
             Ok(policy) => ask(policy, case).unwrap_or_else(Answer::Failed),
             Err(refusal) => Answer::Refused(refusal.clone()),
@@ -109,7 +118,9 @@ impl Loads<'_> {
 fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
     let info = policy.info();
     let rows = u32::try_from(case.rows.len()).unwrap_or(u32::MAX);
-    let call = Call { leg: Leg::Prefill, attempt: 0, rows, seed: case.seed, now_us: 0 };
+    let call = Call { leg: Leg::Prefill, attempt: 0, rows, seed: case.seed, now_us: case.now_us };
+    // What one case writes is not there in the next.
+    let _preview = Scope::preview();
     let request = cases::request_words(&info.wants, &case.request);
     let candidates = cases::worker_words(&info.wants, &case.rows);
     let facts = || [request.as_slice(), candidates.as_slice()].concat();
@@ -150,6 +161,7 @@ impl Answer {
             }
             (Expect::Keep(expected), Self::Keep(rows)) => expected == rows,
             (Expect::Plan(expected), Self::Plan(plan)) => expected == plan,
+            (Expect::Shed(status), Self::Shed(reason)) => *status == reason.status,
             (Expect::Refused(part), Self::Refused(refusal)) => refusal.to_string().contains(part.as_str()),
             _ => false,
         }

@@ -1,0 +1,259 @@
+//! What the policies of one slot remember between calls: bounded keys and bytes, with a time to live.
+//!
+//! Shared by all instances and threads, and kept through reloads. A lock is of one shard and held for one map operation;
+//! only when room has run out are the shards swept of what has expired, one after another, and not more often than every
+//! 100 ms. Time is the calls' own, as it is the only clock a policy has.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use parking_lot::Mutex;
+
+pub(crate) mod scratch;
+
+const SHARDS: usize = 16;
+/// Least time between two sweeps, milliseconds.
+const SWEEP_MS: u64 = 100;
+/// What an entry takes besides its key and value, bytes: so that many tiny ones do not escape the quota.
+const OVERHEAD: usize = 64;
+
+/// How much a slot may remember.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateQuota {
+    /// Keys.
+    pub keys: usize,
+    /// Bytes of a key.
+    pub key_bytes: usize,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// Bytes of all keys and values together, with 64 for each entry.
+    pub total_bytes: usize,
+}
+
+impl Default for StateQuota {
+    fn default() -> Self {
+        Self { keys: 65_536, key_bytes: 128, value_bytes: 4_096, total_bytes: 16 * 1024 * 1024 }
+    }
+}
+
+/// Why nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// The key is too long.
+    #[error("the key is too long")]
+    KeyTooLong,
+    /// The value is too long.
+    #[error("the value is too large")]
+    ValueTooLarge,
+    /// Keys or bytes are used up.
+    #[error("no room")]
+    NoRoom,
+    /// The value is no number.
+    #[error("not a number")]
+    NotANumber,
+}
+
+/// A value and when it ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    value: Box<[u8]>,
+    /// Milliseconds since the Unix epoch; `u64::MAX`: never.
+    until_ms: u64,
+}
+
+type Shard = HashMap<Box<str>, Entry>;
+
+/// The state of one slot.
+#[derive(Debug)]
+pub struct State {
+    shards: [Mutex<Shard>; SHARDS],
+    hasher: RandomState,
+    quota: StateQuota,
+    keys: AtomicUsize,
+    bytes: AtomicUsize,
+    swept_ms: AtomicU64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new(StateQuota::default())
+    }
+}
+
+impl State {
+    /// An empty one.
+    #[must_use]
+    pub fn new(quota: StateQuota) -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            hasher: RandomState::new(),
+            quota,
+            keys: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            swept_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Keys, and bytes as the quota counts them; what has expired counts until it is met or swept.
+    #[must_use]
+    pub fn usage(&self) -> (usize, usize) {
+        (self.keys.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// The value at `now_ms`.
+    #[must_use]
+    pub fn get(&self, key: &str, now_ms: u64) -> Option<Vec<u8>> {
+        self.entry(key, now_ms).map(|entry| entry.value.into_vec())
+    }
+
+    /// Writes a value; `ttl_ms` 0: for good.
+    ///
+    /// # Errors
+    /// [`StateError`], and nothing is changed.
+    pub fn set(&self, key: &str, value: &[u8], ttl_ms: u32, now_ms: u64) -> Result<(), StateError> {
+        self.check(key, value)?;
+        let entry = Entry::new(value, ttl_ms, now_ms);
+        self.with_room(now_ms, || self.try_set(key, &entry))
+    }
+
+    /// Removes a key.
+    pub fn delete(&self, key: &str) {
+        let removed = self.shard(key).lock().remove(key);
+        if let Some(entry) = removed {
+            self.release(1, size(key, &entry.value));
+        }
+    }
+
+    /// Adds to a number; a missing one is 0 and lives for `ttl_ms`.
+    ///
+    /// # Errors
+    /// [`StateError`], and nothing is changed.
+    pub fn increment(&self, key: &str, delta: i64, ttl_ms: u32, now_ms: u64) -> Result<i64, StateError> {
+        self.check(key, &[])?;
+        self.with_room(now_ms, || {
+            let mut shard = self.shard(key).lock();
+            let live = shard.get_mut(key).filter(|entry| entry.until_ms > now_ms);
+            if let Some(entry) = live {
+                return entry.add(delta);
+            }
+            let entry = Entry::new(&delta.to_le_bytes(), ttl_ms, now_ms);
+            self.put(&mut shard, key, entry)?;
+            Ok(delta)
+        })
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            let gone = std::mem::take(&mut *shard.lock());
+            self.release(gone.len(), gone.iter().map(|(key, entry)| size(key, &entry.value)).sum());
+        }
+    }
+
+    pub(crate) fn entry(&self, key: &str, now_ms: u64) -> Option<Entry> {
+        let shard = self.shard(key).lock();
+        shard.get(key).filter(|entry| entry.until_ms > now_ms).cloned()
+    }
+
+    pub(crate) fn check(&self, key: &str, value: &[u8]) -> Result<(), StateError> {
+        if key.len() > self.quota.key_bytes {
+            return Err(StateError::KeyTooLong);
+        }
+        if value.len() > self.quota.value_bytes {
+            return Err(StateError::ValueTooLarge);
+        }
+        Ok(())
+    }
+
+    fn try_set(&self, key: &str, entry: &Entry) -> Result<(), StateError> {
+        self.put(&mut self.shard(key).lock(), key, entry.clone())
+    }
+
+    fn put(&self, shard: &mut Shard, key: &str, entry: Entry) -> Result<(), StateError> {
+        let new = size(key, &entry.value);
+        let old = shard.get(key).map(|old| size(key, &old.value));
+        self.reserve(usize::from(old.is_none()), new.saturating_sub(old.unwrap_or(0)))?;
+        self.release(0, old.unwrap_or(0).saturating_sub(new));
+        match shard.get_mut(key) {
+            Some(place) => *place = entry,
+            None => drop(shard.insert(key.into(), entry)),
+        }
+        Ok(())
+    }
+
+    /// Once more after a sweep when there was no room.
+    fn with_room<T>(&self, now_ms: u64, write: impl Fn() -> Result<T, StateError>) -> Result<T, StateError> {
+        match write() {
+            Err(StateError::NoRoom) if self.sweep(now_ms) => write(),
+            outcome => outcome,
+        }
+    }
+
+    fn sweep(&self, now_ms: u64) -> bool {
+        let last = self.swept_ms.load(Ordering::Relaxed);
+        let due = now_ms >= last.saturating_add(SWEEP_MS);
+        let mine = self.swept_ms.compare_exchange(last, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !due || !mine {
+            return false;
+        }
+        for shard in &self.shards {
+            let (mut keys, mut bytes) = (0, 0);
+            shard.lock().retain(|key, entry| {
+                let live = entry.until_ms > now_ms;
+                if !live {
+                    keys += 1;
+                    bytes += size(key, &entry.value);
+                }
+                live
+            });
+            self.release(keys, bytes);
+        }
+        true
+    }
+
+    fn reserve(&self, keys: usize, bytes: usize) -> Result<(), StateError> {
+        take(&self.keys, keys, self.quota.keys)?;
+        take(&self.bytes, bytes, self.quota.total_bytes).inspect_err(|_| self.release(keys, 0))
+    }
+
+    fn release(&self, keys: usize, bytes: usize) {
+        self.keys.fetch_sub(keys, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::indexing_slicing, reason = "a remainder below SHARDS")]
+    fn shard(&self, key: &str) -> &Mutex<Shard> {
+        &self.shards[(self.hasher.hash_one(key) % SHARDS as u64) as usize]
+    }
+}
+
+impl Entry {
+    fn new(value: &[u8], ttl_ms: u32, now_ms: u64) -> Self {
+        let until_ms = if ttl_ms == 0 { u64::MAX } else { now_ms.saturating_add(u64::from(ttl_ms)) };
+        Self { value: value.into(), until_ms }
+    }
+
+    fn add(&mut self, delta: i64) -> Result<i64, StateError> {
+        let number = <[u8; 8]>::try_from(&*self.value).map_err(|_| StateError::NotANumber)?;
+        let sum = i64::from_le_bytes(number).saturating_add(delta);
+        self.value.copy_from_slice(&sum.to_le_bytes());
+        Ok(sum)
+    }
+}
+
+fn take(used: &AtomicUsize, more: usize, limit: usize) -> Result<(), StateError> {
+    let taken = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+        used.checked_add(more).filter(|sum| more == 0 || *sum <= limit)
+    });
+    taken.map(drop).map_err(|_| StateError::NoRoom)
+}
+
+fn size(key: &str, value: &[u8]) -> usize {
+    key.len() + value.len() + OVERHEAD
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! What a policy remembers, on a real component: granted or refused, shared, kept through reloads, untouched by probes and
+//! previews.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use std::sync::Arc;
+
+use pointsman_policy_runtime::{
+    Access, Grant, Limits, LoadedPolicy, PolicyEngine, Refusal, compile, inspect,
+};
+use pointsman_routing::{Call, Decision, Origin, Policy, scope};
+use pointsman_test_guests::{CHATTY, TENANT_LIMIT};
+use pointsman_workers::Leg;
+
+const SETTINGS: &str = r#"{"requests":3,"window-ms":1000}"#;
+const GRANTED: [Grant; 2] = [Grant::Log, Grant::State];
+
+fn engine() -> PolicyEngine {
+    PolicyEngine::new(Limits::default()).unwrap()
+}
+
+fn load(engine: &PolicyEngine, access: &Access) -> LoadedPolicy {
+    compile(engine, TENANT_LIMIT, access).unwrap().configure(Origin::Embedded, SETTINGS).unwrap()
+}
+
+fn call(now_us: u64) -> Call {
+    Call { leg: Leg::Prefill, attempt: 0, rows: 1, seed: 3, now_us }
+}
+
+/// Whether tenant 7 is let in at this time.
+fn let_in(policy: &LoadedPolicy, now_us: u64) -> bool {
+    match policy.select(&call(now_us), &[7, 0, 0]).unwrap() {
+        Decision::Choose { .. } => true,
+        Decision::Shed(reason) => {
+            assert_eq!(reason.status, 429);
+            false
+        }
+        Decision::Abstain => unreachable!("it has an opinion"),
+    }
+}
+
+fn refusal(bytes: &[u8], grants: &[Grant]) -> Refusal {
+    compile(&engine(), bytes, &Access::new(grants)).unwrap_err()
+}
+
+#[test]
+fn an_import_that_is_not_granted_refuses_the_policy_and_names_the_grant() {
+    let refused = refusal(TENANT_LIMIT, &Access::DEFAULT);
+    assert_eq!(refused.kind(), "not_granted");
+    let text = "imports `pointsman:policy/state@0.1.0`, and the slot does not grant `state`";
+    assert_eq!(refused.to_string(), text);
+    let refused = refusal(CHATTY, &[Grant::Log, Grant::State]);
+    assert!(refused.to_string().ends_with("does not grant `wasi`"), "{refused}");
+    let inspection = inspect(TENANT_LIMIT, SETTINGS, Limits::default()).unwrap();
+    assert_eq!(
+        (inspection.needs, inspection.policy.unwrap().name.as_str()),
+        (vec![Grant::State], "tenant-limit")
+    );
+}
+
+#[test]
+fn invariant_9_state_is_the_slot_s_and_outlives_instances_and_reloads() {
+    let (engine, access) = (engine(), Access::new(&GRANTED));
+    let policy = Arc::new(load(&engine, &access));
+    assert_eq!(access.state().usage(), (0, 0), "configure and the probe left nothing");
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let policy = policy.clone();
+            std::thread::spawn(move || let_in(&policy, 2_000_000))
+        })
+        .collect();
+    assert!(threads.into_iter().all(|thread| thread.join().unwrap()), "three may come");
+    assert!(!let_in(&policy, 2_500_000), "whichever instance answers the fourth");
+    drop(policy);
+    let reloaded = load(&engine, &access);
+    assert!(!let_in(&reloaded, 2_600_000), "the count is still there");
+    assert!(let_in(&reloaded, 3_000_000), "another window");
+    let elsewhere = load(&engine, &Access::new(&GRANTED));
+    assert!(let_in(&elsewhere, 2_700_000), "another slot");
+}
+
+#[test]
+fn f2_a_preview_sees_what_is_there_and_changes_nothing() {
+    let access = Access::new(&GRANTED);
+    let policy = load(&engine(), &access);
+    assert!(let_in(&policy, 2_000_000) && let_in(&policy, 2_000_000));
+    let before = access.state().usage();
+    {
+        let _preview = scope::Scope::preview();
+        assert!((0..10).all(|_| let_in(&policy, 2_000_000)), "each would be the third");
+        assert!(let_in(&policy, 9_000_000));
+    }
+    assert_eq!(access.state().usage(), before);
+    assert!(let_in(&policy, 2_000_000), "the third");
+    assert!(!let_in(&policy, 2_000_000), "the fourth");
+    let _preview = scope::Scope::preview();
+    assert!(!let_in(&policy, 2_000_000), "a preview of what would be refused");
+}
+
+#[test]
+fn what_a_decision_read_can_be_taken_for_its_receipt() {
+    let policy = load(&engine(), &Access::new(&GRANTED));
+    let _ = scope::take_state_reads();
+    assert!(let_in(&policy, 2_000_000));
+    let reads = scope::take_state_reads();
+    assert_eq!(reads.len(), 1);
+    assert_eq!((reads[0].key.as_str(), &reads[0].value), ("2/7", &Some(1_i64.to_le_bytes().to_vec())));
+}

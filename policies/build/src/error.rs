@@ -1,0 +1,61 @@
+//! Why a policy could not be built.
+
+use std::path::PathBuf;
+
+/// Why a guest could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestBuildError {
+    /// The toolchain lacks the target.
+    #[error("the Rust target `{0}` is not installed: run `cargo xtask setup`")]
+    MissingTarget(&'static str),
+    /// cargo or rustc could not be started.
+    #[error("could not run {command}: {source}")]
+    Run {
+        /// What was to be run.
+        command: String,
+        /// Why it did not start.
+        source: std::io::Error,
+    },
+    /// The build failed; cargo's own words.
+    #[error("building guest `{package}` failed:\n{output}")]
+    Failed {
+        /// The guest.
+        package: String,
+        /// What cargo wrote.
+        output: String,
+    },
+    /// The artifact could not be read.
+    #[error("{}: {source}", path.display())]
+    Artifact {
+        /// Where it should be.
+        path: PathBuf,
+        /// Why it could not be read.
+        source: std::io::Error,
+    },
+    /// The core module could not be made a component.
+    #[error("guest `{package}` is no component: {problem}")]
+    Componentize {
+        /// The guest.
+        package: String,
+        /// wit-component's words.
+        problem: String,
+    },
+    /// The folder is no policy in a language that can be built.
+    #[error("{}: {problem}", folder.display())]
+    Project {
+        /// The folder.
+        folder: PathBuf,
+        /// What is missing or wrong.
+        problem: String,
+    },
+    /// A tool that the language needs is not there.
+    #[error("`{tool}` cannot be run ({problem}): {hint}")]
+    MissingTool {
+        /// The tool.
+        tool: String,
+        /// Why it cannot be run.
+        problem: String,
+        /// What to install.
+        hint: &'static str,
+    },
+}

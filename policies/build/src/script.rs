@@ -1,0 +1,149 @@
+//! Python and JavaScript policies: their tools, installed once into a folder of ours, and the call of them.
+//!
+//! Sources are copied into a folder beside the tools, together with the helper module and the contract: nothing is written
+//! into the source tree, and a policy builds wherever it lies.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::GuestBuildError;
+
+/// Versions that are known to work with this host.
+const COMPONENTIZE_PY: &str = "componentize-py==0.25.*";
+const COMPONENTIZE_JS: &str = "@bytecodealliance/componentize-js@~0.23.0";
+
+const CONTRACT: &str = include_str!("../../../wit/policy.wit");
+const PYTHON_HELPER: (&str, &str) = ("pointsman_policy.py", include_str!("../../python/pointsman_policy.py"));
+const JS_HELPER: (&str, &str) = ("pointsman-policy.js", include_str!("../../js/pointsman-policy.js"));
+const JS_BUILD: &str = include_str!("componentize.mjs");
+
+const PYTHON_HINT: &str =
+    "a Python policy is built by python3 (3.10 or later, with venv) and componentize-py from PyPI";
+const JS_HINT: &str =
+    "a JavaScript policy is built by Node 20 or later with npm, and componentize-js from npm";
+
+/// Builds `policy.py` of the folder for a world of the contract.
+pub(crate) fn python(
+    folder: &Path,
+    tools: &Path,
+    name: &str,
+    world: &str,
+) -> Result<Vec<u8>, GuestBuildError> {
+    let venv = tools.join("python-0.25");
+    let tool = venv.join("bin/componentize-py");
+    if !tool.is_file() {
+        let python = env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+        run(name, Command::new(python).args(["-m", "venv"]).arg(&venv), PYTHON_HINT)?;
+        let mut pip = Command::new(venv.join("bin/python"));
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", COMPONENTIZE_PY]);
+        run(name, &mut pip, PYTHON_HINT)?;
+    }
+    let place = Place::new(folder, tools, name, "py", PYTHON_HELPER)?;
+    let mut build = Command::new(tool);
+    build.current_dir(&place.sources).arg("-d").arg(&place.wit).args(["-w", world, "componentize"]);
+    // Without WASI the component imports nothing that has to be granted.
+    build.args(["--stub-wasi", "policy", "-o"]).arg(&place.output);
+    run(name, &mut build, PYTHON_HINT)?;
+    place.read()
+}
+
+/// Builds `policy.js` of the folder for a world of the contract.
+pub(crate) fn javascript(
+    folder: &Path,
+    tools: &Path,
+    name: &str,
+    world: &str,
+) -> Result<Vec<u8>, GuestBuildError> {
+    let modules = tools.join("js-0.23");
+    if !modules.join("node_modules/@bytecodealliance/componentize-js/package.json").is_file() {
+        write(&modules.join("package.json"), "{ \"private\": true }\n")?;
+        let mut npm = Command::new("npm");
+        npm.current_dir(&modules).args(["install", "--no-audit", "--no-fund", "--loglevel=error"]);
+        run(name, npm.arg(COMPONENTIZE_JS), JS_HINT)?;
+    }
+    write(&modules.join("componentize.mjs"), JS_BUILD)?;
+    let place = Place::new(folder, tools, name, "js", JS_HELPER)?;
+    let mut node = Command::new("node");
+    node.current_dir(&modules).arg("componentize.mjs").arg(place.sources.join("policy.js"));
+    run(name, node.arg(&place.wit).arg(world).arg(&place.output), JS_HINT)?;
+    place.read()
+}
+
+/// Where one build happens.
+struct Place {
+    sources: PathBuf,
+    wit: PathBuf,
+    output: PathBuf,
+}
+
+impl Place {
+    fn new(
+        folder: &Path,
+        tools: &Path,
+        name: &str,
+        extension: &str,
+        (helper, text): (&str, &str),
+    ) -> Result<Self, GuestBuildError> {
+        let root = tools.join("build").join(format!("{extension}-{name}"));
+        // A file that was deleted from the project must not linger.
+        if root.exists() {
+            fs::remove_dir_all(&root).map_err(|source| at(&root, source))?;
+        }
+        let place =
+            Self { sources: root.join("src"), wit: root.join("wit"), output: root.join("policy.wasm") };
+        write(&place.sources.join(helper), text)?;
+        write(&place.wit.join("policy.wit"), CONTRACT)?;
+        copy(folder, &place.sources, extension)?;
+        Ok(place)
+    }
+
+    fn read(&self) -> Result<Vec<u8>, GuestBuildError> {
+        fs::read(&self.output).map_err(|source| at(&self.output, source))
+    }
+}
+
+/// Copies sources of a language, with their folders; neither hidden ones nor what a build left.
+fn copy(from: &Path, to: &Path, extension: &str) -> Result<(), GuestBuildError> {
+    for entry in fs::read_dir(from).map_err(|source| at(from, source))? {
+        let path = entry.map_err(|source| at(from, source))?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if path.is_dir() {
+            let skipped = name.starts_with(['.', '_']) || ["target", "node_modules"].contains(&name);
+            if !skipped {
+                copy(&path, &to.join(name), extension)?;
+            }
+        } else if path.extension().is_some_and(|its| its == extension) {
+            let text = fs::read(&path).map_err(|source| at(&path, source))?;
+            write(&to.join(name), text)?;
+        }
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<(), GuestBuildError> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(|source| at(parent, source))?;
+    }
+    fs::write(path, text).map_err(|source| at(path, source))
+}
+
+fn at(path: &Path, source: std::io::Error) -> GuestBuildError {
+    GuestBuildError::Artifact { path: path.to_owned(), source }
+}
+
+fn run(package: &str, command: &mut Command, hint: &'static str) -> Result<(), GuestBuildError> {
+    let output = command.output().map_err(|error| GuestBuildError::MissingTool {
+        tool: command.get_program().to_string_lossy().into_owned(),
+        problem: error.to_string(),
+        hint,
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let words = [output.stdout, output.stderr].concat();
+    let output = String::from_utf8_lossy(&words).trim().to_owned();
+    Err(GuestBuildError::Failed { package: package.to_owned(), output })
+}

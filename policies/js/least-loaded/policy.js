@@ -1,0 +1,30 @@
+// Selector: the least loaded worker, ties uniform. The same rule as policies/least-loaded, and the same cases.
+
+import { least, selector } from "./pointsman-policy.js";
+
+let weights;
+
+export const { policy, selecting } = selector({
+  name: "least-loaded",
+  requestFacts: ["explain"],
+  workerFacts: ["active-requests", "active-prefill-tokens", "engine-queue"],
+  settings: { "active-requests": 1, "prefill-kilotokens": 0, "engine-queue": 0 },
+
+  configure(settings) {
+    for (const [key, weight] of Object.entries(settings)) {
+      if (!(Number.isFinite(weight) && weight >= 0)) {
+        throw new Error(`${key}: ${weight} is not a finite number of 0 or more`);
+      }
+    }
+    weights = [settings["active-requests"], settings["prefill-kilotokens"] / 1000, settings["engine-queue"]];
+  },
+
+  select(call, facts) {
+    const [a, b, c] = weights;
+    const requests = facts["active-requests"], tokens = facts["active-prefill-tokens"], queue = facts["engine-queue"];
+    const costs = new Float32Array(call.rows);
+    for (let row = 0; row < call.rows; row += 1) costs[row] = a * requests[row] + b * tokens[row] + c * queue[row];
+    const row = least(costs, call.seed);
+    return row === null ? null : { row, costs: facts.explain ? costs : [] };
+  },
+});

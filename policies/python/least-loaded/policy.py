@@ -1,0 +1,28 @@
+"""Selector: the least loaded worker, ties uniform. The same rule as policies/least-loaded, and the same cases."""
+
+import math
+
+import pointsman_policy as pp
+
+
+class LeastLoaded(pp.Policy):
+    name = "least-loaded"
+    request_facts = ["explain"]
+    worker_facts = ["active-requests", "active-prefill-tokens", "engine-queue"]
+    settings = {"active-requests": 1.0, "prefill-kilotokens": 0.0, "engine-queue": 0.0}
+
+    def configure(self, settings):
+        for key, weight in settings.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"{key}: {weight:g} is not a finite number of 0 or more")
+        self.weights = (settings["active-requests"], settings["prefill-kilotokens"] / 1000, settings["engine-queue"])
+
+    def select(self, call, facts):
+        a, b, c = self.weights
+        rows = zip(facts["active-requests"], facts["active-prefill-tokens"], facts["engine-queue"])
+        costs = [a * requests + b * tokens + c * queue for requests, tokens, queue in rows]
+        row = pp.least(costs, call.seed)
+        return None if row is None else (row, costs if facts["explain"] else [], None)
+
+
+pp.export(LeastLoaded, globals())
