@@ -36,6 +36,7 @@ Examples:
   pointsman policy test shortest_queue.wasm --cases cases.toml
   pointsman policy bench shortest_queue.wasm
   pointsman policy inspect prefill.wasm
+  pointsman policy promote prefill --from canary --admin http://127.0.0.1:9090
 
 The log level is set by the environment variable RUST_LOG (default: info).";
 

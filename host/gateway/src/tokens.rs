@@ -3,7 +3,7 @@
 //! Short prompts are encoded where they are; long ones on a few threads beside the reactor. What cannot be encoded is
 //! measured in bytes, and counted.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::SystemTime};
 
 use anyhow::Context as _;
 use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer};
@@ -34,15 +34,17 @@ impl Tokens {
     /// # Errors
     /// A folder that is none, with the file and what is wrong with it.
     pub fn load(models: &BTreeMap<String, Model>) -> anyhow::Result<Self> {
-        let load = |(name, model): (&String, &Model)| {
+        let configured =
+            models.iter().filter_map(|(name, model)| Some((name, model, model.tokenizer.as_ref()?)));
+        let load = |(name, model, folder): (&String, &Model, &PathBuf)| {
             let options = LoadOptions { cache_bytes: model.tokenizer_cache_bytes, ..LoadOptions::default() };
-            let tokenizer = Tokenizer::load_with(&model.tokenizer, &options);
+            let tokenizer = Tokenizer::load_with(folder, &options);
             let tokenizer = tokenizer.with_context(|| format!("models.{name}.tokenizer"))?;
             tracing::info!(model = name, reuse = tokenizer.reuse().label(), "tokenizer");
             Ok((ModelName::new(name), Arc::new(tokenizer)))
         };
         Ok(Self {
-            models: models.iter().map(load).collect::<anyhow::Result<_>>()?,
+            models: configured.map(load).collect::<anyhow::Result<_>>()?,
             turns: Semaphore::new(AT_ONCE),
         })
     }

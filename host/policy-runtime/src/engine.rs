@@ -4,12 +4,16 @@
 //! (see `guest`). Stores are rebuilt and dropped by the maintenance thread: a request that met a trap pays for neither.
 
 use std::{
+    path::PathBuf,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
-use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, component::Linker};
+use wasmtime::{
+    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig,
+    component::Linker,
+};
 
 use crate::{
     guest::Guest,
@@ -57,6 +61,7 @@ struct Inner {
     plain: Linker<Guest>,
     wasi: Linker<Guest>,
     limits: Limits,
+    cache: Option<Cache>,
     ticker: Arc<Ticker>,
     chores: mpsc::Sender<Chore>,
 }
@@ -70,6 +75,27 @@ impl PolicyEngine {
     /// # Errors
     /// wasmtime's words, or the operating system gives no thread.
     pub fn new(limits: Limits) -> wasmtime::Result<Self> {
+        Self::build(limits, None)
+    }
+
+    /// As [`PolicyEngine::new`], with compiled policies kept in `dir` from one start to the next. Who may write there may
+    /// run code in this process: the folder is the daemon's own.
+    ///
+    /// # Errors
+    /// As [`PolicyEngine::new`]; or the folder cannot be used.
+    pub fn with_cache(limits: Limits, dir: PathBuf) -> wasmtime::Result<Self> {
+        let mut config = CacheConfig::new();
+        // wasmtime wants the folder by its whole name.
+        config.with_directory(std::path::absolute(dir)?);
+        Self::build(limits, Some(Cache::new(config)?))
+    }
+
+    fn build(limits: Limits, cache: Option<Cache>) -> wasmtime::Result<Self> {
+        let config = |pool| {
+            let mut config = config(pool);
+            config.cache(cache.clone());
+            config
+        };
         let engine = match Engine::new(&config(Some(pool(limits)))) {
             Ok(engine) => engine,
             Err(error) => {
@@ -94,13 +120,19 @@ impl PolicyEngine {
                 chore();
             }
         })?;
-        Ok(Self { inner: Arc::new(Inner { engine, plain, wasi, limits, ticker, chores }) })
+        Ok(Self { inner: Arc::new(Inner { engine, plain, wasi, limits, cache, ticker, chores }) })
     }
 
     /// What guests may use.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
+    }
+
+    /// Policies that were found compiled, and those that were not; `None` without a cache.
+    #[must_use]
+    pub fn cache_counts(&self) -> Option<(usize, usize)> {
+        self.inner.cache.as_ref().map(|cache| (cache.cache_hits(), cache.cache_misses()))
     }
 
     /// Held while guests run: they are stopped only as long as the clock ticks.

@@ -7,6 +7,7 @@
 mod admission;
 mod bindings;
 mod engine;
+mod gate;
 mod guest;
 mod inspect;
 mod instance;
@@ -14,15 +15,19 @@ mod loaded;
 mod manager;
 mod pool;
 mod probe;
+mod recipe;
 mod refusal;
 mod ticker;
 
 pub use engine::{Limits, PolicyEngine};
+pub use gate::Gate;
 pub use inspect::{Inspection, inspect};
 pub use loaded::{LoadedPolicy, load};
 pub use manager::{
-    ManagerConfig, ManagerStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, SlotConfig,
-    SlotState, SlotStatus,
+    Change, Command, CommandError, First, LaneStatus, ManagerConfig, ManagerStatus, Opened, PartStatus,
+    PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName, SlotState,
+    SlotStatus, Source,
 };
 pub use probe::Question;
+pub use recipe::{LaneRecipe, Part, Rank, ScorerPart, SlotRecipe};
 pub use refusal::Refusal;

@@ -16,6 +16,7 @@ mod bench;
 mod cases;
 mod inspect;
 mod new;
+mod remote;
 mod test;
 
 /// What can be done with a policy.
@@ -29,6 +30,12 @@ pub(crate) enum PolicyCommand {
     Bench(bench::BenchArgs),
     /// Write a Rust project folder for a new policy, which builds outside this repository.
     New(new::NewArgs),
+    /// Have a running daemon read its policy folder now.
+    Reload(remote::Daemon),
+    /// Have a running daemon roll a slot back to the content before, or end its canary or shadow.
+    Rollback(remote::RollbackArgs),
+    /// Have a running daemon make a slot's canary or shadow the active one.
+    Promote(remote::PromoteArgs),
 }
 
 impl PolicyCommand {
@@ -38,6 +45,9 @@ impl PolicyCommand {
             Self::Test(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
+            Self::Reload(args) => args.reload(),
+            Self::Rollback(args) => args.run(),
+            Self::Promote(args) => args.run(),
         }
     }
 }
