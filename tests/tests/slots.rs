@@ -189,3 +189,55 @@ async fn a_shadow_is_counted_and_never_serves() {
     }
     house.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_cannot() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_owned();
+    let write = |text: &str| std::fs::write(file.path(), text).unwrap();
+    let house = HouseBuilder::new()
+        .reread(move |started| {
+            let more = Config::read(&path)?;
+            let mut config = started.clone();
+            config.policies.slots = more.policies.slots;
+            config.routing.retries = more.routing.retries;
+            config.workers.extend(more.workers);
+            config.check()?;
+            Ok(config)
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    assert!(ask(&house).await.contains("kv-aware@1"));
+    write(
+        "[policies.slots.aggregated]\nbuiltin = \"least-loaded\"\n[routing]\nretries = 7\n[[workers]]\nid = 7\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"http://127.0.0.1:9\"",
+    );
+    let report = post(&house, "/config/reload").await.json().unwrap();
+    assert_eq!(report["changed"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(report["needs_restart"], json!(["routing.retries"]));
+    assert_eq!(report["workers"], json!({ "added": [7], "removed": [], "changed": [] }));
+    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+    // One slot is refused, the other applies: each wholly or not at all.
+    write(
+        "[policies.slots.aggregated]\nbuiltin = \"kv-aware\"\nsettings = { no = 1 }\n[policies.slots.prefill]\nnative = \"random\"",
+    );
+    let report = post(&house, "/config/reload").await.json().unwrap();
+    assert_eq!(
+        (report["refused"][0]["kind"].as_str(), report["refused"].as_array().unwrap().len()),
+        (Some("configure"), 1)
+    );
+    assert!(
+        report["changed"].as_array().unwrap().iter().any(|change| change["slot"] == "prefill"),
+        "{report}"
+    );
+    assert_eq!(report["workers"]["removed"], json!([7]));
+    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+    // What is no configuration changes nothing, and all that is wrong is said.
+    write("[policies.slots.aggregated]\nbuiltin = \"no\"\n[policies.slots.prefill]\npicker = \"min\"");
+    let wrong = post(&house, "/config/reload").await;
+    assert_eq!((wrong.status.as_u16(), wrong.code().as_str()), (400, "invalid_config"));
+    let text = wrong.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(text.contains("aggregated.builtin: `no`") && text.contains("prefill.picker"), "{text}");
+    house.at_rest().await.unwrap();
+}

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 
+mod config;
 mod guard;
 mod policies;
 mod scrape;
@@ -27,6 +28,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/policies", get(policies::status))
+        .route("/config/reload", post(config::reload))
         .route("/policies/reload", post(policies::reload))
         .route("/policies/{slot}/rollback", post(policies::roll_back))
         .route("/policies/{slot}/promote", post(policies::promote))

@@ -22,6 +22,7 @@ use crate::{
     limit::Limiter,
     metrics::Metrics,
     parking::Parking,
+    reload::{ConfigSource, Keeper},
     server,
     sessions::Sessions,
     subject::Measure,
@@ -98,6 +99,8 @@ pub struct App {
     pub exposition: Mutex<prometheus_client::registry::Registry>,
     /// The policies' keeper.
     pub policies: PolicyManager,
+    /// The configuration's keeper.
+    pub config: Keeper,
     /// Tasks that outlive their request.
     pub tracker: TaskTracker,
     /// Set when the daemon was told to end.
@@ -124,10 +127,18 @@ impl Running {
     /// # Errors
     /// A listener cannot be bound, a built-in policy refuses its settings, or the policy folder is not there.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
+        Self::start_from(config, None).await
+    }
+
+    /// As [`Running::start`], and reads the configuration again from `source` when it changes.
+    ///
+    /// # Errors
+    /// As [`Running::start`].
+    pub async fn start_from(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<Self> {
         let listener = bind(config.server.listen).await?.into_std()?;
         let admin_listener = bind(config.server.admin_listen).await?;
         let stop = CancellationToken::new();
-        let app = Arc::new(build(config)?);
+        let app = Arc::new(build(config, source)?);
         let probe = ProbeConfig {
             interval: config.probe.interval,
             timeout: config.probe.timeout,
@@ -135,6 +146,7 @@ impl Running {
         };
         Prober::start(app.registry.clone(), probe, app.tracker.clone(), stop.clone());
         app.tracker.spawn(forget_leavers(app.clone(), stop.clone()));
+        app.tracker.spawn(Keeper::watch(app.clone(), stop.clone()));
         start_feeds(&app, &stop, &app.tracker)?;
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -232,7 +244,7 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
-fn build(config: &Config) -> anyhow::Result<App> {
+fn build(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<App> {
     let registry = Arc::new(Registry::default());
     for worker in &config.workers {
         registry.upsert(worker.clone());
@@ -255,6 +267,7 @@ fn build(config: &Config) -> anyhow::Result<App> {
         metrics,
         exposition: Mutex::new(exposition),
         policies: manager,
+        config: Keeper::new(config.clone(), source),
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),
     })
