@@ -15,7 +15,7 @@ use crate::client::Client;
 pub struct HouseBuilder {
     sims: Vec<(SimConfig, String)>,
     config: Config,
-    reread: Option<Reread>,
+    reread: Option<(Option<PathBuf>, Reread)>,
 }
 
 /// Makes another configuration of the one that the house started with.
@@ -56,13 +56,15 @@ impl HouseBuilder {
         self
     }
 
-    /// What a reload of the configuration reads, made of what the house started with.
+    /// What a reload of the configuration reads, made of what the house started with; `watched`: a file whose changes
+    /// lead to one.
     #[must_use]
     pub fn reread(
         mut self,
+        watched: Option<PathBuf>,
         read: impl Fn(&Config) -> anyhow::Result<Config> + Send + Sync + 'static,
     ) -> Self {
-        self.reread = Some(Box::new(read));
+        self.reread = Some((watched, Box::new(read)));
         self
     }
 
@@ -100,7 +102,7 @@ impl HouseBuilder {
         self.config.check()?;
         let started = self.config.clone();
         let source =
-            self.reread.map(|read| ConfigSource { path: None, read: Arc::new(move || read(&started)) });
+            self.reread.map(|(path, read)| ConfigSource { path, read: Arc::new(move || read(&started)) });
         let gateway = Running::start_from(&self.config, source).await?;
         let house = House {
             client: Client::new(gateway.address),

@@ -196,7 +196,7 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
     let path = file.path().to_owned();
     let write = |text: &str| std::fs::write(file.path(), text).unwrap();
     let house = HouseBuilder::new()
-        .reread(move |started| {
+        .reread(None, move |started| {
             let more = Config::read(&path)?;
             let mut config = started.clone();
             config.policies.slots = more.policies.slots;
@@ -240,4 +240,33 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
     let text = wrong.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
     assert!(text.contains("aggregated.builtin: `no`") && text.contains("prefill.picker"), "{text}");
     house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_changed_configuration_file_is_taken_without_being_asked() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_owned();
+    let house = HouseBuilder::new()
+        .reread(Some(path.clone()), move |started| {
+            let mut config = started.clone();
+            config.policies.slots = Config::read(&path)?.policies.slots;
+            config.check()?;
+            Ok(config)
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let write = |text: &str| std::fs::write(file.path(), text).unwrap();
+    let runs = |name: &'static str| {
+        move |house: &House| house.gateway.app.policies.status().slots.iter().any(|slot| slot.policy == name)
+    };
+    write("[policies.slots.prefill]\nbuiltin = \"least-loaded\"");
+    house.until("the change is taken", runs("least-loaded")).await.unwrap();
+    // What is wrong is not taken, and what is right after it is.
+    write("[policies.slots.prefill]\nbuiltin = 1");
+    tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
+    assert!(runs("least-loaded")(&house));
+    write("[policies.slots.prefill]\nnative = \"random\"");
+    house.until("the next change is taken", runs("native:random")).await.unwrap();
 }

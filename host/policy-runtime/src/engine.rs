@@ -17,6 +17,7 @@ use wasmtime::{
 
 use crate::{
     guest::Guest,
+    meter::{Meter, Usage},
     ticker::{Running, Ticker},
 };
 
@@ -62,6 +63,7 @@ struct Inner {
     wasi: Linker<Guest>,
     limits: Limits,
     cache: Option<Cache>,
+    meter: Arc<Meter>,
     ticker: Arc<Ticker>,
     chores: mpsc::Sender<Chore>,
 }
@@ -120,7 +122,18 @@ impl PolicyEngine {
                 chore();
             }
         })?;
-        Ok(Self { inner: Arc::new(Inner { engine, plain, wasi, limits, cache, ticker, chores }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                engine,
+                plain,
+                wasi,
+                limits,
+                cache,
+                meter: Arc::default(),
+                ticker,
+                chores,
+            }),
+        })
     }
 
     /// What guests may use.
@@ -129,10 +142,17 @@ impl PolicyEngine {
         &self.inner.limits
     }
 
-    /// Policies that were found compiled, and those that were not; `None` without a cache.
+    /// What policies take now.
     #[must_use]
-    pub fn cache_counts(&self) -> Option<(usize, usize)> {
-        self.inner.cache.as_ref().map(|cache| (cache.cache_hits(), cache.cache_misses()))
+    pub fn usage(&self) -> Usage {
+        let cache = self.inner.cache.as_ref();
+        let (hits, misses) = cache.map_or((0, 0), |cache| (cache.cache_hits(), cache.cache_misses()));
+        let count = |count| u64::try_from(count).unwrap_or(u64::MAX);
+        Usage { cache_hits: count(hits), cache_misses: count(misses), ..self.inner.meter.usage() }
+    }
+
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.inner.meter
     }
 
     /// Held while guests run: they are stopped only as long as the clock ticks.

@@ -22,7 +22,7 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use crate::{bindings::filter::pointsman::policy::log, ticker::TICK};
+use crate::{bindings::filter::pointsman::policy::log, meter::Counted, ticker::TICK};
 
 /// Lines a guest may log in one call; the rest is dropped.
 const LINES_PER_CALL: u32 = 8;
@@ -42,6 +42,7 @@ pub(crate) struct Guest {
     first_tick: Option<Duration>,
     inputs: Arc<Inputs>,
     voice: Voice,
+    counted: Counted,
 }
 
 /// What WASI clocks and randomness answer from.
@@ -60,7 +61,7 @@ struct Voice {
 }
 
 impl Guest {
-    pub(crate) fn new(policy: Arc<str>, memory_bytes: usize) -> Self {
+    pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, counted: Counted) -> Self {
         let inputs = Arc::new(Inputs::default());
         let voice = Voice { policy, left: Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL))) };
         let mut wasi = WasiCtx::builder();
@@ -78,6 +79,7 @@ impl Guest {
             first_tick: None,
             inputs,
             voice,
+            counted,
         }
     }
 
@@ -119,6 +121,7 @@ impl Guest {
 impl ResourceLimiter for Guest {
     fn memory_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
         if desired <= self.memory_bytes {
+            self.counted.grew(desired);
             return Ok(true);
         }
         self.denied = true;

@@ -14,6 +14,7 @@ use crate::{
     },
     engine::PolicyEngine,
     guest::Guest,
+    meter::Counted,
     refusal::Refusal,
 };
 
@@ -90,7 +91,8 @@ impl Linked {
     /// A fresh instance, not yet configured.
     pub(crate) fn instantiate(&self, engine: &PolicyEngine, name: Arc<str>) -> Result<Instance, Refusal> {
         let limits = engine.limits();
-        let mut store = Store::new(engine.engine(), Guest::new(name, limits.memory_bytes));
+        let guest = Guest::new(name, limits.memory_bytes, Counted::new(engine.meter()));
+        let mut store = Store::new(engine.engine(), guest);
         store.limiter(|guest| guest);
         store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
         store.data_mut().allow(limits.configure_deadline);

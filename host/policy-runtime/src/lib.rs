@@ -13,6 +13,7 @@ mod inspect;
 mod instance;
 mod loaded;
 mod manager;
+mod meter;
 mod pool;
 mod probe;
 mod recipe;
@@ -28,6 +29,7 @@ pub use manager::{
     PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName, SlotState,
     SlotStatus, Source,
 };
+pub use meter::Usage;
 pub use probe::Question;
 pub use recipe::{LaneRecipe, Part, Rank, ScorerPart, SlotRecipe};
 pub use refusal::Refusal;

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::{
     engine::PolicyEngine,
     gate::Gate,
+    meter::Usage,
     recipe::{LaneRecipe, SlotRecipe},
     refusal::Refusal,
 };
@@ -95,6 +96,7 @@ pub struct First(Content);
 pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,
     slots: Vec<Arc<Slot>>,
+    engine: PolicyEngine,
     changed: watch::Receiver<u64>,
     orders: mpsc::UnboundedSender<Order>,
     stop: Arc<tokio::sync::Notify>,
@@ -144,6 +146,7 @@ impl PolicyManager {
         let (publish, changed) = watch::channel(0);
         let (orders, commands) = mpsc::unbounded_channel();
         let status = Arc::new(ArcSwap::from_pointee(ManagerStatus::default()));
+        let engine = workshop.engine.clone();
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
         let managed = config.slots.into_iter().map(Managed::new).collect();
         let mut worker = Worker::new(workshop, managed, config.probation, status.clone(), publish);
@@ -163,7 +166,7 @@ impl PolicyManager {
                 }
             });
         })?;
-        Ok(Self { status, slots, changed, orders, stop })
+        Ok(Self { status, slots, engine, changed, orders, stop })
     }
 
     /// Has something done, and waits until it is. A compile under way, or one that the command asks for, is waited for too.
@@ -192,6 +195,12 @@ impl PolicyManager {
     #[must_use]
     pub fn slots(&self) -> &[Arc<Slot>] {
         &self.slots
+    }
+
+    /// What policies take now, all slots together.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.engine.usage()
     }
 
     /// Changes with every status.

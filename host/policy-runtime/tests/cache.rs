@@ -14,11 +14,23 @@ fn a_second_start_finds_policies_compiled() {
         for bytes in [HOSTILE, WEIGHTED_RANDOM] {
             load(&engine, bytes, Origin::Embedded, "{}").unwrap();
         }
-        engine.cache_counts().unwrap()
+        let usage = engine.usage();
+        (usage.cache_hits, usage.cache_misses)
     };
     assert_eq!(counts(), (0, 2));
     assert_eq!(counts(), (2, 0));
-    assert_eq!(PolicyEngine::new(Limits::default()).unwrap().cache_counts(), None);
+}
+
+#[test]
+fn instances_are_counted_while_they_live_and_their_memory_at_its_most() {
+    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let policy = load(&engine, HOSTILE, Origin::Embedded, "{}").unwrap();
+    let shards = std::thread::available_parallelism().map_or(2, usize::from) as u64 * 2;
+    let usage = engine.usage();
+    assert_eq!(usage.instances, shards, "those of admission are gone");
+    assert!((64 * 1024..=16 << 20).contains(&usage.memory_peak_bytes), "{usage:?}");
+    drop(policy);
+    assert_eq!(engine.usage().instances, 0);
 }
 
 #[test]

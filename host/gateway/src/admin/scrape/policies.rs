@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use pointsman_policy_runtime::{LaneStatus, ManagerStatus, SlotStatus};
+use pointsman_policy_runtime::{LaneStatus, ManagerStatus, SlotStatus, Usage};
 use pointsman_routing::{CALL_BUCKETS_US, Digest, Mode, Slot};
 
 use super::{counter, family, gauge};
@@ -17,6 +17,17 @@ pub(super) fn policies(out: &mut String, app: &App) {
         .map(|count| (format!("result=\"{}\",reason=\"{}\"", count.result, count.reason), count.count));
     counter(out, "pointsman_policy_reloads", "Reloads by how they ended", &reloads.collect::<Vec<_>>());
     calls(out, app);
+    usage(out, &app.policies.usage());
+}
+
+fn usage(out: &mut String, usage: &Usage) {
+    let one = |value: u64| [(String::new(), value)];
+    gauge(out, "pointsman_policy_instances", "Instances of all policies", &one(usage.instances));
+    let peak = one(usage.memory_peak_bytes);
+    gauge(out, "pointsman_policy_memory_peak_bytes", "Most memory that one instance ever had", &peak);
+    let cache = [("hit", usage.cache_hits), ("miss", usage.cache_misses)];
+    let cache = cache.map(|(result, count)| (format!("result=\"{result}\""), count));
+    counter(out, "pointsman_policy_compile_cache", "Policies looked for in the disk cache", &cache);
 }
 
 fn generations(out: &mut String, status: &ManagerStatus) {
