@@ -1,9 +1,9 @@
 //! A gateway with simulated engines, ready to serve.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use pointsman_gateway::{app::Running, config::Config};
+use pointsman_gateway::{app::Running, config::Config, reload::ConfigSource};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_workers::WorkerSpec;
 use tempfile::TempDir;
@@ -11,11 +11,15 @@ use tempfile::TempDir;
 use crate::client::Client;
 
 /// What to build.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct HouseBuilder {
     sims: Vec<(SimConfig, String)>,
     config: Config,
+    reread: Option<(Option<PathBuf>, Reread)>,
 }
+
+/// Makes another configuration of the one that the house started with.
+type Reread = Box<dyn Fn(&Config) -> anyhow::Result<Config> + Send + Sync>;
 
 /// A running house.
 pub struct House {
@@ -42,13 +46,25 @@ impl HouseBuilder {
         config.policies.debounce = Duration::from_millis(5);
         config.policies.rescan = Duration::from_millis(300);
         config.timeouts.drain = Duration::from_secs(5);
-        Self { sims: Vec::new(), config }
+        Self { sims: Vec::new(), config, reread: None }
     }
 
     /// Changes the gateway's configuration.
     #[must_use]
     pub fn config(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
+        self
+    }
+
+    /// What a reload of the configuration reads, made of what the house started with; `watched`: a file whose changes
+    /// lead to one.
+    #[must_use]
+    pub fn reread(
+        mut self,
+        watched: Option<PathBuf>,
+        read: impl Fn(&Config) -> anyhow::Result<Config> + Send + Sync + 'static,
+    ) -> Self {
+        self.reread = Some((watched, Box::new(read)));
         self
     }
 
@@ -84,7 +100,10 @@ impl HouseBuilder {
             sims.push(sim);
         }
         self.config.check()?;
-        let gateway = Running::start(&self.config).await?;
+        let started = self.config.clone();
+        let source =
+            self.reread.map(|(path, read)| ConfigSource { path, read: Arc::new(move || read(&started)) });
+        let gateway = Running::start_from(&self.config, source).await?;
         let house = House {
             client: Client::new(gateway.address),
             admin: Client::new(gateway.admin),

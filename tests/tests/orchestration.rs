@@ -433,9 +433,10 @@ async fn b4_a_model_that_is_dropped_leaves_no_task_and_no_block_behind() {
 
 fn ask_engines(config: &mut pointsman_gateway::config::Config) {
     let model = pointsman_gateway::config::Model {
-        tokenizer: pointsman_gateway::config::TokenSource::Engine,
+        tokenizer: Some(pointsman_gateway::config::TokenSource::Engine),
         tokenizer_timeout: Duration::from_millis(200),
         tokenizer_cache_bytes: 1 << 20,
+        slots: std::collections::BTreeMap::new(),
     };
     config.models.insert("tiny".to_owned(), model);
 }

@@ -6,6 +6,7 @@ use axum::{
     Json, Router,
     extract::{Path, State},
     http::{StatusCode, header},
+    middleware,
     response::IntoResponse,
     routing::{delete, get, post},
 };
@@ -15,6 +16,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 
+mod config;
+mod guard;
+mod policies;
 mod scrape;
 
 /// The operators' endpoints.
@@ -23,10 +27,15 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .route("/policies", get(policies))
+        .route("/policies", get(policies::status))
+        .route("/config/reload", post(config::reload))
+        .route("/policies/reload", post(policies::reload))
+        .route("/policies/{slot}/rollback", post(policies::roll_back))
+        .route("/policies/{slot}/promote", post(policies::promote))
         .route("/workers", get(workers).post(join))
         .route("/workers/{id}", delete(leave))
         .route("/workers/{id}/drain", post(drain).delete(undrain))
+        .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
         .with_state(app)
 }
 
@@ -75,10 +84,6 @@ async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let text = text.trim_end_matches("# EOF\n").to_owned() + &scrape::families(&app) + "# EOF\n";
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
         .into_response()
-}
-
-async fn policies(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!(*app.policies.status()))
 }
 
 async fn workers(State(app): State<Arc<App>>) -> Json<Value> {

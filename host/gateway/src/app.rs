@@ -1,38 +1,36 @@
 //! The assembly: from a configuration to a running gateway. Owns everything that lives as long as the daemon.
 
-use std::{collections::HashSet, net::SocketAddr, num::NonZeroU32, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashSet, net::SocketAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
-use pointsman_policy_runtime::{
-    Limits, ManagerConfig, PolicyEngine, PolicyManager, Probation, SlotConfig, load,
-};
-use pointsman_routing::{
-    NativeMode, Origin, Picker, Policy, Program, Router, Slot, SlotKind, SlotSet, Slots, WeightedScorer,
-    World,
-};
+use pointsman_policy_runtime::PolicyManager;
+use pointsman_routing::Router;
 use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
     events::Feeds,
     probe::{ProbeConfig, Prober},
 };
-use tokio::{net::TcpListener, sync::mpsc};
+use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin,
-    config::{Config, Policies, SlotEntry},
+    config::Config,
     hints::{HintTrust, Hints},
     legs::Terms,
     limit::Limiter,
     metrics::Metrics,
     parking::Parking,
+    reload::{ConfigSource, Keeper},
     server,
     sessions::Sessions,
     subject::Measure,
     tokens::Tokens,
     upstream::Upstream,
 };
+
+pub(crate) mod slots;
 
 /// Values that requests need again and again.
 #[derive(Clone, Debug)]
@@ -57,6 +55,10 @@ pub struct Settings {
     pub max_body_bytes: usize,
     /// Keys of clients; none: everybody may.
     pub api_keys: Vec<String>,
+    /// What operators must give to change anything; none: everybody may.
+    pub admin_token: Option<String>,
+    /// Whether operators must give it to read, too.
+    pub admin_token_reads: bool,
     /// How prompts are measured.
     pub measure: Measure,
 }
@@ -97,6 +99,8 @@ pub struct App {
     pub exposition: Mutex<prometheus_client::registry::Registry>,
     /// The policies' keeper.
     pub policies: PolicyManager,
+    /// The configuration's keeper.
+    pub config: Keeper,
     /// Tasks that outlive their request.
     pub tracker: TaskTracker,
     /// Set when the daemon was told to end.
@@ -123,10 +127,18 @@ impl Running {
     /// # Errors
     /// A listener cannot be bound, a built-in policy refuses its settings, or the policy folder is not there.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
+        Self::start_from(config, None).await
+    }
+
+    /// As [`Running::start`], and reads the configuration again from `source` when it changes.
+    ///
+    /// # Errors
+    /// As [`Running::start`].
+    pub async fn start_from(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<Self> {
         let listener = bind(config.server.listen).await?.into_std()?;
         let admin_listener = bind(config.server.admin_listen).await?;
         let stop = CancellationToken::new();
-        let app = Arc::new(build(config)?);
+        let app = Arc::new(build(config, source)?);
         let probe = ProbeConfig {
             interval: config.probe.interval,
             timeout: config.probe.timeout,
@@ -134,6 +146,7 @@ impl Running {
         };
         Prober::start(app.registry.clone(), probe, app.tracker.clone(), stop.clone());
         app.tracker.spawn(forget_leavers(app.clone(), stop.clone()));
+        app.tracker.spawn(Keeper::watch(app.clone(), stop.clone()));
         start_feeds(&app, &stop, &app.tracker)?;
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -231,50 +244,19 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
-fn build(config: &Config) -> anyhow::Result<App> {
+fn build(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<App> {
     let registry = Arc::new(Registry::default());
     for worker in &config.workers {
         registry.upsert(worker.clone());
     }
-    let policies = &config.policies;
-    let engine = policy_engine(policies)?;
-    let (events, failures) = mpsc::unbounded_channel();
-    let mut programs = Vec::new();
-    for kind in SlotKind::ALL {
-        let entry = policies.slots.get(&kind).cloned().unwrap_or_default();
-        programs.push((kind, default_program(&engine, kind, &entry)?, entry));
-    }
-    let set = SlotSet::build(|kind| {
-        let program =
-            programs.iter().find(|(other, ..)| *other == kind).map(|(_, program, _)| program.clone());
-        Slot::new(kind, None, program.unwrap_or(Program::Native(NativeMode::Kv)), events.clone())
-    });
-    let slots = Slots::new(set, []);
-    let managed = slots.iter().zip(programs).map(|(slot, (kind, default, entry))| SlotConfig {
-        slot: slot.clone(),
-        file: PathBuf::from(format!("{kind}.wasm")),
-        settings: json(&entry.settings),
-        access: entry.access(),
-        default,
-    });
-    let manager = ManagerConfig {
-        dir: policies.dir.clone(),
-        slots: managed.collect(),
-        probation: Probation {
-            calls: policies.probation_calls,
-            failure_share: policies.probation_failure_share,
-        },
-        debounce: policies.debounce,
-        rescan: policies.rescan,
-    };
-    let manager = PolicyManager::start(&engine, manager, failures)?;
+    let (slots, manager) = slots::build(config)?;
     let index = prefix_index(config)?;
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));
-    let router = Router::new(slots, Arc::new(index), config.routing.cost, policies.on_failure);
+    let router = Router::new(slots, Arc::new(index), config.routing.cost, config.policies.on_failure);
     let upstream = Upstream::new(config.timeouts.connect);
     Ok(App {
-        settings: settings(config),
+        settings: settings(config)?,
         tokens: Tokens::load(&config.models, &registry, &upstream)?,
         registry,
         router,
@@ -286,19 +268,10 @@ fn build(config: &Config) -> anyhow::Result<App> {
         metrics,
         exposition: Mutex::new(exposition),
         policies: manager,
+        config: Keeper::new(config.clone(), source),
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),
     })
-}
-
-fn policy_engine(policies: &Policies) -> anyhow::Result<PolicyEngine> {
-    let limits = Limits {
-        deadline: policies.deadline,
-        configure_deadline: policies.configure_deadline,
-        memory_bytes: policies.memory_bytes,
-        ..Limits::default()
-    };
-    PolicyEngine::new(limits).map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))
 }
 
 fn prefix_index(config: &Config) -> std::io::Result<PrefixIndex> {
@@ -309,9 +282,9 @@ fn prefix_index(config: &Config) -> std::io::Result<PrefixIndex> {
     })
 }
 
-fn settings(config: &Config) -> Settings {
+fn settings(config: &Config) -> anyhow::Result<Settings> {
     let (server, routing) = (&config.server, &config.routing);
-    Settings {
+    Ok(Settings {
         enforce_disagg: routing.enforce_disagg,
         request_timeout: config.timeouts.request,
         terms: Terms {
@@ -326,39 +299,12 @@ fn settings(config: &Config) -> Settings {
         trust: if server.trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
         max_body_bytes: server.max_body_bytes,
         api_keys: server.api_keys.clone(),
+        admin_token: server.operators_token().map_err(anyhow::Error::msg)?,
+        admin_token_reads: server.admin_token_reads,
         measure: Measure {
             block_size: routing.block_size,
             bytes_per_token: routing.bytes_per_token,
             salt: routing.hash_salt,
         },
-    }
-}
-
-/// What a slot runs while its file is not there: as configured, else the built-in policy.
-fn default_program(engine: &PolicyEngine, kind: SlotKind, entry: &SlotEntry) -> anyhow::Result<Program> {
-    if let Some(mode) = entry.native {
-        return Ok(Program::Native(mode));
-    }
-    let stock = if kind == SlotKind::DecodeOverride { "conditional-disagg" } else { "kv-aware" };
-    let name = entry.builtin.as_deref().unwrap_or(stock);
-    let bytes =
-        pointsman_embedded_policies::by_name(name).with_context(|| format!("`{name}` is not built in"))?;
-    // Settings of a slot are for the policy that an operator drops in, or for the one named beside them.
-    let settings = if entry.builtin.is_some() { json(&entry.settings) } else { "{}".to_owned() };
-    let policy = load(engine, bytes, Origin::Embedded, &settings)
-        .with_context(|| format!("policies.slots.{kind}: the built-in policy `{name}`"))?;
-    let policy: Arc<dyn Policy> = Arc::new(policy);
-    Ok(match (policy.info().world, kind) {
-        (World::DecodeOverride, SlotKind::DecodeOverride) => Program::DecodeOverride(policy),
-        (World::Selector, _) => Program::Selector { filters: Vec::new(), selector: policy },
-        (World::Scorer, _) => {
-            let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Default::default() }];
-            Program::Scorers { filters: Vec::new(), scorers, picker: Picker::Min }
-        }
-        (world, _) => anyhow::bail!("policies.slots.{kind}: a {world} does not belong here"),
     })
-}
-
-fn json(settings: &toml::Table) -> String {
-    serde_json::to_string(settings).unwrap_or_else(|_| "{}".to_owned())
 }

@@ -5,13 +5,15 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
 };
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use pointsman_workers::WorkerSpec;
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{app::Running, config::Config};
+use crate::{app::Running, config::Config, reload::ConfigSource};
 
 mod policy;
 
@@ -36,12 +38,13 @@ Examples:
   pointsman policy test shortest_queue.wasm --cases cases.toml
   pointsman policy bench shortest_queue.wasm
   pointsman policy inspect prefill.wasm
+  pointsman policy promote prefill --from canary --admin http://127.0.0.1:9090
 
 The log level is set by the environment variable RUST_LOG (default: info).";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve clients until SIGTERM or SIGINT, then drain.
+    /// Serve clients until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
     Serve(Box<ServeArgs>),
     /// Check a configuration and tell everything that is wrong with it.
     CheckConfig(Box<ServeArgs>),
@@ -80,7 +83,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         start_log(self.log_json);
         let outcome = match self.command {
-            Command::Serve(args) => args.config().and_then(|config| serve(&config)),
+            Command::Serve(args) => serve(*args),
             Command::CheckConfig(args) => args.config().and_then(|config| summarize(&config)),
             Command::Policy(command) => command.run(),
         };
@@ -110,15 +113,26 @@ impl ServeArgs {
     }
 }
 
-fn serve(config: &Config) -> anyhow::Result<ExitCode> {
+fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let config = args.config()?;
+    let path = args.config.clone();
+    let source = path.is_some().then(|| ConfigSource { path, read: Arc::new(move || args.config()) });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let running = Running::start(config).await?;
+        let running = Running::start_from(&config, source).await?;
         say(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
-        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            interrupted = tokio::signal::ctrl_c() => interrupted?,
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hang_up = signal(SignalKind::hangup())?;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                interrupted = tokio::signal::ctrl_c() => break interrupted?,
+                _ = hang_up.recv() => {
+                    if let Err(error) = running.app.config.reload(&running.app).await {
+                        tracing::warn!(%error, "the configuration stays as it is");
+                    }
+                }
+            }
         }
         tracing::info!("draining");
         running.drain().await;

@@ -7,12 +7,17 @@ use std::{
     time::Duration,
 };
 
-use pointsman_policy_runtime::{Access, Grant};
-use pointsman_routing::{NativeMode, OnFailure, RouterConfig, SlotKind};
+use pointsman_routing::{RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 use serde::Deserialize;
 
 use crate::legs::Order;
+
+mod policies;
+mod slots;
+
+pub use policies::Policies;
+pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
 
 /// The whole configuration, as in the file. Every field has a default, which is written here and nowhere else.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -38,18 +43,21 @@ pub struct Config {
     pub workers: Vec<WorkerSpec>,
 }
 
-/// What is known of a model.
+/// What is known of a model, and the slots it has of its own.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// Where its prompts' tokens come from.
-    pub tokenizer: TokenSource,
+    /// Where its prompts' tokens come from; not given: they are measured in bytes.
+    pub tokenizer: Option<TokenSource>,
     /// How long a request waits for an engine's tokens.
     #[serde(default = "tokenizer_timeout", with = "humantime_serde")]
     pub tokenizer_timeout: Duration,
     /// Bytes that remembered pieces of prompts may take; 0: none are remembered.
     #[serde(default = "tokenizer_cache_bytes")]
     pub tokenizer_cache_bytes: usize,
+    /// Slots of this model alone; the others are those of all models.
+    #[serde(default)]
+    pub slots: BTreeMap<SlotKind, SlotEntry>,
 }
 
 /// Where a model's tokens come from.
@@ -94,6 +102,12 @@ pub struct Server {
     pub requests_per_second: u32,
     /// Keys that clients must give as bearer token; none: everybody may.
     pub api_keys: Vec<String>,
+    /// What operators must give as bearer token to change anything; none: everybody who can connect may.
+    pub admin_token: Option<String>,
+    /// The same, read from a file.
+    pub admin_token_file: Option<PathBuf>,
+    /// Whether reading needs the token too; health and readiness never do.
+    pub admin_token_reads: bool,
 }
 
 /// How requests are routed.
@@ -121,50 +135,6 @@ pub struct Routing {
     pub hash_salt: u64,
     /// Parameters of the cost.
     pub cost: RouterConfig,
-}
-
-/// Where policies come from and what they may use.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Policies {
-    /// The folder that is watched.
-    pub dir: Option<PathBuf>,
-    /// CPU time of a call.
-    #[serde(with = "humantime_serde")]
-    pub deadline: Duration,
-    /// CPU time that instantiation, `describe` and `configure` may take together.
-    #[serde(with = "humantime_serde")]
-    pub configure_deadline: Duration,
-    /// Memory of an instance, bytes.
-    pub memory_bytes: usize,
-    /// What a failing policy leads to.
-    pub on_failure: OnFailure,
-    /// Calls in which a fresh generation is on probation.
-    pub probation_calls: u64,
-    /// Share of failed calls above which it is rolled back.
-    pub probation_failure_share: f64,
-    /// Quiet time after a change of the folder before it is read.
-    #[serde(with = "humantime_serde")]
-    pub debounce: Duration,
-    /// How often the folder is read whatever the watch says.
-    #[serde(with = "humantime_serde")]
-    pub rescan: Duration,
-    /// Entries of slots.
-    pub slots: BTreeMap<SlotKind, SlotEntry>,
-}
-
-/// What a slot runs while its file is not there, and what its policy is told.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SlotEntry {
-    /// A native selector.
-    pub native: Option<NativeMode>,
-    /// A policy that is built in: `kv-aware`, `least-loaded` or `conditional-disagg`.
-    pub builtin: Option<String>,
-    /// What its policies may import: `log`, `state`, `wasi`; `log` and `wasi` when not given.
-    pub grants: Option<Vec<Grant>>,
-    /// Handed to the policy's `configure`.
-    pub settings: toml::Table,
 }
 
 /// The prefix index.
@@ -222,7 +192,50 @@ pub struct Probe {
     pub load_interval: Duration,
 }
 
+impl Model {
+    fn problems(&self, name: &str, dir: bool) -> Vec<String> {
+        let mut problems = Vec::new();
+        if !self.slots.is_empty() && !slots::is_folder_name(name) {
+            problems
+                .push(format!("models.{name}.slots: `{name}` cannot be the name of a folder of policies"));
+        }
+        for (kind, entry) in &self.slots {
+            problems.extend(entry.problems(&format!("models.{name}.slots.{kind}"), *kind, dir));
+        }
+        problems
+    }
+}
+
 impl Server {
+    /// What operators must give.
+    ///
+    /// # Errors
+    /// What is wrong with it, with its dotted path.
+    pub fn operators_token(&self) -> Result<Option<String>, String> {
+        let token = match (&self.admin_token, &self.admin_token_file) {
+            (Some(_), Some(_)) => {
+                return Err(
+                    "server: `admin_token` and `admin_token_file` are given, one of them is enough".into()
+                );
+            }
+            (Some(token), None) => Some(token.clone()),
+            (None, Some(file)) => {
+                let text = std::fs::read_to_string(file);
+                let text =
+                    text.map_err(|error| format!("server.admin_token_file: {}: {error}", file.display()))?;
+                Some(text.trim().to_owned())
+            }
+            (None, None) => None,
+        };
+        if token.as_ref().is_some_and(String::is_empty) {
+            return Err("server.admin_token: it is empty".into());
+        }
+        if token.is_none() && self.admin_token_reads {
+            return Err("server.admin_token_reads: there is no `admin_token`".into());
+        }
+        Ok(token)
+    }
+
     /// Threads that serve clients: by default one for every two cores. The kernel's part of their work, KV events, the index
     /// and compiles take the others, and a thread that seldom sleeps is cheaper than two that do.
     #[must_use]
@@ -231,14 +244,6 @@ impl Server {
             0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)),
             threads => threads,
         }
-    }
-}
-
-impl SlotEntry {
-    /// What its policies may reach, with an empty state.
-    #[must_use]
-    pub fn access(&self) -> Access {
-        Access::new(self.grants.as_deref().unwrap_or(&Access::DEFAULT))
     }
 }
 
@@ -252,6 +257,9 @@ impl Default for Server {
             trust_hints: true,
             requests_per_second: 0,
             api_keys: Vec::new(),
+            admin_token: None,
+            admin_token_file: None,
+            admin_token_reads: false,
         }
     }
 }
@@ -269,23 +277,6 @@ impl Default for Routing {
             busy_status: 529,
             hash_salt: 0,
             cost: RouterConfig::default(),
-        }
-    }
-}
-
-impl Default for Policies {
-    fn default() -> Self {
-        Self {
-            dir: None,
-            deadline: Duration::from_millis(2),
-            configure_deadline: Duration::from_millis(50),
-            memory_bytes: 16 * 1024 * 1024,
-            on_failure: OnFailure::Fallback,
-            probation_calls: 1_000,
-            probation_failure_share: 0.05,
-            debounce: Duration::from_millis(20),
-            rescan: Duration::from_secs(5),
-            slots: BTreeMap::new(),
         }
     }
 }
@@ -353,11 +344,6 @@ impl Config {
         let (routing, policies) = (&self.routing, &self.policies);
         say(routing.block_size == 0, "routing.block_size: `0` tokens make no block".to_owned());
         say(routing.bytes_per_token == 0, "routing.bytes_per_token: `0` bytes make no token".to_owned());
-        let share = policies.probation_failure_share;
-        say(
-            !(0.0..=1.0).contains(&share),
-            format!("policies.probation_failure_share: `{share}` is not within 0 to 1"),
-        );
         let busy = routing.busy_status;
         say(!(400..600).contains(&busy), format!("routing.busy_status: `{busy}` is not an error status"));
         let limits = [
@@ -374,33 +360,17 @@ impl Config {
         for (path, limit) in limits {
             say(limit.is_zero(), format!("{path}: `0s` is no time at all"));
         }
-        for (kind, entry) in &policies.slots {
-            let path = format!("policies.slots.{kind}");
-            say(
-                entry.native.is_some() && entry.builtin.is_some(),
-                format!("{path}: both `native` and `builtin` are given"),
-            );
-            let unknown =
-                entry.builtin.as_deref().filter(|name| pointsman_embedded_policies::by_name(name).is_none());
-            say(
-                unknown.is_some(),
-                format!("{path}.builtin: `{}` is not built in", unknown.unwrap_or_default()),
-            );
-            let native = entry.native.is_some() && *kind == SlotKind::DecodeOverride;
-            say(
-                native,
-                format!("{path}.native: this slot takes no selector; leave it out for the native override"),
-            );
-        }
-        if let Some(dir) = &policies.dir {
-            say(!dir.is_dir(), format!("policies.dir: `{}` is no folder", dir.display()));
-        }
         for (place, worker) in self.workers.iter().enumerate() {
             let twin = self.workers.iter().take(place).position(|other| other.id == worker.id);
             say(
                 twin.is_some(),
                 format!("workers[{place}].id: `{}` is that of workers[{}] too", worker.id, twin.unwrap_or(0)),
             );
+        }
+        problems.extend(self.server.operators_token().err());
+        problems.extend(policies.problems());
+        for (name, model) in &self.models {
+            problems.extend(model.problems(name, policies.dir.is_some()));
         }
         if problems.is_empty() { Ok(()) } else { Err(ConfigErrors(problems)) }
     }
@@ -446,15 +416,26 @@ mod tests {
             &[
                 "routing.block_size: `0` tokens make no block",
                 "policies.deadline: `0s` is no time at all",
-                "policies.slots.prefill: both `native` and `builtin` are given",
-                "policies.slots.prefill.builtin: `kv-awar` is not built in",
-                "policies.dir: `/no/such` is no folder",
                 &format!(
                     "workers[1].id: `{}` is that of workers[0] too",
                     pointsman_workers::WorkerId::of_url("http://a:1")
                 ),
+                "policies.dir: `/no/such` is no folder",
+                "policies.slots.prefill: `native` and `builtin` are given, one of them is enough",
+                "policies.slots.prefill.builtin: `kv-awar` is not built in",
             ],
         );
+    }
+
+    #[test]
+    fn an_operators_token_that_is_none_is_told() {
+        check("[server]\nadmin_token = \"\"", &["server.admin_token: it is empty"]);
+        check("[server]\nadmin_token_reads = true", &["server.admin_token_reads: there is no `admin_token`"]);
+        let both = "[server]\nadmin_token = \"a\"\nadmin_token_file = \"b\"";
+        check(both, &["server: `admin_token` and `admin_token_file` are given, one of them is enough"]);
+        let config: Config = toml::from_str("[server]\nadmin_token_file = \"/no/such\"").unwrap();
+        let problems = config.check().unwrap_err().0;
+        assert!(problems[0].starts_with("server.admin_token_file: /no/such: "), "{problems:?}");
     }
 
     #[test]

@@ -173,12 +173,16 @@ impl Cause {
     }
 
     fn body(&self, request_id: &str) -> serde_json::Value {
-        let client = self.status().is_client_error();
-        let kind = if client { "invalid_request_error" } else { "server_error" };
-        json!({ "error": {
-            "message": self.to_string(), "type": kind, "param": null, "code": self.code(), "request_id": request_id,
-        } })
+        body(self.status(), self.code(), &self.to_string(), request_id)
     }
+}
+
+/// An error's body in OpenAI's shape.
+pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &str) -> serde_json::Value {
+    let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
+    json!({ "error": {
+        "message": message, "type": kind, "param": null, "code": code, "request_id": request_id,
+    } })
 }
 
 impl From<RequestError> for Cause {

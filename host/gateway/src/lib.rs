@@ -22,6 +22,7 @@ pub mod mismatch;
 pub mod parking;
 mod preview;
 mod relay;
+pub mod reload;
 pub mod request;
 mod server;
 pub mod sessions;

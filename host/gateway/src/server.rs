@@ -232,16 +232,16 @@ fn authorize(app: &App, headers: &HeaderMap) -> Result<(), Cause> {
     if known { Ok(()) } else { Err(Cause::Forbidden) }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-fn same(a: &[u8], b: &[u8]) -> bool {
+pub(crate) fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differing, (a, b)| differing | (a ^ b)) == 0
 }
 
 /// The client's own id, else one of ours.
-fn request_id(headers: &HeaderMap) -> String {
+pub(crate) fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let short = given.filter(|id| !id.is_empty() && id.len() <= 128);
     short.map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)

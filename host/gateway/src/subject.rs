@@ -50,6 +50,7 @@ pub fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> 
         itl_target_us: hints.itl_target_ms.map(micros),
         priority: hints.priority,
         priority_jump_s: hints.priority_jump,
+        draw: rand::random(),
         session_hash: hints.session.as_ref().map(hash),
         lora: hints.lora.as_deref().map(Arc::from),
         lora_hash: hints.lora.as_ref().map(hash),

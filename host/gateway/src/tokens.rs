@@ -49,9 +49,11 @@ impl Tokens {
         registry: &Arc<Registry>,
         upstream: &Upstream,
     ) -> anyhow::Result<Self> {
-        let load = |(name, model): (&String, &Model)| {
+        let configured =
+            models.iter().filter_map(|(name, model)| Some((name, model, model.tokenizer.as_ref()?)));
+        let load = |(name, model, source): (&String, &Model, &TokenSource)| {
             let cache_bytes = model.tokenizer_cache_bytes;
-            let source = match &model.tokenizer {
+            let source = match source {
                 TokenSource::Engine => {
                     let (registry, upstream) = (registry.clone(), upstream.clone());
                     let (name, limit) = (ModelName::new(name), model.tokenizer_timeout);
@@ -68,7 +70,7 @@ impl Tokens {
             Ok((ModelName::new(name), source))
         };
         Ok(Self {
-            models: models.iter().map(load).collect::<anyhow::Result<_>>()?,
+            models: configured.map(load).collect::<anyhow::Result<_>>()?,
             turns: Semaphore::new(AT_ONCE),
         })
     }

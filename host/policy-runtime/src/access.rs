@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::{guest::LogGate, state::State};
 
 /// One thing a policy may import.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grant {
     /// Lines in the operator's log.
@@ -54,6 +54,16 @@ impl Access {
     #[must_use]
     pub fn grants(&self, grant: Grant) -> bool {
         self.grants.contains(&grant)
+    }
+
+    /// The same slot's state and log under other grants.
+    #[must_use]
+    pub fn granting(&self, grants: &[Grant]) -> Self {
+        Self { grants: grants.into(), ..self.clone() }
+    }
+
+    pub(crate) fn granted(&self) -> &Arc<[Grant]> {
+        &self.grants
     }
 
     /// What the policies of this slot remember.

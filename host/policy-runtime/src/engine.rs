@@ -4,15 +4,20 @@
 //! (see `guest`). Stores are rebuilt and dropped by the maintenance thread: a request that met a trap pays for neither.
 
 use std::{
+    path::PathBuf,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
-use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, component::Linker};
+use wasmtime::{
+    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig,
+    component::Linker,
+};
 
 use crate::{
     guest::Guest,
+    meter::{Meter, Usage},
     ticker::{Running, Ticker},
 };
 
@@ -57,6 +62,8 @@ struct Inner {
     plain: Linker<Guest>,
     wasi: Linker<Guest>,
     limits: Limits,
+    cache: Option<Cache>,
+    meter: Arc<Meter>,
     ticker: Arc<Ticker>,
     chores: mpsc::Sender<Chore>,
 }
@@ -70,6 +77,27 @@ impl PolicyEngine {
     /// # Errors
     /// wasmtime's words, or the operating system gives no thread.
     pub fn new(limits: Limits) -> wasmtime::Result<Self> {
+        Self::build(limits, None)
+    }
+
+    /// As [`PolicyEngine::new`], with compiled policies kept in `dir` from one start to the next. Who may write there may
+    /// run code in this process: the folder is the daemon's own.
+    ///
+    /// # Errors
+    /// As [`PolicyEngine::new`]; or the folder cannot be used.
+    pub fn with_cache(limits: Limits, dir: PathBuf) -> wasmtime::Result<Self> {
+        let mut config = CacheConfig::new();
+        // wasmtime wants the folder by its whole name.
+        config.with_directory(std::path::absolute(dir)?);
+        Self::build(limits, Some(Cache::new(config)?))
+    }
+
+    fn build(limits: Limits, cache: Option<Cache>) -> wasmtime::Result<Self> {
+        let config = |pool| {
+            let mut config = config(pool);
+            config.cache(cache.clone());
+            config
+        };
         let engine = match Engine::new(&config(Some(pool(limits)))) {
             Ok(engine) => engine,
             Err(error) => {
@@ -94,13 +122,37 @@ impl PolicyEngine {
                 chore();
             }
         })?;
-        Ok(Self { inner: Arc::new(Inner { engine, plain, wasi, limits, ticker, chores }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                engine,
+                plain,
+                wasi,
+                limits,
+                cache,
+                meter: Arc::default(),
+                ticker,
+                chores,
+            }),
+        })
     }
 
     /// What guests may use.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
+    }
+
+    /// What policies take now.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let cache = self.inner.cache.as_ref();
+        let (hits, misses) = cache.map_or((0, 0), |cache| (cache.cache_hits(), cache.cache_misses()));
+        let count = |count| u64::try_from(count).unwrap_or(u64::MAX);
+        Usage { cache_hits: count(hits), cache_misses: count(misses), ..self.inner.meter.usage() }
+    }
+
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.inner.meter
     }
 
     /// Held while guests run: they are stopped only as long as the clock ticks.

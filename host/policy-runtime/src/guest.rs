@@ -25,6 +25,7 @@ use wasmtime_wasi::{
 use crate::{
     access::Access,
     bindings::{filter::pointsman::policy::log, memory::pointsman::policy::state as wit},
+    meter::Counted,
     state::{State, StateError, scratch::Scratch},
     ticker::TICK,
 };
@@ -58,6 +59,7 @@ pub(crate) struct Guest {
     scratch: Option<Scratch>,
     /// Until it serves, it is configured and probed: no write of it lasts.
     probing: bool,
+    counted: Counted,
 }
 
 /// What WASI clocks and randomness answer from.
@@ -79,7 +81,7 @@ struct Voice {
 
 impl Guest {
     /// A guest that is configured and probed first.
-    pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, access: &Access) -> Self {
+    pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, access: &Access, counted: Counted) -> Self {
         let inputs = Arc::new(Inputs::default());
         let left = Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL)));
         let voice = Voice { policy, left, gate: access.log().clone(), inputs: inputs.clone() };
@@ -102,6 +104,7 @@ impl Guest {
             state: access.state().clone(),
             scratch: Some(Scratch::alone()),
             probing: true,
+            counted,
         }
     }
 
@@ -160,6 +163,7 @@ impl ResourceLimiter for Guest {
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
         if desired <= self.memory_bytes {
             self.memory_used += desired.saturating_sub(current);
+            self.counted.grew(desired);
             return Ok(true);
         }
         self.denied = true;

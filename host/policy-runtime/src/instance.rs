@@ -15,6 +15,7 @@ use crate::{
     },
     engine::PolicyEngine,
     guest::Guest,
+    meter::Counted,
     refusal::Refusal,
 };
 
@@ -96,7 +97,9 @@ impl Linked {
         access: &Access,
     ) -> Result<Instance, Refusal> {
         let limits = engine.limits();
-        let mut store = Store::new(engine.engine(), Guest::new(name, limits.memory_bytes, access));
+        let counted = Counted::new(engine.meter());
+        let guest = Guest::new(name, limits.memory_bytes, access, counted);
+        let mut store = Store::new(engine.engine(), guest);
         store.limiter(|guest| guest);
         store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
         store.data_mut().allow(limits.configure_deadline);

@@ -8,25 +8,32 @@ mod access;
 mod admission;
 mod bindings;
 mod engine;
+mod gate;
 mod guest;
 mod inspect;
 mod instance;
 mod loaded;
 mod manager;
+mod meter;
 mod pool;
 mod probe;
+mod recipe;
 mod refusal;
 mod state;
 mod ticker;
 
 pub use access::{Access, Grant};
 pub use engine::{Limits, PolicyEngine};
+pub use gate::Gate;
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
-    ManagerConfig, ManagerStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, SlotConfig,
-    SlotState, SlotStatus,
+    Change, Command, CommandError, First, LaneStatus, ManagerConfig, ManagerStatus, Opened, PartStatus,
+    PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName, SlotState,
+    SlotStatus, Source,
 };
+pub use meter::Usage;
 pub use probe::Question;
+pub use recipe::{LaneRecipe, Part, Rank, ScorerPart, SlotRecipe};
 pub use refusal::Refusal;
 pub use state::{State, StateError, StateQuota};

@@ -1,8 +1,9 @@
 //! The policy manager: the one writer of the slots. Watches the policy folder, admits what appears there, installs it, and
 //! rolls back what fails in its first calls.
 //!
-//! A file's name says its slot (`prefill.wasm`, `<model>/decode.wasm`, …); its content decides whether anything changed.
-//! It runs on a thread of its own, of low priority, where compiling blocks nobody.
+//! A file's name says its slot and lane (`prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`, …); `parts/NAME.wasm` are
+//! parts that recipes name. Content decides whether anything changed. It runs on a thread of its own, of low priority, where
+//! compiling blocks nobody; operators' commands are done there too, between scans.
 
 use std::{
     path::PathBuf,
@@ -11,18 +12,35 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use pointsman_routing::{Program, Slot, SlotEvent};
-use tokio::sync::{mpsc, watch};
+use pointsman_routing::{Program, Slot, SlotEvent, SlotKind};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::{access::Access, engine::PolicyEngine, refusal::Refusal};
+use crate::{
+    access::Access,
+    engine::PolicyEngine,
+    gate::Gate,
+    meter::Usage,
+    recipe::{LaneRecipe, SlotRecipe},
+    refusal::Refusal,
+};
 
+mod assemble;
+mod command;
 mod folder;
+mod lane;
 mod slots;
 mod status;
+mod worker;
 
+use assemble::Workshop;
+use command::Order;
+pub use command::{Change, Command, CommandError, Report, SlotName};
 use folder::Folder;
+use lane::Content;
+pub use lane::Source;
 use slots::Managed;
-pub use status::{ManagerStatus, RefusalRecord, ReloadCount, SlotState, SlotStatus};
+pub use status::{LaneStatus, ManagerStatus, PartStatus, RefusalRecord, ReloadCount, SlotState, SlotStatus};
+use worker::Worker;
 
 /// How a fresh generation is watched.
 #[derive(Clone, Copy, Debug)]
@@ -45,21 +63,17 @@ impl Default for Probation {
 pub struct SlotConfig {
     /// The slot.
     pub slot: Arc<Slot>,
-    /// Its file, relative to the folder.
-    pub file: PathBuf,
-    /// JSON object handed to `configure`.
-    pub settings: String,
+    /// What it runs.
+    pub recipe: SlotRecipe,
     /// What its policies may reach; the state behind it is kept through reloads.
     pub access: Access,
-    /// What serves while there is no file.
-    pub default: Program,
+    /// What its first generation was made of; `None`: of something else than the recipe says.
+    pub first: Option<First>,
 }
 
 /// What to manage.
 #[derive(Debug)]
 pub struct ManagerConfig {
-    /// The policy folder; none: slots keep their defaults.
-    pub dir: Option<PathBuf>,
     /// The slots.
     pub slots: Vec<SlotConfig>,
     /// How fresh generations are watched.
@@ -70,38 +84,80 @@ pub struct ManagerConfig {
     pub rescan: Duration,
 }
 
+/// The folder opened, before there is anything to manage: makes the first generations.
+pub struct Opened {
+    workshop: Workshop,
+    changes: mpsc::UnboundedReceiver<()>,
+}
+
+/// Stands for the content that a first generation was made of.
+#[derive(Clone, Copy, Debug)]
+pub struct First(Content);
+
 /// A running manager. Dropping it ends its thread; the slots keep serving.
 #[derive(Debug)]
 pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,
+    slots: Vec<Arc<Slot>>,
+    engine: PolicyEngine,
     changed: watch::Receiver<u64>,
+    orders: mpsc::UnboundedSender<Order>,
     stop: Arc<tokio::sync::Notify>,
+}
+
+impl Opened {
+    /// Opens the policy folder; without one slots run what their recipes say.
+    ///
+    /// # Errors
+    /// There is no such folder.
+    pub fn open(engine: &PolicyEngine, dir: Option<PathBuf>, gate: Gate) -> std::io::Result<Self> {
+        let (folder, changes) = Folder::open(dir)?;
+        Ok(Self { workshop: Workshop::new(engine.clone(), folder, gate), changes })
+    }
+
+    /// Makes what a lane runs while its own file is not there.
+    ///
+    /// # Errors
+    /// The refusal of the first part that cannot be used.
+    pub fn first(
+        &mut self,
+        kind: SlotKind,
+        recipe: &LaneRecipe,
+        access: &Access,
+    ) -> Result<(Program, First), Refusal> {
+        let planned = self.workshop.plan(None, recipe).map_err(|refused| *refused.refusal)?;
+        let mut planned = planned.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
+        let program = self.workshop.assemble(kind, &mut planned, recipe, access);
+        let program = program.map_err(|refused| *refused.refusal)?;
+        let (fingerprint, main) = (planned.fingerprint, planned.main());
+        Ok((program, First(Content { fingerprint, main, source: Source::Default })))
+    }
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened").field("gate", &self.workshop.gate).finish_non_exhaustive()
+    }
 }
 
 impl PolicyManager {
     /// Reads the folder once, so that what lies there serves from the first request on, and then goes on watching it.
     ///
     /// # Errors
-    /// The operating system gives no thread, or the folder cannot be watched.
+    /// The operating system gives no thread.
     pub fn start(
-        engine: &PolicyEngine,
+        opened: Opened,
         config: ManagerConfig,
         events: mpsc::UnboundedReceiver<SlotEvent>,
     ) -> std::io::Result<Self> {
-        let (folder, changes) = Folder::open(config.dir.clone())?;
+        let Opened { workshop, changes } = opened;
         let (publish, changed) = watch::channel(0);
+        let (orders, commands) = mpsc::unbounded_channel();
         let status = Arc::new(ArcSwap::from_pointee(ManagerStatus::default()));
+        let engine = workshop.engine.clone();
+        let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
         let managed = config.slots.into_iter().map(Managed::new).collect();
-        let mut worker = Worker {
-            engine: engine.clone(),
-            folder,
-            managed,
-            probation: config.probation,
-            status: status.clone(),
-            publish,
-            counts: Vec::new(),
-            strays: Vec::new(),
-        };
+        let mut worker = Worker::new(workshop, managed, config.probation, status.clone(), publish);
         worker.scan();
         let stop = Arc::new(tokio::sync::Notify::new());
         let stopped = stop.clone();
@@ -113,18 +169,46 @@ impl PolicyManager {
             }
             runtime.block_on(async {
                 tokio::select! {
-                    () = worker.run(changes, events, config.debounce, config.rescan) => {}
+                    () = worker.run(changes, events, commands, config.debounce, config.rescan) => {}
                     () = stopped.notified() => {}
                 }
             });
         })?;
-        Ok(Self { status, changed, stop })
+        Ok(Self { status, slots, engine, changed, orders, stop })
     }
 
-    /// What every slot runs, and what was refused and why.
+    /// Has something done, and waits until it is. A compile under way, or one that the command asks for, is waited for too.
+    ///
+    /// # Errors
+    /// [`CommandError`] when it cannot be done.
+    pub async fn ask(&self, command: Command) -> Result<Report, CommandError> {
+        let (answer, answered) = oneshot::channel();
+        self.orders.send((command, answer)).map_err(|_| CommandError::Ended)?;
+        answered.await.map_err(|_| CommandError::Ended)?
+    }
+
+    /// What every slot runs, and what was refused and why. Counts are those of now.
     #[must_use]
     pub fn status(&self) -> Arc<ManagerStatus> {
-        self.status.load_full()
+        let mut status = self.status.load_full();
+        let fresh = Arc::make_mut(&mut status);
+        for (slot, status) in self.slots.iter().zip(&mut fresh.slots) {
+            let lineup = slot.lineup();
+            status.refresh(&lineup.active, lineup.canary.as_ref(), lineup.shadow.as_ref());
+        }
+        status
+    }
+
+    /// Every slot, in the order of the status.
+    #[must_use]
+    pub fn slots(&self) -> &[Arc<Slot>] {
+        &self.slots
+    }
+
+    /// What policies take now, all slots together.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.engine.usage()
     }
 
     /// Changes with every status.
@@ -137,106 +221,6 @@ impl PolicyManager {
 impl Drop for PolicyManager {
     fn drop(&mut self) {
         self.stop.notify_one();
-    }
-}
-
-struct Worker {
-    engine: PolicyEngine,
-    folder: Folder,
-    managed: Vec<Managed>,
-    probation: Probation,
-    status: Arc<ArcSwap<ManagerStatus>>,
-    publish: watch::Sender<u64>,
-    counts: Vec<ReloadCount>,
-    /// Files that are no slot's.
-    strays: Vec<PathBuf>,
-}
-
-impl Worker {
-    async fn run(
-        &mut self,
-        mut changes: mpsc::UnboundedReceiver<()>,
-        mut events: mpsc::UnboundedReceiver<SlotEvent>,
-        debounce: Duration,
-        rescan: Duration,
-    ) {
-        loop {
-            tokio::select! {
-                Some(event) = events.recv() => self.failed(&event),
-                Some(()) = changes.recv() => {
-                    settle(&mut changes, debounce).await;
-                    self.scan();
-                }
-                () = tokio::time::sleep(rescan) => self.scan(),
-            }
-        }
-    }
-
-    /// Reads every slot's file and acts on what is new.
-    fn scan(&mut self) {
-        let mut changed = false;
-        for place in 0..self.managed.len() {
-            let Some(managed) = self.managed.get_mut(place) else { continue };
-            let Some(outcome) = managed.scan(&self.folder, &self.engine) else { continue };
-            changed = true;
-            self.count(outcome);
-        }
-        changed |= self.note_strays();
-        if changed || *self.publish.borrow() == 0 {
-            self.publish();
-        }
-    }
-
-    fn failed(&mut self, event: &SlotEvent) {
-        let probation = self.probation;
-        let managed = self.managed.iter_mut().find(|managed| managed.is_of(event));
-        if managed.is_some_and(|managed| managed.failed(event, probation)) {
-            self.count(("rolled_back", event.failure.kind()));
-            self.publish();
-        }
-    }
-
-    fn note_strays(&mut self) -> bool {
-        let strays = self.folder.strays(self.managed.iter().map(Managed::file));
-        let fresh: Vec<PathBuf> =
-            strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
-        let names: Vec<String> =
-            self.managed.iter().map(|managed| managed.file().display().to_string()).collect();
-        for stray in &fresh {
-            let refusal = Refusal::NoSlot(names.join(", "));
-            tracing::warn!(file = %stray.display(), kind = refusal.kind(), %refusal, "policy refused");
-            self.count(("refused", refusal.kind()));
-        }
-        let changed = strays != self.strays;
-        self.strays = strays;
-        changed
-    }
-
-    fn count(&mut self, (result, reason): (&'static str, &'static str)) {
-        match self.counts.iter_mut().find(|count| count.result == result && count.reason == reason) {
-            Some(count) => count.count += 1,
-            None => self.counts.push(ReloadCount { result, reason, count: 1 }),
-        }
-    }
-
-    fn publish(&mut self) {
-        self.status.store(Arc::new(ManagerStatus {
-            slots: self.managed.iter().map(Managed::status).collect(),
-            reloads: self.counts.clone(),
-            strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
-        }));
-        self.publish.send_modify(|version| *version += 1);
-    }
-}
-
-/// Waits until changes have been quiet for `quiet`, or ten times that has passed.
-async fn settle(changes: &mut mpsc::UnboundedReceiver<()>, quiet: Duration) {
-    let limit = tokio::time::Instant::now() + quiet * 10;
-    while tokio::time::Instant::now() < limit {
-        match tokio::time::timeout(quiet, changes.recv()).await {
-            Ok(Some(())) => {}
-            Ok(None) | Err(_) => return,
-        }
     }
 }
 

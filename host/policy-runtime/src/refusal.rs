@@ -1,6 +1,6 @@
 //! Why a file did not become a policy: one variant a step of admission, each naming the offending value.
 
-use pointsman_routing::{Failure, SlotKind, World};
+use pointsman_routing::{Digest, Failure, SlotKind, World};
 
 use crate::access::Grant;
 
@@ -90,6 +90,39 @@ pub enum Refusal {
     /// Was rolled back before.
     #[error("quarantined: {0}")]
     Quarantined(String),
+    /// A part of the slot is neither in the folder nor built in.
+    #[error("part `{0}` is not in the folder, and no policy of that name is built in")]
+    MissingPart(String),
+    /// A policy stands where its world does not belong.
+    #[error("`{name}` is a {world}, and stands among the {among}")]
+    Misplaced {
+        /// The part.
+        name: String,
+        /// Its world.
+        world: World,
+        /// Where it stands.
+        among: &'static str,
+    },
+    /// Signatures are required, and there is none beside the file.
+    #[error("no signature: `.minisig` is missing beside it")]
+    Unsigned,
+    /// The signature file is none.
+    #[error("the signature cannot be used: {0}")]
+    BadSignature(String),
+    /// Signed by a key that is not trusted.
+    #[error("signed by a key that is not trusted")]
+    UntrustedKey,
+    /// The signature is by a trusted key, and not of these bytes.
+    #[error("the content is not what was signed")]
+    Tampered,
+    /// Its digest is not the one that is written down.
+    #[error("sha256 {found} is not the pinned {pinned}")]
+    PinMismatch {
+        /// Its digest.
+        found: Digest,
+        /// The digest of the configuration.
+        pinned: Digest,
+    },
 }
 
 impl Refusal {
@@ -116,6 +149,13 @@ impl Refusal {
             Self::WrongSlot { .. } => "wrong_slot",
             Self::NoSlot(_) => "no_slot",
             Self::Quarantined(_) => "quarantined",
+            Self::MissingPart(_) => "missing_part",
+            Self::Misplaced { .. } => "misplaced",
+            Self::Unsigned => "unsigned",
+            Self::BadSignature(_) => "bad_signature",
+            Self::UntrustedKey => "untrusted_key",
+            Self::Tampered => "tampered",
+            Self::PinMismatch { .. } => "pin_mismatch",
         }
     }
 }

@@ -7,11 +7,11 @@
     reason = "helpers of tests may fail as tests do"
 )]
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
-    Access, Limits, ManagerConfig, ManagerStatus, PolicyEngine, PolicyManager, Probation, SlotConfig,
-    SlotState, SlotStatus,
+    Access, Gate, Limits, ManagerConfig, ManagerStatus, Opened, PolicyEngine, PolicyManager, Probation, Rank,
+    SlotConfig, SlotRecipe, SlotState, SlotStatus,
 };
 use pointsman_routing::{Call, Failure, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -26,24 +26,25 @@ struct House {
 }
 
 fn house_in(dir: TempDir, settings: &str) -> House {
+    let mut recipe = SlotRecipe::of(Rank::Native(NativeMode::LeastLoaded));
+    recipe.active.settings = settings.into();
+    house_of(dir, recipe)
+}
+
+fn house_of(dir: TempDir, recipe: SlotRecipe) -> House {
     let (sender, events) = mpsc::unbounded_channel();
-    let default = Program::Native(NativeMode::LeastLoaded);
-    let slot = Arc::new(Slot::new(SlotKind::Prefill, None, default.clone(), sender));
+    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let mut opened = Opened::open(&engine, Some(dir.path().to_owned()), Gate::default()).unwrap();
+    let access = Access::default();
+    let (program, first) = opened.first(SlotKind::Prefill, &recipe.active, &access).unwrap();
+    let slot = Arc::new(Slot::new(SlotKind::Prefill, None, program, sender));
     let config = ManagerConfig {
-        dir: Some(dir.path().to_owned()),
-        slots: vec![SlotConfig {
-            access: Access::default(),
-            slot: slot.clone(),
-            file: "prefill.wasm".into(),
-            settings: settings.into(),
-            default,
-        }],
+        slots: vec![SlotConfig { slot: slot.clone(), recipe, access, first: Some(first) }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(200),
     };
-    let engine = PolicyEngine::new(Limits::default()).unwrap();
-    let manager = PolicyManager::start(&engine, config, events).unwrap();
+    let manager = PolicyManager::start(opened, config, events).unwrap();
     House { dir, slot, manager }
 }
 
@@ -163,7 +164,7 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
         calls += 1;
         let call = Call { leg: Leg::Prefill, attempt: 0, rows: 1, seed: calls, now_us: 0 };
         let outcome = selector.select(&call, &[0]);
-        active.note(&outcome);
+        active.note(&outcome, Duration::ZERO);
         if outcome == Err(Failure::Timeout) {
             break;
         }
@@ -184,15 +185,7 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
 
 #[test]
 fn a_folder_that_does_not_exist_is_an_error_that_names_it() {
-    let (_, events) = mpsc::unbounded_channel();
-    let config = ManagerConfig {
-        dir: Some(Path::new("/no/such/folder").to_owned()),
-        slots: vec![],
-        probation: Probation::default(),
-        debounce: Duration::from_millis(10),
-        rescan: Duration::from_secs(1),
-    };
     let engine = PolicyEngine::new(Limits::default()).unwrap();
-    let error = PolicyManager::start(&engine, config, events).unwrap_err();
+    let error = Opened::open(&engine, Some("/no/such/folder".into()), Gate::default()).unwrap_err();
     assert_eq!(error.to_string(), "policy folder /no/such/folder: no such folder");
 }

@@ -25,10 +25,10 @@ pub use policy::{
     World,
 };
 pub use query::{CandidateId, Query, Subject};
-pub use receipt::{Decider, Receipt};
+pub use receipt::{Decider, Receipt, Shadowed};
 pub use router::{OnFailure, Planned, RouteError, Routed, Router};
 pub use slot::{
-    Active, Breaker, Generation, NativeMode, Normalize, Picker, Program, Slot, SlotEvent, SlotKind,
-    WeightedScorer,
+    Active, Agreement, Breaker, CALL_BUCKETS_US, CallStats, Generation, Lineup, Mode, NativeMode, Normalize,
+    Opinion, Picker, Program, Slot, SlotEvent, SlotKind, Trial, WeightedScorer,
 };
 pub use slots::{SlotSet, Slots};

@@ -31,6 +31,8 @@ pub struct Subject {
     pub priority: f32,
     /// Seconds by which it jumps the queue.
     pub priority_jump_s: f32,
+    /// Drawn once a request: which of two generations it meets when it has no session.
+    pub draw: u64,
     /// Salted hash of the session id.
     pub session_hash: Option<u64>,
     /// The LoRA adapter asked for.

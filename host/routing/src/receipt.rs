@@ -8,7 +8,8 @@ use tokio::time::Duration;
 
 use crate::{
     policy::Digest,
-    slot::{Generation, NativeMode, SlotKind},
+    query::CandidateId,
+    slot::{Generation, Mode, NativeMode, SlotKind},
 };
 
 /// Who made a decision.
@@ -37,6 +38,17 @@ pub enum Decider {
     Plan,
 }
 
+/// What the slot's shadow would have done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Shadowed {
+    /// Its generation.
+    pub generation: Generation,
+    /// Where the request would have gone; `None` when it had no usable answer, no opinion, or would have refused.
+    pub choice: Option<CandidateId>,
+    /// Whether that is where it went.
+    pub agrees: bool,
+}
+
 /// The record of one decision. Holds no prompt text.
 #[derive(Clone, Debug, Serialize)]
 pub struct Receipt {
@@ -48,6 +60,10 @@ pub struct Receipt {
     pub slot: SlotKind,
     /// The generation pinned.
     pub generation: Generation,
+    /// Whether that is the active generation or a canary.
+    pub mode: Mode,
+    /// What the shadow said, when one was asked.
+    pub shadow: Option<Shadowed>,
     /// The policy's name, when the slot has one.
     pub policy: Option<Arc<str>>,
     /// The policy's digest, when the slot has one.

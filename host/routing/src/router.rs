@@ -13,16 +13,17 @@ use crate::{
     config::RouterConfig,
     facts::columns::{Gathered, Inputs, Needs},
     native::Cursors,
-    policy::{PolicyInfo, ShedReason},
+    policy::ShedReason,
     program::{Buffers, Run, Verdict},
     query::{CandidateId, Query},
-    receipt::{Decider, Receipt},
+    receipt::{Decider, Receipt, Shadowed},
     scope::Scope,
     slot::{Active, NativeMode, Program, SlotKind},
     slots::Slots,
 };
 
 mod plan;
+mod shadow;
 
 pub use plan::Planned;
 
@@ -106,6 +107,7 @@ struct Scratch {
     rows: Vec<u32>,
     inputs: Inputs,
     buffers: Buffers,
+    beside: shadow::Beside,
     facts: Vec<u32>,
     matrix: Vec<u32>,
 }
@@ -186,11 +188,13 @@ impl Router {
         config: RouterConfig,
         purpose: Purpose,
     ) -> Result<Chosen, RouteError> {
-        let active = self.slots.get(query.model, SlotKind::of(query.leg)).pin();
+        let lineup = self.slots.get(query.model, SlotKind::of(query.leg)).lineup();
+        let active = lineup.serving(query.subject);
+        let on_failure = lineup.on_failure.unwrap_or(self.on_failure);
         let _scope = Scope::choice(active.generation, purpose == Purpose::Preview);
         let pool = query.snapshot.pool(query.model, query.leg);
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { rows, inputs, buffers, .. } = scratch;
+            let Scratch { rows, inputs, buffers, beside, .. } = scratch;
             if query.pin.is_some() {
                 pinned_row(query, pool, rows)?;
             } else {
@@ -198,21 +202,25 @@ impl Router {
             }
             buffers.costs.clear();
             let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+            let settled = settled(query, pool, rows);
+            let asks = purpose == Purpose::Route && settled.is_none();
+            let shadow = lineup.shadowing(query.subject).filter(|_| asks);
             let needs = if query.pin.is_some() { Needs::ALL } else { needs(&active.program) };
+            let needs = needs.or(beside.begin(shadow.map(|shadow| &**shadow), rows));
             inputs.compute(needs, query, &config, pool, rows, &self.index);
             let mut cached_known = needs.cached;
             let gathered = Gathered::new(query, config, pool, inputs);
-            let mut choice = match settled(query, pool, rows) {
+            let mut choice = match settled {
                 Some((row, decider)) => Choice::Row(row, decider, None),
-                None => self.ask_program(&active, &gathered, rows, buffers, purpose)?,
+                None => self.ask_program((active, on_failure), &gathered, rows, buffers, purpose)?,
             };
             if let Choice::FallBack { reason, detail } = choice {
                 // The fallback ranks by inputs that the policy may not have wanted.
-                inputs.compute(Needs::ALL, query, &config, pool, rows, &self.index);
+                inputs.compute(Needs::ALL, query, &config, pool, beside.rows_or(rows), &self.index);
                 cached_known = true;
                 let gathered = Gathered::new(query, config, pool, inputs);
                 let cursors = &self.cursors;
-                let mut run = Run { active: &active, gathered: &gathered, cursors, buffers, purpose };
+                let mut run = Run { active, gathered: &gathered, cursors, buffers, purpose };
                 choice = match run.native(self.fallback, rows) {
                     Verdict::Row(row, _) => Choice::Row(row, Decider::Fallback { reason, detail }, None),
                     _ => return Err(no_worker(query, String::new())),
@@ -221,6 +229,9 @@ impl Router {
             let Choice::Row(row, decider, reason) = choice else {
                 return Err(no_worker(query, String::new()));
             };
+            let shadow = shadow.and_then(|shadow| {
+                beside.ask(self, shadow, &Gathered::new(query, config, pool, inputs), row)
+            });
             let candidate = pool.get(row as usize).cloned().ok_or_else(|| no_worker(query, String::new()))?;
             let costs = if query.explain { explained(pool, rows, &buffers.costs) } else { Vec::new() };
             let cached = inputs.cached(row as usize);
@@ -233,13 +244,14 @@ impl Router {
                 cached,
                 cached_known,
                 costs,
+                shadow,
             })
         })
     }
 
     fn ask_program(
         &self,
-        active: &Active,
+        (active, on_failure): (&Active, OnFailure),
         gathered: &Gathered<'_>,
         rows: &mut Vec<u32>,
         buffers: &mut Buffers,
@@ -251,11 +263,12 @@ impl Router {
             _ => None,
         };
         if native.is_none() && !active.breaker.allows() {
-            return self.fall_back("breaker_open", String::new());
+            return fall_back(on_failure, "breaker_open", String::new());
         }
+        let started = Instant::now();
         let verdict = Run { active, gathered, cursors: &self.cursors, buffers, purpose }.run(rows);
         if native.is_none() && purpose == Purpose::Route {
-            note(active, &verdict);
+            note(active, &verdict, started.elapsed());
         }
         match verdict {
             Verdict::Row(row, reason) => {
@@ -266,32 +279,29 @@ impl Router {
             Verdict::Abstained => Ok(Choice::FallBack { reason: "abstain", detail: String::new() }),
             Verdict::NobodyLeft if native.is_some() => Err(no_worker(gathered.query, String::new())),
             Verdict::NobodyLeft => Err(no_worker(gathered.query, ": filters left none".to_owned())),
-            Verdict::Failed(failure) => self.fall_back(failure.kind(), failure.to_string()),
+            Verdict::Failed(failure) => fall_back(on_failure, failure.kind(), failure.to_string()),
         }
     }
+}
 
-    /// What a policy's failure leads to, as configured.
-    fn fall_back(&self, reason: &'static str, detail: String) -> Result<Choice, RouteError> {
-        match self.on_failure {
-            OnFailure::Fallback => Ok(Choice::FallBack { reason, detail }),
-            OnFailure::Shed => {
-                Err(RouteError::Shed(ShedReason { status: 429, reason: "routing policy failed".into() }))
-            }
-            OnFailure::Reject => Err(RouteError::PolicyFailed(reason)),
+/// What a policy's failure leads to, as configured.
+fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Result<Choice, RouteError> {
+    match on_failure {
+        OnFailure::Fallback => Ok(Choice::FallBack { reason, detail }),
+        OnFailure::Shed => {
+            Err(RouteError::Shed(ShedReason { status: 429, reason: "routing policy failed".into() }))
         }
+        OnFailure::Reject => Err(RouteError::PolicyFailed(reason)),
     }
 }
 
 /// The costly inputs that a program wants.
 fn needs(program: &Program) -> Needs {
-    let of = |policy: &Arc<dyn crate::Policy>| Needs::of(&policy.info().wants);
     match program {
         Program::Native(NativeMode::Kv) => Needs::ALL,
-        Program::Native(_) | Program::DecodeOverride(_) => Needs::default(),
-        Program::Selector { filters, selector } => filters.iter().map(of).fold(of(selector), Needs::or),
-        Program::Scorers { filters, scorers, .. } => {
-            let scorers = scorers.iter().map(|scorer| of(&scorer.policy));
-            filters.iter().map(of).chain(scorers).fold(Needs::default(), Needs::or)
+        Program::DecodeOverride(_) => Needs::default(),
+        _ => {
+            program.policies().map(|policy| Needs::of(&policy.info().wants)).fold(Needs::default(), Needs::or)
         }
     }
 }
@@ -313,16 +323,19 @@ struct Chosen {
     cached: [u32; 3],
     cached_known: bool,
     costs: Vec<(WorkerId, pointsman_workers::DpRank, f32)>,
+    shadow: Option<Shadowed>,
 }
 
 impl Chosen {
     fn receipt(self, query: &Query<'_>, started: Instant) -> Receipt {
-        let info = info_of(&self.active.program);
+        let info = self.active.program.ranker();
         Receipt {
             leg: query.leg,
             attempt: query.attempt,
             slot: SlotKind::of(query.leg),
             generation: self.active.generation,
+            mode: self.active.mode,
+            shadow: self.shadow,
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
             decider: self.decider,
@@ -340,10 +353,10 @@ impl Chosen {
     }
 }
 
-fn note(active: &Active, verdict: &Verdict) {
+fn note(active: &Active, verdict: &Verdict, took: std::time::Duration) {
     match verdict {
-        Verdict::Failed(failure) => active.note::<()>(&Err(failure.clone())),
-        _ => active.note(&Ok(())),
+        Verdict::Failed(failure) => active.note::<()>(&Err(failure.clone()), took),
+        _ => active.note(&Ok(()), took),
     }
 }
 
@@ -492,15 +505,6 @@ fn explained(
 
 fn no_worker(query: &Query<'_>, detail: String) -> RouteError {
     RouteError::NoWorker { leg: query.leg, detail }
-}
-
-fn info_of(program: &Program) -> Option<&PolicyInfo> {
-    match program {
-        Program::Native(_) => None,
-        Program::Selector { selector, .. } => Some(selector.info()),
-        Program::Scorers { scorers, .. } => scorers.first().map(|scorer| scorer.policy.info()),
-        Program::DecodeOverride(policy) => Some(policy.info()),
-    }
 }
 
 #[cfg(test)]

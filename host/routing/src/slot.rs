@@ -1,13 +1,13 @@
 //! Slots: the places a policy fills, and the generations that fill them one after the other.
 //!
-//! Readers pin one [`Active`] by a lock-free load and keep it for the leg. One writer (the policy manager) installs and
+//! Readers pin one [`Lineup`] by a lock-free load and keep it for the leg. One writer (the policy manager) installs, tries and
 //! rolls back. Failures are reported by the router through [`Active::note`]; what to do about them is the writer's call.
 
 use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -16,9 +16,21 @@ use parking_lot::Mutex;
 use pointsman_workers::{Leg, ModelName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
-use tokio::time::{Duration, Instant};
 
-use crate::policy::{Failure, Policy};
+use crate::router::OnFailure;
+
+mod active;
+mod breaker;
+mod content;
+mod lineup;
+mod stats;
+
+use active::Place;
+pub use active::{Active, SlotEvent};
+pub use breaker::Breaker;
+pub use content::{NativeMode, Normalize, Picker, Program, WeightedScorer};
+pub use lineup::{Lineup, Trial};
+pub use stats::{Agreement, CALL_BUCKETS_US, CallStats, Opinion};
 
 /// The number of one loaded version of a slot's content; counts up from 1 and is never used twice in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -39,142 +51,27 @@ pub enum SlotKind {
     DecodeOverride,
 }
 
-/// Selectors built into the host (spec F1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The lanes of a slot: how a generation takes part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum NativeMode {
-    /// Each candidate in turn.
-    RoundRobin,
-    /// Uniform.
-    Random,
-    /// The less loaded of two drawn at random.
-    PowerOfTwo,
-    /// The fewest active requests.
-    LeastLoaded,
-    /// The cost of spec G.
-    Kv,
-    /// An external router chooses by header; a request without a choice is 400.
-    Direct,
-}
-
-/// How a scorer's costs are brought to one scale before they are weighed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Normalize {
-    /// As they are.
+pub enum Mode {
+    /// It serves.
     #[default]
-    None,
-    /// `(c - min) / (max - min)`; all equal: 0.
-    MinMax,
-    /// Scores in [0, 1], higher is better: clamped, used as `1 - x`.
-    Unit,
-}
-
-/// How a row is picked from the weighed costs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Picker {
-    /// The minimum, ties uniform; or softmax when the temperature in force is above 0.
-    #[default]
-    Min,
-    /// `p ~ exp(-(c - min) / ((max - min) * T))`.
-    Softmax {
-        /// T above 0.
-        temperature: f32,
-    },
-    /// Probability in proportion to `max - c`; all equal: uniform.
-    WeightedRandom,
-}
-
-/// One scorer of a slot with its weight.
-#[derive(Clone, Debug)]
-pub struct WeightedScorer {
-    /// The loaded scorer.
-    pub policy: Arc<dyn Policy>,
-    /// Multiplies its normalized costs.
-    pub weight: f32,
-    /// Scale of its costs.
-    pub normalize: Normalize,
-}
-
-/// What a generation runs.
-#[derive(Clone, Debug)]
-pub enum Program {
-    /// A native selector; for the decode-override slot: the native default of spec D2 and D4.
-    Native(NativeMode),
-    /// Filters in order, then one selector.
-    Selector {
-        /// Run in order, each on what the one before left.
-        filters: Vec<Arc<dyn Policy>>,
-        /// Chooses among the rest.
-        selector: Arc<dyn Policy>,
-    },
-    /// Filters in order, then weighed scorers and a picker.
-    Scorers {
-        /// Run in order, each on what the one before left.
-        filters: Vec<Arc<dyn Policy>>,
-        /// At least one.
-        scorers: Vec<WeightedScorer>,
-        /// Picks from the weighed costs.
-        picker: Picker,
-    },
-    /// A decode override.
-    DecodeOverride(Arc<dyn Policy>),
-}
-
-/// One generation in force.
-#[derive(Debug)]
-pub struct Active {
-    /// Its number.
-    pub generation: Generation,
-    /// What it runs.
-    pub program: Program,
-    /// Whether it is called at all.
-    pub breaker: Breaker,
-    slot: SlotKind,
-    model: Option<ModelName>,
-    calls: AtomicU64,
-    failures: AtomicU64,
-    events: mpsc::UnboundedSender<SlotEvent>,
-}
-
-/// A failure of a generation in service, told to the policy manager.
-#[derive(Clone, Debug)]
-pub struct SlotEvent {
-    /// The slot's kind.
-    pub slot: SlotKind,
-    /// The slot's model; `None` is every model without a slot of its own.
-    pub model: Option<ModelName>,
-    /// The generation that failed.
-    pub generation: Generation,
-    /// Calls it had served when it failed, this one included.
-    pub calls: u64,
-    /// How many of them failed.
-    pub failures: u64,
-    /// How.
-    pub failure: Failure,
-}
-
-/// Stops calling a policy that fails: closed, then open for a pause, then one call is let through.
-///
-/// A timeout opens it at the first; other failures after [`Breaker::TOLERANCE`] in a row.
-#[derive(Debug)]
-pub struct Breaker {
-    in_a_row: AtomicU32,
-    /// Milliseconds after `epoch` at which the next call may try again; 0 is closed.
-    retry_at_ms: AtomicU64,
-    epoch: Instant,
+    Active,
+    /// It serves a share of requests.
+    Canary,
+    /// It is asked, and its answer only compared.
+    Shadow,
 }
 
 /// A place that a policy fills, for one model or for all.
 pub struct Slot {
-    kind: SlotKind,
-    model: Option<ModelName>,
-    active: ArcSwap<Active>,
-    /// The generation before, for rollback. Touched by the writer only.
+    place: Place,
+    lineup: ArcSwap<Lineup>,
+    /// The program before the active one, for rollback; its lock makes writers take turns. No reader touches it.
     previous: Mutex<Option<Program>>,
     last: AtomicU64,
-    events: mpsc::UnboundedSender<SlotEvent>,
+    stats: [Arc<CallStats>; 3],
 }
 
 impl Slot {
@@ -186,167 +83,130 @@ impl Slot {
         program: Program,
         events: mpsc::UnboundedSender<SlotEvent>,
     ) -> Self {
-        let first = Active::new(kind, model.clone(), Generation(1), program, events.clone());
+        let place = Place { kind, model, events };
+        let stats: [Arc<CallStats>; 3] = Default::default();
+        let [serving, ..] = &stats;
+        let first = Active::new(place.clone(), Generation(1), Mode::Active, program, serving.clone());
+        let lineup = Lineup { active: Arc::new(first), canary: None, shadow: None, on_failure: None };
         Self {
-            kind,
-            model,
-            active: ArcSwap::from_pointee(first),
+            place,
+            lineup: ArcSwap::from_pointee(lineup),
             previous: Mutex::new(None),
             last: AtomicU64::new(1),
-            events,
+            stats,
         }
     }
 
     /// Which place this is.
     #[must_use]
     pub fn kind(&self) -> SlotKind {
-        self.kind
+        self.place.kind
     }
 
     /// The model it serves; `None` is every model without a slot of its own.
     #[must_use]
     pub fn model(&self) -> Option<&ModelName> {
-        self.model.as_ref()
+        self.place.model.as_ref()
     }
 
-    /// Pins the generation in force. Never waits.
+    /// Pins everybody who takes part now. Never waits.
+    #[must_use]
+    pub fn lineup(&self) -> Arc<Lineup> {
+        self.lineup.load_full()
+    }
+
+    /// Pins the active generation. Never waits.
     #[must_use]
     pub fn pin(&self) -> Arc<Active> {
-        self.active.load_full()
+        self.lineup.load().active.clone()
+    }
+
+    /// Calls of a lane, all its generations together.
+    #[must_use]
+    pub fn stats(&self, mode: Mode) -> &Arc<CallStats> {
+        let [active, canary, shadow] = &self.stats;
+        match mode {
+            Mode::Active => active,
+            Mode::Canary => canary,
+            Mode::Shadow => shadow,
+        }
     }
 
     /// Puts `program` in force as the next generation and keeps the one before for [`Slot::rollback`].
     pub fn install(&self, program: Program) -> Generation {
         let mut previous = self.previous.lock();
-        *previous = Some(self.active.load().program.clone());
-        self.swap(program)
+        let before = self.lineup.load_full();
+        *previous = Some(before.active.program.clone());
+        self.swap(&before, program)
     }
 
     /// Puts the content before the present one in force again, under a new number. `None` when there is none.
     pub fn rollback(&self) -> Option<Generation> {
-        let program = self.previous.lock().take()?;
-        Some(self.swap(program))
+        let mut previous = self.previous.lock();
+        let program = previous.take()?;
+        Some(self.swap(&self.lineup.load_full(), program))
     }
 
-    fn swap(&self, program: Program) -> Generation {
+    /// Puts `program` on trial beside the active one, for a share (0 to 1) of requests, in place of the trial that lane has.
+    /// The active lane has no trials: `None`.
+    pub fn try_out(&self, mode: Mode, program: Program, share: f64) -> Option<Generation> {
+        let _turn = self.previous.lock();
+        let active = Arc::new(self.make(mode, program));
+        let generation = active.generation;
+        self.put(mode, Some(Trial { active, share })).then_some(generation)
+    }
+
+    /// Changes a trial's share of requests; its generation stays.
+    pub fn set_share(&self, mode: Mode, share: f64) {
+        let _turn = self.previous.lock();
+        let lineup = self.lineup.load_full();
+        let trial = if mode == Mode::Canary { &lineup.canary } else { &lineup.shadow };
+        if let Some(trial) = trial {
+            self.put(mode, Some(Trial { active: trial.active.clone(), share }));
+        }
+    }
+
+    /// Ends a trial: from the next leg on nobody asks it.
+    pub fn withdraw(&self, mode: Mode) {
+        let _turn = self.previous.lock();
+        self.put(mode, None);
+    }
+
+    /// Sets what a failure leads to here; `None`: what the router says.
+    pub fn set_on_failure(&self, on_failure: Option<OnFailure>) {
+        let _turn = self.previous.lock();
+        let lineup = self.lineup.load_full();
+        self.lineup.store(Arc::new(Lineup { on_failure, ..(*lineup).clone() }));
+    }
+
+    fn put(&self, mode: Mode, trial: Option<Trial>) -> bool {
+        let mut lineup = (*self.lineup.load_full()).clone();
+        match mode {
+            Mode::Active => return false,
+            Mode::Canary => lineup.canary = trial,
+            Mode::Shadow => lineup.shadow = trial,
+        }
+        self.lineup.store(Arc::new(lineup));
+        true
+    }
+
+    fn swap(&self, before: &Lineup, program: Program) -> Generation {
+        let active = Arc::new(self.make(Mode::Active, program));
+        let generation = active.generation;
+        self.lineup.store(Arc::new(Lineup { active, ..before.clone() }));
+        generation
+    }
+
+    fn make(&self, mode: Mode, program: Program) -> Active {
         let number = Generation(self.last.fetch_add(1, Ordering::Relaxed) + 1);
-        let next = Active::new(self.kind, self.model.clone(), number, program, self.events.clone());
-        self.active.store(Arc::new(next));
-        number
+        Active::new(self.place.clone(), number, mode, program, self.stats(mode).clone())
     }
 }
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("kind", &self.kind).field("model", &self.model).finish_non_exhaustive()
-    }
-}
-
-impl Active {
-    fn new(
-        slot: SlotKind,
-        model: Option<ModelName>,
-        generation: Generation,
-        program: Program,
-        events: mpsc::UnboundedSender<SlotEvent>,
-    ) -> Self {
-        Self {
-            generation,
-            program,
-            breaker: Breaker::new(),
-            slot,
-            model,
-            calls: AtomicU64::new(0),
-            failures: AtomicU64::new(0),
-            events,
-        }
-    }
-
-    /// Counts one call and its outcome; a failure moves the breaker and is told to the policy manager.
-    pub fn note<T>(&self, outcome: &Result<T, Failure>) {
-        if matches!(outcome, Err(Failure::NotReady)) {
-            return;
-        }
-        let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        match outcome {
-            Ok(_) => self.breaker.success(),
-            Err(failure) => {
-                let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-                self.breaker.failure(failure);
-                let _ = self.events.send(SlotEvent {
-                    slot: self.slot,
-                    model: self.model.clone(),
-                    generation: self.generation,
-                    calls,
-                    failures,
-                    failure: failure.clone(),
-                });
-            }
-        }
-    }
-
-    /// Calls so far.
-    #[must_use]
-    pub fn calls(&self) -> u64 {
-        self.calls.load(Ordering::Relaxed)
-    }
-
-    /// Failed calls so far.
-    #[must_use]
-    pub fn failures(&self) -> u64 {
-        self.failures.load(Ordering::Relaxed)
-    }
-}
-
-impl Breaker {
-    /// Failures in a row, other than timeouts, that it stands.
-    pub const TOLERANCE: u32 = 5;
-    /// How long it stays open before one call may try.
-    pub const PAUSE: Duration = Duration::from_secs(5);
-
-    fn new() -> Self {
-        Self { in_a_row: AtomicU32::new(0), retry_at_ms: AtomicU64::new(0), epoch: Instant::now() }
-    }
-
-    /// Whether the policy may be called now. When the pause is over exactly one caller gets `true`.
-    #[must_use]
-    pub fn allows(&self) -> bool {
-        let retry_at = self.retry_at_ms.load(Ordering::Acquire);
-        if retry_at == 0 {
-            return true;
-        }
-        let now = self.now_ms();
-        let next = now + Self::pause_ms();
-        now >= retry_at
-            && self.retry_at_ms.compare_exchange(retry_at, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    /// Whether it is open.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.retry_at_ms.load(Ordering::Acquire) != 0
-    }
-
-    fn success(&self) {
-        if self.in_a_row.load(Ordering::Relaxed) != 0 {
-            self.in_a_row.store(0, Ordering::Relaxed);
-            self.retry_at_ms.store(0, Ordering::Release);
-        }
-    }
-
-    fn failure(&self, failure: &Failure) {
-        let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-        if *failure == Failure::Timeout || in_a_row >= Self::TOLERANCE {
-            self.retry_at_ms.store(self.now_ms() + Self::pause_ms(), Ordering::Release);
-        }
-    }
-
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn pause_ms() -> u64 {
-        u64::try_from(Self::PAUSE.as_millis()).unwrap_or(u64::MAX)
+        let Place { kind, model, .. } = &self.place;
+        f.debug_struct("Slot").field("kind", kind).field("model", model).finish_non_exhaustive()
     }
 }
 
@@ -376,7 +236,28 @@ impl SlotKind {
     }
 }
 
+impl Mode {
+    /// Every lane.
+    pub const ALL: [Self; 3] = [Self::Active, Self::Canary, Self::Shadow];
+
+    /// The stable label, which is also the middle of a trial's file name (`<slot>.<label>.wasm`).
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Canary => "canary",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
 impl fmt::Display for SlotKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

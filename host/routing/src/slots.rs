@@ -33,6 +33,18 @@ impl SlotSet {
         }
     }
 
+    /// The slots for all models among `slots`; `None` when a kind is missing.
+    #[must_use]
+    pub fn of(slots: &[Arc<Slot>]) -> Option<Self> {
+        let find = |kind| slots.iter().find(|slot| slot.model().is_none() && slot.kind() == kind).cloned();
+        Some(Self {
+            prefill: find(SlotKind::Prefill)?,
+            decode: find(SlotKind::Decode)?,
+            aggregated: find(SlotKind::Aggregated)?,
+            decode_override: find(SlotKind::DecodeOverride)?,
+        })
+    }
+
     fn get(&self, kind: SlotKind) -> &Arc<Slot> {
         match kind {
             SlotKind::Prefill => &self.prefill,
@@ -44,13 +56,13 @@ impl SlotSet {
 }
 
 impl Slots {
-    /// Slots for every model, and `own` for models that have theirs.
+    /// Slots for every model, and those of `own` that are one model's.
     #[must_use]
-    pub fn new(all_models: SlotSet, own: impl IntoIterator<Item = Slot>) -> Self {
+    pub fn new(all_models: SlotSet, own: impl IntoIterator<Item = Arc<Slot>>) -> Self {
         let mut by_model: HashMap<ModelName, HashMap<SlotKind, Arc<Slot>>> = HashMap::new();
         for slot in own {
             if let Some(model) = slot.model().cloned() {
-                by_model.entry(model).or_default().insert(slot.kind(), Arc::new(slot));
+                by_model.entry(model).or_default().insert(slot.kind(), slot);
             }
         }
         Self { all_models, by_model }

@@ -5,7 +5,6 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use pointsman_policy_runtime::ManagerStatus;
 use pointsman_workers::{
     DpRank, Snapshot, Worker, WorkerId,
     events::{FeedCounters, FeedStatus},
@@ -13,11 +12,13 @@ use pointsman_workers::{
 
 use crate::app::App;
 
+mod policies;
+
 /// The families in the OpenMetrics text format, without its end mark.
 pub(super) fn families(app: &App) -> String {
     let mut out = String::new();
     workers(&mut out, &app.registry.snapshot());
-    policies(&mut out, &app.policies.status());
+    policies::policies(&mut out, app);
     index(&mut out, app);
     feeds(&mut out, app);
     out
@@ -32,25 +33,6 @@ fn workers(out: &mut String, snapshot: &Snapshot) {
     gauge(out, "pointsman_worker_eligible", "Whether a worker may be chosen now", &eligible);
     let booked = each(&|worker| u64::from(worker.active_requests()));
     gauge(out, "pointsman_worker_active_requests", "Requests booked on a worker", &booked);
-}
-
-fn policies(out: &mut String, status: &ManagerStatus) {
-    let each = |value: &dyn Fn(&pointsman_policy_runtime::SlotStatus) -> u64| -> Vec<(String, u64)> {
-        status.slots.iter().map(|slot| (format!("slot=\"{}\"", slot.slot), value(slot))).collect()
-    };
-    gauge(out, "pointsman_policy_generation", "The generation in force", &each(&|slot| slot.generation.0));
-    let open = each(&|slot| u64::from(slot.breaker_open));
-    gauge(out, "pointsman_policy_breaker_open", "Whether the fallback serves because a policy failed", &open);
-    let info = status.slots.iter().map(|slot| {
-        let digest = slot.digest.map(|digest| digest.short()).unwrap_or_default();
-        (format!("slot=\"{}\",policy=\"{}\",digest=\"{digest}\"", slot.slot, slot.policy), 1)
-    });
-    gauge(out, "pointsman_policy_info", "What a slot runs", &info.collect::<Vec<_>>());
-    counter(out, "pointsman_policy_rollbacks", "Automatic rollbacks", &each(&|slot| slot.rollbacks));
-    let reloads = status.reloads.iter();
-    let reloads = reloads
-        .map(|count| (format!("result=\"{}\",reason=\"{}\"", count.result, count.reason), count.count));
-    counter(out, "pointsman_policy_reloads", "Reloads by how they ended", &reloads.collect::<Vec<_>>());
 }
 
 fn index(out: &mut String, app: &App) {

@@ -18,6 +18,7 @@ mod build;
 mod cases;
 mod inspect;
 mod new;
+mod remote;
 mod test;
 
 /// What can be done with a policy.
@@ -33,6 +34,12 @@ pub(crate) enum PolicyCommand {
     New(new::NewArgs),
     /// Build a policy's folder, in Rust, Python or JavaScript, into a component.
     Build(build::BuildArgs),
+    /// Have a running daemon read its policy folder now.
+    Reload(remote::Daemon),
+    /// Have a running daemon roll a slot back to the content before, or end its canary or shadow.
+    Rollback(remote::RollbackArgs),
+    /// Have a running daemon make a slot's canary or shadow the active one.
+    Promote(remote::PromoteArgs),
 }
 
 impl PolicyCommand {
@@ -43,6 +50,9 @@ impl PolicyCommand {
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
             Self::Build(args) => args.run(),
+            Self::Reload(args) => args.reload(),
+            Self::Rollback(args) => args.run(),
+            Self::Promote(args) => args.run(),
         }
     }
 }

@@ -12,6 +12,9 @@ use std::{
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
+/// The folder, within the policy folder, of parts that slots name.
+pub(super) const PARTS: &str = "parts";
+
 pub(super) struct Folder {
     dir: Option<PathBuf>,
     /// Watches as long as it lives.
@@ -49,6 +52,11 @@ impl Folder {
         }
     }
 
+    /// Whether there is such a file.
+    pub(super) fn has(&self, file: &Path) -> bool {
+        self.dir.as_ref().is_some_and(|dir| dir.join(file).exists())
+    }
+
     /// The content of a file; `None` when there is none, or no folder.
     pub(super) fn read(&self, file: &Path) -> Option<io::Result<Vec<u8>>> {
         match std::fs::read(self.dir.as_ref()?.join(file)) {
@@ -57,7 +65,8 @@ impl Folder {
         }
     }
 
-    /// `.wasm` files that are no slot's, sorted. Hidden folders (`..data` of a Kubernetes mount) are not looked into.
+    /// `.wasm` files that are no slot's, sorted. Hidden folders (`..data` of a Kubernetes mount) and the folder of parts are
+    /// not looked into.
     pub(super) fn strays<'a>(&self, known: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
         let Some(dir) = &self.dir else { return Vec::new() };
         let known: BTreeSet<&Path> = known.collect();
@@ -72,7 +81,7 @@ fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>
     for entry in entries.flatten() {
         let name = entry.file_name();
         let path = relative.join(&name);
-        if name.to_string_lossy().starts_with('.') {
+        if name.to_string_lossy().starts_with('.') || path == Path::new(PARTS) {
             continue;
         }
         if entry.path().is_dir() {

@@ -1,199 +1,315 @@
-//! One slot under management: which content serves, which came before, what is refused and what is quarantined.
+//! One slot under management: its lanes, and what scans, failures and operators do to them.
 
-use std::{collections::VecDeque, path::Path, sync::Arc};
+use std::{collections::VecDeque, path::PathBuf, sync::Arc};
 
-use pointsman_routing::{
-    Digest, Failure, Origin, Picker, Policy, PolicyInfo, Program, Slot, SlotEvent, SlotKind, WeightedScorer,
-    World,
-};
+use pointsman_routing::{Digest, Failure, Mode, Slot, SlotEvent};
 use tokio::time::Instant;
 
 use super::{
     Probation, SlotConfig,
-    folder::Folder,
+    assemble::{Planned, Refused, Workshop},
+    command::{Change, CommandError, SlotName, words},
+    lane::{Content, Lane, Source},
     now_ms,
-    status::{RefusalRecord, SlotState, SlotStatus},
+    status::{RefusalRecord, SlotState},
 };
 use crate::{
     access::Access,
-    engine::PolicyEngine,
-    loaded::{compile, digest},
+    recipe::{LaneRecipe, SlotRecipe},
     refusal::Refusal,
 };
 
 /// Refusals kept for the status.
 const KEPT: usize = 16;
-/// Scans in a row that must miss a file before its slot goes back to the default: a file may be replaced by removing it
-/// first.
-const MISSES: u8 = 2;
-
-/// Where the content in force came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Default,
-    File(Digest),
-}
+/// Quarantined contents kept.
+const QUARANTINED: usize = 32;
 
 pub(super) struct Managed {
-    slot: Arc<Slot>,
-    file: std::path::PathBuf,
-    settings: String,
+    pub(super) slot: Arc<Slot>,
+    pub(super) recipe: SlotRecipe,
     access: Access,
-    default: Program,
-    source: Source,
-    previous: Source,
-    state: SlotState,
-    refused: Option<Digest>,
-    quarantined: Vec<Digest>,
-    misses: u8,
-    since_ms: u64,
-    load_ms: u64,
-    rollbacks: u64,
-    refusals: VecDeque<RefusalRecord>,
+    pub(super) active: Lane,
+    pub(super) canary: Lane,
+    pub(super) shadow: Lane,
+    /// What [`Slot::rollback`] would bring back.
+    pub(super) previous: Option<Content>,
+    pub(super) state: SlotState,
+    /// The content in force came by a removal: there is nothing better to go back to by itself.
+    removed: bool,
+    pub(super) rollbacks: u64,
+    pub(super) refusals: VecDeque<RefusalRecord>,
+    /// What no lane of this slot takes again, as long as this process lives.
+    quarantined: VecDeque<Content>,
 }
-
-/// A reload's result and reason, for the counters.
-type Outcome = (&'static str, &'static str);
 
 impl Managed {
     pub(super) fn new(config: SlotConfig) -> Self {
+        let lane = |mode: Mode| {
+            let label = config.slot.kind();
+            let name = match mode {
+                Mode::Active => format!("{label}.wasm"),
+                mode => format!("{label}.{mode}.wasm"),
+            };
+            let model = config.slot.model().map(|model| PathBuf::from(model.as_str())).unwrap_or_default();
+            Lane::new(model.join(name), config.first.filter(|_| mode == Mode::Active).map(|first| first.0))
+        };
+        config.slot.set_on_failure(config.recipe.on_failure);
         Self {
+            active: lane(Mode::Active),
+            canary: lane(Mode::Canary),
+            shadow: lane(Mode::Shadow),
             slot: config.slot,
-            file: config.file,
-            settings: config.settings,
+            recipe: config.recipe,
             access: config.access,
-            default: config.default,
-            source: Source::Default,
-            previous: Source::Default,
+            previous: None,
             state: SlotState::Default,
-            refused: None,
-            quarantined: Vec::new(),
-            misses: 0,
-            since_ms: now_ms(),
-            load_ms: 0,
+            removed: false,
             rollbacks: 0,
             refusals: VecDeque::new(),
+            quarantined: VecDeque::new(),
         }
     }
 
-    pub(super) fn file(&self) -> &Path {
-        &self.file
+    pub(super) fn name(&self) -> SlotName {
+        (self.slot.kind(), self.slot.model().cloned())
     }
 
-    pub(super) fn is_of(&self, event: &SlotEvent) -> bool {
-        self.slot.kind() == event.slot && self.slot.model() == event.model.as_ref()
+    pub(super) fn lanes(&self) -> [&Lane; 3] {
+        [&self.active, &self.canary, &self.shadow]
     }
 
-    /// Reads the file; `None` when nothing changed.
-    pub(super) fn scan(&mut self, folder: &Folder, engine: &PolicyEngine) -> Option<Outcome> {
-        let bytes = match folder.read(&self.file) {
-            None => return self.missing(),
-            Some(Err(error)) => return self.refuse(None, &Refusal::Unreadable(error.to_string())),
-            Some(Ok(bytes)) => bytes,
-        };
-        self.misses = 0;
-        let digest = digest(&bytes);
-        let known = self.source == Source::File(digest) || self.refused == Some(digest);
-        if known || self.quarantined.contains(&digest) {
+    /// Takes another recipe; the next scan applies it.
+    pub(super) fn configure(&mut self, recipe: SlotRecipe) {
+        if self.recipe.on_failure != recipe.on_failure {
+            self.slot.set_on_failure(recipe.on_failure);
+        }
+        self.recipe = recipe;
+    }
+
+    /// Reads what each lane should run, and applies what is new.
+    pub(super) fn scan(&mut self, workshop: &mut Workshop) -> Vec<Change> {
+        Mode::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, workshop)).collect()
+    }
+
+    fn scan_lane(&mut self, mode: Mode, workshop: &mut Workshop) -> Option<Change> {
+        let recipe = self.recipe_of(mode).clone();
+        let lane = self.lane(mode);
+        let there = workshop.folder.has(&lane.file);
+        if lane.may_come_back(there) {
             return None;
         }
-        let started = Instant::now();
-        let origin = Origin::File(self.file.clone());
-        let loaded =
-            compile(engine, &bytes, &self.access).and_then(|policy| policy.configure(origin, &self.settings));
-        let loaded = loaded.and_then(|policy| self.program(Arc::new(policy)));
-        let took = started.elapsed();
-        match loaded {
-            Err(refusal) => self.refuse(Some(digest), &refusal),
-            Ok(program) => {
-                self.load_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-                self.install(program, Source::File(digest), SlotState::Active);
-                Some(("installed", "changed"))
-            }
+        let planned = match workshop.plan(Some(&lane.file), &recipe) {
+            Err(refused) => return self.refuse(mode, None, &refused),
+            Ok(None) => return self.end_trial(mode),
+            Ok(Some(planned)) => planned,
+        };
+        if self.is_quarantined(planned.fingerprint) {
+            return self.keep_out(mode, &planned);
+        }
+        let settled = self.lane(mode).is_settled(planned.fingerprint);
+        if mode != Mode::Active {
+            self.slot.set_share(mode, recipe.share);
+        }
+        if settled {
+            self.name_source(mode, &planned)
+        } else {
+            self.bring_in(mode, planned, &recipe, workshop)
         }
     }
 
-    /// Judges a failure of the generation in force; `true` when it was rolled back.
-    pub(super) fn failed(&mut self, event: &SlotEvent, probation: Probation) -> bool {
-        let Source::File(digest) = self.source else { return false };
-        let fresh = event.generation == self.slot.pin().generation && event.calls <= probation.calls;
+    fn bring_in(
+        &mut self,
+        mode: Mode,
+        mut planned: Planned,
+        recipe: &LaneRecipe,
+        workshop: &mut Workshop,
+    ) -> Option<Change> {
+        let started = Instant::now();
+        let before = planned.fingerprint;
+        let outcome = workshop.assemble(self.slot.kind(), &mut planned, recipe, &self.access);
+        let program = match outcome {
+            Ok(program) => program,
+            Err(refused) => return self.refuse(mode, Some(before), &refused),
+        };
+        let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let source = if planned.has_own() { Source::File } else { Source::Default };
+        let content = Content { fingerprint: planned.fingerprint, main: planned.main(), source };
+        // A plan that grew may have become what is there already, or what must not be.
+        if content.fingerprint != before && self.is_quarantined(content.fingerprint) {
+            return self.keep_out(mode, &planned);
+        }
+        let lane = self.lane(mode);
+        if lane.is_settled(content.fingerprint) {
+            return None;
+        }
+        lane.load_ms = took;
+        let gone = source == Source::Default && lane.in_force.is_some_and(|old| old.source == Source::File);
+        if mode == Mode::Active {
+            self.slot.install(program);
+            self.previous = self.active.in_force;
+            (self.removed, self.state) =
+                (gone, if source == Source::File { SlotState::Active } else { SlotState::Default });
+        } else {
+            self.slot.try_out(mode, program, recipe.share);
+        }
+        self.lane(mode).took_over(content);
+        tracing::info!(slot = words(&self.name()), lane = %mode, load_ms = took, "policy installed");
+        let (result, reason) = if gone { ("removed", "file_gone") } else { ("installed", "changed") };
+        Some(self.change(mode, result, reason))
+    }
+
+    fn is_quarantined(&self, fingerprint: Digest) -> bool {
+        self.quarantined.iter().any(|content| content.fingerprint == fingerprint)
+    }
+
+    /// Digests to show for what is quarantined.
+    pub(super) fn quarantined(&self) -> Vec<Digest> {
+        self.quarantined.iter().map(|content| content.main.unwrap_or(content.fingerprint)).collect()
+    }
+
+    /// Content that was rolled back lies there (again): it stays out, and who put it there is told.
+    fn keep_out(&mut self, mode: Mode, planned: &Planned) -> Option<Change> {
+        let lane = self.lane(mode);
+        if lane.wanted.replace(planned.fingerprint) == Some(planned.fingerprint) {
+            return None;
+        }
+        lane.held = None;
+        let refusal = Refusal::Quarantined("it was rolled back in this slot before".to_owned());
+        let refused = Refused { file: lane.file.clone(), digest: planned.main(), refusal: Box::new(refusal) };
+        self.refuse(mode, None, &refused)
+    }
+
+    /// A trial of which neither file nor recipe is left.
+    fn end_trial(&mut self, mode: Mode) -> Option<Change> {
+        let lane = self.lane(mode);
+        (lane.wanted, lane.held) = (None, None);
+        let was = lane.in_force.is_some();
+        if was || lane.refusal.is_some() {
+            lane.emptied();
+        }
+        if !was || mode == Mode::Active {
+            return None;
+        }
+        self.slot.withdraw(mode);
+        Some(self.change(mode, "removed", "file_gone"))
+    }
+
+    /// The content in force may have come another way than it lies there now: what was promoted is the file, by and by.
+    fn name_source(&mut self, mode: Mode, planned: &Planned) -> Option<Change> {
+        let source = if planned.has_own() { Source::File } else { Source::Default };
+        let content = self.lane(mode).in_force.as_mut()?;
+        if content.fingerprint != planned.fingerprint || content.source == source {
+            return None;
+        }
+        content.source = source;
+        if mode == Mode::Active {
+            self.state = if planned.has_own() { SlotState::Active } else { SlotState::Default };
+        }
+        Some(self.change(mode, "kept", "same_content"))
+    }
+
+    /// Judges a failure of a generation in force; the change when it had to go.
+    pub(super) fn failed(&mut self, event: &SlotEvent, probation: Probation) -> Option<Change> {
+        let lineup = self.slot.lineup();
+        let trial = match event.mode {
+            Mode::Active => Some(&lineup.active),
+            Mode::Canary => lineup.canary.as_ref().map(|trial| &trial.active),
+            Mode::Shadow => lineup.shadow.as_ref().map(|trial| &trial.active),
+        };
+        let present = trial.is_some_and(|active| active.generation == event.generation);
         let stopped = event.failure == Failure::Timeout;
         #[expect(clippy::cast_precision_loss, reason = "calls of a probation are few")]
         let often =
             event.failures >= 3 && event.failures as f64 > probation.failure_share * event.calls as f64;
-        if !fresh || !(stopped || often) {
-            return false;
+        if !present || event.calls > probation.calls || !(stopped || often) {
+            return None;
         }
-        let Some(generation) = self.slot.rollback() else { return false };
-        self.source = std::mem::replace(&mut self.previous, Source::Default);
-        self.state = SlotState::RolledBack;
-        self.since_ms = now_ms();
+        if event.mode == Mode::Active && (self.removed || self.previous.is_none()) {
+            return None;
+        }
+        let content = self.leave(event.mode)?;
         self.rollbacks += 1;
-        self.quarantined.push(digest);
-        let record =
-            RefusalRecord::rolled_back(Some(digest), event.calls, event.failures, &event.failure, now_ms());
-        tracing::warn!(slot = %self.slot.kind(), digest = digest.short(), %generation, message = record.message);
+        let file = self.lane(event.mode).file.display().to_string();
+        let record = RefusalRecord::rolled_back(file, content.main, event, now_ms());
+        tracing::warn!(slot = words(&self.name()), lane = %event.mode, message = record.message, "policy rolled back");
         self.remember(record);
-        true
+        let result = if event.mode == Mode::Active { "rolled_back" } else { "withdrawn" };
+        Some(self.change(event.mode, result, event.failure.kind()))
     }
 
-    pub(super) fn status(&self) -> SlotStatus {
-        let active = self.slot.pin();
-        let info = info_of(&active.program);
-        SlotStatus {
-            slot: self.slot.kind(),
-            model: self.slot.model().map(ToString::to_string),
-            file: self.file.display().to_string(),
-            state: self.state,
-            generation: active.generation,
-            policy: info.map_or_else(|| native_name(&active.program), |info| info.name.to_string()),
-            version: info.map(|info| info.version.to_string()),
-            digest: info.map(|info| info.digest),
-            world: info.map(|info| info.world),
-            origin: info.map(|info| info.origin.clone()),
-            calls: active.calls(),
-            failures: active.failures(),
-            breaker_open: active.breaker.is_open(),
-            since_ms: self.since_ms,
-            load_ms: self.load_ms,
-            rollbacks: self.rollbacks,
-            quarantined: self.quarantined.clone(),
-            refusals: self.refusals.clone(),
-        }
+    /// An operator's word: away with what runs in this lane.
+    pub(super) fn roll_back(&mut self, mode: Mode) -> Result<Change, CommandError> {
+        let name = words(&self.name());
+        self.leave(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
+        tracing::info!(slot = name, lane = %mode, "policy rolled back by command");
+        let result = if mode == Mode::Active { "rolled_back" } else { "withdrawn" };
+        Ok(self.change(mode, result, "command"))
     }
 
-    fn missing(&mut self) -> Option<Outcome> {
-        self.refused = None;
-        if self.source == Source::Default {
-            return None;
+    /// Takes what is in force out of a lane and quarantines it. `None` when there is nothing, or nothing to go back to.
+    fn leave(&mut self, mode: Mode) -> Option<Content> {
+        let content = self.lane(mode).in_force?;
+        if mode == Mode::Active {
+            let previous = self.previous?;
+            self.slot.rollback()?;
+            self.previous = None;
+            self.active.took_over(previous);
+            self.active.held = None;
+            self.state = SlotState::RolledBack;
+            self.removed = false;
+        } else {
+            self.slot.withdraw(mode);
+            self.lane(mode).emptied();
         }
-        self.misses += 1;
-        if self.misses < MISSES {
-            return None;
+        if self.quarantined.len() >= QUARANTINED {
+            self.quarantined.pop_front();
         }
-        self.misses = 0;
-        self.install(self.default.clone(), Source::Default, SlotState::Default);
-        Some(("removed", "file_gone"))
+        self.quarantined.push_back(content);
+        Some(content)
     }
 
-    fn install(&mut self, program: Program, source: Source, state: SlotState) {
-        let generation = self.slot.install(program);
-        self.previous = std::mem::replace(&mut self.source, source);
-        (self.state, self.refused, self.since_ms) = (state, None, now_ms());
-        let status = self.status();
-        tracing::info!(slot = %self.slot.kind(), %generation, policy = status.policy, load_ms = self.load_ms, "policy installed");
+    /// An operator's word: a trial becomes the active generation, with its instances as they are.
+    pub(super) fn promote(
+        &mut self,
+        from: Option<Mode>,
+        workshop: &Workshop,
+    ) -> Result<Change, CommandError> {
+        let name = words(&self.name());
+        let lineup = self.slot.lineup();
+        let mode = match (from, &lineup.canary, &lineup.shadow) {
+            (Some(mode), ..) => mode,
+            (None, Some(_), Some(_)) => return Err(CommandError::Ambiguous(name)),
+            (None, Some(_), None) => Mode::Canary,
+            (None, None, _) => Mode::Shadow,
+        };
+        let trial = if mode == Mode::Canary { &lineup.canary } else { &lineup.shadow };
+        let (Some(trial), Some(content), true) = (trial, self.lane(mode).in_force, mode != Mode::Active)
+        else {
+            return Err(CommandError::NothingToPromote(name));
+        };
+        if let Some(digest) = content.main {
+            workshop.gate.pinned(&self.active.file, digest).map_err(CommandError::Refused)?;
+        }
+        self.slot.install(trial.active.program.clone());
+        self.slot.withdraw(mode);
+        self.previous = self.active.in_force;
+        self.active.held = Some(self.active.wanted);
+        self.active.took_over(Content { source: Source::Promoted, ..content });
+        (self.state, self.removed) = (SlotState::Active, false);
+        let lane = self.lane(mode);
+        lane.emptied();
+        // Its file may lie there for long: it is no trial any more.
+        lane.held = Some(Some(content.fingerprint));
+        tracing::info!(slot = name, from = %mode, "policy promoted");
+        Ok(self.change(Mode::Active, "promoted", mode.as_str()))
     }
 
-    fn refuse(&mut self, digest: Option<Digest>, refusal: &Refusal) -> Option<Outcome> {
-        let message = refusal.to_string();
-        let again = self.refusals.back().is_some_and(|last| last.digest == digest && last.message == message);
-        self.refused = digest;
-        if again {
-            return None;
-        }
-        tracing::warn!(slot = %self.slot.kind(), file = %self.file.display(), kind = refusal.kind(), message, "policy refused");
-        self.remember(RefusalRecord { digest, kind: refusal.kind(), message, at_ms: now_ms() });
-        Some(("refused", refusal.kind()))
+    fn refuse(&mut self, mode: Mode, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
+        let record = self.lane(mode).refuse(fingerprint, refused)?;
+        tracing::warn!(slot = words(&self.name()), lane = %mode, file = record.file, kind = record.kind, message = record.message, "policy refused");
+        let reason = record.kind;
+        self.remember(record);
+        Some(self.change(mode, "refused", reason))
     }
 
     fn remember(&mut self, record: RefusalRecord) {
@@ -203,50 +319,30 @@ impl Managed {
         }
     }
 
-    /// What a policy of some world runs as in this slot.
-    fn program(&self, policy: Arc<dyn Policy>) -> Result<Program, Refusal> {
-        let (world, slot) = (policy.info().world, self.slot.kind());
-        match (world, slot) {
-            (World::DecodeOverride, SlotKind::DecodeOverride) => Ok(Program::DecodeOverride(policy)),
-            (World::DecodeOverride, _) | (_, SlotKind::DecodeOverride) => {
-                Err(Refusal::WrongSlot { world, slot })
-            }
-            (World::Selector, _) => Ok(Program::Selector { filters: Vec::new(), selector: policy }),
-            (World::Scorer, _) => {
-                let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Default::default() }];
-                Ok(Program::Scorers { filters: Vec::new(), scorers, picker: Picker::Min })
-            }
-            // A filter alone narrows what the slot's default then ranks.
-            (World::Filter, _) => match &self.default {
-                Program::Selector { selector, .. } => {
-                    Ok(Program::Selector { filters: vec![policy], selector: selector.clone() })
-                }
-                Program::Scorers { scorers, picker, .. } => {
-                    Ok(Program::Scorers { filters: vec![policy], scorers: scorers.clone(), picker: *picker })
-                }
-                Program::Native(_) | Program::DecodeOverride(_) => Err(Refusal::WrongSlot { world, slot }),
-            },
+    fn change(&self, lane: Mode, result: &'static str, reason: &'static str) -> Change {
+        let lineup = self.slot.lineup();
+        let generation = match lane {
+            Mode::Active => Some(lineup.active.generation),
+            Mode::Canary => lineup.canary.as_ref().map(|trial| trial.active.generation),
+            Mode::Shadow => lineup.shadow.as_ref().map(|trial| trial.active.generation),
+        };
+        let (slot, model) = self.name();
+        Change { slot, model: model.map(|model| model.to_string()), lane, result, reason, generation }
+    }
+
+    fn lane(&mut self, mode: Mode) -> &mut Lane {
+        match mode {
+            Mode::Active => &mut self.active,
+            Mode::Canary => &mut self.canary,
+            Mode::Shadow => &mut self.shadow,
         }
     }
-}
 
-fn info_of(program: &Program) -> Option<&PolicyInfo> {
-    match program {
-        Program::Native(_) => None,
-        Program::Selector { filters, selector } => Some(filters.first().unwrap_or(selector).info()),
-        Program::Scorers { filters, scorers, .. } => {
-            filters.first().or(scorers.first().map(|scorer| &scorer.policy)).map(|policy| policy.info())
+    fn recipe_of(&self, mode: Mode) -> &LaneRecipe {
+        match mode {
+            Mode::Active => &self.recipe.active,
+            Mode::Canary => &self.recipe.canary,
+            Mode::Shadow => &self.recipe.shadow,
         }
-        Program::DecodeOverride(policy) => Some(policy.info()),
-    }
-}
-
-fn native_name(program: &Program) -> String {
-    match program {
-        Program::Native(mode) => {
-            let name = serde_json::to_value(mode).ok().and_then(|name| name.as_str().map(str::to_owned));
-            format!("native:{}", name.unwrap_or_default())
-        }
-        _ => String::new(),
     }
 }

@@ -2,17 +2,22 @@
 
 use std::collections::VecDeque;
 
-use pointsman_routing::{Digest, Failure, Generation, Origin, SlotKind, World};
+use pointsman_routing::{Active, Digest, Generation, Origin, Program, SlotEvent, SlotKind, Trial, World};
 use serde::Serialize;
+
+use super::{
+    lane::{Lane, Source},
+    slots::Managed,
+};
 
 /// All slots at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ManagerStatus {
     /// Every slot.
     pub slots: Vec<SlotStatus>,
-    /// Reloads by result (`installed`, `refused`, `removed`, `rolled_back`) and reason.
+    /// Reloads by result and reason.
     pub reloads: Vec<ReloadCount>,
-    /// Files in the folder that are no slot's.
+    /// Files in the folder that are no slot's and no part's.
     pub strays: Vec<String>,
 }
 
@@ -27,6 +32,8 @@ pub struct SlotStatus {
     pub file: String,
     /// What the generation in force is.
     pub state: SlotState,
+    /// Where its content came from.
+    pub source: Source,
     /// The generation in force.
     pub generation: Generation,
     /// What runs: a policy's name, or `native:<mode>`.
@@ -37,8 +44,10 @@ pub struct SlotStatus {
     pub digest: Option<Digest>,
     /// Its world.
     pub world: Option<World>,
-    /// Where it came from.
+    /// Where its code came from.
     pub origin: Option<Origin>,
+    /// All policies of the generation, in the order they are called.
+    pub parts: Vec<PartStatus>,
     /// Calls it served.
     pub calls: u64,
     /// Calls it failed.
@@ -49,12 +58,66 @@ pub struct SlotStatus {
     pub since_ms: u64,
     /// How long admission took, milliseconds.
     pub load_ms: u64,
-    /// Automatic rollbacks of this slot.
+    /// Whether there is content to roll back to.
+    pub can_roll_back: bool,
+    /// Automatic rollbacks of this slot, withdrawn trials included.
     pub rollbacks: u64,
-    /// Digests that were rolled back; they are not tried again until the file's content changes.
+    /// Digests that were rolled back; they are not tried again until the file's content or its settings change.
     pub quarantined: Vec<Digest>,
     /// The last refusals.
     pub refusals: VecDeque<RefusalRecord>,
+    /// What serves a share of requests.
+    pub canary: Option<LaneStatus>,
+    /// What looks on.
+    pub shadow: Option<LaneStatus>,
+}
+
+/// A trial.
+#[derive(Clone, Debug, Serialize)]
+pub struct LaneStatus {
+    /// Its generation.
+    pub generation: Generation,
+    /// Share of requests, 0 to 1.
+    pub share: f64,
+    /// What runs.
+    pub policy: String,
+    /// Its version.
+    pub version: Option<String>,
+    /// Its digest.
+    pub digest: Option<Digest>,
+    /// All policies of the generation.
+    pub parts: Vec<PartStatus>,
+    /// Calls it had.
+    pub calls: u64,
+    /// Calls it failed.
+    pub failures: u64,
+    /// Whether its breaker is open: nobody asks it.
+    pub breaker_open: bool,
+    /// When it began, milliseconds since the Unix epoch.
+    pub since_ms: u64,
+    /// As a shadow: requests in which it would have chosen the same.
+    pub agree: u64,
+    /// … another, or none.
+    pub disagree: u64,
+    /// … gave no usable answer.
+    pub failed: u64,
+}
+
+/// One policy of a generation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PartStatus {
+    /// Its world.
+    pub world: World,
+    /// Its name.
+    pub policy: String,
+    /// Its version.
+    pub version: String,
+    /// Its digest.
+    pub digest: Digest,
+    /// Where it came from.
+    pub origin: Origin,
+    /// As a scorer: its weight.
+    pub weight: Option<f32>,
 }
 
 /// What the generation in force is.
@@ -63,7 +126,7 @@ pub struct SlotStatus {
 pub enum SlotState {
     /// The slot's default serves.
     Default,
-    /// The file serves.
+    /// The file, or what was promoted, serves.
     Active,
     /// The content before serves again.
     RolledBack,
@@ -72,7 +135,9 @@ pub enum SlotState {
 /// A file that was refused, or a generation that was rolled back.
 #[derive(Clone, Debug, Serialize)]
 pub struct RefusalRecord {
-    /// Digest of the file's content, when it could be read.
+    /// The file, or the name of the built-in policy.
+    pub file: String,
+    /// Digest of its content, when it could be read.
     pub digest: Option<Digest>,
     /// Stable label.
     pub kind: &'static str,
@@ -85,7 +150,7 @@ pub struct RefusalRecord {
 /// How often reloads ended so.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReloadCount {
-    /// `installed`, `refused`, `removed` or `rolled_back`.
+    /// `installed`, `refused`, `removed`, `rolled_back`, `withdrawn` or `promoted`.
     pub result: &'static str,
     /// Why.
     pub reason: &'static str,
@@ -94,15 +159,129 @@ pub struct ReloadCount {
 }
 
 impl RefusalRecord {
-    pub(super) fn rolled_back(
-        digest: Option<Digest>,
-        calls: u64,
-        failures: u64,
-        failure: &Failure,
-        at_ms: u64,
-    ) -> Self {
-        let message =
-            format!("rolled back after {failures} failures in its first {calls} calls, the last: {failure}");
-        Self { digest, kind: "rolled_back", message, at_ms }
+    pub(super) fn rolled_back(file: String, digest: Option<Digest>, event: &SlotEvent, at_ms: u64) -> Self {
+        let message = format!(
+            "rolled back after {} failures in its first {} calls, the last: {}",
+            event.failures, event.calls, event.failure
+        );
+        Self { file, digest, kind: "rolled_back", message, at_ms }
+    }
+}
+
+impl Managed {
+    pub(super) fn status(&self) -> SlotStatus {
+        let lineup = self.slot.lineup();
+        let active = &lineup.active;
+        let info = active.program.ranker();
+        SlotStatus {
+            slot: self.slot.kind(),
+            model: self.slot.model().map(ToString::to_string),
+            file: self.active.file.display().to_string(),
+            state: self.state,
+            source: self.active.in_force.map_or(Source::Default, |content| content.source),
+            generation: active.generation,
+            policy: name(&active.program),
+            version: info.map(|info| info.version.to_string()),
+            digest: info.map(|info| info.digest),
+            world: info.map(|info| info.world),
+            origin: info.map(|info| info.origin.clone()),
+            parts: parts(&active.program),
+            calls: active.calls(),
+            failures: active.failures(),
+            breaker_open: active.breaker.is_open(),
+            since_ms: self.active.since_ms,
+            load_ms: self.active.load_ms,
+            can_roll_back: self.previous.is_some(),
+            rollbacks: self.rollbacks,
+            quarantined: self.quarantined(),
+            refusals: self.refusals.clone(),
+            canary: lineup.canary.as_ref().map(|trial| trial_status(trial, &self.canary)),
+            shadow: lineup.shadow.as_ref().map(|trial| trial_status(trial, &self.shadow)),
+        }
+    }
+}
+
+impl SlotStatus {
+    /// The numbers that requests move, as they are now.
+    pub(super) fn refresh(&mut self, active: &Active, canary: Option<&Trial>, shadow: Option<&Trial>) {
+        if active.generation == self.generation {
+            (self.calls, self.failures) = (active.calls(), active.failures());
+            self.breaker_open = active.breaker.is_open();
+        }
+        for (status, trial) in [(&mut self.canary, canary), (&mut self.shadow, shadow)] {
+            if let (Some(status), Some(trial)) = (status, trial)
+                && status.generation == trial.active.generation
+            {
+                status.count(&trial.active);
+            }
+        }
+    }
+}
+
+impl LaneStatus {
+    fn count(&mut self, active: &Active) {
+        (self.calls, self.failures) = (active.calls(), active.failures());
+        self.breaker_open = active.breaker.is_open();
+        let [(_, agree), (_, disagree), (_, failed)] = active.agreement.counts();
+        (self.agree, self.disagree, self.failed) = (agree, disagree, failed);
+    }
+}
+
+fn trial_status(trial: &Trial, lane: &Lane) -> LaneStatus {
+    let active = &trial.active;
+    let info = active.program.ranker();
+    let mut status = LaneStatus {
+        generation: active.generation,
+        share: trial.share,
+        policy: name(&active.program),
+        version: info.map(|info| info.version.to_string()),
+        digest: info.map(|info| info.digest),
+        parts: parts(&active.program),
+        calls: 0,
+        failures: 0,
+        breaker_open: false,
+        since_ms: lane.since_ms,
+        agree: 0,
+        disagree: 0,
+        failed: 0,
+    };
+    status.count(active);
+    status
+}
+
+fn parts(program: &Program) -> Vec<PartStatus> {
+    let weights: Vec<f32> = match program {
+        Program::Scorers { scorers, .. } => scorers.iter().map(|scorer| scorer.weight).collect(),
+        _ => Vec::new(),
+    };
+    let mut weights = weights.into_iter();
+    let one = |policy: &std::sync::Arc<dyn pointsman_routing::Policy>| {
+        let info = policy.info();
+        PartStatus {
+            world: info.world,
+            policy: info.name.to_string(),
+            version: info.version.to_string(),
+            digest: info.digest,
+            origin: info.origin.clone(),
+            weight: if info.world == World::Scorer { weights.next() } else { None },
+        }
+    };
+    program.policies().map(one).collect()
+}
+
+fn name(program: &Program) -> String {
+    match program {
+        Program::Native(mode) => {
+            let name = serde_json::to_value(mode).ok().and_then(|name| name.as_str().map(str::to_owned));
+            format!("native:{}", name.unwrap_or_default())
+        }
+        // A filter that was dropped in is what an operator looks for.
+        Program::Selector { filters, .. } | Program::Scorers { filters, .. } => {
+            let filter = filters.last().map(|filter| filter.info());
+            let named = program.ranker();
+            let names = filter.into_iter().chain(named).map(|info| &*info.name);
+            names.collect::<Vec<_>>().join("+")
+        }
+        Program::DecodeOverride(policy) => policy.info().name.to_string(),
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pointsman_workers::Leg;
+use tokio::time::Instant;
 
 use super::{OnFailure, Purpose, Router, SCRATCH, Scratch, eligible_rows};
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
     query::{CandidateId, Query},
     scope::Scope,
-    slot::{Active, Generation, Program, SlotKind},
+    slot::{Active, Generation, Opinion, Program, SlotKind},
 };
 
 /// A decode override's word for one request.
@@ -34,25 +35,45 @@ impl Router {
     /// matrix for prefill. Without a usable answer the plan is remote, which is always legal.
     #[must_use]
     pub fn plan(&self, query: &Query<'_>) -> Planned {
-        let active = self.slots.get(query.model, SlotKind::DecodeOverride).pin();
-        let Program::DecodeOverride(policy) = &active.program else {
-            let generation = active.generation;
-            return Planned { plan: Plan::Remote, generation, fallback: None, decode: None };
-        };
-        let answer = self.ask(&active, |policy| self.decide(policy, query), policy);
+        let lineup = self.slots.get(query.model, SlotKind::DecodeOverride).lineup();
+        let active = lineup.serving(query.subject);
         let generation = active.generation;
-        match answer {
-            Ok((plan, decode)) => Planned { plan, generation, fallback: None, decode },
-            Err(reason) => {
-                Planned { plan: self.plan_without(), generation, fallback: Some(reason), decode: None }
+        let planned = match &active.program {
+            Program::DecodeOverride(policy) => {
+                match self.ask(active, |policy| self.decide(policy, query), policy) {
+                    Ok((plan, decode)) => Planned { plan, generation, fallback: None, decode },
+                    Err(reason) => {
+                        let plan = plan_without(lineup.on_failure.unwrap_or(self.on_failure));
+                        Planned { plan, generation, fallback: Some(reason), decode: None }
+                    }
+                }
             }
+            _ => Planned { plan: Plan::Remote, generation, fallback: None, decode: None },
+        };
+        if let Some(shadow) = lineup.shadowing(query.subject) {
+            self.compare(shadow, query, &planned.plan);
         }
+        planned
+    }
+
+    /// Asks the shadow for its plan, and counts whether it is the one in force.
+    fn compare(&self, shadow: &Active, query: &Query<'_>, plan: &Plan) {
+        let Program::DecodeOverride(policy) = &shadow.program else { return };
+        let _scope = Scope::preview();
+        let opinion = match self.ask(shadow, |policy| self.decide(policy, query), policy) {
+            Ok((other, _)) if other == *plan => Opinion::Agrees,
+            Ok(_) => Opinion::Disagrees,
+            Err("breaker_open" | "not_ready") => return,
+            Err(_) => Opinion::Failed,
+        };
+        shadow.agreement.note(opinion);
     }
 
     /// The override of the router config for the decode leg, and why it is the native one when it is.
     #[must_use]
     pub fn decode_config(&self, query: &Query<'_>) -> (RouterConfigOverride, Option<&'static str>) {
-        let active = self.slots.get(query.model, SlotKind::DecodeOverride).pin();
+        let lineup = self.slots.get(query.model, SlotKind::DecodeOverride).lineup();
+        let active = lineup.serving(query.subject);
         let Program::DecodeOverride(policy) = &active.program else {
             return (RouterConfigOverride::DECODE_DEFAULT, None);
         };
@@ -67,7 +88,7 @@ impl Router {
                 Ok(over)
             })
         };
-        match self.ask(&active, call, policy) {
+        match self.ask(active, call, policy) {
             Ok(over) => (over, None),
             Err(reason) => (RouterConfigOverride::DECODE_DEFAULT, Some(reason)),
         }
@@ -83,9 +104,10 @@ impl Router {
             return Err("breaker_open");
         }
         let scope = Scope::generation(active.generation);
+        let started = Instant::now();
         let outcome = call(policy);
         drop(scope);
-        active.note(&outcome);
+        active.note(&outcome, started.elapsed());
         outcome.map_err(|failure| failure.kind())
     }
 
@@ -143,15 +165,14 @@ impl Router {
     ) {
         inputs.compute(Needs::of(wants), query, &config, pool, rows, &self.index);
     }
+}
 
-    fn plan_without(&self) -> Plan {
-        match self.on_failure {
-            OnFailure::Fallback => Plan::Remote,
-            OnFailure::Shed => Plan::Shed(ShedReason { status: 429, reason: "routing policy failed".into() }),
-            OnFailure::Reject => {
-                Plan::Shed(ShedReason { status: 503, reason: "routing policy failed".into() })
-            }
-        }
+fn plan_without(on_failure: OnFailure) -> Plan {
+    let shed = |status| Plan::Shed(ShedReason { status, reason: "routing policy failed".into() });
+    match on_failure {
+        OnFailure::Fallback => Plan::Remote,
+        OnFailure::Shed => shed(429),
+        OnFailure::Reject => shed(503),
     }
 }
 

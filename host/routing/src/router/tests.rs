@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
-    Call, Decision, Digest, Failure, Generation, Origin, Picker, Plan, Policy, RouterConfigOverride, Slot,
-    SlotEvent, SlotSet, Subject, WeightedScorer, World, facts::Wants,
+    Call, Decision, Digest, Failure, Generation, Mode, Origin, Picker, Plan, Policy, PolicyInfo,
+    RouterConfigOverride, Slot, SlotEvent, SlotSet, Subject, WeightedScorer, World, facts::Wants,
 };
 
 /// A policy that answers as told.
@@ -153,6 +153,7 @@ fn subject() -> Subject {
         itl_target_us: None,
         priority: 0.0,
         priority_jump_s: 0.0,
+        draw: 0,
         session_hash: None,
         lora: None,
         lora_hash: None,
@@ -446,4 +447,130 @@ fn a_new_generation_is_seen_by_the_next_decision_and_a_rollback_restores_the_con
     assert_eq!(slot.rollback(), Some(Generation(3)));
     assert_eq!(worker(), (1, 3));
     assert_eq!(slot.rollback(), None);
+}
+
+#[test]
+fn a_canary_serves_its_share_and_a_session_stays_with_what_it_met() {
+    let house = house(selector(choose(0)));
+    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let canary = slot.try_out(Mode::Canary, selector(choose(1)), 0.2);
+    let met = |draw, session_hash| {
+        let subject = Subject { draw, session_hash, ..subject() };
+        let receipt = house.route_as(Leg::Prefill, &subject, |_| {}).unwrap().receipt;
+        assert_eq!(receipt.worker.0 == 2, receipt.mode == Mode::Canary);
+        assert_eq!(Some(receipt.generation) == canary, receipt.mode == Mode::Canary);
+        receipt.mode == Mode::Canary
+    };
+    let drawn = (0..4_000).filter(|draw| met(*draw, None)).count();
+    assert!((700..900).contains(&drawn), "{drawn} of 4000");
+    let sessions = 0..200_u64;
+    for session in sessions {
+        let first = met(session, Some(session));
+        assert!((0..20).all(|draw| met(draw * 977, Some(session)) == first), "session {session}");
+    }
+    // Nobody who met it at a smaller share loses it at a larger one; at 0 nobody meets it.
+    slot.set_share(Mode::Canary, 0.0);
+    assert_eq!((0..1_000).filter(|draw| met(*draw, None)).count(), 0);
+    slot.withdraw(Mode::Canary);
+    assert!(slot.lineup().canary.is_none());
+}
+
+#[test]
+fn a_canary_whose_breaker_is_open_gives_way_to_the_active_one() {
+    let house = house(selector(choose(1)));
+    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    slot.try_out(Mode::Canary, selector(Err(Failure::Timeout)), 1.0);
+    let receipt = || house.route(Leg::Prefill, |_| {}).unwrap().receipt;
+    assert_eq!(receipt().decider.fallback(), Some("timeout"));
+    let next = receipt();
+    assert_eq!((next.mode, &next.decider, next.worker), (Mode::Active, &Decider::Policy, WorkerId(2)));
+}
+
+#[test]
+fn a_shadow_is_asked_on_the_same_facts_and_never_acts() {
+    let mut house = house(selector(choose(0)));
+    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let shadow = || slot.lineup().shadow.as_ref().unwrap().active.agreement.counts().map(|(_, count)| count);
+    let receipt = |house: &House| house.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
+    // It wants what the active one does not, and ranks the other worker first: worker 2 holds nothing.
+    house.router.index().record(WorkerId(1), DpRank(0), subject().prefix.hashes(), Instant::now());
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let generation = slot.try_out(Mode::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
+    let told = receipt(&house);
+    let said = Shadowed { generation, choice: Some((WorkerId(2), DpRank(0))), agrees: false };
+    assert_eq!((told.worker, told.mode, told.shadow), (WorkerId(1), Mode::Active, Some(said)));
+    assert_eq!(
+        (shadow(), told.costs.as_slice()),
+        ([0, 1, 0], [].as_slice()),
+        "its costs are not the receipt's"
+    );
+    slot.try_out(Mode::Shadow, selector(choose(0)), 1.0);
+    assert_eq!((receipt(&house).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0]));
+    // It fails, and would refuse: nobody notices but its own counters and the policy manager.
+    slot.try_out(Mode::Shadow, selector(Err(Failure::Timeout)), 1.0);
+    let told = receipt(&house);
+    assert_eq!(
+        (told.worker, told.decider, told.shadow.unwrap().choice),
+        (WorkerId(1), Decider::Policy, None)
+    );
+    assert_eq!(receipt(&house).shadow, None, "its breaker is open");
+    assert_eq!(shadow(), [0, 0, 1]);
+    let event = house.events.try_recv().unwrap();
+    assert_eq!((event.mode, event.failure), (Mode::Shadow, Failure::Timeout));
+    let refusing = crate::ShedReason { status: 529, reason: "no".into() };
+    slot.try_out(Mode::Shadow, selector(Ok(Decision::Shed(refusing))), 1.0);
+    assert_eq!((receipt(&house).worker, shadow()), (WorkerId(1), [0, 1, 0]));
+    // A request that nobody is asked about, and a preview, are no evidence.
+    let pinned = house.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
+    assert_eq!(pinned.receipt.shadow, None);
+    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
+    let query = query(&snapshot, &model, Leg::Prefill, &subject);
+    house.router.preview(&query, &RouterConfigOverride::default()).unwrap();
+    assert_eq!(shadow(), [0, 1, 0]);
+}
+
+#[test]
+fn a_shadow_sees_the_rows_that_the_active_one_s_filters_dropped_and_its_share_holds() {
+    let keep = fake(World::Filter, (&[], &[]), Answer::Keep(vec![1]));
+    let last = fake(World::Selector, (&[], &[]), Answer::Select(choose(0)));
+    let house = house(Program::Selector { filters: vec![keep], selector: last });
+    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    slot.try_out(Mode::Shadow, selector(choose(0)), 0.25);
+    let asked = (0..2_000).filter_map(|draw| {
+        let subject = Subject { draw, ..subject() };
+        let receipt = house.route_as(Leg::Prefill, &subject, |_| {}).unwrap().receipt;
+        assert_eq!(receipt.worker, WorkerId(2));
+        receipt.shadow
+    });
+    let asked: Vec<Shadowed> = asked.collect();
+    assert!(asked.iter().all(|said| said.choice == Some((WorkerId(1), DpRank(0)))));
+    assert!((430..570).contains(&asked.len()), "{}", asked.len());
+}
+
+#[test]
+fn a_shadow_of_the_decode_override_is_compared_by_its_plan() {
+    let plan = |plan| {
+        let answer = Answer::Plan(plan, RouterConfigOverride::default());
+        Program::DecodeOverride(fake(World::DecodeOverride, (&[], &[]), answer))
+    };
+    let house = house(Program::Native(NativeMode::Kv));
+    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::DecodeOverride).clone();
+    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
+    let query = query(&snapshot, &model, Leg::Decode, &subject);
+    let counts = || slot.lineup().shadow.as_ref().unwrap().active.agreement.counts().map(|(_, count)| count);
+    slot.try_out(Mode::Shadow, plan(Plan::Local), 1.0);
+    assert_eq!((house.router.plan(&query).plan, counts()), (Plan::Remote, [0, 1, 0]));
+    slot.try_out(Mode::Shadow, plan(Plan::Remote), 1.0);
+    assert_eq!((house.router.plan(&query).plan, counts()), (Plan::Remote, [1, 0, 0]));
+}
+
+#[test]
+fn a_slot_s_own_word_on_failures_wins_over_the_router_s() {
+    let house = house(selector(Err(Failure::Trap("x".into()))));
+    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    slot.set_on_failure(Some(OnFailure::Reject));
+    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap_err(), RouteError::PolicyFailed("trap"));
+    assert_eq!(house.route(Leg::Decode, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
+    slot.set_on_failure(None);
+    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
 }

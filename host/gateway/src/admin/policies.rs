@@ -1,0 +1,132 @@
+//! What operators ask of the policies: what runs, read the folder now, roll back, promote.
+//!
+//! The policy manager's thread does it; the answer waits for it, for a while.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, Query, State},
+    http::{HeaderMap, Response, StatusCode},
+    response::IntoResponse,
+};
+use pointsman_policy_runtime::{Command, CommandError, Report, SlotName};
+use pointsman_routing::{Mode, SlotKind};
+use pointsman_workers::ModelName;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{app::App, error, server::request_id};
+
+/// How long an answer waits for the manager: a few compiles.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Which slot, and what of it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Which {
+    /// The model whose own slot is meant.
+    model: Option<String>,
+    /// The trial to promote.
+    from: Option<Mode>,
+    /// The lane to roll back.
+    lane: Option<Mode>,
+}
+
+/// Why an operator's word was not done.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AdminError {
+    /// The path names no slot.
+    #[error("there is no slot `{0}`; slots are prefill, decode, aggregated, decode-override")]
+    NoSlot(String),
+    /// The query is none.
+    #[error("{0}")]
+    BadQuery(String),
+    /// The manager's own word.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// It is not done yet.
+    #[error("the policy manager is busy; what was asked for will be done when it is not")]
+    Busy,
+}
+
+pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!(*app.policies.status()))
+}
+
+/// Reads the folder now.
+pub(super) async fn reload(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+    answer(ask(&app, Command::Reload).await, &headers)
+}
+
+/// Puts the content before the present one in force again, or ends a trial.
+pub(super) async fn roll_back(
+    State(app): State<Arc<App>>,
+    Path(slot): Path<String>,
+    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    let work = async {
+        let (slot, which) = name(&slot, which)?;
+        ask(&app, Command::RollBack { slot, lane: which.lane.unwrap_or_default() }).await
+    };
+    answer(work.await, &headers)
+}
+
+/// Makes a trial the active generation.
+pub(super) async fn promote(
+    State(app): State<Arc<App>>,
+    Path(slot): Path<String>,
+    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    let work = async {
+        let (slot, which) = name(&slot, which)?;
+        ask(&app, Command::Promote { slot, from: which.from }).await
+    };
+    answer(work.await, &headers)
+}
+
+/// Has the manager do something; waits for a while.
+async fn ask(app: &App, command: Command) -> Result<Report, AdminError> {
+    let asked = tokio::time::timeout(PATIENCE, app.policies.ask(command));
+    Ok(asked.await.map_err(|_| AdminError::Busy)??)
+}
+
+fn name(
+    slot: &str,
+    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+) -> Result<(SlotName, Which), AdminError> {
+    let Query(which) = which.map_err(|error| AdminError::BadQuery(error.body_text()))?;
+    let kind = SlotKind::ALL.into_iter().find(|kind| kind.as_str() == slot);
+    let kind = kind.ok_or_else(|| AdminError::NoSlot(slot.to_owned()))?;
+    Ok(((kind, which.model.as_deref().map(ModelName::new)), which))
+}
+
+fn answer(outcome: Result<Report, AdminError>, headers: &HeaderMap) -> Response<Body> {
+    match outcome {
+        Ok(report) => Json(report).into_response(),
+        Err(error) => {
+            let (status, code) = error.status();
+            let body = error::body(status, code, &error.to_string(), &request_id(headers));
+            (status, Json(body)).into_response()
+        }
+    }
+}
+
+impl AdminError {
+    fn status(&self) -> (StatusCode, &'static str) {
+        use CommandError as E;
+        match self {
+            Self::NoSlot(_) | Self::Command(E::UnknownSlot(_)) => (StatusCode::NOT_FOUND, "slot_not_found"),
+            Self::BadQuery(_) => (StatusCode::BAD_REQUEST, "invalid_request"),
+            Self::Command(E::NothingToRollBack(_)) => (StatusCode::CONFLICT, "nothing_to_roll_back"),
+            Self::Command(E::NothingToPromote(_)) => (StatusCode::CONFLICT, "nothing_to_promote"),
+            Self::Command(E::Ambiguous(_)) => (StatusCode::CONFLICT, "ambiguous"),
+            Self::Command(E::Refused(refusal)) => (StatusCode::CONFLICT, refusal.kind()),
+            Self::Command(E::Ended) => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+            Self::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+        }
+    }
+}

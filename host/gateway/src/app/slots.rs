@@ -1,0 +1,89 @@
+//! The slots of a gateway: from the configuration to recipes, first generations, and the manager that keeps them.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use pointsman_policy_runtime::{
+    Access, Limits, ManagerConfig, Opened, Part, PolicyEngine, PolicyManager, Probation, Rank, SlotConfig,
+    SlotName, SlotRecipe,
+};
+use pointsman_routing::{NativeMode, Program, Slot, SlotKind, SlotSet, Slots};
+use pointsman_workers::ModelName;
+use tokio::sync::mpsc;
+
+use crate::config::{Config, ConfigErrors};
+
+/// What every slot is to run, those for all models first.
+pub(crate) fn recipes(config: &Config) -> Vec<(SlotName, SlotRecipe)> {
+    let entry = |kind| config.policies.slots.get(&kind).cloned().unwrap_or_default();
+    let all = SlotKind::ALL.into_iter().map(|kind| ((kind, None), entry(kind).recipe(kind)));
+    let own = config.models.iter().flat_map(|(model, config)| {
+        let name = ModelName::new(model);
+        config.slots.iter().map(move |(kind, entry)| ((*kind, Some(name.clone())), entry.recipe(*kind)))
+    });
+    all.chain(own).collect()
+}
+
+/// Makes the slots, with what the folder holds already in them.
+///
+/// # Errors
+/// A built-in policy refuses its settings, or the policy folder is not there.
+pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
+    let policies = &config.policies;
+    let limits = Limits {
+        deadline: policies.deadline,
+        configure_deadline: policies.configure_deadline,
+        memory_bytes: policies.memory_bytes,
+        ..Limits::default()
+    };
+    let engine = match &policies.compile_cache {
+        Some(dir) => PolicyEngine::with_cache(limits, dir.clone()),
+        None => PolicyEngine::new(limits),
+    };
+    let engine = engine.map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
+    let gate = policies.gate().map_err(ConfigErrors)?;
+    let mut opened = Opened::open(&engine, policies.dir.clone(), gate)?;
+    let (events, failures) = mpsc::unbounded_channel();
+    let mut made = Vec::new();
+    for ((kind, model), recipe) in recipes(config) {
+        let access = Access::default();
+        let (program, first) = match opened.first(kind, &recipe.active, &access) {
+            Ok((program, first)) => (program, Some(first)),
+            // Parts that are files may come later; until then the slot serves natively, and its status says why.
+            Err(refusal) if names_files(&recipe) => {
+                tracing::warn!(slot = %kind, kind = refusal.kind(), %refusal, "a slot begins without its policies");
+                (Program::Native(NativeMode::Kv), None)
+            }
+            Err(refusal) => {
+                let path = model.as_ref().map_or("policies".to_owned(), |model| format!("models.{model}"));
+                return Err(refusal).with_context(|| format!("{path}.slots.{kind}"));
+            }
+        };
+        let slot = Arc::new(Slot::new(kind, model, program, events.clone()));
+        made.push(SlotConfig { slot, recipe, access, first });
+    }
+    let shared: Vec<Arc<Slot>> = made.iter().map(|config| config.slot.clone()).collect();
+    let manager = ManagerConfig {
+        slots: made,
+        probation: Probation {
+            calls: policies.probation_calls,
+            failure_share: policies.probation_failure_share,
+        },
+        debounce: policies.debounce,
+        rescan: policies.rescan,
+    };
+    let manager = PolicyManager::start(opened, manager, failures)?;
+    let set = SlotSet::of(&shared).context("a slot of each kind")?;
+    Ok((Slots::new(set, shared), manager))
+}
+
+/// Whether something of the active lane lies in the folder.
+fn names_files(recipe: &SlotRecipe) -> bool {
+    let is_file = |part: &Part| part.file.is_some();
+    recipe.active.filters.iter().any(is_file)
+        || match &recipe.active.rank {
+            Some(Rank::Policy(part)) => is_file(part),
+            Some(Rank::Scorers { scorers, .. }) => scorers.iter().any(|scorer| is_file(&scorer.part)),
+            Some(Rank::Native(_)) | None => false,
+        }
+}

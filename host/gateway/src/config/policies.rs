@@ -1,0 +1,151 @@
+//! `[policies]`: where policies come from, who may bring them, what they may use.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use pointsman_policy_runtime::Gate;
+use pointsman_routing::{Digest, OnFailure, SlotKind};
+use serde::Deserialize;
+
+use super::slots::SlotEntry;
+
+/// Where policies come from and what they may use.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policies {
+    /// The folder that is watched.
+    pub dir: Option<PathBuf>,
+    /// CPU time of a call.
+    #[serde(with = "humantime_serde")]
+    pub deadline: Duration,
+    /// CPU time that instantiation, `describe` and `configure` may take together.
+    #[serde(with = "humantime_serde")]
+    pub configure_deadline: Duration,
+    /// Memory of an instance, bytes.
+    pub memory_bytes: usize,
+    /// What a failing policy leads to.
+    pub on_failure: OnFailure,
+    /// Calls in which a fresh generation is on probation.
+    pub probation_calls: u64,
+    /// Share of failed calls above which it is rolled back.
+    pub probation_failure_share: f64,
+    /// Quiet time after a change of the folder before it is read.
+    #[serde(with = "humantime_serde")]
+    pub debounce: Duration,
+    /// How often the folder is read whatever the watch says.
+    #[serde(with = "humantime_serde")]
+    pub rescan: Duration,
+    /// Refuse files without a signature by a trusted key.
+    pub require_signed: bool,
+    /// minisign public keys, as text.
+    pub trusted_keys: Vec<String>,
+    /// minisign public keys, as files.
+    pub trusted_key_files: Vec<PathBuf>,
+    /// `sha256:…` that a file must have, by its path in the folder without `.wasm`.
+    pub pins: BTreeMap<String, String>,
+    /// Folder in which compiled policies are kept from one start to the next.
+    pub compile_cache: Option<PathBuf>,
+    /// Entries of slots.
+    pub slots: BTreeMap<SlotKind, SlotEntry>,
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            deadline: Duration::from_millis(2),
+            configure_deadline: Duration::from_millis(50),
+            memory_bytes: 16 * 1024 * 1024,
+            on_failure: OnFailure::Fallback,
+            probation_calls: 1_000,
+            probation_failure_share: 0.05,
+            debounce: Duration::from_millis(20),
+            rescan: Duration::from_secs(5),
+            require_signed: false,
+            trusted_keys: Vec::new(),
+            trusted_key_files: Vec::new(),
+            pins: BTreeMap::new(),
+            compile_cache: None,
+            slots: BTreeMap::new(),
+        }
+    }
+}
+
+impl Policies {
+    /// What is wrong here, each with its dotted path.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let share = self.probation_failure_share;
+        if !(0.0..=1.0).contains(&share) {
+            problems.push(format!("policies.probation_failure_share: `{share}` is not within 0 to 1"));
+        }
+        if let Some(dir) = self.dir.as_ref().filter(|dir| !dir.is_dir()) {
+            problems.push(format!("policies.dir: `{}` is no folder", dir.display()));
+        }
+        let keys = !self.trusted_keys.is_empty() || !self.trusted_key_files.is_empty();
+        if self.require_signed && !keys {
+            problems.push(
+                "policies.require_signed: there are no `trusted_keys`, nothing could be let in".to_owned(),
+            );
+        }
+        if keys && !self.require_signed {
+            problems.push(
+                "policies.trusted_keys: without `require_signed = true` no signature is looked at".to_owned(),
+            );
+        }
+        if let Err(more) = self.gate() {
+            problems.extend(more);
+        }
+        for (kind, entry) in &self.slots {
+            problems.extend(entry.problems(&format!("policies.slots.{kind}"), *kind, self.dir.is_some()));
+        }
+        problems
+    }
+
+    /// Who may bring policies.
+    ///
+    /// # Errors
+    /// All keys and pins that are none, with their dotted paths.
+    pub fn gate(&self) -> Result<Gate, Vec<String>> {
+        let (mut problems, mut keys, mut pins) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let sound =
+            |key: &String| Gate::new(Some(std::slice::from_ref(key)), BTreeMap::new()).map(|_| key.clone());
+        for (place, key) in self.trusted_keys.iter().enumerate() {
+            match sound(key) {
+                Ok(key) => keys.push(key),
+                Err(error) => problems.push(format!("policies.trusted_keys[{place}]: {error}")),
+            }
+        }
+        for (place, file) in self.trusted_key_files.iter().enumerate() {
+            let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
+            match text.and_then(|text| sound(&text)) {
+                Ok(key) => keys.push(key),
+                Err(error) => {
+                    let file = file.display();
+                    problems.push(format!("policies.trusted_key_files[{place}]: {file}: {error}"));
+                }
+            }
+        }
+        for (name, pin) in &self.pins {
+            match digest(pin) {
+                Some(digest) => drop(pins.insert(name.clone(), digest)),
+                None => {
+                    problems
+                        .push(format!("policies.pins.{name}: `{pin}` is not `sha256:` and 64 hex digits"));
+                }
+            }
+        }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        Gate::new(self.require_signed.then_some(keys.as_slice()), pins).map_err(|error| vec![error])
+    }
+}
+
+fn digest(pin: &str) -> Option<Digest> {
+    let hex = pin.strip_prefix("sha256:").filter(|hex| hex.len() == 64 && hex.is_ascii())?;
+    let mut bytes = [0_u8; 32];
+    for (byte, place) in bytes.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(hex.get(place..place + 2)?, 16).ok()?;
+    }
+    Some(Digest(bytes))
+}

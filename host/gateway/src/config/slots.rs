@@ -1,0 +1,201 @@
+//! `[policies.slots.SLOT]` and `[models.NAME.slots.SLOT]`: what a slot runs, and what is on trial in it.
+
+use std::path::PathBuf;
+
+use pointsman_embedded_policies::by_name;
+use pointsman_policy_runtime::{Access, Grant, LaneRecipe, Part, Rank, ScorerPart, SlotRecipe};
+use pointsman_routing::{NativeMode, Normalize, OnFailure, Picker, SlotKind};
+use serde::Deserialize;
+
+mod check;
+
+pub(super) use check::is_folder_name;
+
+/// What a slot runs while its file is not there, and what its policy is told.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SlotEntry {
+    /// A native selector.
+    pub native: Option<NativeMode>,
+    /// A policy that is built in: `kv-aware`, `least-loaded` or `conditional-disagg`.
+    pub builtin: Option<String>,
+    /// A policy by name: `parts/NAME.wasm` while it is there, else the built-in one.
+    pub policy: Option<String>,
+    /// Filters, in order; they run before the slot's own file too.
+    pub filters: Vec<PartEntry>,
+    /// Scorers, whose weighed costs the picker picks from.
+    pub scorers: Vec<ScorerEntry>,
+    /// How a row is picked from the weighed costs.
+    pub picker: Option<Picker>,
+    /// Handed to `configure` of the policy in the slot's file, and of `builtin` or `policy`.
+    pub settings: toml::Table,
+    /// What its policies may import: `log`, `state`, `wasi`; `log` and `wasi` when not given.
+    pub grants: Option<Vec<Grant>>,
+    /// What a failure leads to in this slot; not given: as `policies.on_failure` says.
+    pub on_failure: Option<OnFailure>,
+    /// What serves a share of requests.
+    pub canary: Option<TrialEntry>,
+    /// What looks on.
+    pub shadow: Option<TrialEntry>,
+}
+
+/// A policy as a part of a slot.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartEntry {
+    /// `parts/NAME.wasm` while it is there, else the built-in policy of this name.
+    pub policy: String,
+    /// Handed to its `configure`.
+    #[serde(default)]
+    pub settings: toml::Table,
+}
+
+/// A scorer of a slot.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScorerEntry {
+    /// `parts/NAME.wasm` while it is there, else the built-in policy of this name.
+    pub policy: String,
+    /// Multiplies its normalized costs.
+    #[serde(default = "one")]
+    pub weight: f32,
+    /// Scale of its costs.
+    #[serde(default)]
+    pub normalize: Normalize,
+    /// Handed to its `configure`.
+    #[serde(default)]
+    pub settings: toml::Table,
+}
+
+/// A canary or a shadow: runs what it names, or, while it is there, `<slot>.canary.wasm` or `<slot>.shadow.wasm`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrialEntry {
+    /// Share of requests, 0 to 1. A canary's is 0.05, a shadow's 1, when it is not given.
+    pub share: Option<f64>,
+    /// As in the slot.
+    pub native: Option<NativeMode>,
+    /// As in the slot.
+    pub builtin: Option<String>,
+    /// As in the slot.
+    pub policy: Option<String>,
+    /// As in the slot; the slot's own when not given.
+    pub filters: Option<Vec<PartEntry>>,
+    /// As in the slot.
+    pub scorers: Vec<ScorerEntry>,
+    /// As in the slot.
+    pub picker: Option<Picker>,
+    /// As in the slot; the slot's own when not given.
+    pub settings: Option<toml::Table>,
+}
+
+/// The keys of which one says what ranks.
+struct Ranking<'a> {
+    native: Option<NativeMode>,
+    builtin: Option<&'a String>,
+    policy: Option<&'a String>,
+    scorers: &'a [ScorerEntry],
+    picker: Option<Picker>,
+    filters: &'a [PartEntry],
+}
+
+impl SlotEntry {
+    /// What the slot is to run.
+    #[must_use]
+    pub fn recipe(&self, kind: SlotKind) -> SlotRecipe {
+        let settings = json(&self.settings);
+        let rank = self.ranking().rank(&settings).unwrap_or_else(|| stock(kind));
+        let grants = self.grants.clone().unwrap_or_else(|| Access::DEFAULT.to_vec());
+        let active =
+            LaneRecipe { filters: parts(&self.filters), rank: Some(rank), settings, grants, share: 1.0 };
+        let trial = |entry: &Option<TrialEntry>, share: f64| {
+            let entry = entry.clone().unwrap_or_default();
+            let settings = entry.settings.as_ref().map_or_else(|| active.settings.clone(), json);
+            let filters = entry.filters.as_deref().map_or_else(|| active.filters.clone(), parts);
+            let rank = entry.ranking().rank(&settings);
+            let grants = active.grants.clone();
+            LaneRecipe { share: entry.share.unwrap_or(share), settings, grants, filters, rank }
+        };
+        SlotRecipe {
+            canary: trial(&self.canary, SlotRecipe::CANARY_SHARE),
+            shadow: trial(&self.shadow, 1.0),
+            active,
+            on_failure: self.on_failure,
+        }
+    }
+
+    fn ranking(&self) -> Ranking<'_> {
+        Ranking {
+            native: self.native,
+            builtin: self.builtin.as_ref(),
+            policy: self.policy.as_ref(),
+            scorers: &self.scorers,
+            picker: self.picker,
+            filters: &self.filters,
+        }
+    }
+}
+
+impl TrialEntry {
+    fn ranking(&self) -> Ranking<'_> {
+        Ranking {
+            native: self.native,
+            builtin: self.builtin.as_ref(),
+            policy: self.policy.as_ref(),
+            scorers: &self.scorers,
+            picker: self.picker,
+            filters: self.filters.as_deref().unwrap_or_default(),
+        }
+    }
+}
+
+impl Ranking<'_> {
+    /// What ranks; `None` when nothing is named.
+    fn rank(&self, settings: &str) -> Option<Rank> {
+        if let Some(mode) = self.native {
+            return Some(Rank::Native(mode));
+        }
+        if let Some(name) = self.builtin {
+            return Some(Rank::Policy(Part::embedded(name, by_name(name)?, settings.to_owned())));
+        }
+        if let Some(name) = self.policy {
+            return Some(Rank::Policy(part(name, settings.to_owned())));
+        }
+        let one = |entry: &ScorerEntry| ScorerPart {
+            part: part(&entry.policy, json(&entry.settings)),
+            weight: entry.weight,
+            normalize: entry.normalize,
+        };
+        let scorers: Vec<ScorerPart> = self.scorers.iter().map(one).collect();
+        let picker = self.picker.unwrap_or_default();
+        (!scorers.is_empty()).then_some(Rank::Scorers { scorers, picker })
+    }
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+fn part(name: &str, settings: String) -> Part {
+    let file = Some(PathBuf::from(format!("parts/{name}.wasm")));
+    Part { name: name.to_owned(), file, embedded: by_name(name), settings }
+}
+
+fn parts(entries: &[PartEntry]) -> Vec<Part> {
+    entries.iter().map(|entry| part(&entry.policy, json(&entry.settings))).collect()
+}
+
+/// What a slot runs that says nothing.
+fn stock(kind: SlotKind) -> Rank {
+    let name = if kind == SlotKind::DecodeOverride { "conditional-disagg" } else { "kv-aware" };
+    // Settings of a slot are for the policy that an operator drops in, or for the one named beside them.
+    let part = |bytes| Rank::Policy(Part::embedded(name, bytes, "{}".to_owned()));
+    by_name(name).map_or(Rank::Native(NativeMode::Kv), part)
+}
+
+fn json(settings: &toml::Table) -> String {
+    serde_json::to_string(settings).unwrap_or_else(|_| "{}".to_owned())
+}
+
+#[cfg(test)]
+mod tests;

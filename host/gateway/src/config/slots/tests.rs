@@ -1,0 +1,92 @@
+use super::*;
+use crate::config::Config;
+
+#[test]
+fn a_composed_slot_reads_as_it_is_written() {
+    let text = r#"
+        [policies.slots.prefill]
+        on_failure = "shed"
+        filters = [{ policy = "low-queue", settings = { threshold = 4 } }]
+        scorers = [
+            { policy = "kv-utilization", weight = 2.0, normalize = "unit" },
+            { policy = "kv-aware", normalize = "min-max" },
+        ]
+        picker = { softmax = { temperature = 0.5 } }
+        canary = { share = 0.1, picker = "weighted-random", scorers = [{ policy = "kv-aware", weight = 3 }] }
+        shadow = { builtin = "least-loaded", filters = [] }
+        [models."org/name".slots.decode]
+        native = "least-loaded"
+    "#;
+    let config: Config = toml::from_str(text).unwrap();
+    let recipe = config.policies.slots[&SlotKind::Prefill].recipe(SlotKind::Prefill);
+    assert_eq!(recipe.on_failure, Some(OnFailure::Shed));
+    assert_eq!(recipe.active.filters[0].settings, r#"{"threshold":4}"#);
+    let Some(Rank::Scorers { scorers, picker }) = &recipe.active.rank else { panic!("{recipe:?}") };
+    assert_eq!(*picker, Picker::Softmax { temperature: 0.5 });
+    assert_eq!((scorers[0].weight, scorers[0].normalize), (2.0, Normalize::Unit));
+    assert_eq!(scorers[0].part.file, Some("parts/kv-utilization.wasm".into()));
+    assert!(scorers[0].part.embedded.is_none() && scorers[1].part.embedded.is_some());
+    assert_eq!((scorers[1].weight, scorers[1].normalize), (1.0, Normalize::MinMax));
+    // The canary has the slot's filters, the shadow its own, which are none.
+    assert_eq!((recipe.canary.share, recipe.canary.filters.len()), (0.1, 1));
+    let Some(Rank::Scorers { picker: Picker::WeightedRandom, .. }) = recipe.canary.rank else {
+        panic!("{recipe:?}")
+    };
+    assert_eq!((recipe.shadow.share, recipe.shadow.filters.len()), (1.0, 0));
+    assert!(config.models["org/name"].slots.contains_key(&SlotKind::Decode));
+}
+
+#[test]
+fn everything_that_is_wrong_with_slots_is_told_at_once() {
+    let config: Config = toml::from_str(
+        r#"
+        [policies]
+        require_signed = true
+        [policies.pins]
+        prefill = "sha256:12"
+        [policies.slots.prefill]
+        picker = "weighted-random"
+        filters = [{ policy = "../x" }, { policy = "low-queue" }]
+        [policies.slots.decode]
+        policy = "kv-aware"
+        scorers = [{ policy = "kv-aware", weight = -1.0 }]
+        picker = { softmax = { temperature = 0.0 } }
+        canary = { share = 1.5, builtin = "nope" }
+        [policies.slots.decode-override]
+        native = "kv"
+        filters = [{ policy = "kv-aware" }]
+        [models."a/../b".slots.prefill]
+        native = "kv"
+        "#,
+    )
+    .unwrap();
+    let expected = [
+        "policies.require_signed: there are no `trusted_keys`, nothing could be let in",
+        "policies.pins.prefill: `sha256:12` is not `sha256:` and 64 hex digits",
+        "policies.slots.prefill.picker: there are no `scorers` to pick by",
+        "policies.slots.prefill.filters[0].policy: `../x` cannot be the name of a file",
+        "policies.slots.prefill.filters[1].policy: `low-queue` is not built in, and there is no `policies.dir`",
+        "policies.slots.decode: `policy` and `scorers` are given, one of them is enough",
+        "policies.slots.decode.picker.softmax.temperature: `0` is not above 0",
+        "policies.slots.decode.scorers[0].weight: `-1` is not a finite number of 0 or more",
+        "policies.slots.decode.canary.share: `1.5` is not within 0 to 1",
+        "policies.slots.decode.canary.builtin: `nope` is not built in",
+        "policies.slots.decode-override.native: this slot takes no selector; leave it out for the native override",
+        "policies.slots.decode-override.filters: this slot takes one decode override",
+        "models.a/../b.slots: `a/../b` cannot be the name of a folder of policies",
+    ];
+    assert_eq!(config.check().unwrap_err().0.join("\n"), expected.join("\n"));
+}
+
+#[test]
+fn unknown_keys_of_slots_parts_pickers_and_trials_do_not_parse() {
+    for text in [
+        "[policies.slots.prefill]\nscorer = []",
+        "[policies.slots.prefill]\nfilters = [{ policy = \"a\", weight = 1.0 }]",
+        "[policies.slots.prefill]\npicker = { softmax = { temperature = 1.0, t = 1 } }",
+        "[policies.slots.prefill]\ncanary = { percent = 5 }",
+        "[models.m.slots.prefil]",
+    ] {
+        assert!(toml::from_str::<Config>(text).is_err(), "{text}");
+    }
+}

@@ -1,0 +1,74 @@
+//! The shadow's word on a decision that is already made: asked on the same facts, compared, counted, never acted on.
+
+use tokio::time::Instant;
+
+use super::{Purpose, Router, needs, note};
+use crate::{
+    facts::columns::{Gathered, Needs},
+    policy::Failure,
+    program::{Buffers, Run, Verdict},
+    query::CandidateId,
+    receipt::Shadowed,
+    scope::Scope,
+    slot::{Active, Opinion, Program},
+};
+
+/// Buffers of the shadow's run: what the active one left in its own (costs, rows) belongs to the receipt.
+#[derive(Default)]
+pub(super) struct Beside {
+    rows: Vec<u32>,
+    buffers: Buffers,
+}
+
+impl Beside {
+    /// Keeps the rows as they are before the active one's filters; what the shadow needs besides.
+    pub(super) fn begin(&mut self, shadow: Option<&Active>, rows: &[u32]) -> Needs {
+        self.rows.clear();
+        let Some(shadow) = shadow else { return Needs::default() };
+        self.rows.extend_from_slice(rows);
+        needs(&shadow.program)
+    }
+
+    /// The rows it keeps; `rows` when there is no shadow.
+    pub(super) fn rows_or<'a>(&'a self, rows: &'a [u32]) -> &'a [u32] {
+        if self.rows.is_empty() { rows } else { &self.rows }
+    }
+
+    /// Asks the shadow where the request would have gone; `chosen` is where it goes. `None` when it was not asked.
+    pub(super) fn ask(
+        &mut self,
+        router: &Router,
+        shadow: &Active,
+        gathered: &Gathered<'_>,
+        chosen: u32,
+    ) -> Option<Shadowed> {
+        if !shadow.breaker.allows() {
+            return None;
+        }
+        let started = Instant::now();
+        let Self { rows, buffers } = self;
+        // A preview moves no round-robin cursor, and leaves the slot's state as it is.
+        let _scope = Scope::choice(shadow.generation, true);
+        let purpose = Purpose::Preview;
+        let verdict = Run { active: shadow, gathered, cursors: &router.cursors, buffers, purpose }.run(rows);
+        if !matches!(shadow.program, Program::Native(_)) {
+            note(shadow, &verdict, started.elapsed());
+        }
+        let opinion = match &verdict {
+            Verdict::Row(row, _) if *row == chosen => Opinion::Agrees,
+            Verdict::Failed(Failure::NotReady) => return None,
+            Verdict::Failed(_) => Opinion::Failed,
+            _ => Opinion::Disagrees,
+        };
+        shadow.agreement.note(opinion);
+        let id = |row: u32| -> Option<CandidateId> {
+            let candidate = gathered.pool.get(row as usize)?;
+            Some((candidate.worker.id(), candidate.rank))
+        };
+        let choice = match verdict {
+            Verdict::Row(row, _) => id(row),
+            _ => None,
+        };
+        Some(Shadowed { generation: shadow.generation, choice, agrees: opinion == Opinion::Agrees })
+    }
+}

@@ -1,0 +1,122 @@
+//! One generation in force: what it runs, its breaker, and its counters.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use pointsman_workers::ModelName;
+use tokio::{sync::mpsc, time::Duration};
+
+use super::{
+    Generation, Mode, SlotKind,
+    breaker::Breaker,
+    content::Program,
+    stats::{Agreement, CallStats},
+};
+use crate::policy::Failure;
+
+/// One generation in force.
+#[derive(Debug)]
+pub struct Active {
+    /// Its number.
+    pub generation: Generation,
+    /// What it runs.
+    pub program: Program,
+    /// Whether it is called at all.
+    pub breaker: Breaker,
+    /// Whether it serves, tries, or only looks on.
+    pub mode: Mode,
+    /// As a shadow: how often it would have chosen the same.
+    pub agreement: Agreement,
+    place: Place,
+    stats: Arc<CallStats>,
+    calls: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// Whose generation it is, and who is told of its failures.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) kind: SlotKind,
+    pub(super) model: Option<ModelName>,
+    pub(super) events: mpsc::UnboundedSender<SlotEvent>,
+}
+
+/// A failure of a generation in service, told to the policy manager.
+#[derive(Clone, Debug)]
+pub struct SlotEvent {
+    /// The slot's kind.
+    pub slot: SlotKind,
+    /// The slot's model; `None` is every model without a slot of its own.
+    pub model: Option<ModelName>,
+    /// The lane of the generation that failed.
+    pub mode: Mode,
+    /// The generation that failed.
+    pub generation: Generation,
+    /// Calls it had served when it failed, this one included.
+    pub calls: u64,
+    /// How many of them failed.
+    pub failures: u64,
+    /// How.
+    pub failure: Failure,
+}
+
+impl Active {
+    pub(super) fn new(
+        place: Place,
+        generation: Generation,
+        mode: Mode,
+        program: Program,
+        stats: Arc<CallStats>,
+    ) -> Self {
+        Self {
+            generation,
+            program,
+            breaker: Breaker::new(),
+            mode,
+            agreement: Agreement::default(),
+            place,
+            stats,
+            calls: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts one call, how it ended and what it took; a failure moves the breaker and is told to the policy manager.
+    pub fn note<T>(&self, outcome: &Result<T, Failure>, took: Duration) {
+        self.stats.note(outcome.as_ref().err(), took);
+        if matches!(outcome, Err(Failure::NotReady)) {
+            return;
+        }
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        match outcome {
+            Ok(_) => self.breaker.success(),
+            Err(failure) => {
+                let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+                self.breaker.failure(failure);
+                let _ = self.place.events.send(SlotEvent {
+                    slot: self.place.kind,
+                    model: self.place.model.clone(),
+                    mode: self.mode,
+                    generation: self.generation,
+                    calls,
+                    failures,
+                    failure: failure.clone(),
+                });
+            }
+        }
+    }
+
+    /// Calls so far.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Failed calls so far.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+}

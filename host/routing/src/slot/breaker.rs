@@ -1,0 +1,77 @@
+//! The breaker of a generation.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use tokio::time::{Duration, Instant};
+
+use crate::policy::Failure;
+
+/// Stops calling a policy that fails: closed, then open for a pause, then one call is let through.
+///
+/// A timeout opens it at the first; other failures after [`Breaker::TOLERANCE`] in a row.
+#[derive(Debug)]
+pub struct Breaker {
+    in_a_row: AtomicU32,
+    /// Milliseconds after `epoch` at which the next call may try again; 0 is closed.
+    retry_at_ms: AtomicU64,
+    epoch: Instant,
+}
+
+impl Breaker {
+    /// Failures in a row, other than timeouts, that it stands.
+    pub const TOLERANCE: u32 = 5;
+    /// How long it stays open before one call may try.
+    pub const PAUSE: Duration = Duration::from_secs(5);
+
+    pub(super) fn new() -> Self {
+        Self { in_a_row: AtomicU32::new(0), retry_at_ms: AtomicU64::new(0), epoch: Instant::now() }
+    }
+
+    /// Whether the policy may be called now. When the pause is over exactly one caller gets `true`.
+    #[must_use]
+    pub fn allows(&self) -> bool {
+        let retry_at = self.retry_at_ms.load(Ordering::Acquire);
+        if retry_at == 0 {
+            return true;
+        }
+        let now = self.now_ms();
+        let next = now + Self::pause_ms();
+        now >= retry_at
+            && self.retry_at_ms.compare_exchange(retry_at, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether [`Breaker::allows`] would say yes; asking takes nothing.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let retry_at = self.retry_at_ms.load(Ordering::Acquire);
+        retry_at == 0 || self.now_ms() >= retry_at
+    }
+
+    /// Whether it is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.retry_at_ms.load(Ordering::Acquire) != 0
+    }
+
+    pub(super) fn success(&self) {
+        if self.in_a_row.load(Ordering::Relaxed) != 0 {
+            self.in_a_row.store(0, Ordering::Relaxed);
+            self.retry_at_ms.store(0, Ordering::Release);
+        }
+    }
+
+    pub(super) fn failure(&self, failure: &Failure) {
+        let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        if *failure == Failure::Timeout || in_a_row >= Self::TOLERANCE {
+            self.retry_at_ms.store(self.now_ms() + Self::pause_ms(), Ordering::Release);
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn pause_ms() -> u64 {
+        u64::try_from(Self::PAUSE.as_millis()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,85 @@
+//! Who is asked at one moment: the active generation, a canary that serves a share of requests, a shadow that looks on.
+
+use std::sync::Arc;
+
+use super::active::Active;
+use crate::{query::Subject, router::OnFailure};
+
+/// The generations of a slot at one moment. A leg pins one lineup and keeps it.
+#[derive(Clone, Debug)]
+pub struct Lineup {
+    /// Serves.
+    pub active: Arc<Active>,
+    /// Serves a share of requests.
+    pub canary: Option<Trial>,
+    /// Asked beside whoever serves; never acts.
+    pub shadow: Option<Trial>,
+    /// What a failure leads to here; `None`: what the router says.
+    pub on_failure: Option<OnFailure>,
+}
+
+/// A generation on trial.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// The generation.
+    pub active: Arc<Active>,
+    /// Share of requests, 0 to 1.
+    pub share: f64,
+}
+
+/// Makes shadows and canaries of one share take different requests.
+const SHADOW: u64 = 0x5368_6164_6f77_2e31;
+
+impl Lineup {
+    /// Who serves this request. A session meets the same one for as long as the lineup stands; requests without a session are
+    /// drawn one by one, all legs of one alike. A canary whose breaker is open gives way to the active one.
+    #[must_use]
+    pub fn serving(&self, subject: &Subject) -> &Arc<Active> {
+        let key = subject.session_hash.unwrap_or(subject.draw);
+        match &self.canary {
+            Some(canary) if within(key, canary.share) && canary.active.breaker.is_ready() => &canary.active,
+            _ => &self.active,
+        }
+    }
+
+    /// The shadow, when it is asked about this request.
+    #[must_use]
+    pub fn shadowing(&self, subject: &Subject) -> Option<&Arc<Active>> {
+        let shadow = self.shadow.as_ref()?;
+        within(subject.draw ^ SHADOW, shadow.share).then_some(&shadow.active)
+    }
+}
+
+/// Whether `key`, well mixed, lies in the first `share` of all keys.
+fn within(key: u64, share: f64) -> bool {
+    #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
+    let place = (mix(key) >> 11) as f64 / (1_u64 << 53) as f64;
+    place < share
+}
+
+/// The finalizer of splitmix64: every bit of the key moves half of the bits of the answer.
+fn mix(key: u64) -> u64 {
+    let mut z = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_that_share_of_keys_even_of_neighbours() {
+        for share in [0.0, 0.05, 0.5, 1.0] {
+            let hits = (0..40_000_u64).filter(|key| within(*key, share)).count() as f64 / 40_000.0;
+            assert!((hits - share).abs() < 0.01, "{share}: {hits}");
+        }
+        assert!(!within(u64::MAX, 0.0) && within(u64::MAX, 1.0));
+    }
+
+    #[test]
+    fn a_larger_share_keeps_the_keys_of_a_smaller_one() {
+        assert!((0..10_000).filter(|key| within(*key, 0.1)).all(|key| within(key, 0.3)));
+    }
+}

@@ -1,0 +1,144 @@
+//! What was asked of a slot's lane, and how it ended. Counters outlive generations, so that no call is lost between two scrapes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::time::Duration;
+
+use crate::policy::Failure;
+
+/// Upper bounds of the buckets of call times, microseconds.
+pub const CALL_BUCKETS_US: [u64; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_000, 2_000, 5_000];
+
+/// Calls of one lane of a slot, all generations together.
+#[derive(Debug, Default)]
+pub struct CallStats {
+    ok: AtomicU64,
+    failed: [AtomicU64; 6],
+    /// One a bucket, and one for what is longer.
+    buckets: [AtomicU64; CALL_BUCKETS_US.len() + 1],
+    nanos: AtomicU64,
+}
+
+/// Where a shadow would have sent requests, against where they went.
+#[derive(Debug, Default)]
+pub struct Agreement {
+    agree: AtomicU64,
+    disagree: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// What came of asking a shadow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opinion {
+    /// The same choice.
+    Agrees,
+    /// Another choice, or none.
+    Disagrees,
+    /// No usable answer.
+    Failed,
+}
+
+impl CallStats {
+    /// Counts one call.
+    pub(crate) fn note(&self, failure: Option<&Failure>, took: Duration) {
+        let counter = failure.map_or(Some(&self.ok), |failure| self.failed.get(place(failure)));
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = CALL_BUCKETS_US.iter().position(|bound| nanos <= bound * 1_000);
+        if let Some(bucket) = self.buckets.get(bucket.unwrap_or(CALL_BUCKETS_US.len())) {
+            bucket.fetch_add(1, Ordering::Relaxed);
+        }
+        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// Calls by outcome: `ok`, or a failure's kind.
+    pub fn outcomes(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let failed = KINDS.into_iter().zip(&self.failed);
+        std::iter::once(("ok", &self.ok))
+            .chain(failed)
+            .map(|(kind, count)| (kind, count.load(Ordering::Relaxed)))
+    }
+
+    /// Calls of at most each bound of [`CALL_BUCKETS_US`], then all of them.
+    #[must_use]
+    pub fn cumulative(&self) -> Vec<u64> {
+        let mut sum = 0;
+        let add = |bucket: &AtomicU64| {
+            sum += bucket.load(Ordering::Relaxed);
+            sum
+        };
+        self.buckets.iter().map(add).collect()
+    }
+
+    /// Time of all calls together.
+    #[must_use]
+    pub fn time(&self) -> Duration {
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
+}
+
+/// The kinds of failures, in the order of `CallStats::failed`.
+const KINDS: [&str; 6] = ["error", "trap", "timeout", "memory", "invalid", "not_ready"];
+
+fn place(failure: &Failure) -> usize {
+    match failure {
+        Failure::Error(_) => 0,
+        Failure::Trap(_) => 1,
+        Failure::Timeout => 2,
+        Failure::Memory => 3,
+        Failure::Invalid(_) => 4,
+        Failure::NotReady => 5,
+    }
+}
+
+impl Agreement {
+    pub(crate) fn note(&self, opinion: Opinion) {
+        let counter = match opinion {
+            Opinion::Agrees => &self.agree,
+            Opinion::Disagrees => &self.disagree,
+            Opinion::Failed => &self.failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests in which it agreed, disagreed, and failed.
+    #[must_use]
+    pub fn counts(&self) -> [(&'static str, u64); 3] {
+        [("agree", &self.agree), ("disagree", &self.disagree), ("failed", &self.failed)]
+            .map(|(label, count)| (label, count.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_outcome_and_time() {
+        let stats = CallStats::default();
+        stats.note(None, Duration::from_nanos(900));
+        stats.note(Some(&Failure::Timeout), Duration::from_micros(2_100));
+        stats.note(Some(&Failure::NotReady), Duration::from_secs(1));
+        let outcomes: Vec<_> = stats.outcomes().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(outcomes, [("ok", 1), ("timeout", 1), ("not_ready", 1)]);
+        let cumulative = stats.cumulative();
+        assert_eq!((cumulative[0], cumulative[11], cumulative[12], cumulative[13]), (1, 1, 2, 3));
+    }
+
+    #[test]
+    fn every_kind_of_failure_has_its_own_counter() {
+        let text = String::new;
+        let all = [
+            Failure::Error(text()),
+            Failure::Trap(text()),
+            Failure::Timeout,
+            Failure::Memory,
+            Failure::Invalid(text()),
+            Failure::NotReady,
+        ];
+        assert_eq!(all.each_ref().map(Failure::kind), KINDS);
+        assert_eq!(all.each_ref().map(place), [0, 1, 2, 3, 4, 5]);
+    }
+}

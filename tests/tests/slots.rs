@@ -1,0 +1,272 @@
+//! Slots in production: composed slots, slots of one model, canaries, shadows, promotion and rollback over HTTP.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+
+use pointsman_embedded_policies::LEAST_LOADED;
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Role};
+use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
+use pointsman_tests::{House, HouseBuilder, Reply};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+async fn ask_as(house: &House, session: Option<&str>) -> String {
+    let mut body =
+        json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello there"}]});
+    if let Some(session) = session {
+        body["nvext"] = json!({ "session_id": session });
+    }
+    let reply = house.client.post(CHAT, &[("x-pointsman-decision", "1")], body.to_string()).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned()
+}
+
+async fn ask(house: &House) -> String {
+    ask_as(house, None).await
+}
+
+async fn slot(house: &House) -> Value {
+    let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
+    let slots = policies["slots"].as_array().unwrap();
+    slots.iter().find(|slot| slot["slot"] == "aggregated").cloned().unwrap()
+}
+
+async fn post(house: &House, path: &str) -> Reply {
+    house.admin.post(path, &[], "").await.unwrap()
+}
+
+async fn house(config: &str) -> House {
+    let more: Config = toml::from_str(config).unwrap();
+    HouseBuilder::new()
+        .config(|config| {
+            config.policies.slots = more.policies.slots;
+            config.models = more.models;
+            config.server = pointsman_gateway::config::Server {
+                listen: config.server.listen,
+                admin_listen: config.server.admin_listen,
+                ..more.server
+            };
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_composed_slot_waits_for_its_parts_and_then_serves() {
+    let house = house(
+        r#"
+        [policies.slots.aggregated]
+        filters = [{ policy = "low-queue" }]
+        scorers = [{ policy = "kv-aware", weight = 2.0, normalize = "min-max" }]
+        picker = { softmax = { temperature = 0.3 } }
+        "#,
+    )
+    .await;
+    assert!(ask(&house).await.contains("native@1"), "it serves without its filter");
+    assert_eq!(slot(&house).await["refusals"][0]["kind"], "missing_part");
+    std::fs::create_dir(house.policy_path("parts")).unwrap();
+    house.drop_policy("parts/low-queue.wasm", LOW_QUEUE).unwrap();
+    post(&house, "/policies/reload").await;
+    assert!(ask(&house).await.contains("kv-aware@2 policy"));
+    let parts = slot(&house).await["parts"].clone();
+    assert_eq!((&parts[0]["policy"], &parts[1]["weight"]), (&json!("low-queue"), &json!(2.0)));
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_s_own_slot_serves_that_model_alone() {
+    let house = house("[models.tiny.slots.aggregated]\nnative = \"round-robin\"\n").await;
+    assert!(ask(&house).await.contains("native@1 native"));
+    std::fs::create_dir(house.policy_path("tiny")).unwrap();
+    house.drop_policy("tiny/aggregated.wasm", LEAST_LOADED).unwrap();
+    let report = post(&house, "/policies/reload").await.json().unwrap();
+    assert!(ask(&house).await.contains("least-loaded@2 policy"), "{report}");
+    assert_eq!(slot(&house).await["policy"], "kv-aware", "the slot of all models is as it was");
+    // It is rolled back by its model's name only.
+    assert_eq!(post(&house, "/policies/aggregated/rollback").await.code(), "nothing_to_roll_back");
+    assert_eq!(post(&house, "/policies/aggregated/rollback?model=tiny").await.status, 200);
+    assert!(ask(&house).await.contains("native@3 native"));
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_canary_serves_its_share_by_session_and_is_promoted() {
+    let house = house("[policies.slots.aggregated]\ncanary = { share = 0.5 }").await;
+    house.drop_policy("aggregated.canary.wasm", LEAST_LOADED).unwrap();
+    post(&house, "/policies/reload").await;
+    let mut canaries = 0;
+    for session in 0..24 {
+        let name = format!("session-{session}");
+        let first = ask_as(&house, Some(&name)).await.contains("least-loaded@2");
+        for _ in 0..2 {
+            assert_eq!(ask_as(&house, Some(&name)).await.contains("least-loaded@2"), first, "{name}");
+        }
+        canaries += u32::from(first);
+    }
+    assert!((4..=20).contains(&canaries), "{canaries} of 24 sessions");
+    let promoted = post(&house, "/policies/aggregated/promote?from=canary").await;
+    assert_eq!(promoted.status, 200, "{promoted:?}");
+    assert_eq!(promoted.json().unwrap()["changed"][0]["result"], "promoted");
+    for _ in 0..8 {
+        assert!(ask(&house).await.contains("least-loaded@3 policy"));
+    }
+    assert_eq!(slot(&house).await["source"], "promoted");
+    post(&house, "/policies/reload").await;
+    assert!(ask(&house).await.contains("least-loaded@3 policy"), "the scan leaves it");
+    assert_eq!(post(&house, "/policies/aggregated/promote").await.code(), "nothing_to_promote");
+    let back = post(&house, "/policies/aggregated/rollback").await;
+    assert_eq!((back.status.as_u16(), ask(&house).await.contains("kv-aware@4")), (200, true));
+    assert_eq!(post(&house, "/policies/aggregated/rollback").await.status, 409);
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn invariant_5_a_canary_that_loops_is_withdrawn_and_no_request_fails() {
+    let house = house(
+        "[policies.slots.aggregated]\ncanary = { share = 0.5, settings = { mode = \"spin\", after = 12 } }",
+    )
+    .await;
+    house.drop_policy("aggregated.canary.wasm", HOSTILE).unwrap();
+    post(&house, "/policies/reload").await;
+    let mut seen = String::new();
+    for _ in 0..600 {
+        seen.push_str(&ask(&house).await);
+        if seen.contains("timeout") {
+            break;
+        }
+    }
+    assert!(seen.contains("timeout"), "it served, and looped");
+    let withdrawn = |house: &House| {
+        house
+            .gateway
+            .app
+            .policies
+            .status()
+            .slots
+            .iter()
+            .any(|slot| slot.rollbacks == 1 && slot.canary.is_none())
+    };
+    house.until("withdrawn", withdrawn).await.unwrap();
+    for _ in 0..20 {
+        assert!(ask(&house).await.contains("kv-aware@1 policy"));
+    }
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_shadow_is_counted_and_never_serves() {
+    let house = house("").await;
+    house.drop_policy("aggregated.shadow.wasm", WEIGHTED_RANDOM).unwrap();
+    post(&house, "/policies/reload").await;
+    for _ in 0..40 {
+        assert!(ask(&house).await.contains("kv-aware@1 policy"));
+    }
+    let shadow = slot(&house).await["shadow"].clone();
+    let count = |key: &str| shadow[key].as_u64().unwrap();
+    assert_eq!(count("agree") + count("disagree"), 40, "{shadow}");
+    assert!(count("agree") > 0 && count("disagree") > 0, "{shadow}");
+    let metrics = house.admin.get("/metrics").await.unwrap();
+    let metrics = String::from_utf8(metrics.body.to_vec()).unwrap();
+    for line in [
+        &format!(
+            "pointsman_policy_shadow_total{{slot=\"aggregated\",model=\"\",policy=\"weighted-random\",result=\"agree\"}} {}",
+            count("agree")
+        ),
+        "pointsman_policy_calls_total{slot=\"aggregated\",model=\"\",mode=\"shadow\",outcome=\"ok\"} 40",
+        "pointsman_policy_calls_total{slot=\"aggregated\",model=\"\",mode=\"active\",outcome=\"ok\"} 40",
+        "pointsman_policy_call_seconds_count{slot=\"aggregated\",model=\"\",mode=\"active\"} 40",
+    ] {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_cannot() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_owned();
+    let write = |text: &str| std::fs::write(file.path(), text).unwrap();
+    let house = HouseBuilder::new()
+        .reread(None, move |started| {
+            let more = Config::read(&path)?;
+            let mut config = started.clone();
+            config.policies.slots = more.policies.slots;
+            config.routing.retries = more.routing.retries;
+            config.workers.extend(more.workers);
+            config.check()?;
+            Ok(config)
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    assert!(ask(&house).await.contains("kv-aware@1"));
+    write(
+        "[policies.slots.aggregated]\nbuiltin = \"least-loaded\"\n[routing]\nretries = 7\n[[workers]]\nid = 7\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"http://127.0.0.1:9\"",
+    );
+    let report = post(&house, "/config/reload").await.json().unwrap();
+    assert_eq!(report["changed"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(report["needs_restart"], json!(["routing.retries"]));
+    assert_eq!(report["workers"], json!({ "added": [7], "removed": [], "changed": [] }));
+    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+    // One slot is refused, the other applies: each wholly or not at all.
+    write(
+        "[policies.slots.aggregated]\nbuiltin = \"kv-aware\"\nsettings = { no = 1 }\n[policies.slots.prefill]\nnative = \"random\"",
+    );
+    let report = post(&house, "/config/reload").await.json().unwrap();
+    assert_eq!(
+        (report["refused"][0]["kind"].as_str(), report["refused"].as_array().unwrap().len()),
+        (Some("configure"), 1)
+    );
+    assert!(
+        report["changed"].as_array().unwrap().iter().any(|change| change["slot"] == "prefill"),
+        "{report}"
+    );
+    assert_eq!(report["workers"]["removed"], json!([7]));
+    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+    // What is no configuration changes nothing, and all that is wrong is said.
+    write("[policies.slots.aggregated]\nbuiltin = \"no\"\n[policies.slots.prefill]\npicker = \"min\"");
+    let wrong = post(&house, "/config/reload").await;
+    assert_eq!((wrong.status.as_u16(), wrong.code().as_str()), (400, "invalid_config"));
+    let text = wrong.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(text.contains("aggregated.builtin: `no`") && text.contains("prefill.picker"), "{text}");
+    house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_changed_configuration_file_is_taken_without_being_asked() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_owned();
+    let house = HouseBuilder::new()
+        .reread(Some(path.clone()), move |started| {
+            let mut config = started.clone();
+            config.policies.slots = Config::read(&path)?.policies.slots;
+            config.check()?;
+            Ok(config)
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let write = |text: &str| std::fs::write(file.path(), text).unwrap();
+    let runs = |name: &'static str| {
+        move |house: &House| house.gateway.app.policies.status().slots.iter().any(|slot| slot.policy == name)
+    };
+    write("[policies.slots.prefill]\nbuiltin = \"least-loaded\"");
+    house.until("the change is taken", runs("least-loaded")).await.unwrap();
+    // What is wrong is not taken, and what is right after it is.
+    write("[policies.slots.prefill]\nbuiltin = 1");
+    tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
+    assert!(runs("least-loaded")(&house));
+    write("[policies.slots.prefill]\nnative = \"random\"");
+    house.until("the next change is taken", runs("native:random")).await.unwrap();
+}
