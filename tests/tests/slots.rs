@@ -178,12 +178,12 @@ async fn a_shadow_is_counted_and_never_serves() {
     let metrics = String::from_utf8(metrics.body.to_vec()).unwrap();
     for line in [
         &format!(
-            "pointsman_policy_shadow_total{{slot=\"aggregated\",model=\"\",policy=\"weighted-random\",result=\"agree\"}} {}",
+            "pointsman_policy_shadow_total{{slot=\"aggregated\",policy=\"weighted-random\",result=\"agree\"}} {}",
             count("agree")
         ),
-        "pointsman_policy_calls_total{slot=\"aggregated\",model=\"\",mode=\"shadow\",outcome=\"ok\"} 40",
-        "pointsman_policy_calls_total{slot=\"aggregated\",model=\"\",mode=\"active\",outcome=\"ok\"} 40",
-        "pointsman_policy_call_seconds_count{slot=\"aggregated\",model=\"\",mode=\"active\"} 40",
+        "pointsman_policy_calls_total{slot=\"aggregated\",mode=\"shadow\",outcome=\"ok\"} 40",
+        "pointsman_policy_calls_total{slot=\"aggregated\",mode=\"active\",outcome=\"ok\"} 40",
+        "pointsman_policy_call_seconds_count{slot=\"aggregated\",mode=\"active\"} 40",
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }

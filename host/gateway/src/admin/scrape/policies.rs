@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use pointsman_policy_runtime::{LaneStatus, ManagerStatus, SlotStatus, Usage};
-use pointsman_routing::{CALL_BUCKETS_US, Digest, Mode, Slot};
+use pointsman_routing::{CALL_BUCKETS_US, Digest, Mode, Slot, SlotKind};
+use pointsman_workers::ModelName;
 
 use super::{counter, family, gauge};
 use crate::app::App;
@@ -131,12 +132,17 @@ fn lanes(slot: &SlotStatus) -> impl Iterator<Item = (Mode, &LaneStatus)> {
 }
 
 fn of(slot: &SlotStatus) -> String {
-    format!("slot=\"{}\",model=\"{}\"", slot.slot, escaped(slot.model.as_deref().unwrap_or_default()))
+    labels(slot.slot, slot.model.as_deref())
 }
 
 fn of_slot(slot: &Slot) -> String {
-    let model = slot.model().map(|model| escaped(model.as_str())).unwrap_or_default();
-    format!("slot=\"{}\",model=\"{model}\"", slot.kind())
+    labels(slot.kind(), slot.model().map(ModelName::as_str))
+}
+
+/// A slot of all models has no label `model`.
+fn labels(kind: SlotKind, model: Option<&str>) -> String {
+    let model = model.map(|model| format!(",model=\"{}\"", escaped(model))).unwrap_or_default();
+    format!("slot=\"{kind}\"{model}")
 }
 
 /// A label's value: names of policies and models are not ours.
