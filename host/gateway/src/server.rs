@@ -106,7 +106,7 @@ async fn route(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Respo
         let tokens = app.tokens.of(&request, &app.metrics).await;
         let subject = subject(&request, &app.settings.measure, tokens.as_deref());
         let snapshot = app.registry.snapshot();
-        let planning = drive::plan(&app, &request, &subject, &snapshot)?;
+        let planning = drive::plan(&app, &request, &subject, &snapshot, None)?;
         preview::preview(&app, &request, &subject, &snapshot, &planning)
     };
     match answered.await {
@@ -193,7 +193,8 @@ async fn answer(
     let tokens = app.tokens.of(&request, &app.metrics).await;
     let subject = subject(&request, &app.settings.measure, tokens.as_deref());
     let snapshot = app.registry.snapshot();
-    let planning = match drive::plan(&app, &request, &subject, &snapshot) {
+    let recorded = Some(id.as_str()).filter(|_| !request.hints.query_only);
+    let planning = match drive::plan(&app, &request, &subject, &snapshot, recorded) {
         Ok(planning) => planning,
         Err(cause) => return refuse(request.model.as_str(), cause),
     };
@@ -203,8 +204,9 @@ async fn answer(
             Err(cause) => refuse(request.model.as_str(), cause),
         };
     }
-    let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone());
-    let explain = headers.contains_key("x-pointsman-decision");
+    let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone())
+        .recording(app.router.decisions().clone(), planning.decision);
+    let explain = app.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
     let planned = drive::Planned { request, subject, snapshot, planning, explain };
     drive::drive(app, planned, account, gone).await
 }

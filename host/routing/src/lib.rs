@@ -6,6 +6,7 @@
 mod check;
 mod config;
 mod cost;
+mod decisions;
 pub mod facts;
 mod native;
 pub mod pick;
@@ -13,19 +14,22 @@ mod policy;
 mod program;
 mod query;
 mod receipt;
+mod recipe;
 mod router;
 mod slot;
 mod slots;
 
 pub use config::RouterConfig;
 pub use cost::{CostTerms, cost};
+pub use decisions::{By, DecisionId, Decisions, Ending, Head, Outcome, Record};
 pub use policy::{
     Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, ShedReason,
     World,
 };
 pub use query::{CandidateId, Query, Subject};
 pub use receipt::{Decider, Receipt};
-pub use router::{OnFailure, Planned, RouteError, Routed, Router};
+pub use recipe::{Recipe, Step};
+pub use router::{Explained, OnFailure, Planned, RouteError, Routed, Router};
 pub use slot::{
     Active, Breaker, Generation, NativeMode, Normalize, Picker, Program, Slot, SlotEvent, SlotKind,
     WeightedScorer,

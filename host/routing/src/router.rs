@@ -11,6 +11,8 @@ use tokio::time::Instant;
 
 use crate::{
     config::RouterConfig,
+    cost::CostTerms,
+    decisions::{Decisions, tape::ALWAYS},
     facts::columns::{Gathered, Inputs, Needs},
     native::Cursors,
     policy::{PolicyInfo, ShedReason},
@@ -21,6 +23,7 @@ use crate::{
     slots::Slots,
 };
 
+mod keep;
 mod plan;
 
 pub use plan::Planned;
@@ -47,6 +50,20 @@ pub struct Router {
     on_failure: OnFailure,
     fallback: NativeMode,
     cursors: Cursors,
+    decisions: Arc<Decisions>,
+}
+
+/// What would be chosen now, and what the native cost is made of.
+#[derive(Debug)]
+pub struct Explained {
+    /// The choice.
+    pub candidate: Candidate,
+    /// Why.
+    pub receipt: Receipt,
+    /// The config in force.
+    pub config: RouterConfig,
+    /// Terms of the native cost of each eligible candidate; only when the query asked to be explained.
+    pub terms: Vec<(CandidateId, CostTerms)>,
 }
 
 /// A leg with its worker. Dropping the booking frees the worker.
@@ -105,8 +122,6 @@ struct Scratch {
     rows: Vec<u32>,
     inputs: Inputs,
     buffers: Buffers,
-    facts: Vec<u32>,
-    matrix: Vec<u32>,
 }
 
 thread_local! {
@@ -118,7 +133,29 @@ impl Router {
     /// A router over `slots`, ranking natively by `kv` when a policy gives no answer.
     #[must_use]
     pub fn new(slots: Slots, index: Arc<PrefixIndex>, config: RouterConfig, on_failure: OnFailure) -> Self {
-        Self { slots, index, config, on_failure, fallback: NativeMode::Kv, cursors: Cursors::default() }
+        let decisions = Arc::new(Decisions::off());
+        Self {
+            slots,
+            index,
+            config,
+            on_failure,
+            fallback: NativeMode::Kv,
+            cursors: Cursors::default(),
+            decisions,
+        }
+    }
+
+    /// The same router, which records its decisions.
+    #[must_use]
+    pub fn recording(mut self, decisions: Decisions) -> Self {
+        self.decisions = Arc::new(decisions);
+        self
+    }
+
+    /// The decisions it recorded.
+    #[must_use]
+    pub fn decisions(&self) -> &Arc<Decisions> {
+        &self.decisions
     }
 
     /// The slots it asks.
@@ -140,7 +177,13 @@ impl Router {
     pub fn route(&self, query: &Query<'_>, over: &crate::RouterConfigOverride) -> Result<Routed, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.subject.config).with(over);
-        let chosen = self.choose(query, config, Purpose::Route)?;
+        let chosen = match self.choose(query, config, Purpose::Route) {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                self.keep_refusal(query, config, &error, started);
+                return Err(error);
+            }
+        };
         let candidate = chosen.candidate.clone();
         let subject = query.subject;
         let [device, host, disk] = chosen.cached;
@@ -158,7 +201,8 @@ impl Router {
         });
         // F5: the decision itself is what approximate mode knows of caches.
         self.index.record(candidate.worker.id(), candidate.rank, subject.prefix.hashes(), started);
-        let receipt = chosen.receipt(query, started);
+        let mut receipt = chosen.receipt(query, started);
+        receipt.id = self.keep(query, config, &receipt);
         Ok(Routed { candidate, booking, receipt })
     }
 
@@ -171,11 +215,13 @@ impl Router {
         &self,
         query: &Query<'_>,
         over: &crate::RouterConfigOverride,
-    ) -> Result<(Candidate, Receipt), RouteError> {
+    ) -> Result<Explained, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.subject.config).with(over);
-        let chosen = self.choose(query, config, Purpose::Preview)?;
-        Ok((chosen.candidate.clone(), chosen.receipt(query, started)))
+        let mut chosen = self.choose(query, config, Purpose::Preview)?;
+        let terms = std::mem::take(&mut chosen.terms);
+        let candidate = chosen.candidate.clone();
+        Ok(Explained { candidate, receipt: chosen.receipt(query, started), config, terms })
     }
 
     /// Chooses without booking or recording.
@@ -188,7 +234,8 @@ impl Router {
         let active = self.slots.get(query.model, SlotKind::of(query.leg)).pin();
         let pool = query.snapshot.pool(query.model, query.leg);
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { rows, inputs, buffers, .. } = scratch;
+            let Scratch { rows, inputs, buffers } = scratch;
+            buffers.tape.clear();
             if query.pin.is_some() {
                 pinned_row(query, pool, rows)?;
             } else {
@@ -196,13 +243,22 @@ impl Router {
             }
             buffers.costs.clear();
             let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-            let needs = if query.pin.is_some() { Needs::ALL } else { needs(&active.program) };
+            buffers.tape.begin(&active.recipe, rows);
+            let always = self.always(query, purpose);
+            let all = query.pin.is_some() || explains(query, purpose);
+            let needs = if all { Needs::ALL } else { needs(&active.program).or(Needs::of(always)) };
             inputs.compute(needs, query, &config, pool, rows, &self.index);
             let mut cached_known = needs.cached;
             let gathered = Gathered::new(query, config, pool, inputs);
+            let terms = if explains(query, purpose) { terms(&gathered, rows) } else { Vec::new() };
             let mut choice = match settled(query, pool, rows) {
                 Some((row, decider)) => Choice::Row(row, decider, None),
-                None => self.ask_program(&active, &gathered, rows, buffers, purpose)?,
+                None => {
+                    if !always.is_empty() {
+                        buffers.tape.stage(ALWAYS, rows, |out| gathered.write(always, rows, out));
+                    }
+                    self.ask_program(&active, &gathered, rows, buffers, purpose)?
+                }
             };
             if let Choice::FallBack { reason, detail } = choice {
                 // The fallback ranks by inputs that the policy may not have wanted.
@@ -231,6 +287,7 @@ impl Router {
                 cached,
                 cached_known,
                 costs,
+                terms,
             })
         })
     }
@@ -311,12 +368,14 @@ struct Chosen {
     cached: [u32; 3],
     cached_known: bool,
     costs: Vec<(WorkerId, pointsman_workers::DpRank, f32)>,
+    terms: Vec<(CandidateId, CostTerms)>,
 }
 
 impl Chosen {
     fn receipt(self, query: &Query<'_>, started: Instant) -> Receipt {
         let info = info_of(&self.active.program);
         Receipt {
+            id: None,
             leg: query.leg,
             attempt: query.attempt,
             slot: SlotKind::of(query.leg),
@@ -486,6 +545,19 @@ fn explained(
 ) -> Vec<(WorkerId, pointsman_workers::DpRank, f32)> {
     let ranked = rows.iter().filter_map(|row| pool.get(*row as usize)).zip(costs);
     ranked.map(|(candidate, cost)| (candidate.worker.id(), candidate.rank, *cost)).collect()
+}
+
+/// Whether somebody wants to know what the costs are made of.
+fn explains(query: &Query<'_>, purpose: Purpose) -> bool {
+    purpose == Purpose::Preview && query.explain
+}
+
+fn terms(gathered: &Gathered<'_>, rows: &[u32]) -> Vec<(CandidateId, CostTerms)> {
+    let of = |row: &u32| {
+        let candidate = gathered.pool.get(*row as usize)?;
+        Some(((candidate.worker.id(), candidate.rank), gathered.terms(*row)))
+    };
+    rows.iter().filter_map(of).collect()
 }
 
 fn no_worker(query: &Query<'_>, detail: String) -> RouteError {

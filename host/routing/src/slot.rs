@@ -18,7 +18,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 
-use crate::policy::{Failure, Policy};
+use crate::{
+    policy::{Failure, Policy},
+    recipe::Recipe,
+};
 
 /// The number of one loaded version of a slot's content; counts up from 1 and is never used twice in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -131,6 +134,8 @@ pub struct Active {
     pub program: Program,
     /// Whether it is called at all.
     pub breaker: Breaker,
+    /// What it runs, as records tell it.
+    pub(crate) recipe: Arc<Recipe>,
     slot: SlotKind,
     model: Option<ModelName>,
     calls: AtomicU64,
@@ -252,6 +257,7 @@ impl Active {
     ) -> Self {
         Self {
             generation,
+            recipe: Arc::new(Recipe::of(slot, generation, &program)),
             program,
             breaker: Breaker::new(),
             slot,
