@@ -1,4 +1,4 @@
-//! The operators' listener: health, readiness, metrics, workers, policies.
+//! The operators' listener: health, readiness, metrics, workers, policies, decisions.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 
+mod decisions;
 mod scrape;
 
 /// The operators' endpoints.
@@ -24,6 +25,9 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/policies", get(policies))
+        .route("/decisions", get(decisions::list))
+        .route("/decisions/export", get(decisions::export))
+        .route("/decisions/{id}", get(decisions::one))
         .route("/workers", get(workers).post(join))
         .route("/workers/{id}", delete(leave))
         .route("/workers/{id}/drain", post(drain).delete(undrain))

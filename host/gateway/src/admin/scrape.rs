@@ -19,6 +19,8 @@ pub(super) fn families(app: &App) -> String {
     workers(&mut out, &app.registry.snapshot());
     policies(&mut out, &app.policies.status());
     index(&mut out, app);
+    let lost = [(String::new(), app.router.decisions().lost())];
+    counter(&mut out, "pointsman_decision_records_lost", "Decisions that were made but not recorded", &lost);
     feeds(&mut out, app);
     out
 }
