@@ -35,6 +35,7 @@ Examples:
   pointsman policy new shortest-queue --world selector
   pointsman policy test shortest_queue.wasm --cases cases.toml
   pointsman policy bench shortest_queue.wasm
+  pointsman policy run shortest_queue.wasm --receipts decisions.jsonl
   pointsman policy inspect prefill.wasm
 
 The log level is set by the environment variable RUST_LOG (default: info).";
@@ -45,7 +46,7 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Check a configuration and tell everything that is wrong with it.
     CheckConfig(Box<ServeArgs>),
-    /// Write, test, measure and inspect policies.
+    /// Write, test, measure and inspect policies, and decide again with them.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
 }

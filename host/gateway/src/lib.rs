@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod parking;
 mod preview;
 mod relay;
+pub mod replay;
 pub mod request;
 mod server;
 pub mod sessions;

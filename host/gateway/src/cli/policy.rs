@@ -16,6 +16,7 @@ mod bench;
 mod cases;
 mod inspect;
 mod new;
+mod run;
 mod test;
 
 /// What can be done with a policy.
@@ -25,6 +26,8 @@ pub(crate) enum PolicyCommand {
     Inspect(inspect::InspectArgs),
     /// Run the cases of a cases.toml against a compiled policy, loaded as the daemon loads it.
     Test(test::TestArgs),
+    /// Decide recorded decisions again with a compiled policy, and tell where it differs.
+    Run(run::RunArgs),
     /// Measure a compiled policy: microseconds a call, milliseconds to load, bytes of the file.
     Bench(bench::BenchArgs),
     /// Write a Rust project folder for a new policy, which builds outside this repository.
@@ -36,6 +39,7 @@ impl PolicyCommand {
         match self {
             Self::Inspect(args) => args.run(),
             Self::Test(args) => args.run(),
+            Self::Run(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
         }
