@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use pointsman_routing::{Decider, Receipt, Subject};
+use pointsman_routing::{Decider, DecisionId, Decisions, Outcome as Recorded, Receipt, Subject};
 use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
@@ -27,9 +27,13 @@ pub struct Account {
     tokens: u32,
     usage: Option<Usage>,
     predicted_tokens: u32,
+    /// Whether somebody looked for cached blocks at all.
+    predicted: bool,
     /// Tokens of a block, when the prompt's tokens are exact: then a prediction can be judged.
     exact_block: Option<u32>,
     receipts: Vec<Receipt>,
+    plan: Option<DecisionId>,
+    decisions: Option<Arc<Decisions>>,
     outcome: Outcome,
 }
 
@@ -55,10 +59,20 @@ impl Account {
             tokens: 0,
             usage: None,
             predicted_tokens: 0,
+            predicted: false,
             exact_block: None,
             receipts: Vec::with_capacity(2),
+            plan: None,
+            decisions: None,
             outcome: Outcome { status: 499, code: "client_closed" },
         }
+    }
+
+    /// What comes of the request is written down with its decisions too; `plan` is the decode override's.
+    #[must_use]
+    pub fn recording(mut self, decisions: Arc<Decisions>, plan: Option<DecisionId>) -> Self {
+        (self.decisions, self.plan) = (Some(decisions), plan);
+        self
     }
 
     /// Takes the receipt of a decision.
@@ -82,6 +96,7 @@ impl Account {
             // An engine computes at least the last token: it credits what lies before it.
             let most = subject.prompt_tokens.saturating_sub(1) / block;
             self.predicted_tokens = receipt.cached_blocks.iter().sum::<u32>().min(most) * block;
+            self.predicted = receipt.cached_known;
             let judged = receipt.cached_known && !subject.prompt_tokens_estimated;
             self.exact_block = judged.then_some(block);
         }
@@ -136,18 +151,45 @@ impl Account {
         self.outcome = Outcome { status, code };
     }
 
-    /// The decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank policy@generation by`.
+    /// The decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank id=ID policy@generation by`.
     #[must_use]
     pub fn decisions(&self) -> String {
         let one = |receipt: &Receipt| {
             let policy = receipt.policy.as_deref().unwrap_or("native");
             let by = receipt.decider.fallback().unwrap_or(receipt.decider.label());
+            let id = receipt.id.map(|id| format!(" id={id}")).unwrap_or_default();
             format!(
-                "{}={}/{} {policy}@{} {by}",
+                "{}={}/{}{id} {policy}@{} {by}",
                 receipt.leg, receipt.worker, receipt.rank, receipt.generation
             )
         };
         self.receipts.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Writes the outcome down with each decision of this request.
+    fn record(&self) {
+        let Some(decisions) = &self.decisions else { return };
+        let outcome = Recorded {
+            status: self.outcome.status,
+            code: self.outcome.code,
+            retried: false,
+            ttft: self.first_token.map(|first| first - self.started),
+            itl: self.itl(),
+            output_tokens: self.tokens,
+            cached_predicted: self.predicted.then_some(self.predicted_tokens),
+            cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
+        };
+        if let Some(plan) = self.plan {
+            decisions.outcome(plan, outcome);
+        }
+        let mut later = self.receipts.as_slice();
+        while let Some((receipt, rest)) = later.split_first() {
+            later = rest;
+            let retried = rest.iter().any(|other| other.leg == receipt.leg);
+            if let Some(id) = receipt.id {
+                decisions.outcome(id, Recorded { retried, ..outcome });
+            }
+        }
     }
 }
 
@@ -166,6 +208,7 @@ fn tell(model: &ModelName, turn: Option<Turn>) {
 
 impl Drop for Account {
     fn drop(&mut self) {
+        self.record();
         let metrics = &self.metrics;
         let Outcome { status, code } = self.outcome;
         let took = self.started.elapsed();

@@ -1,4 +1,4 @@
-//! The operators' listener: health, readiness, metrics, workers, policies.
+//! The operators' listener: health, readiness, metrics, workers, policies, decisions.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 
 mod config;
+mod decisions;
 mod guard;
 mod policies;
 mod scrape;
@@ -32,6 +33,9 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/policies/reload", post(policies::reload))
         .route("/policies/{slot}/rollback", post(policies::roll_back))
         .route("/policies/{slot}/promote", post(policies::promote))
+        .route("/decisions", get(decisions::list))
+        .route("/decisions/export", get(decisions::export))
+        .route("/decisions/{id}", get(decisions::one))
         .route("/workers", get(workers).post(join))
         .route("/workers/{id}", delete(leave))
         .route("/workers/{id}/drain", post(drain).delete(undrain))

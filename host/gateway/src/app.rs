@@ -51,6 +51,8 @@ pub struct Settings {
     pub busy_status: u16,
     /// Whether hints are taken.
     pub trust: HintTrust,
+    /// Whether clients that ask are told why a worker was chosen.
+    pub tell_decisions: bool,
     /// Largest body.
     pub max_body_bytes: usize,
     /// Keys of clients; none: everybody may.
@@ -254,6 +256,7 @@ fn build(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<App> {
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));
     let router = Router::new(slots, Arc::new(index), config.routing.cost, config.policies.on_failure);
+    let router = router.recording(config.decisions.ring()?);
     let upstream = Upstream::new(config.timeouts.connect);
     Ok(App {
         settings: settings(config)?,
@@ -297,6 +300,7 @@ fn settings(config: &Config) -> anyhow::Result<Settings> {
         queue_timeout: config.queue.timeout,
         busy_status: routing.busy_status,
         trust: if server.trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
+        tell_decisions: server.tell_decisions,
         max_body_bytes: server.max_body_bytes,
         api_keys: server.api_keys.clone(),
         admin_token: server.operators_token().map_err(anyhow::Error::msg)?,

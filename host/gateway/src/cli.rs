@@ -37,6 +37,7 @@ Examples:
   pointsman policy new shortest-queue --world selector
   pointsman policy test shortest_queue.wasm --cases cases.toml
   pointsman policy bench shortest_queue.wasm
+  pointsman policy run shortest_queue.wasm --receipts decisions.jsonl
   pointsman policy inspect prefill.wasm
   pointsman policy promote prefill --from canary --admin http://127.0.0.1:9090
 
@@ -48,7 +49,7 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Check a configuration and tell everything that is wrong with it.
     CheckConfig(Box<ServeArgs>),
-    /// Write, test, measure and inspect policies.
+    /// Write, test, measure and inspect policies, and decide again with them.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use pointsman_routing::{RouterConfig, SlotKind};
+use pointsman_routing::{Decisions as Ring, RouterConfig, SlotKind, facts::UnknownFact};
 use pointsman_workers::WorkerSpec;
 use serde::Deserialize;
 
@@ -18,6 +18,9 @@ mod slots;
 
 pub use policies::Policies;
 pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
+
+/// What the record of decisions takes at least.
+const LEAST_DECISION_BYTES: usize = 65_536;
 
 /// The whole configuration, as in the file. Every field has a default, which is written here and nowhere else.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -33,6 +36,8 @@ pub struct Config {
     pub index: Index,
     /// Where requests wait when every eligible worker is busy.
     pub queue: Queue,
+    /// The record of decisions.
+    pub decisions: Decisions,
     /// Time limits.
     pub timeouts: Timeouts,
     /// How workers are probed.
@@ -98,6 +103,8 @@ pub struct Server {
     pub max_body_bytes: usize,
     /// Whether clients' routing hints are taken.
     pub trust_hints: bool,
+    /// Whether clients that ask are told why a worker was chosen.
+    pub tell_decisions: bool,
     /// Requests a second that a key (or, without keys, everybody together) may make; 0: no limit.
     pub requests_per_second: u32,
     /// Keys that clients must give as bearer token; none: everybody may.
@@ -157,6 +164,18 @@ pub struct Queue {
     /// How long one may wait.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
+}
+
+/// The record of decisions.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Decisions {
+    /// The last so many are kept; 0: none.
+    pub keep: usize,
+    /// Bytes that their inputs may take.
+    pub bytes: usize,
+    /// Facts that are recorded for every leg's decision, whatever its policy wants.
+    pub facts: Vec<String>,
 }
 
 /// Time limits.
@@ -247,6 +266,25 @@ impl Server {
     }
 }
 
+impl Decisions {
+    /// An empty record.
+    ///
+    /// # Errors
+    /// Names a fact that does not exist.
+    pub fn ring(&self) -> Result<Ring, UnknownFact> {
+        Ok(Ring::new(self.keep, self.bytes, Ring::facts(&self.facts)?))
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let unknown = Ring::facts(&self.facts).err().map(|unknown| format!("decisions.facts: {unknown}"));
+        let bytes = self.bytes;
+        let few = (self.keep > 0 && bytes < LEAST_DECISION_BYTES).then(|| {
+            format!("decisions.bytes: `{bytes}` is less than {LEAST_DECISION_BYTES}; `keep = 0` keeps none")
+        });
+        unknown.into_iter().chain(few).collect()
+    }
+}
+
 impl Default for Server {
     fn default() -> Self {
         Self {
@@ -255,6 +293,7 @@ impl Default for Server {
             threads: 0,
             max_body_bytes: 32 * 1024 * 1024,
             trust_hints: true,
+            tell_decisions: true,
             requests_per_second: 0,
             api_keys: Vec::new(),
             admin_token: None,
@@ -290,6 +329,12 @@ impl Default for Index {
 impl Default for Queue {
     fn default() -> Self {
         Self { limit: 0, timeout: Duration::from_secs(30) }
+    }
+}
+
+impl Default for Decisions {
+    fn default() -> Self {
+        Self { keep: 10_000, bytes: 32 * 1024 * 1024, facts: Vec::new() }
     }
 }
 
@@ -346,6 +391,7 @@ impl Config {
         say(routing.bytes_per_token == 0, "routing.bytes_per_token: `0` bytes make no token".to_owned());
         let busy = routing.busy_status;
         say(!(400..600).contains(&busy), format!("routing.busy_status: `{busy}` is not an error status"));
+        self.decisions.problems().into_iter().for_each(|problem| say(true, problem));
         let limits = [
             ("timeouts.booking", self.timeouts.booking),
             ("policies.deadline", policies.deadline),
@@ -404,6 +450,9 @@ mod tests {
             [policies.slots.prefill]
             native = "kv"
             builtin = "kv-awar"
+            [decisions]
+            bytes = 1000
+            facts = ["active-requests", "prompt-text"]
             [[workers]]
             url = "http://a:1"
             role = "prefill"
@@ -415,6 +464,8 @@ mod tests {
             "#,
             &[
                 "routing.block_size: `0` tokens make no block",
+                "decisions.facts: unknown request or worker fact `prompt-text`",
+                "decisions.bytes: `1000` is less than 65536; `keep = 0` keeps none",
                 "policies.deadline: `0s` is no time at all",
                 &format!(
                     "workers[1].id: `{}` is that of workers[0] too",

@@ -23,6 +23,7 @@ pub mod parking;
 mod preview;
 mod relay;
 pub mod reload;
+pub mod replay;
 pub mod request;
 mod server;
 pub mod sessions;

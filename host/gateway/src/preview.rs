@@ -4,8 +4,10 @@
 
 use std::sync::Arc;
 
-use pointsman_routing::{Query, Receipt, RouterConfigOverride, Subject, scope::Scope};
-use pointsman_workers::{Candidate, Leg, Snapshot};
+use pointsman_routing::{
+    CandidateId, CostTerms, Explained, Query, RouterConfigOverride, Subject, cost, scope::Scope,
+};
+use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -31,42 +33,78 @@ pub(crate) fn preview(
     let question = |leg| Query { explain: true, ..drive::question(app, request, subject, snapshot, leg) };
     let (mut worker_id, mut legs) = (Map::new(), Vec::new());
     if planning.shape == Shape::Remote {
-        let (prefill, receipt) = routed(app, &question(Leg::Prefill), &RouterConfigOverride::default())?;
-        let query = Query { other_leg: Some(drive::id_of(&prefill)), ..question(Leg::Decode) };
-        legs.push(leg(&receipt, &prefill));
-        worker_id.insert("prefill_worker_id".to_owned(), json!(prefill.worker.id()));
-        worker_id.insert("prefill_dp_rank".to_owned(), json!(prefill.rank));
+        let prefill = routed(app, &question(Leg::Prefill), &RouterConfigOverride::default())?;
+        let query = Query { other_leg: Some(drive::id_of(&prefill.candidate)), ..question(Leg::Decode) };
+        legs.push(leg(&prefill));
+        worker_id.insert("prefill_worker_id".to_owned(), json!(prefill.receipt.worker));
+        worker_id.insert("prefill_dp_rank".to_owned(), json!(prefill.receipt.rank));
         let over = app.router.decode_config(&query).0;
-        let (decode, receipt) = routed(app, &query, &over)?;
-        legs.push(leg(&receipt, &decode));
-        worker_id.insert("decode_worker_id".to_owned(), json!(decode.worker.id()));
-        worker_id.insert("decode_dp_rank".to_owned(), json!(decode.rank));
+        let decode = routed(app, &query, &over)?;
+        legs.push(leg(&decode));
+        worker_id.insert("decode_worker_id".to_owned(), json!(decode.receipt.worker));
+        worker_id.insert("decode_dp_rank".to_owned(), json!(decode.receipt.rank));
     } else {
         let query = Query { planned: planning.planned, ..question(Leg::Aggregated) };
-        let (single, receipt) = routed(app, &query, &RouterConfigOverride::default())?;
-        legs.push(leg(&receipt, &single));
-        worker_id.insert("decode_worker_id".to_owned(), json!(single.worker.id()));
-        worker_id.insert("decode_dp_rank".to_owned(), json!(single.rank));
+        let single = routed(app, &query, &RouterConfigOverride::default())?;
+        legs.push(leg(&single));
+        worker_id.insert("decode_worker_id".to_owned(), json!(single.receipt.worker));
+        worker_id.insert("decode_dp_rank".to_owned(), json!(single.receipt.rank));
     }
-    Ok(json!({
+    let mut answer = json!({
         "worker_id": worker_id,
         "token_ids": request.token_ids.as_deref().unwrap_or_default(),
         "prompt_tokens": subject.prompt_tokens,
         "prompt_tokens_estimated": subject.prompt_tokens_estimated,
         "prompt_blocks": subject.prefix.named_blocks(),
-        "legs": legs,
-    }))
+    });
+    if let Some(answer) = answer.as_object_mut().filter(|_| app.settings.tell_decisions) {
+        answer.insert("legs".to_owned(), Value::from(legs));
+    }
+    Ok(answer)
 }
 
-fn routed(app: &App, query: &Query<'_>, over: &RouterConfigOverride) -> Result<(Candidate, Receipt), Cause> {
+fn routed(app: &App, query: &Query<'_>, over: &RouterConfigOverride) -> Result<Explained, Cause> {
     app.router.preview(query, over).map_err(|error| Cause::of_route(error, app.settings.busy_status))
 }
 
-fn leg(receipt: &Receipt, candidate: &Candidate) -> Value {
-    let load = candidate.load();
-    json!({ "receipt": receipt, "load": {
-        "active_requests": load.active_requests(),
-        "active_prefill_tokens": load.active_prefill_tokens(),
-        "decode_blocks": load.decode_blocks(),
-    } })
+/// A leg's receipt, the load of its worker, and every candidate with what speaks for it.
+fn leg(told: &Explained) -> Value {
+    let load = told.candidate.load();
+    let runner_up = told.receipt.runner_up();
+    let candidates = told.terms.iter().map(|(id, terms)| candidate(told, *id, terms, runner_up));
+    json!({
+        "receipt": told.receipt,
+        "load": {
+            "active_requests": load.active_requests(),
+            "active_prefill_tokens": load.active_prefill_tokens(),
+            "decode_blocks": load.decode_blocks(),
+        },
+        "runner_up": runner_up.map(|(worker, dp_rank, cost)| json!({ "worker": worker, "dp_rank": dp_rank, "cost": cost })),
+        "candidates": candidates.collect::<Vec<_>>(),
+    })
+}
+
+/// `cost` is the one that was ranked by, when it is known; `native_cost` that of the terms.
+fn candidate(
+    told: &Explained,
+    (worker, dp_rank): CandidateId,
+    terms: &CostTerms,
+    runner_up: Option<(pointsman_workers::WorkerId, pointsman_workers::DpRank, f32)>,
+) -> Value {
+    let receipt = &told.receipt;
+    let [device, host, disk] = terms.cached;
+    let own = receipt.costs.iter().find(|(other, rank, _)| (*other, *rank) == (worker, dp_rank));
+    json!({
+        "worker": worker, "dp_rank": dp_rank,
+        "chosen": (receipt.worker, receipt.rank) == (worker, dp_rank),
+        "runner_up": runner_up.is_some_and(|(other, rank, _)| (other, rank) == (worker, dp_rank)),
+        "cost": own.map(|(_, _, cost)| cost),
+        "native_cost": cost(terms, &told.config),
+        "cached_blocks": { "device": device, "host": host, "disk": disk },
+        "terms": {
+            "prompt_tokens": terms.prompt_tokens, "block_size": terms.block_size,
+            "active_prefill_tokens": terms.active_prefill_tokens, "decode_blocks": terms.decode_blocks,
+            "active_requests": terms.active_requests, "taint_preference": terms.taint_preference,
+        },
+    })
 }

@@ -108,7 +108,7 @@ async fn route(State(app): State<Arc<App>>, request: HttpRequest<Body>) -> Respo
         let subject = subject(&request, &app.settings.measure, tokens.as_deref());
         let snapshot = app.registry.snapshot();
         let _preview = Scope::preview();
-        let planning = drive::plan(&app, &request, &subject, &snapshot)?;
+        let planning = drive::plan(&app, &request, &subject, &snapshot, None)?;
         preview::preview(&app, &request, &subject, &snapshot, &planning)
     };
     match answered.await {
@@ -195,9 +195,10 @@ async fn answer(
     let tokens = app.tokens.of(&request, &app.metrics).await;
     let subject = subject(&request, &app.settings.measure, tokens.as_deref());
     let snapshot = app.registry.snapshot();
+    let recorded = Some(id.as_str()).filter(|_| !request.hints.query_only);
     let planning = {
         let _preview = request.hints.query_only.then(Scope::preview);
-        drive::plan(&app, &request, &subject, &snapshot)
+        drive::plan(&app, &request, &subject, &snapshot, recorded)
     };
     let planning = match planning {
         Ok(planning) => planning,
@@ -209,8 +210,9 @@ async fn answer(
             Err(cause) => refuse(request.model.as_str(), cause),
         };
     }
-    let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone());
-    let explain = headers.contains_key("x-pointsman-decision");
+    let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone())
+        .recording(app.router.decisions().clone(), planning.decision);
+    let explain = app.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
     let planned = drive::Planned { request, subject, snapshot, planning, explain };
     drive::drive(app, planned, account, gone).await
 }

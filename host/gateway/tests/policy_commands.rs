@@ -242,3 +242,36 @@ fn memory_is_what_the_command_line_says() {
     assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
     assert!(ran.out.contains("admitted  no"), "{}", ran.out);
 }
+
+#[test]
+fn run_decides_again_and_its_exit_code_says_whether_all_agree() {
+    let dir = folder();
+    embedded(dir.path(), "least-loaded");
+    let line = |id: &str, chosen: u32| {
+        format!(
+            r#"{{"id":"{id}","leg":"decode","attempt":0,"decider":{{"by":"native"}},"call":{{"seed":1,"now_us":2,"temperature":0}},"candidates":[[11,0],[12,1]],"stages":[{{"rows":2,"kept":null,"request":{{}},"workers":{{"active-requests":[5,2],"active-prefill-tokens":[0,0],"engine-queue":[0,0]}}}}],"left":null,"choice":{{"row":{chosen},"cost":1.5}},"inputs_dropped":false}}"#
+        )
+    };
+    let write = |lines: &[String]| fs::write(dir.path().join("r.jsonl"), lines.join("\n")).expect("written");
+    write(&[line("1a", 1)]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    assert_eq!((ran.code, ran.out.contains("agree   1 of 1\n")), (Some(0), true), "{}{}", ran.out, ran.err);
+    write(&[line("1a", 1), line("2b", 0)]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert!(
+        ran.out.contains("differs 2b decode: 11/0 (cost 1.5), now 12/1 (cost 2), dearer by 3\n"),
+        "{}",
+        ran.out
+    );
+    let allowed = ["run", "policy.wasm", "--receipts", "r.jsonl", "--allow-differences", "--json"];
+    let ran = pointsman(dir.path(), allowed);
+    assert!(ran.code == Some(0) && ran.out.contains(r#""agree":1,"#), "{}{}", ran.out, ran.err);
+    write(&[line("1a", 1).replace("engine-queue", "n-queue")]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("`least-loaded` wants: `engine-queue` (in 1 decisions)"), "{}", ran.err);
+    write(&["no decision".to_owned()]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
+}

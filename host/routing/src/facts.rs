@@ -255,6 +255,12 @@ impl Wants {
         Ok(Self { request, worker })
     }
 
+    /// Whether nothing was asked for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.request.is_empty() && self.worker.is_empty()
+    }
+
     /// Slots that the request facts take.
     #[must_use]
     pub fn request_width(&self) -> usize {

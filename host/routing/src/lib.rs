@@ -6,6 +6,7 @@
 mod check;
 mod config;
 mod cost;
+mod decisions;
 pub mod facts;
 mod native;
 pub mod pick;
@@ -13,6 +14,7 @@ mod policy;
 mod program;
 mod query;
 mod receipt;
+mod recipe;
 mod router;
 pub mod scope;
 mod slot;
@@ -20,13 +22,15 @@ mod slots;
 
 pub use config::RouterConfig;
 pub use cost::{CostTerms, cost};
+pub use decisions::{By, DecisionId, Decisions, Ending, Head, Outcome, Record};
 pub use policy::{
     Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, ShedReason,
     World,
 };
 pub use query::{CandidateId, Query, Subject};
 pub use receipt::{Decider, Receipt, Shadowed};
-pub use router::{OnFailure, Planned, RouteError, Routed, Router};
+pub use recipe::{Recipe, Step};
+pub use router::{Explained, OnFailure, Planned, RouteError, Routed, Router};
 pub use slot::{
     Active, Agreement, Breaker, CALL_BUCKETS_US, CallStats, Generation, Lineup, Mode, NativeMode, Normalize,
     Opinion, Picker, Program, Slot, SlotEvent, SlotKind, Trial, WeightedScorer,

@@ -2,7 +2,7 @@
 
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-use crate::slot::Picker;
+use crate::slot::{Normalize, Picker};
 
 /// Picks a row index from finite `costs` (lower is better). `None` only when there are no rows.
 ///
@@ -43,8 +43,17 @@ pub fn weighted_random(costs: &[f32], seed: u64) -> Option<usize> {
     draw(costs, weight, seed)
 }
 
+/// Brings a scorer's costs to the scale that its slot asks for.
+pub fn normalize(scale: Normalize, costs: &mut [f32]) {
+    match scale {
+        Normalize::None => {}
+        Normalize::MinMax => min_max(costs),
+        Normalize::Unit => unit(costs),
+    }
+}
+
 /// Brings costs to [0, 1] by `(c - min) / (max - min)`; all equal: 0.
-pub(crate) fn min_max(costs: &mut [f32]) {
+fn min_max(costs: &mut [f32]) {
     let Some((least, most)) = bounds(costs) else { return };
     let span = most - least;
     for cost in costs {
@@ -53,7 +62,7 @@ pub(crate) fn min_max(costs: &mut [f32]) {
 }
 
 /// Turns scores in [0, 1], higher better, into costs: clamped, `1 - x`.
-pub(crate) fn unit(costs: &mut [f32]) {
+fn unit(costs: &mut [f32]) {
     for cost in costs {
         *cost = 1.0 - cost.clamp(0.0, 1.0);
     }

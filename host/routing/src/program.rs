@@ -3,12 +3,13 @@
 use crate::{
     check,
     cost::cost,
+    decisions::tape::Tape,
     facts::columns::Gathered,
     native::Cursors,
     pick,
     policy::{Call, Decision, Failure, Policy, ShedReason},
     router::Purpose,
-    slot::{Active, NativeMode, Normalize, Picker, Program, WeightedScorer},
+    slot::{Active, NativeMode, Picker, Program, WeightedScorer},
 };
 
 /// What a program said.
@@ -29,7 +30,8 @@ pub(crate) enum Verdict {
 /// Reusable buffers of one decision.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    facts: Vec<u32>,
+    /// What the policies were handed.
+    pub(crate) tape: Tape,
     kept: Vec<u32>,
     one: Vec<f32>,
     /// The weighed costs of the rows that were ranked last, for receipts.
@@ -52,10 +54,10 @@ impl Run<'_> {
         let verdict = match &active.program {
             Program::Native(mode) => return self.native(*mode, rows),
             Program::Selector { filters, selector } => {
-                self.filter(filters, rows).and_then(|()| self.select(&**selector, rows))
+                self.filter(filters, rows).and_then(|step| self.select(step, &**selector, rows))
             }
             Program::Scorers { filters, scorers, picker } => {
-                self.filter(filters, rows).and_then(|()| self.score(scorers, *picker, rows))
+                self.filter(filters, rows).and_then(|step| self.score(step, scorers, *picker, rows))
             }
             Program::DecodeOverride(policy) => Err(Stop::Failed(policy.lacks("select"))),
         };
@@ -101,26 +103,30 @@ impl Run<'_> {
         self.buffers.costs.extend(rows.iter().map(|row| cost(*row)));
     }
 
-    fn filter(&mut self, filters: &[std::sync::Arc<dyn Policy>], rows: &mut Vec<u32>) -> Result<(), Stop> {
+    /// Runs the filters; the step that follows them.
+    fn filter(&mut self, filters: &[std::sync::Arc<dyn Policy>], rows: &mut Vec<u32>) -> Result<u32, Stop> {
+        let mut step = 0;
         for filter in filters {
             let call = self.call(rows.len());
-            self.gathered.write(&filter.info().wants, rows, &mut self.buffers.facts);
-            filter.keep(&call, &self.buffers.facts, &mut self.buffers.kept).map_err(Stop::Failed)?;
-            check::kept(&self.buffers.kept, rows.len()).map_err(Stop::Failed)?;
-            let kept = self.buffers.kept.iter().filter_map(|place| rows.get(*place as usize).copied());
+            let Buffers { tape, kept, .. } = &mut *self.buffers;
+            let facts = tape.stage(step, rows, |out| self.gathered.write(&filter.info().wants, rows, out));
+            step += 1;
+            filter.keep(&call, facts, kept).map_err(Stop::Failed)?;
+            check::kept(kept, rows.len()).map_err(Stop::Failed)?;
+            let kept = kept.iter().filter_map(|place| rows.get(*place as usize).copied());
             let kept: Vec<u32> = kept.collect();
             *rows = kept;
             if rows.is_empty() {
                 return Err(Stop::NobodyLeft);
             }
         }
-        Ok(())
+        Ok(step)
     }
 
-    fn select(&mut self, selector: &dyn Policy, rows: &[u32]) -> Result<Verdict, Stop> {
+    fn select(&mut self, step: u32, selector: &dyn Policy, rows: &[u32]) -> Result<Verdict, Stop> {
         let call = self.call(rows.len());
-        self.gathered.write(&selector.info().wants, rows, &mut self.buffers.facts);
-        match selector.select(&call, &self.buffers.facts).map_err(Stop::Failed)? {
+        let write = |out: &mut Vec<u32>| self.gathered.write(&selector.info().wants, rows, out);
+        match selector.select(&call, self.buffers.tape.stage(step, rows, write)).map_err(Stop::Failed)? {
             Decision::Abstain => Ok(Verdict::Abstained),
             Decision::Shed(shed) => Ok(Verdict::Shed(check::shed(shed).map_err(Stop::Failed)?)),
             Decision::Choose { row, costs, reason } => {
@@ -133,19 +139,22 @@ impl Run<'_> {
         }
     }
 
-    fn score(&mut self, scorers: &[WeightedScorer], picker: Picker, rows: &[u32]) -> Result<Verdict, Stop> {
+    fn score(
+        &mut self,
+        first: u32,
+        scorers: &[WeightedScorer],
+        picker: Picker,
+        rows: &[u32],
+    ) -> Result<Verdict, Stop> {
         let call = self.call(rows.len());
         let buffers = &mut *self.buffers;
-        for (position, scorer) in scorers.iter().enumerate() {
-            self.gathered.write(&scorer.policy.info().wants, rows, &mut buffers.facts);
-            scorer.policy.score(&call, &buffers.facts, &mut buffers.one).map_err(Stop::Failed)?;
+        for (step, scorer) in (first..).zip(scorers) {
+            let wants = &scorer.policy.info().wants;
+            let facts = buffers.tape.stage(step, rows, |out| self.gathered.write(wants, rows, out));
+            scorer.policy.score(&call, facts, &mut buffers.one).map_err(Stop::Failed)?;
             check::costs(&buffers.one, rows.len()).map_err(Stop::Failed)?;
-            match scorer.normalize {
-                Normalize::None => {}
-                Normalize::MinMax => pick::min_max(&mut buffers.one),
-                Normalize::Unit => pick::unit(&mut buffers.one),
-            }
-            if position == 0 {
+            pick::normalize(scorer.normalize, &mut buffers.one);
+            if step == first {
                 buffers.costs.clear();
                 buffers.costs.resize(rows.len(), 0.0);
             }

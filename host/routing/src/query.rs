@@ -87,6 +87,8 @@ pub struct Query<'a> {
     pub seed: u64,
     /// Microseconds since the Unix epoch.
     pub now_us: u64,
+    /// The id the client knows the request by; `None`: the decision is not recorded.
+    pub request_id: Option<&'a str>,
 }
 
 impl Query<'_> {

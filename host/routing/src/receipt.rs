@@ -7,6 +7,7 @@ use serde::Serialize;
 use tokio::time::Duration;
 
 use crate::{
+    decisions::{By, DecisionId},
     policy::Digest,
     query::CandidateId,
     slot::{Generation, Mode, NativeMode, SlotKind},
@@ -52,6 +53,8 @@ pub struct Shadowed {
 /// The record of one decision. Holds no prompt text.
 #[derive(Clone, Debug, Serialize)]
 pub struct Receipt {
+    /// Its place in the ring of decisions; `None` when it is not recorded.
+    pub id: Option<DecisionId>,
     /// The leg routed.
     pub leg: Leg,
     /// 0 for its first try.
@@ -93,7 +96,29 @@ pub struct Receipt {
     pub took: Duration,
 }
 
+impl Receipt {
+    /// The cheapest of the candidates that were not chosen, when costs are known.
+    #[must_use]
+    pub fn runner_up(&self) -> Option<(WorkerId, DpRank, f32)> {
+        let others =
+            self.costs.iter().filter(|(worker, rank, _)| (*worker, *rank) != (self.worker, self.rank));
+        others.min_by(|a, b| a.2.total_cmp(&b.2)).copied()
+    }
+}
+
 impl Decider {
+    /// Who it was, without the words.
+    pub(crate) fn by(&self) -> By {
+        match self {
+            Self::Policy => By::Policy,
+            Self::Native { mode } => By::Native(*mode),
+            Self::Fallback { reason, .. } => By::Fallback(reason),
+            Self::Pin => By::Pin,
+            Self::Session => By::Session,
+            Self::Plan => By::Plan,
+        }
+    }
+
     /// The reason of a fallback, when it was one.
     #[must_use]
     pub fn fallback(&self) -> Option<&'static str> {

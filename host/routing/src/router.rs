@@ -4,13 +4,13 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-use pointsman_workers::{
-    Booking, BookingRequest, Candidate, Ineligible, Leg, PrefixIndex, WorkerId, WorkerSpec,
-};
+use pointsman_workers::{Booking, BookingRequest, Candidate, Leg, PrefixIndex, WorkerId};
 use tokio::time::Instant;
 
 use crate::{
     config::RouterConfig,
+    cost::CostTerms,
+    decisions::{Decisions, tape::ALWAYS},
     facts::columns::{Gathered, Inputs, Needs},
     native::Cursors,
     policy::ShedReason,
@@ -22,9 +22,12 @@ use crate::{
     slots::Slots,
 };
 
+mod eligible;
+mod keep;
 mod plan;
 mod shadow;
 
+use eligible::{candidate_rows, settled};
 pub use plan::Planned;
 
 /// What to do when a policy gives no usable answer.
@@ -49,6 +52,20 @@ pub struct Router {
     on_failure: OnFailure,
     fallback: NativeMode,
     cursors: Cursors,
+    decisions: Arc<Decisions>,
+}
+
+/// What would be chosen now, and what the native cost is made of.
+#[derive(Debug)]
+pub struct Explained {
+    /// The choice.
+    pub candidate: Candidate,
+    /// Why.
+    pub receipt: Receipt,
+    /// The config in force.
+    pub config: RouterConfig,
+    /// Terms of the native cost of each eligible candidate; only when the query asked to be explained.
+    pub terms: Vec<(CandidateId, CostTerms)>,
 }
 
 /// A leg with its worker. Dropping the booking frees the worker.
@@ -108,8 +125,6 @@ struct Scratch {
     inputs: Inputs,
     buffers: Buffers,
     beside: shadow::Beside,
-    facts: Vec<u32>,
-    matrix: Vec<u32>,
 }
 
 thread_local! {
@@ -121,7 +136,29 @@ impl Router {
     /// A router over `slots`, ranking natively by `kv` when a policy gives no answer.
     #[must_use]
     pub fn new(slots: Slots, index: Arc<PrefixIndex>, config: RouterConfig, on_failure: OnFailure) -> Self {
-        Self { slots, index, config, on_failure, fallback: NativeMode::Kv, cursors: Cursors::default() }
+        let decisions = Arc::new(Decisions::off());
+        Self {
+            slots,
+            index,
+            config,
+            on_failure,
+            fallback: NativeMode::Kv,
+            cursors: Cursors::default(),
+            decisions,
+        }
+    }
+
+    /// The same router, which records its decisions.
+    #[must_use]
+    pub fn recording(mut self, decisions: Decisions) -> Self {
+        self.decisions = Arc::new(decisions);
+        self
+    }
+
+    /// The decisions it recorded.
+    #[must_use]
+    pub fn decisions(&self) -> &Arc<Decisions> {
+        &self.decisions
     }
 
     /// The slots it asks.
@@ -143,7 +180,13 @@ impl Router {
     pub fn route(&self, query: &Query<'_>, over: &crate::RouterConfigOverride) -> Result<Routed, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.subject.config).with(over);
-        let chosen = self.choose(query, config, Purpose::Route)?;
+        let chosen = match self.choose(query, config, Purpose::Route) {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                self.keep_refusal(query, config, &error, started);
+                return Err(error);
+            }
+        };
         let candidate = chosen.candidate.clone();
         let subject = query.subject;
         let [device, host, disk] = chosen.cached;
@@ -161,7 +204,8 @@ impl Router {
         });
         // F5: the decision itself is what approximate mode knows of caches.
         self.index.record(candidate.worker.id(), candidate.rank, subject.prefix.hashes(), started);
-        let receipt = chosen.receipt(query, started);
+        let mut receipt = chosen.receipt(query, started);
+        receipt.id = self.keep(query, config, &receipt);
         Ok(Routed { candidate, booking, receipt })
     }
 
@@ -174,11 +218,13 @@ impl Router {
         &self,
         query: &Query<'_>,
         over: &crate::RouterConfigOverride,
-    ) -> Result<(Candidate, Receipt), RouteError> {
+    ) -> Result<Explained, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.subject.config).with(over);
-        let chosen = self.choose(query, config, Purpose::Preview)?;
-        Ok((chosen.candidate.clone(), chosen.receipt(query, started)))
+        let mut chosen = self.choose(query, config, Purpose::Preview)?;
+        let terms = std::mem::take(&mut chosen.terms);
+        let candidate = chosen.candidate.clone();
+        Ok(Explained { candidate, receipt: chosen.receipt(query, started), config, terms })
     }
 
     /// Chooses without booking or recording.
@@ -194,22 +240,26 @@ impl Router {
         let _scope = Scope::choice(active.generation, purpose == Purpose::Preview);
         let pool = query.snapshot.pool(query.model, query.leg);
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { rows, inputs, buffers, beside, .. } = scratch;
-            if query.pin.is_some() {
-                pinned_row(query, pool, rows)?;
-            } else {
-                eligible_rows(query, pool, rows)?;
-            }
+            let Scratch { rows, inputs, buffers, beside } = scratch;
+            buffers.tape.clear();
+            candidate_rows(query, pool, rows)?;
             buffers.costs.clear();
             let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+            buffers.tape.begin(&active.recipe, rows);
             let settled = settled(query, pool, rows);
             let asks = purpose == Purpose::Route && settled.is_none();
             let shadow = lineup.shadowing(query.subject).filter(|_| asks);
-            let needs = if query.pin.is_some() { Needs::ALL } else { needs(&active.program) };
+            let always = self.always(query, purpose);
+            let all = query.pin.is_some() || explains(query, purpose);
+            let needs = if all { Needs::ALL } else { needs(&active.program).or(Needs::of(always)) };
             let needs = needs.or(beside.begin(shadow.map(|shadow| &**shadow), rows));
             inputs.compute(needs, query, &config, pool, rows, &self.index);
             let mut cached_known = needs.cached;
             let gathered = Gathered::new(query, config, pool, inputs);
+            let terms = if explains(query, purpose) { terms(&gathered, rows) } else { Vec::new() };
+            if settled.is_none() && !always.is_empty() {
+                buffers.tape.stage(ALWAYS, rows, |out| gathered.write(always, rows, out));
+            }
             let mut choice = match settled {
                 Some((row, decider)) => Choice::Row(row, decider, None),
                 None => self.ask_program((active, on_failure), &gathered, rows, buffers, purpose)?,
@@ -219,12 +269,8 @@ impl Router {
                 inputs.compute(Needs::ALL, query, &config, pool, beside.rows_or(rows), &self.index);
                 cached_known = true;
                 let gathered = Gathered::new(query, config, pool, inputs);
-                let cursors = &self.cursors;
-                let mut run = Run { active, gathered: &gathered, cursors, buffers, purpose };
-                choice = match run.native(self.fallback, rows) {
-                    Verdict::Row(row, _) => Choice::Row(row, Decider::Fallback { reason, detail }, None),
-                    _ => return Err(no_worker(query, String::new())),
-                };
+                let row = self.rank_natively(active, &gathered, rows, buffers, purpose)?;
+                choice = Choice::Row(row, Decider::Fallback { reason, detail }, None);
             }
             let Choice::Row(row, decider, reason) = choice else {
                 return Err(no_worker(query, String::new()));
@@ -245,8 +291,25 @@ impl Router {
                 cached_known,
                 costs,
                 shadow,
+                terms,
             })
         })
+    }
+
+    /// The fallback's word, which is always there as long as a row is.
+    fn rank_natively(
+        &self,
+        active: &Active,
+        gathered: &Gathered<'_>,
+        rows: &[u32],
+        buffers: &mut Buffers,
+        purpose: Purpose,
+    ) -> Result<u32, RouteError> {
+        let mut run = Run { active, gathered, cursors: &self.cursors, buffers, purpose };
+        match run.native(self.fallback, rows) {
+            Verdict::Row(row, _) => Ok(row),
+            _ => Err(no_worker(gathered.query, String::new())),
+        }
     }
 
     fn ask_program(
@@ -324,12 +387,14 @@ struct Chosen {
     cached_known: bool,
     costs: Vec<(WorkerId, pointsman_workers::DpRank, f32)>,
     shadow: Option<Shadowed>,
+    terms: Vec<(CandidateId, CostTerms)>,
 }
 
 impl Chosen {
     fn receipt(self, query: &Query<'_>, started: Instant) -> Receipt {
         let info = self.active.program.ranker();
         Receipt {
+            id: None,
             leg: query.leg,
             attempt: query.attempt,
             slot: SlotKind::of(query.leg),
@@ -360,140 +425,6 @@ fn note(active: &Active, verdict: &Verdict, took: std::time::Duration) {
     }
 }
 
-/// Why `candidate` may not serve the leg, if so (spec F6).
-fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
-    let subject = query.subject;
-    let spec = candidate.worker.spec();
-    let allowed =
-        subject.allowed_workers.is_empty() || subject.allowed_workers.contains(&candidate.worker.id());
-    if !allowed {
-        return Some(Refused::Other("not allowed by the request"));
-    }
-    if !subject.required_taints.iter().all(|taint| spec.taints.contains(taint)) {
-        return Some(Refused::Other("lacks a required taint"));
-    }
-    if let Some(lora) = subject.lora.as_deref().filter(|_| !spec.loras.is_empty())
-        && !spec.loras.iter().any(|loaded| loaded == lora)
-    {
-        return Some(Refused::Other("lacks the LoRA"));
-    }
-    if let Some(peer) = query.peer() {
-        if !spec.pairs_with(peer) {
-            return Some(Refused::Other("speaks another handoff than the other leg"));
-        }
-        let (prefill, decode) = if query.leg == Leg::Prefill { (spec, peer) } else { (peer, spec) };
-        if prefill.forbids_transfer_to(decode) {
-            return Some(Refused::Other("is outside the prefill worker's transfer domain"));
-        }
-    }
-    if query.leg == Leg::Prefill && query.other_leg.is_none() && !query.probe && !has_partner(query, spec) {
-        return Some(Refused::Other("no decode worker speaks its handoff"));
-    }
-    match candidate.ineligible()? {
-        Ineligible::AtCapacity => Some(Refused::Busy),
-        Ineligible::Failing => Some(Refused::Failing),
-        other => Some(Refused::Other(other.as_str())),
-    }
-}
-
-/// Whether some decode worker that is up can take over from this prefill worker.
-fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
-    let up = |candidate: &Candidate| candidate.ineligible().is_none_or(|reason| !reason.is_down());
-    let fits = |decode: &WorkerSpec| decode.pairs_with(spec) && !spec.forbids_transfer_to(decode);
-    let decode = query.snapshot.pool(query.model, Leg::Decode);
-    decode.iter().any(|candidate| fits(candidate.worker.spec()) && up(candidate))
-}
-
-#[derive(Clone, Copy)]
-enum Refused {
-    Busy,
-    Failing,
-    Other(&'static str),
-}
-
-impl Refused {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Busy => Ineligible::AtCapacity.as_str(),
-            Self::Failing => Ineligible::Failing.as_str(),
-            Self::Other(reason) => reason,
-        }
-    }
-}
-
-fn eligible_rows(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Result<(), RouteError> {
-    rows.clear();
-    let (mut busy, mut failing) = (false, false);
-    let mut last = None;
-    for (position, candidate) in (0_u32..).zip(pool) {
-        if query.tried.contains(&(candidate.worker.id(), candidate.rank)) {
-            last = Some("tried already");
-            continue;
-        }
-        match ineligible(query, candidate) {
-            None => rows.push(position),
-            Some(Refused::Busy) => busy = true,
-            Some(Refused::Failing) => failing = true,
-            Some(Refused::Other(reason)) => last = Some(reason),
-        }
-    }
-    if rows.is_empty() && failing {
-        // Nobody but workers that were put aside: one of them may have recovered, and refusing helps nobody.
-        let put_aside = |candidate: &Candidate| {
-            let tried = query.tried.contains(&(candidate.worker.id(), candidate.rank));
-            !tried && matches!(ineligible(query, candidate), Some(Refused::Failing))
-        };
-        rows.extend(
-            (0_u32..).zip(pool).filter(|(_, candidate)| put_aside(candidate)).map(|(position, _)| position),
-        );
-    }
-    match last {
-        _ if !rows.is_empty() => Ok(()),
-        _ if busy => Err(RouteError::AllBusy(query.leg)),
-        Some(reason) => Err(no_worker(query, format!(" (of {}; last: {reason})", pool.len()))),
-        None => Err(no_worker(query, String::new())),
-    }
-}
-
-/// The row that is settled before any policy is asked: a hint's, the session's, or the one local prefill was planned for.
-fn settled(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Option<(u32, Decider)> {
-    if query.pin.is_some() {
-        return Some((rows.first().copied().unwrap_or(0), Decider::Pin));
-    }
-    let row_of = |wanted: CandidateId| {
-        let is_it = |candidate: &Candidate| (candidate.worker.id(), candidate.rank) == wanted;
-        rows.iter().copied().find(|row| pool.get(*row as usize).is_some_and(is_it))
-    };
-    let session = query.session.and_then(row_of).map(|row| (row, Decider::Session));
-    session.or_else(|| query.planned.and_then(row_of).map(|row| (row, Decider::Plan)))
-}
-
-fn pinned_row(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Result<(), RouteError> {
-    let Some((worker, rank)) = query.pin else { return Ok(()) };
-    rows.clear();
-    let known = query.snapshot.get(worker).ok_or(RouteError::UnknownWorker(worker))?;
-    if let Some(rank) = rank.filter(|rank| rank.0 >= known.spec().dp_size) {
-        let reason = format!("rank {rank} of {}", known.spec().dp_size);
-        return Err(RouteError::NotEligible(worker, reason));
-    }
-    let mut refused = None;
-    for (position, candidate) in (0_u32..).zip(pool) {
-        let wanted = candidate.worker.id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
-        if wanted {
-            match ineligible(query, candidate) {
-                None => {
-                    rows.push(position);
-                    return Ok(());
-                }
-                Some(reason) => refused = Some(reason.as_str()),
-            }
-        }
-    }
-    let reason = refused
-        .map_or_else(|| format!("it does not serve the {} leg of this model", query.leg), str::to_owned);
-    Err(RouteError::NotEligible(worker, reason))
-}
-
 fn explained(
     pool: &[Candidate],
     rows: &[u32],
@@ -501,6 +432,19 @@ fn explained(
 ) -> Vec<(WorkerId, pointsman_workers::DpRank, f32)> {
     let ranked = rows.iter().filter_map(|row| pool.get(*row as usize)).zip(costs);
     ranked.map(|(candidate, cost)| (candidate.worker.id(), candidate.rank, *cost)).collect()
+}
+
+/// Whether somebody wants to know what the costs are made of.
+fn explains(query: &Query<'_>, purpose: Purpose) -> bool {
+    purpose == Purpose::Preview && query.explain
+}
+
+fn terms(gathered: &Gathered<'_>, rows: &[u32]) -> Vec<(CandidateId, CostTerms)> {
+    let of = |row: &u32| {
+        let candidate = gathered.pool.get(*row as usize)?;
+        Some(((candidate.worker.id(), candidate.rank), gathered.terms(*row)))
+    };
+    rows.iter().filter_map(of).collect()
 }
 
 fn no_worker(query: &Query<'_>, detail: String) -> RouteError {

@@ -20,6 +20,8 @@ pub(super) fn families(app: &App) -> String {
     workers(&mut out, &app.registry.snapshot());
     policies::policies(&mut out, app);
     index(&mut out, app);
+    let lost = [(String::new(), app.router.decisions().lost())];
+    counter(&mut out, "pointsman_decision_records_lost", "Decisions that were made but not recorded", &lost);
     feeds(&mut out, app);
     out
 }

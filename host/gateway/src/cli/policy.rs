@@ -19,6 +19,7 @@ mod cases;
 mod inspect;
 mod new;
 mod remote;
+mod run;
 mod test;
 
 /// What can be done with a policy.
@@ -28,6 +29,8 @@ pub(crate) enum PolicyCommand {
     Inspect(inspect::InspectArgs),
     /// Run the cases of a cases.toml against a compiled policy, loaded as the daemon loads it.
     Test(test::TestArgs),
+    /// Decide recorded decisions again with a compiled policy, and tell where it differs.
+    Run(run::RunArgs),
     /// Measure a compiled policy: microseconds a call, milliseconds to load, bytes of the file.
     Bench(bench::BenchArgs),
     /// Write a project folder for a new policy, which builds outside this repository.
@@ -47,6 +50,7 @@ impl PolicyCommand {
         match self {
             Self::Inspect(args) => args.run(),
             Self::Test(args) => args.run(),
+            Self::Run(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
             Self::Build(args) => args.run(),

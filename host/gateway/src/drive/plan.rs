@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_routing::{CandidateId, Plan, Query, Subject};
+use pointsman_routing::{CandidateId, DecisionId, Plan, Query, Subject};
 use pointsman_workers::{Candidate, Leg, Role, Snapshot};
 
 use crate::{app::App, connector::connector_for, error::Cause, legs::Shape, request::Request};
@@ -16,9 +16,11 @@ pub(crate) struct Planning {
     pub(crate) shape: Shape,
     /// Local prefill was decided for this decode candidate.
     pub(crate) planned: Option<CandidateId>,
+    /// The record of the decode override's word.
+    pub(crate) decision: Option<DecisionId>,
 }
 
-/// Decides the request's shape.
+/// Decides the request's shape. `id` is the request's, when what is decided is to be recorded.
 ///
 /// # Errors
 /// [`Cause`] when it cannot be served at all.
@@ -27,9 +29,10 @@ pub(crate) fn plan(
     request: &Arc<Request>,
     subject: &Subject,
     snapshot: &Snapshot,
+    id: Option<&str>,
 ) -> Result<Planning, Cause> {
-    const SINGLE: Planning = Planning { shape: Shape::Single, planned: None };
-    const REMOTE: Planning = Planning { shape: Shape::Remote, planned: None };
+    const SINGLE: Planning = Planning { shape: Shape::Single, planned: None, decision: None };
+    const REMOTE: Planning = Planning { shape: Shape::Remote, planned: None, decision: None };
     let model = &request.model;
     let Some(activation) = snapshot.activation(model) else {
         return Err(Cause::ModelNotFound(model.to_string()));
@@ -61,13 +64,15 @@ pub(crate) fn plan(
             Err(Cause::InvalidRequest(format!("{reason}: such a request cannot be disaggregated")))
         };
     }
-    let planned = app.router.plan(&question(app, request, subject, snapshot, Leg::Decode));
+    let question = question(app, request, subject, snapshot, Leg::Decode);
+    let planned = app.router.plan(&Query { request_id: id, ..question });
+    let decision = planned.id;
     match planned.plan {
-        Plan::Remote => Ok(REMOTE),
-        Plan::Local if local && !enforced => Ok(Planning { planned: planned.decode, ..SINGLE }),
+        Plan::Remote => Ok(Planning { decision, ..REMOTE }),
+        Plan::Local if local && !enforced => Ok(Planning { planned: planned.decode, decision, ..SINGLE }),
         Plan::Local => {
             app.metrics.handoff("local_refused");
-            Ok(REMOTE)
+            Ok(Planning { decision, ..REMOTE })
         }
         Plan::Shed(shed) => Err(Cause::Shed(shed)),
     }
@@ -77,7 +82,7 @@ fn is_up(candidate: &Candidate) -> bool {
     candidate.ineligible().is_none_or(|reason| !reason.is_down())
 }
 
-/// The question for one leg's first try, with fresh randomness and the time of now.
+/// The question for one leg's first try, with fresh randomness and the time of now; its decision is not recorded.
 pub(crate) fn question<'a>(
     app: &App,
     request: &'a Request,
@@ -105,6 +110,7 @@ pub(crate) fn question<'a>(
         probe: request.hints.probe,
         seed: rand::random(),
         now_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
+        request_id: None,
     }
 }
 

@@ -174,6 +174,7 @@ impl Drive {
             other_leg: other.map(id_of),
             planned: self.planned.filter(|_| leg == Leg::Aggregated),
             tried: &self.tried,
+            request_id: Some(&self.account.request_id),
             ..question
         }
     }

@@ -117,9 +117,8 @@ impl<'a> Gathered<'a> {
         Self { query, config, pool, inputs, topology }
     }
 
-    /// Writes request facts, then the worker columns of `rows`, to `out` (cleared first).
+    /// Appends request facts, then the worker columns of `rows`, to `out`.
     pub(crate) fn write(&self, wants: &Wants, rows: &[u32], out: &mut Vec<u32>) {
-        out.clear();
         self.write_request(wants, out);
         self.write_workers(wants, rows, out);
     }

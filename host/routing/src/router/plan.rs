@@ -5,9 +5,10 @@ use std::sync::Arc;
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
-use super::{OnFailure, Purpose, Router, SCRATCH, Scratch, eligible_rows};
+use super::{OnFailure, Purpose, Router, SCRATCH, Scratch, eligible::eligible_rows};
 use crate::{
     check,
+    decisions::DecisionId,
     facts::columns::{Gathered, Inputs, Needs},
     policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
     query::{CandidateId, Query},
@@ -26,6 +27,8 @@ pub struct Planned {
     pub fallback: Option<&'static str>,
     /// The decode candidate it was asked about.
     pub decode: Option<CandidateId>,
+    /// Its place in the ring of decisions.
+    pub id: Option<DecisionId>,
 }
 
 impl Router {
@@ -35,20 +38,26 @@ impl Router {
     /// matrix for prefill. Without a usable answer the plan is remote, which is always legal.
     #[must_use]
     pub fn plan(&self, query: &Query<'_>) -> Planned {
+        let started = Instant::now();
         let lineup = self.slots.get(query.model, SlotKind::DecodeOverride).lineup();
         let active = lineup.serving(query.subject);
         let generation = active.generation;
+        let remote = Planned { plan: Plan::Remote, generation, fallback: None, decode: None, id: None };
         let planned = match &active.program {
             Program::DecodeOverride(policy) => {
-                match self.ask(active, |policy| self.decide(policy, query), policy) {
-                    Ok((plan, decode)) => Planned { plan, generation, fallback: None, decode },
+                SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&active.recipe, &[]));
+                let mut planned = match self.ask(active, |policy| self.decide(active, policy, query), policy)
+                {
+                    Ok((plan, decode)) => Planned { plan, decode, ..remote },
                     Err(reason) => {
                         let plan = plan_without(lineup.on_failure.unwrap_or(self.on_failure));
-                        Planned { plan, generation, fallback: Some(reason), decode: None }
+                        Planned { plan, fallback: Some(reason), ..remote }
                     }
-                }
+                };
+                planned.id = self.keep_plan(query, &planned, started);
+                planned
             }
-            _ => Planned { plan: Plan::Remote, generation, fallback: None, decode: None },
+            _ => remote,
         };
         if let Some(shadow) = lineup.shadowing(query.subject) {
             self.compare(shadow, query, &planned.plan);
@@ -60,7 +69,8 @@ impl Router {
     fn compare(&self, shadow: &Active, query: &Query<'_>, plan: &Plan) {
         let Program::DecodeOverride(policy) = &shadow.program else { return };
         let _scope = Scope::preview();
-        let opinion = match self.ask(shadow, |policy| self.decide(policy, query), policy) {
+        SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&shadow.recipe, &[]));
+        let opinion = match self.ask(shadow, |policy| self.decide(shadow, policy, query), policy) {
             Ok((other, _)) if other == *plan => Opinion::Agrees,
             Ok(_) => Opinion::Disagrees,
             Err("breaker_open" | "not_ready") => return,
@@ -79,10 +89,12 @@ impl Router {
         };
         let call = |policy: &Arc<dyn Policy>| {
             SCRATCH.with_borrow_mut(|scratch| {
-                let Scratch { inputs, facts, .. } = scratch;
+                let Scratch { inputs, buffers, .. } = scratch;
                 let config = self.config.with(&query.subject.config);
-                facts.clear();
-                Gathered::new(query, config, &[], inputs).write_request(&policy.info().wants, facts);
+                buffers.tape.begin(&active.recipe, &[]);
+                let facts = buffers.tape.stage(0, &[], |out| {
+                    Gathered::new(query, config, &[], inputs).write_request(&policy.info().wants, out);
+                });
                 let over = policy.decode_config(&call_of(query, 0), facts)?;
                 over.check().map_err(Failure::Invalid)?;
                 Ok(over)
@@ -113,41 +125,41 @@ impl Router {
 
     fn decide(
         &self,
+        active: &Active,
         policy: &Arc<dyn Policy>,
         query: &Query<'_>,
     ) -> Result<(Plan, Option<CandidateId>), Failure> {
         let wants = &policy.info().wants;
         let config = self.config.with(&query.subject.config);
         if wants.worker.is_empty() {
-            return SCRATCH.with_borrow_mut(|Scratch { inputs, facts, .. }| {
-                facts.clear();
-                Gathered::new(query, config, &[], inputs).write_request(wants, facts);
+            return SCRATCH.with_borrow_mut(|Scratch { inputs, buffers, .. }| {
+                let gathered = Gathered::new(query, config, &[], inputs);
+                let facts = buffers.tape.stage(0, &[], |out| gathered.write_request(wants, out));
                 let plan = policy.decide(&call_of(query, 0), facts, &[], &[]).and_then(check::plan)?;
                 Ok((plan, None))
             });
         }
         // Nobody to decode on: routing the leg will say so in its own words.
-        let Ok(preview) = self.choose(query, config, Purpose::Preview) else {
-            return Ok((Plan::Remote, None));
-        };
+        let preview = self.choose(query, config, Purpose::Preview);
+        SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&active.recipe, &[]));
+        let Ok(preview) = preview else { return Ok((Plan::Remote, None)) };
         let prefill = Query { leg: Leg::Prefill, ..*query };
         let pool = query.snapshot.pool(query.model, Leg::Prefill);
         SCRATCH.with_borrow_mut(|scratch| {
-            let Scratch { rows, inputs, facts, matrix, .. } = scratch;
+            let Scratch { rows, inputs, buffers, .. } = scratch;
             let decode = std::slice::from_ref(&preview.candidate);
-            self.gather(inputs, wants, query, config, decode, &[0]);
-            let gathered = Gathered::new(query, config, decode, inputs);
-            facts.clear();
-            gathered.write_request(wants, facts);
-            let request = facts.len();
-            gathered.write_workers(wants, &[0], facts);
             if eligible_rows(&prefill, pool, rows).is_err() {
                 rows.clear();
             }
-            self.gather(inputs, wants, &prefill, config, pool, rows);
-            matrix.clear();
-            Gathered::new(&prefill, config, pool, inputs).write_workers(wants, rows, matrix);
-            let (request, decode) = facts.split_at(request);
+            buffers.tape.begin(&active.recipe, rows);
+            let facts = buffers.tape.stage(0, rows, |out| {
+                self.gather(inputs, wants, query, config, decode, &[0]);
+                Gathered::new(query, config, decode, inputs).write(wants, &[0], out);
+                self.gather(inputs, wants, &prefill, config, pool, rows);
+                Gathered::new(&prefill, config, pool, inputs).write_workers(wants, rows, out);
+            });
+            let (request, facts) = facts.split_at_checked(wants.request_width()).unwrap_or_default();
+            let (decode, matrix) = facts.split_at_checked(wants.worker_width()).unwrap_or_default();
             let plan =
                 policy.decide(&call_of(query, rows.len()), request, decode, matrix).and_then(check::plan)?;
             Ok((plan, Some((preview.candidate.worker.id(), preview.candidate.rank))))

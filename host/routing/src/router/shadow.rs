@@ -47,6 +47,7 @@ impl Beside {
         }
         let started = Instant::now();
         let Self { rows, buffers } = self;
+        buffers.tape.begin(&shadow.recipe, rows);
         // A preview moves no round-robin cursor, and leaves the slot's state as it is.
         let _scope = Scope::choice(shadow.generation, true);
         let purpose = Purpose::Preview;

@@ -182,6 +182,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, leg: Leg, subject: &'
         probe: false,
         seed: 1,
         now_us: 0,
+        request_id: Some("r"),
     }
 }
 
@@ -573,4 +574,97 @@ fn a_slot_s_own_word_on_failures_wins_over_the_router_s() {
     assert_eq!(house.route(Leg::Decode, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
     slot.set_on_failure(None);
     assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
+}
+
+fn recorded(house: &House) -> Vec<serde_json::Value> {
+    let decisions = house.router.decisions();
+    let copies = decisions.ids().into_iter().filter_map(|id| decisions.get(id, |_, _| true));
+    copies.map(|record| serde_json::to_value(&record).unwrap()).collect()
+}
+
+fn recording(mut house: House, always: &[&str]) -> House {
+    house.router = house.router.recording(Decisions::new(100, 1 << 20, Decisions::facts(always).unwrap()));
+    house
+}
+
+#[test]
+fn a_decision_is_recorded_with_what_each_policy_was_handed() {
+    let filter = fake(World::Filter, (&[], &["dp-rank"]), Answer::Keep(vec![1]));
+    let last = fake(World::Scorer, (&["block-size"], &["worker-id"]), Answer::Costs(vec![4.5]));
+    let scorers = vec![WeightedScorer { policy: last, weight: 2.0, normalize: Default::default() }];
+    let program = Program::Scorers { filters: vec![filter], scorers, picker: Picker::Min };
+    let house = recording(house(program), &["prompt-tokens", "active-requests"]);
+    let routed = house.route(Leg::Prefill, |_| {}).unwrap();
+    let told = recorded(&house).remove(0);
+    assert_eq!(told["id"], routed.receipt.id.unwrap().to_string());
+    assert_eq!(told["candidates"], serde_json::json!([[1, 0], [2, 0]]));
+    let stages = told["stages"].as_array().unwrap();
+    assert_eq!((stages.len(), &stages[0]["policy"]), (3, &serde_json::Value::Null));
+    assert_eq!(stages[0]["request"], serde_json::json!({ "prompt-tokens": 64 }));
+    // What was, not what this decision made of it.
+    assert_eq!(stages[0]["workers"], serde_json::json!({ "active-requests": [0, 0] }));
+    assert_eq!((&stages[1]["world"], &stages[1]["rows"]), (&"filter".into(), &2.into()));
+    assert_eq!((&stages[2]["kept"], &stages[2]["weight"]), (&serde_json::json!([1]), &2.0.into()));
+    assert_eq!(stages[2]["workers"], serde_json::json!({ "worker-id": [2] }));
+    assert_eq!(told["choice"], serde_json::json!({ "row": 1, "worker": 2, "dp_rank": 0, "cost": 9.0 }));
+    assert_eq!((&told["runner_up"], &told["outcome"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+}
+
+#[test]
+fn the_runner_up_is_the_cheapest_of_the_others() {
+    let house = recording(house(scorer(&["worker-id"], 0)), &[]);
+    let routed = house.route(Leg::Decode, |query| query.explain = true).unwrap();
+    assert_eq!(routed.receipt.runner_up(), Some((WorkerId(4), DpRank(0), 4.0)));
+    let expected = serde_json::json!({ "row": 1, "worker": 4, "dp_rank": 0, "cost": 4.0 });
+    assert_eq!(recorded(&house)[0]["runner_up"], expected);
+}
+
+#[test]
+fn refusals_and_fallbacks_are_recorded_and_previews_and_questions_without_an_id_are_not() {
+    let shed = crate::ShedReason { status: 529, reason: "over quota".into() };
+    let shedding = recording(house(selector(Ok(Decision::Shed(shed)))), &[]);
+    shedding.route(Leg::Prefill, |_| {}).unwrap_err();
+    let told = recorded(&shedding).remove(0);
+    let expected = serde_json::json!({ "code": "shed", "detail": "over quota" });
+    assert_eq!((&told["refused"], &told["choice"]), (&expected, &serde_json::Value::Null));
+
+    let failing = recording(house(selector(Err(Failure::Trap("ouch".into())))), &[]);
+    failing.route(Leg::Prefill, |_| {}).unwrap();
+    let told = recorded(&failing).remove(0);
+    assert_eq!(
+        (&told["decider"]["reason"], &told["decider"]["detail"]),
+        (&"trap".into(), &"trap: ouch".into())
+    );
+    assert!(told["choice"]["cost"].is_number(), "the fallback's own cost: {told}");
+
+    let quiet = recording(house(selector(choose(0))), &[]);
+    quiet.route(Leg::Prefill, |query| query.request_id = None).unwrap();
+    let (snapshot, model, subject) = (quiet.registry.snapshot(), ModelName::new("m"), subject());
+    let query = query(&snapshot, &model, Leg::Prefill, &subject);
+    quiet.router.preview(&query, &RouterConfigOverride::default()).unwrap();
+    quiet
+        .route(Leg::Prefill, |query| query.tried = &[(WorkerId(1), DpRank(0)), (WorkerId(2), DpRank(0))])
+        .unwrap_err();
+    assert!(recorded(&quiet).is_empty(), "{:?}", recorded(&quiet));
+}
+
+#[test]
+fn a_plan_is_recorded_with_the_decode_row_and_the_prefill_matrix() {
+    let over = RouterConfigOverride::default();
+    let policy =
+        fake(World::DecodeOverride, (&["block-size"], &["worker-id"]), Answer::Plan(Plan::Local, over));
+    let house = recording(house(Program::DecodeOverride(policy)), &["n"]);
+    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
+    let planned = house.router.plan(&query(&snapshot, &model, Leg::Decode, &subject));
+    let told = recorded(&house).remove(0);
+    assert_eq!(
+        (&told["id"], &told["slot"]),
+        (&planned.id.unwrap().to_string().into(), &"decode-override".into())
+    );
+    let (worker, _) = planned.decode.unwrap();
+    assert_eq!(told["plan"], serde_json::json!({ "word": "local", "decode": [worker, 0] }));
+    let stage = &told["stages"][0];
+    assert_eq!(stage["decode"], serde_json::json!({ "worker-id": [worker] }));
+    assert_eq!(stage["workers"], serde_json::json!({ "worker-id": [1, 2] }));
+    assert_eq!(told["candidates"], serde_json::json!([[1, 0], [2, 0]]));
 }

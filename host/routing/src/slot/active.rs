@@ -14,7 +14,7 @@ use super::{
     content::Program,
     stats::{Agreement, CallStats},
 };
-use crate::policy::Failure;
+use crate::{policy::Failure, recipe::Recipe};
 
 /// One generation in force.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Active {
     pub breaker: Breaker,
     /// Whether it serves, tries, or only looks on.
     pub mode: Mode,
+    /// What it runs, as records tell it.
+    pub(crate) recipe: Arc<Recipe>,
     /// As a shadow: how often it would have chosen the same.
     pub agreement: Agreement,
     place: Place,
@@ -72,6 +74,7 @@ impl Active {
     ) -> Self {
         Self {
             generation,
+            recipe: Arc::new(Recipe::of(place.kind, generation, mode, &program)),
             program,
             breaker: Breaker::new(),
             mode,

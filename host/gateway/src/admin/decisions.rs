@@ -1,0 +1,222 @@
+//! `/decisions`: the last routing decisions, newest first, filtered, or all of them as lines of JSON.
+//!
+//! Decisions are copied out one by one: however many are asked for, no data thread waits.
+
+use std::{convert::Infallible, str::FromStr, sync::Arc};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, RawQuery, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures_util::stream;
+use pointsman_routing::{DecisionId, Decisions, Ending, Head, Record};
+use serde_json::json;
+use tokio::time::Duration;
+
+use crate::app::App;
+
+/// Decisions of an answer when nobody says how many.
+const LIMIT: usize = 50;
+/// Decisions of an answer at most; an export has no limit.
+const MOST: usize = 1_000;
+/// Lines written at once; between them others get their turn.
+const LINES: usize = 32;
+
+/// Which decisions are asked for. All that are given have to hold.
+#[derive(Debug, Default)]
+struct Filter {
+    limit: Option<usize>,
+    before: Option<DecisionId>,
+    model: Option<String>,
+    leg: Option<String>,
+    slot: Option<String>,
+    worker: Option<u64>,
+    policy: Option<String>,
+    generation: Option<u64>,
+    decider: Option<String>,
+    code: Option<String>,
+    min_ttft: Option<Duration>,
+    request_id: Option<String>,
+}
+
+/// `GET /decisions`.
+pub(super) async fn list(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Response {
+    let filter = match Filter::parse(query.as_deref().unwrap_or_default()) {
+        Ok(filter) => filter,
+        Err(problem) => return refuse(StatusCode::BAD_REQUEST, problem),
+    };
+    let decisions = app.router.decisions();
+    let limit = filter.limit.unwrap_or(LIMIT).min(MOST);
+    let ids = decisions.ids();
+    let kept = ids.len();
+    let found: Vec<Record> =
+        ids.into_iter().filter_map(|id| filter.copy(decisions, id)).take(limit).collect();
+    Json(json!({ "kept": kept, "lost": decisions.lost(), "decisions": found })).into_response()
+}
+
+/// `GET /decisions/{id}`.
+pub(super) async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
+    let Ok(number) = id.parse() else {
+        return refuse(StatusCode::BAD_REQUEST, format!("decision `{id}` is no id: hex digits"));
+    };
+    match app.router.decisions().get(number, |_, _| true) {
+        Some(record) => Json(record).into_response(),
+        None => refuse(StatusCode::NOT_FOUND, format!("decision `{id}` is not kept, or not any more")),
+    }
+}
+
+/// `GET /decisions/export`: one decision a line, newest first, as they are when their line is written.
+pub(super) async fn export(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Response {
+    let filter = match Filter::parse(query.as_deref().unwrap_or_default()) {
+        Ok(filter) => filter,
+        Err(problem) => return refuse(StatusCode::BAD_REQUEST, problem),
+    };
+    let decisions = app.router.decisions().clone();
+    let ids = decisions.ids().into_iter();
+    let left = filter.limit.unwrap_or(usize::MAX);
+    let lines = stream::unfold((ids, left), move |(mut ids, mut left)| {
+        let lines = lines(&decisions, &filter, &mut ids, &mut left);
+        async move {
+            tokio::task::yield_now().await;
+            lines.map(|lines| (Ok::<_, Infallible>(lines), (ids, left)))
+        }
+    });
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+/// The next lines; `None` at the end. A look at many that are not wanted may give none, which is not the end.
+fn lines(
+    decisions: &Decisions,
+    filter: &Filter,
+    ids: &mut std::vec::IntoIter<DecisionId>,
+    left: &mut usize,
+) -> Option<Bytes> {
+    if *left == 0 || ids.len() == 0 {
+        return None;
+    }
+    let mut lines = Vec::new();
+    for record in ids.by_ref().take(LINES).filter_map(|id| filter.copy(decisions, id)).take(*left) {
+        *left -= 1;
+        if serde_json::to_writer(&mut lines, &record).is_ok() {
+            lines.push(b'\n');
+        }
+    }
+    Some(Bytes::from(lines))
+}
+
+fn refuse(status: StatusCode, problem: String) -> Response {
+    (status, Json(json!({ "error": problem }))).into_response()
+}
+
+impl Filter {
+    /// Reads a query string.
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut filter = Self::default();
+        for (name, value) in pairs(query) {
+            match name.as_str() {
+                "limit" => filter.limit = Some(number(&name, &value)?),
+                "before" => filter.before = Some(number(&name, &value)?),
+                "model" => filter.model = Some(value),
+                "leg" => filter.leg = Some(word(&name, value, &["aggregated", "prefill", "decode"])?),
+                "slot" => {
+                    let slots = ["aggregated", "prefill", "decode", "decode-override"];
+                    filter.slot = Some(word(&name, value, &slots)?);
+                }
+                "worker" => filter.worker = Some(number(&name, &value)?),
+                "policy" => filter.policy = Some(value),
+                "generation" => filter.generation = Some(number(&name, &value)?),
+                "decider" => {
+                    let deciders = ["policy", "native", "fallback", "pin", "session", "plan"];
+                    filter.decider = Some(word(&name, value, &deciders)?);
+                }
+                "code" => filter.code = Some(value),
+                "min_ttft_ms" => {
+                    let time = number::<f64>(&name, &value).ok();
+                    let time = time.and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok());
+                    let problem = || format!("min_ttft_ms: `{value}` is no number of milliseconds");
+                    filter.min_ttft = Some(time.ok_or_else(problem)?);
+                }
+                "request_id" => filter.request_id = Some(value),
+                _ => return Err(format!("{name}: there is no such filter")),
+            }
+        }
+        Ok(filter)
+    }
+
+    fn copy(&self, decisions: &Decisions, id: DecisionId) -> Option<Record> {
+        let old = self.before.is_none_or(|before| id < before);
+        old.then(|| decisions.get(id, |head, request| self.takes(head, request))).flatten()
+    }
+
+    fn takes(&self, head: &Head, request: &str) -> bool {
+        let same = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
+        let worker = match head.ending {
+            Ending::Chosen(worker, _) | Ending::Planned(_, Some((worker, _))) => Some(worker.0),
+            _ => None,
+        };
+        let policy = || head.recipe.head().map_or("native", |step| &step.name);
+        // What is still under way has no code and no time yet.
+        let outcome = head.outcome.as_ref();
+        let slow =
+            |least: Duration| outcome.and_then(|outcome| outcome.ttft).is_some_and(|ttft| ttft >= least);
+        same(&self.model, head.model.as_str())
+            && same(&self.leg, head.leg.as_str())
+            && same(&self.slot, head.recipe.slot.as_str())
+            && self.worker.is_none_or(|wanted| worker == Some(wanted))
+            && self.policy.as_deref().is_none_or(|wanted| wanted == policy())
+            && self.generation.is_none_or(|wanted| head.recipe.generation.0 == wanted)
+            && same(&self.decider, head.by.label())
+            && self.code.as_deref().is_none_or(|wanted| outcome.is_some_and(|outcome| outcome.code == wanted))
+            && self.min_ttft.is_none_or(slow)
+            && same(&self.request_id, request)
+    }
+}
+
+fn number<T: FromStr>(name: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{name}: `{value}` is not what this filter takes"))
+}
+
+fn word(name: &str, value: String, words: &[&str]) -> Result<String, String> {
+    if words.contains(&value.as_str()) {
+        Ok(value)
+    } else {
+        Err(format!("{name}: `{value}` is none of {}", words.join(", ")))
+    }
+}
+
+/// Names and values of a query string, `%` and `+` undone.
+fn pairs(query: &str) -> Vec<(String, String)> {
+    let parsed = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(
+        &format!("/?{query}").parse().unwrap_or_default(),
+    );
+    parsed.map(|pairs| pairs.0).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_makes_no_sense_is_named() {
+        let cases = [
+            ("limit=many", "limit: `many` is not what this filter takes"),
+            ("leg=left", "leg: `left` is none of aggregated, prefill, decode"),
+            ("model=a&colour=red", "colour: there is no such filter"),
+            ("before=xyz", "before: `xyz` is not what this filter takes"),
+            ("min_ttft_ms=-1", "min_ttft_ms: `-1` is no number of milliseconds"),
+        ];
+        for (query, expected) in cases {
+            assert_eq!(Filter::parse(query).unwrap_err(), expected);
+        }
+        let filter = Filter::parse("model=a%20b&min_ttft_ms=1.5&before=1f").unwrap();
+        assert_eq!(
+            (filter.model.as_deref(), filter.min_ttft),
+            (Some("a b"), Some(Duration::from_micros(1_500)))
+        );
+        assert_eq!(filter.before, "1f".parse().ok());
+    }
+}

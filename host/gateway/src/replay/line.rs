@@ -1,0 +1,233 @@
+//! A line of `/decisions/export`, and the words that a policy reads made from it.
+
+use std::collections::BTreeMap;
+
+use pointsman_routing::{
+    Normalize, Picker,
+    facts::{FactType, RequestFact, Wants, WorkerColumn, WorkerFact},
+};
+use pointsman_workers::Leg;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Facts that a policy wants and the recording does not have.
+#[derive(Debug)]
+pub(super) struct Lacks(pub(super) Vec<String>);
+
+/// Numbers as they are spelt: a single must not go through a double.
+type Facts = BTreeMap<String, Box<RawValue>>;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Line {
+    pub(super) id: String,
+    pub(super) leg: Leg,
+    pub(super) attempt: u32,
+    pub(super) decider: Decider,
+    pub(super) call: CallLine,
+    pub(super) candidates: Vec<(u64, u32)>,
+    pub(super) picker: Option<Picker>,
+    pub(super) choice: Option<Choice>,
+    pub(super) plan: Option<PlanLine>,
+    pub(super) refused: Option<Refused>,
+    pub(super) inputs_dropped: bool,
+    stages: Vec<Stage>,
+    left: Option<Vec<u32>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Decider {
+    pub(super) by: String,
+    pub(super) reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct CallLine {
+    pub(super) seed: u64,
+    pub(super) now_us: u64,
+    pub(super) temperature: f32,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Choice {
+    pub(super) row: Option<u32>,
+    pub(super) cost: Option<f32>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct PlanLine {
+    pub(super) word: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Refused {
+    pub(super) code: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Stage {
+    world: Option<String>,
+    weight: Option<f32>,
+    normalize: Option<Normalize>,
+    rows: u32,
+    kept: Option<Vec<u32>>,
+    request: Facts,
+    decode: Option<Facts>,
+    workers: Facts,
+}
+
+/// What a decode override reads.
+#[derive(Debug, Default)]
+pub(super) struct PlanWords {
+    pub(super) request: Vec<u32>,
+    pub(super) decode: Vec<u32>,
+    pub(super) prefill: Vec<u32>,
+    pub(super) rows: usize,
+}
+
+/// Low and high word.
+type Words = (u32, u32);
+
+impl Line {
+    pub(super) fn all_rows(&self) -> Vec<u32> {
+        (0_u32..).zip(&self.candidates).map(|(row, _)| row).collect()
+    }
+
+    /// The rows that the last policy had before it.
+    pub(super) fn left_rows(&self) -> Vec<u32> {
+        self.left.clone().unwrap_or_else(|| self.all_rows())
+    }
+
+    /// All rows where there was no filter.
+    pub(super) fn kept_by_the_first_filter(&self) -> Vec<u32> {
+        let mut stages = self.stages.iter().skip_while(|stage| stage.world.as_deref() != Some("filter"));
+        let next = stages.next().and_then(|_| stages.next());
+        match next {
+            Some(next) => next.kept.clone().unwrap_or_else(|| self.all_rows()),
+            None => self.left_rows(),
+        }
+    }
+
+    /// Weight and scale of the scorer, when there was exactly one.
+    pub(super) fn only_scorer(&self) -> Option<(f32, Normalize)> {
+        let mut scorers = self.stages.iter().filter(|stage| stage.world.as_deref() == Some("scorer"));
+        let only = scorers.next().filter(|_| scorers.next().is_none())?;
+        Some((only.weight?, only.normalize?))
+    }
+
+    /// What a filter, scorer or selector reads of `rows`.
+    pub(super) fn words(&self, wants: &Wants, rows: &[u32]) -> Result<Vec<u32>, Lacks> {
+        let (mut words, mut lacks) = (Vec::new(), Vec::new());
+        self.write_request(wants, &mut words, &mut lacks);
+        for column in &wants.worker {
+            match self.column(column, rows) {
+                Some(values) => write_column(column.ty(), &values, &mut words),
+                None => lacks.push(column.to_string()),
+            }
+        }
+        if lacks.is_empty() { Ok(words) } else { Err(Lacks(lacks)) }
+    }
+
+    /// What a decode override reads.
+    pub(super) fn plan_words(&self, wants: &Wants) -> Result<PlanWords, Lacks> {
+        let (mut words, mut lacks) = (PlanWords::default(), Vec::new());
+        self.write_request(wants, &mut words.request, &mut lacks);
+        let stage = self.stages.iter().find(|stage| stage.world.as_deref() == Some("decode-override"));
+        for column in &wants.worker {
+            let (name, ty) = (column.to_string(), column.ty());
+            let row = stage.and_then(|stage| stage.decode.as_ref()?.get(&name)).and_then(|raw| list(raw, ty));
+            let rows = stage.and_then(|stage| list(stage.workers.get(&name)?, ty));
+            match (row, rows) {
+                (Some(row), Some(rows)) => {
+                    write_column(ty, &row, &mut words.decode);
+                    write_column(ty, &rows, &mut words.prefill);
+                }
+                _ => lacks.push(name),
+            }
+        }
+        if !wants.worker.is_empty() {
+            words.rows = stage.map_or(0, |stage| stage.rows as usize);
+        }
+        if lacks.is_empty() { Ok(words) } else { Err(Lacks(lacks)) }
+    }
+
+    fn write_request(&self, wants: &Wants, words: &mut Vec<u32>, lacks: &mut Vec<String>) {
+        for fact in &wants.request {
+            let recorded = self.stages.iter().find_map(|stage| stage.request.get(fact.name()));
+            let value = match (recorded, fact) {
+                (Some(raw), _) => number(raw.get(), fact.ty()),
+                // Nobody asked why, as far as anybody knows.
+                (None, RequestFact::Explain) => Some((0, 0)),
+                (None, RequestFact::Temperature) => Some((self.call.temperature.to_bits(), 0)),
+                (None, _) => None,
+            };
+            match value {
+                Some((low, high)) => {
+                    words.push(low);
+                    words.extend((fact.ty() == FactType::U64).then_some(high));
+                }
+                None => lacks.push(fact.name().to_owned()),
+            }
+        }
+    }
+
+    /// A column for `rows`, from a stage that has it for all of them.
+    fn column(&self, column: &WorkerColumn, rows: &[u32]) -> Option<Vec<Words>> {
+        let name = column.to_string();
+        let recorded = self.stages.iter().filter(|stage| stage.decode.is_none()).find_map(|stage| {
+            let values = list(stage.workers.get(&name)?, column.ty())?;
+            let place = |row: &u32| match &stage.kept {
+                None => Some(*row as usize),
+                Some(kept) => kept.binary_search(row).ok(),
+            };
+            rows.iter().map(|row| values.get(place(row)?).copied()).collect()
+        });
+        let candidate = |row: &u32| self.candidates.get(*row as usize).copied();
+        recorded.or_else(|| match column {
+            WorkerColumn::Fact(WorkerFact::WorkerId) => {
+                rows.iter().map(|row| candidate(row).map(|(worker, _)| halves(worker))).collect()
+            }
+            WorkerColumn::Fact(WorkerFact::DpRank) => {
+                rows.iter().map(|row| candidate(row).map(|(_, rank)| (rank, 0))).collect()
+            }
+            _ => None,
+        })
+    }
+}
+
+/// The place of the fact `explain` among a policy's words.
+pub(super) fn place_of_explain(wants: &Wants) -> Option<usize> {
+    let place = wants.request.iter().position(|fact| *fact == RequestFact::Explain)?;
+    Some(wants.request.iter().take(place).map(|fact| fact.ty().width()).sum())
+}
+
+fn write_column(ty: FactType, values: &[Words], words: &mut Vec<u32>) {
+    words.extend(values.iter().map(|(low, _)| low));
+    if ty == FactType::U64 {
+        words.extend(values.iter().map(|(_, high)| high));
+    }
+}
+
+fn list(raw: &RawValue, ty: FactType) -> Option<Vec<Words>> {
+    let inner = raw.get().trim().strip_prefix('[')?.strip_suffix(']')?.trim();
+    if inner.is_empty() {
+        return Some(Vec::new());
+    }
+    inner.split(',').map(|text| number(text, ty)).collect()
+}
+
+fn number(text: &str, ty: FactType) -> Option<Words> {
+    let text = text.trim();
+    match ty {
+        FactType::U32 => text.parse().ok().map(|value| (value, 0)),
+        FactType::U64 => text.parse().ok().map(halves),
+        FactType::F32 => {
+            let bits = text.strip_prefix("\"0x").and_then(|bits| bits.strip_suffix('"'));
+            let bits = bits.map(|bits| u32::from_str_radix(bits, 16).ok());
+            bits.unwrap_or_else(|| text.parse().ok().map(f32::to_bits)).map(|bits| (bits, 0))
+        }
+    }
+}
+
+fn halves(value: u64) -> Words {
+    (value as u32, (value >> 32) as u32)
+}

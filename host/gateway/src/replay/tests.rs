@@ -1,0 +1,57 @@
+use super::*;
+
+fn line(more: &str) -> Line {
+    let text = format!(
+        r#"{{"id":"1f","leg":"prefill","attempt":0,"call":{{"seed":1,"now_us":2,"temperature":0.5}},
+        "candidates":[[4294967298,0],[7,1],[9,0]],"inputs_dropped":false,{more}}}"#
+    );
+    serde_json::from_str(&text).unwrap()
+}
+
+const STAGES: &str = r#""stages":[
+    {"rows":3,"kept":null,"request":{"prompt-tokens":64},"workers":{"kv-usage":[0.1,"0x7fc00000",0.3]}},
+    {"policy":"f","world":"filter","rows":3,"kept":null,"request":{},"workers":{"engine-queue":[1,2,3]}},
+    {"policy":"s","world":"scorer","weight":2.0,"normalize":"unit","rows":2,"kept":[0,2],"request":{},"workers":{}}],
+    "left":[0,2]"#;
+
+fn wants(request: &[&str], worker: &[&str]) -> pointsman_routing::facts::Wants {
+    pointsman_routing::facts::Wants::resolve(request, worker).unwrap()
+}
+
+#[test]
+fn words_are_made_of_every_stage_s_facts_for_the_rows_that_are_asked_about() {
+    let line = line(&format!(r#""decider":{{"by":"policy"}},{STAGES}"#));
+    let wants =
+        wants(&["prompt-tokens", "explain", "temperature"], &["engine-queue", "worker-id", "kv-usage"]);
+    let request = [64, 0, 0.5_f32.to_bits()];
+    let rows = [1, 3, 2, 9, 1, 0, 0.1_f32.to_bits(), 0.3_f32.to_bits()];
+    assert_eq!(line.words(&wants, &[0, 2]).unwrap(), [&request[..], &rows].concat());
+    let nan = line.words(&self::wants(&[], &["kv-usage"]), &[1]).unwrap();
+    assert_eq!(nan, [0x7fc0_0000]);
+    assert_eq!(line.only_scorer(), Some((2.0, Normalize::Unit)));
+    assert_eq!(line.kept_by_the_first_filter(), [0, 2]);
+}
+
+#[test]
+fn what_is_lacking_is_named() {
+    let line = line(&format!(r#""decider":{{"by":"policy"}},{STAGES}"#));
+    let Lacks(names) = line.words(&wants(&["n"], &["error-ppm", "kv-usage"]), &[0, 1]).unwrap_err();
+    assert_eq!(names, ["n", "error-ppm"]);
+    let error = ReplayError::Facts { policy: "p".to_owned(), facts: BTreeMap::from([("n".to_owned(), 3)]) };
+    let expected = "the recording lacks what `p` wants: `n` (in 3 decisions); record it with `[decisions] facts = [\"n\"]`";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn what_no_policy_decided_is_skipped_and_says_why() {
+    let case = |more: &str, world| recorded(&line(&format!("{more},\"stages\":[]")), world);
+    let fell = |reason: &str| format!(r#""decider":{{"by":"fallback","reason":"{reason}"}}"#);
+    assert_eq!(case(&fell("timeout"), World::Scorer), Err("fallback: timeout".to_owned()));
+    assert_eq!(case(&fell("abstain"), World::Scorer), Ok(Answer::Abstain));
+    assert_eq!(case(r#""decider":{"by":"pin"}"#, World::Selector), Err("decided by pin".to_owned()));
+    let chosen = r#""decider":{"by":"native"},"choice":{"row":2,"cost":null}"#;
+    assert_eq!(case(chosen, World::Selector), Ok(Answer::Row(2)));
+    assert_eq!(case(chosen, World::DecodeOverride), Err("not for a decode-override".to_owned()));
+    let plan = r#""decider":{"by":"policy"},"plan":{"word":"local","decode":null}"#;
+    assert_eq!(case(plan, World::DecodeOverride), Ok(Answer::Plan("local".to_owned())));
+}

@@ -1,0 +1,181 @@
+//! What recording adds to a decision: whole decisions with the ring on and off in turn, their tenth percentiles
+//! compared, for the machine may have other work; and the same while somebody reads all the time.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]
+
+use std::{
+    hint::black_box,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use pointsman_routing::{
+    Call, Decisions, Digest, Failure, OnFailure, Origin, Picker, Policy, PolicyInfo, Program, Query, Router,
+    RouterConfig, RouterConfigOverride, Slot, SlotSet, Slots, Subject, WeightedScorer, World, facts::Wants,
+};
+use pointsman_workers::{BlockHash, Health, IndexConfig, Leg, ModelName, PrefixIndex, Registry, WorkerSpec};
+use tokio::time::{Duration, Instant};
+
+/// Decisions of one turn.
+const CHUNK: u64 = 10;
+
+/// Scores by the first column, and wants what `kv-aware` wants.
+#[derive(Debug)]
+struct Fake(PolicyInfo);
+
+impl Policy for Fake {
+    fn info(&self) -> &PolicyInfo {
+        &self.0
+    }
+
+    fn score(&self, call: &Call, facts: &[u32], costs: &mut Vec<f32>) -> Result<(), Failure> {
+        costs.clear();
+        let column = facts.iter().skip(self.0.wants.request_width()).take(call.rows as usize);
+        costs.extend(column.map(|value| *value as f32));
+        Ok(())
+    }
+}
+
+fn program() -> Program {
+    let request = [
+        "prompt-tokens",
+        "block-size",
+        "overlap-score-credit",
+        "host-cache-credit",
+        "disk-cache-credit",
+        "prefill-load-scale",
+        "active-request-weight",
+        "track-prefill-tokens",
+    ];
+    let worker = [
+        "active-prefill-tokens",
+        "decode-blocks",
+        "active-requests",
+        "cached-blocks-device",
+        "cached-blocks-host",
+        "cached-blocks-disk",
+        "taint-preference",
+    ];
+    let info = PolicyInfo {
+        name: "fake".into(),
+        version: "1".into(),
+        digest: Digest([7; 32]),
+        world: World::Scorer,
+        origin: Origin::Embedded,
+        wants: Wants::resolve(&request, &worker).unwrap(),
+    };
+    let scorers =
+        vec![WeightedScorer { policy: Arc::new(Fake(info)), weight: 1.0, normalize: Default::default() }];
+    Program::Scorers { filters: vec![], scorers, picker: Picker::Min }
+}
+
+fn router(decisions: Decisions) -> Router {
+    let (events, _) = tokio::sync::mpsc::unbounded_channel();
+    let slots = SlotSet::build(|kind| Slot::new(kind, None, program(), events.clone()));
+    let index = Arc::new(PrefixIndex::new(IndexConfig::default()).unwrap());
+    Router::new(Slots::new(slots, []), index, RouterConfig::default(), OnFailure::Fallback)
+        .recording(decisions)
+}
+
+fn subject() -> Subject {
+    Subject {
+        prompt_tokens: 64,
+        prompt_tokens_estimated: false,
+        block_size: 16,
+        prefix: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).to_vec().into(),
+        n: 1,
+        max_tokens: None,
+        expected_output_tokens: None,
+        ttft_target_us: None,
+        itl_target_us: None,
+        priority: 0.0,
+        priority_jump_s: 0.0,
+        session_hash: None,
+        lora: None,
+        lora_hash: None,
+        tenant_hash: None,
+        tenant_active_requests: 0,
+        required_taints: vec![],
+        preferred_taints: vec![],
+        allowed_workers: vec![],
+        config: RouterConfigOverride::default(),
+        draw: 0,
+    }
+}
+
+fn undisturbed(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 10).copied().unwrap_or_default()
+}
+
+fn fleet(workers: u32) -> Registry {
+    let registry = Registry::default();
+    for id in 1..=workers {
+        let flag = format!("id={id},role=aggregated,engine=vllm,url=http://a:{id},model=m");
+        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap()).set_health(Health::Healthy);
+    }
+    registry
+}
+
+fn bench(c: &mut Criterion) {
+    let mut group = c.benchmark_group("record");
+    for rows in [64_u32, 1_024] {
+        let registry = fleet(rows);
+        let (snapshot, model, subject) = (registry.snapshot(), ModelName::new("m"), subject());
+        let query = Query {
+            snapshot: &snapshot,
+            model: &model,
+            leg: Leg::Aggregated,
+            attempt: 0,
+            subject: &subject,
+            pin: None,
+            session: None,
+            planned: None,
+            tried: &[],
+            other_leg: None,
+            explain: false,
+            probe: false,
+            seed: 1,
+            now_us: 0,
+            request_id: Some("0123456789abcdef0123456789abcdef"),
+        };
+        let over = RouterConfigOverride::default();
+        let off = router(Decisions::off());
+        for (name, read) in [("recording", false), ("recording, read all the time", true)] {
+            let on = router(Decisions::new(10_000, 64 << 20, Wants::default()));
+            let run = |router: &Router| {
+                let begun = Instant::now();
+                (0..CHUNK).for_each(|_| drop(black_box(router.route(&query, &over))));
+                begun.elapsed()
+            };
+            // Until the circle is warm: pages are given by the kernel at their first use.
+            (0..20_000 / CHUNK).for_each(|_| _ = run(&on));
+            let stop = AtomicBool::new(!read);
+            std::thread::scope(|scope| {
+                let (reader, stopped) = (on.decisions().clone(), &stop);
+                scope.spawn(move || {
+                    while !stopped.load(Ordering::Relaxed) {
+                        reader.ids().into_iter().for_each(|id| drop(reader.get(id, |_, _| true)));
+                    }
+                });
+                group.bench_function(BenchmarkId::new(name, rows), |b| {
+                    b.iter_custom(|iterations| {
+                        let turns = 0..iterations.div_ceil(CHUNK).max(40);
+                        let (without, with): (Vec<_>, Vec<_>) = turns.map(|_| (run(&off), run(&on))).unzip();
+                        let more = undisturbed(with).saturating_sub(undisturbed(without));
+                        // Criterion takes no zero.
+                        more.mul_f64(iterations as f64 / CHUNK as f64).max(Duration::from_nanos(1))
+                    });
+                });
+                stop.store(true, Ordering::Relaxed);
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, bench);
+criterion_main!(benches);

@@ -1,0 +1,223 @@
+use std::sync::atomic::AtomicBool;
+
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use serde_json::{Value, json};
+
+use super::{tape::Tape, *};
+use crate::{
+    policy::{Digest, World},
+    recipe::Step,
+    slot::{Generation, Mode, SlotKind},
+};
+
+fn recipe() -> Arc<Recipe> {
+    let wants = Wants::resolve(&["temperature", "session-hash"], &["worker-id", "kv-usage", "dp-rank"]);
+    let step = Step {
+        name: "fake".into(),
+        version: "1".into(),
+        digest: Digest([1; 32]),
+        world: World::Selector,
+        wants: wants.unwrap(),
+        weighed: None,
+    };
+    Arc::new(Recipe {
+        slot: SlotKind::Prefill,
+        generation: Generation(3),
+        mode: Mode::Active,
+        steps: vec![step],
+        picker: None,
+    })
+}
+
+fn head(recipe: &Arc<Recipe>, seed: u64) -> Head {
+    Head {
+        model: ModelName::new("m"),
+        recipe: recipe.clone(),
+        leg: Leg::Prefill,
+        attempt: 0,
+        by: By::Policy,
+        ending: Ending::Chosen(WorkerId(1), DpRank(0)),
+        seed,
+        now_us: 5,
+        temperature: 0.0,
+        cached_blocks: None,
+        shadow: None,
+        took: Duration::ZERO,
+        outcome: None,
+        cut: false,
+        stages: 1,
+    }
+}
+
+/// Records a decision whose facts are `rows` times its seed.
+fn put(decisions: &Decisions, recipe: &Arc<Recipe>, tape: &mut Tape, seed: u64, rows: usize) -> DecisionId {
+    tape.begin(recipe, &[]);
+    tape.stage(0, &[], |out| out.extend(std::iter::repeat_n(seed as u32, rows)));
+    tape.end(&[], None, &[], [&format!("request-{seed}"), "", ""]);
+    decisions.record(head(recipe, seed), tape.texts(), tape.words()).unwrap()
+}
+
+/// The words after a stage's head are the seed, whole and unmixed.
+fn sound(record: &Record) -> bool {
+    let json = serde_json::to_value(record).unwrap();
+    let seed = record.head.seed;
+    let request = json["request_id"] == format!("request-{seed}");
+    let temperature = json.pointer("/stages/0/request/temperature").and_then(Value::as_f64);
+    request && temperature.is_none_or(|bits| bits as f32 == f32::from_bits(seed as u32))
+}
+
+fn copy(decisions: &Decisions, id: DecisionId) -> Option<Record> {
+    decisions.get(id, |_, _| true)
+}
+
+#[test]
+fn the_ring_keeps_the_newest_within_both_bounds_whatever_their_size() {
+    let recipe = recipe();
+    let mut random = SmallRng::seed_from_u64(7);
+    let mut tape = Tape::default();
+    for (keep, bytes) in [(1, 4_096), (3, 8_192), (10, 20_000), (100, 65_536), (1_000, 1_000_000)] {
+        let decisions = Decisions::new(keep, bytes, Wants::default());
+        let mut ids = Vec::new();
+        for seed in 0..5_000 {
+            let rows = random.random_range(0..if seed % 50 == 0 { 2_000 } else { 60 });
+            ids.push(put(&decisions, &recipe, &mut tape, seed, rows));
+            if seed % 97 == 0 || seed > 4_990 {
+                let kept = decisions.ids();
+                assert!(kept.len() <= keep, "{} of {keep}", kept.len());
+                assert!(kept.iter().all(|id| copy(&decisions, *id).is_some_and(|record| sound(&record))));
+                assert_eq!(kept.first(), ids.last(), "the newest is always kept");
+                let rising = kept.windows(2).all(|pair| pair[0] > pair[1]);
+                assert!(rising, "no id twice");
+            }
+        }
+        // Made one after another they rise.
+        assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
+        if (keep, bytes) == (1_000, 1_000_000) {
+            assert_eq!(decisions.ids(), ids.iter().rev().take(1_000).copied().collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn inputs_that_do_not_fit_are_left_out_and_the_rest_is_kept() {
+    let (recipe, mut tape) = (recipe(), Tape::default());
+    let decisions = Decisions::new(4, 4_096, Wants::default());
+    let id = put(&decisions, &recipe, &mut tape, 1, 5_000);
+    let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
+    assert_eq!((&json["inputs_dropped"], &json["request_id"]), (&json!(true), &json!("request-1")));
+    assert_eq!(json["choice"], json!({ "worker": 1, "dp_rank": 0 }));
+    let id = put(&decisions, &recipe, &mut tape, 2, 10);
+    assert!(!copy(&decisions, id).unwrap().head.cut);
+}
+
+#[test]
+fn a_ring_of_nothing_keeps_nothing() {
+    for decisions in [Decisions::off(), Decisions::new(0, 1 << 20, Wants::default())] {
+        assert!(!decisions.is_on() && decisions.ids().is_empty());
+        assert!(copy(&decisions, "12".parse().unwrap()).is_none());
+    }
+}
+
+#[test]
+fn columns_are_told_by_name_and_type() {
+    let (recipe, mut tape) = (recipe(), Tape::default());
+    let decisions = Decisions::new(4, 65_536, Wants::default());
+    tape.begin(&recipe, &[4, 7]);
+    let worker_ids = [0xffff_fff0, 2, 1, 0];
+    let rest = [0.25_f32.to_bits(), f32::NAN.to_bits(), 0, 1];
+    tape.stage(0, &[4, 7], |out| {
+        out.extend([0.1_f32.to_bits(), 9, 1].into_iter().chain(worker_ids).chain(rest));
+    });
+    tape.end(&[], None, &[2.5, 1.5], ["r", "why not", ""]);
+    let id = decisions.record(head(&recipe, 8), tape.texts(), tape.words()).unwrap();
+    let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
+    let stage = &json["stages"][0];
+    assert_eq!(stage["request"]["session-hash"], json!(9 + (1_u64 << 32)));
+    assert_eq!(stage["request"]["temperature"].to_string(), "0.10000000149011612");
+    let expected = json!({
+        "worker-id": [0x1_ffff_fff0_u64, 2], "kv-usage": [0.25, "0x7fc00000"], "dp-rank": [0, 1],
+    });
+    assert_eq!(stage["workers"], expected);
+    assert_eq!((&json["reason"], &json["policy"]), (&json!("why not"), &json!("fake")));
+    assert_eq!(json["id"], id.to_string());
+    assert_eq!(id.to_string().parse(), Ok(id));
+}
+
+#[test]
+fn filters_leave_rows_which_are_told_by_their_places() {
+    let (recipe, mut tape) = (recipe(), Tape::default());
+    let decisions = Decisions::new(4, 65_536, Wants::default());
+    tape.begin(&recipe, &[2, 5, 9]);
+    tape.stage(0, &[2, 5, 9], |_| {});
+    tape.stage(0, &[2, 9], |_| {});
+    tape.end(&[], Some(&[9]), &[1.0], ["r", "", ""]);
+    let id = decisions.record(Head { stages: 2, ..head(&recipe, 1) }, tape.texts(), tape.words()).unwrap();
+    let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
+    let kept = |stage: usize| json["stages"][stage]["kept"].clone();
+    assert_eq!((kept(0), kept(1), &json["left"]), (Value::Null, json!([0, 2]), &json!([2])));
+}
+
+#[test]
+fn an_outcome_is_written_down_also_while_somebody_reads() {
+    let (recipe, mut tape) = (recipe(), Tape::default());
+    let decisions = Decisions::new(4, 4_096, Wants::default());
+    let id = put(&decisions, &recipe, &mut tape, 1, 0);
+    let outcome = Outcome {
+        status: 200,
+        code: "ok",
+        retried: false,
+        ttft: None,
+        itl: None,
+        output_tokens: 3,
+        cached_predicted: None,
+        cached_reported: None,
+    };
+    let held = decisions.get(id, |_, _| {
+        // The reader holds the ring now.
+        decisions.outcome(id, outcome);
+        true
+    });
+    assert_eq!(held.unwrap().head.outcome, None);
+    assert_eq!(copy(&decisions, id).unwrap().head.outcome, Some(outcome));
+    assert_eq!(
+        decisions.get(id, |head, request| head.outcome.is_none() && request == "request-1").map(drop),
+        None
+    );
+}
+
+#[test]
+fn writers_and_readers_at_once_lose_and_mix_nothing() {
+    let decisions = Decisions::new(500, 200_000, Wants::default());
+    let stop = AtomicBool::new(false);
+    let (written, read) = std::thread::scope(|scope| {
+        let writer = |first: u64| {
+            let (decisions, stop) = (&decisions, &stop);
+            scope.spawn(move || {
+                let (recipe, mut tape) = (recipe(), Tape::default());
+                let mut ids = Vec::new();
+                for seed in (first..).step_by(2).take(30_000) {
+                    ids.push(put(decisions, &recipe, &mut tape, seed, (seed % 90) as usize));
+                }
+                stop.store(true, Ordering::Relaxed);
+                ids
+            })
+        };
+        let writers = [writer(0), writer(1)];
+        let reader = scope.spawn(|| {
+            let mut read = 0;
+            while !stop.load(Ordering::Relaxed) {
+                for record in decisions.ids().into_iter().filter_map(|id| copy(&decisions, id)) {
+                    assert!(sound(&record), "{record:?}");
+                    read += 1;
+                }
+            }
+            read
+        });
+        (writers.map(|writer| writer.join().unwrap()), reader.join().unwrap())
+    });
+    let mut ids: Vec<_> = written.into_iter().flatten().collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!((ids.len(), decisions.lost()), (60_000, 0), "every decision has an id of its own");
+    assert!(read > 0 && decisions.ids().len() <= 500);
+}

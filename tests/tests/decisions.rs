@@ -1,0 +1,327 @@
+//! The record of decisions: what is told of each, its outcome, and that it decides again the same.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+
+use std::time::Duration;
+
+use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
+use pointsman_gateway::{
+    config::Config,
+    replay::{Report, replay},
+};
+use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, load};
+use pointsman_routing::Origin;
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_test_guests::LOW_QUEUE;
+use pointsman_tests::{House, HouseBuilder};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(stream: bool, tokens: u32, words: usize) -> String {
+    json!({
+        "model": "tiny", "stream": stream, "max_tokens": tokens, "ignore_eos": true,
+        "messages": [{"role": "user", "content": format!("{words} ").repeat(60 + words % 7 * 40)}],
+    })
+    .to_string()
+}
+
+async fn ask(house: &House, id: &str, words: usize) -> u16 {
+    let headers = [("x-request-id", id), ("x-pointsman-decision", "1")];
+    house.client.post(CHAT, &headers, chat(false, 3, words)).await.unwrap().status.as_u16()
+}
+
+async fn get(house: &House, path: &str) -> Value {
+    house.admin.get(path).await.unwrap().json().unwrap()
+}
+
+async fn list(house: &House, query: &str) -> Vec<Value> {
+    get(house, &format!("/decisions?{query}")).await["decisions"].as_array().unwrap().clone()
+}
+
+/// Prefill and decode workers, each kind several times, with facts recorded for other policies too.
+async fn fleet(change: impl FnOnce(&mut Config)) -> House {
+    let mut builder = HouseBuilder::new().config(|config| {
+        config.decisions.facts = ["engine-queue", "active-requests"].map(str::to_owned).to_vec();
+        change(config);
+    });
+    for role in [Role::Prefill, Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
+        builder = builder.sim(Dialect::Vllm, role);
+    }
+    builder.start().await.unwrap()
+}
+
+fn loaded(bytes: &[u8]) -> LoadedPolicy {
+    let engine = PolicyEngine::new(Limits { deadline: Duration::from_secs(1), ..Limits::default() }).unwrap();
+    load(&engine, bytes, Origin::Embedded, "{}").unwrap()
+}
+
+async fn again(house: &House, query: &str, policy: &[u8]) -> Report {
+    let export = house.admin.get(&format!("/decisions/export?{query}")).await.unwrap();
+    assert_eq!(export.headers["content-type"], "application/x-ndjson");
+    replay(&loaded(policy), &*export.body).unwrap()
+}
+
+#[tokio::test]
+async fn each_decision_is_told_with_its_inputs_its_outcome_and_its_id() {
+    let house = fleet(|_| {}).await;
+    let headers = [("x-request-id", "mine"), ("x-pointsman-decision", "1")];
+    let reply = house.client.post(CHAT, &headers, chat(false, 3, 5)).await.unwrap();
+    let told = reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
+    house.at_rest().await.unwrap();
+    let all = list(&house, "request_id=mine").await;
+    // The plan, the prefill leg and the decode leg; newest first.
+    let slots: Vec<_> = all.iter().map(|one| one["slot"].as_str().unwrap()).collect();
+    assert_eq!(slots, ["decode", "prefill", "decode-override"], "{all:?}");
+    for one in &all[..2] {
+        assert!(told.contains(&format!("id={}", one["id"].as_str().unwrap())), "{told}");
+        assert_eq!((&one["policy"], &one["decider"]["by"]), (&json!("kv-aware"), &json!("policy")));
+    }
+    let prefill = &all[1];
+    assert_eq!(get(&house, &format!("/decisions/{}", prefill["id"].as_str().unwrap())).await, *prefill);
+    assert_eq!(prefill["candidates"].as_array().map(Vec::len), Some(3));
+    let outcome = &prefill["outcome"];
+    assert_eq!(
+        (&outcome["status"], &outcome["code"], &outcome["output_tokens"]),
+        (&200.into(), &"ok".into(), &3.into())
+    );
+    assert!(outcome["ttft_ms"].is_f64() && outcome["cached_tokens"]["predicted"].is_u64(), "{outcome}");
+    let costs: Vec<f64> =
+        prefill["costs"].as_array().unwrap().iter().map(|cost| cost.as_f64().unwrap()).collect();
+    assert_eq!(costs.len(), 3);
+    let (choice, second) = (&prefill["choice"], &prefill["runner_up"]);
+    assert!(
+        choice["cost"].as_f64() <= second["cost"].as_f64() && choice["row"] != second["row"],
+        "{prefill}"
+    );
+    let stages = prefill["stages"].as_array().unwrap();
+    assert_eq!(stages[0]["workers"]["engine-queue"].as_array().map(Vec::len), Some(3));
+    assert!(stages[1]["request"]["prompt-tokens"].as_u64() > Some(0), "{stages:?}");
+    assert_eq!(all[2]["plan"]["word"], "remote");
+    assert_eq!(all[2]["outcome"]["status"], 200, "a plan has its request's outcome too");
+}
+
+#[tokio::test]
+async fn the_same_policy_decides_the_same_again_and_another_differs_where_it_would() {
+    let house = fleet(|config| {
+        config.routing.cost.temperature = 0.3;
+        config.policies.slots.entry(pointsman_routing::SlotKind::DecodeOverride).or_default();
+    })
+    .await;
+    for number in 0..40 {
+        assert_eq!(ask(&house, "r", number).await, 200);
+    }
+    house.at_rest().await.unwrap();
+    for slot in ["prefill", "decode"] {
+        let same = again(&house, &format!("slot={slot}"), KV_AWARE).await;
+        assert_eq!((same.decisions, same.agree), (40, 40), "{slot}: {:?}", same.differences);
+    }
+    let plans = again(&house, "slot=decode-override", CONDITIONAL_DISAGG).await;
+    assert_eq!((plans.decisions, plans.agree), (40, 40), "{:?}", plans.differences);
+    let other = again(&house, "", LEAST_LOADED).await;
+    assert_eq!((other.decisions, other.skipped["not for a selector"]), (80, 40));
+    assert_eq!(other.agree + other.differences.len() as u64, 80);
+    let first = other.differences.first().expect("a softmax over costs is not least-loaded");
+    assert!(first.recorded_cost.is_some() && first.new_cost.is_some() && first.by.is_some(), "{first:?}");
+    let falling = other.differences.windows(2).all(|pair| pair[0].by >= pair[1].by);
+    assert!(falling, "{:?}", other.differences);
+}
+
+#[tokio::test]
+async fn a_filter_decides_again_too_and_facts_that_were_not_recorded_are_named() {
+    let house = fleet(|config| config.decisions.facts.clear()).await;
+    house.drop_policy("prefill.wasm", LOW_QUEUE).unwrap();
+    let filtered = |house: &House| house.gateway.app.policies.status().slots[0].policy == "low-queue";
+    house.until("the filter serves", filtered).await.unwrap();
+    for number in 0..10 {
+        assert_eq!(ask(&house, "f", number).await, 200);
+    }
+    house.at_rest().await.unwrap();
+    let filters = again(&house, "slot=prefill&generation=2", LOW_QUEUE).await;
+    assert_eq!((filters.decisions, filters.agree), (10, 10), "{:?}", filters.differences);
+    let scorers = again(&house, "slot=prefill&generation=2", KV_AWARE).await;
+    assert_eq!((scorers.decisions, scorers.agree), (10, 10), "{:?}", scorers.differences);
+    let export = house.admin.get("/decisions/export?slot=decode").await.unwrap();
+    let error = replay(&loaded(LEAST_LOADED), &*export.body).unwrap_err().to_string();
+    assert!(error.contains("`least-loaded` wants: `engine-queue` (in 10 decisions)"), "{error}");
+    assert!(error.ends_with(r#"`[decisions] facts = ["engine-queue"]`"#), "{error}");
+}
+
+#[tokio::test]
+async fn the_outcome_of_failures_of_retries_and_of_clients_that_leave_is_recorded() {
+    let slow = |role| SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, role) };
+    let house = HouseBuilder::new()
+        .sim_with(slow(Role::Aggregated), "")
+        .sim_with(slow(Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap();
+    let fault = |status| Fault::always(FaultKind::Status { status, retry_after: None });
+    house.sims[0].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
+    house.sims[1].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
+    assert_eq!(ask(&house, "retried", 1).await, 502);
+    assert_eq!(ask(&house, "fine", 1).await, 200);
+    house.sims.iter().for_each(|sim| sim.set_faults(vec![fault(422)]));
+    assert_eq!(ask(&house, "refused", 1).await, 422);
+    house.sims.iter().for_each(|sim| sim.set_faults(vec![]));
+    let headers = [("x-request-id", "leaver")];
+    let mut stream = house.client.stream(CHAT, &headers, chat(true, 5_000, 1)).await.unwrap();
+    for _ in 0..4 {
+        stream.next().await.unwrap();
+    }
+    let running = list(&house, "request_id=leaver").await.remove(0);
+    assert_eq!(running["outcome"], Value::Null, "it runs");
+    drop(stream);
+    house.at_rest().await.unwrap();
+    let outcomes = |list: &[Value]| -> Vec<Value> {
+        let one = |told: &Value| json!([told["outcome"]["status"], told["outcome"]["retried"]]);
+        list.iter().map(one).collect()
+    };
+    let retried = list(&house, "request_id=retried").await;
+    assert_eq!(outcomes(&retried), [json!([502, false]), json!([502, true])]);
+    assert_eq!(outcomes(&list(&house, "request_id=refused").await), [json!([422, false])]);
+    let left = list(&house, "code=client_closed").await;
+    assert_eq!((outcomes(&left), &left[0]["request_id"]), (vec![json!([499, false])], &json!("leaver")));
+    let outcome = &left[0]["outcome"];
+    assert!(
+        outcome["output_tokens"].as_u64() >= Some(3) && outcome["itl_ms"].as_f64() > Some(1.0),
+        "{outcome}"
+    );
+    assert_eq!(list(&house, "min_ttft_ms=60000").await.len(), 0);
+    assert!(!list(&house, "min_ttft_ms=0.001&code=ok").await.is_empty());
+}
+
+#[tokio::test]
+async fn filters_narrow_pages_go_back_in_time_and_a_wrong_one_is_named() {
+    let house = fleet(|_| {}).await;
+    for number in 0..6 {
+        ask(&house, &format!("r{number}"), number).await;
+    }
+    house.at_rest().await.unwrap();
+    let count = |query: &'static str| async { list(&house, query).await.len() };
+    assert_eq!(count("").await, 18);
+    assert_eq!((count("leg=prefill").await, count("slot=decode-override").await), (6, 6));
+    assert_eq!((count("policy=kv-aware&model=tiny").await, count("model=huge").await), (12, 0));
+    assert_eq!((count("decider=policy").await, count("decider=pin").await), (18, 0));
+    assert_eq!((count("generation=1&code=ok").await, count("generation=2").await), (18, 0));
+    let by_worker = [1, 2, 3].map(|worker| format!("slot=prefill&worker={worker}"));
+    let mut sum = 0;
+    for query in &by_worker {
+        sum += list(&house, query).await.len();
+    }
+    assert_eq!(sum, 6);
+    let (mut seen, mut before) = (Vec::new(), String::new());
+    loop {
+        let page = list(&house, &format!("limit=4{before}")).await;
+        let Some(last) = page.last() else { break };
+        before = format!("&before={}", last["id"].as_str().unwrap());
+        seen.extend(page.into_iter().map(|one| one["id"].clone()));
+    }
+    let all: Vec<Value> = list(&house, "").await.into_iter().map(|one| one["id"].clone()).collect();
+    assert_eq!(seen, all);
+    for path in ["/decisions?colour=red", "/decisions/export?colour=red"] {
+        let reply = house.admin.get(path).await.unwrap();
+        assert_eq!(
+            (reply.status.as_u16(), reply.json().unwrap()["error"].clone()),
+            (400, json!("colour: there is no such filter"))
+        );
+    }
+    assert_eq!(house.admin.get("/decisions/00").await.unwrap().status, 404);
+    assert_eq!(house.admin.get("/decisions/zz").await.unwrap().status, 400);
+}
+
+#[tokio::test]
+async fn the_ring_is_bounded_and_may_be_switched_off_and_so_may_telling() {
+    let house = fleet(|config| config.decisions.keep = 7).await;
+    for number in 0..10 {
+        ask(&house, &format!("r{number}"), number).await;
+    }
+    house.at_rest().await.unwrap();
+    let told = get(&house, "/decisions").await;
+    assert_eq!((&told["kept"], told["decisions"].as_array().map(Vec::len)), (&json!(7), Some(7)));
+    let newest: Vec<_> =
+        told["decisions"].as_array().unwrap().iter().map(|one| one["request_id"].clone()).collect();
+    assert!(newest.iter().take(3).all(|id| *id == "r9"), "{newest:?}");
+
+    let off = fleet(|config| (config.decisions.keep, config.server.tell_decisions) = (0, false)).await;
+    let headers = [("x-pointsman-decision", "1")];
+    let reply = off.client.post(CHAT, &headers, chat(false, 2, 1)).await.unwrap();
+    assert!(reply.status == 200 && !reply.headers.contains_key("x-pointsman-decision"), "{reply:?}");
+    assert_eq!(get(&off, "/decisions").await, json!({ "kept": 0, "lost": 0, "decisions": [] }));
+    let route = off.client.post("/v1/route", &[], chat(false, 2, 1)).await.unwrap().json().unwrap();
+    assert!(route["worker_id"]["prefill_worker_id"].is_u64() && route["legs"].is_null(), "{route}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reading_under_load_fails_nothing_and_loses_nothing() {
+    let house = fleet(|config| config.decisions.keep = 300).await;
+    let tasks = tokio_util::task::TaskTracker::new();
+    let load = |client: pointsman_tests::Client| {
+        tasks.spawn(async move {
+            for number in 0..150 {
+                let reply = client.post(CHAT, &[], chat(false, 2, number)).await.unwrap();
+                assert_eq!(reply.status, 200, "{reply:?}");
+            }
+        })
+    };
+    let load = [load(house.client.clone()), load(house.client.clone())];
+    let (mut lines, mut least) = (0, usize::MAX);
+    while load.iter().any(|task| !task.is_finished()) {
+        let export = house.admin.get("/decisions/export").await.unwrap();
+        let text = String::from_utf8(export.body.to_vec()).unwrap();
+        for line in text.lines() {
+            let told: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(told["inputs_dropped"], false);
+            lines += 1;
+        }
+        least = least.min(text.lines().count());
+    }
+    for task in load {
+        task.await.unwrap();
+    }
+    house.at_rest().await.unwrap();
+    let told = get(&house, "/decisions?limit=1000").await;
+    assert_eq!((&told["kept"], &told["lost"]), (&json!(300), &json!(0)), "{lines} lines were read");
+    let over = told["decisions"].as_array().unwrap().iter().all(|one| one["outcome"]["status"] == 200);
+    assert!(over && lines > 0, "every outcome was written down, late ones too");
+}
+
+#[tokio::test]
+async fn f2_a_preview_tells_every_candidate_s_terms_and_the_runner_up_and_is_not_recorded() {
+    let house = fleet(|_| {}).await;
+    for number in 0..3 {
+        ask(&house, "r", number).await;
+    }
+    house.at_rest().await.unwrap();
+    house.gateway.app.router.index().flush();
+    let before = get(&house, "/decisions").await["kept"].clone();
+    let told = house.client.post("/v1/route", &[], chat(false, 3, 2)).await.unwrap().json().unwrap();
+    assert_eq!(get(&house, "/decisions").await["kept"], before);
+    let leg = &told["legs"][0];
+    let candidates = leg["candidates"].as_array().unwrap();
+    assert_eq!(candidates.len(), 3, "{told}");
+    let one = |key: &str| candidates.iter().find(|candidate| candidate[key] == true).unwrap();
+    let (chosen, second) = (one("chosen"), one("runner_up"));
+    assert_eq!(chosen["worker"], told["worker_id"]["prefill_worker_id"]);
+    assert_eq!(
+        (&second["worker"], &second["cost"]),
+        (&leg["runner_up"]["worker"], &leg["runner_up"]["cost"])
+    );
+    // The same prompt was prefilled there a moment ago: that is why.
+    assert!(
+        chosen["cached_blocks"]["device"].as_u64() > second["cached_blocks"]["device"].as_u64(),
+        "{told}"
+    );
+    for candidate in candidates {
+        assert_eq!(
+            candidate["cost"], candidate["native_cost"],
+            "kv-aware ranks by the native cost: {candidate}"
+        );
+        assert!(candidate["terms"]["prompt_tokens"].as_u64() > Some(0));
+    }
+}
