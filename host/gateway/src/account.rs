@@ -7,7 +7,7 @@ use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    metrics::{DecisionLabels, FallbackLabels, Metrics, ReasonLabels, RequestLabels, seconds},
+    metrics::{DecisionLabels, FallbackLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
     mismatch::Turn,
     request::Endpoint,
     sse::Usage,
@@ -79,7 +79,7 @@ impl Account {
     pub fn decided(&mut self, receipt: Receipt, subject: &Subject) {
         self.metrics.route.observe(seconds(receipt.took));
         let slot = receipt.slot.as_str();
-        let policy = receipt.policy.as_deref().unwrap_or("native").to_owned();
+        let policy = receipt.policy.as_ref().unwrap_or(&NATIVE).clone();
         let labels = DecisionLabels {
             slot,
             policy,
@@ -235,7 +235,7 @@ impl Drop for Account {
             metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
             tell(&self.model, metrics.mismatches.take(&self.model, reason != "equal"));
         }
-        let model = if code == "model_not_found" { "other".to_owned() } else { self.model.to_string() };
+        let model = if code == "model_not_found" { OTHER.clone() } else { self.model.0.clone() };
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
         metrics.requests.get_or_create(&labels).inc();
         tracing::info!(

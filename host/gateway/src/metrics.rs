@@ -2,7 +2,10 @@
 //!
 //! Label values are bounded: models are those of the registry, everything else is one of our own labels.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::{
+    sync::{Arc, LazyLock, atomic::AtomicU64},
+    time::Duration,
+};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -24,13 +27,18 @@ const CLIENT_BUCKETS: [f64; 16] =
 const ROUTE_BUCKETS: [f64; 14] =
     [1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1e-3, 2e-3, 5e-3, 2e-2];
 
+/// The label of a model that nobody serves.
+pub static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
+/// The label of a slot without a policy.
+pub static NATIVE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("native"));
+
 /// Labels of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct RequestLabels {
     /// Endpoint.
     pub endpoint: &'static str,
     /// Model, or `other`.
-    pub model: String,
+    pub model: Arc<str>,
     /// HTTP status.
     pub status: u16,
     /// `ok`, or a cause's code.
@@ -43,7 +51,7 @@ pub struct DecisionLabels {
     /// The slot asked.
     pub slot: &'static str,
     /// The policy in it, or `native`.
-    pub policy: String,
+    pub policy: Arc<str>,
     /// The generation.
     pub generation: u64,
     /// Who decided.

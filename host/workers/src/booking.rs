@@ -4,7 +4,6 @@
 //! hashes behind a short lock that only bookings on the same rank share.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicI64, AtomicU32, Ordering},
@@ -14,11 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{
-    average::Average,
-    id::{BlockHash, Leg},
-    prefix::Prefix,
-};
+use crate::{average::Average, block_map::BlockMap, id::Leg, prefix::Prefix};
 
 /// What a decision books.
 #[derive(Clone, Debug)]
@@ -53,7 +48,7 @@ pub struct RankLoad {
     unnamed_millis: AtomicI64,
     /// Distinct named blocks.
     named: AtomicU32,
-    blocks: Mutex<HashMap<BlockHash, u32>>,
+    blocks: Mutex<BlockMap<u32>>,
     ttft: Average,
     itl: Average,
     errors: Average,
@@ -251,6 +246,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::id::BlockHash;
 
     fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
         BookingRequest {

@@ -3,6 +3,7 @@
 //! Knows no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
 
 mod average;
+mod block_map;
 mod booking;
 mod circuit;
 pub mod events;

@@ -1,14 +1,11 @@
 //! The block table: which slots hold a block, with a count of the records that say so. Sharded, so that the writer and
 //! lookups seldom meet, and each lock is held for one block.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    hash::{BuildHasherDefault, Hasher},
-};
+use std::collections::hash_map::Entry;
 
 use parking_lot::RwLock;
 
-use crate::id::BlockHash;
+use crate::{block_map::BlockMap, id::BlockHash};
 
 /// A power of two.
 const SHARDS: usize = 256;
@@ -18,29 +15,10 @@ pub(super) const BYTES_A_BLOCK: usize = 30;
 /// Bytes each holder after the first is accounted with.
 pub(super) const BYTES_A_HOLDER: usize = 12;
 
-/// Block hashes are hashes already.
-#[derive(Debug, Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn write(&mut self, bytes: &[u8]) {
-        // Not used for u64 keys; any mixing will do.
-        self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 /// One shard.
 #[derive(Debug, Default)]
 struct Table {
-    blocks: HashMap<BlockHash, Holder, BuildHasherDefault<AsItIs>>,
+    blocks: BlockMap<Holder>,
     /// The holders of blocks that have several.
     several: Vec<Vec<Holder>>,
     /// Places in `several` that are free.
