@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_tests::{House, HouseBuilder};
+use pointsman_workers::WorkerId;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -278,6 +279,20 @@ async fn f6_all_busy_is_overloaded() {
     assert!(busy.headers.contains_key("retry-after"));
     drop(first);
     house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn f6_an_engine_that_has_enough_to_do_is_not_put_aside_and_one_that_fails_is() {
+    for (code, aside) in [(429, false), (500, true)] {
+        let house = House::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
+        house.sims[1].set_faults(vec![Fault::always(status(code))]);
+        for _ in 0..30 {
+            assert_eq!(house.client.post(CHAT, &[], chat(false, 2)).await.unwrap().status, 200);
+        }
+        let worker = house.gateway.app.registry.snapshot().get(WorkerId(2)).unwrap().clone();
+        assert_eq!(worker.ineligible().is_some(), aside, "{code}: {:?}", worker.ineligible());
+        house.at_rest().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -503,8 +503,7 @@ fn note_failure(app: &App, leg: Leg, candidate: Option<&Candidate>, error: &Call
     let Some(candidate) = candidate else { return };
     let spec = candidate.worker.spec();
     app.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
-    // A refusal is the request's fault, not the worker's.
-    if error.retryable() {
+    if error.is_fault() {
         candidate.load().observe_outcome(false);
         candidate.worker.note_outcome(false);
     }

@@ -170,6 +170,16 @@ impl CallError {
         }
     }
 
+    /// Whether it speaks against the worker. An engine that says that it has enough to do works; a refusal is the request's
+    /// own fault.
+    #[must_use]
+    pub fn is_fault(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) => true,
+            Self::Status { status, .. } => status.is_server_error(),
+        }
+    }
+
     /// Whether some byte of the request may have reached the engine.
     #[must_use]
     pub fn sent(&self) -> bool {
