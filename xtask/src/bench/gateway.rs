@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// A Python environment with rivals in it (vllm-router, sglang-router): they are measured in the same rounds.
     #[arg(long)]
     rivals: Option<PathBuf>,
+    /// A model folder with tokenizer.json: the scenarios that count in tokens run too.
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
     /// A JSON line a figure is appended here.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
@@ -43,9 +46,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds 0 measures nothing");
     setup::run()?;
-    let programs = Programs { bin: fleet::build()?, rivals: args.rivals.clone() };
+    let programs =
+        Programs { bin: fleet::build()?, rivals: args.rivals.clone(), tokenizer: args.tokenizer.clone() };
     let chosen: Vec<&Scenario> = scenario::ALL
         .iter()
+        .filter(|one| !one.tokens || args.tokenizer.is_some())
         .filter(|one| args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == one.name))
         .collect();
     ensure!(!chosen.is_empty(), "no such scenario; there are: {}", scenario::names());
@@ -73,6 +78,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 struct Programs {
     bin: PathBuf,
     rivals: Option<PathBuf>,
+    tokenizer: Option<PathBuf>,
 }
 
 impl Programs {

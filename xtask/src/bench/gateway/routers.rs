@@ -73,6 +73,9 @@ impl Router {
 
     /// Whether it can be set up for the scenario: rivals know their own engine's handshake, and no paths of workers.
     pub(super) fn can(self, scenario: &Scenario) -> bool {
+        if self.is_rival() && scenario.tokens {
+            return false;
+        }
         match scenario.shape {
             Shape::Single { workers } => !self.is_rival() || workers <= 16,
             Shape::Disaggregated(Pair::Vllm) => self != Self::Sglang,
@@ -95,7 +98,11 @@ impl Router {
             }
             Self::Pointsman => {
                 let workers = workers(scenario, engines);
-                let fleet = fleet::gateway(&programs.bin, dir.path(), Vec::new(), "", &workers)?;
+                let config = match &programs.tokenizer {
+                    Some(folder) if scenario.tokens => format!("[models.tiny]\ntokenizer = {folder:?}\n"),
+                    _ => String::new(),
+                };
+                let fleet = fleet::gateway(&programs.bin, dir.path(), Vec::new(), &config, &workers)?;
                 (fleet.client().parse()?, Some(Proxy::Gateway(fleet)))
             }
             Self::Vllm | Self::Sglang => {

@@ -51,6 +51,10 @@ pub(super) struct Scenario {
     load: Load,
     requests: u64,
     prompt_bytes: usize,
+    /// Whether the gateway counts in tokens, which takes `--tokenizer`.
+    pub(super) tokens: bool,
+    /// Every prompt is of random words, and another one than all before it.
+    unique: bool,
 }
 
 const BASE: Scenario = Scenario {
@@ -62,10 +66,12 @@ const BASE: Scenario = Scenario {
     load: Load::Closed(16),
     requests: 0,
     prompt_bytes: 60,
+    tokens: false,
+    unique: false,
 };
 
 /// All of them.
-pub(super) const ALL: [Scenario; 8] = [
+pub(super) const ALL: [Scenario; 10] = [
     Scenario { name: "a", says: "tiny, not streamed, closed loop 16", requests: 20_000, ..BASE },
     Scenario {
         name: "b",
@@ -89,6 +95,24 @@ pub(super) const ALL: [Scenario; 8] = [
         says: "220 KB prompts, closed loop 16",
         requests: 3_000,
         prompt_bytes: 220_000,
+        ..BASE
+    },
+    Scenario {
+        name: "dt",
+        says: "220 KB prompts in tokens, 16 prompts again and again, closed loop 16",
+        requests: 1_000,
+        prompt_bytes: 220_000,
+        tokens: true,
+        ..BASE
+    },
+    Scenario {
+        name: "dc",
+        says: "220 KB prompts in tokens, each of new random words, closed loop 4",
+        load: Load::Closed(4),
+        requests: 100,
+        prompt_bytes: 220_000,
+        tokens: true,
+        unique: true,
         ..BASE
     },
     Scenario {
@@ -186,6 +210,7 @@ impl Scenario {
             load: self.load,
             requests,
             bodies: self.bodies(),
+            unique: self.unique,
             prefill: pair.map(|pair| prefill_body(pair, self.prompt_bytes)),
             next: AtomicU64::new(0),
             all: Mutex::new(Seen::default()),
@@ -246,6 +271,7 @@ struct Work {
     load: Load,
     requests: u64,
     bodies: Vec<Vec<u8>>,
+    unique: bool,
     prefill: Option<Vec<u8>>,
     next: AtomicU64,
     all: Mutex<Seen>,
@@ -270,7 +296,11 @@ impl Work {
                 client.post(prefill, &mut unseen)?;
             }
             let body = self.bodies.get(turn as usize % self.bodies.len()).context("no body")?;
-            client.post(body, &mut seen)?;
+            if self.unique {
+                client.post(&rewritten(body, self.address.port(), turn), &mut seen)?;
+            } else {
+                client.post(body, &mut seen)?;
+            }
         }
         self.all.lock().map_err(|_| anyhow::anyhow!("a client panicked"))?.add(seen);
         Ok(())
@@ -289,8 +319,24 @@ fn prefill_body(pair: Pair, bytes: usize) -> Vec<u8> {
     .into_bytes()
 }
 
+/// Where a prompt begins, for [`rewritten`].
+const START: &str = "prompt ";
+
+/// A body with random words for its prompt, other ones for each request to each router.
+fn rewritten(body: &[u8], port: u16, turn: u64) -> Vec<u8> {
+    let mut body = body.to_vec();
+    let start = body.windows(START.len()).position(|window| window == START.as_bytes()).unwrap_or(0);
+    let end = body.len().saturating_sub(br#""}]}"#.len());
+    let mut state = u64::from(port) << 32 | turn | 1;
+    for (place, letter) in body.get_mut(start..end).unwrap_or_default().iter_mut().enumerate() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *letter = if place % 6 == 5 { b' ' } else { b'a' + u8::try_from((state >> 40) % 26).unwrap_or(0) };
+    }
+    body
+}
+
 fn prompt(turn: usize, bytes: usize) -> String {
-    let mut text = format!("prompt {turn} ");
+    let mut text = format!("{START}{turn} ");
     while text.len() < bytes {
         text.push_str("the quick brown fox jumps over the lazy dog ");
     }
