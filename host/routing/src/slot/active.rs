@@ -97,7 +97,7 @@ impl Active {
             Ok(_) => self.breaker.success(),
             Err(failure) => {
                 let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-                self.breaker.failure(failure);
+                self.breaker.failure(failure, calls);
                 let _ = self.place.events.send(SlotEvent {
                     slot: self.place.kind,
                     model: self.place.model.clone(),

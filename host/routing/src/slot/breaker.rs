@@ -8,10 +8,14 @@ use crate::policy::Failure;
 
 /// Stops calling a policy that fails: closed, then open for a pause, then one call is let through.
 ///
-/// A timeout opens it at the first; other failures after [`Breaker::TOLERANCE`] in a row.
+/// A timeout opens it at the first; other failures after [`Breaker::TOLERANCE`] in a row, or when they are a tenth of the calls
+/// of a window in which there were [`Breaker::OFTEN`] at least.
 #[derive(Debug)]
 pub struct Breaker {
     in_a_row: AtomicU32,
+    /// Calls of the generation when the window began, and failures since. Looked at when a call fails; success pays nothing.
+    window_start: AtomicU64,
+    window_failures: AtomicU64,
     /// Milliseconds after `epoch` at which the next call may try again; 0 is closed.
     retry_at_ms: AtomicU64,
     epoch: Instant,
@@ -20,11 +24,21 @@ pub struct Breaker {
 impl Breaker {
     /// Failures in a row, other than timeouts, that it stands.
     pub const TOLERANCE: u32 = 5;
+    /// Failures in a window, other than timeouts, that it stands however few they are among its calls.
+    pub const OFTEN: u64 = 8;
+    /// Calls after which failures are counted anew.
+    pub const WINDOW: u64 = 1_000;
     /// How long it stays open before one call may try.
     pub const PAUSE: Duration = Duration::from_secs(5);
 
     pub(super) fn new() -> Self {
-        Self { in_a_row: AtomicU32::new(0), retry_at_ms: AtomicU64::new(0), epoch: Instant::now() }
+        Self {
+            in_a_row: AtomicU32::new(0),
+            window_start: AtomicU64::new(0),
+            window_failures: AtomicU64::new(0),
+            retry_at_ms: AtomicU64::new(0),
+            epoch: Instant::now(),
+        }
     }
 
     /// Whether the policy may be called now. When the pause is over exactly one caller gets `true`.
@@ -60,11 +74,25 @@ impl Breaker {
         }
     }
 
-    pub(super) fn failure(&self, failure: &Failure) {
+    /// `calls`: those of the generation so far.
+    pub(super) fn failure(&self, failure: &Failure, calls: u64) {
         let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-        if *failure == Failure::Timeout || in_a_row >= Self::TOLERANCE {
+        if *failure == Failure::Timeout || in_a_row >= Self::TOLERANCE || self.is_often(calls) {
             self.retry_at_ms.store(self.now_ms() + Self::pause_ms(), Ordering::Release);
         }
+    }
+
+    /// Counts a failure in its window; whether there are too many now, and then the next window begins.
+    fn is_often(&self, calls: u64) -> bool {
+        let start = self.window_start.load(Ordering::Relaxed);
+        let failures = self.window_failures.fetch_add(1, Ordering::Relaxed) + 1;
+        let seen = calls.saturating_sub(start);
+        let often = failures >= Self::OFTEN && failures * 10 >= seen;
+        if often || seen >= Self::WINDOW {
+            self.window_start.store(calls, Ordering::Relaxed);
+            self.window_failures.store(0, Ordering::Relaxed);
+        }
+        often
     }
 
     fn now_ms(&self) -> u64 {
@@ -73,5 +101,31 @@ impl Breaker {
 
     fn pause_ms() -> u64 {
         u64::try_from(Self::PAUSE.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of every `each` calls one fails; the calls made before it opens, at most 10,000.
+    fn opens_after(each: u64) -> Option<u64> {
+        let breaker = Breaker::new();
+        (1..=10_000_u64).find(|calls| {
+            if calls % each == 0 {
+                breaker.failure(&Failure::Trap("x".into()), *calls);
+            } else {
+                breaker.success();
+            }
+            breaker.is_open()
+        })
+    }
+
+    #[test]
+    fn a_tenth_of_failures_opens_it_and_fewer_do_not() {
+        assert_eq!(opens_after(1), Some(u64::from(Breaker::TOLERANCE)));
+        assert_eq!(opens_after(8), Some(64));
+        assert_eq!(opens_after(10), Some(80));
+        assert_eq!(opens_after(13), None);
     }
 }
