@@ -1,7 +1,7 @@
 //! Bookings: the load a decision puts on a candidate from selection until the stream ends (spec F4).
 //!
-//! Counts are released by dropping the [`Booking`], exactly once on every path. Blocks are a multiset of sequence
-//! hashes behind a short lock that only bookings on the same rank share.
+//! Counts are released by dropping the [`Booking`], exactly once on every path. Blocks are a tree of sequence hashes
+//! (`booked`) behind a short lock that only bookings on the same rank share.
 
 use std::{
     sync::{
@@ -13,7 +13,11 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{average::Average, block_map::BlockMap, id::Leg, prefix::Prefix};
+use crate::{average::Average, id::Leg, prefix::Prefix};
+
+mod booked;
+
+use booked::Booked;
 
 /// What a decision books.
 #[derive(Clone, Debug)]
@@ -48,7 +52,7 @@ pub struct RankLoad {
     unnamed_millis: AtomicI64,
     /// Distinct named blocks.
     named: AtomicU32,
-    blocks: Mutex<BlockMap<u32>>,
+    blocks: Mutex<Booked>,
     ttft: Average,
     itl: Average,
     errors: Average,
@@ -92,13 +96,10 @@ impl RankLoad {
     }
 
     /// Blocks booked here once a request with these blocks is admitted: a shared prefix counts once (spec G).
-    ///
-    /// Sequence hashes are chained, so what is booked of a prompt is a prefix of it, found by bisection.
     #[must_use]
     pub fn blocks_after_admission(&self, prefix: &Prefix, total: u32, assume_kv_reuse: bool) -> u32 {
         let shared = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {
-            let booked = self.blocks.lock();
-            prefix.hashes().partition_point(|block| booked.contains_key(block))
+            self.blocks.lock().shared(prefix.hashes())
         } else {
             0
         };
@@ -141,28 +142,14 @@ impl RankLoad {
 
     fn add_blocks(&self, prefix: &Prefix) {
         let mut booked = self.blocks.lock();
-        let mut new = 0;
-        for (block, weight) in prefix.weighed() {
-            let count = booked.entry(block).or_insert(0);
-            *count += 1;
-            new += if *count == 1 { weight } else { 0 };
-        }
-        self.named.fetch_add(new, Ordering::Relaxed);
+        booked.add(prefix);
+        self.named.store(booked.blocks(), Ordering::Relaxed);
     }
 
     fn release_blocks(&self, prefix: &Prefix) {
         let mut booked = self.blocks.lock();
-        let mut gone = 0;
-        for (block, weight) in prefix.weighed() {
-            if let Some(count) = booked.get_mut(&block) {
-                *count -= 1;
-                if *count == 0 {
-                    booked.remove(&block);
-                    gone += weight;
-                }
-            }
-        }
-        self.named.fetch_sub(gone, Ordering::Relaxed);
+        booked.release(prefix);
+        self.named.store(booked.blocks(), Ordering::Relaxed);
     }
 }
 
@@ -335,7 +322,7 @@ mod tests {
             }
             bookings.clear();
             prop_assert_eq!(state(&load), (0, 0, 0));
-            prop_assert!(load.blocks.lock().is_empty());
+            prop_assert_eq!(load.blocks.lock().blocks(), 0);
         }
     }
 }

@@ -56,6 +56,7 @@ impl Prefix {
     }
 
     /// The hashes with the blocks that each covers alone.
+    #[cfg(test)]
     pub(crate) fn weighed(&self) -> impl Iterator<Item = (BlockHash, u32)> + '_ {
         let marks = (0_u32..).zip(self.hashes.iter());
         marks.map(|(mark, hash)| (*hash, self.blocks(mark + 1) - self.blocks(mark)))
