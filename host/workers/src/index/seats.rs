@@ -63,7 +63,8 @@ impl Seats {
 
     /// The slot of a candidate's tier; a new one has its name before anything is said of it.
     pub(super) fn slot(&mut self, candidate: Candidate, tier: Tier) -> Option<TierSlot> {
-        let known = self.seats.get(&candidate).and_then(|seat| seat.slots.get(place(tier)).cloned().flatten());
+        let known =
+            self.seats.get(&candidate).and_then(|seat| seat.slots.get(place(tier)).cloned().flatten());
         if known.is_some() {
             return known;
         }
@@ -113,7 +114,8 @@ impl Seats {
             self.give_back(slot.slot);
             self.publish(candidate, tier, None);
         }
-        if self.seats.get(&candidate).is_some_and(|seat| !seat.live && seat.slots.iter().all(Option::is_none)) {
+        if self.seats.get(&candidate).is_some_and(|seat| !seat.live && seat.slots.iter().all(Option::is_none))
+        {
             self.seats.remove(&candidate);
         }
     }

@@ -241,7 +241,8 @@ impl Source {
     }
 
     fn holes(&self, tier: usize, by: i32) {
-        let Some(count) = self.slots.get(tier).and_then(Option::as_ref).and_then(|slot| slot.holes.count()) else {
+        let Some(count) = self.slots.get(tier).and_then(Option::as_ref).and_then(|slot| slot.holes.count())
+        else {
             return;
         };
         if by > 0 {

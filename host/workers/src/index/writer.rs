@@ -206,7 +206,10 @@ impl Writer {
     fn tidy(&mut self) {
         let seats = &self.seats;
         self.order.tidy(self.runs, |(candidate, run)| {
-            seats.get(*candidate).and_then(|seat| seat.source.as_ref()).is_some_and(|source| source.waits(*run))
+            seats
+                .get(*candidate)
+                .and_then(|seat| seat.source.as_ref())
+                .is_some_and(|source| source.waits(*run))
         });
         self.account(Change::default(), 0);
     }
@@ -243,7 +246,9 @@ impl Writer {
 
     fn end_records_of(&mut self, candidate: Candidate) {
         let slot = self.seats.get(candidate).and_then(|seat| seat.slots.first().cloned().flatten());
-        let Some(slot) = slot.map(|slot| slot.slot).filter(|slot| self.seats.records(*slot) > 0) else { return };
+        let Some(slot) = slot.map(|slot| slot.slot).filter(|slot| self.seats.records(*slot) > 0) else {
+            return;
+        };
         let (ended, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.records).into_iter().partition(|record| record.slot == slot);
         self.records = kept;
