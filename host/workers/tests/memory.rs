@@ -128,7 +128,7 @@ fn time_to_make_room(depth: u64) -> Duration {
             index.flush();
         }
         let evicted = index.stats().evicted;
-        let first = *started.get_or_insert_with(std::time::Instant::now);
+        let first = *started.get_or_insert_with(Instant::now);
         if evicted == 0 {
             started = None;
         } else if evicted > 2 * depth {
