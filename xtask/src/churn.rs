@@ -2,9 +2,22 @@
 
 use crate::sh;
 
+/// Each in a process of its own: one's memory is not the other's.
+const TESTS: [(&str, &str); 6] = [
+    ("churn", "h4_workers_that_come_and_go_leave_nothing_behind"),
+    ("churn", "h4_five_thousand_workers_join_and_leave_at_once"),
+    ("memory", "h4_making_room_costs_the_same_however_deep_prompts_are"),
+    ("memory", "h4_ten_million_blocks_by_events_stay_within_the_budget"),
+    ("memory", "h4_ten_million_blocks_by_one_engine_s_events_stay_within_the_budget"),
+    ("memory", "h4_ten_million_blocks_by_decisions_stay_within_the_budget"),
+];
+
 /// Runs the memory tests with optimisation; they print their figures.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let mut test = sh::cargo();
-    test.args(["test", "--release", "--locked", "--package", "pointsman-workers", "--test", "memory", "--"]);
-    sh::run(test.args(["--include-ignored", "--nocapture", "--test-threads", "1"]))
+    for (file, name) in TESTS {
+        let mut test = sh::cargo();
+        test.args(["test", "--release", "--locked", "--package", "pointsman-workers", "--test", file, name]);
+        sh::run(test.args(["--", "--exact", "--include-ignored", "--nocapture"]))?;
+    }
+    Ok(())
 }

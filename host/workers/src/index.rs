@@ -5,14 +5,13 @@
 //! budget needs its room (oldest first), or the worker leaves. A block is held as long as any record holds it, and a
 //! record holds a whole prefix, so what a candidate holds is always closed under prefixes: lookups bisect.
 //!
-//! One writer thread applies records, so a decision pays for none of it; lookups take a shard's read lock, which the
-//! writer holds for one block at a time.
+//! One writer thread applies records, so a decision pays for none of it; lookups read the table without a lock, but for blocks
+//! that several hold.
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
         mpsc::{self, SyncSender, TrySendError},
     },
     time::Duration,
@@ -22,19 +21,28 @@ use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
 use crate::{
-    events::{Batch, Tier},
+    events::Batch,
     id::{BlockHash, DpRank, WorkerId},
 };
 
+mod bytes;
+mod cells;
 mod lookup;
+mod names;
+mod order;
+mod places;
+mod queue;
 mod runs;
+mod seats;
 mod shards;
 mod source;
 mod writer;
 
 pub use lookup::Overlaps;
+use names::Names;
+use queue::Message;
 use shards::Shards;
-use writer::{Message, Writer};
+use writer::Writer;
 
 /// Records that wait for the writer; more are dropped and counted.
 const QUEUE: usize = 8_192;
@@ -42,7 +50,7 @@ const QUEUE: usize = 8_192;
 /// Bounds of the index.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexConfig {
-    /// Bytes it may hold, records and blocks together.
+    /// Bytes of memory it may take, records and blocks together, with the slack of their tables.
     pub byte_budget: usize,
     /// How long a decision is taken to stay cached.
     pub ttl: Duration,
@@ -74,7 +82,7 @@ pub struct IndexStats {
     pub blocks: u64,
     /// Records alive.
     pub records: u64,
-    /// Bytes accounted.
+    /// Bytes that all of it takes from the allocator.
     pub bytes: u64,
     /// Records that gave way to the byte budget.
     pub evicted: u64,
@@ -97,34 +105,15 @@ struct Counters {
     expired: AtomicU64,
     dropped: AtomicU64,
     orphans: AtomicU64,
+    slots: AtomicU64,
 }
 
-/// Who the slot numbers stand for.
-#[derive(Clone, Debug, Default)]
-struct Names {
-    /// `None` once the worker left.
-    slots: Vec<Option<Name>>,
-    /// The slots of each candidate, sorted by candidate.
-    candidates: Vec<((WorkerId, DpRank), TierSlots)>,
-    /// The slots of candidates that have other tiers than the device.
-    lower: Vec<TierSlots>,
-}
-
-/// A candidate's slots on device, host and disk.
-type TierSlots = [Option<u32>; 3];
-
-#[derive(Clone, Debug)]
-struct Name {
-    candidate: (WorkerId, DpRank),
-    tier: Tier,
-    /// Blocks that lie below one which is not held; while there are any, halving finds too much.
-    holes: Arc<AtomicU32>,
-}
+type Candidate = (WorkerId, DpRank);
 
 /// What lookups and the writer share.
 #[derive(Debug, Default)]
 struct Shared {
-    shards: Shards,
+    shards: Arc<Shards>,
     names: ArcSwap<Names>,
     counters: Counters,
 }
@@ -220,35 +209,8 @@ impl PrefixIndex {
             expired: get(&counters.expired),
             dropped: get(&counters.dropped),
             orphans: get(&counters.orphans),
-            slots: self.shared.names.load().slots.iter().flatten().count() as u64,
+            slots: get(&counters.slots),
         }
-    }
-}
-
-impl Names {
-    /// Gives a slot a name, or takes it.
-    fn set(&mut self, slot: u32, name: Option<Name>) {
-        let place = slot as usize;
-        self.slots.resize_with(self.slots.len().max(place + 1), || None);
-        if let Some(old) = self.slots.get_mut(place) {
-            *old = name;
-        }
-        while self.slots.last().is_some_and(Option::is_none) {
-            self.slots.pop();
-        }
-        let mut candidates = BTreeMap::<_, TierSlots>::new();
-        for (slot, name) in (0..).zip(&self.slots) {
-            let Some(name) = name else { continue };
-            let [device, host, disk] = candidates.entry(name.candidate).or_default();
-            *(match name.tier {
-                Tier::Device => device,
-                Tier::Host => host,
-                Tier::Disk => disk,
-            }) = Some(slot);
-        }
-        let lower = |slots: &TierSlots| matches!(slots, [_, Some(_), _] | [_, _, Some(_)]);
-        self.lower = candidates.values().copied().filter(lower).collect();
-        self.candidates = candidates.into_iter().collect();
     }
 }
 

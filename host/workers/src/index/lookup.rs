@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Matched, Names, Shared, shards::Shards};
+use super::{Matched, Shared, names::Names, shards::Shards};
 use crate::id::{BlockHash, DpRank, WorkerId};
 
 /// The answer of a lookup, and its reusable buffers.
@@ -71,8 +71,8 @@ impl Overlaps {
         if self.group.is_empty() && self.names.lower.is_empty() {
             return;
         }
-        self.depths.resize(self.names.slots.len(), 0);
-        self.places.resize(self.names.slots.len(), 0);
+        self.depths.resize(self.names.slots, 0);
+        self.places.resize(self.names.slots, 0);
         self.halve(shards, blocks);
         self.mind_holes(shards, blocks);
         self.go_lower(shards, blocks);
@@ -144,8 +144,7 @@ impl Overlaps {
     /// A slot with holes is walked from the root.
     fn mind_holes(&mut self, shards: &Shards, blocks: &[BlockHash]) {
         for slot in &self.group {
-            let Some(name) = self.names.slots.get(*slot as usize).and_then(Option::as_ref) else { continue };
-            if name.holes.load(Ordering::Acquire) > 0
+            if self.names.count_of_holes(*slot).is_some_and(|holes| holes.load(Ordering::Acquire) > 0)
                 && let Some(depth) = self.depths.get_mut(*slot as usize)
             {
                 *depth = run(shards, blocks, 0, *slot).min(*depth);
@@ -155,7 +154,7 @@ impl Overlaps {
 
     /// Lower tiers go on where the tier above ended.
     fn go_lower(&mut self, shards: &Shards, blocks: &[BlockHash]) {
-        for [device, host, disk] in &self.names.lower {
+        for (_, [device, host, disk]) in &self.names.lower {
             let mut from = device.map_or(0, |slot| self.depth(slot));
             for slot in [host, disk].into_iter().flatten() {
                 let more = run(shards, blocks, from, *slot);

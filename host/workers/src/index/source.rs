@@ -3,14 +3,15 @@
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::atomic::Ordering;
 
 use super::{
-    runs::{BYTES_A_RUN, BYTES_AN_ENTRY, Place, Runs},
-    shards::{Change, Shards},
+    bytes::difference,
+    names::{Holes, place},
+    order::{Ripe, RunId},
+    places::Place,
+    runs::{Runs, Turn},
+    shards::{Change, Table},
 };
 use crate::{
     events::{Stored, Tier},
@@ -21,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct TierSlot {
     pub(super) slot: u32,
-    pub(super) holes: Arc<AtomicU32>,
+    pub(super) holes: Holes,
 }
 
 /// One engine's cache, as its events tell it.
@@ -31,35 +32,16 @@ pub(super) struct Source {
     runs: Runs,
     /// A block's bytes while it is hashed.
     bytes: Vec<u8>,
+    /// Where an event's blocks are.
+    at: Vec<Place>,
 }
 
 /// What came of an event.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
     pub(super) change: Change,
-    /// The first blocks of new runs, for the order of eviction.
-    pub(super) new: Vec<u64>,
     /// Blocks that could not be placed: an unknown parent, or a block size that ours does not divide.
     pub(super) orphans: u64,
-}
-
-/// What came of making room.
-#[derive(Debug)]
-pub(super) enum Evicted {
-    /// A run lost its last block, and has others.
-    Some(Change),
-    /// Nothing is left of the run, or nothing ever was.
-    All(Change),
-    /// Other runs go on from its last block.
-    Not,
-}
-
-fn place(tier: Tier) -> usize {
-    match tier {
-        Tier::Device => 0,
-        Tier::Host => 1,
-        Tier::Disk => 2,
-    }
 }
 
 impl Source {
@@ -68,117 +50,154 @@ impl Source {
         self.runs.len()
     }
 
-    /// Whether a run begins with a block of the engine's.
-    pub(super) fn knows(&self, hash: u64) -> bool {
-        self.runs.begins(hash)
+    /// Whether a run waits for its turn to give way.
+    pub(super) fn waits(&self, run: RunId) -> bool {
+        self.runs.waits(run)
+    }
+
+    /// What the order of eviction has to know since it was told the last time.
+    pub(super) fn ripe(&mut self) -> &mut Ripe {
+        self.runs.ripe()
     }
 
     /// Blocks came in. `slot` gives the slot of a tier that is met for the first time.
     pub(super) fn stored(
         &mut self,
-        shards: &Shards,
+        table: &mut Table,
         stored: &Stored,
         block_size: usize,
-        slot: impl FnOnce(Tier) -> TierSlot,
+        slot: impl FnOnce(Tier) -> Option<TierSlot>,
     ) -> Applied {
-        let tier = place(stored.tier);
-        let mut applied = Applied::default();
         let orphans = stored.hashes.len() as u64;
-        let slot = self.slots[tier].get_or_insert_with(|| slot(stored.tier)).slot;
+        let tier = place(stored.tier);
         let engine_size = stored.block_size as usize;
         let told = !stored.token_ids.is_empty();
         if told && (engine_size == 0 || !engine_size.is_multiple_of(block_size)) {
-            return Applied { orphans, ..applied };
+            return Applied { orphans, ..Applied::default() };
         }
+        if self.slots[tier].is_none() {
+            self.slots[tier] = slot(stored.tier);
+        }
+        let Some(slot) = self.slots[tier].as_ref().map(|slot| slot.slot) else { return Applied::default() };
+        let before = self.runs.bytes();
+        let mut applied = Applied { orphans: self.place(stored, block_size), ..Applied::default() };
+        let places = std::mem::take(&mut self.at);
+        table.touch(places.iter().flat_map(|at| self.runs.ours(*at)));
+        places.iter().for_each(|at| applied.change += self.add(table, *at, tier, slot));
+        self.at = places;
+        applied.change.bytes += difference(self.runs.bytes(), before);
+        applied
+    }
+
+    /// Finds the places of an event's blocks, or makes them. Answers how many have none.
+    fn place(&mut self, stored: &Stored, block_size: usize) -> u64 {
+        self.at.clear();
+        let told = !stored.token_ids.is_empty();
+        let engine_size = stored.block_size as usize;
         let (mut parent, seed) = match stored.parent {
             None => (None, seed_of(stored)),
             Some(parent) => match self.runs.find(parent) {
                 Some(place) => (Some(place), self.runs.seed(place)),
-                None if told => return Applied { orphans, ..applied },
+                None if told => return stored.hashes.len() as u64,
                 None => (None, 0),
             },
         };
+        if let Some(parent) = parent {
+            self.runs.used(parent);
+        }
+        self.runs.touch(&stored.hashes);
+        let step = u32::try_from(engine_size / block_size).unwrap_or(1);
         let mut chain = parent.and_then(|parent| self.runs.ours(parent).last().copied());
         let mut tokens = stored.token_ids.chunks_exact(engine_size.max(1));
+        let mut orphans = 0;
         for (number, hash) in stored.hashes.iter().enumerate() {
-            let tokens = tokens.next();
-            let at = match (self.runs.find(*hash), tokens) {
-                (Some(known), _) => known,
+            let at = match (self.runs.find(*hash), tokens.next()) {
+                (Some(known), _) => {
+                    self.runs.used(known);
+                    known
+                }
                 // Offloaded blocks come without tokens: what was never told with them cannot be placed.
                 (None, None) => {
-                    applied.orphans += 1;
+                    orphans += 1;
                     continue;
                 }
                 (None, Some(tokens)) => {
-                    let shape = (seed, engine_size / block_size, stored.hashes.len() - number);
+                    let shape = (seed, step, stored.hashes.len() - number);
                     let bytes = &mut self.bytes;
                     let ours = |ours: &mut _| extend(chain, tokens, block_size, seed, bytes, ours);
-                    let (at, begins) = self.runs.push(parent, *hash, shape, ours);
-                    applied.new.extend(begins.then_some(*hash));
-                    applied.change.bytes += BYTES_AN_ENTRY + if begins { BYTES_A_RUN } else { 0 };
-                    at
+                    self.runs.push(parent, *hash, shape, ours)
                 }
             };
-            applied.change += self.add(shards, at, tier, slot);
+            self.at.push(at);
             parent = Some(at);
             chain = self.runs.ours(at).last().copied();
         }
-        applied
+        orphans
     }
 
     /// Blocks left a tier. The deepest first is how engines free them, but any order will do.
-    pub(super) fn removed(&mut self, shards: &Shards, hashes: &[u64], tier: Tier) -> Change {
+    pub(super) fn removed(&mut self, table: &mut Table, hashes: &[u64], tier: Tier) -> Change {
         let tier = place(tier);
-        let mut change = Change::default();
+        let (before, mut change) = (self.runs.bytes(), Change::default());
+        self.runs.touch(hashes);
+        let places = hashes.iter().filter_map(|hash| self.runs.find(*hash));
+        table.touch(places.flat_map(|at| self.runs.ours(at)));
         for hash in hashes {
             let Some(at) = self.runs.find(*hash) else { continue };
             match self.runs.stored(at)[tier] {
                 0 => {}
                 1 => {
-                    change += self.take_out(shards, at, tier);
-                    change.bytes -= self.runs.trim(at);
+                    change += self.take_out(table, at, tier);
+                    self.runs.trim(at);
                 }
                 count => self.runs.set_stored(at, tier, count - 1),
             }
         }
+        change.bytes += difference(self.runs.bytes(), before);
         change
     }
 
-    /// Forgets the last block of the run that begins with `hash`, whatever the engine says of it: room is needed.
-    pub(super) fn evict(&mut self, shards: &Shards, hash: u64) -> Evicted {
-        let Some(first) = self.runs.find(hash) else { return Evicted::All(Change::default()) };
-        let Some(tail) = self.runs.tail(first) else { return Evicted::Not };
-        let mut change = Change::default();
+    /// What is to be done with a run whose turn to give way has come.
+    pub(super) fn turn(&mut self, run: RunId) -> Turn {
+        self.runs.turn(run)
+    }
+
+    /// Forgets the last block of a run, whatever the engine says of it: room is needed.
+    pub(super) fn evict(&mut self, table: &mut Table, tail: Place) -> Change {
+        let (before, mut change) = (self.runs.bytes(), Change::default());
         for (tier, count) in self.runs.stored(tail).into_iter().enumerate() {
             if count > 0 {
-                change += self.take_out(shards, tail, tier);
+                change += self.take_out(table, tail, tier);
             }
         }
-        change.bytes -= self.runs.trim(tail);
-        if self.runs.begins(hash) { Evicted::Some(change) } else { Evicted::All(change) }
+        self.runs.trim(tail);
+        change.bytes += difference(self.runs.bytes(), before);
+        change
     }
 
     /// Forgets everything.
-    pub(super) fn clear(&mut self, shards: &Shards) -> Change {
+    pub(super) fn clear(&mut self, table: &mut Table) -> Change {
         let mut change = Change::default();
-        for slot in self.slots.iter().flatten() {
-            // Nothing is found by halving from here on.
-            slot.holes.store(1, Ordering::Release);
-        }
-        change.bytes -= self.runs.bytes();
+        // Nothing is found by halving from here on.
+        self.set_holes(1);
+        change.bytes -= difference(self.runs.bytes(), 0);
         for (stored, ours) in self.runs.drain() {
             for (slot, count) in self.slots.iter().zip(stored) {
                 let Some(slot) = slot.as_ref().filter(|_| count > 0) else { continue };
-                ours.iter().for_each(|hash| change += shards.release(*hash, slot.slot));
+                ours.iter().for_each(|hash| change += table.release(*hash, slot.slot));
             }
         }
-        for slot in self.slots.iter().flatten() {
-            slot.holes.store(0, Ordering::Release);
-        }
+        self.set_holes(0);
         change
     }
 
-    fn add(&mut self, shards: &Shards, at: Place, tier: usize, slot: u32) -> Change {
+    fn set_holes(&self, holes: u32) {
+        for count in self.slots.iter().flatten().filter_map(|slot| slot.holes.count()) {
+            count.store(holes, Ordering::Release);
+        }
+    }
+
+    fn add(&mut self, table: &mut Table, at: Place, tier: usize, slot: u32) -> Change {
         let count = self.runs.stored(at)[tier];
         let parent = self.runs.parent(at);
         let first_child = count == 0 && parent.is_some_and(|parent| !self.runs.has_child(parent, tier));
@@ -188,7 +207,7 @@ impl Source {
             return change;
         }
         for ours in self.runs.ours(at) {
-            change += shards.add(*ours, slot);
+            change += table.add(*ours, slot);
         }
         if self.runs.has_child(at, tier) {
             self.holes(tier, -1);
@@ -200,7 +219,7 @@ impl Source {
     }
 
     /// A block is stored in `tier` no more.
-    fn take_out(&mut self, shards: &Shards, at: Place, tier: usize) -> Change {
+    fn take_out(&mut self, table: &mut Table, at: Place, tier: usize) -> Change {
         let mut change = Change::default();
         if self.runs.has_child(at, tier) {
             // Told before it is done: a lookup must not jump over the hole.
@@ -208,7 +227,7 @@ impl Source {
         }
         if let Some(slot) = self.slots[tier].as_ref().map(|slot| slot.slot) {
             for ours in self.runs.ours(at).iter().rev() {
-                change += shards.release(*ours, slot);
+                change += table.release(*ours, slot);
             }
         }
         self.runs.set_stored(at, tier, 0);
@@ -222,12 +241,14 @@ impl Source {
     }
 
     fn holes(&self, tier: usize, by: i32) {
-        if let Some(slot) = self.slots.get(tier).and_then(Option::as_ref) {
-            if by > 0 {
-                slot.holes.fetch_add(1, Ordering::Release);
-            } else {
-                slot.holes.fetch_sub(1, Ordering::Release);
-            }
+        let Some(count) = self.slots.get(tier).and_then(Option::as_ref).and_then(|slot| slot.holes.count())
+        else {
+            return;
+        };
+        if by > 0 {
+            count.fetch_add(1, Ordering::Release);
+        } else {
+            count.fetch_sub(1, Ordering::Release);
         }
     }
 }

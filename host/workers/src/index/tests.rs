@@ -123,6 +123,8 @@ mod events {
         hash::{Salt, block_hashes},
     };
 
+    mod eviction;
+
     const HERE: (WorkerId, DpRank) = (WorkerId(1), DpRank(0));
 
     fn say(index: &PrefixIndex, events: Vec<KvEvent>) {

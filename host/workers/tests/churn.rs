@@ -1,0 +1,151 @@
+//! Workers that come and go leave nothing behind: not a byte that is live. Figures: `cargo xtask churn`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
+
+use std::{sync::Arc, time::Duration};
+
+use pointsman_workers::{
+    BlockHash, BookingRequest, DpRank, IndexConfig, IndexStats, Leg, Prefix, PrefixIndex, Registry, Salt,
+    WorkerId, WorkerSpec,
+    events::{Batch, KvEvent, Stored, Tier},
+};
+use tokio::time::Instant;
+
+#[global_allocator]
+static ALLOCATOR: dhat::Alloc = dhat::Alloc;
+
+const BLOCK: usize = 16;
+const MIB: f64 = 1024.0 * 1024.0;
+
+fn index(byte_budget: usize) -> PrefixIndex {
+    PrefixIndex::new(IndexConfig { byte_budget, ttl: Duration::from_secs(30), block_size: BLOCK })
+        .expect("a thread")
+}
+
+/// Resident bytes of this process.
+fn rss() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+    line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") * 1024.0
+}
+
+/// A chain of `count` blocks that nobody else has, from the root.
+fn chain(name: u64, count: u64) -> Batch {
+    let first = name * count;
+    let token_ids = (0..count)
+        .flat_map(|block| [u32::try_from((first + block) % 4_000_000_000).unwrap(); BLOCK])
+        .collect();
+    Batch {
+        ts: 0.0,
+        dp_rank: None,
+        events: vec![KvEvent::Stored(Stored {
+            hashes: (first..first + count).map(|hash| hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect(),
+            parent: None,
+            token_ids,
+            block_size: u32::try_from(BLOCK).unwrap(),
+            lora: None,
+            tier: if name.is_multiple_of(4) { Tier::Host } else { Tier::Device },
+            extra_keys: Vec::new(),
+            group: None,
+        })],
+    }
+}
+
+fn tell(index: &PrefixIndex, worker: WorkerId, batch: Batch) {
+    let mut batch = batch;
+    while let Err(returned) = index.events(worker, DpRank(0), batch) {
+        batch = returned;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn booking(hashes: &[u32]) -> BookingRequest {
+    let prefix = Prefix::of_tokens(hashes, BLOCK, &Salt::default(), &[]);
+    BookingRequest {
+        leg: Leg::Decode,
+        prompt_tokens: 64,
+        new_prefill_tokens: 64,
+        prefix,
+        total_prompt_blocks: 4,
+        block_size: 16,
+        expected_output_tokens: None,
+        assume_kv_reuse: true,
+        track_prefill_tokens: true,
+    }
+}
+
+/// A worker's whole life, with what comes too late: events of its feed, and the record of a request in flight.
+fn life(registry: &Registry, index: &PrefixIndex, id: u64, now: Instant) {
+    let flag = format!(
+        "id={id},role=decode,engine=vllm,model=m,url=http://10.{}.{}.{}:1",
+        id >> 16,
+        (id >> 8) & 255,
+        id & 255
+    );
+    let worker = registry.upsert(WorkerSpec::parse_flag(&flag).expect("a worker"));
+    let tokens: Vec<u32> = (0..64).map(|token| u32::try_from(id).unwrap() + token).collect();
+    let request = booking(&tokens);
+    let booked = registry
+        .snapshot()
+        .get(worker.id())
+        .expect("there")
+        .candidates()
+        .pop()
+        .expect("a rank")
+        .book(&request);
+    let hashes: &Arc<[BlockHash]> = request.prefix.hashes();
+    if id.is_multiple_of(2) {
+        index.set_live(worker.id(), DpRank(0), true);
+        (0..4).for_each(|turn| tell(index, worker.id(), chain(id * 4 + turn, 64)));
+    } else {
+        index.record(worker.id(), DpRank(0), hashes, now);
+    }
+    registry.remove(worker.id());
+    index.remove_worker(worker.id());
+    if id.is_multiple_of(2) {
+        tell(index, worker.id(), chain(id * 4 + 3, 64));
+        index.set_live(worker.id(), DpRank(0), false);
+        index.forget(worker.id(), DpRank(0));
+    } else {
+        index.record(worker.id(), DpRank(0), hashes, now);
+    }
+    drop(booked);
+}
+
+#[test]
+fn h4_workers_that_come_and_go_leave_nothing_behind() {
+    let _profiler = dhat::Profiler::builder().testing().build();
+    let (registry, index, start) = (Registry::default(), index(64 << 20), Instant::now());
+    let mut first = None;
+    for round in 0..5_u64 {
+        let now = start + Duration::from_secs(60 * round);
+        (0..1_000).for_each(|id| life(&registry, &index, 1 + round * 1_000 + id, now));
+        // Records that came too late end by their TTL.
+        index.expire(now + Duration::from_secs(30));
+        index.flush();
+        let (stats, live, rss) = (index.stats(), dhat::HeapStats::get().curr_bytes, rss());
+        eprintln!("{} workers: {live} bytes live, {:.1} MiB resident", (round + 1) * 1_000, rss / MIB);
+        assert_eq!(stats, IndexStats { expired: 500 * (round + 1), ..IndexStats::default() });
+        assert!(registry.snapshot().workers().is_empty());
+        let first = *first.get_or_insert((live, rss));
+        // A thread that waits at the index's queue may have some hundred bytes, a byte a worker would be more.
+        assert!(live.abs_diff(first.0) < 1_000, "{live} bytes are live, {} after the first", first.0);
+        // Only a coarse check: the allocator keeps what is free, and it is not always the same.
+        assert!(rss <= first.1 * 1.25, "{rss} after {}", first.1);
+    }
+}
+
+#[test]
+fn h4_five_thousand_workers_join_and_leave_at_once() {
+    let (index, now) = (index(64 << 20), Instant::now());
+    let started = Instant::now();
+    (1..=5_000).for_each(|id| tell(&index, WorkerId(id), chain(id, 4)));
+    index.flush();
+    let joined = started.elapsed();
+    assert_eq!((index.stats().slots, index.stats().blocks), (5_000, 20_000));
+    (1..=5_000).for_each(|id| index.record(WorkerId(id), DpRank(1), &[BlockHash(id)].into(), now));
+    index.flush();
+    (1..=5_000).for_each(|id| index.remove_worker(WorkerId(id)));
+    index.flush();
+    eprintln!("5,000 workers join in {joined:?}; with decisions and leaves {:?}", started.elapsed());
+    assert_eq!(index.stats(), IndexStats { dropped: index.stats().dropped, ..IndexStats::default() });
+}
