@@ -69,7 +69,7 @@ enum Command {
     Churn,
     /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
     Fuzz(fuzz::Args),
-    /// The admin port's page in headless Chromium, before real processes; writes docs/page.png. Needs chromium, node and npm, not part of CI.
+    /// The admin port's page in Chromium, before real processes; writes docs/page.png. Needs chromium, node and npm, not part of CI.
     Page,
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),

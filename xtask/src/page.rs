@@ -147,10 +147,12 @@ fn start_clients(address: &str, stop: &Arc<AtomicBool>) -> Vec<thread::JoinHandl
                 let prompt = format!("system prompt {} ", turn % 7).repeat(40 + turn % 5 * 30);
                 let body = json!({
                     "model": "tiny", "stream": true, "max_tokens": 12, "ignore_eos": true,
+                    "stream_options": { "include_usage": true },
                     "messages": [{ "role": "user", "content": prompt }],
                 });
-                let id = format!("<script>alert(2)</script>{turn}");
-                let _ = http::stream_chat_as(&address, &body.to_string(), &id);
+                let headers =
+                    format!("x-request-id: <script>alert(2)</script>{turn}\r\nx-pointsman-decision: 1\r\n");
+                let _ = http::stream_chat_with(&address, &body.to_string(), &headers);
                 thread::sleep(Duration::from_millis(60));
             }
         })

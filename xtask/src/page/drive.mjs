@@ -53,6 +53,12 @@ try {
   await slot.locator("summary", { hasText: "not_wasm" }).waitFor();
   await page.locator("#history", { hasText: "refused" }).waitFor();
 
+  // It fits, and the picture.
+  await page.waitForTimeout(1500);
+  const wide = () => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+  assert((await wide()) <= 0, "wider than 1280");
+  await page.screenshot({ path: `${pictures}/page.png` });
+
   // A policy, and a client, that mean harm: their words are words.
   say("markup");
   await page.locator("#decisions tr", { hasText: "<img src=x onerror=alert(1)>" }).first().waitFor();
@@ -70,11 +76,7 @@ try {
   await page.locator("#decisions td.none").waitFor();
   await page.locator("#filter").fill("");
 
-  // It fits, and the picture.
-  await page.waitForTimeout(1500);
-  const wide = () => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-  assert((await wide()) <= 0, "wider than 1280");
-  await page.screenshot({ path: `${pictures}/page.png` });
+  await page.waitForTimeout(500);
   await page.emulateMedia({ colorScheme: "dark" });
   await page.screenshot({ path: `${pictures}/dark.png` });
   await page.setViewportSize({ width: 390, height: 844 });

@@ -82,13 +82,13 @@ function parse(text) {
 function showWorkers({ workers }) {
   const ready = workers.filter((worker) => !worker.ineligible).length;
   say($("eligible"), `${ready} of ${workers.length}`);
-  if (!workers.length) return nothing($("workers"), 5, "no workers yet");
+  if (!workers.length) return nothing($("workers"), 4, "no workers yet");
   const most = Math.max(4, ...workers.flatMap((worker) => worker.ranks.map((rank) => rank.active_requests)));
-  sync($("workers"), workers.map((worker) => ({ ...worker, most })), (worker) => `w${worker.id}`, () => row(5), showWorker);
+  sync($("workers"), workers.map((worker) => ({ ...worker, most })), (worker) => `w${worker.id}`, () => row(4), showWorker);
 }
 
 function showWorker(node, worker) {
-  const [id, role, health, load, kv] = node.children;
+  const [id, role, health, load] = node.children;
   cell(id, short(worker.id), worker.spec.url.replace(/^https?:\/\//, ""));
   id.title = `${worker.id} ${worker.spec.url}\n${worker.models.join(", ")}`;
   cell(role, worker.spec.role, worker.spec.engine);
@@ -98,8 +98,9 @@ function showWorker(node, worker) {
   const bars = make("div", worker.ranks.length > 2 ? "bars many" : "bars", ...worker.ranks.map((rank) => bar(rank, worker)));
   bars.append(make("span", "", number(total)));
   load.replaceChildren(bars);
-  const usage = worker.engine_load?.kv_usage;
-  cell(kv, usage === null || usage === undefined ? "–" : `${number(usage * 100)} %`, "", "n");
+  const { kv_usage: usage, waiting } = worker.engine_load ?? {};
+  const known = usage !== null && usage !== undefined;
+  if (known) load.append(make("small", "", `KV ${number(usage * 100)} %${waiting ? `, ${number(waiting)} waiting` : ""}`));
 }
 
 function bar(rank, { most, spec }) {
@@ -142,11 +143,11 @@ function showSlot(node, slot) {
     const part = (one) => `${one.world} ${one.policy}${one.weight === null ? "" : ` × ${number(one.weight, 3)}`}`;
     lines.push(make("p", "dim", slot.parts.map(part).join(" → ")));
   }
-  if (slot.canary) lines.push(trial("canary", slot.canary, ""));
+  if (slot.canary) lines.push(trial("canary", slot, ""));
   if (slot.shadow) {
     const { agree, disagree, failed } = slot.shadow;
     const asked = agree + disagree + failed;
-    lines.push(trial("shadow", slot.shadow, asked ? ` · agrees in ${number((100 * agree) / asked)} % of ${number(asked)}` : ""));
+    lines.push(trial("shadow", slot, asked ? ` · agrees in ${number((100 * agree) / asked)} % of ${number(asked)}` : ""));
   }
   const last = slot.refusals.at(-1);
   if (last) {
@@ -155,44 +156,44 @@ function showSlot(node, slot) {
     details.open = Boolean(open);
     lines.push(details);
   }
-  const tools = make("div", "tools", ...(state.mayChange ? actions(slot) : []));
-  node.replaceChildren(...lines, tools);
+  if (state.mayChange && slot.can_roll_back) {
+    const question = `Put the content before ${slot.policy} into ${words(slot)} again?`;
+    lines[2].append(" ", action(slot, "Roll back", "rollback?lane=active", question));
+  }
+  node.replaceChildren(...lines);
   // What had the focus has it again.
   if (focused) [...node.querySelectorAll("button, summary")].find((one) => one.textContent === focused)?.focus();
 }
 
-function trial(word, lane, more) {
+function trial(word, slot, more) {
+  const lane = slot[word];
   const digest = lane.digest ? ` · ${String(lane.digest).slice(0, 8)}` : "";
-  const text = `${word}: ${lane.policy} · generation ${lane.generation}${digest} · ${number(lane.share * 100, 1)} % · ${number(lane.calls)} calls`;
-  return make("p", lane.breaker_open ? "bad" : "", text, lane.failures ? make("span", "bad", `, ${number(lane.failures)} failed`) : "", more);
+  const text = `${word} ${lane.policy} @${lane.generation}${digest} · ${number(lane.share * 100, 1)} % · ${number(lane.calls)} calls`;
+  const failed = lane.failures ? [make("span", "bad", `, ${number(lane.failures)} failed`)] : [];
+  const buttons = [
+    action(slot, `Promote ${word}`, `promote?from=${word}`, `Let ${lane.policy} serve every request of ${words(slot)}?`),
+    action(slot, `End ${word}`, `rollback?lane=${word}`, `End the ${word} ${lane.policy} of ${words(slot)}?`),
+  ];
+  return make("p", lane.breaker_open ? "bad" : "", text, ...failed, more, " ", ...(state.mayChange ? buttons : []));
 }
 
-function actions(slot) {
-  const where = slot.slot + (slot.model ? ` of ${slot.model}` : "");
+const words = (slot) => slot.slot + (slot.model ? ` of ${slot.model}` : "");
+
+/** A button that asks, and then has the daemon do something with a slot. */
+function action(slot, label, path, question) {
   const model = slot.model ? `&model=${encodeURIComponent(slot.model)}` : "";
-  const action = (label, path, question) => {
-    const button = make("button", "", label);
-    button.type = "button";
-    button.addEventListener("click", () => confirmed(question, `policies/${slot.slot}/${path}${model}`));
-    return button;
-  };
-  const list = [];
-  if (slot.can_roll_back) list.push(action("Roll back", "rollback?lane=active", `Put the content before ${slot.policy} into ${where} again?`));
-  for (const lane of ["canary", "shadow"]) {
-    if (!slot[lane]) continue;
-    list.push(action(`Promote ${lane}`, `promote?from=${lane}`, `Let ${slot[lane].policy} serve every request of ${where}?`));
-    list.push(action(`End ${lane}`, `rollback?lane=${lane}`, `End the ${lane} ${slot[lane].policy} of ${where}?`));
-  }
-  return list;
+  const button = make("button", "", label);
+  button.type = "button";
+  button.addEventListener("click", () => confirmed(question, `policies/${slot.slot}/${path}${model}`));
+  return button;
 }
 
 function showEvent(node, line) {
   if (line.file) return node.replaceChildren(make("span", "warn", "no slot for"), make("span", "", line.file));
   const kind = { refused: "warn", rolled_back: "bad", withdrawn: "bad" }[line.result] ?? "good";
   const lane = line.lane === "active" ? "" : ` ${line.lane}`;
-  const words = `${line.slot}${lane}${line.model ? ` of ${line.model}` : ""}`;
   const what = line.result === "refused" ? line.reason : `${line.policy ?? "empty"}${line.generation === null ? "" : ` · generation ${line.generation}`}`;
-  node.replaceChildren(make("time", "", clock(line.at_ms)), make("span", kind, line.result.replaceAll("_", " ")), make("span", "", `${words}: ${what}`));
+  node.replaceChildren(make("time", "", clock(line.at_ms)), make("span", kind, line.result.replaceAll("_", " ")), make("span", "", `${line.slot}${lane}${line.model ? ` of ${line.model}` : ""}: ${what}`));
 }
 
 // ---- decisions ------------------------------------------------------------------------------------------------
