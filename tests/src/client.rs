@@ -63,6 +63,27 @@ impl Client {
         self.whole(request.body(Full::default())?).await
     }
 
+    /// GETs a path with headers.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> anyhow::Result<Reply> {
+        let mut request = self.request(path, headers, Bytes::new())?;
+        *request.method_mut() = Method::GET;
+        self.whole(request).await
+    }
+
+    /// GETs a path and reads the reply event by event.
+    ///
+    /// # Errors
+    /// The connection broke before the head.
+    pub async fn events(&self, path: &str, headers: &[(&str, &str)]) -> anyhow::Result<Stream> {
+        let mut request = self.request(path, headers, Bytes::new())?;
+        *request.method_mut() = Method::GET;
+        let (parts, body) = self.http.request(request).await?.into_parts();
+        Ok(Stream { status: parts.status, headers: parts.headers, body, buffer: BytesMut::new() })
+    }
+
     /// DELETEs a path.
     ///
     /// # Errors

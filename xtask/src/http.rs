@@ -57,11 +57,16 @@ pub(crate) fn post(address: &str, path: &str, body: &str) -> anyhow::Result<Stri
 
 /// POSTs a streaming chat completion and reads it to its end.
 pub(crate) fn stream_chat(address: &str, body: &str) -> anyhow::Result<Streamed> {
+    stream_chat_with(address, body, "")
+}
+
+/// As [`stream_chat`], with further headers, each with its line end.
+pub(crate) fn stream_chat_with(address: &str, body: &str, headers: &str) -> anyhow::Result<Streamed> {
     let mut stream = connect(address)?;
     let started = Instant::now();
     write!(
         stream,
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
         body.len()
     )?;
     let mut reader = BufReader::new(stream);

@@ -20,6 +20,7 @@ mod fuzz;
 mod http;
 mod langs;
 mod oracle;
+mod page;
 mod policies;
 mod reload;
 mod setup;
@@ -68,6 +69,8 @@ enum Command {
     Churn,
     /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
     Fuzz(fuzz::Args),
+    /// The admin port's page in Chromium, before real processes; writes docs/page.png. Needs chromium, node and npm, not part of CI.
+    Page,
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
 }
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Oracle(args) => oracle::run(&args),
         Command::Churn => churn::run(),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Page => page::run(),
         Command::Reload(args) => reload::run(&args),
     };
     match outcome {

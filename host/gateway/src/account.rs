@@ -218,6 +218,7 @@ impl Drop for Account {
         if let Some(ttft) = ttft {
             metrics.ttft.observe(seconds(ttft));
         }
+        metrics.pulse.note(ttft);
         if let Some(itl) = self.itl() {
             metrics.itl.observe(seconds(itl));
         }

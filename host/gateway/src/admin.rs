@@ -1,30 +1,36 @@
-//! The operators' listener: health, readiness, metrics, workers, policies, decisions.
+//! The operators' listener: its page, health, readiness, metrics, workers, policies, decisions.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::{Path, State},
+    extract::State,
     http::{StatusCode, header},
     middleware,
     response::IntoResponse,
     routing::{delete, get, post},
 };
-use bytes::Bytes;
-use pointsman_workers::{Candidate, Health, Ineligible, Leg, ModelName, WorkerId, WorkerSpec};
-use serde_json::{Value, json};
+use pointsman_workers::{Candidate, Leg, ModelName};
+use serde_json::json;
 
 use crate::app::App;
 
 mod config;
 mod decisions;
+mod events;
 mod guard;
+mod page;
 mod policies;
 mod scrape;
+mod workers;
 
 /// The operators' endpoints.
 pub(crate) fn routes(app: Arc<App>) -> Router {
+    let events = Router::new().route("/events", get(events::stream));
+    let events = events.with_state((app.clone(), Arc::default()));
     Router::new()
+        .merge(page::routes())
+        .merge(events)
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
@@ -36,9 +42,9 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/decisions", get(decisions::list))
         .route("/decisions/export", get(decisions::export))
         .route("/decisions/{id}", get(decisions::one))
-        .route("/workers", get(workers).post(join))
-        .route("/workers/{id}", delete(leave))
-        .route("/workers/{id}/drain", post(drain).delete(undrain))
+        .route("/workers", get(workers::list).post(workers::join))
+        .route("/workers/{id}", delete(workers::leave))
+        .route("/workers/{id}/drain", post(workers::drain).delete(workers::undrain))
         .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
         .with_state(app)
 }
@@ -88,79 +94,4 @@ async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let text = text.trim_end_matches("# EOF\n").to_owned() + &scrape::families(&app) + "# EOF\n";
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
         .into_response()
-}
-
-async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
-    let snapshot = app.registry.snapshot();
-    let models = |id: WorkerId| -> Vec<String> {
-        let serves = |model: &&ModelName| {
-            let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated];
-            legs.iter()
-                .any(|leg| snapshot.pool(model, *leg).iter().any(|candidate| candidate.worker.id() == id))
-        };
-        snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
-    };
-    let one = |worker: &Arc<pointsman_workers::Worker>| {
-        let ranks = worker.candidates();
-        let ranks: Vec<Value> = ranks
-            .iter()
-            .map(|candidate| {
-                let load = candidate.load();
-                json!({
-                    "dp_rank": candidate.rank, "active_requests": load.active_requests(),
-                    "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
-                    "ttft_ewma_us": load.ttft_ewma_us(), "itl_ewma_us": load.itl_ewma_us(), "error_ppm": load.error_ppm(),
-                })
-            })
-            .collect();
-        let engine = worker.engine_load().map(|load| {
-            json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": load.read_at.elapsed().as_millis() as u64 })
-        });
-        json!({
-            "id": worker.id(), "spec": worker.spec(), "models": models(worker.id()),
-            "health": match worker.health() { Health::Unknown => "unknown", Health::Healthy => "healthy", Health::Unhealthy => "unhealthy" },
-            "draining": worker.draining(), "ineligible": worker.ineligible().map(Ineligible::as_str),
-            "total_blocks": worker.total_blocks(), "engine_load": engine, "ranks": ranks,
-        })
-    };
-    Json(
-        json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() }),
-    )
-}
-
-/// A worker joins, described as in the configuration; one of the same id is replaced.
-async fn join(State(app): State<Arc<App>>, body: Bytes) -> (StatusCode, Json<Value>) {
-    match serde_json::from_slice::<WorkerSpec>(&body) {
-        Ok(spec) => {
-            let worker = app.registry.upsert(spec);
-            (StatusCode::OK, Json(json!({ "id": worker.id() })))
-        }
-        Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))),
-    }
-}
-
-/// A worker leaves: no new request goes there, those under way end as they will.
-async fn leave(State(app): State<Arc<App>>, Path(id): Path<u64>) -> (StatusCode, Json<Value>) {
-    match app.registry.remove(WorkerId(id)) {
-        Some(_) => (StatusCode::OK, Json(json!({ "id": id, "left": true }))),
-        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
-    }
-}
-
-async fn drain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
-    set_draining(&state, &id, true)
-}
-
-async fn undrain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
-    set_draining(&state, &id, false)
-}
-
-fn set_draining(app: &App, id: &u64, draining: bool) -> (StatusCode, Json<Value>) {
-    match app.registry.snapshot().get(WorkerId(*id)) {
-        Some(worker) => {
-            worker.set_draining(draining);
-            (StatusCode::OK, Json(json!({ "id": id, "draining": draining })))
-        }
-        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
-    }
 }

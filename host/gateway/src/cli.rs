@@ -39,6 +39,8 @@ Examples:
   pointsman policy bench shortest_queue.wasm
   pointsman policy run shortest_queue.wasm --receipts decisions.jsonl
   pointsman policy inspect prefill.wasm
+  pointsman policy push prefill.wasm oci:./layout:1.0.0
+  pointsman policy pull oci:./layout:1.0.0 -o prefill.wasm
   pointsman policy promote prefill --from canary --admin http://127.0.0.1:9090
 
 The log level is set by the environment variable RUST_LOG (default: info).";

@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod mismatch;
 pub mod parking;
 mod preview;
+pub mod pulse;
 mod relay;
 pub mod reload;
 pub mod replay;

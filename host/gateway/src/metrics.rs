@@ -18,7 +18,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::mismatch::Mismatches;
+use crate::{mismatch::Mismatches, pulse::Pulse};
 
 /// Buckets of times as clients see them, seconds.
 const CLIENT_BUCKETS: [f64; 16] =
@@ -138,6 +138,8 @@ pub struct Metrics {
     pub output_tokens: Counter,
     /// Relayed bytes.
     pub relayed_bytes: Counter<u64, AtomicU64>,
+    /// The last minute, for the admin port's page.
+    pub pulse: Pulse,
 }
 
 impl Metrics {
@@ -165,6 +167,7 @@ impl Metrics {
             predicted_tokens: Counter::default(),
             output_tokens: Counter::default(),
             relayed_bytes: Counter::default(),
+            pulse: Pulse::default(),
         };
         metrics.register(registry);
         metrics

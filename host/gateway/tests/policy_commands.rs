@@ -275,3 +275,47 @@ fn run_decides_again_and_its_exit_code_says_whether_all_agree() {
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
 }
+
+#[test]
+fn a_policy_goes_through_an_image_layout_with_its_signature_and_a_changed_one_does_not() {
+    let dir = folder();
+    embedded(dir.path(), "least-loaded");
+    fs::write(dir.path().join("policy.wasm.minisig"), "untrusted comment: a signature\nabc\n")
+        .expect("written");
+    let pushed = pointsman(dir.path(), ["push", "policy.wasm", "oci:layout:1.0"]);
+    assert_eq!(pushed.code, Some(0), "{}", pushed.err);
+    let pulled = pointsman(dir.path(), ["pull", "oci:layout:1.0"]);
+    assert_eq!(pulled.code, Some(0), "{}", pulled.err);
+    for end in ["", ".minisig"] {
+        let file = |name: &str| fs::read(dir.path().join(format!("{name}.wasm{end}"))).expect("read");
+        assert!(file("least-loaded") == file("policy"), "least-loaded.wasm{end}");
+    }
+    let line = |text: &str| text.lines().last().map(str::to_owned);
+    assert_eq!(line(&pushed.out), line(&pulled.out), "both tell the digest");
+
+    let missing = pointsman(dir.path(), ["pull", "oci:layout:2.0"]);
+    assert_eq!(missing.code, Some(2));
+    assert!(
+        missing.err.contains("there is no tag `2.0`") && missing.err.contains("tags are: 1.0"),
+        "{}",
+        missing.err
+    );
+    for blob in fs::read_dir(dir.path().join("layout/blobs/sha256")).expect("blobs") {
+        let path = blob.expect("a blob").path();
+        let mut bytes = fs::read(&path).expect("read");
+        if bytes.starts_with(b"\0asm") {
+            bytes.reverse();
+            fs::write(&path, bytes).expect("written");
+        }
+    }
+    let changed = pointsman(dir.path(), ["pull", "oci:layout:1.0", "-o", "changed.wasm"]);
+    assert_eq!(changed.code, Some(2));
+    assert!(changed.err.contains("it was changed or cut"), "{}", changed.err);
+    assert!(!dir.path().join("changed.wasm").exists());
+
+    let copied = pointsman(dir.path(), ["push", "policy.wasm", "dir:policies.d"]);
+    assert_eq!(copied.code, Some(0), "{}", copied.err);
+    assert!(dir.path().join("policies.d/policy.wasm").exists());
+    let registry = pointsman(dir.path(), ["push", "policy.wasm", "oci://127.0.0.1:5000/p:1"]);
+    assert!(registry.code == Some(2) && registry.err.contains("not supported"), "{}", registry.err);
+}

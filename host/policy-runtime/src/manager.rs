@@ -39,7 +39,9 @@ use folder::Folder;
 use lane::Content;
 pub use lane::Source;
 use slots::Managed;
-pub use status::{LaneStatus, ManagerStatus, PartStatus, RefusalRecord, ReloadCount, SlotState, SlotStatus};
+pub use status::{
+    Happened, LaneStatus, ManagerStatus, PartStatus, RefusalRecord, ReloadCount, SlotState, SlotStatus,
+};
 use worker::Worker;
 
 /// How a fresh generation is watched.

@@ -22,7 +22,7 @@ mod slots;
 
 pub use config::RouterConfig;
 pub use cost::{CostTerms, cost};
-pub use decisions::{By, DecisionId, Decisions, Ending, Head, Outcome, Record};
+pub use decisions::{Brief, By, DecisionId, Decisions, Ending, Head, Outcome, Record};
 pub use policy::{
     Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, ShedReason,
     World,

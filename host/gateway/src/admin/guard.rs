@@ -23,14 +23,28 @@ pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     }
 }
 
+/// Whether whoever sends these headers may change anything.
+pub(super) fn may_change(settings: &Settings, headers: &HeaderMap) -> bool {
+    settings.admin_token.as_ref().is_none_or(|token| gives(headers, token) == Some(true))
+}
+
+/// Whether the token is the right one; `None`: there is none.
+fn gives(headers: &HeaderMap, token: &str) -> Option<bool> {
+    Some(same(bearer(headers)?.as_bytes(), token.as_bytes()))
+}
+
 fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Cause> {
-    let Some(token) = &settings.admin_token else { return Ok(()) };
     let reads = method == Method::GET || method == Method::HEAD;
-    // What asks whether the daemon lives has no token to give.
-    let open = matches!(path, "/healthz" | "/readyz") || !settings.admin_token_reads;
-    if reads && open {
+    let site = headers.get("sec-fetch-site").map_or(&b"none"[..], |site| site.as_bytes());
+    if !reads && !matches!(site, b"same-origin" | b"none") {
+        // An operator's browser, sent here by a page of somebody else's.
+        return Err(Cause::Forbidden);
+    }
+    let Some(token) = &settings.admin_token else { return Ok(()) };
+    // What asks whether the daemon lives has no token to give; the page says nothing by itself, and asks for the token.
+    let open = matches!(path, "/healthz" | "/readyz") || super::page::is_of(path);
+    if reads && (open || !settings.admin_token_reads) {
         return Ok(());
     }
-    let given = bearer(headers).ok_or(Cause::Unauthorized)?;
-    if same(given.as_bytes(), token.as_bytes()) { Ok(()) } else { Err(Cause::Forbidden) }
+    if gives(headers, token).ok_or(Cause::Unauthorized)? { Ok(()) } else { Err(Cause::Forbidden) }
 }

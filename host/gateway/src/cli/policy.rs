@@ -18,9 +18,11 @@ mod build;
 mod cases;
 mod inspect;
 mod new;
+mod oci;
 mod remote;
 mod run;
 mod test;
+mod transfer;
 
 /// What can be done with a policy.
 #[derive(Debug, Subcommand)]
@@ -37,6 +39,10 @@ pub(crate) enum PolicyCommand {
     New(new::NewArgs),
     /// Build a policy's folder, in Rust, Python or JavaScript, into a component.
     Build(build::BuildArgs),
+    /// Put a policy file, and its signature when there is one, into an OCI image layout or a folder.
+    Push(transfer::PushArgs),
+    /// Take a policy file, and its signature when there is one, out of an OCI image layout or a folder; digests are checked.
+    Pull(transfer::PullArgs),
     /// Have a running daemon read its policy folder now.
     Reload(remote::Daemon),
     /// Have a running daemon roll a slot back to the content before, or end its canary or shadow.
@@ -54,6 +60,8 @@ impl PolicyCommand {
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
             Self::Build(args) => args.run(),
+            Self::Push(args) => args.run(),
+            Self::Pull(args) => args.run(),
             Self::Reload(args) => args.reload(),
             Self::Rollback(args) => args.run(),
             Self::Promote(args) => args.run(),

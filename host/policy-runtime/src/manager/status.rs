@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 
-use pointsman_routing::{Active, Digest, Generation, Origin, Program, SlotEvent, SlotKind, Trial, World};
+use pointsman_routing::{
+    Active, Digest, Generation, Mode, Origin, Program, SlotEvent, SlotKind, Trial, World,
+};
 use serde::Serialize;
 
 use super::{
+    command::Change,
     lane::{Lane, Source},
     slots::Managed,
 };
@@ -17,6 +20,8 @@ pub struct ManagerStatus {
     pub slots: Vec<SlotStatus>,
     /// Reloads by result and reason.
     pub reloads: Vec<ReloadCount>,
+    /// The last changes of lanes, oldest first.
+    pub history: VecDeque<Happened>,
     /// Files in the folder that are no slot's and no part's.
     pub strays: Vec<String>,
 }
@@ -147,6 +152,18 @@ pub struct RefusalRecord {
     pub at_ms: u64,
 }
 
+/// A change of a lane, and when.
+#[derive(Clone, Debug, Serialize)]
+pub struct Happened {
+    /// When, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// What.
+    #[serde(flatten)]
+    pub change: Change,
+    /// What the lane runs after it; none when it is empty.
+    pub policy: Option<String>,
+}
+
 /// How often reloads ended so.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReloadCount {
@@ -169,6 +186,17 @@ impl RefusalRecord {
 }
 
 impl Managed {
+    /// The name of what a lane runs now.
+    pub(super) fn policy(&self, lane: Mode) -> Option<String> {
+        let lineup = self.slot.lineup();
+        let trial = |trial: &Option<Trial>| trial.as_ref().map(|trial| name(&trial.active.program));
+        match lane {
+            Mode::Active => Some(name(&lineup.active.program)),
+            Mode::Canary => trial(&lineup.canary),
+            Mode::Shadow => trial(&lineup.shadow),
+        }
+    }
+
     pub(super) fn status(&self) -> SlotStatus {
         let lineup = self.slot.lineup();
         let active = &lineup.active;

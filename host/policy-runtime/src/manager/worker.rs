@@ -1,6 +1,6 @@
 //! The manager's thread: waits for changes, failures and commands, one at a time.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use pointsman_routing::SlotEvent;
@@ -10,10 +10,14 @@ use super::{
     Probation,
     assemble::Workshop,
     command::{Change, Command, CommandError, Order, Report, SlotName, words},
+    now_ms,
     slots::Managed,
-    status::{ManagerStatus, ReloadCount},
+    status::{Happened, ManagerStatus, ReloadCount},
 };
 use crate::{gate::Gate, recipe::SlotRecipe, refusal::Refusal};
+
+/// Changes of lanes that are remembered.
+const HISTORY: usize = 50;
 
 pub(super) struct Worker {
     workshop: Workshop,
@@ -22,6 +26,7 @@ pub(super) struct Worker {
     status: Arc<ArcSwap<ManagerStatus>>,
     publish: watch::Sender<u64>,
     counts: Vec<ReloadCount>,
+    history: VecDeque<Happened>,
     /// Files that are no slot's.
     strays: Vec<PathBuf>,
 }
@@ -34,7 +39,8 @@ impl Worker {
         status: Arc<ArcSwap<ManagerStatus>>,
         publish: watch::Sender<u64>,
     ) -> Self {
-        Self { workshop, managed, probation, status, publish, counts: Vec::new(), strays: Vec::new() }
+        let (counts, history, strays) = (Vec::new(), VecDeque::new(), Vec::new());
+        Self { workshop, managed, probation, status, publish, counts, history, strays }
     }
 
     pub(super) async fn run(
@@ -138,6 +144,7 @@ impl Worker {
     fn count(&mut self, changes: &[Change]) {
         for change in changes {
             self.add(change.result, change.reason);
+            self.remember(change);
         }
     }
 
@@ -146,8 +153,21 @@ impl Worker {
         for change in changes {
             if change.reason == "command" || change.result == "promoted" {
                 self.add(change.result, change.reason);
+                self.remember(change);
             }
         }
+    }
+
+    fn remember(&mut self, change: &Change) {
+        let of = |managed: &&Managed| {
+            let (slot, model) = managed.name();
+            slot == change.slot && model.map(|model| model.to_string()) == change.model
+        };
+        let policy = self.managed.iter().find(of).and_then(|managed| managed.policy(change.lane));
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(Happened { at_ms: now_ms(), change: change.clone(), policy });
     }
 
     fn add(&mut self, result: &'static str, reason: &'static str) {
@@ -161,6 +181,7 @@ impl Worker {
         self.status.store(Arc::new(ManagerStatus {
             slots: self.managed.iter().map(Managed::status).collect(),
             reloads: self.counts.clone(),
+            history: self.history.clone(),
             strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
         }));
         self.publish.send_modify(|version| *version += 1);

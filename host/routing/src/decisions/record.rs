@@ -44,10 +44,10 @@ pub(super) struct Costed {
 
 /// The words of a record, read.
 #[derive(Debug, Default)]
-struct Parts<'a> {
-    request_id: String,
-    reason: String,
-    detail: String,
+pub(super) struct Parts<'a> {
+    pub request_id: String,
+    pub reason: String,
+    pub detail: String,
     stages: Vec<Stage<'a>>,
     candidates: Vec<CandidateId>,
     /// Rows that were left at the end, `None`: all.
@@ -71,7 +71,7 @@ impl Record {
         Self { id, head, words, always }
     }
 
-    fn parts(&self) -> Parts<'_> {
+    pub(super) fn parts(&self) -> Parts<'_> {
         let mut words = Words(&self.words);
         let mut parts = Parts::default();
         let whole = (|| {
@@ -116,14 +116,14 @@ impl Parts<'_> {
         Some(Costed { row, worker, dp_rank, cost: self.cost(row) })
     }
 
-    fn chosen(&self, ending: Ending) -> Option<Costed> {
+    pub(super) fn chosen(&self, ending: Ending) -> Option<Costed> {
         let Ending::Chosen(worker, rank) = ending else { return None };
         let row = self.candidates.iter().position(|candidate| *candidate == (worker, rank))?;
         self.costed(u32::try_from(row).ok()?)
     }
 
     /// The cheapest of those that were not chosen.
-    fn runner_up(&self, chosen: Option<&Costed>) -> Option<Costed> {
+    pub(super) fn runner_up(&self, chosen: Option<&Costed>) -> Option<Costed> {
         let chosen = chosen?.row;
         let others = (0_u32..).zip(&self.candidates).filter(|(row, _)| *row != chosen);
         let others = others.filter_map(|(row, _)| Some((row, self.cost(row)?)));
@@ -175,7 +175,7 @@ impl Serialize for Record {
     }
 }
 
-fn decider(by: By, detail: &str) -> Value {
+pub(super) fn decider(by: By, detail: &str) -> Value {
     match by {
         By::Fallback(reason) => json!({ "by": "fallback", "reason": reason, "detail": detail }),
         By::Native(mode) => json!({ "by": "native", "mode": mode }),
@@ -184,7 +184,7 @@ fn decider(by: By, detail: &str) -> Value {
 }
 
 /// The candidate, also when the inputs that say its row were dropped.
-fn choice(ending: Ending, chosen: Option<Costed>) -> Value {
+pub(super) fn choice(ending: Ending, chosen: Option<Costed>) -> Value {
     match (ending, chosen) {
         (_, Some(chosen)) => json!(chosen),
         (Ending::Chosen(worker, dp_rank), None) => json!({ "worker": worker, "dp_rank": dp_rank }),
@@ -192,12 +192,12 @@ fn choice(ending: Ending, chosen: Option<Costed>) -> Value {
     }
 }
 
-fn plan(ending: Ending) -> Value {
+pub(super) fn plan(ending: Ending) -> Value {
     let Ending::Planned(word, decode) = ending else { return Value::Null };
     json!({ "word": word, "decode": decode })
 }
 
-fn refused(ending: Ending, detail: &str) -> Value {
+pub(super) fn refused(ending: Ending, detail: &str) -> Value {
     let Ending::Refused(code) = ending else { return Value::Null };
     json!({ "code": code, "detail": detail })
 }

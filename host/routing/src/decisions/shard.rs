@@ -51,6 +51,13 @@ impl Shard {
         numbers
     }
 
+    /// The greatest numbers kept, at most `count`, falling.
+    pub(super) fn last(&self, count: usize) -> Vec<u64> {
+        let mut numbers = Vec::with_capacity(count);
+        numbers.extend(self.ring.lock().numbers.iter().rev().take(count));
+        numbers
+    }
+
     /// A copy of one decision, when it is wanted.
     pub(super) fn copy(
         &self,

@@ -221,3 +221,19 @@ fn writers_and_readers_at_once_lose_and_mix_nothing() {
     assert_eq!((ids.len(), decisions.lost()), (60_000, 0), "every decision has an id of its own");
     assert!(read > 0 && decisions.ids().len() <= 500);
 }
+
+#[test]
+fn the_newest_are_the_first_of_all_ids_and_a_brief_says_what_the_record_says() {
+    let (recipe, mut tape) = (recipe(), Tape::default());
+    let decisions = Decisions::new(100, 1 << 20, Wants::default());
+    let ids: Vec<_> = (0..70).map(|seed| put(&decisions, &recipe, &mut tape, seed, 5)).collect();
+    assert_eq!(decisions.newest(9), decisions.ids()[..9]);
+    assert_eq!(decisions.newest(500), decisions.ids());
+    let record = copy(&decisions, ids[3]).unwrap();
+    let (whole, brief) =
+        (serde_json::to_value(&record).unwrap(), serde_json::to_value(record.brief()).unwrap());
+    for field in ["id", "request_id", "leg", "slot", "decider", "choice", "runner_up", "plan", "outcome"] {
+        assert_eq!(brief[field], whole[field], "{field}");
+    }
+    assert!(brief.get("stages").is_none() && brief.get("candidates").is_none());
+}

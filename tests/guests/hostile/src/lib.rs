@@ -32,6 +32,8 @@ pub enum Mode {
     Shed,
     /// Sheds as a policy may.
     Refuse,
+    /// Chooses row 0, with a reason that would do harm where it is taken for HTML.
+    Markup,
     /// Never returns from `configure`.
     SlowConfigure,
     /// Asks for a fact that does not exist.
@@ -95,6 +97,10 @@ impl Selector for Hostile {
             Mode::Row => Ok(Decision::row(call.rows as usize)),
             Mode::Nan => {
                 Ok(Decision::Choose { row: 0, costs: vec![f32::NAN; call.rows as usize], reason: None })
+            }
+            Mode::Markup => {
+                let reason = Some("<img src=x onerror=alert(1)>".to_owned());
+                Ok(Decision::Choose { row: 0, costs: Vec::new(), reason })
             }
             Mode::Memory => Ok(Decision::row(calls as usize % call.rows.max(1) as usize)),
             Mode::Error => Err(Error::Internal("as the test wants it".into())),

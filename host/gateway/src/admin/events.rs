@@ -1,0 +1,190 @@
+//! `GET /events`: workers, slots, the newest decisions and the last minute as server-sent events, each kind only when it changed.
+//!
+//! One publisher serves all readers, and only while there are any. It keeps the newest event of each kind and nothing else: a
+//! reader that is slow misses what came in between, and costs no more than one that is quick.
+
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures_util::{future::select_all, stream};
+use parking_lot::Mutex;
+use pointsman_routing::{Brief, DecisionId, Decisions};
+use serde::Serialize;
+use serde_json::json;
+use tokio::{sync::watch, time::MissedTickBehavior};
+
+use super::{guard, workers};
+use crate::{app::App, error, server::request_id};
+
+/// Between two looks: at most one event of a kind in this time.
+const LOOK: Duration = Duration::from_millis(500);
+/// Decisions in an event.
+const NEWEST: usize = 100;
+/// Readers at once.
+const READERS: usize = 32;
+/// A comment is sent when nothing else was for so long, so that a reader that is gone is noticed.
+const SIGN: Duration = Duration::from_secs(15);
+/// The kinds of events, in the order of the channels.
+const KINDS: [&str; 4] = ["workers", "slots", "decisions", "pulse"];
+
+/// The newest event of each kind; empty before the first.
+#[derive(Debug)]
+pub(super) struct Feed {
+    channels: [watch::Sender<Bytes>; KINDS.len()],
+    /// Whether the publisher runs.
+    running: Mutex<bool>,
+}
+
+/// One reader: what it gets first, and the channels.
+struct Reader {
+    hello: Option<Bytes>,
+    channels: Vec<watch::Receiver<Bytes>>,
+    app: Arc<App>,
+}
+
+/// Decisions that were copied, so that each is copied once when it is made and once when its request is over.
+type Known = HashMap<DecisionId, Brief>;
+
+impl Default for Feed {
+    fn default() -> Self {
+        Self { channels: KINDS.map(|_| watch::Sender::new(Bytes::new())), running: Mutex::new(false) }
+    }
+}
+
+/// Streams events until the reader leaves or the daemon drains.
+pub(super) async fn stream(State((app, feed)): State<(Arc<App>, Arc<Feed>)>, headers: HeaderMap) -> Response {
+    let refuse = |code, message| {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        (status, Json(error::body(status, code, message, &request_id(&headers)))).into_response()
+    };
+    if app.draining.is_cancelled() {
+        return refuse("draining", "the daemon is about to end");
+    }
+    let Some(channels) = feed.subscribe(&app) else {
+        return refuse("too_many_readers", "so many read events already that no more may");
+    };
+    let hello = json!({
+        "version": env!("CARGO_PKG_VERSION"), "token": app.settings.admin_token.is_some(),
+        "may_change": guard::may_change(&app.settings, &headers),
+    });
+    let reader = Reader { hello: event("hello", &hello), channels, app };
+    let events = stream::unfold(reader, async |mut reader| {
+        let event = reader.next().await?;
+        Some((Ok::<_, Infallible>(event), reader))
+    });
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    (headers, Body::from_stream(events)).into_response()
+}
+
+impl Reader {
+    /// The next event; `None` when the daemon drains.
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(hello) = self.hello.take() {
+            return Some(hello);
+        }
+        let changed = select_all(self.channels.iter_mut().map(|channel| Box::pin(channel.changed())));
+        let place = tokio::select! {
+            (Ok(()), place, _) = changed => place,
+            () = tokio::time::sleep(SIGN) => return Some(Bytes::from_static(b":\n\n")),
+            () = self.app.draining.cancelled() => return None,
+        };
+        Some(self.channels.get_mut(place)?.borrow_and_update().clone())
+    }
+}
+
+impl Feed {
+    /// The channels of a further reader; `None` when there are too many.
+    fn subscribe(self: &Arc<Self>, app: &Arc<App>) -> Option<Vec<watch::Receiver<Bytes>>> {
+        let mut running = self.running.lock();
+        if self.readers() >= READERS {
+            return None;
+        }
+        let each = |channel: &watch::Sender<Bytes>| {
+            let mut receiver = channel.subscribe();
+            // What is there already is news to this reader.
+            if !channel.borrow().is_empty() {
+                receiver.mark_changed();
+            }
+            receiver
+        };
+        let channels = self.channels.iter().map(each).collect();
+        if !*running {
+            *running = true;
+            app.tracker.spawn(self.clone().publish(app.clone()));
+        }
+        Some(channels)
+    }
+
+    fn readers(&self) -> usize {
+        self.channels.first().map_or(0, watch::Sender::receiver_count)
+    }
+
+    async fn publish(self: Arc<Self>, app: Arc<App>) {
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut known = Known::new();
+        loop {
+            tokio::select! {
+                _ = looks.tick() => {}
+                () = app.draining.cancelled() => return,
+            }
+            let mut running = self.running.lock();
+            if self.readers() == 0 {
+                // Whoever comes later gets nothing old.
+                self.channels.iter().for_each(|channel| drop(channel.send_replace(Bytes::new())));
+                *running = false;
+                return;
+            }
+            drop(running);
+            let [workers, slots, decisions, pulse] = KINDS;
+            let events = [
+                event(workers, &workers::told(&app, false)),
+                event(slots, &*app.policies.status()),
+                event(decisions, &newest(app.router.decisions(), &mut known)),
+                event(pulse, &app.metrics.pulse.beat()),
+            ];
+            for (channel, event) in self.channels.iter().zip(events) {
+                channel.send_if_modified(|last| match event {
+                    Some(event) if event != *last => {
+                        *last = event;
+                        true
+                    }
+                    _ => false,
+                });
+            }
+        }
+    }
+}
+
+/// The newest decisions, newest first. Those of requests that are over are not copied again.
+fn newest(decisions: &Decisions, known: &mut Known) -> serde_json::Value {
+    let mut now = Known::with_capacity(NEWEST);
+    let mut list = Vec::with_capacity(NEWEST);
+    for id in decisions.newest(NEWEST) {
+        let old = known.remove(&id);
+        let over = old.as_ref().is_some_and(|brief| brief.outcome.is_some());
+        let fresh = || decisions.get(id, |head, _| old.is_none() || head.outcome.is_some());
+        let fresh = if over { None } else { fresh().map(|record| record.brief()) };
+        if let Some(brief) = fresh.or(old) {
+            list.push(json!(brief));
+            now.insert(id, brief);
+        }
+    }
+    *known = now;
+    json!({ "on": decisions.is_on(), "lost": decisions.lost(), "decisions": list })
+}
+
+/// An event's bytes; JSON has no line breaks of its own.
+fn event(kind: &str, data: &impl Serialize) -> Option<Bytes> {
+    let mut text = format!("event: {kind}\ndata: ").into_bytes();
+    serde_json::to_writer(&mut text, data).ok()?;
+    text.extend(b"\n\n");
+    Some(Bytes::from(text))
+}

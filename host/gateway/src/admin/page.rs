@@ -1,0 +1,51 @@
+//! The page at the admin port's root: four files in the binary, and headers that let the browser run nothing else.
+//!
+//! Knows no state of the daemon. What the page shows it fetches as any client would: `/events`, `/decisions/{id}`, `/policies/…`.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    http::{HeaderName, header},
+    response::IntoResponse,
+    routing::get,
+};
+
+use crate::app::App;
+
+/// Path, media type, content.
+type File = (&'static str, &'static str, &'static str);
+
+const FILES: [File; 4] = [
+    ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
+    ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
+    ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
+    ("/page.svg", "image/svg+xml", include_str!("page/page.svg")),
+];
+
+/// Nothing from elsewhere, nothing inline, no text made into markup, in nobody's frame.
+const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                   base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
+                   trusted-types 'none'";
+
+const HEADERS: [(HeaderName, &str); 5] = [
+    (header::CONTENT_SECURITY_POLICY, CSP),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    // A daemon of another version has another page.
+    (header::CACHE_CONTROL, "no-store"),
+];
+
+/// The files of the page.
+pub(super) fn routes() -> Router<Arc<App>> {
+    FILES.into_iter().fold(Router::new(), |routes, (path, kind, content)| {
+        let file = move || async move { ([(header::CONTENT_TYPE, kind)], HEADERS, content).into_response() };
+        routes.route(path, get(file))
+    })
+}
+
+/// Whether a path is one of the page's files, which need no token.
+pub(super) fn is_of(path: &str) -> bool {
+    FILES.iter().any(|(file, _, _)| *file == path)
+}

@@ -1,0 +1,95 @@
+//! `/workers`: who is there, and who joins, leaves and is drained.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::IntoResponse,
+};
+use bytes::Bytes;
+use pointsman_workers::{Health, Ineligible, Leg, ModelName, WorkerId, WorkerSpec};
+use serde_json::{Value, json};
+
+use crate::app::App;
+
+/// `GET /workers`.
+pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(told(&app, true))
+}
+
+/// Every worker as it is now; without `age` nothing in it moves by itself.
+pub(super) fn told(app: &App, age: bool) -> Value {
+    let snapshot = app.registry.snapshot();
+    let models = |id: WorkerId| -> Vec<String> {
+        let serves = |model: &&ModelName| {
+            let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated];
+            legs.iter()
+                .any(|leg| snapshot.pool(model, *leg).iter().any(|candidate| candidate.worker.id() == id))
+        };
+        snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
+    };
+    let one = |worker: &Arc<pointsman_workers::Worker>| {
+        let ranks = worker.candidates();
+        let ranks: Vec<Value> = ranks
+            .iter()
+            .map(|candidate| {
+                let load = candidate.load();
+                json!({
+                    "dp_rank": candidate.rank, "active_requests": load.active_requests(),
+                    "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
+                    "ttft_ewma_us": load.ttft_ewma_us(), "itl_ewma_us": load.itl_ewma_us(), "error_ppm": load.error_ppm(),
+                })
+            })
+            .collect();
+        let engine = worker.engine_load().map(|load| {
+            let age_ms = age.then(|| load.read_at.elapsed().as_millis() as u64);
+            json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
+        });
+        json!({
+            "id": worker.id(), "spec": worker.spec(), "models": models(worker.id()),
+            "health": match worker.health() { Health::Unknown => "unknown", Health::Healthy => "healthy", Health::Unhealthy => "unhealthy" },
+            "draining": worker.draining(), "ineligible": worker.ineligible().map(Ineligible::as_str),
+            "total_blocks": worker.total_blocks(), "engine_load": engine, "ranks": ranks,
+        })
+    };
+    json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() })
+}
+
+/// A worker joins, described as in the configuration; one of the same id is replaced.
+pub(super) async fn join(State(app): State<Arc<App>>, body: Bytes) -> (StatusCode, Json<Value>) {
+    match serde_json::from_slice::<WorkerSpec>(&body) {
+        Ok(spec) => {
+            let worker = app.registry.upsert(spec);
+            (StatusCode::OK, Json(json!({ "id": worker.id() })))
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))),
+    }
+}
+
+/// A worker leaves: no new request goes there, those under way end as they will.
+pub(super) async fn leave(State(app): State<Arc<App>>, Path(id): Path<u64>) -> (StatusCode, Json<Value>) {
+    match app.registry.remove(WorkerId(id)) {
+        Some(_) => (StatusCode::OK, Json(json!({ "id": id, "left": true }))),
+        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
+    }
+}
+
+pub(super) async fn drain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
+    set_draining(&state, &id, true)
+}
+
+pub(super) async fn undrain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
+    set_draining(&state, &id, false)
+}
+
+fn set_draining(app: &App, id: &u64, draining: bool) -> (StatusCode, Json<Value>) {
+    match app.registry.snapshot().get(WorkerId(*id)) {
+        Some(worker) => {
+            worker.set_draining(draining);
+            (StatusCode::OK, Json(json!({ "id": id, "draining": draining })))
+        }
+        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
+    }
+}

@@ -1,0 +1,143 @@
+//! Requests a second and time to first token of the last minute, for whoever looks now. `/metrics` has the exact counters.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use serde::Serialize;
+use tokio::time::{Duration, Instant};
+
+/// Seconds that are looked back on.
+const WINDOW: u64 = 60;
+/// Buckets of an octave: a time is told with an error below 5 %.
+const STEPS: f64 = 8.0;
+/// Buckets: 20 octaves, from 0.1 ms to 105 s.
+const BUCKETS: usize = 160;
+/// The shortest time that is told apart, seconds.
+const LEAST: f64 = 1e-4;
+
+/// The last minute, second by second. Data threads add to it without waiting for one another.
+#[derive(Debug)]
+pub struct Pulse {
+    begun: Instant,
+    /// One more than the window: the second that is being written.
+    seconds: Box<[Second]>,
+}
+
+#[derive(Debug)]
+struct Second {
+    number: AtomicU64,
+    requests: AtomicU32,
+    ttft: [AtomicU32; BUCKETS],
+}
+
+/// What the last minute was like.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Beat {
+    /// Requests that ended, a second.
+    pub requests_per_second: f64,
+    /// Median time to first token, milliseconds, within 5 %; `None` without any.
+    pub ttft_p50_ms: Option<f64>,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        let second = |_| Second {
+            number: AtomicU64::new(u64::MAX),
+            requests: AtomicU32::new(0),
+            ttft: [const { AtomicU32::new(0) }; BUCKETS],
+        };
+        Self { begun: Instant::now(), seconds: (0..=WINDOW).map(second).collect() }
+    }
+}
+
+impl Pulse {
+    /// Counts a request that ended.
+    pub fn note(&self, ttft: Option<Duration>) {
+        let number = self.begun.elapsed().as_secs();
+        let Some(second) = self.seconds.get(place(number)) else { return };
+        // Whoever finds an old second empties it. What another thread adds at that moment may be lost: it is a glance, no account.
+        if second.number.swap(number, Ordering::Relaxed) != number {
+            second.requests.store(0, Ordering::Relaxed);
+            second.ttft.iter().for_each(|bucket| bucket.store(0, Ordering::Relaxed));
+        }
+        second.requests.fetch_add(1, Ordering::Relaxed);
+        let bucket = ttft.and_then(|ttft| second.ttft.get(bucket(ttft)));
+        if let Some(bucket) = bucket {
+            bucket.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The whole seconds of the last minute.
+    #[must_use]
+    pub fn beat(&self) -> Beat {
+        let now = self.begun.elapsed().as_secs();
+        let first = now.saturating_sub(WINDOW);
+        let (mut requests, mut ttft) = (0_u64, [0_u64; BUCKETS]);
+        let whole = |second: &&Second| (first..now).contains(&second.number.load(Ordering::Relaxed));
+        for second in self.seconds.iter().filter(whole) {
+            requests += u64::from(second.requests.load(Ordering::Relaxed));
+            for (sum, bucket) in ttft.iter_mut().zip(&second.ttft) {
+                *sum += u64::from(bucket.load(Ordering::Relaxed));
+            }
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a glance needs no 64 bits")]
+        let requests_per_second = requests as f64 / (now - first).max(1) as f64;
+        Beat { requests_per_second, ttft_p50_ms: median(&ttft) }
+    }
+}
+
+fn place(number: u64) -> usize {
+    usize::try_from(number % (WINDOW + 1)).unwrap_or_default()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, as it should"
+)]
+fn bucket(time: Duration) -> usize {
+    let octaves = (time.as_secs_f64() / LEAST).log2();
+    ((octaves * STEPS) as usize).min(BUCKETS - 1)
+}
+
+/// The middle of the bucket in which the median lies, milliseconds.
+fn median(buckets: &[u64]) -> Option<f64> {
+    let half = buckets.iter().sum::<u64>().div_ceil(2);
+    let mut sum = 0;
+    let found = buckets.iter().position(|count| {
+        sum += count;
+        half > 0 && sum >= half
+    });
+    #[expect(clippy::cast_precision_loss, reason = "there are 160")]
+    found.map(|bucket| LEAST * 1e3 * ((bucket as f64 + 0.5) / STEPS).exp2())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_minute_is_told_and_what_is_older_is_not() {
+        let pulse = Pulse::default();
+        let nothing = Beat { requests_per_second: 0.0, ttft_p50_ms: None };
+        assert_eq!(pulse.beat(), nothing);
+        for second in 0..120 {
+            for request in 0..10 {
+                let ttft = if second < 60 { 9_000 } else { 40 + request };
+                pulse.note((request > 0).then_some(Duration::from_millis(ttft)));
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        let beat = pulse.beat();
+        assert_eq!(beat.requests_per_second, 10.0);
+        let median = beat.ttft_p50_ms.unwrap();
+        assert!((median / 45.0 - 1.0).abs() < 0.08, "{median}");
+        tokio::time::advance(Duration::from_secs(61)).await;
+        assert_eq!(pulse.beat(), nothing);
+    }
+
+    #[test]
+    fn any_time_has_a_bucket() {
+        let times = [0, 1, 100, 100_000, 3_600_000_000].map(Duration::from_micros);
+        assert_eq!(times.map(bucket), [0, 0, 0, 79, BUCKETS - 1]);
+    }
+}
