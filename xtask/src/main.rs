@@ -17,8 +17,10 @@ mod e2e_vllm;
 mod engine;
 mod fleet;
 mod fuzz;
+mod hostile;
 mod http;
 mod langs;
+mod load;
 mod oracle;
 mod policies;
 mod reload;
@@ -68,6 +70,8 @@ enum Command {
     Churn,
     /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
     Fuzz(fuzz::Args),
+    /// Bad policies of every kind, one after another, into a gateway under load: each ends as it must, no request fails.
+    Hostile(hostile::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
 }
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Command::Oracle(args) => oracle::run(&args),
         Command::Churn => churn::run(),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Hostile(args) => hostile::run(&args),
         Command::Reload(args) => reload::run(&args),
     };
     match outcome {

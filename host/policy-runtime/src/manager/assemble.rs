@@ -24,6 +24,9 @@ use crate::{
     refusal::Refusal,
 };
 
+/// Largest signature file, bytes.
+const SIGNATURE: usize = 64 * 1024;
+
 /// What programs are made with.
 pub(super) struct Workshop {
     pub(super) engine: PolicyEngine,
@@ -150,16 +153,16 @@ impl Workshop {
     /// A file's content, once its signature and digest are as they must be.
     fn read(&self, file: &Path, settings: &str) -> Result<Option<Piece>, Refused> {
         let refused = |digest, refusal| Refused { file: file.to_owned(), digest, refusal: Box::new(refusal) };
-        let bytes = match self.folder.read(file) {
+        let bytes = match self.folder.read(file, self.engine.limits().file_bytes) {
             None => return Ok(None),
-            Some(Err(error)) => return Err(refused(None, Refusal::Unreadable(error.to_string()))),
+            Some(Err(refusal)) => return Err(refused(None, refusal)),
             Some(Ok(bytes)) => bytes,
         };
         let digest = digest(&bytes);
         let signature = || {
             let mut name = file.as_os_str().to_owned();
             name.push(".minisig");
-            String::from_utf8(self.folder.read(Path::new(&name))?.ok()?).ok()
+            String::from_utf8(self.folder.read(Path::new(&name), SIGNATURE)?.ok()?).ok()
         };
         self.gate.check(file, &bytes, digest, signature).map_err(|refusal| refused(Some(digest), refusal))?;
         Ok(Some(Piece {

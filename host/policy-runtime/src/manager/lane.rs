@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use pointsman_routing::Digest;
 use serde::Serialize;
 
+use crate::about::cut;
+
 use super::{assemble::Refused, now_ms, status::RefusalRecord};
 
 /// Scans in a row that must miss a file before its lane does without: a file may be replaced by removing it first.
@@ -111,7 +113,7 @@ impl Lane {
             file: refused.file.display().to_string(),
             digest: refused.digest,
             kind: refused.refusal.kind(),
-            message: refused.refusal.to_string(),
+            message: cut(refused.refusal.to_string()),
             at_ms: now_ms(),
         };
         let same = |last: &RefusalRecord| {
