@@ -46,6 +46,8 @@ pub(super) struct Lane {
     /// The content that was refused last, and the refusal that stands.
     refused: Option<Digest>,
     pub(super) refusal: Option<RefusalRecord>,
+    /// Something that it wants is being compiled.
+    pub(super) pending: bool,
     seen: bool,
     misses: u8,
 }
@@ -61,6 +63,7 @@ impl Lane {
             held: None,
             refused: None,
             refusal: None,
+            pending: false,
             seen: false,
             misses: 0,
         }
