@@ -35,7 +35,7 @@ pub(crate) struct Args {
 
 const CLIENTS: u32 = 16;
 /// How long a case may take until it has ended as it must.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(20);
 /// The growth of memory that is allowed.
 const GROWTH: f64 = 0.05;
 

@@ -74,6 +74,8 @@ enum Command {
     Hostile(hostile::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
+    /// A thousand reloads under a steady load: nothing fails, decisions near a swap are as quick, memory stays.
+    ReloadSoak(reload::soak::Args),
 }
 
 fn main() -> ExitCode {
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Hostile(args) => hostile::run(&args),
         Command::Reload(args) => reload::run(&args),
+        Command::ReloadSoak(args) => reload::soak::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
