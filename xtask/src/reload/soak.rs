@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Reads the latest decisions.
 fn take(fleet: &Fleet, decisions: &mut Decisions) -> anyhow::Result<()> {
-    for line in http::get(&fleet.admin(), "/decisions/export?limit=6000")?.lines() {
+    for line in http::get(&fleet.admin(), "/decisions/export?limit=3500")?.lines() {
         let one: Value = serde_json::from_str(line)?;
         let (id, now) = (one["id"].as_str().context("no id")?, one["call"]["now_us"].as_u64());
         let (took, generation) = (one["took_us"].as_f64(), one["generation"].as_u64());

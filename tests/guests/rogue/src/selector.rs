@@ -31,7 +31,7 @@ impl Guest for Rogue {
             "beyond" => choice(call.rows, Vec::new()),
             "nan" => choice(0, vec![f32::NAN; call.rows as usize]),
             "short" => choice(0, vec![0.0; call.rows as usize + 1]),
-            "huge" => choice(0, vec![0.0; 2 << 20]),
+            "huge" => choice(0, vec![0.0; 1 << 18]),
             "long-reason" => Choice { reason: Some("r".repeat(1 << 20)), ..choice(0, Vec::new()) },
             "shed-200" => {
                 return Ok(Decision::Shed(ShedReason { status: 200, reason: String::new() }));
