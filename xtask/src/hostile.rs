@@ -74,7 +74,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let row =
             format!("| {} | `{}` | {expected} | {policies} | {metrics} | {mark} |", case.name, case.file);
         progress.inc(1);
-        progress.suspend(|| sh::tell(&row));
+        #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+        let now = resident(house.fleet.gateway.pid())? as f64 / 1e6;
+        progress.suspend(|| sh::tell(&format!("{row} {now:.1} MB")));
         rows.push(row);
     }
     progress.finish_and_clear();

@@ -35,6 +35,9 @@ pub(super) struct Case {
 
 use Expected::{Refused, RolledBack, Serves, Stray};
 
+/// An export, its guest and slot, and the deeds of its own with the failures they are.
+type World<'a> = (&'a str, &'a [u8], &'static str, &'a [(&'a str, &'static str)]);
+
 const SCRIPT: &str = "pointsman-rogue:good 0";
 /// Good calls of an instance before a deed that is to pass admission: more than the probe makes, and so few that one failure
 /// after them is above the share that a probation allows.
@@ -199,7 +202,7 @@ fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     // `decide` answers a word; the rest is `decode-config`.
     let planner =
         [("config-loop", "timeout"), ("config-trap", "trap"), ("nan", "invalid"), ("negative", "invalid")];
-    let worlds: [(&str, &[u8], &'static str, &[(&str, &'static str)]); 4] = [
+    let worlds: [World<'_>; 4] = [
         ("select", &guests.selector, PREFILL, &selector),
         ("score", &guests.scorer, PREFILL, &scorer),
         ("keep", &guests.filter, PREFILL, &filter),

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     fleet::Fleet,
     http,
-    load::{Load, resident},
+    load::{Load, Seen, resident},
     setup, sh,
 };
 
@@ -75,10 +75,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     memory.push(resident(fleet.gateway.pid())?);
     let generation = fleet.slot("aggregated")?["generation"].as_u64().context("no generation")?;
     let seen = load.stop();
+    tell(args, seen, &decisions, &memory, generation)
+}
+
+/// Prints what was seen; an error when a limit is missed.
+fn tell(
+    args: &Args,
+    seen: Seen,
+    decisions: &Decisions,
+    memory: &[u64],
+    generation: u64,
+) -> anyhow::Result<()> {
     let mut late: Vec<Duration> = seen.answers.iter().map(|(_, took)| *took).collect();
     late.sort_unstable();
-    let swaps = swaps(&decisions);
-    let (near, rest) = times(&decisions, &swaps);
+    let swaps = swaps(decisions);
+    let (near, rest) = times(decisions, &swaps);
     let (near_p, rest_p) = (percentiles(&near), percentiles(&rest));
     sh::print(&format!(
         "reloads, generations installed                    | {}, {}",

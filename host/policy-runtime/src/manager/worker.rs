@@ -20,6 +20,9 @@ use super::{
 };
 use crate::{gate::Gate, recipe::SlotRecipe, refusal::Refusal};
 
+/// Where a command's answer goes.
+type Answer = oneshot::Sender<Result<Report, CommandError>>;
+
 pub(super) struct Worker {
     workshop: Workshop,
     managed: Vec<Managed>,
@@ -30,7 +33,7 @@ pub(super) struct Worker {
     /// Files that are no slot's.
     strays: Vec<PathBuf>,
     /// Commands done but for compiles, with what changed so far.
-    waiting: Vec<(Vec<Change>, oneshot::Sender<Result<Report, CommandError>>)>,
+    waiting: Vec<(Vec<Change>, Answer)>,
 }
 
 impl Worker {
@@ -75,7 +78,7 @@ impl Worker {
     }
 
     /// Does a command, and answers it: at once, or when what it has to wait for is compiled.
-    fn take(&mut self, command: Command, answer: oneshot::Sender<Result<Report, CommandError>>) {
+    fn take(&mut self, command: Command, answer: Answer) {
         let waits = matches!(command, Command::Reload | Command::Configure { .. });
         match self.obey(command) {
             Ok(changed) if waits && !self.workshop.is_idle() => self.waiting.push((changed, answer)),

@@ -47,7 +47,7 @@ pub(crate) fn misbehave(deed: &str) -> Result<(), String> {
         "leak" => std::mem::forget(black_box(vec![1_u8; 12 << 10])),
         "overflow" => drop(black_box(deeper(black_box(1)))),
         "error" => return Err("as the script wants it".into()),
-        "long-error" => return Err("e".repeat(4 << 20)),
+        "long-error" => return Err("e".repeat(1 << 18)),
         _ => {}
     }
     Ok(())
