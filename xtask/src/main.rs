@@ -17,8 +17,10 @@ mod e2e_vllm;
 mod engine;
 mod fleet;
 mod fuzz;
+mod hostile;
 mod http;
 mod langs;
+mod load;
 mod oracle;
 mod page;
 mod policies;
@@ -71,8 +73,12 @@ enum Command {
     Fuzz(fuzz::Args),
     /// The admin port's page in Chromium, before real processes; writes docs/page.png. Needs chromium, node and npm, not part of CI.
     Page,
+    /// Bad policies of every kind, one after another, into a gateway under load: each ends as it must, no request fails.
+    Hostile(hostile::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
+    /// A thousand reloads under a steady load: nothing fails, decisions near a swap are as quick, memory stays.
+    ReloadSoak(reload::soak::Args),
 }
 
 fn main() -> ExitCode {
@@ -93,7 +99,9 @@ fn main() -> ExitCode {
         Command::Churn => churn::run(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Page => page::run(),
+        Command::Hostile(args) => hostile::run(&args),
         Command::Reload(args) => reload::run(&args),
+        Command::ReloadSoak(args) => reload::soak::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 //! the new generation.
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,7 +14,9 @@ use std::{
 use anyhow::{Context as _, ensure};
 use pointsman_guest_build::GuestBuild;
 
-use crate::{fleet, http, setup, sh};
+use crate::{fleet, fleet::Fleet, http, setup, sh};
+
+pub(crate) mod soak;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -28,19 +31,9 @@ const BODY: &str =
 /// Runs it; an error when a request failed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
-    let bin = fleet::build()?;
-    let policies =
-        ["policy-least-loaded", "policy-kv-aware"].map(|name| GuestBuild::new(&sh::root(), name).build());
-    let policies: Vec<Vec<u8>> = policies.into_iter().collect::<Result<_, _>>()?;
+    let policies = policies()?;
     let dir = tempfile::Builder::new().prefix("pointsman-reload-").tempdir()?;
-    let engine = fleet::engine(
-        &bin,
-        dir.path(),
-        "engine",
-        &["--overhead-ms", "1", "--prefill-ms-per-token", "0", "--itl-ms", "1"],
-    )?;
-    let worker = format!("id=1,role=aggregated,engine=vllm,url=http://{}", engine.listening());
-    let fleet = fleet::gateway(&bin, dir.path(), vec![engine], "", &[worker])?;
+    let fleet = start(dir.path(), "")?;
     let (stop, served, failed) =
         (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let clients: Vec<_> = (0..4)
@@ -87,4 +80,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ));
     ensure!(failed == 0, "{failed} requests failed");
     Ok(())
+}
+
+/// The two policies that take turns.
+fn policies() -> anyhow::Result<Vec<Vec<u8>>> {
+    let built =
+        ["policy-least-loaded", "policy-kv-aware"].map(|name| GuestBuild::new(&sh::root(), name).build());
+    Ok(built.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// A quick engine, and the gateway in front of it.
+fn start(dir: &Path, config: &str) -> anyhow::Result<Fleet> {
+    let bin = fleet::build()?;
+    let quick = ["--overhead-ms", "1", "--prefill-ms-per-token", "0", "--itl-ms", "1"];
+    let engine = fleet::engine(&bin, dir, "engine", &quick)?;
+    let worker = format!("id=1,role=aggregated,engine=vllm,url=http://{}", engine.listening());
+    fleet::gateway(&bin, dir, vec![engine], config, &[worker])
 }

@@ -40,11 +40,15 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
     match bytes.get(..8) {
         Some([0, b'a', b's', b'm', _, _, 1, 0]) => Ok(bytes.to_vec()),
         Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {
-            let encoded = wit_component::ComponentEncoder::default()
-                .validate(true)
-                .module(bytes)
-                .and_then(|mut encoder| encoder.encode());
-            encoded.map_err(|error| Refusal::NotAComponent(format!("{error:#}")))
+            let encode = || {
+                let encoder = wit_component::ComponentEncoder::default().validate(true).module(bytes);
+                encoder.and_then(|mut encoder| encoder.encode())
+            };
+            // It panics over a module that was cut off.
+            match std::panic::catch_unwind(encode) {
+                Ok(encoded) => encoded.map_err(|error| Refusal::NotAComponent(format!("{error:#}"))),
+                Err(_) => Err(Refusal::NotAComponent("its metadata cannot be read".to_owned())),
+            }
         }
         _ => {
             let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();

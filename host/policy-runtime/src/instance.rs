@@ -8,6 +8,7 @@ use pointsman_workers::Leg;
 use wasmtime::{Store, Trap, component::InstancePre};
 
 use crate::{
+    about::{About, cut},
     access::Access,
     bindings::{
         decode_override as d, decode_override_async as da, filter as f, filter_async as fa, scorer as s,
@@ -49,14 +50,6 @@ pub(crate) struct Instance {
     exports: Exports,
     deadline: Duration,
     pub(crate) calls: u32,
-}
-
-/// What a policy says of itself at load.
-pub(crate) struct About {
-    pub(crate) name: String,
-    pub(crate) version: String,
-    pub(crate) request_facts: Vec<String>,
-    pub(crate) worker_facts: Vec<String>,
 }
 
 /// An answer of any world, comparable, for probing.
@@ -159,8 +152,8 @@ macro_rules! convert {
         fn $error(error: crate::bindings::$module::pointsman::policy::types::Error) -> Failure {
             use crate::bindings::$module::pointsman::policy::types as wit;
             match error {
-                wit::Error::Unsupported(text) => Failure::Error(format!("unsupported: {text}")),
-                wit::Error::Internal(text) => Failure::Error(text),
+                wit::Error::Unsupported(text) => Failure::Error(cut(format!("unsupported: {text}"))),
+                wit::Error::Internal(text) => Failure::Error(cut(text)),
             }
         }
     )*};
@@ -185,11 +178,11 @@ macro_rules! decision {
             use crate::bindings::$module::exports::pointsman::policy::selecting as wit;
             match decision {
                 wit::Decision::Choose(choice) => {
-                    Decision::Choose { row: choice.row, costs: choice.costs, reason: choice.reason }
+                    Decision::Choose { row: choice.row, costs: choice.costs, reason: choice.reason.map(cut) }
                 }
                 wit::Decision::Abstain => Decision::Abstain,
                 wit::Decision::Shed(shed) => {
-                    Decision::Shed(ShedReason { status: shed.status, reason: shed.reason })
+                    Decision::Shed(ShedReason { status: shed.status, reason: cut(shed.reason) })
                 }
             }
         }
@@ -205,7 +198,9 @@ macro_rules! disaggregation {
             match plan {
                 wit::Plan::Remote => Plan::Remote,
                 wit::Plan::Local => Plan::Local,
-                wit::Plan::Shed(shed) => Plan::Shed(ShedReason { status: shed.status, reason: shed.reason }),
+                wit::Plan::Shed(shed) => {
+                    Plan::Shed(ShedReason { status: shed.status, reason: cut(shed.reason) })
+                }
             }
         }
 
@@ -237,7 +232,7 @@ impl Instance {
         let outcome = introduce(store, exports, settings);
         match outcome {
             Ok(Ok(about)) => Ok(about),
-            Ok(Err(text)) => Err(Refusal::Configure(text)),
+            Ok(Err(text)) => Err(Refusal::Configure(cut(text))),
             Err(error) => Err(Refusal::Configure(failure(&self.store, &error).to_string())),
         }
     }

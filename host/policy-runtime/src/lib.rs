@@ -4,6 +4,7 @@
 //! `routing`'s. Nothing here is ever waited for by a request: calls are bounded by a deadline, and loading, rebuilding and
 //! dropping happen on threads of their own.
 
+mod about;
 mod access;
 mod admission;
 mod bindings;

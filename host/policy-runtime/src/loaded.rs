@@ -95,8 +95,7 @@ fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<Lo
     let _running = engine.running();
     let mut first = linked.instantiate(engine, Arc::from("?"), access)?;
     let about = first.introduce(settings)?;
-    let wants = Wants::resolve(&about.request_facts, &about.worker_facts)
-        .map_err(|unknown| Refusal::UnknownFact(unknown.to_string()))?;
+    let wants = about.check()?;
     let name: Arc<str> = Arc::from(about.name);
     let info = PolicyInfo {
         name: name.clone(),

@@ -2,8 +2,9 @@
 //! rolls back what fails in its first calls.
 //!
 //! A file's name says its slot and lane (`prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`, …); `parts/NAME.wasm` are
-//! parts that recipes name. Content decides whether anything changed. It runs on a thread of its own, of low priority, where
-//! compiling blocks nobody; operators' commands are done there too, between scans.
+//! parts that recipes name. Content decides whether anything changed. It runs on a thread of its own,
+//! as operators' commands and failures do; compiling is done beside it (`foundry`), and what was made is installed if it is still
+//! what the folder says.
 
 use std::{
     path::PathBuf,
@@ -27,15 +28,17 @@ use crate::{
 mod assemble;
 mod command;
 mod folder;
+mod foundry;
 mod lane;
 mod slots;
 mod status;
 mod worker;
 
-use assemble::Workshop;
+use assemble::{Halt, Workshop};
 use command::Order;
 pub use command::{Change, Command, CommandError, Report, SlotName};
 use folder::Folder;
+use foundry::Foundry;
 use lane::Content;
 pub use lane::Source;
 use slots::Managed;
@@ -130,7 +133,11 @@ impl Opened {
         let planned = self.workshop.plan(None, recipe).map_err(|refused| *refused.refusal)?;
         let mut planned = planned.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
         let program = self.workshop.assemble(kind, &mut planned, recipe, access);
-        let program = program.map_err(|refused| *refused.refusal)?;
+        let program = program.map_err(|halt| match halt {
+            Halt::Refused(refused) => *refused.refusal,
+            // Only a running manager has a foundry to wait for.
+            Halt::Pending => Refusal::MissingPart(kind.to_string()),
+        })?;
         let (fingerprint, main) = (planned.fingerprint, planned.main());
         Ok((program, First(Content { fingerprint, main, source: Source::Default })))
     }
@@ -160,18 +167,17 @@ impl PolicyManager {
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
         let managed = config.slots.into_iter().map(Managed::new).collect();
         let mut worker = Worker::new(workshop, managed, config.probation, status.clone(), publish);
+        // The first scan compiles by itself: what lies there serves from the first request on.
         worker.scan();
+        let (forged, made) = mpsc::unbounded_channel();
+        worker.compile_beside(Foundry::start(&engine, &forged)?);
         let stop = Arc::new(tokio::sync::Notify::new());
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         std::thread::Builder::new().name("pointsman-policies".to_owned()).spawn(move || {
-            // On Linux this lowers the calling thread alone: a compile yields to requests.
-            if let Err(error) = rustix::process::setpriority_process(None, 19) {
-                tracing::debug!(%error, "the policy thread keeps its priority");
-            }
             runtime.block_on(async {
                 tokio::select! {
-                    () = worker.run(changes, events, commands, config.debounce, config.rescan) => {}
+                    () = worker.run(changes, events, commands, made, config.debounce, config.rescan) => {}
                     () = stopped.notified() => {}
                 }
             });
@@ -179,7 +185,8 @@ impl PolicyManager {
         Ok(Self { status, slots, engine, changed, orders, stop })
     }
 
-    /// Has something done, and waits until it is. A compile under way, or one that the command asks for, is waited for too.
+    /// Has something done, and waits until it is: a reload and new recipes wait for compiles, theirs and those under way; a
+    /// rollback and a promotion wait for none.
     ///
     /// # Errors
     /// [`CommandError`] when it cannot be done.

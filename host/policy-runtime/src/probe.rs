@@ -91,7 +91,7 @@ pub(crate) fn ask(
             if sound {
                 Ok(Answer::Rows(kept))
             } else {
-                Err(Failure::Invalid(format!("kept rows {kept:?} of {rows}")))
+                Err(Failure::Invalid(format!("kept {} rows of {rows} that do not rise in range", kept.len())))
             }
         }
         World::Scorer => {

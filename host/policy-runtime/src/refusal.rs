@@ -59,6 +59,22 @@ pub enum Refusal {
     /// `describe` or `configure` failed, or ran past its deadline.
     #[error("configure: {0}")]
     Configure(String),
+    /// Its name or version cannot be shown.
+    #[error("its {what} `{text}` is no label: at most 64 letters, digits, `-`, `_`, `.` and `+`")]
+    BadName {
+        /// `name` or `version`.
+        what: &'static str,
+        /// The text, or its beginning.
+        text: String,
+    },
+    /// Asks for more facts than a host hands over.
+    #[error("asks for {asked} facts, allowed are {limit}")]
+    TooManyFacts {
+        /// Facts it asks for.
+        asked: usize,
+        /// Facts it may ask for.
+        limit: usize,
+    },
     /// Asks for a fact this host does not have.
     #[error("{0}")]
     UnknownFact(String),
@@ -143,6 +159,8 @@ impl Refusal {
             Self::Compile(_) => "compile",
             Self::Instantiate(_) => "instantiate",
             Self::Configure(_) => "configure",
+            Self::BadName { .. } => "bad_name",
+            Self::TooManyFacts { .. } => "too_many_facts",
             Self::UnknownFact(_) => "unknown_fact",
             Self::Probe { .. } => "probe",
             Self::NotDeterministic { .. } => "not_deterministic",

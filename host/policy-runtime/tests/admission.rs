@@ -45,7 +45,8 @@ fn every_step_of_admission_refuses_with_its_own_reason() {
     let newer = String::from_utf8_lossy(HOSTILE).contains("policy@0.1.0");
     assert!(newer, "the contract's version is in the binary");
     let other_version = replace(HOSTILE, b"@0.1.0", b"@0.2.0");
-    let cases: [(&[u8], &str, &str); 15] = [
+    let cases: [(&[u8], &str, &str); 16] = [
+        (&HOSTILE_CORE[..HOSTILE_CORE.len() / 2], "{}", "not_a_component"),
         (b"not wasm at all", "{}", "not_wasm"),
         (b"", "{}", "not_wasm"),
         (truncated, "{}", "malformed"),

@@ -10,10 +10,10 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
-    Access, Gate, Limits, ManagerConfig, ManagerStatus, Opened, PolicyEngine, PolicyManager, Probation, Rank,
-    SlotConfig, SlotRecipe, SlotState, SlotStatus,
+    Access, Command, Gate, Limits, ManagerConfig, ManagerStatus, Opened, PolicyEngine, PolicyManager,
+    Probation, Rank, SlotConfig, SlotRecipe, SlotState, SlotStatus,
 };
-use pointsman_routing::{Call, Failure, NativeMode, Program, Slot, SlotKind};
+use pointsman_routing::{Call, Failure, Mode, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
 use pointsman_workers::Leg;
 use tempfile::TempDir;
@@ -188,4 +188,93 @@ fn a_folder_that_does_not_exist_is_an_error_that_names_it() {
     let engine = PolicyEngine::new(Limits::default()).unwrap();
     let error = Opened::open(&engine, Some("/no/such/folder".into()), Gate::default()).unwrap_err();
     assert_eq!(error.to_string(), "policy folder /no/such/folder: no such folder");
+}
+
+/// A policy that takes long to compile: beside its own module it carries one of many functions, which nobody calls.
+fn slow_to_compile() -> Vec<u8> {
+    let body = "(i32.mul (i32.add (local.get 0) (i32.const 7)) (i32.xor (local.get 0) (i32.const 99)))";
+    let functions: String =
+        (0..12_000).map(|_| format!("(func (param i32) (result i32) (i32.add {body} {body}))")).collect();
+    let module = wat::parse_str(format!("(module {functions})")).unwrap();
+    let mut size = module.len();
+    let mut bytes = HOSTILE.to_vec();
+    // A section of kind 1, a core module: its size as LEB128, then the module.
+    bytes.push(1);
+    while size >= 0x80 {
+        bytes.push((size & 0x7f) as u8 | 0x80);
+        size >>= 7;
+    }
+    bytes.push(size as u8);
+    bytes.extend(module);
+    // More than a small file has: a section of kind 0 with an empty name.
+    let padding = 1_200_000_u32;
+    bytes.extend([
+        0,
+        0x80 | (padding & 0x7f) as u8,
+        0x80 | ((padding >> 7) & 0x7f) as u8,
+        (padding >> 14) as u8,
+    ]);
+    bytes.resize(bytes.len() + padding as usize, 0);
+    bytes
+}
+
+#[test]
+fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
+    let house = house("{}");
+    house.drop_in(WEIGHTED_RANDOM);
+    house.until(|slot, _| slot.policy == "weighted-random");
+    house.drop_in(&slow_to_compile());
+    let begun = tokio::time::Instant::now();
+    std::thread::sleep(Duration::from_millis(300));
+    // A trial in the same folder, meanwhile.
+    fs::write(house.path(".canary"), pointsman_embedded_policies::LEAST_LOADED).unwrap();
+    fs::rename(house.path(".canary"), house.path("prefill.canary.wasm")).unwrap();
+    house.until(|slot, _| slot.canary.as_ref().is_some_and(|canary| canary.policy == "least-loaded"));
+    let small = begun.elapsed();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let asked = tokio::time::Instant::now();
+    let slot = (SlotKind::Prefill, None);
+    let done = runtime.block_on(house.manager.ask(Command::RollBack { slot, lane: Mode::Active })).unwrap();
+    let answered = asked.elapsed();
+    assert_eq!((done.changed[0].result, done.changed[0].reason), ("rolled_back", "command"));
+    assert!(answered < Duration::from_millis(100), "answered after {answered:?}");
+    assert_eq!(
+        house.manager.status().slots[0].policy,
+        "native:least-loaded",
+        "the slow one is not there yet"
+    );
+    // A reload is answered when the compile under way is done, with what came of it.
+    let report = runtime.block_on(house.manager.ask(Command::Reload)).unwrap();
+    let slow = begun.elapsed();
+    assert!(report.changed.iter().any(|change| change.result == "installed"), "{report:?}");
+    assert_eq!(house.manager.status().slots[0].policy, "hostile");
+    println!("small after {small:?}, rollback answered after {answered:?}, large after {slow:?}");
+}
+
+#[test]
+fn what_was_compiled_for_content_that_is_gone_is_not_installed() {
+    let house = house("{}");
+    house.drop_in(&slow_to_compile());
+    std::thread::sleep(Duration::from_millis(300));
+    house.drop_in(WEIGHTED_RANDOM);
+    let status = house.until(|slot, _| slot.policy == "weighted-random");
+    assert_eq!(status.generation.0, 2);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(house.manager.ask(Command::Reload)).unwrap();
+    let status = house.manager.status();
+    assert_eq!((status.slots[0].policy.as_str(), status.slots[0].generation.0), ("weighted-random", 2));
+}
+
+#[test]
+fn a_pipe_or_a_file_too_large_is_refused_unread() {
+    let house = house("{}");
+    assert!(std::process::Command::new("mkfifo").arg(house.path("prefill.wasm")).status().unwrap().success());
+    let refused = house.until(|slot, _| slot.refusals.len() == 1);
+    assert_eq!(refused.refusals[0].message, "cannot be read: it is no plain file");
+    // Sparse: 64 GiB by its name.
+    let large = fs::File::create(house.path(".large")).unwrap();
+    large.set_len(64 << 30).unwrap();
+    fs::rename(house.path(".large"), house.path("prefill.wasm")).unwrap();
+    let refused = house.until(|slot, _| slot.refusals.len() == 2);
+    assert_eq!(refused.refusals[1].kind, "too_large");
 }

@@ -34,6 +34,7 @@ pub struct GuestBuild {
     target: Target,
     target_dir: PathBuf,
     profile: &'static str,
+    features: Option<&'static str>,
     componentize: bool,
 }
 
@@ -47,6 +48,7 @@ impl GuestBuild {
             target: Target::Unknown,
             target_dir: target_dir(workspace),
             profile: "guest",
+            features: None,
             componentize: true,
         }
     }
@@ -55,6 +57,13 @@ impl GuestBuild {
     #[must_use]
     pub fn target(mut self, target: Target) -> Self {
         self.target = target;
+        self
+    }
+
+    /// Builds with these features of the package, written as cargo takes them.
+    #[must_use]
+    pub fn features(mut self, features: &'static str) -> Self {
+        self.features = Some(features);
         self
     }
 
@@ -111,6 +120,9 @@ impl GuestBuild {
         cargo.current_dir(&self.workspace);
         cargo.args(["build", "--quiet", "--profile", self.profile, "--target", self.target.triple()]);
         cargo.args(["--package", &self.package]).arg("--target-dir").arg(&self.target_dir);
+        if let Some(features) = self.features {
+            cargo.args(["--features", features]);
+        }
         cargo
     }
 

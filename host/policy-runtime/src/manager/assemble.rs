@@ -4,9 +4,10 @@
 //! and what is quarantined; the same code with other settings is other content.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use pointsman_routing::{
@@ -14,15 +15,21 @@ use pointsman_routing::{
 };
 use sha2::{Digest as _, Sha256};
 
-use super::folder::Folder;
+use super::{
+    folder::Folder,
+    foundry::{Foundry, Job, Key, Made},
+};
 use crate::{
     access::{Access, Grant},
     engine::PolicyEngine,
     gate::Gate,
-    loaded::{LoadedPolicy, compile, digest},
+    loaded::{LoadedPolicy, digest},
     recipe::{LaneRecipe, Part, Rank},
     refusal::Refusal,
 };
+
+/// Largest signature file, bytes.
+const SIGNATURE: usize = 64 * 1024;
 
 /// What programs are made with.
 pub(super) struct Workshop {
@@ -31,14 +38,31 @@ pub(super) struct Workshop {
     pub(super) gate: Gate,
     /// What is loaded now: a slot of which one part changed loads that part only.
     loaded: HashMap<Key, Weak<LoadedPolicy>>,
-    /// Kept to the end of a scan.
-    fresh: Vec<Arc<LoadedPolicy>>,
+    /// Compiles beside; until there is one, what is missing is loaded at once.
+    pub(super) foundry: Option<Foundry>,
+    /// What the foundry has been given.
+    under_way: HashSet<Key>,
+    /// What came of it, kept until nothing is under way: several lanes may have waited for it.
+    made: HashMap<Key, Made>,
+    /// Time that loading took of what the present program is made of.
+    pub(super) took: Duration,
     /// Worlds of files that were loaded before: a filter in a slot's own file needs something else to rank.
-    filters: std::collections::HashSet<Digest>,
+    filters: HashSet<Digest>,
 }
 
-/// Code and settings, and whose state they reach with which grants.
-type Key = (Digest, String, usize, Arc<[Grant]>);
+/// Why there is no program.
+#[derive(Debug)]
+pub(super) enum Halt {
+    Refused(Refused),
+    /// A part is with the foundry: to be asked again when that has made something.
+    Pending,
+}
+
+impl From<Refused> for Halt {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
 
 /// A refusal with the file it is about.
 #[derive(Debug)]
@@ -89,12 +113,38 @@ impl Planned {
 
 impl Workshop {
     pub(super) fn new(engine: PolicyEngine, folder: Folder, gate: Gate) -> Self {
-        Self { engine, folder, gate, loaded: HashMap::new(), fresh: Vec::new(), filters: Default::default() }
+        Self {
+            engine,
+            folder,
+            gate,
+            loaded: HashMap::new(),
+            foundry: None,
+            under_way: HashSet::new(),
+            made: HashMap::new(),
+            took: Duration::ZERO,
+            filters: HashSet::new(),
+        }
     }
 
-    /// Ends a scan: what no slot runs is dropped.
+    /// Whether nothing is being compiled.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Takes what the foundry made.
+    pub(super) fn made(&mut self, key: Key, made: Made) {
+        self.under_way.remove(&key);
+        if let Ok(policy) = &made.outcome {
+            self.loaded.insert(key.clone(), Arc::downgrade(policy));
+        }
+        self.made.insert(key, made);
+    }
+
+    /// Ends a scan: what no slot runs or waits for is dropped.
     pub(super) fn tidy(&mut self) {
-        self.fresh.clear();
+        if self.is_idle() {
+            self.made.clear();
+        }
         self.loaded.retain(|_, policy| policy.strong_count() > 0);
     }
 
@@ -150,16 +200,16 @@ impl Workshop {
     /// A file's content, once its signature and digest are as they must be.
     fn read(&self, file: &Path, settings: &str) -> Result<Option<Piece>, Refused> {
         let refused = |digest, refusal| Refused { file: file.to_owned(), digest, refusal: Box::new(refusal) };
-        let bytes = match self.folder.read(file) {
+        let bytes = match self.folder.read(file, self.engine.limits().file_bytes) {
             None => return Ok(None),
-            Some(Err(error)) => return Err(refused(None, Refusal::Unreadable(error.to_string()))),
+            Some(Err(refusal)) => return Err(refused(None, refusal)),
             Some(Ok(bytes)) => bytes,
         };
         let digest = digest(&bytes);
         let signature = || {
             let mut name = file.as_os_str().to_owned();
             name.push(".minisig");
-            String::from_utf8(self.folder.read(Path::new(&name))?.ok()?).ok()
+            String::from_utf8(self.folder.read(Path::new(&name), SIGNATURE)?.ok()?).ok()
         };
         self.gate.check(file, &bytes, digest, signature).map_err(|refusal| refused(Some(digest), refusal))?;
         Ok(Some(Piece {
@@ -171,14 +221,16 @@ impl Workshop {
         }))
     }
 
-    /// Loads what was planned. Slow: compiles what is new. The plan may grow: a filter in the own file needs `recipe`'s rank.
+    /// Makes a program of what was planned, once all of it is loaded. The plan may grow: a filter in the own file needs `recipe`'s
+    /// rank.
     pub(super) fn assemble(
         &mut self,
         slot: SlotKind,
         planned: &mut Planned,
         recipe: &LaneRecipe,
         access: &Access,
-    ) -> Result<Program, Refused> {
+    ) -> Result<Program, Halt> {
+        self.took = Duration::ZERO;
         let access = &access.granting(&recipe.grants);
         let mut filters = Vec::new();
         for piece in &planned.filters {
@@ -187,14 +239,14 @@ impl Workshop {
         if let Some(own) = &planned.own {
             let policy = self.load(own, access)?;
             if policy.info().world != World::Filter {
-                return program(slot, filters, policy).map_err(|refusal| own.refused(refusal));
+                return program(slot, filters, policy).map_err(|refusal| own.refused(refusal).into());
             }
             let wrong = Refusal::WrongSlot { world: World::Filter, slot };
             let Some(rank) = recipe.rank.as_ref().filter(|_| slot != SlotKind::DecodeOverride) else {
-                return Err(own.refused(wrong));
+                return Err(own.refused(wrong).into());
             };
             if matches!(rank, Rank::Native(_)) {
-                return Err(own.refused(wrong));
+                return Err(own.refused(wrong).into());
             }
             if self.filters.insert(own.digest) || planned.rank.is_none() {
                 planned.rank = Some(self.plan_rank(rank)?);
@@ -207,7 +259,7 @@ impl Workshop {
             Some(PlannedRank::Native(mode)) => Ok(Program::Native(*mode)),
             Some(PlannedRank::Policy(piece)) => {
                 let policy = self.load(piece, access)?;
-                program(slot, filters, policy).map_err(|refusal| piece.refused(refusal))
+                program(slot, filters, policy).map_err(|refusal| piece.refused(refusal).into())
             }
             Some(PlannedRank::Scorers(pieces, picker)) => {
                 let mut scorers = Vec::new();
@@ -228,34 +280,64 @@ impl Workshop {
         access: &Access,
         world: World,
         among: &'static str,
-    ) -> Result<Arc<dyn Policy>, Refused> {
+    ) -> Result<Arc<dyn Policy>, Halt> {
         let policy = self.load(piece, access)?;
         let found = policy.info().world;
         if found == world {
             return Ok(policy);
         }
-        Err(piece.refused(Refusal::Misplaced { name: piece.name.clone(), world: found, among }))
+        Err(piece.refused(Refusal::Misplaced { name: piece.name.clone(), world: found, among }).into())
     }
 
-    fn load(&mut self, piece: &Piece, access: &Access) -> Result<Arc<dyn Policy>, Refused> {
-        let state = Arc::as_ptr(access.state()) as usize;
-        let key = (piece.digest, piece.settings.clone(), state, access.granted().clone());
-        if let Some(policy) = self.loaded.get(&key).and_then(Weak::upgrade)
-            && policy.info().origin == piece.origin
-        {
+    fn load(&mut self, piece: &Piece, access: &Access) -> Result<Arc<dyn Policy>, Halt> {
+        let job = piece.job(access);
+        let key = job.key();
+        if let Some(policy) = self.loaded.get(&key).and_then(Weak::upgrade) {
+            self.took += self.made.get(&key).map_or(Duration::ZERO, |made| made.took);
             return Ok(policy);
         }
-        let policy = compile(&self.engine, &piece.bytes, access)
-            .and_then(|compiled| compiled.configure(piece.origin.clone(), &piece.settings))
-            .map_err(|refusal| piece.refused(refusal))?;
-        let policy = Arc::new(policy);
-        self.loaded.insert(key, Arc::downgrade(&policy));
-        self.fresh.push(policy.clone());
-        Ok(policy)
+        if self.under_way.contains(&key) {
+            return Err(Halt::Pending);
+        }
+        let Some(Made { outcome, took }) = self.made.remove(&key) else {
+            return self.order(piece, job);
+        };
+        self.took += took;
+        match outcome {
+            Ok(policy) => Ok(policy),
+            Err(refusal) => Err(piece.refused(refusal).into()),
+        }
+    }
+
+    fn order(&mut self, piece: &Piece, job: Job) -> Result<Arc<dyn Policy>, Halt> {
+        let key = job.key();
+        if let Some(foundry) = &self.foundry {
+            foundry.take(job);
+            self.under_way.insert(key);
+            return Err(Halt::Pending);
+        }
+        let made = job.run(&self.engine);
+        self.took += made.took;
+        let outcome = made.outcome.clone();
+        self.made(key, made);
+        match outcome {
+            Ok(policy) => Ok(policy),
+            Err(refusal) => Err(piece.refused(refusal).into()),
+        }
     }
 }
 
 impl Piece {
+    fn job(&self, access: &Access) -> Job {
+        Job {
+            digest: self.digest,
+            bytes: self.bytes.clone(),
+            settings: self.settings.clone(),
+            origin: self.origin.clone(),
+            access: access.clone(),
+        }
+    }
+
     fn refused(&self, refusal: Refusal) -> Refused {
         let file = match &self.origin {
             Origin::File(file) => file.clone(),

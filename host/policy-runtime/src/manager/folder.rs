@@ -5,12 +5,14 @@
 
 use std::{
     collections::BTreeSet,
-    io,
+    io::{self, Read as _},
     path::{Path, PathBuf},
 };
 
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::mpsc;
+
+use crate::refusal::Refusal;
 
 /// The folder, within the policy folder, of parts that slots name.
 pub(super) const PARTS: &str = "parts";
@@ -57,11 +59,13 @@ impl Folder {
         self.dir.as_ref().is_some_and(|dir| dir.join(file).exists())
     }
 
-    /// The content of a file; `None` when there is none, or no folder.
-    pub(super) fn read(&self, file: &Path) -> Option<io::Result<Vec<u8>>> {
-        match std::fs::read(self.dir.as_ref()?.join(file)) {
+    /// The content of a file of at most `limit` bytes; `None` when there is none, or no folder. What is no plain file (a pipe
+    /// nobody writes to, a device) is not opened, and of what is too large no byte is read.
+    pub(super) fn read(&self, file: &Path, limit: usize) -> Option<Result<Vec<u8>, Refusal>> {
+        match read(&self.dir.as_ref()?.join(file), limit) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            outcome => Some(outcome),
+            Err(error) => Some(Err(Refusal::Unreadable(error.to_string()))),
+            Ok(outcome) => Some(outcome),
         }
     }
 
@@ -74,6 +78,24 @@ impl Folder {
         collect(dir, Path::new(""), 0, &mut found);
         found.into_iter().filter(|file| !known.contains(file.as_path())).collect()
     }
+}
+
+fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Ok(Err(Refusal::Unreadable("it is no plain file".to_owned())));
+    }
+    let file = std::fs::File::open(path)?;
+    let size = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+    if size > limit {
+        return Ok(Err(Refusal::TooLarge { size, limit }));
+    }
+    // It may grow while it is read.
+    let mut bytes = Vec::with_capacity(size);
+    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > limit {
+        return Ok(Err(Refusal::TooLarge { size: bytes.len(), limit }));
+    }
+    Ok(Ok(bytes))
 }
 
 fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {

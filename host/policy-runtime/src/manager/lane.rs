@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use pointsman_routing::Digest;
 use serde::Serialize;
 
+use crate::about::cut;
+
 use super::{assemble::Refused, now_ms, status::RefusalRecord};
 
 /// Scans in a row that must miss a file before its lane does without: a file may be replaced by removing it first.
@@ -44,6 +46,8 @@ pub(super) struct Lane {
     /// The content that was refused last, and the refusal that stands.
     refused: Option<Digest>,
     pub(super) refusal: Option<RefusalRecord>,
+    /// Something that it wants is being compiled.
+    pub(super) pending: bool,
     seen: bool,
     misses: u8,
 }
@@ -59,6 +63,7 @@ impl Lane {
             held: None,
             refused: None,
             refusal: None,
+            pending: false,
             seen: false,
             misses: 0,
         }
@@ -111,7 +116,7 @@ impl Lane {
             file: refused.file.display().to_string(),
             digest: refused.digest,
             kind: refused.refusal.kind(),
-            message: refused.refusal.to_string(),
+            message: cut(refused.refusal.to_string()),
             at_ms: now_ms(),
         };
         let same = |last: &RefusalRecord| {

@@ -3,11 +3,10 @@
 use std::{collections::VecDeque, path::PathBuf, sync::Arc};
 
 use pointsman_routing::{Digest, Failure, Mode, Slot, SlotEvent};
-use tokio::time::Instant;
 
 use super::{
     Probation, SlotConfig,
-    assemble::{Planned, Refused, Workshop},
+    assemble::{Halt, Planned, Refused, Workshop},
     command::{Change, CommandError, SlotName, words},
     lane::{Content, Lane, Source},
     now_ms,
@@ -91,9 +90,17 @@ impl Managed {
         Mode::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, workshop)).collect()
     }
 
+    /// Goes on with the lanes that waited for a compile. Their files are read again: only what is still wanted is installed.
+    pub(super) fn resume(&mut self, workshop: &mut Workshop) -> Vec<Change> {
+        let waited = Mode::ALL.into_iter().filter(|mode| std::mem::take(&mut self.lane(*mode).pending));
+        let waited: Vec<Mode> = waited.collect();
+        waited.into_iter().filter_map(|mode| self.scan_lane(mode, workshop)).collect()
+    }
+
     fn scan_lane(&mut self, mode: Mode, workshop: &mut Workshop) -> Option<Change> {
         let recipe = self.recipe_of(mode).clone();
         let lane = self.lane(mode);
+        lane.pending = false;
         let there = workshop.folder.has(&lane.file);
         if lane.may_come_back(there) {
             return None;
@@ -124,14 +131,17 @@ impl Managed {
         recipe: &LaneRecipe,
         workshop: &mut Workshop,
     ) -> Option<Change> {
-        let started = Instant::now();
         let before = planned.fingerprint;
         let outcome = workshop.assemble(self.slot.kind(), &mut planned, recipe, &self.access);
         let program = match outcome {
             Ok(program) => program,
-            Err(refused) => return self.refuse(mode, Some(before), &refused),
+            Err(Halt::Refused(refused)) => return self.refuse(mode, Some(before), &refused),
+            Err(Halt::Pending) => {
+                self.lane(mode).pending = true;
+                return None;
+            }
         };
-        let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let took = u64::try_from(workshop.took.as_millis()).unwrap_or(u64::MAX);
         let source = if planned.has_own() { Source::File } else { Source::Default };
         let content = Content { fingerprint: planned.fingerprint, main: planned.main(), source };
         // A plan that grew may have become what is there already, or what must not be.

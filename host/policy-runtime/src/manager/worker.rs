@@ -1,15 +1,20 @@
-//! The manager's thread: waits for changes, failures and commands, one at a time.
+//! The manager's thread: waits for changes, failures, commands and what was compiled, one at a time. Nothing it does itself is
+//! slow.
 
 use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use pointsman_routing::SlotEvent;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
 
 use super::{
     Probation,
     assemble::Workshop,
     command::{Change, Command, CommandError, Order, Report, SlotName, words},
+    foundry::{Foundry, Key, Made},
     now_ms,
     slots::Managed,
     status::{Happened, ManagerStatus, ReloadCount},
@@ -18,6 +23,9 @@ use crate::{gate::Gate, recipe::SlotRecipe, refusal::Refusal};
 
 /// Changes of lanes that are remembered.
 const HISTORY: usize = 50;
+
+/// Where a command's answer goes.
+type Answer = oneshot::Sender<Result<Report, CommandError>>;
 
 pub(super) struct Worker {
     workshop: Workshop,
@@ -29,6 +37,8 @@ pub(super) struct Worker {
     history: VecDeque<Happened>,
     /// Files that are no slot's.
     strays: Vec<PathBuf>,
+    /// Commands done but for compiles, with what changed so far.
+    waiting: Vec<(Vec<Change>, Answer)>,
 }
 
 impl Worker {
@@ -39,8 +49,13 @@ impl Worker {
         status: Arc<ArcSwap<ManagerStatus>>,
         publish: watch::Sender<u64>,
     ) -> Self {
-        let (counts, history, strays) = (Vec::new(), VecDeque::new(), Vec::new());
-        Self { workshop, managed, probation, status, publish, counts, history, strays }
+        let (counts, history, strays, waiting) = (Vec::new(), VecDeque::new(), Vec::new(), Vec::new());
+        Self { workshop, managed, probation, status, publish, counts, history, strays, waiting }
+    }
+
+    /// From now on compiles happen beside.
+    pub(super) fn compile_beside(&mut self, foundry: Foundry) {
+        self.workshop.foundry = Some(foundry);
     }
 
     pub(super) async fn run(
@@ -48,24 +63,61 @@ impl Worker {
         mut changes: mpsc::UnboundedReceiver<()>,
         mut events: mpsc::UnboundedReceiver<SlotEvent>,
         mut commands: mpsc::UnboundedReceiver<Order>,
+        mut made: mpsc::UnboundedReceiver<(Key, Made)>,
         debounce: Duration,
         rescan: Duration,
     ) {
+        let mut clock = ScanClock::new(debounce, rescan);
         loop {
             tokio::select! {
                 Some(event) = events.recv() => self.failed(&event),
-                Some((command, answer)) = commands.recv() => {
-                    let outcome = self.obey(command);
-                    // Whoever asked may have stopped waiting; it is done all the same.
-                    let _ = answer.send(outcome);
-                }
-                Some(()) = changes.recv() => {
-                    settle(&mut changes, debounce).await;
+                Some((command, answer)) = commands.recv() => self.take(command, answer),
+                Some((key, outcome)) = made.recv() => self.resume(key, outcome),
+                Some(()) = changes.recv() => clock.changed(),
+                () = tokio::time::sleep_until(clock.due) => {
                     self.scan();
+                    clock.scanned();
                 }
-                () = tokio::time::sleep(rescan) => drop(self.scan()),
             }
         }
+    }
+
+    /// Does a command, and answers it: at once, or when what it has to wait for is compiled.
+    fn take(&mut self, command: Command, answer: Answer) {
+        let waits = matches!(command, Command::Reload | Command::Configure { .. });
+        match self.obey(command) {
+            Ok(changed) if waits && !self.workshop.is_idle() => self.waiting.push((changed, answer)),
+            outcome => {
+                let report = outcome.map(|changed| self.report(changed));
+                // Whoever asked may have stopped waiting; it is done all the same.
+                let _ = answer.send(report);
+            }
+        }
+    }
+
+    /// Goes on with what waited for a compile.
+    fn resume(&mut self, key: Key, made: Made) {
+        self.workshop.made(key, made);
+        let mut changes = Vec::new();
+        for managed in &mut self.managed {
+            changes.extend(managed.resume(&mut self.workshop));
+        }
+        self.workshop.tidy();
+        self.count(&changes);
+        if !changes.is_empty() {
+            self.publish();
+        }
+        self.waiting.iter_mut().for_each(|(changed, _)| changed.extend(changes.iter().cloned()));
+        if self.workshop.is_idle() {
+            for (changed, answer) in std::mem::take(&mut self.waiting) {
+                let _ = answer.send(Ok(self.report(changed)));
+            }
+        }
+    }
+
+    fn report(&self, changed: Vec<Change>) -> Report {
+        let lanes = self.managed.iter().flat_map(Managed::lanes);
+        Report { changed, refused: lanes.filter_map(|lane| lane.refusal.clone()).collect() }
     }
 
     /// Reads what every slot should run and acts on what is new.
@@ -92,7 +144,7 @@ impl Worker {
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<Report, CommandError> {
+    fn obey(&mut self, command: Command) -> Result<Vec<Change>, CommandError> {
         let changed = match command {
             Command::Reload => self.scan(),
             Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
@@ -105,8 +157,7 @@ impl Worker {
         };
         self.count_commands(&changed);
         self.publish();
-        let refused = self.managed.iter().flat_map(Managed::lanes);
-        Ok(Report { changed, refused: refused.filter_map(|lane| lane.refusal.clone()).collect() })
+        Ok(changed)
     }
 
     fn configure(&mut self, recipes: Vec<(SlotName, SlotRecipe)>, gate: Gate) -> Vec<Change> {
@@ -193,13 +244,28 @@ fn find<'a>(managed: &'a mut [Managed], slot: &SlotName) -> Result<&'a mut Manag
     found.ok_or_else(|| CommandError::UnknownSlot(words(slot)))
 }
 
-/// Waits until changes have been quiet for `quiet`, or ten times that has passed.
-async fn settle(changes: &mut mpsc::UnboundedReceiver<()>, quiet: Duration) {
-    let limit = tokio::time::Instant::now() + quiet * 10;
-    while tokio::time::Instant::now() < limit {
-        match tokio::time::timeout(quiet, changes.recv()).await {
-            Ok(Some(())) => {}
-            Ok(None) | Err(_) => return,
-        }
+/// When the folder is read next: once changes have been quiet for a while, or ten times that has passed since the first of
+/// them; and now and then whatever the watch says.
+struct ScanClock {
+    due: Instant,
+    /// The first change since the last scan.
+    first: Option<Instant>,
+    quiet: Duration,
+    rescan: Duration,
+}
+
+impl ScanClock {
+    fn new(quiet: Duration, rescan: Duration) -> Self {
+        Self { due: Instant::now() + rescan, first: None, quiet, rescan }
+    }
+
+    fn changed(&mut self) {
+        let now = Instant::now();
+        let first = *self.first.get_or_insert(now);
+        self.due = (now + self.quiet).min(first + self.quiet * 10);
+    }
+
+    fn scanned(&mut self) {
+        (self.first, self.due) = (None, Instant::now() + self.rescan);
     }
 }

@@ -1,0 +1,256 @@
+//! The bad policies, and what has to become of each.
+
+use anyhow::{Context as _, ensure};
+use pointsman_guest_build::{GuestBuild, Target};
+
+use crate::sh;
+
+/// What is put into the policy folder.
+pub(super) enum Content {
+    Bytes(Vec<u8>),
+    /// A named pipe that nobody writes to.
+    Pipe,
+}
+
+/// What has to become of it.
+pub(super) enum Expected {
+    /// Refused with this kind; the last good one serves on.
+    Refused(&'static str),
+    /// Admitted, fails in its calls with this failure, the fallback serves meanwhile, rolled back and quarantined.
+    RolledBack(&'static str),
+    /// Is told to be no slot's.
+    Stray,
+    /// Harmless within its limits: it serves.
+    Serves,
+}
+
+/// One bad policy.
+pub(super) struct Case {
+    pub(super) name: String,
+    /// Its file in the policy folder.
+    pub(super) file: &'static str,
+    pub(super) content: Content,
+    pub(super) expected: Expected,
+}
+
+use Expected::{Refused, RolledBack, Serves, Stray};
+
+/// An export, its guest and slot, and the deeds of its own with the failures they are.
+type World<'a> = (&'a str, &'a [u8], &'static str, &'a [(&'a str, &'static str)]);
+
+const SCRIPT: &str = "pointsman-rogue:good 0";
+/// Good calls of an instance before a deed that is to pass admission: more than the probe makes, and so few that one failure
+/// after them is above the share that a probation allows.
+const LATER: u32 = 14;
+const PREFILL: &str = "prefill.wasm";
+/// This slot grants `state`.
+const DECODE: &str = "decode.wasm";
+const OVERRIDE: &str = "decode-override.wasm";
+
+/// The guests that the cases are made of.
+pub(super) struct Guests {
+    selector: Vec<u8>,
+    scorer: Vec<u8>,
+    filter: Vec<u8>,
+    planner: Vec<u8>,
+    stateful: Vec<u8>,
+    wasi: Vec<u8>,
+    sockets: Vec<u8>,
+    core: Vec<u8>,
+    /// `least-loaded` and `conditional-disagg`.
+    pub(super) good: [Vec<u8>; 2],
+}
+
+impl Guests {
+    pub(super) fn build() -> anyhow::Result<Self> {
+        let rogue = |features| GuestBuild::new(&sh::root(), "guest-rogue").features(features);
+        Ok(Self {
+            selector: rogue("selector").build()?,
+            core: rogue("selector").core_module().build()?,
+            scorer: rogue("scorer").build()?,
+            filter: rogue("filter").build()?,
+            planner: rogue("decode-override").build()?,
+            stateful: rogue("selector,state").build()?,
+            wasi: rogue("selector").target(Target::Wasip2).build()?,
+            sockets: rogue("selector,sockets").target(Target::Wasip2).build()?,
+            good: [
+                GuestBuild::new(&sh::root(), "policy-least-loaded").build()?,
+                GuestBuild::new(&sh::root(), "policy-conditional-disagg").build()?,
+            ],
+        })
+    }
+
+    /// What fills the state of its slot.
+    pub(super) fn flood(&self) -> anyhow::Result<Vec<u8>> {
+        scripted(&self.stateful, "state-flood", LATER)
+    }
+}
+
+/// The guest with another script: other behaviour, and another digest.
+fn scripted(guest: &[u8], deed: &str, after: u32) -> anyhow::Result<Vec<u8>> {
+    let at = guest.windows(SCRIPT.len()).position(|part| part == SCRIPT.as_bytes());
+    let at = at.context("the guest has no script")?;
+    let script = format!("{deed} {after}");
+    ensure!(script.len() <= 64, "a script of {} bytes", script.len());
+    let mut bytes = guest.to_vec();
+    let place = bytes.get_mut(at..at + 64).context("the script is cut off")?;
+    place.fill(b' ');
+    place.iter_mut().zip(script.bytes()).for_each(|(to, from)| *to = from);
+    Ok(bytes)
+}
+
+fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let mut out = bytes.to_vec();
+    let places: Vec<usize> = (0..bytes.len())
+        .filter(|at| bytes.get(*at..).is_some_and(|b| b.starts_with(from.as_bytes())))
+        .collect();
+    for at in places {
+        out.iter_mut().skip(at).zip(to.bytes()).for_each(|(place, byte)| *place = byte);
+    }
+    out
+}
+
+/// All cases, those of a slot together.
+pub(super) fn all(guests: &Guests) -> anyhow::Result<Vec<Case>> {
+    let mut cases = files(guests);
+    cases.extend(introductions(guests)?);
+    cases.extend(answers(guests)?);
+    cases.extend(harmless(guests)?);
+    Ok(cases)
+}
+
+/// Files that are no policy, or not one for their place.
+fn files(guests: &Guests) -> Vec<Case> {
+    let Guests { selector, stateful, sockets, planner, filter, core, .. } = guests;
+    let half = |bytes: &[u8]| bytes.get(..bytes.len() / 2).unwrap_or_default().to_vec();
+    let mut scrambled = selector.clone();
+    let middle = scrambled.len() / 2;
+    scrambled.iter_mut().skip(middle).take(64).for_each(|byte| *byte = 0xff);
+    let needy = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x02\x0d\x01\x03env\x05clock\0\0";
+    let prefill: Vec<(&str, Vec<u8>, &str)> = vec![
+        ("empty file", Vec::new(), "not_wasm"),
+        ("garbage", b"this is no policy at all".repeat(400), "not_wasm"),
+        ("truncated component", half(selector), "malformed"),
+        ("64 bytes overwritten", scrambled, "malformed"),
+        ("33 MiB", vec![0; 33 << 20], "too_large"),
+        ("core module without metadata", b"\0asm\x01\0\0\0".to_vec(), "wrong_world"),
+        ("core module with an import of its own", needy.to_vec(), "not_a_component"),
+        ("truncated core module", half(core), "not_a_component"),
+        ("empty component", b"\0asm\x0d\0\x01\0".to_vec(), "wrong_world"),
+        ("contract 0.2", replaced(selector, "@0.1.0", "@0.2.0"), "wrong_version"),
+        (
+            "interface of another package",
+            replaced(selector, "policy/log@", "policy/lag@"),
+            "forbidden_import",
+        ),
+        ("imports wasi:sockets", sockets.clone(), "forbidden_import"),
+        ("imports state, not granted", stateful.clone(), "not_granted"),
+        ("decode override in a leg's slot", planner.clone(), "wrong_slot"),
+    ];
+    let mut cases: Vec<Case> =
+        prefill.into_iter().map(|(name, bytes, kind)| case(name, PREFILL, bytes, Refused(kind))).collect();
+    cases.push(Case {
+        content: Content::Pipe,
+        ..case("named pipe", PREFILL, Vec::new(), Refused("unreadable"))
+    });
+    cases.push(case("no slot's name", "prefil.wasm", selector.clone(), Stray));
+    cases.push(case("selector as decode override", OVERRIDE, selector.clone(), Refused("wrong_slot")));
+    cases.push(case("filter as decode override", OVERRIDE, filter.clone(), Refused("wrong_slot")));
+    cases
+}
+
+/// `describe` and `configure`.
+fn introductions(guests: &Guests) -> anyhow::Result<Vec<Case>> {
+    let table = [
+        ("describe-trap", "configure"),
+        ("describe-loop", "configure"),
+        ("configure-trap", "configure"),
+        ("configure-loop", "configure"),
+        ("configure-hoard", "configure"),
+        ("configure-error", "configure"),
+        ("configure-long-error", "configure"),
+        ("name-empty", "bad_name"),
+        ("name-long", "bad_name"),
+        ("name-odd", "bad_name"),
+        ("unknown-fact", "unknown_fact"),
+        ("many-facts", "too_many_facts"),
+    ];
+    table
+        .into_iter()
+        .map(|(deed, kind)| Ok(case(deed, PREFILL, scripted(&guests.selector, deed, 0)?, Refused(kind))))
+        .collect()
+}
+
+/// Calls, each kind once at once, where the probe meets it, and once after a while, where requests do.
+fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
+    let common = [
+        ("trap", "trap"),
+        ("loop", "timeout"),
+        ("hoard", "memory"),
+        ("overflow", "trap"),
+        ("error", "error"),
+    ];
+    let selector = [
+        ("long-error", "error"),
+        ("beyond", "invalid"),
+        ("nan", "invalid"),
+        ("short", "invalid"),
+        ("huge", "invalid"),
+    ];
+    let scorer = [("nan", "invalid"), ("infinite", "invalid"), ("short", "invalid"), ("huge", "invalid")];
+    let filter = [("unsorted", "invalid"), ("twice", "invalid"), ("beyond", "invalid"), ("huge", "invalid")];
+    // `decide` answers a word; the rest is `decode-config`.
+    let planner =
+        [("config-loop", "timeout"), ("config-trap", "trap"), ("nan", "invalid"), ("negative", "invalid")];
+    let worlds: [World<'_>; 4] = [
+        ("select", &guests.selector, PREFILL, &selector),
+        ("score", &guests.scorer, PREFILL, &scorer),
+        ("keep", &guests.filter, PREFILL, &filter),
+        ("decide", &guests.planner, OVERRIDE, &planner),
+    ];
+    let mut cases = Vec::new();
+    for (export, guest, file, own) in worlds {
+        for (deed, failure) in common.iter().chain(own) {
+            let name = format!("{export}: {deed}");
+            cases.push(case(&format!("{name}, at once"), file, scripted(guest, deed, 0)?, Refused("probe")));
+            let later = scripted(guest, deed, LATER)?;
+            cases.push(case(&format!("{name}, after {LATER} calls"), file, later, RolledBack(failure)));
+        }
+    }
+    let shed = |guest, file| {
+        Ok::<_, anyhow::Error>(case(
+            "sheds with status 200",
+            file,
+            scripted(guest, "shed-200", LATER)?,
+            RolledBack("invalid"),
+        ))
+    };
+    cases.push(shed(&guests.selector, PREFILL)?);
+    cases.push(shed(&guests.planner, OVERRIDE)?);
+    let memory = scripted(&guests.selector, "memory", 0)?;
+    cases.push(case("select: answers by its own memory", PREFILL, memory, Refused("not_deterministic")));
+    let panics = scripted(&guests.wasi, "trap", LATER)?;
+    cases.push(case("panics with words on WASI's stderr", PREFILL, panics, RolledBack("trap")));
+    Ok(cases)
+}
+
+/// What limits make harmless.
+fn harmless(guests: &Guests) -> anyhow::Result<Vec<Case>> {
+    let table = [
+        ("select: leaks 12 KiB a call", PREFILL, &guests.selector, "leak"),
+        ("select: a reason of 1 MiB", PREFILL, &guests.selector, "long-reason"),
+        ("logs 200 lines a call", PREFILL, &guests.selector, "log-flood"),
+        ("by WASI's clock", PREFILL, &guests.wasi, "clock"),
+        ("by WASI's random numbers", PREFILL, &guests.wasi, "dice"),
+        ("reads files and the environment", PREFILL, &guests.wasi, "pry"),
+        ("writes 64 KiB of state a call", DECODE, &guests.stateful, "state-flood"),
+    ];
+    table
+        .into_iter()
+        .map(|(name, file, guest, deed)| Ok(case(name, file, scripted(guest, deed, LATER)?, Serves)))
+        .collect()
+}
+
+fn case(name: &str, file: &'static str, bytes: Vec<u8>, expected: Expected) -> Case {
+    Case { name: name.to_owned(), file, content: Content::Bytes(bytes), expected }
+}
