@@ -10,8 +10,9 @@ use super::{
 };
 use crate::id::BlockHash;
 
-/// Twentieths that are lost because runs of all sizes come and go between tables that are written anew: resident memory was
-/// 1.27 to 1.34 times what was allocated for runs and the block table together (`cargo xtask churn`).
+/// Twentieths that are counted beside, because resident memory was 1.27 and 1.34 times what was allocated for runs and the
+/// block table together (`cargo xtask churn`, whose figures this is fitted to). Supposedly it is lost between tables that are
+/// written anew and the runs that take their old room; that has not been shown.
 const SCATTERED: usize = 9;
 
 /// How often a block is stored, by tier.
