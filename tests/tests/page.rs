@@ -20,6 +20,8 @@ use tokio::{
 };
 
 const CHAT: &str = "/v1/chat/completions";
+/// How long an event is waited for: compiling a policy takes that long when the machine is busy.
+const PATIENCE: Duration = Duration::from_secs(40);
 
 async fn house(token: bool, reads: bool) -> House {
     HouseBuilder::new()
@@ -43,7 +45,7 @@ async fn ask(house: &House, id: &str) {
 /// Kind and data of the next event; comments are passed by.
 async fn next(events: &mut Stream) -> (String, Value) {
     loop {
-        let event = timeout(Duration::from_secs(5), events.next()).await.unwrap().unwrap().unwrap();
+        let event = timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
         let Some((kind, data)) = event.strip_prefix("event: ").and_then(|event| event.split_once("\ndata: "))
         else {
             continue;
@@ -54,7 +56,7 @@ async fn next(events: &mut Stream) -> (String, Value) {
 
 /// The next event of a kind that is as wanted.
 async fn until(events: &mut Stream, kind: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-    let found = timeout(Duration::from_secs(8), async {
+    let found = timeout(PATIENCE, async {
         loop {
             let (found, data) = next(events).await;
             if found == kind && wanted(&data) {
