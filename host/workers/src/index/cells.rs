@@ -256,4 +256,43 @@ mod tests {
             prop_assert_eq!((owner.held, owner.used, owner.bytes()), (0, 0, 0));
         }
     }
+
+    /// Values tell their keys: a reader that found another key's would notice.
+    #[test]
+    fn readers_never_see_another_key_s_value() {
+        use std::{sync::atomic::AtomicBool, time::Instant};
+
+        let (published, over) = (arc_swap::ArcSwap::<Cells>::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let reader = || {
+                let mut found = 0_u64;
+                while !over.load(Relaxed) {
+                    for name in 1..400_u64 {
+                        let hash = name.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                        if let Some(value) = published.load().find(hash) {
+                            assert_eq!(value & 0xffff_ffff, name);
+                            found += 1;
+                        }
+                    }
+                }
+                found
+            };
+            let readers = [scope.spawn(reader), scope.spawn(reader)];
+            let (mut owner, mut state, begun) = (Owner::default(), 1_u64, Instant::now());
+            while begun.elapsed() < std::time::Duration::from_millis(300) {
+                for turn in 0..1_000_u64 {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let name = 1 + (state >> 33) % 399;
+                    let hash = name.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    let anew =
+                        if turn % 3 == 0 { owner.remove(hash) } else { owner.set(hash, turn << 32 | name) };
+                    if anew {
+                        published.store(owner.cells().clone());
+                    }
+                }
+            }
+            over.store(true, Relaxed);
+            assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 0));
+        });
+    }
 }
