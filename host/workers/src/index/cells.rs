@@ -260,7 +260,9 @@ mod tests {
     /// Values tell their keys: a reader that found another key's would notice.
     #[test]
     fn readers_never_see_another_key_s_value() {
-        use std::{sync::atomic::AtomicBool, time::Instant};
+        use std::sync::atomic::AtomicBool;
+
+        use tokio::time::{Duration, Instant};
 
         let (published, over) = (arc_swap::ArcSwap::<Cells>::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -279,7 +281,7 @@ mod tests {
             };
             let readers = [scope.spawn(reader), scope.spawn(reader)];
             let (mut owner, mut state, begun) = (Owner::default(), 1_u64, Instant::now());
-            while begun.elapsed() < std::time::Duration::from_millis(300) {
+            while begun.elapsed() < Duration::from_millis(300) {
                 for turn in 0..1_000_u64 {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     let name = 1 + (state >> 33) % 399;
