@@ -14,8 +14,8 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_embedded_policies::KV_AWARE;
 use pointsman_policy_runtime::{Limits, PolicyEngine, load};
 use pointsman_routing::{
-    Decisions, NativeMode, OnFailure, Origin, Program, Query, Router, RouterConfig, RouterConfigOverride,
-    Slot, SlotSet, Slots, Subject, facts::Wants,
+    Decider, Decisions, NativeMode, Normalize, OnFailure, Origin, Picker, Program, Query, Routed, Router,
+    RouterConfig, RouterConfigOverride, Slot, SlotSet, Slots, Subject, WeightedScorer, facts::Wants,
 };
 use pointsman_workers::{
     DpRank, Health, IndexConfig, Leg, ModelName, Overlaps, Prefix, PrefixIndex, Registry, Salt, WorkerId,
@@ -97,10 +97,18 @@ fn router(index: Arc<PrefixIndex>, program: &Program) -> Router {
     router.recording(Decisions::new(10_000, 32 << 20, Wants::default()))
 }
 
+/// A policy that fails is served for by the native fallback, which would be measured in its stead.
+fn assert_decided(by: &str, routed: &Routed) {
+    let by_policy = routed.receipt.decider == Decider::Policy;
+    assert_eq!(by_policy, by.ends_with("Wasm"), "{by}: {:?}", routed.receipt.decider);
+}
+
 fn bench(c: &mut Criterion) {
     let engine = PolicyEngine::new(Limits::default()).unwrap();
     let policy = Arc::new(load(&engine, KV_AWARE, Origin::Embedded, "{}").unwrap());
-    let wasm = Program::Selector { filters: vec![], selector: policy };
+    // As `[slots]` has it when nothing is configured.
+    let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Normalize::None }];
+    let wasm = Program::Scorers { filters: vec![], scorers, picker: Picker::default() };
     let tokens = tokens();
     let mut group = c.benchmark_group("decision");
     group.bench_function("hashing 8,192 tokens", |b| {
@@ -136,6 +144,7 @@ fn bench(c: &mut Criterion) {
         for (name, program) in programs {
             let router = router(index.clone(), &program);
             let over = RouterConfigOverride::default();
+            assert_decided(name, &router.route(&query, &over).unwrap());
             group.bench_function(BenchmarkId::new(name, workers), |b| {
                 b.iter(|| black_box(router.route(&query, &over).unwrap()));
             });
