@@ -6,16 +6,20 @@
 use std::{borrow::Cow, fmt, ops::Range};
 
 use bytes::{Bytes, BytesMut};
+use bytestring::ByteString;
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, MapAccess, Visitor},
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
-use serde_json::value::RawValue;
+
+mod scan;
+
+use scan::Member;
 
 /// A JSON object with the places of its top-level values.
 #[derive(Clone, Debug)]
 pub struct JsonBody {
-    bytes: Bytes,
+    text: ByteString,
     entries: Vec<Entry>,
 }
 
@@ -44,25 +48,19 @@ impl JsonBody {
     /// # Errors
     /// [`JsonError`] with serde_json's words, line and column.
     pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
-        let base = bytes.as_ptr() as usize;
-        let top: TopLevel<'_> =
-            serde_json::from_slice(&bytes).map_err(|error| JsonError(error.to_string()))?;
-        let entries = top
-            .0
-            .into_iter()
-            .map(|(key, value)| {
-                let start = value.get().as_ptr() as usize - base;
-                Entry { key: key.into(), value: start..start + value.get().len() }
-            })
-            .collect();
-        Ok(Self { bytes, entries })
+        let text = ByteString::try_from(bytes).map_err(|error| JsonError(error.to_string()))?;
+        let members = scan::members(&text).ok_or_else(|| JsonError::of(&text))?;
+        let entry = |Member { key, value }| Some(Entry { key: plain_key(text.get(key)?)?, value });
+        let entries: Option<Vec<_>> = members.into_iter().map(entry).collect();
+        let entries = entries.ok_or_else(|| JsonError::of(&text))?;
+        Ok(Self { text, entries })
     }
 
     /// The raw JSON of a value; of several under one key the last, as parsers do.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         let entry = self.entries.iter().rev().find(|entry| &*entry.key == key)?;
-        std::str::from_utf8(self.bytes.get(entry.value.clone())?).ok()
+        self.text.get(entry.value.clone())
     }
 
     /// A value as `T`; `Ok(None)` when missing or null.
@@ -76,7 +74,7 @@ impl JsonBody {
     /// The whole body.
     #[must_use]
     pub fn bytes(&self) -> &Bytes {
-        &self.bytes
+        self.text.as_bytes()
     }
 
     /// Begins changes.
@@ -110,9 +108,9 @@ impl<'a> Edit<'a> {
             self.removed.contains(&&*entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key)
         };
         if self.set.is_empty() && !self.body.entries.iter().any(touched) {
-            return self.body.bytes.clone();
+            return self.body.bytes().clone();
         }
-        let bytes = &self.body.bytes;
+        let bytes = self.body.bytes();
         let more: usize = self.set.iter().map(|(key, json)| key.len() + json.len() + 4).sum();
         let mut out = BytesMut::with_capacity(bytes.len() + more);
         let mut open = Members { out: &mut out, any: false };
@@ -169,35 +167,45 @@ fn comma_after(bytes: &[u8], end: usize) -> Option<usize> {
     (rest.get(gap) == Some(&b',')).then_some(end + gap)
 }
 
-struct TopLevel<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+/// A key as it is meant; `None` when its escapes mean nothing.
+fn plain_key(quoted: &str) -> Option<Box<str>> {
+    if quoted.contains('\\') {
+        return serde_json::from_str(quoted).ok();
+    }
+    Some(quoted.trim_matches('"').into())
+}
 
-impl<'de: 'a, 'a> Deserialize<'de> for TopLevel<'a> {
+impl JsonError {
+    /// What serde_json says of a body that is refused.
+    fn of(text: &str) -> Self {
+        let error = serde_json::from_str::<Object>(text).err();
+        Self(error.map_or_else(|| "it cannot be read".to_owned(), |error| error.to_string()))
+    }
+}
+
+/// Any object; what is in it is looked at, and forgotten.
+struct Object;
+
+impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<'a>(std::marker::PhantomData<&'a ()>);
+        struct Members;
 
-        impl<'de: 'a, 'a> Visitor<'de> for Entries<'a> {
-            type Value = TopLevel<'a>;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<TopLevel<'a>, M::Error> {
-                let mut entries = Vec::with_capacity(16);
-                while let Some(Key(key)) = map.next_key::<Key<'_>>()? {
-                    entries.push((key, map.next_value::<&RawValue>()?));
-                }
-                Ok(TopLevel(entries))
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Object, M::Error> {
+                while map.next_entry::<String, IgnoredAny>()?.is_some() {}
+                Ok(Object)
             }
         }
 
-        deserializer.deserialize_map(Entries(std::marker::PhantomData))
+        deserializer.deserialize_map(Members)
     }
 }
-
-/// A key, borrowed unless it has escapes.
-#[derive(Deserialize)]
-struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {
@@ -244,6 +252,12 @@ mod tests {
         assert!(error("[1]").contains("expected an object"));
         assert!(error("").contains("EOF"));
         assert!(error("{} x").contains("trailing characters"));
+        assert!(
+            error("{\"a\\ud800\":1}").contains("surrogate")
+                || error("{\"a\\ud800\":1}").contains("hex escape")
+        );
+        let invalid = JsonBody::parse(Bytes::from_static(b"{\"a\":\"\xff\"}")).unwrap_err();
+        assert!(invalid.to_string().contains("utf-8"), "{invalid}");
     }
 
     fn json() -> impl Strategy<Value = Value> {

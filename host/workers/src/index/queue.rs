@@ -71,7 +71,7 @@ impl<'a> Queue<'a> {
                 Err(TryRecvError::Empty) => {}
             }
             let now = Instant::now();
-            let close = self.in_a_row > 1 && now.saturating_duration_since(self.emptied) < 4 * Self::NAP;
+            let close = self.in_a_row > 0 && now.saturating_duration_since(self.emptied) < 4 * Self::NAP;
             (self.in_a_row, self.emptied) = (0, now);
             if !close {
                 let message = self.messages.recv()?;
