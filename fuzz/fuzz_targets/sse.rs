@@ -2,7 +2,6 @@
 #![no_main]
 
 use arbitrary::{Arbitrary, Unstructured};
-use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
@@ -51,10 +50,12 @@ fn any_stream(bytes: &[u8], step: usize) {
 fn split(bytes: &[u8], step: usize) -> (Vec<u8>, usize) {
     let (mut splitter, mut out) = (scanner::Splitter::default(), Vec::new());
     for piece in bytes.chunks(step) {
-        if let Some(events) = splitter.push(Bytes::copy_from_slice(piece)).expect("small") {
-            assert!(events.ends_with(b"\n\n") || events.ends_with(b"\r\n\r\n"));
-            out.extend_from_slice(&events);
-        }
+        splitter.room().extend_from_slice(piece);
+        let whole = splitter.whole().expect("small");
+        let events = splitter.first(whole);
+        assert!(events.is_empty() || events.ends_with(b"\n\n") || events.ends_with(b"\r\n\r\n"));
+        out.extend_from_slice(events);
+        splitter.pass(whole);
     }
     (out, splitter.rest())
 }

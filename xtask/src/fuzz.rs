@@ -6,11 +6,11 @@ use anyhow::{Context as _, bail};
 
 use crate::sh;
 
-const TARGETS: [&str; 5] = ["kv_events", "zmtp", "sse", "json_splice", "sequence"];
+const TARGETS: [&str; 6] = ["kv_events", "zmtp", "sse", "json_splice", "http", "sequence"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The targets: `kv_events`, `zmtp`, `sse`, `json_splice`, `sequence`.
+    /// The targets: `kv_events`, `zmtp`, `sse`, `json_splice`, `http`, `sequence`.
     #[arg(required_unless_present = "all")]
     targets: Vec<String>,
     /// Every target, one after the other.

@@ -103,10 +103,9 @@ impl Account {
         self.receipts.push(receipt);
     }
 
-    /// Counts output tokens as they pass; the time to first token when these were the first.
-    pub fn output(&mut self, tokens: u32) -> Option<Duration> {
+    /// Counts output tokens that passed `now`; the time to first token when these were the first.
+    pub fn output(&mut self, tokens: u32, now: Instant) -> Option<Duration> {
         self.tokens += tokens;
-        let now = Instant::now();
         self.last_token = Some(now);
         if self.first_token.is_some() {
             return None;

@@ -413,15 +413,15 @@ impl Drive {
             return self.decode_failed(CallError::Protocol("the answer is no JSON object".to_owned()));
         }
         let seen = sse::look(body);
-        self.account.output(0);
+        self.account.output(0, Instant::now());
         if let Some(usage) = seen.usage {
             self.usage(usage);
         }
         self.served();
         self.bind(self.legs.answering());
-        let edited = relay::edit(whole.body(), &seen, self.cached_tokens);
-        let edited = if self.hides_id() { relay::hide_ids(&edited, self.token) } else { edited };
-        let mut response = Response::new(edited);
+        let edited = relay::edit(body, &seen, self.cached_tokens).map_or_else(|| body.clone(), Bytes::from);
+        let hidden = self.hides_id().then(|| relay::hide_ids(&edited, self.token)).flatten();
+        let mut response = Response::new(hidden.map_or(edited, Bytes::from));
         *response.status_mut() = whole.status();
         let json = HeaderValue::from_static("application/json");
         let content_type = whole.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);

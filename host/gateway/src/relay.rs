@@ -24,15 +24,14 @@ use crate::{
     error::Cause,
     legs::{Action, Event},
     sse::{self, Seen, Splitter},
-    upstream::{self, CallError, causes},
+    upstream::{self, CallError},
 };
 
 mod early;
 
 /// Events that came at once go out as one chunk, but not more than this much.
 const MAX_CHUNK: usize = 16 * 1024;
-/// Room for a few events. Bytes are copied into it: a slice kept of what hyper has read would make it take a new buffer for
-/// every read.
+/// Room for a few events.
 const ROOM: usize = 2 * 1024;
 
 pub(crate) use early::prefill_answer;
@@ -50,10 +49,12 @@ struct Relay {
     drive: Box<Drive>,
     incoming: Option<upstream::Body>,
     splitter: Splitter,
+    /// When the engine's bytes were last read.
+    read_at: Instant,
     /// What goes to the client next.
     out: BytesMut,
     /// What is kept back until prefill ended (C11).
-    held: Option<Vec<Bytes>>,
+    held: Option<Vec<u8>>,
     /// The deadline, or the moment the bookings expire.
     timer: Pin<Box<Sleep>>,
     first_token: bool,
@@ -82,8 +83,8 @@ pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
     Box::new(Relay::new(drive, head.into_body())).drain().await;
 }
 
-/// Applies the closed list of edits to an event or a whole body; the bytes themselves when there are none.
-pub(crate) fn edit(bytes: &Bytes, seen: &Seen, cached_tokens: Option<u32>) -> Bytes {
+/// Applies the closed list of edits to an event or a whole body; `None` when there are none.
+pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Option<Vec<u8>> {
     let mut changes: Vec<(Range<usize>, Cow<'static, str>)> = Vec::new();
     if let Some(place) = &seen.handoff_at {
         changes.push((place.clone(), Cow::Borrowed("null")));
@@ -92,23 +93,24 @@ pub(crate) fn edit(bytes: &Bytes, seen: &Seen, cached_tokens: Option<u32>) -> By
         changes.push((place.clone(), Cow::Owned(cached.to_string())));
     }
     if changes.is_empty() {
-        return bytes.clone();
+        return None;
     }
     changes.sort_by_key(|(place, _)| place.start);
-    let (mut out, mut from) = (BytesMut::with_capacity(bytes.len() + 16), 0);
+    let (mut out, mut from) = (Vec::with_capacity(bytes.len() + 16), 0);
     for (place, text) in changes {
         out.extend_from_slice(bytes.get(from..place.start).unwrap_or_default());
         out.extend_from_slice(text.as_bytes());
         from = place.end;
     }
     out.extend_from_slice(bytes.get(from..).unwrap_or_default());
-    out.freeze()
+    Some(out)
 }
 
-/// Takes the workers' addresses out of a P2pNccl response id (spec A5): the attempt's own id stands for them.
-pub(crate) fn hide_ids(bytes: &Bytes, token: RequestToken) -> Bytes {
+/// Takes the workers' addresses out of a P2pNccl response id (spec A5): the attempt's own id stands for them. `None` when
+/// there are none.
+pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken) -> Option<Vec<u8>> {
     const MARK: &[u8] = b"___prefill_addr_";
-    let (mut out, mut from) = (BytesMut::new(), 0);
+    let (mut out, mut from) = (Vec::new(), 0);
     while let Some(at) = bytes.get(from..).and_then(|rest| memmem::find(rest, MARK)) {
         let start = from + at;
         let length = bytes.get(start..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest));
@@ -117,17 +119,18 @@ pub(crate) fn hide_ids(bytes: &Bytes, token: RequestToken) -> Bytes {
         from = length.map_or(bytes.len(), |length| start + length);
     }
     if from == 0 {
-        return bytes.clone();
+        return None;
     }
     out.extend_from_slice(bytes.get(from..).unwrap_or_default());
-    out.freeze()
+    Some(out)
 }
 
 /// The same for what an engine says when it refuses.
 pub(crate) fn hide_ids_in_error(error: CallError, token: RequestToken) -> CallError {
     match error {
         CallError::Status { status, content_type, body } => {
-            CallError::Status { status, content_type, body: hide_ids(&body, token) }
+            let body = hide_ids(&body, token).map_or(body, Bytes::from);
+            CallError::Status { status, content_type, body }
         }
         other => other,
     }
@@ -202,6 +205,7 @@ impl Relay {
             drive,
             incoming: Some(incoming),
             splitter: Splitter::default(),
+            read_at: Instant::now(),
             out: BytesMut::with_capacity(ROOM),
             held: None,
             timer,
@@ -256,40 +260,48 @@ impl Relay {
 
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(incoming) = self.incoming.as_mut() else { return Poll::Pending };
-        match std::task::ready!(Pin::new(incoming).poll_frame(cx)) {
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    self.take(data);
-                }
+        let room = self.splitter.room();
+        let before = room.len();
+        match std::task::ready!(incoming.poll_read(cx, room)) {
+            Ok(true) => {
+                let came = room.len().saturating_sub(before);
+                self.drive.app.metrics.relayed_bytes.inc_by(came as u64);
+                self.read_at = Instant::now();
+                self.take();
             }
-            Some(Err(error)) => self.fail(CallError::Broken(causes(&error))),
-            None => self.end(),
+            Ok(false) => self.end(),
+            Err(error) => self.fail(error.into()),
         }
         Poll::Ready(())
     }
 
-    fn take(&mut self, data: Bytes) {
-        self.drive.app.metrics.relayed_bytes.inc_by(data.len() as u64);
-        match self.splitter.push(data) {
-            Ok(Some(events)) => self.pass(&events),
-            Ok(None) => {}
+    /// Takes the events that are whole by now.
+    fn take(&mut self) {
+        let mut splitter = std::mem::take(&mut self.splitter);
+        match splitter.whole() {
+            Ok(whole) => {
+                self.pass(splitter.first(whole));
+                splitter.pass(whole);
+            }
             Err(error) => self.fail(CallError::Protocol(error.to_string())),
         }
+        self.splitter = splitter;
     }
 
     /// Passes whole events on, as one slice unless something has to be edited or held.
-    fn pass(&mut self, events: &Bytes) {
-        let hidden = self.drive.hides_id().then(|| hide_ids(events, self.drive.token()));
-        let events = hidden.as_ref().unwrap_or(events);
+    fn pass(&mut self, events: &[u8]) {
+        let hidden = self.drive.hides_id().then(|| hide_ids(events, self.drive.token())).flatten();
+        let events = hidden.as_deref().unwrap_or(events);
+        let slice = |place: Range<usize>| events.get(place).unwrap_or_default();
         let mut from = 0;
         for place in sse::events(events) {
-            let event = events.slice(place.clone());
-            if !sse::is_event(&event) {
-                self.push(events.slice(from..place.start));
+            let event = slice(place.clone());
+            if !sse::is_event(event) {
+                self.push(slice(from..place.start));
                 self.fail(CallError::Protocol("bytes that are no event".to_owned()));
                 return;
             }
-            let seen = sse::look(&event);
+            let seen = sse::look(event);
             let held_before = self.held.is_some();
             self.see(&seen);
             let begins_hold = self.held.is_some() && !held_before;
@@ -297,20 +309,21 @@ impl Relay {
             let edits = seen.handoff_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
             if begins_hold || edits {
                 // What came before this event in the slice goes first; it is not held even if this one is.
-                let before = events.slice(from..place.start);
+                let before = slice(from..place.start);
                 if begins_hold {
-                    self.out.extend_from_slice(&before);
+                    self.out.extend_from_slice(before);
                 } else {
                     self.push(before);
                 }
-                self.push(if edits { edit(&event, &seen, cached) } else { event });
+                let edited = if edits { edit(event, &seen, cached) } else { None };
+                self.push(edited.as_deref().unwrap_or(event));
                 from = place.end;
             }
             if self.over {
                 return;
             }
         }
-        self.push(events.slice(from..));
+        self.push(slice(from..events.len()));
     }
 
     fn see(&mut self, seen: &Seen) {
@@ -328,7 +341,7 @@ impl Relay {
     }
 
     fn count(&mut self, tokens: u32) {
-        let ttft = self.drive.account.output(tokens);
+        let ttft = self.drive.account.output(tokens, self.read_at);
         let total = self.drive.account.tokens();
         if let Some(booking) = self.drive.decode.booking.as_mut() {
             if let Some(ttft) = ttft {
@@ -371,7 +384,7 @@ impl Relay {
             Action::Hold => self.held = Some(Vec::new()),
             Action::Release => {
                 let held = self.held.take().unwrap_or_default();
-                held.iter().for_each(|bytes| self.out.extend_from_slice(bytes));
+                self.out.extend_from_slice(&held);
             }
             Action::Fail(leg) => {
                 let cause = self.drive.cause(leg);
@@ -410,10 +423,10 @@ impl Relay {
         self.closed = false;
     }
 
-    fn push(&mut self, bytes: Bytes) {
+    fn push(&mut self, bytes: &[u8]) {
         match &mut self.held {
-            Some(held) => held.push(bytes),
-            None => self.out.extend_from_slice(&bytes),
+            Some(held) => held.extend_from_slice(bytes),
+            None => self.out.extend_from_slice(bytes),
         }
     }
 
@@ -439,7 +452,6 @@ mod tests {
         let CallError::Status { body, .. } = hide_ids_in_error(error, token) else { panic!("another error") };
         let expected = format!(r#"{{"id":"cmpl-{token}","error":{{"message":"bad \"{token}\""}}}}"#);
         assert_eq!(body, expected);
-        let plain = Bytes::from_static(b"{}");
-        assert_eq!(hide_ids(&plain, token), plain);
+        assert_eq!(hide_ids(b"{}", token), None);
     }
 }

@@ -7,15 +7,19 @@
 
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
-
 /// An event that never ends must not fill memory.
 const MAX_EVENT: usize = 16 * 1024 * 1024;
+
+/// What a stream that was busy may keep for its next bytes.
+const KEPT: usize = 64 * 1024;
 
 /// Cuts a stream into whole events.
 #[derive(Debug, Default)]
 pub struct Splitter {
-    carry: BytesMut,
+    /// What has come, and was not passed on.
+    bytes: Vec<u8>,
+    /// How much of it is known to have no boundary.
+    looked: usize,
 }
 
 /// An event larger than any engine writes.
@@ -67,38 +71,41 @@ pub struct Usage {
 }
 
 impl Splitter {
-    /// Takes a chunk; answers the whole events that are complete now, as one slice, and keeps the rest.
+    /// Where to append what has come.
+    pub fn room(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// How many bytes, from the first on, are whole events.
     ///
     /// # Errors
     /// [`Oversized`].
-    pub fn push(&mut self, chunk: Bytes) -> Result<Option<Bytes>, Oversized> {
-        if self.carry.is_empty() {
-            let Some(end) = last_boundary(&chunk, 0) else {
-                self.carry.extend_from_slice(&chunk);
-                return self.check().map(|()| None);
-            };
-            let mut events = chunk;
-            let rest = events.split_off(end);
-            self.carry.extend_from_slice(&rest);
-            return Ok(Some(events));
-        }
-        // A boundary may lie across the cut: three bytes of what was kept can belong to it.
-        let from = self.carry.len().saturating_sub(3);
-        self.carry.extend_from_slice(&chunk);
-        match last_boundary(&self.carry, from) {
-            Some(end) => Ok(Some(self.carry.split_to(end).freeze())),
-            None => self.check().map(|()| None),
+    pub fn whole(&mut self) -> Result<usize, Oversized> {
+        // A boundary may lie across a cut: three bytes of what was there before can belong to it.
+        let end = last_boundary(&self.bytes, self.looked.saturating_sub(3)).unwrap_or(0);
+        self.looked = self.bytes.len();
+        if self.bytes.len() - end > MAX_EVENT { Err(Oversized) } else { Ok(end) }
+    }
+
+    /// The first `length` bytes.
+    #[must_use]
+    pub fn first(&self, length: usize) -> &[u8] {
+        self.bytes.get(..length).unwrap_or_default()
+    }
+
+    /// Forgets the first `length` bytes: they were passed on.
+    pub fn pass(&mut self, length: usize) {
+        self.bytes.drain(..length.min(self.bytes.len()));
+        self.looked = self.looked.saturating_sub(length);
+        if self.bytes.capacity() > KEPT {
+            self.bytes.shrink_to(KEPT);
         }
     }
 
     /// Bytes of an event that never ended.
     #[must_use]
     pub fn rest(&self) -> usize {
-        self.carry.len()
-    }
-
-    fn check(&self) -> Result<(), Oversized> {
-        if self.carry.len() > MAX_EVENT { Err(Oversized) } else { Ok(()) }
+        self.bytes.len()
     }
 }
 

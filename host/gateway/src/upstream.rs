@@ -5,15 +5,22 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::sse::{self, Splitter};
 
+mod body;
+mod chunked;
+mod connection;
 mod pool;
+#[cfg(test)]
+mod tests;
+mod wire;
 
-pub use pool::Body;
-use pool::{Connection, Failed, Pool};
+pub use body::Body;
+use connection::{Connection, Failed};
+use pool::Pool;
+pub(crate) use wire::WireError;
 
 /// Largest body that is read whole: a non-streaming answer, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
@@ -73,14 +80,9 @@ impl Upstream {
     ) -> Result<Response<Body>, CallError> {
         let rest = url.strip_prefix("http://").unwrap_or(url);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let mut request = Request::builder().method(Method::POST).uri(path);
-        request = request.header(header::HOST, authority).header(header::CONTENT_TYPE, "application/json");
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
-        let request =
-            request.body(Full::new(body)).map_err(|error| CallError::Protocol(error.to_string()))?;
-        let response = self.call(authority, request).await?;
+        let head = wire::request(authority, path, headers, body.len());
+        let head = head.ok_or_else(|| CallError::Protocol("the worker's address is no URL".to_owned()))?;
+        let response = self.call(authority, &head, &body).await?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -92,11 +94,7 @@ impl Upstream {
 
     /// One call, over an idle connection if there is one. An idle one that turns out to be closed has taken nothing, and
     /// the call is made over another.
-    async fn call(
-        &self,
-        authority: &str,
-        mut request: Request<Full<Bytes>>,
-    ) -> Result<Response<Body>, CallError> {
+    async fn call(&self, authority: &str, head: &[u8], body: &[u8]) -> Result<Response<Body>, CallError> {
         loop {
             let idle = self.pool.take(authority);
             let fresh = idle.is_none();
@@ -104,14 +102,17 @@ impl Upstream {
                 Some(connection) => connection,
                 None => self.connect(authority).await?,
             };
-            match connection.call(request).await {
-                Ok(response) => {
-                    let wrap = |incoming| Body::new(incoming, connection, self.pool.clone(), authority);
+            match connection.call(head, body).await {
+                Ok(mut answered) => {
+                    let mut response = Response::new(());
+                    *response.status_mut() = answered.head.status;
+                    *response.headers_mut() = std::mem::take(&mut answered.head.headers);
+                    let wrap = |()| Body::new(answered, connection, self.pool.clone());
                     return Ok(response.map(wrap));
                 }
-                Err(Failed::Unsent(unsent)) if !fresh => request = *unsent,
-                Err(Failed::Unsent(_)) => return Err(CallError::Connect("closed at once".to_owned())),
-                Err(Failed::Broken(error)) => return Err(CallError::Broken(causes(&error))),
+                Err(Failed::Unsent) if !fresh => {}
+                Err(Failed::Unsent) => return Err(CallError::Connect("closed at once".to_owned())),
+                Err(Failed::Broken(error)) => return Err(error.into()),
             }
         }
     }
@@ -201,44 +202,39 @@ impl CallError {
 
 async fn drain_events(mut body: Body) -> Result<(), CallError> {
     let (mut splitter, mut done) = (Splitter::default(), false);
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| CallError::Broken(causes(&error)))?;
-        let Ok(data) = frame.into_data() else { continue };
-        let events = splitter.push(data).map_err(|error| CallError::Protocol(error.to_string()))?;
-        for event in events.iter().flat_map(|events| sse::events(events).map(|place| events.slice(place))) {
-            let seen = sse::look(&event);
-            if seen.error || !sse::is_event(&event) {
-                return Err(CallError::Protocol(text(&event)));
+    while body.read(splitter.room()).await? {
+        let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
+        let events = splitter.first(whole);
+        for event in sse::events(events).filter_map(|place| events.get(place)) {
+            let seen = sse::look(event);
+            if seen.error || !sse::is_event(event) {
+                return Err(CallError::Protocol(text(event)));
             }
             done |= seen.done;
         }
+        splitter.pass(whole);
     }
     if done { Ok(()) } else { Err(CallError::Broken("the stream ended before its end".to_owned())) }
 }
 
-async fn collect(body: Body) -> Result<Bytes, CallError> {
-    if body.is_empty() {
-        return Ok(Bytes::new());
+async fn collect(mut body: Body) -> Result<Bytes, CallError> {
+    let mut whole = Vec::new();
+    while body.read(&mut whole).await? {
+        if whole.len() > MAX_BODY {
+            return Err(CallError::Broken("length limit exceeded".to_owned()));
+        }
     }
-    match Limited::new(body, MAX_BODY).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) => Err(CallError::Broken(error.to_string())),
+    Ok(whole.into())
+}
+
+impl From<WireError> for CallError {
+    /// It names no address, so the text may go to a client (A5).
+    fn from(error: WireError) -> Self {
+        Self::Broken(error.to_string())
     }
 }
 
-/// An error with its causes. hyper names no address in them, so the text may go to a client (A5).
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text.push_str(": ");
-        text.push_str(&next.to_string());
-        cause = next.source();
-    }
-    text
-}
-
-fn text(body: &Bytes) -> String {
+fn text(body: &[u8]) -> String {
     let end = body.len().min(MAX_TEXT);
     String::from_utf8_lossy(body.get(..end).unwrap_or_default()).into_owned()
 }

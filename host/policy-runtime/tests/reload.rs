@@ -237,7 +237,6 @@ fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
     let done = runtime.block_on(house.manager.ask(Command::RollBack { slot, lane: Mode::Active })).unwrap();
     let answered = asked.elapsed();
     assert_eq!((done.changed[0].result, done.changed[0].reason), ("rolled_back", "command"));
-    assert!(answered < Duration::from_millis(100), "answered after {answered:?}");
     assert_eq!(
         house.manager.status().slots[0].policy,
         "native:least-loaded",
@@ -248,6 +247,8 @@ fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
     let slow = begun.elapsed();
     assert!(report.changed.iter().any(|change| change.result == "installed"), "{report:?}");
     assert_eq!(house.manager.status().slots[0].policy, "hostile");
+    // A busy machine delays everybody: what is told is that nobody waited for the compile.
+    assert!(answered < slow / 8, "answered after {answered:?}, large after {slow:?}");
     println!("small after {small:?}, rollback answered after {answered:?}, large after {slow:?}");
 }
 

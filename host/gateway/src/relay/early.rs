@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{drive::Drive, request::Endpoint, sse};
 
@@ -12,9 +13,10 @@ pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Resp
     if let Some(usage) = seen.usage {
         drive.account.usage(usage);
     }
-    drive.account.output(0);
+    drive.account.output(0, Instant::now());
     if !drive.request.stream {
-        let mut response = Response::new(super::edit(answer.body(), &seen, None));
+        let edited = super::edit(answer.body(), &seen, None);
+        let mut response = Response::new(edited.map_or_else(|| answer.body().clone(), Bytes::from));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         return response;
     }

@@ -1,0 +1,46 @@
+//! What an engine answers as HTTP: any bytes are read without a panic, and cut anywhere they mean the same.
+#![no_main]
+#![allow(dead_code)]
+
+use libfuzzer_sys::fuzz_target;
+
+/// The wire knows nothing of the gateway, and is built here without it.
+#[path = "../../host/gateway/src/upstream/chunked.rs"]
+mod chunked;
+#[path = "../../host/gateway/src/upstream/wire.rs"]
+mod wire;
+
+type LegHeaders = Vec<(http::HeaderName, http::HeaderValue)>;
+
+/// Status, body, whether it is over, and bytes behind it; `None` when it is no answer.
+type Read = Option<(u16, Vec<u8>, bool, usize)>;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((step, bytes)) = data.split_first() else { return };
+    let whole = read(bytes, bytes.len().max(1));
+    let pieces = read(bytes, usize::from(*step).max(1));
+    assert_eq!(whole, pieces);
+    // A chunk begins anywhere.
+    let (mut one, mut out) = (chunked::Chunked::default(), Vec::new());
+    let decoded = one.decode(bytes, &mut out);
+    assert!(out.len() <= bytes.len());
+    assert!(decoded.is_err() || one.is_done() || decoded == Ok(0));
+});
+
+fn read(bytes: &[u8], step: usize) -> Read {
+    let (mut came, mut pieces) = (Vec::new(), bytes.chunks(step));
+    let (head, taken) = loop {
+        came.extend_from_slice(pieces.next()?);
+        if let Some(found) = wire::response(&came).ok()? {
+            break found;
+        }
+    };
+    let (mut framing, mut body, mut behind) = (head.framing, Vec::new(), 0);
+    for piece in std::iter::once(&came[taken..]).chain(pieces) {
+        behind += framing.decode(piece, &mut body).ok()?;
+    }
+    let over = framing.is_done();
+    assert!(over || behind == 0);
+    assert!(!(head.keep && matches!(framing, wire::Framing::ToEnd)));
+    Some((head.status.as_u16(), body, over, behind))
+}

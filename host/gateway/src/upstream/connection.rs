@@ -1,0 +1,151 @@
+//! One connection to an engine: a request goes out, and the head of its answer comes in.
+//!
+//! It has no task and no buffers. Whoever waits for the answer polls the socket, and reads into room that all connections of
+//! a thread share: an event takes one wake-up from the engine's socket to the client's, and an idle stream takes no memory.
+
+use std::{
+    cell::RefCell,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use super::wire::{self, Head, WireError};
+
+/// What is read at once, at most.
+const ROOM: usize = 64 * 1024;
+
+thread_local! {
+    static READ: RefCell<Box<[u8]>> = RefCell::new(vec![0; ROOM].into_boxed_slice());
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// `host:port` of its other end.
+    pub(super) authority: Box<str>,
+}
+
+/// The head of an answer, and what came of its body with it.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) head: Head,
+    pub(super) early: Vec<u8>,
+}
+
+/// Why a call brought no answer.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The connection was over before anything was sent.
+    Unsent,
+    /// It broke.
+    Broken(WireError),
+}
+
+impl Connection {
+    /// Connects; no Nagle.
+    pub(super) async fn open(authority: &str) -> io::Result<Box<Self>> {
+        let stream = TcpStream::connect(authority).await?;
+        stream.set_nodelay(true)?;
+        Ok(Box::new(Self { stream, authority: authority.into() }))
+    }
+
+    /// Whether an idle connection is still one: nothing has come over it, not even its end.
+    pub(super) fn is_open(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        self.poll_read(&mut cx, |_| ()).is_pending()
+    }
+
+    /// Hands what has come to `take`; nothing stands for the connection's end.
+    pub(super) fn poll_read<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Poll<Result<T, WireError>> {
+        READ.with_borrow_mut(|room| {
+            let mut read = ReadBuf::new(room);
+            let outcome = std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read));
+            Poll::Ready(outcome.map(|()| take(read.filled())).map_err(|error| WireError::Io(error.kind())))
+        })
+    }
+
+    /// Sends a request and waits for the head of its answer. An engine may answer before it has taken all of the request:
+    /// then the rest stays here, and the connection serves no other.
+    pub(super) async fn call(&mut self, head: &[u8], body: &[u8]) -> Result<Answered, Failed> {
+        let (mut sent, mut came) = (0, Vec::new());
+        std::future::poll_fn(|cx| {
+            let written = self.poll_write(cx, head, body, &mut sent);
+            loop {
+                let taken = match self.poll_read(cx, |bytes| take_head(&mut came, bytes)) {
+                    Poll::Pending => break,
+                    Poll::Ready(outcome) => outcome.and_then(|taken| taken),
+                };
+                match taken {
+                    Ok(None) => {}
+                    Ok(Some(mut answered)) => {
+                        answered.head.keep &= sent == head.len() + body.len();
+                        return Poll::Ready(Ok(answered));
+                    }
+                    Err(_) if sent == 0 => return Poll::Ready(Err(Failed::Unsent)),
+                    Err(error) => return Poll::Ready(Err(Failed::Broken(error))),
+                }
+            }
+            match written {
+                Err(_) if sent == 0 => Poll::Ready(Err(Failed::Unsent)),
+                Err(error) => Poll::Ready(Err(Failed::Broken(WireError::Io(error.kind())))),
+                Ok(()) => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Writes on, as far as the socket takes it.
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        head: &[u8],
+        body: &[u8],
+        sent: &mut usize,
+    ) -> io::Result<()> {
+        while *sent < head.len() + body.len() {
+            let rest_of_head = head.get(*sent..).unwrap_or_default();
+            let rest_of_body = body.get(sent.saturating_sub(head.len())..).unwrap_or_default();
+            let slices = [IoSlice::new(rest_of_head), IoSlice::new(rest_of_body)];
+            match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(written)) => *sent += written,
+                Poll::Ready(Err(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes what has come of a head; the answer once it is whole. `came` keeps what came before.
+fn take_head(came: &mut Vec<u8>, bytes: &[u8]) -> Result<Option<Answered>, WireError> {
+    if bytes.is_empty() {
+        return Err(WireError::Cut);
+    }
+    // A head almost always comes whole, and is read where it lies.
+    let whole = if came.is_empty() {
+        bytes
+    } else {
+        came.extend_from_slice(bytes);
+        came.as_slice()
+    };
+    if let Some((head, taken)) = wire::response(whole)? {
+        let early = whole.get(taken..).unwrap_or_default().to_vec();
+        return Ok(Some(Answered { head, early }));
+    }
+    if came.is_empty() {
+        came.extend_from_slice(bytes);
+    }
+    Ok(None)
+}

@@ -1,0 +1,196 @@
+//! Calls over real sockets, to engines that say what a test wants.
+
+#![allow(clippy::disallowed_methods, reason = "engines of tests end with them")]
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::JoinHandle,
+};
+
+use super::{CallError, Upstream};
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+
+/// An engine that answers the calls of each connection with the next texts, piece by piece, and closes behind the last.
+struct Engine {
+    url: String,
+    accepted: mpsc::UnboundedReceiver<()>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn engine(connections: Vec<Vec<Vec<String>>>) -> Engine {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
+    let (note, accepted) = mpsc::unbounded_channel();
+    let task = tokio::spawn(async move {
+        for answers in connections {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = note.send(());
+            tokio::spawn(async move {
+                for pieces in answers {
+                    take_request(&mut stream).await;
+                    for piece in pieces {
+                        let _ = stream.write_all(piece.as_bytes()).await;
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                }
+            });
+        }
+        std::future::pending::<()>().await;
+    });
+    Engine { url, accepted, task }
+}
+
+/// Reads a request of these tests: their bodies end in `!`.
+async fn take_request(stream: &mut TcpStream) {
+    let mut byte = [0];
+    while stream.read_exact(&mut byte).await.is_ok() && byte != *b"!" {}
+}
+
+fn once(answer: &str) -> Vec<Vec<Vec<String>>> {
+    vec![vec![vec![answer.to_owned()]]]
+}
+
+async fn call(upstream: &Upstream, url: &str) -> Result<Bytes, CallError> {
+    let headers = Vec::new();
+    let called = upstream.whole(url, &headers, Bytes::from_static(b"{}!"));
+    let answer = tokio::time::timeout(Duration::from_secs(10), called).await.expect("an answer");
+    answer.map(|answer| answer.into_body())
+}
+
+fn upstream() -> Upstream {
+    Upstream::new(Duration::from_secs(5))
+}
+
+#[tokio::test]
+async fn a_connection_serves_one_call_after_another() {
+    let chunked =
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{\"\r\n4\r\na\":1\r\n1\r\n}\r\n0\r\n\r\n";
+    let answers = vec![vec![OK.to_owned()], vec![chunked.to_owned()], vec![OK.to_owned()]];
+    let (mut engine, upstream) = (engine(vec![answers]).await, upstream());
+    assert_eq!(call(&upstream, &engine.url).await, Ok(Bytes::from_static(b"{}")));
+    assert_eq!(call(&upstream, &engine.url).await, Ok(Bytes::from_static(b"{\"a\":1}")));
+    assert_eq!(call(&upstream, &engine.url).await, Ok(Bytes::from_static(b"{}")));
+    assert!(engine.accepted.recv().await.is_some() && engine.accepted.try_recv().is_err(), "one connection");
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_byte_by_byte_is_the_same() {
+    let text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: 1\r\n\r\n";
+    let bytes = text.chars().map(String::from).collect();
+    let engine = engine(vec![vec![bytes]]).await;
+    assert_eq!(call(&upstream(), &engine.url).await, Ok(Bytes::from_static(b"abc")));
+}
+
+#[tokio::test]
+async fn an_idle_connection_that_was_closed_is_not_used_again() {
+    let closing = vec![vec![OK.to_owned()]];
+    let (mut engine, upstream) = (engine(vec![closing.clone(), closing]).await, upstream());
+    assert!(call(&upstream, &engine.url).await.is_ok());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(call(&upstream, &engine.url).await.is_ok());
+    assert!(
+        engine.accepted.recv().await.is_some() && engine.accepted.recv().await.is_some(),
+        "two connections"
+    );
+}
+
+#[tokio::test]
+async fn what_says_close_or_too_much_is_not_used_again() {
+    for first in [
+        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n",
+        "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+    ] {
+        // The first connection stays open, and would answer a second call wrongly.
+        let wrong = OK.replace("{}", "xx");
+        let connections = vec![vec![vec![first.to_owned()], vec![wrong]], vec![vec![OK.to_owned()]]];
+        let (engine, upstream) = (engine(connections).await, upstream());
+        assert_eq!(call(&upstream, &engine.url).await, Ok(Bytes::from_static(b"{}")), "{first}");
+        assert_eq!(call(&upstream, &engine.url).await, Ok(Bytes::from_static(b"{}")), "{first}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_without_length_ends_with_its_connection() {
+    let engine = engine(once("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nto the end")).await;
+    assert_eq!(call(&upstream(), &engine.url).await, Ok(Bytes::from_static(b"to the end")));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_is_no_answer() {
+    for cut in [
+        "HTTP/1.1 200",
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabc",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n",
+        "",
+    ] {
+        let engine = engine(once(cut)).await;
+        let outcome = call(&upstream(), &engine.url).await;
+        assert_eq!(outcome, Err(CallError::Broken("the answer ended before its end".to_owned())), "{cut:?}");
+    }
+}
+
+#[tokio::test]
+async fn garbage_is_told() {
+    let head = engine(once("220 smtp ready\r\n\r\n")).await;
+    let outcome = call(&upstream(), &head.url).await.unwrap_err();
+    assert!(
+        outcome.to_string().contains("no HTTP/1.1") && outcome.sent() && outcome.retryable(),
+        "{outcome}"
+    );
+    let chunk = engine(once("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")).await;
+    let outcome = call(&upstream(), &chunk.url).await.unwrap_err();
+    assert!(outcome.to_string().contains("invalid chunk"), "{outcome}");
+}
+
+#[tokio::test]
+async fn a_refusal_that_comes_before_the_request_is_sent_whole_is_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let engine = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        // Takes a little of it, refuses, and reads no more.
+        let _ = stream.read(&mut [0; 1024]).await;
+        let refusal = "HTTP/1.1 413 Payload Too Large\r\ncontent-length: 5\r\n\r\nlarge";
+        stream.write_all(refusal.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    });
+    let large = Bytes::from(vec![b' '; 32 << 20]);
+    let (upstream, headers) = (upstream(), Vec::new());
+    let called = upstream.whole(&url, &headers, large);
+    let outcome = tokio::time::timeout(Duration::from_secs(5), called).await.expect("an answer").unwrap_err();
+    assert!(matches!(&outcome, CallError::Status { status, .. } if status.as_u16() == 413), "{outcome}");
+    engine.abort();
+}
+
+#[tokio::test]
+async fn nobody_there_is_told_from_a_broken_call() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    drop(listener);
+    let outcome = call(&upstream(), &url).await.unwrap_err();
+    assert!(!outcome.sent() && outcome.kind() == "connect", "{outcome}");
+    let outcome = call(&upstream(), "http://127.0.0.1:1\r\nx: y/").await.unwrap_err();
+    assert_eq!(outcome.kind(), "protocol", "{outcome}");
+}
+
+#[tokio::test]
+async fn a_large_body_arrives_as_it_is() {
+    let body = "0123456789abcdef".repeat(1 << 17);
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let engine = engine(once(&answer)).await;
+    assert_eq!(call(&upstream(), &engine.url).await, Ok(Bytes::from(body)));
+}
