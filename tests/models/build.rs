@@ -39,12 +39,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let here = env::var("CARGO_MANIFEST_DIR")?;
     println!("cargo::rerun-if-changed=build");
     let mut all = copy(&here, &out, "sound", None)?;
-    let mut list = "pub(crate) const FLAWS: &[(&str, crate::Model)] = &[\n".to_owned();
+    let mut list = "pub(crate) const FLAWS: &[crate::Model] = &[\n".to_owned();
     for (number, flaw) in FLAWS.iter().enumerate() {
         let name = format!("flaw_{number}");
         all += &copy(&here, &out, &name, Some(flaw))?;
         let (room, what, model) = (flaw.room, flaw.what, flaw.model);
-        writeln!(list, "(\"{room}: {what}\", {name}::{room}_model::{model}),")?;
+        writeln!(list, "(\"{room}: {what}\", {name}::{room}_model::{model}, 0),")?;
     }
     fs::write(Path::new(&out).join("all.rs"), all + &list + "];\n")?;
     Ok(())
