@@ -59,7 +59,7 @@ fn copy(
 ) -> Result<String, Box<dyn std::error::Error>> {
     let folder = Path::new(out).join(name);
     fs::create_dir_all(&folder)?;
-    let mut module = format!("#[allow(dead_code, unreachable_pub)]\npub(crate) mod {name} {{\n");
+    let mut module = format!("#[allow(dead_code, unreachable_pub, clippy::all)]\npub(crate) mod {name} {{\n");
     for (room, path) in ROOMS {
         let path = format!("{here}/../../host/{path}");
         println!("cargo::rerun-if-changed={path}");

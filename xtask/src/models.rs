@@ -20,10 +20,18 @@ impl Default for Args {
 
 /// Runs them, each in a process of its own; then each rule broken, which has to be noticed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let around =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| sh::root().join("target"), std::path::PathBuf::from);
+    let around = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| sh::root().join("target"), std::path::PathBuf::from);
     let mut cargo = sh::cargo();
-    cargo.args(["run", "--release", "--quiet", "--manifest-path", "tests/models/Cargo.toml", "--locked", "--"]);
+    cargo.args([
+        "run",
+        "--release",
+        "--quiet",
+        "--manifest-path",
+        "tests/models/Cargo.toml",
+        "--locked",
+        "--",
+    ]);
     cargo.args(["--preemptions", &args.preemptions.to_string()]).args(&args.filter);
     sh::run(cargo.env("CARGO_TARGET_DIR", around.join("models")))
 }

@@ -2,6 +2,8 @@
 //! the host's own files, on the checker's atomics. Each model has to hold, and to fail once a rule is broken
 //! (`build/flaws.rs`). A model is a process of its own, for the checker ends with the first that fails.
 
+#![expect(clippy::disallowed_types, reason = "the checker's stand-ins are made of std's own")]
+
 use std::{
     process::{Command, ExitCode, Output},
     sync::atomic::{AtomicUsize, Ordering},

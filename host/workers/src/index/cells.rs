@@ -84,21 +84,23 @@ impl Cells {
     pub(super) fn find(&self, hash: u64) -> Option<u64> {
         let key = key_of(hash);
         let (front, back) = self.lines.split_at(self.home(key));
-        loop {
+        'again: loop {
             let turns = self.turns.0.load(Acquire);
-            let mut cells = back.iter().chain(front).flat_map(|line| &line.0);
-            let (there, cell) = cells.find_map(|cell| {
+            for cell in back.iter().chain(front).flat_map(|line| &line.0) {
                 let there = cell.key.load(Acquire);
-                (there == key || there == EMPTY).then_some((there, cell))
-            })?;
-            if there == EMPTY {
-                return None;
+                if there == EMPTY {
+                    return None;
+                }
+                if there == key {
+                    let value = cell.value.load(Acquire);
+                    if self.turns.0.load(Relaxed) == turns {
+                        return Some(value);
+                    }
+                    // The cell may have become another key's meanwhile.
+                    continue 'again;
+                }
             }
-            let value = cell.value.load(Acquire);
-            // Else the cell may have become another key's meanwhile.
-            if self.turns.0.load(Relaxed) == turns {
-                return Some(value);
-            }
+            return None;
         }
     }
 
