@@ -9,20 +9,22 @@ mod flaws;
 use flaws::{FLAWS, Flaw};
 
 /// The host's rooms.
-const ROOMS: [(&str, &str); 6] = [
+const ROOMS: [(&str, &str); 8] = [
     ("bytes", "workers/src/index/bytes.rs"),
     ("cells", "workers/src/index/cells.rs"),
     ("shards", "workers/src/index/shards.rs"),
+    ("names", "workers/src/index/names.rs"),
+    ("lookup", "workers/src/index/lookup.rs"),
     ("circuit", "workers/src/circuit.rs"),
     ("breaker", "routing/src/slot/breaker.rs"),
     ("ticker", "policy-runtime/src/ticker.rs"),
 ];
 
 /// What drives them.
-const MODELS: [&str; 5] = ["cells", "shards", "circuit", "breaker", "ticker"];
+const MODELS: [&str; 6] = ["cells", "shards", "lookup", "circuit", "breaker", "ticker"];
 
 /// What a copy says instead.
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 8] = [
     ("use std::", "use crate::stand_in::"),
     ("use arc_swap::", "use crate::stand_in::"),
     ("use parking_lot::", "use crate::stand_in::"),
@@ -30,6 +32,7 @@ const NAMES: [(&str, &str); 7] = [
     ("pub(super) ", "pub(crate) "),
     // Few, for each is made anew for every execution.
     ("const SHARDS: usize = 256;", "const SHARDS: usize = 2;"),
+    ("const CHUNK: usize = 256;", "const CHUNK: usize = 2;"),
     // Its idle ticks are all alike.
     ("const LINGER: u32 = 3;", "const LINGER: u32 = 1;"),
 ];
@@ -82,5 +85,6 @@ fn copy(
         let path = format!("{here}/src/models/{model}.rs");
         writeln!(module, "#[path = {path:?}]\npub(crate) mod {model}_model;")?;
     }
-    Ok(module + "}\n")
+    // What the index itself says of these.
+    Ok(module + "pub(crate) use lookup_model::{Candidate, Matched, Shared};\n}\n")
 }

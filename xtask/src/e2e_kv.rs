@@ -254,6 +254,12 @@ fn talk_through(address: &str, seed: u64, turns: usize, requests: &AtomicU64) ->
         let said = choice["text"].as_str().or(choice["message"]["content"].as_str()).context("no content")?;
         text.push_str(said);
         messages.push(json!({ "role": "assistant", "content": said }));
+        if seed % 3 == 1 {
+            let call = json!({ "name": format!("set_{subject}"), "arguments": "{\"to\": \"four\"}" });
+            messages.push(json!({ "role": "assistant", "content": null,
+                "tool_calls": [{ "id": "call-1", "type": "function", "function": call }] }));
+            messages.push(json!({ "role": "tool", "tool_call_id": "call-1", "content": "set" }));
+        }
         // Somebody reads before the next question comes; the engine's events come meanwhile.
         thread::sleep(Duration::from_millis(150));
     }

@@ -118,6 +118,13 @@ pub(crate) const FLAWS: &[Flaw] = &[
         ],
     ),
     flaw(
+        "lookup",
+        "a slot's candidate may change meanwhile",
+        "slot_goes_on",
+        &[("if names.version() == before {", "if names.version() >= before {")],
+    ),
+    flaw("lookup", "holes are not minded", "hole", &[("self.mind_holes(shards, blocks);", "")]),
+    flaw(
         "ticker",
         "the clock only looks whether somebody runs",
         "wakes",

@@ -16,6 +16,23 @@ mod stand_in;
 pub(crate) mod id {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct BlockHash(pub(crate) u64);
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(crate) struct WorkerId(pub(crate) u64);
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(crate) struct DpRank(pub(crate) u32);
+}
+
+/// The same.
+pub(crate) mod events {
+    #[allow(dead_code)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Tier {
+        Device,
+        Host,
+        Disk,
+    }
 }
 
 /// The same.
@@ -41,6 +58,8 @@ const MODELS: &[Model] = &[
     ("shards: a list's place goes to another block", sound::shards_model::lists, 0),
     ("shards: holders change", sound::shards_model::hands_over, 0),
     ("shards: written anew", sound::shards_model::grows, 0),
+    ("lookup: a slot goes to another candidate", sound::lookup_model::slot_goes_on, 0),
+    ("lookup: a hole comes and goes", sound::lookup_model::hole, 0),
     ("ticker: a guest wakes the clock", sound::ticker_model::wakes, 0),
     ("ticker: two guests", sound::ticker_model::wakes_for_two, 1),
     ("breaker: a success closes it", sound::breaker_model::closes, 0),
