@@ -61,7 +61,7 @@ const MODELS: &[Model] = &[
     ("lookup: a slot goes to another candidate", sound::lookup_model::slot_goes_on, 0),
     ("lookup: a hole comes and goes", sound::lookup_model::hole, 0),
     ("ticker: a guest wakes the clock", sound::ticker_model::wakes, 0),
-    ("ticker: two guests", sound::ticker_model::wakes_for_two, 1),
+    ("ticker: two guests", sound::ticker_model::wakes_for_two, 2),
     ("breaker: a success closes it", sound::breaker_model::closes, 0),
     ("breaker: one call is let through", sound::breaker_model::lets_one_through, 0),
     ("circuit: a success closes it", sound::circuit_model::closes, 0),

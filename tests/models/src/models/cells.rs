@@ -94,7 +94,7 @@ pub(crate) fn changes() {
 pub(crate) fn grows() {
     run(
         &[Set(A, 1), Set(STAYS, 1), Set(B, 1)],
-        &[Set(C, 2), Remove(A), Set(D, 3), Set(STAYS, 4), Remove(D), Set(A, 5)],
+        &[Set(C, 2), Remove(A), Set(D, 3), Set(STAYS, 4)],
         [&[A], &[D]],
     );
 }
