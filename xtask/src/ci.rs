@@ -1,8 +1,8 @@
 //! `ci`: what has to be green.
 
-use crate::{setup, sh, test};
+use crate::{models, setup, sh, test};
 
-/// Format, lints, docs, tests; the first that fails ends it.
+/// Format, lints, docs, models, tests; the first that fails ends it.
 pub(crate) fn run() -> anyhow::Result<()> {
     setup::run()?;
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
@@ -18,5 +18,6 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let mut doc = sh::cargo();
     doc.args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings");
     sh::run(&mut doc)?;
+    models::run(&models::Args::default())?;
     test::run()
 }

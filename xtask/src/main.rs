@@ -21,6 +21,7 @@ mod hostile;
 mod http;
 mod langs;
 mod load;
+mod models;
 mod oracle;
 mod page;
 mod policies;
@@ -67,6 +68,8 @@ enum Command {
     E2eKv(e2e_kv::Args),
     /// Hashes, index and cost beside NVIDIA Dynamo's KV router (crate `dynamo-kv-router`); not part of CI.
     Oracle(oracle::Args),
+    /// What threads share without a lock, in every order (the loom model checker), and each rule broken once; part of CI.
+    Models(models::Args),
     /// Memory of the index: ten million blocks within its budget, and workers that come and go leave nothing.
     Churn,
     /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Command::E2eVllm(args) => e2e_vllm::run(&args),
         Command::E2eKv(args) => e2e_kv::run(&args),
         Command::Oracle(args) => oracle::run(&args),
+        Command::Models(args) => models::run(&args),
         Command::Churn => churn::run(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Page => page::run(),

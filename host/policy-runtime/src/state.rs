@@ -194,9 +194,10 @@ impl State {
 
     fn sweep(&self, now_ms: u64) -> bool {
         let last = self.swept_ms.load(Ordering::Relaxed);
-        let due = now_ms >= last.saturating_add(SWEEP_MS);
-        let mine = self.swept_ms.compare_exchange(last, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !due || !mine {
+        if now_ms < last.saturating_add(SWEEP_MS) {
+            return false;
+        }
+        if self.swept_ms.compare_exchange(last, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
         for shard in &self.shards {

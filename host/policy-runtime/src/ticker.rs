@@ -1,4 +1,8 @@
 //! The epoch's clock: ticks every millisecond while some guest runs, and sleeps when none does.
+//!
+//! No wake-up is lost: the clock says that it sleeps and then changes `running` by nothing, a guest changes `running` and then asks
+//! whether the clock sleeps. Changes of one number have an order: either the clock's comes later and tells it of the guest, or
+//! the guest's does, and brings with it what the clock said before. `cargo xtask models` tries it.
 
 use std::{
     sync::{
@@ -30,8 +34,8 @@ pub(crate) struct Running<'a>(&'a Ticker);
 impl Ticker {
     /// A guest begins to run.
     pub(crate) fn running(&self) -> Running<'_> {
-        self.running.fetch_add(1, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst)
+        self.running.fetch_add(1, Ordering::AcqRel);
+        if self.asleep.load(Ordering::Acquire)
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();
@@ -45,17 +49,17 @@ impl Ticker {
         let mut idle = 0;
         while tick() {
             thread::sleep(TICK);
-            idle = if self.running.load(Ordering::SeqCst) == 0 { idle + 1 } else { 0 };
+            idle = if self.running.load(Ordering::Relaxed) == 0 { idle + 1 } else { 0 };
             if idle < LINGER {
                 continue;
             }
             // Either this sees the guest that begins now, or that guest sees the clock asleep and wakes it.
-            self.asleep.store(true, Ordering::SeqCst);
-            if self.running.load(Ordering::SeqCst) == 0 {
+            self.asleep.store(true, Ordering::Release);
+            if self.running.fetch_add(0, Ordering::AcqRel) == 0 {
                 // Not for ever: the engine may be dropped meanwhile, and nobody would say so.
                 thread::park_timeout(Duration::from_secs(1));
             }
-            self.asleep.store(false, Ordering::SeqCst);
+            self.asleep.store(false, Ordering::Release);
             idle = 0;
         }
     }
@@ -63,7 +67,7 @@ impl Ticker {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -45,7 +45,8 @@ impl Circuit {
     /// Takes an outcome. Outcomes of several requests may race; a lost one changes a pause, nothing else.
     pub(crate) fn note(&self, ok: bool) {
         if ok {
-            if self.failures.load(Ordering::Relaxed) != 0 {
+            // Either alone may be what is left of a failure in another thread, whose halves this came between.
+            if self.failures.load(Ordering::Relaxed) != 0 || self.until_ms.load(Ordering::Relaxed) != 0 {
                 self.failures.store(0, Ordering::Relaxed);
                 self.opened.store(0, Ordering::Relaxed);
                 self.until_ms.store(0, Ordering::Relaxed);

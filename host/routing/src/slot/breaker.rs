@@ -68,7 +68,8 @@ impl Breaker {
     }
 
     pub(super) fn success(&self) {
-        if self.in_a_row.load(Ordering::Relaxed) != 0 {
+        // Either alone may be what is left of a failure in another thread, whose halves this came between.
+        if self.in_a_row.load(Ordering::Relaxed) != 0 || self.is_open() {
             self.in_a_row.store(0, Ordering::Relaxed);
             self.retry_at_ms.store(0, Ordering::Release);
         }

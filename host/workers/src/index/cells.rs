@@ -3,6 +3,22 @@
 //! A key lies in its home line (64 bytes, four cells) or behind it, with no empty cell between: a read is one cache miss as a
 //! rule, and reads of several keys do not wait for each other. A cell is never moved; a table that is too full or too empty is
 //! written anew, which readers meet when its owner publishes it.
+//!
+//! # What readers may rely on
+//! Only the [`Owner`] writes, and there is one. A cell goes from empty to a key, from the key to gone, and from gone to the
+//! next key or, when no key behind it needs it, to empty. While a key is held its cell stays, and no cell between its home and it
+//! is empty. Every store is a release and every load of a reader an acquire, so whoever sees a store sees all before it.
+//!
+//! - The owner takes a cell by writing the value first and the key last; it leaves by writing the key only. So who sees a key sees
+//!   its value or a later one of that cell, which may be another key's.
+//! - `turns` rises after a key left and before any cell is taken for a new one, ahead of that value. A reader reads it first and
+//!   last: who read a later key's value reads a later number at the end, and who began with that number did not meet
+//!   the key that had left. So a value that is answered was the key's while the read went on, also when a key leaves, lends its
+//!   cell to another and comes back.
+//! - Who finds nothing needs no second look: a key that is held all the time is met.
+//! - A table that was written anew is left as it was; its readers see the last moment before.
+//!
+//! `cargo xtask models` tries all of it, and these rules one by one broken.
 
 use std::sync::{
     Arc,
@@ -32,9 +48,18 @@ struct Cell {
 #[repr(align(64))]
 struct Line([Cell; WIDTH]);
 
+/// How often cells that keys had left were given to others. In a line of its own: a reader waits for it while it waits for its
+/// cell, and for the table's address and length not at all.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Turns(AtomicU64);
+
 /// The cells as readers see them.
 #[derive(Debug, Default)]
-pub(super) struct Cells(Box<[Line]>);
+pub(super) struct Cells {
+    lines: Box<[Line]>,
+    turns: Turns,
+}
 
 /// Where a key is, or could be put.
 enum Sought {
@@ -51,38 +76,45 @@ fn key_of(hash: u64) -> u64 {
 
 impl Cells {
     fn new(cells: usize) -> Self {
-        Self((0..cells.div_ceil(WIDTH)).map(|_| Line::default()).collect())
+        let lines = (0..cells.div_ceil(WIDTH)).map(|_| Line::default()).collect();
+        Self { lines, turns: Turns::default() }
     }
 
     /// The value of a key.
     pub(super) fn find(&self, hash: u64) -> Option<u64> {
         let key = key_of(hash);
-        let (front, back) = self.0.split_at(self.home(key));
-        for cell in back.iter().chain(front).flat_map(|line| &line.0) {
-            let there = cell.key.load(Acquire);
-            if there == EMPTY {
-                return None;
+        let (front, back) = self.lines.split_at(self.home(key));
+        'again: loop {
+            let turns = self.turns.0.load(Acquire);
+            for cell in back.iter().chain(front).flat_map(|line| &line.0) {
+                let there = cell.key.load(Acquire);
+                if there == EMPTY {
+                    return None;
+                }
+                if there == key {
+                    let value = cell.value.load(Acquire);
+                    if self.turns.0.load(Relaxed) == turns {
+                        return Some(value);
+                    }
+                    // The cell may have become another key's meanwhile.
+                    continue 'again;
+                }
             }
-            if there == key {
-                let value = cell.value.load(Acquire);
-                // Unless the cell became another key's meanwhile.
-                return (cell.key.load(Acquire) == key).then_some(value);
-            }
+            return None;
         }
-        None
     }
 
     /// The first line of a key; shards and parts are told apart by other bits.
     fn home(&self, key: u64) -> usize {
-        (((key & 0xffff_ffff) * self.0.len() as u64) >> 32) as usize
+        (((key & 0xffff_ffff) * self.lines.len() as u64) >> 32) as usize
     }
 
     fn cell(&self, at: usize) -> Option<&Cell> {
-        self.0.get(at / WIDTH)?.0.get(at % WIDTH)
+        self.lines.get(at / WIDTH)?.0.get(at % WIDTH)
     }
 
     fn len(&self) -> usize {
-        self.0.len() * WIDTH
+        self.lines.len() * WIDTH
     }
 
     fn seek(&self, key: u64) -> Sought {
@@ -109,6 +141,11 @@ impl Cells {
         }
     }
 
+    /// From here on readers that met a key which has left will notice.
+    fn next_turn(&self) {
+        self.turns.0.store(self.turns.0.load(Relaxed) + 1, Release);
+    }
+
     fn key(&self, at: usize) -> u64 {
         self.cell(at).map_or(EMPTY, |cell| cell.key.load(Relaxed))
     }
@@ -120,7 +157,7 @@ impl Cells {
     }
 
     fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
-        let held = self.0.iter().flat_map(|line| &line.0);
+        let held = self.lines.iter().flat_map(|line| &line.0);
         held.map(|cell| (cell.key.load(Relaxed), cell.value.load(Relaxed))).filter(|(key, _)| *key > GONE)
     }
 }
@@ -133,13 +170,15 @@ pub(super) struct Owner {
     held: usize,
     /// Cells that are not empty.
     used: usize,
+    /// A key has left since the cells' last turn.
+    left: bool,
 }
 
 impl Owner {
     /// Asks for a key's line before it is needed: the answer is of no use but for its having been read.
     pub(super) fn touch(&self, hash: u64) -> u64 {
         let key = key_of(hash);
-        self.cells.0.get(self.cells.home(key)).map_or(0, |line| line.0[0].key.load(Relaxed))
+        self.cells.lines.get(self.cells.home(key)).map_or(0, |line| line.0[0].key.load(Relaxed))
     }
 
     pub(super) fn get(&self, hash: u64) -> Option<u64> {
@@ -159,6 +198,9 @@ impl Owner {
         match sought {
             Sought::Held(at) => self.cells.put(at, key, value),
             Sought::Free(at, used) => {
+                if std::mem::take(&mut self.left) {
+                    self.cells.next_turn();
+                }
                 self.cells.put(at, key, value);
                 self.held += 1;
                 self.used += usize::from(!used);
@@ -172,6 +214,7 @@ impl Owner {
     pub(super) fn remove(&mut self, hash: u64) -> bool {
         let Sought::Held(at) = self.cells.seek(key_of(hash)) else { return false };
         self.cells.set_key(at, GONE);
+        self.left = true;
         self.held -= 1;
         self.sweep(at);
         let sparse = self.held * 25 < self.cells.len() * 8 && self.cells.len() > 2 * WIDTH;
@@ -204,7 +247,7 @@ impl Owner {
             }
         }
         self.cells = Arc::new(cells);
-        self.used = self.held;
+        (self.used, self.left) = (self.held, false);
     }
 
     /// What readers read.
@@ -218,10 +261,13 @@ impl Owner {
 
     /// Bytes that the cells take.
     pub(super) fn bytes(&self) -> usize {
-        match self.cells.0.len() {
+        match self.cells.lines.len() {
             0 => 0,
             // What alignment may cost, too.
-            lines => heap(lines * size_of::<Line>()) + align_of::<Line>(),
+            lines => {
+                let table = 2 * size_of::<usize>() + size_of::<Cells>();
+                heap(lines * size_of::<Line>()) + heap(table) + 2 * align_of::<Line>()
+            }
         }
     }
 }

@@ -58,6 +58,22 @@ impl Overlaps {
     }
 
     pub(super) fn find(&mut self, shared: &Shared, blocks: &[BlockHash]) {
+        let before = shared.names.load().version();
+        self.look(shared, blocks);
+        let names = shared.names.load();
+        if names.version() == before {
+            return;
+        }
+        // Whose slot it was for a part of the time only is nobody's.
+        for slot in names.given_after(before) {
+            if let Some(depth) = self.depths.get_mut(slot) {
+                *depth = 0;
+            }
+        }
+        self.names = names.clone();
+    }
+
+    fn look(&mut self, shared: &Shared, blocks: &[BlockHash]) {
         self.depths.clear();
         self.group.clear();
         let Some(first) = blocks.first() else { return };

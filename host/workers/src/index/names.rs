@@ -1,4 +1,7 @@
 //! Who the slot numbers stand for. Lookups read it as it was published; a worker that joins costs a copy of plain memory.
+//!
+//! A slot may go from one candidate to another while a lookup runs. The writer publishes that before it says anything of the
+//! new one, so a lookup that has read names before and after knows which slots it has to pass over.
 
 use std::sync::{Arc, atomic::AtomicU32};
 
@@ -20,6 +23,10 @@ pub(super) struct Names {
     pub(super) lower: Vec<(Candidate, TierSlots)>,
     /// All slots are below this.
     pub(super) slots: usize,
+    /// How often it changed.
+    version: u64,
+    /// By slot: the version in which its candidate got it.
+    since: Vec<u64>,
     /// Counters by slot. They stay when names change: a slot's next owner has the same.
     holes: Vec<Arc<[AtomicU32]>>,
 }
@@ -51,6 +58,11 @@ impl Names {
     /// Gives a candidate's tier a slot, or takes it. `slots` is how many there are from now on.
     pub(super) fn set(&mut self, candidate: Candidate, tier: Tier, slot: Option<u32>, slots: usize) {
         self.slots = slots;
+        self.version += 1;
+        self.since.resize(slots, 0);
+        if let Some(since) = slot.and_then(|slot| self.since.get_mut(slot as usize)) {
+            *since = self.version;
+        }
         while self.holes.len() * CHUNK < slots {
             self.holes.push((0..CHUNK).map(|_| AtomicU32::new(0)).collect());
         }
@@ -63,6 +75,17 @@ impl Names {
         put(&mut self.candidates, candidate, all);
         let [_, host, disk] = all;
         put(&mut self.lower, candidate, if host.or(disk).is_some() { all } else { TierSlots::default() });
+    }
+
+    /// How often it changed.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The slots that got their candidate after that version.
+    pub(super) fn given_after(&self, version: u64) -> impl Iterator<Item = usize> {
+        let later = self.since.iter().enumerate().filter(move |(_, since)| **since > version);
+        later.map(|(slot, _)| slot)
     }
 
     /// The counter of a slot.

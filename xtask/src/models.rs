@@ -1,0 +1,37 @@
+//! `models`: what threads share without a lock, in every order, by the loom model checker. The models are a workspace of their own
+//! in `tests/models`, because they are built of copies of the host's files on the checker's atomics.
+
+use crate::sh;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only models and flaws whose names contain this.
+    filter: Option<String>,
+    /// Preemptions in one execution at most; one more takes twenty times as long.
+    #[arg(long, default_value_t = 2)]
+    preemptions: u32,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self { filter: None, preemptions: 2 }
+    }
+}
+
+/// Runs them, each in a process of its own; then each rule broken, which has to be noticed.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let around = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| sh::root().join("target"), std::path::PathBuf::from);
+    let mut cargo = sh::cargo();
+    cargo.args([
+        "run",
+        "--release",
+        "--quiet",
+        "--manifest-path",
+        "tests/models/Cargo.toml",
+        "--locked",
+        "--",
+    ]);
+    cargo.args(["--preemptions", &args.preemptions.to_string()]).args(&args.filter);
+    sh::run(cargo.env("CARGO_TARGET_DIR", around.join("models")))
+}
