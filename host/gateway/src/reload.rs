@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    app::{App, slots::recipes},
+    app::{App, slots::specs},
     config::Config,
 };
 
@@ -100,7 +100,7 @@ impl Keeper {
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
         let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
         let gate = config.policies.gate().map_err(|errors| ReloadError::Invalid(errors.join("\n")))?;
-        let command = Command::Configure { recipes: recipes(&config), gate };
+        let command = Command::Configure { specs: specs(&config), gate };
         let policies = app.policies.ask(command).await?;
         let moves = move_workers(&app.registry, &workers, &config.workers);
         let needs_restart = needs_restart(&self.started, &config);

@@ -18,8 +18,8 @@ mod manager;
 mod meter;
 mod pool;
 mod probe;
-mod recipe;
 mod refusal;
+mod spec;
 mod state;
 mod ticker;
 
@@ -35,6 +35,6 @@ pub use manager::{
 };
 pub use meter::Usage;
 pub use probe::Question;
-pub use recipe::{LaneRecipe, Part, Rank, ScorerPart, SlotRecipe};
 pub use refusal::Refusal;
+pub use spec::{LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 pub use state::{State, StateError, StateQuota};

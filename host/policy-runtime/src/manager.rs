@@ -2,7 +2,7 @@
 //! rolls back what fails in its first calls.
 //!
 //! A file's name says its slot and lane (`prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`, …); `parts/NAME.wasm` are
-//! parts that recipes name. Content decides whether anything changed. It runs on a thread of its own,
+//! parts that specs name. Content decides whether anything changed. It runs on a thread of its own,
 //! as operators' commands and failures do; compiling is done beside it (`foundry`), and what was made is installed if it is still
 //! what the folder says.
 
@@ -21,8 +21,8 @@ use crate::{
     engine::PolicyEngine,
     gate::Gate,
     meter::Usage,
-    recipe::{LaneRecipe, SlotRecipe},
     refusal::Refusal,
+    spec::{LaneSpec, SlotSpec},
 };
 
 mod assemble;
@@ -69,10 +69,10 @@ pub struct SlotConfig {
     /// The slot.
     pub slot: Arc<Slot>,
     /// What it runs.
-    pub recipe: SlotRecipe,
+    pub spec: SlotSpec,
     /// What its policies may reach; the state behind it is kept through reloads.
     pub access: Access,
-    /// What its first generation was made of; `None`: of something else than the recipe says.
+    /// What its first generation was made of; `None`: of something else than the spec says.
     pub first: Option<First>,
 }
 
@@ -111,7 +111,7 @@ pub struct PolicyManager {
 }
 
 impl Opened {
-    /// Opens the policy folder; without one slots run what their recipes say.
+    /// Opens the policy folder; without one slots run what their specs say.
     ///
     /// # Errors
     /// There is no such folder.
@@ -127,12 +127,12 @@ impl Opened {
     pub fn first(
         &mut self,
         kind: SlotKind,
-        recipe: &LaneRecipe,
+        spec: &LaneSpec,
         access: &Access,
     ) -> Result<(Program, First), Refusal> {
-        let planned = self.workshop.plan(None, recipe).map_err(|refused| *refused.refusal)?;
+        let planned = self.workshop.plan(None, spec).map_err(|refused| *refused.refusal)?;
         let mut planned = planned.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
-        let program = self.workshop.assemble(kind, &mut planned, recipe, access);
+        let program = self.workshop.assemble(kind, &mut planned, spec, access);
         let program = program.map_err(|halt| match halt {
             Halt::Refused(refused) => *refused.refusal,
             // Only a running manager has a foundry to wait for.
@@ -185,7 +185,7 @@ impl PolicyManager {
         Ok(Self { status, slots, engine, changed, orders, stop })
     }
 
-    /// Has something done, and waits until it is: a reload and new recipes wait for compiles, theirs and those under way; a
+    /// Has something done, and waits until it is: a reload and new specs wait for compiles, theirs and those under way; a
     /// rollback and a promotion wait for none.
     ///
     /// # Errors
