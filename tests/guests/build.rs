@@ -12,6 +12,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("hostile-core.wasm"), hostile.core_module().build()?)?;
     let chatty = GuestBuild::new(&workspace, "guest-chatty").target(Target::Wasip2);
     fs::write(out.join("chatty.wasm"), chatty.build()?)?;
+    let rogue = GuestBuild::new(&workspace, "guest-rogue");
+    fs::write(out.join("rogue-planner.wasm"), rogue.features("decode-override").build()?)?;
     for name in ["low-queue", "tenant-limit", "weighted-random"] {
         fs::write(
             out.join(format!("{name}.wasm")),
@@ -19,7 +21,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         )?;
         println!("cargo:rerun-if-changed=../../policies/{name}/src");
     }
-    for path in ["hostile/src", "chatty/src", "../../policies/sdk/src", "../../wit/policy.wit"] {
+    for path in [
+        "hostile/src",
+        "chatty/src",
+        "rogue/src",
+        "rogue/Cargo.toml",
+        "../../policies/sdk/src",
+        "../../wit/policy.wit",
+    ] {
         println!("cargo:rerun-if-changed={path}");
     }
     Ok(())

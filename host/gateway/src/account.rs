@@ -7,7 +7,7 @@ use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    metrics::{DecisionLabels, FallbackLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
+    metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
     mismatch::Turn,
     request::Endpoint,
     sse::Usage,
@@ -88,7 +88,7 @@ impl Account {
         };
         self.metrics.decisions.get_or_create(&labels).inc();
         if let Decider::Fallback { reason, detail } = &receipt.decider {
-            self.metrics.fallbacks.get_or_create(&FallbackLabels { slot, reason }).inc();
+            self.metrics.fell_back(receipt.slot, reason);
             tracing::debug!(request = self.request_id, slot, reason, detail, "the fallback decided");
         }
         if receipt.leg != pointsman_workers::Leg::Decode {

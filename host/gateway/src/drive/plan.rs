@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_routing::{CandidateId, DecisionId, Plan, Query, Subject};
+use pointsman_routing::{CandidateId, DecisionId, Plan, Query, SlotKind, Subject};
 use pointsman_workers::{Candidate, Leg, Role, Snapshot};
 
 use crate::{app::App, connector::connector_for, error::Cause, legs::Shape, request::Request};
@@ -66,6 +66,9 @@ pub(crate) fn plan(
     }
     let question = question(app, request, subject, snapshot, Leg::Decode);
     let planned = app.router.plan(&Query { request_id: id, ..question });
+    if let Some(reason) = planned.fallback.filter(|_| id.is_some()) {
+        app.metrics.fell_back(SlotKind::DecodeOverride, reason);
+    }
     let decision = planned.id;
     match planned.plan {
         Plan::Remote => Ok(Planning { decision, ..REMOTE }),
