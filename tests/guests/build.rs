@@ -13,8 +13,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let chatty = GuestBuild::new(&workspace, "guest-chatty").target(Target::Wasip2);
     fs::write(out.join("chatty.wasm"), chatty.build()?)?;
     let rogue = GuestBuild::new(&workspace, "guest-rogue");
-    fs::write(out.join("rogue-planner.wasm"), rogue.features("decode-override").build()?)?;
-    for name in ["low-queue", "tenant-limit", "weighted-random"] {
+    fs::write(out.join("rogue-planner.wasm"), rogue.clone().features("decode-override").build()?)?;
+    fs::write(
+        out.join("rogue-learning-planner.wasm"),
+        rogue.clone().features("decode-override,learning").build()?,
+    )?;
+    fs::write(out.join("rogue-learner.wasm"), rogue.features("selector,state,learning").build()?)?;
+    for name in ["learned-ttft", "low-queue", "tenant-limit", "weighted-random"] {
         fs::write(
             out.join(format!("{name}.wasm")),
             GuestBuild::new(&workspace, &format!("policy-{name}")).build()?,

@@ -47,7 +47,7 @@ fn refusal(bytes: &[u8], grants: &[Grant]) -> Refusal {
 fn an_import_that_is_not_granted_refuses_the_policy_and_names_the_grant() {
     let refused = refusal(TENANT_LIMIT, &Access::DEFAULT);
     assert_eq!(refused.kind(), "not_granted");
-    let text = "imports `pointsman:policy/state@0.1.0`, and the slot does not grant `state`";
+    let text = "imports `pointsman:policy/state@0.1.1`, and the slot does not grant `state`";
     assert_eq!(refused.to_string(), text);
     let refused = refusal(CHATTY, &[Grant::Log, Grant::State]);
     assert!(refused.to_string().ends_with("does not grant `wasi`"), "{refused}");

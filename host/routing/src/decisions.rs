@@ -291,6 +291,14 @@ impl By {
     }
 }
 
+impl DecisionId {
+    /// The number behind the name, never 0.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 impl fmt::Display for DecisionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)

@@ -404,6 +404,7 @@ impl Chosen {
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
             decider: self.decider,
+            learns: self.active.learns,
             reason: self.reason,
             worker: self.candidate.worker.id(),
             rank: self.candidate.rank,

@@ -8,6 +8,13 @@ pub const HOSTILE_CORE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostil
 pub const CHATTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatty.wasm"));
 /// A decode override that does what its script says; see [`scripted`].
 pub const ROGUE_PLANNER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rogue-planner.wasm"));
+/// A selector with `state` that exports `learning` and does what its script says; see [`scripted`].
+pub const ROGUE_LEARNER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rogue-learner.wasm"));
+/// A decode override that exports `learning` and imports `state`; `learn-local 0` is remote until three decode legs were told.
+pub const ROGUE_LEARNING_PLANNER: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/rogue-learning-planner.wasm"));
+/// The scorer `learned-ttft`, which exports `learning` and imports `state`.
+pub const LEARNED_TTFT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/learned-ttft.wasm"));
 /// The filter `low-queue`.
 pub const LOW_QUEUE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/low-queue.wasm"));
 /// The selector `tenant-limit`, which imports `state`.

@@ -137,7 +137,7 @@ fn files(guests: &Guests) -> Vec<Case> {
         ("core module with an import of its own", needy.to_vec(), "not_a_component"),
         ("truncated core module", half(core), "not_a_component"),
         ("empty component", b"\0asm\x0d\0\x01\0".to_vec(), "wrong_world"),
-        ("contract 0.2", replaced(selector, "@0.1.0", "@0.2.0"), "wrong_version"),
+        ("contract 0.2", replaced(selector, "@0.1.1", "@0.2.0"), "wrong_version"),
         (
             "interface of another package",
             replaced(selector, "policy/log@", "policy/lag@"),

@@ -33,6 +33,7 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
     let limits = Limits {
         deadline: policies.deadline,
         configure_deadline: policies.configure_deadline,
+        observe_deadline: policies.observe_deadline,
         memory_bytes: policies.memory_bytes,
         ..Limits::default()
     };

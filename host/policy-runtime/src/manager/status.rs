@@ -123,6 +123,10 @@ pub struct PartStatus {
     pub origin: Origin,
     /// As a scorer: its weight.
     pub weight: Option<f32>,
+    /// It imports `state`.
+    pub remembers: bool,
+    /// It exports `learning`.
+    pub learns: bool,
 }
 
 /// What the generation in force is.
@@ -292,6 +296,8 @@ fn parts(program: &Program) -> Vec<PartStatus> {
             digest: info.digest,
             origin: info.origin.clone(),
             weight: if info.world == World::Scorer { weights.next() } else { None },
+            remembers: info.remembers,
+            learns: info.learns,
         }
     };
     program.policies().map(one).collect()

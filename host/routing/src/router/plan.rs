@@ -13,7 +13,7 @@ use crate::{
     policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
     query::{CandidateId, Query},
     scope::Scope,
-    slot::{Active, Generation, Opinion, Program, SlotKind},
+    slot::{Active, Generation, Mode, Opinion, Program, SlotKind},
 };
 
 /// A decode override's word for one request.
@@ -23,6 +23,10 @@ pub struct Planned {
     pub plan: Plan,
     /// The generation that said so.
     pub generation: Generation,
+    /// Its lane.
+    pub mode: Mode,
+    /// Whether it learns from what becomes of its word.
+    pub learns: bool,
     /// Why the policy's word was not used, when it was not.
     pub fallback: Option<&'static str>,
     /// The decode candidate it was asked about.
@@ -41,8 +45,9 @@ impl Router {
         let started = Instant::now();
         let lineup = self.slots.get(query.model, SlotKind::DecodeOverride).lineup();
         let active = lineup.serving(query.subject);
-        let generation = active.generation;
-        let remote = Planned { plan: Plan::Remote, generation, fallback: None, decode: None, id: None };
+        let (generation, mode, learns) = (active.generation, active.mode, active.learns);
+        let remote =
+            Planned { plan: Plan::Remote, generation, mode, learns, fallback: None, decode: None, id: None };
         let planned = match &active.program {
             Program::DecodeOverride(policy) => {
                 SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&active.recipe, &[]));

@@ -18,6 +18,7 @@ pub(super) fn policies(out: &mut String, app: &App) {
         .map(|count| (format!("result=\"{}\",reason=\"{}\"", count.result, count.reason), count.count));
     counter(out, "pointsman_policy_reloads", "Reloads by how they ended", &reloads.collect::<Vec<_>>());
     calls(out, app);
+    learning(out, app);
     usage(out, &app.policies.usage());
 }
 
@@ -93,6 +94,26 @@ fn trials(out: &mut String, status: &ManagerStatus) {
         "Decisions by whether the shadow would have made the same",
         &shadows,
     );
+}
+
+/// What learners are told, and how that ends.
+fn learning(out: &mut String, app: &App) {
+    let counts = app.learning.counts().map(|(result, count)| (format!("result=\"{result}\""), count));
+    counter(out, "pointsman_policy_outcomes", "Outcomes of decisions for policies that learn", &counts);
+    let mut batches = Vec::new();
+    for slot in app.policies.slots() {
+        for mode in [Mode::Active, Mode::Canary] {
+            let stats = slot.observed(mode);
+            if stats.cumulative().last().is_some_and(|count| *count > 0) {
+                let line = |(outcome, count): (&str, u64)| {
+                    (format!("{},mode=\"{mode}\",outcome=\"{outcome}\"", of_slot(slot)), count)
+                };
+                batches.extend(stats.outcomes().map(line));
+            }
+        }
+    }
+    let help = "Batches of outcomes that a slot's policies were given, by how it ended";
+    counter(out, "pointsman_policy_observations", help, &batches);
 }
 
 /// Calls by outcome, and their times.
