@@ -257,18 +257,18 @@ impl Voice {
         let generation = scope::generation().map(|generation| generation.0);
         let line: String = message.trim_end().chars().take(LINE).collect();
         let policy = &*self.policy;
-        match level {
+        scope::with_request(|request| match level {
             tracing::Level::ERROR => {
-                tracing::error!(target: "pointsman::guest", policy, generation, seed, "{line}")
+                tracing::error!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
             }
             tracing::Level::WARN => {
-                tracing::warn!(target: "pointsman::guest", policy, generation, seed, "{line}")
+                tracing::warn!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
             }
             tracing::Level::INFO => {
-                tracing::info!(target: "pointsman::guest", policy, generation, seed, "{line}")
+                tracing::info!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
             }
-            _ => tracing::debug!(target: "pointsman::guest", policy, generation, seed, "{line}"),
-        }
+            _ => tracing::debug!(target: "pointsman::guest", policy, generation, request, seed, "{line}"),
+        });
     }
 }
 

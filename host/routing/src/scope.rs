@@ -18,10 +18,13 @@ const VALUE: usize = 64;
 struct Current {
     preview: bool,
     generation: Option<Generation>,
+    /// The request's id is in `REQUEST`.
+    named: bool,
 }
 
 thread_local! {
     static CURRENT: Cell<Current> = Cell::default();
+    static REQUEST: RefCell<String> = const { RefCell::new(String::new()) };
     static STATE_READS: RefCell<Vec<StateRead>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -54,11 +57,20 @@ impl Scope {
         Self::with(|current| current.generation = Some(generation))
     }
 
-    /// The same, for a choice that is only previewed when `preview` is set, or when one of the outer scopes is a preview.
-    pub(crate) fn choice(generation: Generation, preview: bool) -> Self {
+    /// The same, for a decision about the request of this id. It is only previewed when `preview` is set, or when one of the outer
+    /// scopes is a preview.
+    pub(crate) fn decision(generation: Generation, preview: bool, request: Option<&str>) -> Self {
+        let request = request.filter(|_| !CURRENT.get().named);
+        if let Some(request) = request {
+            REQUEST.with_borrow_mut(|kept| {
+                kept.clear();
+                kept.push_str(request);
+            });
+        }
         Self::with(|current| {
             current.generation = Some(generation);
             current.preview |= preview;
+            current.named |= request.is_some();
         })
     }
 
@@ -87,6 +99,14 @@ pub fn is_preview() -> bool {
 #[must_use]
 pub fn generation() -> Option<Generation> {
     CURRENT.get().generation
+}
+
+/// Reads the id of the request that is decided about, when it is known.
+pub fn with_request<T>(read: impl FnOnce(Option<&str>) -> T) -> T {
+    if !CURRENT.get().named {
+        return read(None);
+    }
+    REQUEST.with_borrow(|request| read(Some(request)))
 }
 
 /// Notes what a policy read; what is beyond the first 16 reads is forgotten.
@@ -126,6 +146,22 @@ mod tests {
         assert_eq!((is_preview(), generation()), (true, None));
         drop(outer);
         assert!(!is_preview());
+    }
+
+    #[test]
+    fn a_request_is_named_as_long_as_its_decision_lasts() {
+        let name = || with_request(|request| request.map(str::to_owned));
+        let outer = Scope::decision(Generation(1), false, Some("a"));
+        {
+            let _inner = Scope::decision(Generation(2), true, Some("a"));
+            let _nobody = Scope::decision(Generation(3), true, None);
+            assert_eq!((name().as_deref(), generation()), (Some("a"), Some(Generation(3))));
+        }
+        assert_eq!((name().as_deref(), is_preview()), (Some("a"), false));
+        drop(outer);
+        assert_eq!(name(), None);
+        let _next = Scope::decision(Generation(1), false, Some("b"));
+        assert_eq!(name().as_deref(), Some("b"));
     }
 
     #[test]

@@ -51,14 +51,14 @@ impl Router {
         let planned = match &active.program {
             Program::DecodeOverride(policy) => {
                 SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&active.recipe, &[]));
-                let mut planned = match self.ask(active, |policy| self.decide(active, policy, query), policy)
-                {
-                    Ok((plan, decode)) => Planned { plan, decode, ..remote },
-                    Err(reason) => {
-                        let plan = plan_without(lineup.on_failure.unwrap_or(self.on_failure));
-                        Planned { plan, fallback: Some(reason), ..remote }
-                    }
-                };
+                let mut planned =
+                    match self.ask(query, active, |policy| self.decide(active, policy, query), policy) {
+                        Ok((plan, decode)) => Planned { plan, decode, ..remote },
+                        Err(reason) => {
+                            let plan = plan_without(lineup.on_failure.unwrap_or(self.on_failure));
+                            Planned { plan, fallback: Some(reason), ..remote }
+                        }
+                    };
                 planned.id = self.keep_plan(query, &planned, started);
                 planned
             }
@@ -75,7 +75,7 @@ impl Router {
         let Program::DecodeOverride(policy) = &shadow.program else { return };
         let _scope = Scope::preview();
         SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&shadow.recipe, &[]));
-        let opinion = match self.ask(shadow, |policy| self.decide(shadow, policy, query), policy) {
+        let opinion = match self.ask(query, shadow, |policy| self.decide(shadow, policy, query), policy) {
             Ok((other, _)) if other == *plan => Opinion::Agrees,
             Ok(_) => Opinion::Disagrees,
             Err("breaker_open" | "not_ready") => return,
@@ -105,7 +105,7 @@ impl Router {
                 Ok(over)
             })
         };
-        match self.ask(active, call, policy) {
+        match self.ask(query, active, call, policy) {
             Ok(over) => (over, None),
             Err(reason) => (RouterConfigOverride::DECODE_DEFAULT, Some(reason)),
         }
@@ -113,6 +113,7 @@ impl Router {
 
     fn ask<T>(
         &self,
+        query: &Query<'_>,
         active: &Active,
         call: impl FnOnce(&Arc<dyn Policy>) -> Result<T, Failure>,
         policy: &Arc<dyn Policy>,
@@ -120,7 +121,7 @@ impl Router {
         if !active.breaker.allows() {
             return Err("breaker_open");
         }
-        let scope = Scope::generation(active.generation);
+        let scope = Scope::decision(active.generation, false, query.request_id);
         let started = Instant::now();
         let outcome = call(policy);
         drop(scope);
