@@ -135,6 +135,12 @@ impl Guest {
         (self.budget, self.first_tick) = (budget, None);
     }
 
+    fn note_write(&self, key: &str) {
+        if !self.probing {
+            scope::note_state_write(key);
+        }
+    }
+
     /// Called at every tick that the guest runs into. A tick is wall-clock time, and on a busy machine most of it may
     /// have gone to somebody else: only CPU time is held against the guest. Reading it costs a system call, so the
     /// clock starts at the first tick, and no call that ends before one pays for it.
@@ -203,6 +209,7 @@ impl wit::Host for Guest {
 
     fn set(&mut self, key: String, value: Vec<u8>, ttl_ms: u32) -> Result<(), wit::StateError> {
         let now = self.now_ms();
+        self.note_write(&key);
         let outcome = match &mut self.scratch {
             Some(scratch) => scratch.set(&self.state, &key, &value, ttl_ms, now),
             None => self.state.set(&key, &value, ttl_ms, now),
@@ -211,6 +218,7 @@ impl wit::Host for Guest {
     }
 
     fn delete(&mut self, key: String) {
+        self.note_write(&key);
         match &mut self.scratch {
             Some(scratch) => scratch.delete(&key),
             None => self.state.delete(&key),
@@ -224,8 +232,9 @@ impl wit::Host for Guest {
             None => self.state.increment(&key, delta, ttl_ms, now),
         };
         if let (Ok(sum), false) = (&outcome, self.probing) {
-            // The sum tells what was there, and what the policy decides by.
-            scope::note_state_read(&key, Some(&sum.to_le_bytes()));
+            // The sum tells what was there; whether it was a zero or nothing makes no difference to a sum.
+            scope::note_state_read(&key, Some(&sum.saturating_sub(delta).to_le_bytes()));
+            scope::note_state_write(&key);
         }
         outcome.map_err(told)
     }

@@ -96,13 +96,3 @@ fn f2_a_preview_sees_what_is_there_and_changes_nothing() {
     let _preview = scope::Scope::preview();
     assert!(!let_in(&policy, 2_000_000), "a preview of what would be refused");
 }
-
-#[test]
-fn what_a_decision_read_can_be_taken_for_its_receipt() {
-    let policy = load(&engine(), &Access::new(&GRANTED));
-    let _ = scope::take_state_reads();
-    assert!(let_in(&policy, 2_000_000));
-    let reads = scope::take_state_reads();
-    assert_eq!(reads.len(), 1);
-    assert_eq!((reads[0].key.as_str(), &reads[0].value), ("2/7", &Some(1_i64.to_le_bytes().to_vec())));
-}

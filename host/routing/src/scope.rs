@@ -7,12 +7,7 @@ use std::{
     marker::PhantomData,
 };
 
-use crate::slot::Generation;
-
-/// Reads that are kept of one decision.
-const READS: usize = 16;
-/// Bytes that are kept of a value.
-const VALUE: usize = 64;
+use crate::{decisions::reads, slot::Generation};
 
 #[derive(Clone, Copy, Default)]
 struct Current {
@@ -25,16 +20,6 @@ struct Current {
 thread_local! {
     static CURRENT: Cell<Current> = Cell::default();
     static REQUEST: RefCell<String> = const { RefCell::new(String::new()) };
-    static STATE_READS: RefCell<Vec<StateRead>> = const { RefCell::new(Vec::new()) };
-}
-
-/// What a policy read from its slot's state while it decided.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct StateRead {
-    /// The key.
-    pub key: String,
-    /// The value's first 64 bytes; `None` when there was none.
-    pub value: Option<Vec<u8>>,
 }
 
 /// Held while it is in force; what was before comes back when it is dropped.
@@ -109,20 +94,18 @@ pub fn with_request<T>(read: impl FnOnce(Option<&str>) -> T) -> T {
     REQUEST.with_borrow(|request| read(Some(request)))
 }
 
-/// Notes what a policy read; what is beyond the first 16 reads is forgotten.
-pub fn note_state_read(key: &str, value: Option<&[u8]>) {
-    STATE_READS.with_borrow_mut(|reads| {
-        if reads.len() < READS {
-            let value = value.map(|value| value.iter().take(VALUE).copied().collect());
-            reads.push(StateRead { key: key.to_owned(), value });
-        }
-    });
+/// Notes what a policy found in its slot's state; `None`: nothing. Kept for the receipt where a decision is recorded.
+pub fn note_state_read(key: &str, before: Option<&[u8]>) {
+    if CURRENT.get().named {
+        reads::note_read(key, before);
+    }
 }
 
-/// Takes what was read on this thread since the last time: once before a decision, and once after it, for its receipt.
-#[must_use]
-pub fn take_state_reads() -> Vec<StateRead> {
-    STATE_READS.take()
+/// Notes that a policy writes to its slot's state: what it reads there later in this call is its own.
+pub fn note_state_write(key: &str) {
+    if CURRENT.get().named {
+        reads::note_write(key);
+    }
 }
 
 impl std::fmt::Debug for Current {
@@ -162,16 +145,5 @@ mod tests {
         assert_eq!(name(), None);
         let _next = Scope::decision(Generation(1), false, Some("b"));
         assert_eq!(name().as_deref(), Some("b"));
-    }
-
-    #[test]
-    fn reads_are_bounded_in_number_and_length() {
-        let _ = take_state_reads();
-        for _ in 0..100 {
-            note_state_read("k", Some(&[1; 1_000]));
-        }
-        let reads = take_state_reads();
-        assert_eq!((reads.len(), reads[0].value.as_ref().unwrap().len()), (READS, VALUE));
-        assert!(take_state_reads().is_empty());
     }
 }

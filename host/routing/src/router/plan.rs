@@ -100,7 +100,10 @@ impl Router {
                 let facts = buffers.tape.stage(0, &[], |out| {
                     Gathered::new(query, config, &[], inputs).write_request(&policy.info().wants, out);
                 });
-                let over = policy.decode_config(&call_of(query, 0), facts)?;
+                let over = policy.decode_config(&call_of(query, 0), facts);
+                // It is not recorded; nothing of it may be taken for what the next call reads.
+                buffers.tape.take_state(policy.info());
+                let over = over?;
                 over.check().map_err(Failure::Invalid)?;
                 Ok(over)
             })
@@ -141,8 +144,9 @@ impl Router {
             return SCRATCH.with_borrow_mut(|Scratch { inputs, buffers, .. }| {
                 let gathered = Gathered::new(query, config, &[], inputs);
                 let facts = buffers.tape.stage(0, &[], |out| gathered.write_request(wants, out));
-                let plan = policy.decide(&call_of(query, 0), facts, &[], &[]).and_then(check::plan)?;
-                Ok((plan, None))
+                let plan = policy.decide(&call_of(query, 0), facts, &[], &[]);
+                buffers.tape.take_state(policy.info());
+                Ok((plan.and_then(check::plan)?, None))
             });
         }
         // Nobody to decode on: routing the leg will say so in its own words.
@@ -166,9 +170,9 @@ impl Router {
             });
             let (request, facts) = facts.split_at_checked(wants.request_width()).unwrap_or_default();
             let (decode, matrix) = facts.split_at_checked(wants.worker_width()).unwrap_or_default();
-            let plan =
-                policy.decide(&call_of(query, rows.len()), request, decode, matrix).and_then(check::plan)?;
-            Ok((plan, Some((preview.candidate.worker.id(), preview.candidate.rank))))
+            let plan = policy.decide(&call_of(query, rows.len()), request, decode, matrix);
+            buffers.tape.take_state(policy.info());
+            Ok((plan.and_then(check::plan)?, Some((preview.candidate.worker.id(), preview.candidate.rank))))
         })
     }
 
