@@ -74,14 +74,14 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
         let fields = &line["fields"];
         let Some(request) = fields["request"].as_str() else { continue };
         assert_eq!((&fields["policy"], &fields["generation"]), (&json!("chatty"), &json!(2)), "{line}");
+        assert_eq!(fields["message"], "choosing among 1 rows", "{line}");
         requests.push(request.to_owned());
     }
     // Fifty a second of a slot; the first and the last second need not be whole.
     assert!(requests.len() <= 50 * (seconds + 2), "{} lines in {seconds} s", requests.len());
-    requests.dedup();
     let number = |request: &String| request.strip_prefix("request-").unwrap().parse::<u32>().unwrap();
     let numbers: Vec<u32> = requests.iter().map(number).collect();
-    assert!(numbers.len() >= 4 && numbers[0] == 0, "{numbers:?}");
+    assert!(numbers.len() >= 10 && numbers[0] == 0, "{numbers:?}");
     assert!(
         numbers.is_sorted() && numbers.iter().all(|number| *number < 200),
         "each with its own: {numbers:?}"

@@ -114,7 +114,16 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
     assert!(slow <= 3, "{slow} of 20 after the reload");
     assert_eq!(metric(&house, "pointsman_policy_outcomes_total{result=\"dropped\"}").await, 0);
     let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
-    let part = &policies["slots"][2]["parts"][0];
+    let slot = &policies["slots"][2];
+    assert_eq!(slot["grants"], json!(["log", "state"]));
+    let memory = &slot["memory"];
+    // A key of either worker: `1/0`, 8 bytes, and 64 that each entry counts.
+    assert_eq!((&memory["entries"], &memory["bytes"]), (&json!(2), &json!(2 * (3 + 8 + 64))), "{memory}");
+    assert_eq!((&memory["entries_limit"], &memory["bytes_limit"]), (&json!(65_536), &json!(16_777_216)));
+    assert_eq!(metric(&house, "pointsman_policy_state_entries{slot=\"aggregated\"}").await, 2);
+    assert_eq!(policies["slots"][0]["memory"], json!(null), "nobody may remember there");
+    assert_eq!(policies["slots"][0]["grants"], json!(["log", "wasi"]));
+    let part = &slot["parts"][0];
     assert_eq!((&part["learns"], &part["remembers"]), (&json!(true), &json!(true)));
 }
 

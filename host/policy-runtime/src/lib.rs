@@ -29,8 +29,8 @@ pub use gate::Gate;
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
-    Change, Command, CommandError, First, Happened, LaneStatus, ManagerConfig, ManagerStatus, Opened,
-    PartStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName,
+    Change, Command, CommandError, First, Happened, LaneStatus, ManagerConfig, ManagerStatus, MemoryStatus,
+    Opened, PartStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName,
     SlotState, SlotStatus, Source,
 };
 pub use meter::Usage;

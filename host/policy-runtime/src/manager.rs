@@ -23,6 +23,7 @@ use crate::{
     meter::Usage,
     refusal::Refusal,
     spec::{LaneSpec, SlotSpec},
+    state::State,
 };
 
 mod assemble;
@@ -43,7 +44,8 @@ use lane::Content;
 pub use lane::Source;
 use slots::Managed;
 pub use status::{
-    Happened, LaneStatus, ManagerStatus, PartStatus, RefusalRecord, ReloadCount, SlotState, SlotStatus,
+    Happened, LaneStatus, ManagerStatus, MemoryStatus, PartStatus, RefusalRecord, ReloadCount, SlotState,
+    SlotStatus,
 };
 use worker::Worker;
 
@@ -104,6 +106,7 @@ pub struct First(Content);
 pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,
     slots: Vec<Arc<Slot>>,
+    states: Vec<Arc<State>>,
     engine: PolicyEngine,
     changed: watch::Receiver<u64>,
     orders: mpsc::UnboundedSender<Order>,
@@ -165,6 +168,7 @@ impl PolicyManager {
         let status = Arc::new(ArcSwap::from_pointee(ManagerStatus::default()));
         let engine = workshop.engine.clone();
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
+        let states = config.slots.iter().map(|slot| slot.access.state().clone()).collect();
         let managed = config.slots.into_iter().map(Managed::new).collect();
         let mut worker = Worker::new(workshop, managed, config.probation, status.clone(), publish);
         // The first scan compiles by itself: what lies there serves from the first request on.
@@ -182,7 +186,7 @@ impl PolicyManager {
                 }
             });
         })?;
-        Ok(Self { status, slots, engine, changed, orders, stop })
+        Ok(Self { status, slots, states, engine, changed, orders, stop })
     }
 
     /// Has something done, and waits until it is: a reload and new specs wait for compiles, theirs and those under way; a
@@ -201,9 +205,9 @@ impl PolicyManager {
     pub fn status(&self) -> Arc<ManagerStatus> {
         let mut status = self.status.load_full();
         let fresh = Arc::make_mut(&mut status);
-        for (slot, status) in self.slots.iter().zip(&mut fresh.slots) {
+        for ((slot, state), status) in self.slots.iter().zip(&self.states).zip(&mut fresh.slots) {
             let lineup = slot.lineup();
-            status.refresh(&lineup.active, lineup.canary.as_ref(), lineup.shadow.as_ref());
+            status.refresh(&lineup.active, lineup.canary.as_ref(), lineup.shadow.as_ref(), state);
         }
         status
     }

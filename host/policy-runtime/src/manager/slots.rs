@@ -13,9 +13,10 @@ use super::{
     status::{RefusalRecord, SlotState},
 };
 use crate::{
-    access::Access,
+    access::{Access, Grant},
     refusal::Refusal,
     spec::{LaneSpec, SlotSpec},
+    state::State,
 };
 
 /// Refusals kept for the status.
@@ -71,6 +72,17 @@ impl Managed {
 
     pub(super) fn name(&self) -> SlotName {
         (self.slot.kind(), self.slot.model().cloned())
+    }
+
+    /// What its policies remember.
+    pub(super) fn memory(&self) -> &State {
+        self.access.state()
+    }
+
+    /// Whether a policy of any lane may remember anything.
+    pub(super) fn may_remember(&self) -> bool {
+        let SlotSpec { active, canary, shadow, .. } = &self.spec;
+        [active, canary, shadow].iter().any(|lane| lane.grants.contains(&Grant::State))
     }
 
     pub(super) fn lanes(&self) -> [&Lane; 3] {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use pointsman_policy_runtime::{LaneStatus, ManagerStatus, SlotStatus, Usage};
+use pointsman_policy_runtime::{LaneStatus, ManagerStatus, MemoryStatus, SlotStatus, Usage};
 use pointsman_routing::{CALL_BUCKETS_US, Digest, Mode, Slot, SlotKind};
 use pointsman_workers::ModelName;
 
@@ -40,6 +40,19 @@ fn generations(out: &mut String, status: &ManagerStatus) {
     let open = each(&|slot| u64::from(slot.breaker_open));
     gauge(out, "pointsman_policy_breaker_open", "Whether the fallback serves because a policy failed", &open);
     counter(out, "pointsman_policy_rollbacks", "Automatic rollbacks", &each(&|slot| slot.rollbacks));
+    let remembered = |value: &dyn Fn(&MemoryStatus) -> usize| -> Vec<(String, u64)> {
+        let slots = status.slots.iter().filter_map(|slot| Some((of(slot), slot.memory.as_ref()?)));
+        slots.map(|(labels, state)| (labels, u64::try_from(value(state)).unwrap_or(u64::MAX))).collect()
+    };
+    let entries = remembered(&|state| state.entries);
+    gauge(out, "pointsman_policy_state_entries", "Keys that a slot's policies remember", &entries);
+    let bytes = remembered(&|state| state.bytes);
+    gauge(
+        out,
+        "pointsman_policy_state_bytes",
+        "Bytes that a slot's policies remember, as its quota counts",
+        &bytes,
+    );
     let mut info = Vec::new();
     for slot in &status.slots {
         let mut add = |mode: Mode, policy: &str, version: Option<&String>, digest: Option<Digest>| {
