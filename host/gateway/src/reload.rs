@@ -177,8 +177,8 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<String> {
             admin_token_file admin_token_reads;
         routing: enforce_disagg block_size bytes_per_token order retries local_fallback session_affinity busy_status
             hash_salt cost;
-        policies: dir deadline memory_bytes on_failure probation_calls probation_failure_share debounce rescan
-            compile_cache;
+        policies: dir deadline configure_deadline observe_deadline memory_bytes on_failure probation_calls
+            probation_failure_share debounce rescan compile_cache;
         index: byte_budget ttl;
         queue: limit timeout;
         timeouts: connect request booking drain;
