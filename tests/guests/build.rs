@@ -12,14 +12,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("hostile-core.wasm"), hostile.core_module().build()?)?;
     let chatty = GuestBuild::new(&workspace, "guest-chatty").target(Target::Wasip2);
     fs::write(out.join("chatty.wasm"), chatty.build()?)?;
-    for name in ["low-queue", "tenant-limit", "weighted-random"] {
+    let rogue = GuestBuild::new(&workspace, "guest-rogue");
+    fs::write(out.join("rogue-planner.wasm"), rogue.clone().features("decode-override").build()?)?;
+    fs::write(
+        out.join("rogue-learning-planner.wasm"),
+        rogue.clone().features("decode-override,learning").build()?,
+    )?;
+    fs::write(out.join("rogue-learner.wasm"), rogue.features("selector,state,learning").build()?)?;
+    for name in ["learned-ttft", "low-queue", "tenant-limit", "weighted-random"] {
         fs::write(
             out.join(format!("{name}.wasm")),
             GuestBuild::new(&workspace, &format!("policy-{name}")).build()?,
         )?;
         println!("cargo:rerun-if-changed=../../policies/{name}/src");
     }
-    for path in ["hostile/src", "chatty/src", "../../policies/sdk/src", "../../wit/policy.wit"] {
+    for path in [
+        "hostile/src",
+        "chatty/src",
+        "rogue/src",
+        "rogue/Cargo.toml",
+        "../../policies/sdk/src",
+        "../../wit/policy.wit",
+    ] {
         println!("cargo:rerun-if-changed={path}");
     }
     Ok(())

@@ -108,11 +108,12 @@ fn items(text: &str) -> BTreeMap<String, Vec<String>> {
     items
 }
 
-/// Items of a release that are gone or differ.
+/// Items of a release that are gone or differ; the package's name says which release it is, and may.
 fn broken(released: &str, now: &str) -> Vec<String> {
     let now = items(now);
     items(released)
         .into_iter()
+        .filter(|(name, _)| !name.starts_with("package pointsman:policy@0.1."))
         .filter(|(name, body)| now.get(name) != Some(body))
         .map(|(name, _)| name)
         .collect()
@@ -131,7 +132,7 @@ fn the_contract_keeps_every_release_of_its_line() {
         assert_eq!(broken(&released, &other), ["interface types {"]);
         let other = released.replace("  seed: u64,\n", "");
         assert_eq!(broken(&released, &other), ["interface types {"]);
-        let more = format!("{released}\ninterface learning {{\n  observe: func();\n}}\n");
+        let more = format!("{released}\ninterface more {{\n  observe: func();\n}}\n");
         assert_eq!(broken(&released, &more), Vec::<String>::new());
     }
     assert_eq!(releases, 1);

@@ -14,10 +14,10 @@ use pointsman_gateway::{
     config::Config,
     replay::{Report, replay},
 };
-use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, load};
+use pointsman_policy_runtime::{Access, Limits, LoadedPolicy, PolicyEngine, compile};
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_test_guests::LOW_QUEUE;
+use pointsman_test_guests::{LEARNED_TTFT, LOW_QUEUE, TENANT_LIMIT};
 use pointsman_tests::{House, HouseBuilder};
 use serde_json::{Value, json};
 
@@ -56,15 +56,21 @@ async fn fleet(change: impl FnOnce(&mut Config)) -> House {
     builder.start().await.unwrap()
 }
 
-fn loaded(bytes: &[u8]) -> LoadedPolicy {
+fn loaded(bytes: &[u8], settings: &str) -> (LoadedPolicy, Access) {
     let engine = PolicyEngine::new(Limits { deadline: Duration::from_secs(1), ..Limits::default() }).unwrap();
-    load(&engine, bytes, Origin::Embedded, "{}").unwrap()
+    let access = Access::new(&Access::ALL);
+    (compile(&engine, bytes, &access).unwrap().configure(Origin::Embedded, settings).unwrap(), access)
 }
 
 async fn again(house: &House, query: &str, policy: &[u8]) -> Report {
+    again_with(house, query, policy, "{}").await
+}
+
+async fn again_with(house: &House, query: &str, policy: &[u8], settings: &str) -> Report {
     let export = house.admin.get(&format!("/decisions/export?{query}")).await.unwrap();
     assert_eq!(export.headers["content-type"], "application/x-ndjson");
-    replay(&loaded(policy), &*export.body).unwrap()
+    let (policy, access) = loaded(policy, settings);
+    replay(&policy, access.state(), &*export.body).unwrap()
 }
 
 #[tokio::test]
@@ -148,7 +154,8 @@ async fn a_filter_decides_again_too_and_facts_that_were_not_recorded_are_named()
     let scorers = again(&house, "slot=prefill&generation=2", KV_AWARE).await;
     assert_eq!((scorers.decisions, scorers.agree), (10, 10), "{:?}", scorers.differences);
     let export = house.admin.get("/decisions/export?slot=decode").await.unwrap();
-    let error = replay(&loaded(LEAST_LOADED), &*export.body).unwrap_err().to_string();
+    let (policy, access) = loaded(LEAST_LOADED, "{}");
+    let error = replay(&policy, access.state(), &*export.body).unwrap_err().to_string();
     assert!(error.contains("`least-loaded` wants: `engine-queue` (in 10 decisions)"), "{error}");
     assert!(error.ends_with(r#"`[decisions] facts = ["engine-queue"]`"#), "{error}");
 }
@@ -325,4 +332,69 @@ async fn f2_a_preview_tells_every_candidate_s_terms_and_the_runner_up_and_is_not
         );
         assert!(candidate["terms"]["prompt_tokens"].as_u64() > Some(0));
     }
+}
+
+fn grants_state(config: &mut Config, settings: &str) {
+    let entry = toml::from_str(&format!("grants = [\"log\", \"state\"]\nsettings = {settings}")).unwrap();
+    config.policies.slots.insert(pointsman_routing::SlotKind::Aggregated, entry);
+}
+
+async fn house_of_two(settings: &str, policy: &[u8], name: &'static str) -> House {
+    let house = HouseBuilder::new()
+        .config(|config| grants_state(config, settings))
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    house.drop_policy("aggregated.wasm", policy).unwrap();
+    let serves = move |house: &House| house.gateway.app.policies.status().slots[2].policy == name;
+    house.until("the policy serves", serves).await.unwrap();
+    house
+}
+
+#[tokio::test]
+async fn a_policy_with_state_decides_the_same_again_by_what_it_read() {
+    let house =
+        house_of_two("{ requests = 6, window-ms = 3600000, anonymous = true }", TENANT_LIMIT, "tenant-limit")
+            .await;
+    let mut statuses = Vec::new();
+    for number in 0..12 {
+        statuses.push(ask(&house, "t", number).await);
+    }
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+    house.at_rest().await.unwrap();
+    let all = list(&house, "policy=tenant-limit").await;
+    assert_eq!(all.len(), 12);
+    // Newest first; each tells how many came before it, and nothing else.
+    let state = all[3]["stages"][0]["state"].as_object().unwrap();
+    assert_eq!((state.len(), state.values().next()), (1, Some(&json!(8))), "{}", all[3]);
+    assert_eq!(all[3]["stages"][0]["state_cut"], false);
+    let settings = r#"{"requests":6,"window-ms":3600000,"anonymous":true}"#;
+    let same = again_with(&house, "policy=tenant-limit", TENANT_LIMIT, settings).await;
+    assert_eq!((same.decisions, same.agree), (12, 12), "{:?}", same.differences);
+    // And it is by that: one more is let in by a greater limit.
+    let settings = settings.replace(":6,", ":7,");
+    let other = again_with(&house, "policy=tenant-limit", TENANT_LIMIT, &settings).await;
+    assert_eq!(other.agree, 11, "{:?}", other.differences);
+    let without = list(&house, "policy=kv-aware").await;
+    assert!(without.iter().all(|one| one["stages"][0].get("state").is_none()));
+}
+
+#[tokio::test]
+async fn what_a_scorer_learnt_is_recorded_row_by_row() {
+    let house = house_of_two("{ explore = 0.3 }", LEARNED_TTFT, "learned-ttft").await;
+    for number in 0..40 {
+        assert_eq!(ask(&house, "l", number).await, 200);
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for number in 0..20 {
+        assert_eq!(ask(&house, "l", number).await, 200);
+    }
+    house.at_rest().await.unwrap();
+    let newest = list(&house, "policy=learned-ttft&limit=1").await.remove(0);
+    let learnt = newest["stages"][0]["state"].as_object().unwrap();
+    assert!(learnt["1/0"].as_i64() > Some(0) && learnt["2/0"].as_i64() > Some(0), "{newest}");
+    let same = again_with(&house, "policy=learned-ttft", LEARNED_TTFT, r#"{"explore":0.3}"#).await;
+    assert_eq!((same.decisions, same.agree), (60, 60), "{:?}", same.differences);
 }

@@ -78,6 +78,7 @@ async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
         ("/", "text/html; charset=utf-8"),
         ("/page.css", "text/css; charset=utf-8"),
         ("/page.js", "text/javascript; charset=utf-8"),
+        ("/slots.js", "text/javascript; charset=utf-8"),
         ("/page.svg", "image/svg+xml"),
     ] {
         let reply = house.admin.get(path).await.unwrap();
@@ -207,7 +208,7 @@ async fn readers_that_do_not_read_block_nobody_and_are_bounded() {
 #[tokio::test]
 async fn the_page_needs_no_token_its_events_do_when_reads_do() {
     let house = house(true, true).await;
-    for path in ["/", "/page.js", "/page.css", "/page.svg"] {
+    for path in ["/", "/page.js", "/slots.js", "/page.css", "/page.svg"] {
         assert_eq!(house.admin.get(path).await.unwrap().status, 200, "{path}");
     }
     let right = [("authorization", "Bearer s3cret")];

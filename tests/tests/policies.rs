@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
 use pointsman_sim::{Dialect, Role};
-use pointsman_test_guests::{HOSTILE, WEIGHTED_RANDOM};
+use pointsman_test_guests::{HOSTILE, ROGUE_PLANNER, WEIGHTED_RANDOM, scripted};
 use pointsman_tests::{House, HouseBuilder};
 use serde_json::{Value, json};
 
@@ -203,4 +203,35 @@ async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
     }
     assert!(seen.matches("trap").count() > 2, "{seen}");
     house.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_decode_override_that_fails_is_counted_among_the_fallbacks() {
+    // Each of its two functions fails by itself; the probe has a part in the calls that go well.
+    for script in ["error 20", "config-error 20"] {
+        let house = HouseBuilder::new()
+            .config(|config| config.policies.probation_calls = 0)
+            .sim(Dialect::Vllm, Role::Prefill)
+            .sim(Dialect::Vllm, Role::Decode)
+            .start()
+            .await
+            .unwrap();
+        house.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, script)).unwrap();
+        let serves = |house: &House| {
+            house.gateway.app.policies.status().slots.iter().any(|slot| slot.policy == "rogue")
+        };
+        house.until("it serves", serves).await.unwrap();
+        for _ in 0..40 {
+            let decision = ask(&house).await;
+            assert!(decision.contains("prefill=") && decision.contains("decode="), "{decision}");
+        }
+        let metrics = house.admin.get("/metrics").await.unwrap();
+        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        for reason in ["error", "breaker_open"] {
+            let line = format!("pointsman_fallbacks_total{{slot=\"decode-override\",reason=\"{reason}\"}} ");
+            let count = text.split_once(&line).map(|(_, rest)| rest.lines().next().unwrap().to_owned());
+            assert!(count.is_some_and(|count| count.parse::<u32>().unwrap() > 0), "{script}: {reason}");
+        }
+        house.at_rest().await.unwrap();
+    }
 }

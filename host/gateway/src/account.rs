@@ -2,12 +2,15 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use pointsman_routing::{Decider, DecisionId, Decisions, Outcome as Recorded, Receipt, Subject};
-use pointsman_workers::ModelName;
+use pointsman_routing::{
+    Asked, Decider, DecisionId, Decisions, Learning, Mode, Observed, Outcome as Recorded, Planned, Receipt,
+    SlotKind, Subject,
+};
+use pointsman_workers::{Leg, ModelName};
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    metrics::{DecisionLabels, FallbackLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
+    metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
     mismatch::Turn,
     request::Endpoint,
     sse::Usage,
@@ -32,9 +35,21 @@ pub struct Account {
     /// Tokens of a block, when the prompt's tokens are exact: then a prediction can be judged.
     exact_block: Option<u32>,
     receipts: Vec<Receipt>,
-    plan: Option<DecisionId>,
+    prompt_tokens: u32,
+    word: Option<Word>,
     decisions: Option<Arc<Decisions>>,
+    learning: Option<Arc<Learning>>,
     outcome: Outcome,
+}
+
+/// A decode override's word, as far as what becomes of it is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    id: Option<DecisionId>,
+    mode: Mode,
+    seed: u64,
+    learns: bool,
+    by_policy: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,16 +77,24 @@ impl Account {
             predicted: false,
             exact_block: None,
             receipts: Vec::with_capacity(2),
-            plan: None,
+            prompt_tokens: 0,
+            word: None,
             decisions: None,
+            learning: None,
             outcome: Outcome { status: 499, code: "client_closed" },
         }
     }
 
-    /// What comes of the request is written down with its decisions too; `plan` is the decode override's.
+    /// What comes of the request is written down with its decisions too, and told to policies that learn; `word` is the decode
+    /// override's.
     #[must_use]
-    pub fn recording(mut self, decisions: Arc<Decisions>, plan: Option<DecisionId>) -> Self {
-        (self.decisions, self.plan) = (Some(decisions), plan);
+    pub fn recording(
+        mut self,
+        decisions: Arc<Decisions>,
+        learning: Arc<Learning>,
+        word: Option<Word>,
+    ) -> Self {
+        (self.decisions, self.learning, self.word) = (Some(decisions), Some(learning), word);
         self
     }
 
@@ -88,10 +111,11 @@ impl Account {
         };
         self.metrics.decisions.get_or_create(&labels).inc();
         if let Decider::Fallback { reason, detail } = &receipt.decider {
-            self.metrics.fallbacks.get_or_create(&FallbackLabels { slot, reason }).inc();
+            self.metrics.fell_back(receipt.slot, reason);
             tracing::debug!(request = self.request_id, slot, reason, detail, "the fallback decided");
         }
-        if receipt.leg != pointsman_workers::Leg::Decode {
+        self.prompt_tokens = subject.prompt_tokens;
+        if receipt.leg != Leg::Decode {
             let block = subject.block_size.max(1);
             // An engine computes at least the last token: it credits what lies before it.
             let most = subject.prompt_tokens.saturating_sub(1) / block;
@@ -178,17 +202,72 @@ impl Account {
             cached_predicted: self.predicted.then_some(self.predicted_tokens),
             cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
         };
-        if let Some(plan) = self.plan {
+        if let Some(plan) = self.word.and_then(|word| word.id) {
             decisions.outcome(plan, outcome);
         }
-        let mut later = self.receipts.as_slice();
-        while let Some((receipt, rest)) = later.split_first() {
-            later = rest;
-            let retried = rest.iter().any(|other| other.leg == receipt.leg);
+        for (receipt, retried) in self.decided_legs() {
             if let Some(id) = receipt.id {
                 decisions.outcome(id, Recorded { retried, ..outcome });
             }
         }
+    }
+
+    /// The decisions, each with whether its leg was decided again later.
+    fn decided_legs(&self) -> impl Iterator<Item = (&Receipt, bool)> {
+        self.receipts.iter().enumerate().map(|(place, receipt)| {
+            let mut later = self.receipts.iter().skip(place + 1);
+            (receipt, later.any(|other| other.leg == receipt.leg))
+        })
+    }
+
+    /// Leaves the outcome to the policies that learn.
+    fn teach(&self) {
+        let Some(learning) = &self.learning else { return };
+        let asked = |slot, mode| Asked { slot, model: self.model.clone(), mode };
+        for (receipt, retried) in self.decided_legs().filter(|(receipt, _)| receipt.learns) {
+            learning.leave(asked(receipt.slot, receipt.mode), self.observed(receipt, retried));
+        }
+        // A decode override is judged by the leg that answered, or was to.
+        let answering = self.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
+        if let (Some(word), Some(receipt)) = (self.word.filter(|word| word.learns), answering) {
+            let observed = Observed {
+                decision: word.id,
+                seed: word.seed,
+                by_policy: word.by_policy,
+                ..self.observed(receipt, false)
+            };
+            learning.leave(asked(SlotKind::DecodeOverride, word.mode), observed);
+        }
+    }
+
+    fn observed(&self, receipt: &Receipt, retried: bool) -> Observed {
+        Observed {
+            decision: receipt.id,
+            seed: receipt.seed,
+            leg: receipt.leg,
+            attempt: receipt.attempt,
+            worker: receipt.worker,
+            rank: receipt.rank,
+            by_policy: receipt.decider == Decider::Policy,
+            retried,
+            status: self.outcome.status,
+            ttft: self.first_token.map(|first| first - self.started),
+            itl: self.itl(),
+            duration: self.started.elapsed(),
+            prompt_tokens: self.prompt_tokens,
+            output_tokens: self.tokens,
+            cached_predicted: self.predicted.then_some(self.predicted_tokens),
+            cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
+        }
+    }
+}
+
+impl Word {
+    /// The word of a plan that was made with this seed.
+    #[must_use]
+    pub fn of(planned: &Planned, seed: u64) -> Self {
+        let Planned { id, mode, learns, fallback, .. } = *planned;
+        Self { id, mode, seed, learns, by_policy: fallback.is_none() }
     }
 }
 
@@ -208,6 +287,7 @@ fn tell(model: &ModelName, turn: Option<Turn>) {
 impl Drop for Account {
     fn drop(&mut self) {
         self.record();
+        self.teach();
         let metrics = &self.metrics;
         let Outcome { status, code } = self.outcome;
         let took = self.started.elapsed();

@@ -5,7 +5,7 @@ use std::{collections::HashSet, net::SocketAddr, num::NonZeroU32, sync::Arc, tim
 use anyhow::Context as _;
 use parking_lot::Mutex;
 use pointsman_policy_runtime::PolicyManager;
-use pointsman_routing::Router;
+use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
     events::Feeds,
@@ -83,6 +83,8 @@ pub struct App {
     pub registry: Arc<Registry>,
     /// The router.
     pub router: Router,
+    /// Takes what became of decisions to the policies that learn from it.
+    pub learning: Arc<Learning>,
     /// How often each key may ask.
     pub limiter: Option<Limiter>,
     /// Token ids of prompts.
@@ -262,6 +264,7 @@ fn build(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<App> {
         settings: settings(config)?,
         tokens: Tokens::load(&config.models, &registry, &upstream)?,
         registry,
+        learning: Arc::new(Learning::start(router.slots().clone())?),
         router,
         limiter: NonZeroU32::new(config.server.requests_per_second).map(Limiter::new),
         feeds: Arc::default(),

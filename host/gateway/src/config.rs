@@ -396,6 +396,7 @@ impl Config {
             ("timeouts.booking", self.timeouts.booking),
             ("policies.deadline", policies.deadline),
             ("policies.configure_deadline", policies.configure_deadline),
+            ("policies.observe_deadline", policies.observe_deadline),
             ("policies.rescan", policies.rescan),
             ("timeouts.connect", self.timeouts.connect),
             ("timeouts.request", self.timeouts.request),

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use pointsman_routing::SlotKind;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -223,6 +224,11 @@ impl Metrics {
     /// Counts a leg.
     pub fn leg(&self, leg: &'static str, engine: &'static str, outcome: &'static str) {
         self.legs.get_or_create(&LegLabels { leg, engine, outcome }).inc();
+    }
+
+    /// Counts that the native fallback decided in a slot's place.
+    pub fn fell_back(&self, slot: SlotKind, reason: &'static str) {
+        self.fallbacks.get_or_create(&FallbackLabels { slot: slot.as_str(), reason }).inc();
     }
 
     /// Counts a handoff.

@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    app::{App, slots::recipes},
+    app::{App, slots::specs},
     config::Config,
 };
 
@@ -100,7 +100,7 @@ impl Keeper {
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
         let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
         let gate = config.policies.gate().map_err(|errors| ReloadError::Invalid(errors.join("\n")))?;
-        let command = Command::Configure { recipes: recipes(&config), gate };
+        let command = Command::Configure { specs: specs(&config), gate };
         let policies = app.policies.ask(command).await?;
         let moves = move_workers(&app.registry, &workers, &config.workers);
         let needs_restart = needs_restart(&self.started, &config);
@@ -177,8 +177,8 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<String> {
             admin_token_file admin_token_reads;
         routing: enforce_disagg block_size bytes_per_token order retries local_fallback session_affinity busy_status
             hash_salt cost;
-        policies: dir deadline memory_bytes on_failure probation_calls probation_failure_share debounce rescan
-            compile_cache;
+        policies: dir deadline configure_deadline observe_deadline memory_bytes on_failure probation_calls
+            probation_failure_share debounce rescan compile_cache;
         index: byte_budget ttl;
         queue: limit timeout;
         timeouts: connect request booking drain;

@@ -1,10 +1,11 @@
 //! Decides recorded decisions again with a given policy, and tells where it differs (`pointsman policy run`).
 //!
-//! The policy is handed the recorded words, seed and time, so that the policy that decided then decides the same now, bit
+//! The policy is handed the recorded words, seed and time, and finds in the state what was there, so that the policy that decided then decides the same now, bit
 //! for bit. Knows the lines of `/decisions/export`, and neither HTTP nor the command line.
 
 use std::{collections::BTreeMap, io::BufRead};
 
+use pointsman_policy_runtime::State;
 use pointsman_routing::{
     Call, Decision, Failure, Normalize, Picker, Plan, Policy, World,
     pick::{normalize, pick},
@@ -80,11 +81,11 @@ enum Answer {
     Failed(String),
 }
 
-/// Decides every decision of a recording again.
+/// Decides every decision of a recording again. `state` is what the policy remembers by; it is lost.
 ///
 /// # Errors
 /// [`ReplayError`] when the recording cannot be read, or does not have what the policy wants.
-pub fn replay(policy: &dyn Policy, recording: impl BufRead) -> Result<Report, ReplayError> {
+pub fn replay(policy: &dyn Policy, state: &State, recording: impl BufRead) -> Result<Report, ReplayError> {
     let mut report = Report::default();
     let mut lacking: BTreeMap<String, u64> = BTreeMap::new();
     for (number, text) in (1..).zip(recording.lines()) {
@@ -101,6 +102,12 @@ pub fn replay(policy: &dyn Policy, recording: impl BufRead) -> Result<Report, Re
                 continue;
             }
         };
+        if policy.info().remembers
+            && let Err(why) = remember(state, &line, &policy.info().name)
+        {
+            *report.skipped.entry(why.to_owned()).or_default() += 1;
+            continue;
+        }
         match again(policy, &line) {
             Ok((new, costs)) => report.note(&line, &recorded, &new, &costs),
             Err(Lacks(names)) => names.into_iter().for_each(|name| *lacking.entry(name).or_default() += 1),
@@ -112,6 +119,16 @@ pub fn replay(policy: &dyn Policy, recording: impl BufRead) -> Result<Report, Re
     // Those without a cost come last.
     report.differences.sort_by(|a, b| b.by.unwrap_or(f32::MIN).total_cmp(&a.by.unwrap_or(f32::MIN)));
     Ok(report)
+}
+
+/// Puts into the state what was read of it, and nothing else.
+fn remember(state: &State, line: &Line, policy: &str) -> Result<(), &'static str> {
+    state.clear();
+    let read = line.state(policy).ok_or("more of the state was read than is recorded")?;
+    for (key, value) in read {
+        state.set(key, &value, 0, 0).map_err(|_| "the state it read does not fit")?;
+    }
+    Ok(())
 }
 
 /// What was decided, as a policy of this world would say it; or why it has no say.

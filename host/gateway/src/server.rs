@@ -210,8 +210,11 @@ async fn answer(
             Err(cause) => refuse(request.model.as_str(), cause),
         };
     }
-    let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone())
-        .recording(app.router.decisions().clone(), planning.decision);
+    let account = Account::new(app.metrics.clone(), id, endpoint, request.model.clone()).recording(
+        app.router.decisions().clone(),
+        app.learning.clone(),
+        planning.word,
+    );
     let explain = app.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
     let planned = drive::Planned { request, subject, snapshot, planning, explain };
     drive::drive(app, planned, account, gone).await

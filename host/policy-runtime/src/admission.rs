@@ -28,6 +28,8 @@ pub(crate) struct Outline {
     /// The contract's version it was built against.
     pub(crate) version: String,
     pub(crate) wasi: bool,
+    /// It exports `learning`.
+    pub(crate) learns: bool,
     /// What its imports need, beyond types.
     pub(crate) needs: Vec<Grant>,
 }
@@ -82,7 +84,9 @@ pub(crate) fn outline(component: &[u8]) -> Result<Outline, Refusal> {
         needs.extend(grant.filter(|grant| !needs.contains(grant)));
     }
     let wasi = needs.contains(&Grant::Wasi);
-    Ok(Outline { world: kind, imports, exports, version, wasi, needs })
+    let learns = exports.iter().filter_map(|export| export.strip_prefix(PACKAGE));
+    let learns = learns.into_iter().any(|export| export.starts_with("learning@"));
+    Ok(Outline { world: kind, imports, exports, version, wasi, learns, needs })
 }
 
 /// Everything that is imported was granted by the operator.
@@ -100,7 +104,7 @@ pub(crate) fn link(engine: &PolicyEngine, component: &[u8], outline: &Outline) -
         .map_err(|error| Refusal::Compile(format!("{error:#}")))?;
     let pre = engine.linker(outline.wasi).instantiate_pre(&compiled);
     let pre = pre.map_err(|error| Refusal::Contract(format!("{error:#}")))?;
-    Linked::new(outline.world, outline.wasi, pre)
+    Linked::new(outline.world, outline.wasi, outline.learns, pre)
 }
 
 fn kind_of(exports: &BTreeSet<String>) -> Result<(World, String), Refusal> {

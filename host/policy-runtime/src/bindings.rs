@@ -23,12 +23,39 @@ bindings!(scorer_async, "scorer", async);
 bindings!(selector_async, "selector", async);
 bindings!(decode_override_async, "decode-override", async);
 
+/// The interface `learning`, which a guest of any world may export.
+macro_rules! learner {
+    ($module:ident, $package:literal, $world:literal $(, $async:ident)?) => {
+        #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+        pub(crate) mod $module {
+            wasmtime::component::bindgen!({
+                path: "../../wit",
+                inline: $package,
+                world: $world,
+                $(exports: { default: $async },)?
+            });
+        }
+    };
+}
+
+learner!(
+    learner,
+    "package pointsman:host; world learner { export pointsman:policy/learning@0.1.1; }",
+    "pointsman:host/learner"
+);
+learner!(
+    learner_async,
+    "package pointsman:host; world learner { export pointsman:policy/learning@0.1.1; }",
+    "pointsman:host/learner",
+    async
+);
+
 /// The interface `state`, which worlds may import.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
 pub(crate) mod memory {
     wasmtime::component::bindgen!({
         path: "../../wit",
-        inline: "package pointsman:host; world memory { import pointsman:policy/state@0.1.0; }",
+        inline: "package pointsman:host; world memory { import pointsman:policy/state@0.1.1; }",
         world: "pointsman:host/memory",
     });
 }

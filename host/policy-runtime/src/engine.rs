@@ -35,6 +35,8 @@ pub struct Limits {
     pub deadline: Duration,
     /// CPU time that instantiation, `describe` and `configure` may take together.
     pub configure_deadline: Duration,
+    /// CPU time that a batch of outcomes may take. No request waits for it.
+    pub observe_deadline: Duration,
     /// Calls after which an instance is replaced by a fresh one.
     pub calls_per_instance: u32,
 }
@@ -46,6 +48,7 @@ impl Default for Limits {
             memory_bytes: 16 * 1024 * 1024,
             deadline: Duration::from_millis(2),
             configure_deadline: Duration::from_millis(50),
+            observe_deadline: Duration::from_millis(20),
             calls_per_instance: 1_000_000,
         }
     }

@@ -9,18 +9,13 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use pointsman_routing::{Call, scope};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use wasmtime::{
     ResourceLimiter, UpdateDeadline,
     component::{HasSelf, Linker, ResourceTable},
 };
-use wasmtime_wasi::{
-    HostMonotonicClock, HostWallClock, WasiCtx, WasiCtxView, WasiView,
-    cli::{IsTerminal, StdoutStream},
-    p2::{OutputStream, Pollable, StreamResult},
-};
+use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
     access::Access,
@@ -31,13 +26,10 @@ use crate::{
 };
 
 mod gate;
+mod voice;
 
 pub(crate) use gate::LogGate;
-
-/// Lines a guest may log in one call; the rest is dropped.
-const LINES_PER_CALL: u32 = 8;
-/// Bytes of a line.
-const LINE: usize = 512;
+use voice::Voice;
 
 /// A store's data.
 pub(crate) struct Guest {
@@ -70,21 +62,11 @@ struct Inputs {
     call: AtomicU64,
 }
 
-/// A guest's lines in the host's log.
-#[derive(Clone)]
-struct Voice {
-    policy: Arc<str>,
-    left: Arc<AtomicU64>,
-    gate: Arc<LogGate>,
-    inputs: Arc<Inputs>,
-}
-
 impl Guest {
     /// A guest that is configured and probed first.
     pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, access: &Access, counted: Counted) -> Self {
         let inputs = Arc::new(Inputs::default());
-        let left = Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL)));
-        let voice = Voice { policy, left, gate: access.log().clone(), inputs: inputs.clone() };
+        let voice = Voice::new(policy, access.log().clone(), inputs.clone());
         let mut wasi = WasiCtx::builder();
         wasi.stdout(voice.clone()).stderr(voice.clone());
         wasi.wall_clock(Clock(inputs.clone())).monotonic_clock(Clock(inputs.clone()));
@@ -118,7 +100,7 @@ impl Guest {
         self.inputs.now_us.store(call.now_us, Ordering::Relaxed);
         self.inputs.seed.store(call.seed, Ordering::Relaxed);
         self.inputs.call.fetch_add(1, Ordering::Relaxed);
-        self.voice.left.store(u64::from(LINES_PER_CALL), Ordering::Relaxed);
+        self.voice.begin();
         self.scratch = match (self.probing, scope::is_preview()) {
             (true, _) => Some(Scratch::alone()),
             (false, true) => Some(Scratch::over()),
@@ -133,6 +115,12 @@ impl Guest {
     /// Gives the code that runs next this much CPU time.
     pub(crate) fn allow(&mut self, budget: Duration) {
         (self.budget, self.first_tick) = (budget, None);
+    }
+
+    fn note_write(&self, key: &str) {
+        if !self.probing {
+            scope::note_state_write(key);
+        }
     }
 
     /// Called at every tick that the guest runs into. A tick is wall-clock time, and on a busy machine most of it may
@@ -203,6 +191,7 @@ impl wit::Host for Guest {
 
     fn set(&mut self, key: String, value: Vec<u8>, ttl_ms: u32) -> Result<(), wit::StateError> {
         let now = self.now_ms();
+        self.note_write(&key);
         let outcome = match &mut self.scratch {
             Some(scratch) => scratch.set(&self.state, &key, &value, ttl_ms, now),
             None => self.state.set(&key, &value, ttl_ms, now),
@@ -211,6 +200,7 @@ impl wit::Host for Guest {
     }
 
     fn delete(&mut self, key: String) {
+        self.note_write(&key);
         match &mut self.scratch {
             Some(scratch) => scratch.delete(&key),
             None => self.state.delete(&key),
@@ -224,8 +214,9 @@ impl wit::Host for Guest {
             None => self.state.increment(&key, delta, ttl_ms, now),
         };
         if let (Ok(sum), false) = (&outcome, self.probing) {
-            // The sum tells what was there, and what the policy decides by.
-            scope::note_state_read(&key, Some(&sum.to_le_bytes()));
+            // The sum tells what was there; whether it was a zero or nothing makes no difference to a sum.
+            scope::note_state_read(&key, Some(&sum.saturating_sub(delta).to_le_bytes()));
+            scope::note_state_write(&key);
         }
         outcome.map_err(told)
     }
@@ -244,68 +235,6 @@ impl WasiView for Guest {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
     }
-}
-
-impl Voice {
-    fn say(&self, level: tracing::Level, message: &str) {
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if left.is_err() || !self.gate.opens() {
-            return;
-        }
-        // The seed is in the receipt of the decision that the line belongs to.
-        let seed = self.inputs.seed.load(Ordering::Relaxed);
-        let generation = scope::generation().map(|generation| generation.0);
-        let line: String = message.trim_end().chars().take(LINE).collect();
-        let policy = &*self.policy;
-        match level {
-            tracing::Level::ERROR => {
-                tracing::error!(target: "pointsman::guest", policy, generation, seed, "{line}")
-            }
-            tracing::Level::WARN => {
-                tracing::warn!(target: "pointsman::guest", policy, generation, seed, "{line}")
-            }
-            tracing::Level::INFO => {
-                tracing::info!(target: "pointsman::guest", policy, generation, seed, "{line}")
-            }
-            _ => tracing::debug!(target: "pointsman::guest", policy, generation, seed, "{line}"),
-        }
-    }
-}
-
-impl IsTerminal for Voice {
-    fn is_terminal(&self) -> bool {
-        false
-    }
-}
-
-impl StdoutStream for Voice {
-    fn async_stream(&self) -> Box<dyn tokio::io::AsyncWrite + Send + Sync> {
-        Box::new(tokio::io::sink())
-    }
-
-    fn p2_stream(&self) -> Box<dyn OutputStream> {
-        Box::new(self.clone())
-    }
-}
-
-impl OutputStream for Voice {
-    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
-        self.say(tracing::Level::INFO, &String::from_utf8_lossy(&bytes));
-        Ok(())
-    }
-
-    fn flush(&mut self) -> StreamResult<()> {
-        Ok(())
-    }
-
-    fn check_write(&mut self) -> StreamResult<usize> {
-        Ok(64 * 1024)
-    }
-}
-
-#[async_trait::async_trait]
-impl Pollable for Voice {
-    async fn ready(&mut self) {}
 }
 
 fn thread_cpu_time() -> Duration {

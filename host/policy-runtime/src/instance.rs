@@ -1,54 +1,32 @@
 //! One instance of a policy: its store and typed exports, and how a call into it may end.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures_util::FutureExt;
-use pointsman_routing::{Call, Decision, Failure, Plan, RouterConfigOverride, ShedReason, World};
+use pointsman_routing::{Call, Decision, Failure, Moment, Observed, Plan, RouterConfigOverride};
 use pointsman_workers::Leg;
-use wasmtime::{Store, Trap, component::InstancePre};
+use wasmtime::{Store, Trap};
 
 use crate::{
     about::{About, cut},
-    access::Access,
-    bindings::{
-        decode_override as d, decode_override_async as da, filter as f, filter_async as fa, scorer as s,
-        scorer_async as sa, selector as l, selector_async as la,
-    },
-    engine::PolicyEngine,
     guest::Guest,
-    meter::Counted,
     refusal::Refusal,
 };
 
-/// A component that is linked and type-checked against its world.
-#[derive(Clone)]
-pub(crate) enum Linked {
-    Filter(f::FilterPre<Guest>),
-    Scorer(s::ScorerPre<Guest>),
-    Selector(l::SelectorPre<Guest>),
-    DecodeOverride(d::DecodeOverridePre<Guest>),
-    FilterAsync(fa::FilterPre<Guest>),
-    ScorerAsync(sa::ScorerPre<Guest>),
-    SelectorAsync(la::SelectorPre<Guest>),
-    DecodeOverrideAsync(da::DecodeOverridePre<Guest>),
-}
+mod convert;
+mod linked;
 
-enum Exports {
-    Filter(f::Filter),
-    Scorer(s::Scorer),
-    Selector(l::Selector),
-    DecodeOverride(d::DecodeOverride),
-    FilterAsync(fa::Filter),
-    ScorerAsync(sa::Scorer),
-    SelectorAsync(la::Selector),
-    DecodeOverrideAsync(da::DecodeOverride),
-}
+use convert::*;
+pub(crate) use linked::Linked;
+use linked::{Exports, Learner};
 
 /// One instance in its own store. After a failure that is the guest's fault the store is poisoned: drop it.
 pub(crate) struct Instance {
     store: Store<Guest>,
     exports: Exports,
-    deadline: Duration,
+    learner: Option<Learner>,
+    /// CPU time of a call, and of a batch of outcomes.
+    deadlines: (Duration, Duration),
     pub(crate) calls: u32,
 }
 
@@ -66,56 +44,6 @@ fn at_once<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Re
     future.now_or_never().unwrap_or_else(|| Err(wasmtime::Error::msg("the guest waits for something")))
 }
 
-impl Linked {
-    /// Type-checks every export of the world.
-    pub(crate) fn new(world: World, wasi: bool, pre: InstancePre<Guest>) -> Result<Self, Refusal> {
-        let linked = match (world, wasi) {
-            (World::Filter, false) => f::FilterPre::new(pre).map(Self::Filter),
-            (World::Scorer, false) => s::ScorerPre::new(pre).map(Self::Scorer),
-            (World::Selector, false) => l::SelectorPre::new(pre).map(Self::Selector),
-            (World::DecodeOverride, false) => d::DecodeOverridePre::new(pre).map(Self::DecodeOverride),
-            (World::Filter, true) => fa::FilterPre::new(pre).map(Self::FilterAsync),
-            (World::Scorer, true) => sa::ScorerPre::new(pre).map(Self::ScorerAsync),
-            (World::Selector, true) => la::SelectorPre::new(pre).map(Self::SelectorAsync),
-            (World::DecodeOverride, true) => da::DecodeOverridePre::new(pre).map(Self::DecodeOverrideAsync),
-        };
-        linked.map_err(|error| Refusal::Contract(format!("{error:#}")))
-    }
-
-    /// A fresh instance, not yet configured.
-    pub(crate) fn instantiate(
-        &self,
-        engine: &PolicyEngine,
-        name: Arc<str>,
-        access: &Access,
-    ) -> Result<Instance, Refusal> {
-        let limits = engine.limits();
-        let counted = Counted::new(engine.meter());
-        let guest = Guest::new(name, limits.memory_bytes, access, counted);
-        let mut store = Store::new(engine.engine(), guest);
-        store.limiter(|guest| guest);
-        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
-        store.data_mut().allow(limits.configure_deadline);
-        store.set_epoch_deadline(1);
-        let exports = match self {
-            Self::Filter(pre) => pre.instantiate(&mut store).map(Exports::Filter),
-            Self::Scorer(pre) => pre.instantiate(&mut store).map(Exports::Scorer),
-            Self::Selector(pre) => pre.instantiate(&mut store).map(Exports::Selector),
-            Self::DecodeOverride(pre) => pre.instantiate(&mut store).map(Exports::DecodeOverride),
-            Self::FilterAsync(pre) => at_once(pre.instantiate_async(&mut store)).map(Exports::FilterAsync),
-            Self::ScorerAsync(pre) => at_once(pre.instantiate_async(&mut store)).map(Exports::ScorerAsync),
-            Self::SelectorAsync(pre) => {
-                at_once(pre.instantiate_async(&mut store)).map(Exports::SelectorAsync)
-            }
-            Self::DecodeOverrideAsync(pre) => {
-                at_once(pre.instantiate_async(&mut store)).map(Exports::DecodeOverrideAsync)
-            }
-        };
-        let exports = exports.map_err(|error| Refusal::Instantiate(failure(&store, &error).to_string()))?;
-        Ok(Instance { store, exports, deadline: limits.deadline, calls: 0 })
-    }
-}
-
 /// Calls `describe` and `configure` of whichever world the exports are of.
 macro_rules! introduce {
     ($store:expr, $exports:expr, $settings:expr, $call:path) => {{
@@ -130,96 +58,6 @@ macro_rules! introduce {
         }))
     }};
 }
-
-/// Converts the answers and errors of one binding module.
-macro_rules! convert {
-    ($($module:ident: $call:ident, $error:ident;)*) => {$(
-        fn $call(call: &Call) -> crate::bindings::$module::pointsman::policy::types::Call {
-            use crate::bindings::$module::pointsman::policy::types as wit;
-            wit::Call {
-                leg: match call.leg {
-                    Leg::Aggregated => wit::Leg::Aggregated,
-                    Leg::Prefill => wit::Leg::Prefill,
-                    Leg::Decode => wit::Leg::Decode,
-                },
-                attempt: call.attempt,
-                rows: call.rows,
-                seed: call.seed,
-                now_us: call.now_us,
-            }
-        }
-
-        fn $error(error: crate::bindings::$module::pointsman::policy::types::Error) -> Failure {
-            use crate::bindings::$module::pointsman::policy::types as wit;
-            match error {
-                wit::Error::Unsupported(text) => Failure::Error(cut(format!("unsupported: {text}"))),
-                wit::Error::Internal(text) => Failure::Error(cut(text)),
-            }
-        }
-    )*};
-}
-
-convert! {
-    filter: call_f, error_f;
-    scorer: call_s, error_s;
-    selector: call_l, error_l;
-    decode_override: call_d, error_d;
-    filter_async: call_fa, error_fa;
-    scorer_async: call_sa, error_sa;
-    selector_async: call_la, error_la;
-    decode_override_async: call_da, error_da;
-}
-
-macro_rules! decision {
-    ($name:ident, $module:ident) => {
-        fn $name(
-            decision: crate::bindings::$module::exports::pointsman::policy::selecting::Decision,
-        ) -> Decision {
-            use crate::bindings::$module::exports::pointsman::policy::selecting as wit;
-            match decision {
-                wit::Decision::Choose(choice) => {
-                    Decision::Choose { row: choice.row, costs: choice.costs, reason: choice.reason.map(cut) }
-                }
-                wit::Decision::Abstain => Decision::Abstain,
-                wit::Decision::Shed(shed) => {
-                    Decision::Shed(ShedReason { status: shed.status, reason: cut(shed.reason) })
-                }
-            }
-        }
-    };
-}
-decision!(decision_l, selector);
-decision!(decision_la, selector_async);
-
-macro_rules! disaggregation {
-    ($plan:ident, $over:ident, $module:ident) => {
-        fn $plan(plan: crate::bindings::$module::exports::pointsman::policy::disaggregation::Plan) -> Plan {
-            use crate::bindings::$module::exports::pointsman::policy::disaggregation as wit;
-            match plan {
-                wit::Plan::Remote => Plan::Remote,
-                wit::Plan::Local => Plan::Local,
-                wit::Plan::Shed(shed) => {
-                    Plan::Shed(ShedReason { status: shed.status, reason: cut(shed.reason) })
-                }
-            }
-        }
-
-        fn $over(
-            over: crate::bindings::$module::exports::pointsman::policy::disaggregation::RouterConfigOverride,
-        ) -> RouterConfigOverride {
-            RouterConfigOverride {
-                overlap_score_credit: over.overlap_score_credit,
-                prefill_load_scale: over.prefill_load_scale,
-                temperature: over.temperature,
-                assume_kv_reuse: over.assume_kv_reuse,
-                track_prefill_tokens: over.track_prefill_tokens,
-                shared_cache_multiplier: over.shared_cache_multiplier,
-            }
-        }
-    };
-}
-disaggregation!(plan_d, over_d, decode_override);
-disaggregation!(plan_da, over_da, decode_override_async);
 
 fn as_is<T>(value: wasmtime::Result<T>) -> wasmtime::Result<T> {
     value
@@ -343,6 +181,28 @@ impl Instance {
         self.end(answer)
     }
 
+    /// What became of decisions, when it exports `learning`.
+    pub(crate) fn observe(&mut self, moment: Moment, outcomes: &[Observed]) -> Result<(), Failure> {
+        let Moment { now_us, seed } = moment;
+        // Nothing is routed here; what it may read of the call is the time and the randomness.
+        self.begin(&Call { leg: Leg::Aggregated, attempt: 0, rows: 0, seed, now_us });
+        self.store.data_mut().allow(self.deadlines.1);
+        let Self { store, learner, .. } = self;
+        let answer = match learner {
+            Some(Learner::Sync(exports)) => {
+                let outcomes: Vec<_> = outcomes.iter().map(outcome_s).collect();
+                exports.pointsman_policy_learning().call_observe(&mut *store, now_us, seed, &outcomes)
+            }
+            Some(Learner::Async(exports)) => {
+                let outcomes: Vec<_> = outcomes.iter().map(outcome_a).collect();
+                let guest = exports.pointsman_policy_learning();
+                at_once(guest.call_observe(&mut *store, now_us, seed, &outcomes))
+            }
+            None => return Err(Failure::Invalid("no learner".to_owned())),
+        };
+        self.end(answer.map(Ok))
+    }
+
     /// It is configured and proved: from now on what it writes to the slot's state lasts.
     pub(crate) fn serve(&mut self) {
         self.store.data_mut().serve();
@@ -356,7 +216,7 @@ impl Instance {
     fn begin(&mut self, call: &Call) {
         self.calls += 1;
         self.store.data_mut().begin(call);
-        self.store.data_mut().allow(self.deadline);
+        self.store.data_mut().allow(self.deadlines.0);
         self.store.set_epoch_deadline(1);
     }
 

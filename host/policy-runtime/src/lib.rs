@@ -18,8 +18,8 @@ mod manager;
 mod meter;
 mod pool;
 mod probe;
-mod recipe;
 mod refusal;
+mod spec;
 mod state;
 mod ticker;
 
@@ -29,12 +29,12 @@ pub use gate::Gate;
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
-    Change, Command, CommandError, First, Happened, LaneStatus, ManagerConfig, ManagerStatus, Opened,
-    PartStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName,
+    Change, Command, CommandError, First, Happened, LaneStatus, ManagerConfig, ManagerStatus, MemoryStatus,
+    Opened, PartStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName,
     SlotState, SlotStatus, Source,
 };
 pub use meter::Usage;
 pub use probe::Question;
-pub use recipe::{LaneRecipe, Part, Rank, ScorerPart, SlotRecipe};
 pub use refusal::Refusal;
+pub use spec::{LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 pub use state::{State, StateError, StateQuota};

@@ -3,14 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use pointsman_routing::{
-    Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, World,
-    facts::Wants,
+    Call, Decision, Digest, Failure, Moment, Observed, Origin, Plan, Policy, PolicyInfo,
+    RouterConfigOverride, World, facts::Wants,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use crate::{
-    access::Access,
+    access::{Access, Grant},
     admission,
     engine::PolicyEngine,
     instance::{Instance, Linked},
@@ -44,6 +44,7 @@ pub struct CompiledPolicy {
     digest: Digest,
     took: Duration,
     access: Access,
+    remembers: bool,
 }
 
 /// Admits, configures, probes and warms up a policy that reaches what a slot grants by default. Takes as long as a compile: never call it on a request's path.
@@ -76,6 +77,7 @@ pub fn compile(engine: &PolicyEngine, bytes: &[u8], access: &Access) -> Result<C
         digest: digest(bytes),
         took: begun.elapsed(),
         access: access.clone(),
+        remembers: outline.needs.contains(&Grant::State),
     })
 }
 
@@ -90,7 +92,7 @@ impl CompiledPolicy {
 }
 
 fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<LoadedPolicy, Refusal> {
-    let CompiledPolicy { engine, linked, world, digest, took, access } = compiled;
+    let CompiledPolicy { engine, linked, world, digest, took, access, remembers } = compiled;
     let (linked, world) = (linked.clone(), *world);
     let _running = engine.running();
     let mut first = linked.instantiate(engine, Arc::from("?"), access)?;
@@ -104,6 +106,8 @@ fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<Lo
         world,
         origin,
         wants: wants.clone(),
+        remembers: *remembers,
+        learns: linked.learns(),
     };
     prove(compiled, first, &wants, settings)?;
     let builder = {
@@ -121,7 +125,7 @@ fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<Lo
         }
     };
     let begun = Instant::now();
-    let pool = Pool::new(engine, name, Box::new(builder)).map_err(Refusal::Instantiate)?;
+    let pool = Pool::new(engine, name, info.learns, Box::new(builder)).map_err(Refusal::Instantiate)?;
     let instances = u32::try_from(pool.size()).unwrap_or(u32::MAX).max(1);
     let cost = LoadCost { compile: *took, instance: begun.elapsed() / instances };
     Ok(LoadedPolicy { info, pool, cost })
@@ -171,6 +175,9 @@ fn prove(
             return Err(Refusal::NotDeterministic { rows });
         }
     }
+    if linked.learns() {
+        probe::tell(&mut second).map_err(Refusal::Observe)?;
+    }
     Ok(())
 }
 
@@ -199,5 +206,9 @@ impl Policy for LoadedPolicy {
 
     fn decode_config(&self, call: &Call, facts: &[u32]) -> Result<RouterConfigOverride, Failure> {
         self.pool.call(|instance| instance.decode_config(call, facts))
+    }
+
+    fn observe(&self, moment: Moment, outcomes: &[Observed]) -> Result<(), Failure> {
+        self.pool.observe(|instance| instance.observe(moment, outcomes))
     }
 }

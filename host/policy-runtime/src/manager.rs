@@ -2,7 +2,7 @@
 //! rolls back what fails in its first calls.
 //!
 //! A file's name says its slot and lane (`prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`, …); `parts/NAME.wasm` are
-//! parts that recipes name. Content decides whether anything changed. It runs on a thread of its own,
+//! parts that specs name. Content decides whether anything changed. It runs on a thread of its own,
 //! as operators' commands and failures do; compiling is done beside it (`foundry`), and what was made is installed if it is still
 //! what the folder says.
 
@@ -21,8 +21,9 @@ use crate::{
     engine::PolicyEngine,
     gate::Gate,
     meter::Usage,
-    recipe::{LaneRecipe, SlotRecipe},
     refusal::Refusal,
+    spec::{LaneSpec, SlotSpec},
+    state::State,
 };
 
 mod assemble;
@@ -43,7 +44,8 @@ use lane::Content;
 pub use lane::Source;
 use slots::Managed;
 pub use status::{
-    Happened, LaneStatus, ManagerStatus, PartStatus, RefusalRecord, ReloadCount, SlotState, SlotStatus,
+    Happened, LaneStatus, ManagerStatus, MemoryStatus, PartStatus, RefusalRecord, ReloadCount, SlotState,
+    SlotStatus,
 };
 use worker::Worker;
 
@@ -69,10 +71,10 @@ pub struct SlotConfig {
     /// The slot.
     pub slot: Arc<Slot>,
     /// What it runs.
-    pub recipe: SlotRecipe,
+    pub spec: SlotSpec,
     /// What its policies may reach; the state behind it is kept through reloads.
     pub access: Access,
-    /// What its first generation was made of; `None`: of something else than the recipe says.
+    /// What its first generation was made of; `None`: of something else than the spec says.
     pub first: Option<First>,
 }
 
@@ -104,6 +106,7 @@ pub struct First(Content);
 pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,
     slots: Vec<Arc<Slot>>,
+    states: Vec<Arc<State>>,
     engine: PolicyEngine,
     changed: watch::Receiver<u64>,
     orders: mpsc::UnboundedSender<Order>,
@@ -111,7 +114,7 @@ pub struct PolicyManager {
 }
 
 impl Opened {
-    /// Opens the policy folder; without one slots run what their recipes say.
+    /// Opens the policy folder; without one slots run what their specs say.
     ///
     /// # Errors
     /// There is no such folder.
@@ -127,12 +130,12 @@ impl Opened {
     pub fn first(
         &mut self,
         kind: SlotKind,
-        recipe: &LaneRecipe,
+        spec: &LaneSpec,
         access: &Access,
     ) -> Result<(Program, First), Refusal> {
-        let planned = self.workshop.plan(None, recipe).map_err(|refused| *refused.refusal)?;
+        let planned = self.workshop.plan(None, spec).map_err(|refused| *refused.refusal)?;
         let mut planned = planned.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
-        let program = self.workshop.assemble(kind, &mut planned, recipe, access);
+        let program = self.workshop.assemble(kind, &mut planned, spec, access);
         let program = program.map_err(|halt| match halt {
             Halt::Refused(refused) => *refused.refusal,
             // Only a running manager has a foundry to wait for.
@@ -165,6 +168,7 @@ impl PolicyManager {
         let status = Arc::new(ArcSwap::from_pointee(ManagerStatus::default()));
         let engine = workshop.engine.clone();
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
+        let states = config.slots.iter().map(|slot| slot.access.state().clone()).collect();
         let managed = config.slots.into_iter().map(Managed::new).collect();
         let mut worker = Worker::new(workshop, managed, config.probation, status.clone(), publish);
         // The first scan compiles by itself: what lies there serves from the first request on.
@@ -182,10 +186,10 @@ impl PolicyManager {
                 }
             });
         })?;
-        Ok(Self { status, slots, engine, changed, orders, stop })
+        Ok(Self { status, slots, states, engine, changed, orders, stop })
     }
 
-    /// Has something done, and waits until it is: a reload and new recipes wait for compiles, theirs and those under way; a
+    /// Has something done, and waits until it is: a reload and new specs wait for compiles, theirs and those under way; a
     /// rollback and a promotion wait for none.
     ///
     /// # Errors
@@ -201,9 +205,9 @@ impl PolicyManager {
     pub fn status(&self) -> Arc<ManagerStatus> {
         let mut status = self.status.load_full();
         let fresh = Arc::make_mut(&mut status);
-        for (slot, status) in self.slots.iter().zip(&mut fresh.slots) {
+        for ((slot, state), status) in self.slots.iter().zip(&self.states).zip(&mut fresh.slots) {
             let lineup = slot.lineup();
-            status.refresh(&lineup.active, lineup.canary.as_ref(), lineup.shadow.as_ref());
+            status.refresh(&lineup.active, lineup.canary.as_ref(), lineup.shadow.as_ref(), state);
         }
         status
     }

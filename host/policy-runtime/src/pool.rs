@@ -1,4 +1,7 @@
 //! Warm instances of one policy, one a shard. A call takes a shard nobody is in, and never waits for one.
+//!
+//! A policy that learns has one more, which observes and never decides: what it is told can only reach decisions through the
+//! slot's state, and whatever becomes of it costs no request an instance.
 
 use std::{
     cell::Cell,
@@ -18,7 +21,9 @@ pub(crate) type Build = dyn Fn() -> Result<Instance, String> + Send + Sync;
 
 /// The instances.
 pub(crate) struct Pool {
+    /// Those that decide, and then the one that observes, when there is one.
     shards: Box<[Mutex<Option<Instance>>]>,
+    deciding: usize,
     build: Box<Build>,
     engine: PolicyEngine,
     calls_per_instance: u32,
@@ -38,14 +43,20 @@ thread_local! {
 
 impl Pool {
     /// A pool with every shard filled.
-    pub(crate) fn new(engine: &PolicyEngine, name: Arc<str>, build: Box<Build>) -> Result<Arc<Self>, String> {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    pub(crate) fn new(
+        engine: &PolicyEngine,
+        name: Arc<str>,
+        learns: bool,
+        build: Box<Build>,
+    ) -> Result<Arc<Self>, String> {
+        let deciding = std::thread::available_parallelism().map_or(2, usize::from) * 2;
         let mut shards = Vec::new();
-        for _ in 0..cores * 2 {
+        for _ in 0..deciding + usize::from(learns) {
             shards.push(Mutex::new(Some(build()?)));
         }
         Ok(Arc::new_cyclic(|myself| Self {
             shards: shards.into_boxed_slice(),
+            deciding,
             build,
             engine: engine.clone(),
             calls_per_instance: engine.limits().calls_per_instance,
@@ -61,21 +72,40 @@ impl Pool {
     ) -> Result<T, Failure> {
         let _running = self.engine.running();
         let home = HOME.get();
-        for step in 0..self.shards.len() {
-            let place = (home + step) % self.shards.len();
+        for step in 0..self.deciding {
+            let place = (home + step) % self.deciding;
             let Some(mut shard) = self.shards.get(place).and_then(Mutex::try_lock) else { continue };
             let Some(instance) = shard.as_mut() else { continue };
             let outcome = call(instance);
-            let spent = match &outcome {
-                Err(Failure::Trap(_) | Failure::Timeout | Failure::Memory) => true,
-                _ => self.is_worn(instance),
-            };
-            if spent {
+            if self.is_spent(instance, &outcome) {
                 self.replace(place, shard.take());
             }
             return outcome;
         }
         Err(Failure::NotReady)
+    }
+
+    /// Calls the instance that observes.
+    pub(crate) fn observe(
+        &self,
+        call: impl FnOnce(&mut Instance) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let _running = self.engine.running();
+        let shard = self.shards.get(self.deciding).and_then(Mutex::try_lock);
+        let Some(mut shard) = shard else { return Err(Failure::NotReady) };
+        let Some(instance) = shard.as_mut() else { return Err(Failure::NotReady) };
+        let outcome = call(instance);
+        if self.is_spent(instance, &outcome) {
+            self.replace(self.deciding, shard.take());
+        }
+        outcome
+    }
+
+    fn is_spent<T>(&self, instance: &Instance, outcome: &Result<T, Failure>) -> bool {
+        match outcome {
+            Err(Failure::Trap(_) | Failure::Timeout | Failure::Memory) => true,
+            _ => self.is_worn(instance),
+        }
     }
 
     /// Instances when all are there.

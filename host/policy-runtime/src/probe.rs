@@ -1,10 +1,11 @@
 //! The probe: made-up inputs, asked twice, the second time of another instance. What fails here never serves.
 
 use pointsman_routing::{
-    Call, Failure, World,
+    Call, Failure, Moment, Observed, World,
     facts::{FactType, RequestFact, Wants, WorkerColumn, WorkerFact},
 };
-use pointsman_workers::Leg;
+use pointsman_workers::{DpRank, Leg, WorkerId};
+use tokio::time::Duration;
 
 use crate::instance::{Answer, Instance};
 
@@ -28,13 +29,8 @@ impl Question {
     /// The question with this many candidate rows.
     #[must_use]
     pub fn new(wants: &Wants, rows: u32) -> Self {
-        let call = Call {
-            leg: Leg::Prefill,
-            attempt: 0,
-            rows,
-            seed: 0x5eed + u64::from(rows),
-            now_us: 1_700_000_000_000_000,
-        };
+        let call =
+            Call { leg: Leg::Prefill, attempt: 0, rows, seed: 0x5eed + u64::from(rows), now_us: NOW_US };
         Self {
             call,
             request: request_facts(wants),
@@ -72,6 +68,34 @@ impl Question {
     pub fn facts(&self) -> Vec<u32> {
         self.request.iter().chain(&self.candidates).copied().collect()
     }
+}
+
+/// When the probe is, as its guests are told.
+const NOW_US: u64 = 1_700_000_000_000_000;
+
+/// Tells a policy that learns of made-up outcomes: one that went well, one that was tried again, and one whose client left.
+pub(crate) fn tell(instance: &mut Instance) -> Result<(), Failure> {
+    let fine = Observed {
+        decision: None,
+        seed: 0x5eed,
+        leg: Leg::Prefill,
+        attempt: 0,
+        worker: WorkerId(1),
+        rank: DpRank(0),
+        by_policy: true,
+        retried: false,
+        status: 200,
+        ttft: Some(Duration::from_millis(50)),
+        itl: Some(Duration::from_millis(10)),
+        duration: Duration::from_secs(1),
+        prompt_tokens: 1_000,
+        output_tokens: 96,
+        cached_predicted: Some(512),
+        cached_reported: Some(496),
+    };
+    let none = Observed { ttft: None, itl: None, cached_reported: None, output_tokens: 0, ..fine };
+    let outcomes = [fine, Observed { retried: true, ..fine }, Observed { status: 499, ..none }];
+    instance.observe(Moment { now_us: NOW_US, seed: 0x5eed }, &outcomes)
 }
 
 /// Asks one question of made-up facts.

@@ -92,6 +92,9 @@ pub enum Refusal {
         /// Candidate rows of the probe.
         rows: u32,
     },
+    /// Did not come to an end with made-up outcomes.
+    #[error("observe: {0}")]
+    Observe(Failure),
     /// Its world does not belong in the slot its file name says.
     #[error("a {world} cannot fill the slot {slot}")]
     WrongSlot {
@@ -164,6 +167,7 @@ impl Refusal {
             Self::UnknownFact(_) => "unknown_fact",
             Self::Probe { .. } => "probe",
             Self::NotDeterministic { .. } => "not_deterministic",
+            Self::Observe(_) => "observe",
             Self::WrongSlot { .. } => "wrong_slot",
             Self::NoSlot(_) => "no_slot",
             Self::Quarantined(_) => "quarantined",

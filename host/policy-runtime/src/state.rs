@@ -103,6 +103,12 @@ impl State {
         (self.keys.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 
+    /// How much there may be.
+    #[must_use]
+    pub fn quota(&self) -> StateQuota {
+        self.quota
+    }
+
     /// The value at `now_ms`.
     #[must_use]
     pub fn get(&self, key: &str, now_ms: u64) -> Option<Vec<u8>> {

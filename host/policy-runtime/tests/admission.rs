@@ -42,9 +42,9 @@ fn every_step_of_admission_refuses_with_its_own_reason() {
     let bare_module = wat::parse_str("(module)").unwrap();
     let needy_module = wat::parse_str(r#"(module (import "env" "clock" (func)))"#).unwrap();
     let foreign = wat::parse_str(r#"(component (import "wasi:http/types@0.2.0" (instance)))"#).unwrap();
-    let newer = String::from_utf8_lossy(HOSTILE).contains("policy@0.1.0");
+    let newer = String::from_utf8_lossy(HOSTILE).contains("policy@0.1.1");
     assert!(newer, "the contract's version is in the binary");
-    let other_version = replace(HOSTILE, b"@0.1.0", b"@0.2.0");
+    let other_version = replace(HOSTILE, b"@0.1.1", b"@0.2.0");
     let cases: [(&[u8], &str, &str); 16] = [
         (&HOSTILE_CORE[..HOSTILE_CORE.len() / 2], "{}", "not_a_component"),
         (b"not wasm at all", "{}", "not_wasm"),
@@ -167,7 +167,7 @@ fn the_embedded_policies_are_admitted_and_answer() {
 fn inspect_tells_what_a_file_is() {
     let inspection = inspect(HOSTILE_CORE, "{}", Limits::default()).unwrap();
     assert!(inspection.core_module);
-    assert_eq!((inspection.world, inspection.contract.as_str()), (World::Selector, "pointsman:policy@0.1.0"));
+    assert_eq!((inspection.world, inspection.contract.as_str()), (World::Selector, "pointsman:policy@0.1.1"));
     assert_eq!(inspection.policy.unwrap().worker_facts, ["active-requests"]);
     assert!(
         inspect(CHATTY, "{}", Limits::default())

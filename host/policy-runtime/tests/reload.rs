@@ -11,7 +11,7 @@ use std::{fs, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
     Access, Command, Gate, Limits, ManagerConfig, ManagerStatus, Opened, PolicyEngine, PolicyManager,
-    Probation, Rank, SlotConfig, SlotRecipe, SlotState, SlotStatus,
+    Probation, Rank, SlotConfig, SlotSpec, SlotState, SlotStatus,
 };
 use pointsman_routing::{Call, Failure, Mode, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -26,20 +26,20 @@ struct House {
 }
 
 fn house_in(dir: TempDir, settings: &str) -> House {
-    let mut recipe = SlotRecipe::of(Rank::Native(NativeMode::LeastLoaded));
-    recipe.active.settings = settings.into();
-    house_of(dir, recipe)
+    let mut spec = SlotSpec::of(Rank::Native(NativeMode::LeastLoaded));
+    spec.active.settings = settings.into();
+    house_of(dir, spec)
 }
 
-fn house_of(dir: TempDir, recipe: SlotRecipe) -> House {
+fn house_of(dir: TempDir, spec: SlotSpec) -> House {
     let (sender, events) = mpsc::unbounded_channel();
     let engine = PolicyEngine::new(Limits::default()).unwrap();
     let mut opened = Opened::open(&engine, Some(dir.path().to_owned()), Gate::default()).unwrap();
     let access = Access::default();
-    let (program, first) = opened.first(SlotKind::Prefill, &recipe.active, &access).unwrap();
+    let (program, first) = opened.first(SlotKind::Prefill, &spec.active, &access).unwrap();
     let slot = Arc::new(Slot::new(SlotKind::Prefill, None, program, sender));
     let config = ManagerConfig {
-        slots: vec![SlotConfig { slot: slot.clone(), recipe, access, first: Some(first) }],
+        slots: vec![SlotConfig { slot: slot.clone(), spec, access, first: Some(first) }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(200),

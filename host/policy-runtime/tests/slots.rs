@@ -11,8 +11,8 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
 use pointsman_policy_runtime::{
-    Access, Command, CommandError, Gate, LaneRecipe, Limits, ManagerConfig, ManagerStatus, Opened, Part,
-    PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotRecipe, SlotStatus,
+    Access, Command, CommandError, Gate, LaneSpec, Limits, ManagerConfig, ManagerStatus, Opened, Part,
+    PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec, SlotStatus,
     Source,
 };
 use pointsman_routing::{Digest, Failure, Mode, Normalize, Picker, Program, Slot, SlotKind};
@@ -29,7 +29,7 @@ struct House {
     manager: PolicyManager,
 }
 
-fn house(recipe: SlotRecipe, gate: Gate, files: &[(&str, &[u8])]) -> House {
+fn house(spec: SlotSpec, gate: Gate, files: &[(&str, &[u8])]) -> House {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("parts")).unwrap();
     for (name, bytes) in files {
@@ -39,12 +39,12 @@ fn house(recipe: SlotRecipe, gate: Gate, files: &[(&str, &[u8])]) -> House {
     let engine = PolicyEngine::new(Limits::default()).unwrap();
     let mut opened = Opened::open(&engine, Some(dir.path().to_owned()), gate).unwrap();
     let access = Access::default();
-    let first = opened.first(SlotKind::Prefill, &recipe.active, &access).ok();
+    let first = opened.first(SlotKind::Prefill, &spec.active, &access).ok();
     let native = Program::Native(pointsman_routing::NativeMode::Kv);
     let (program, first) = first.map_or((native, None), |(program, first)| (program, Some(first)));
     let slot = Arc::new(Slot::new(SlotKind::Prefill, None, program, sender));
     let config = ManagerConfig {
-        slots: vec![SlotConfig { slot: slot.clone(), recipe, access, first }],
+        slots: vec![SlotConfig { slot: slot.clone(), spec, access, first }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(100),
@@ -53,8 +53,8 @@ fn house(recipe: SlotRecipe, gate: Gate, files: &[(&str, &[u8])]) -> House {
     House { dir, slot, manager }
 }
 
-fn builtin() -> SlotRecipe {
-    SlotRecipe::of(Rank::Policy(Part::embedded("kv-aware", KV_AWARE, "{}".into())))
+fn builtin() -> SlotSpec {
+    SlotSpec::of(Rank::Policy(Part::embedded("kv-aware", KV_AWARE, "{}".into())))
 }
 
 fn plain(files: &[(&str, &[u8])]) -> House {
@@ -66,15 +66,15 @@ fn file_part(name: &str, settings: &str) -> Part {
     Part { name: name.into(), file, embedded: None, settings: settings.into() }
 }
 
-fn composed(weight: f32) -> SlotRecipe {
+fn composed(weight: f32) -> SlotSpec {
     let kv = Part::embedded("kv-aware", KV_AWARE, "{}".into());
     let scorers = vec![
         ScorerPart { part: kv.clone(), weight, normalize: Normalize::MinMax },
         ScorerPart { part: kv, weight: 1.0, normalize: Normalize::None },
     ];
-    let mut recipe = SlotRecipe::of(Rank::Scorers { scorers, picker: Picker::Softmax { temperature: 0.5 } });
-    recipe.active.filters = vec![file_part("low-queue", "{}")];
-    recipe
+    let mut spec = SlotSpec::of(Rank::Scorers { scorers, picker: Picker::Softmax { temperature: 0.5 } });
+    spec.active.filters = vec![file_part("low-queue", "{}")];
+    spec
 }
 
 impl House {
@@ -165,23 +165,23 @@ fn a_composed_slot_serves_from_its_parts_and_a_new_part_is_a_new_generation_of_t
 
 #[test]
 fn other_settings_or_weights_are_a_new_generation_of_the_same_code() {
-    let mut recipe = builtin();
-    recipe.active.settings = r#"{"mode":"good"}"#.into();
-    let house = house(recipe.clone(), Gate::default(), &[("prefill.wasm", HOSTILE)]);
+    let mut spec = builtin();
+    spec.active.settings = r#"{"mode":"good"}"#.into();
+    let house = house(spec.clone(), Gate::default(), &[("prefill.wasm", HOSTILE)]);
     let before = house.status();
-    let configure = |recipe: &SlotRecipe| {
-        let recipes = vec![(NAME, recipe.clone())];
-        house.ask(Command::Configure { recipes, gate: Gate::default() }).unwrap()
+    let configure = |spec: &SlotSpec| {
+        let specs = vec![(NAME, spec.clone())];
+        house.ask(Command::Configure { specs, gate: Gate::default() }).unwrap()
     };
-    assert!(configure(&recipe).changed.is_empty());
-    recipe.active.settings = r#"{"mode":"good","after":3}"#.into();
-    let report = configure(&recipe);
+    assert!(configure(&spec).changed.is_empty());
+    spec.active.settings = r#"{"mode":"good","after":3}"#.into();
+    let report = configure(&spec);
     let after = house.status();
     assert_eq!((report.changed.len(), report.changed[0].result), (1, "installed"));
     assert_eq!((after.generation.0, after.digest), (before.generation.0 + 1, before.digest));
     // Settings that the policy does not take leave the slot as it is.
-    recipe.active.settings = r#"{"no-such":1}"#.into();
-    let report = configure(&recipe);
+    spec.active.settings = r#"{"no-such":1}"#.into();
+    let report = configure(&spec);
     assert_eq!((report.changed[0].result, report.refused[0].kind), ("refused", "configure"));
     assert_eq!(house.status().generation, after.generation);
 }
@@ -382,14 +382,14 @@ fn a_key_that_is_none_is_named() {
 
 #[test]
 fn a_trial_of_the_configuration_needs_no_file_and_its_share_can_be_changed_alone() {
-    let mut recipe = builtin();
+    let mut spec = builtin();
     let least = Part::embedded("least-loaded", LEAST_LOADED, "{}".into());
-    recipe.canary = LaneRecipe { share: 0.2, ..LaneRecipe::of(Rank::Policy(least)) };
-    let house = house(recipe.clone(), Gate::default(), &[]);
+    spec.canary = LaneSpec { share: 0.2, ..LaneSpec::of(Rank::Policy(least)) };
+    let house = house(spec.clone(), Gate::default(), &[]);
     let before = house.status().canary.unwrap();
     assert_eq!((before.policy.as_str(), before.share), ("least-loaded", 0.2));
-    recipe.canary.share = 0.5;
-    house.ask(Command::Configure { recipes: vec![(NAME, recipe)], gate: Gate::default() }).unwrap();
+    spec.canary.share = 0.5;
+    house.ask(Command::Configure { specs: vec![(NAME, spec)], gate: Gate::default() }).unwrap();
     house.until("another share", |slot| slot.canary.as_ref().is_some_and(|canary| canary.share == 0.5));
     assert_eq!(house.slot.lineup().canary.as_ref().unwrap().active.generation, before.generation);
 }

@@ -47,7 +47,7 @@ fn refusal(bytes: &[u8], grants: &[Grant]) -> Refusal {
 fn an_import_that_is_not_granted_refuses_the_policy_and_names_the_grant() {
     let refused = refusal(TENANT_LIMIT, &Access::DEFAULT);
     assert_eq!(refused.kind(), "not_granted");
-    let text = "imports `pointsman:policy/state@0.1.0`, and the slot does not grant `state`";
+    let text = "imports `pointsman:policy/state@0.1.1`, and the slot does not grant `state`";
     assert_eq!(refused.to_string(), text);
     let refused = refusal(CHATTY, &[Grant::Log, Grant::State]);
     assert!(refused.to_string().ends_with("does not grant `wasi`"), "{refused}");
@@ -95,14 +95,4 @@ fn f2_a_preview_sees_what_is_there_and_changes_nothing() {
     assert!(!let_in(&policy, 2_000_000), "the fourth");
     let _preview = scope::Scope::preview();
     assert!(!let_in(&policy, 2_000_000), "a preview of what would be refused");
-}
-
-#[test]
-fn what_a_decision_read_can_be_taken_for_its_receipt() {
-    let policy = load(&engine(), &Access::new(&GRANTED));
-    let _ = scope::take_state_reads();
-    assert!(let_in(&policy, 2_000_000));
-    let reads = scope::take_state_reads();
-    assert_eq!(reads.len(), 1);
-    assert_eq!((reads[0].key.as_str(), &reads[0].value), ("2/7", &Some(1_i64.to_le_bytes().to_vec())));
 }

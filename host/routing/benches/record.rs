@@ -66,6 +66,8 @@ fn program() -> Program {
         world: World::Scorer,
         origin: Origin::Embedded,
         wants: Wants::resolve(&request, &worker).unwrap(),
+        remembers: false,
+        learns: false,
     };
     let scorers =
         vec![WeightedScorer { policy: Arc::new(Fake(info)), weight: 1.0, normalize: Default::default() }];

@@ -25,9 +25,11 @@ use crate::{
 };
 
 mod brief;
+pub(crate) mod reads;
 mod record;
 mod shard;
 pub(crate) mod tape;
+mod words;
 
 pub use brief::Brief;
 pub use record::Record;
@@ -88,6 +90,8 @@ pub struct Head {
     /// Inputs were left out, for they alone were more than a shard holds.
     pub cut: bool,
     pub(crate) stages: u32,
+    /// Stages whose policies read the slot's state.
+    pub(crate) reads: u32,
 }
 
 /// Who decided; the texts that belong to it are kept with the inputs.
@@ -288,6 +292,14 @@ impl By {
             Self::Session => "session",
             Self::Plan => "plan",
         }
+    }
+}
+
+impl DecisionId {
+    /// The number behind the name, never 0.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
     }
 }
 

@@ -8,6 +8,7 @@ mod config;
 mod cost;
 mod decisions;
 pub mod facts;
+mod learning;
 mod native;
 pub mod pick;
 mod policy;
@@ -23,6 +24,7 @@ mod slots;
 pub use config::RouterConfig;
 pub use cost::{CostTerms, cost};
 pub use decisions::{Brief, By, DecisionId, Decisions, Ending, Head, Outcome, Record};
+pub use learning::{Asked, Learning, Moment, Observed};
 pub use policy::{
     Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, ShedReason,
     World,

@@ -7,7 +7,10 @@ use std::{fmt, path::PathBuf, sync::Arc};
 use pointsman_workers::Leg;
 use serde::{Deserialize, Serialize};
 
-use crate::facts::Wants;
+use crate::{
+    facts::Wants,
+    learning::{Moment, Observed},
+};
 
 /// What every policy function is told besides facts. Mirrors `record call` of `wit/policy.wit`, which never grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -124,6 +127,10 @@ pub struct PolicyInfo {
     pub origin: Origin,
     /// The facts it asked for at load.
     pub wants: Wants,
+    /// It reads and writes the slot's state.
+    pub remembers: bool,
+    /// It is told what became of decisions.
+    pub learns: bool,
 }
 
 /// Why a policy gave no usable answer.
@@ -201,6 +208,15 @@ pub trait Policy: Send + Sync + fmt::Debug {
     /// [`Failure`] when there is no usable answer.
     fn decode_config(&self, _call: &Call, _facts: &[u32]) -> Result<RouterConfigOverride, Failure> {
         Err(self.lacks("decode-config"))
+    }
+
+    /// Of any world, when it [learns](PolicyInfo::learns): what became of decisions of its slot, oldest first. Never called on a
+    /// request's path, and by one thread at a time.
+    ///
+    /// # Errors
+    /// [`Failure`] when it did not come to an end.
+    fn observe(&self, _moment: Moment, _outcomes: &[Observed]) -> Result<(), Failure> {
+        Err(self.lacks("observe"))
     }
 
     /// The answer for a function that this policy's world does not export.

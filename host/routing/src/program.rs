@@ -111,7 +111,9 @@ impl Run<'_> {
             let Buffers { tape, kept, .. } = &mut *self.buffers;
             let facts = tape.stage(step, rows, |out| self.gathered.write(&filter.info().wants, rows, out));
             step += 1;
-            filter.keep(&call, facts, kept).map_err(Stop::Failed)?;
+            let outcome = filter.keep(&call, facts, kept);
+            tape.take_state(filter.info());
+            outcome.map_err(Stop::Failed)?;
             check::kept(kept, rows.len()).map_err(Stop::Failed)?;
             let kept = kept.iter().filter_map(|place| rows.get(*place as usize).copied());
             let kept: Vec<u32> = kept.collect();
@@ -126,7 +128,9 @@ impl Run<'_> {
     fn select(&mut self, step: u32, selector: &dyn Policy, rows: &[u32]) -> Result<Verdict, Stop> {
         let call = self.call(rows.len());
         let write = |out: &mut Vec<u32>| self.gathered.write(&selector.info().wants, rows, out);
-        match selector.select(&call, self.buffers.tape.stage(step, rows, write)).map_err(Stop::Failed)? {
+        let decision = selector.select(&call, self.buffers.tape.stage(step, rows, write));
+        self.buffers.tape.take_state(selector.info());
+        match decision.map_err(Stop::Failed)? {
             Decision::Abstain => Ok(Verdict::Abstained),
             Decision::Shed(shed) => Ok(Verdict::Shed(check::shed(shed).map_err(Stop::Failed)?)),
             Decision::Choose { row, costs, reason } => {
@@ -151,7 +155,9 @@ impl Run<'_> {
         for (step, scorer) in (first..).zip(scorers) {
             let wants = &scorer.policy.info().wants;
             let facts = buffers.tape.stage(step, rows, |out| self.gathered.write(wants, rows, out));
-            scorer.policy.score(&call, facts, &mut buffers.one).map_err(Stop::Failed)?;
+            let outcome = scorer.policy.score(&call, facts, &mut buffers.one);
+            buffers.tape.take_state(scorer.policy.info());
+            outcome.map_err(Stop::Failed)?;
             check::costs(&buffers.one, rows.len()).map_err(Stop::Failed)?;
             pick::normalize(scorer.normalize, &mut buffers.one);
             if step == first {

@@ -73,6 +73,9 @@ pub struct Receipt {
     pub digest: Option<Digest>,
     /// Who decided.
     pub decider: Decider,
+    /// Somebody in the slot learns from what becomes of it.
+    #[serde(skip)]
+    pub learns: bool,
     /// The policy's own words.
     pub reason: Option<String>,
     /// The worker chosen.

@@ -237,7 +237,7 @@ impl Router {
         let lineup = self.slots.get(query.model, SlotKind::of(query.leg)).lineup();
         let active = lineup.serving(query.subject);
         let on_failure = lineup.on_failure.unwrap_or(self.on_failure);
-        let _scope = Scope::choice(active.generation, purpose == Purpose::Preview);
+        let _scope = Scope::decision(active.generation, purpose == Purpose::Preview, query.request_id);
         let pool = query.snapshot.pool(query.model, query.leg);
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { rows, inputs, buffers, beside } = scratch;
@@ -404,6 +404,7 @@ impl Chosen {
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
             decider: self.decider,
+            learns: self.active.learns,
             reason: self.reason,
             worker: self.candidate.worker.id(),
             rank: self.candidate.rank,

@@ -25,8 +25,8 @@ mod content;
 mod lineup;
 mod stats;
 
-use active::Place;
 pub use active::{Active, SlotEvent};
+use active::{LaneStats, Place};
 pub use breaker::Breaker;
 pub use content::{NativeMode, Normalize, Picker, Program, WeightedScorer};
 pub use lineup::{Lineup, Trial};
@@ -71,7 +71,7 @@ pub struct Slot {
     /// The program before the active one, for rollback; its lock makes writers take turns. No reader touches it.
     previous: Mutex<Option<Program>>,
     last: AtomicU64,
-    stats: [Arc<CallStats>; 3],
+    stats: [LaneStats; 3],
 }
 
 impl Slot {
@@ -84,7 +84,7 @@ impl Slot {
         events: mpsc::UnboundedSender<SlotEvent>,
     ) -> Self {
         let place = Place { kind, model, events };
-        let stats: [Arc<CallStats>; 3] = Default::default();
+        let stats: [LaneStats; 3] = Default::default();
         let [serving, ..] = &stats;
         let first = Active::new(place.clone(), Generation(1), Mode::Active, program, serving.clone());
         let lineup = Lineup { active: Arc::new(first), canary: None, shadow: None, on_failure: None };
@@ -124,6 +124,16 @@ impl Slot {
     /// Calls of a lane, all its generations together.
     #[must_use]
     pub fn stats(&self, mode: Mode) -> &Arc<CallStats> {
+        &self.lane(mode).calls
+    }
+
+    /// Batches of outcomes that a lane was given, all its generations together.
+    #[must_use]
+    pub fn observed(&self, mode: Mode) -> &Arc<CallStats> {
+        &self.lane(mode).observed
+    }
+
+    fn lane(&self, mode: Mode) -> &LaneStats {
         let [active, canary, shadow] = &self.stats;
         match mode {
             Mode::Active => active,
@@ -199,7 +209,7 @@ impl Slot {
 
     fn make(&self, mode: Mode, program: Program) -> Active {
         let number = Generation(self.last.fetch_add(1, Ordering::Relaxed) + 1);
-        Active::new(self.place.clone(), number, mode, program, self.stats(mode).clone())
+        Active::new(self.place.clone(), number, mode, program, self.lane(mode).clone())
     }
 }
 

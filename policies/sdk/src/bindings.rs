@@ -8,10 +8,54 @@ pub mod __glue {
     pub mod memory {
         wit_bindgen::generate!({
             path: "../../wit",
-            inline: "package pointsman:sdk; world memory { import pointsman:policy/state@0.1.0; }",
+            inline: "package pointsman:sdk; world memory { import pointsman:policy/state@0.1.1; }",
             world: "pointsman:sdk/memory",
             generate_all,
         });
+    }
+
+    /// The interface `learning`, which any world may export.
+    #[cfg(all(feature = "learning", target_family = "wasm"))]
+    #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
+    pub mod learning {
+        pub mod bindings {
+            wit_bindgen::generate!({
+                path: "../../wit",
+                inline: "package pointsman:learns; world learner { export pointsman:policy/learning@0.1.1; }",
+                world: "pointsman:learns/learner",
+                generate_all,
+                pub_export_macro: true,
+                default_bindings_module: "pointsman_policy_sdk::__glue::learning::bindings",
+            });
+        }
+        pub use crate::__bind_learning as bind;
+        pub use bindings::exports::pointsman::policy::learning as interface;
+
+        #[must_use]
+        pub fn outcome(seen: &interface::Outcome) -> crate::Outcome {
+            crate::Outcome {
+                decision: seen.decision,
+                seed: seen.seed,
+                leg: match seen.leg {
+                    interface::Leg::Aggregated => crate::Leg::Aggregated,
+                    interface::Leg::Prefill => crate::Leg::Prefill,
+                    interface::Leg::Decode => crate::Leg::Decode,
+                },
+                attempt: seen.attempt,
+                worker_id: seen.worker_id,
+                dp_rank: seen.dp_rank,
+                by_policy: seen.by_policy,
+                retried: seen.retried,
+                status: seen.status,
+                ttft_us: seen.ttft_us,
+                itl_us: seen.itl_us,
+                duration_us: seen.duration_us,
+                prompt_tokens: seen.prompt_tokens,
+                output_tokens: seen.output_tokens,
+                cached_predicted: seen.cached_predicted,
+                cached_reported: seen.cached_reported,
+            }
+        }
     }
 
     /// One module a world: bindings, conversions, and the macro that implements the exports for a policy type.
@@ -154,6 +198,30 @@ macro_rules! __bind_policy {
         }
 
         $crate::__glue::$world::bindings::export!(Exports with_types_in $crate::__glue::$world::bindings);
+    };
+}
+
+/// The export `learning`, beside those of a world.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bind_learning {
+    ($policy:ty) => {
+        struct Learns;
+
+        impl $crate::__glue::learning::interface::Guest for Learns {
+            fn observe(
+                now_us: u64,
+                seed: u64,
+                outcomes: Vec<$crate::__glue::learning::interface::Outcome>,
+            ) {
+                if let Ok((policy, _)) = configured() {
+                    let outcomes: Vec<_> = outcomes.iter().map($crate::__glue::learning::outcome).collect();
+                    $crate::Policy::observe(policy, &$crate::Moment { now_us, seed }, &outcomes);
+                }
+            }
+        }
+
+        $crate::__glue::learning::bindings::export!(Learns with_types_in $crate::__glue::learning::bindings);
     };
 }
 

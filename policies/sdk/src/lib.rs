@@ -39,8 +39,8 @@ mod view;
 
 pub use least::least;
 pub use policy::{
-    Call, Decision, DecodeOverride, Error, Filter, Leg, NoSettings, Plan, Policy, RouterConfigOverride,
-    Scorer, Selector, Shed, configure,
+    Call, Decision, DecodeOverride, Error, Filter, Leg, Moment, NoSettings, Outcome, Plan, Policy,
+    RouterConfigOverride, Scorer, Selector, Shed, configure,
 };
 pub use rng::Rng;
 pub use view::{Column, Facts, Slot, Wants};
@@ -50,7 +50,8 @@ pub use view::{Column, Facts, Slot, Wants};
 pub use bindings::__glue;
 
 /// Turns a policy type into the component's exports: `export!(selector MyPolicy)`; the world is one of `filter`, `scorer`,
-/// `selector`, `decode_override`, and the crate enables the SDK feature of that name.
+/// `selector`, `decode_override`, and the crate enables the SDK feature of that name. `export!(selector MyPolicy, learning)`, with the
+/// feature `learning`, is for a policy with [`Policy::observe`].
 #[macro_export]
 macro_rules! export {
     ($world:ident $policy:ty) => {
@@ -59,6 +60,15 @@ macro_rules! export {
         mod __pointsman_export {
             use super::*;
             $crate::__glue::$world::bind!($policy);
+        }
+    };
+    ($world:ident $policy:ty, learning) => {
+        #[cfg(target_family = "wasm")]
+        #[expect(unsafe_code, reason = "generated component exports")]
+        mod __pointsman_export {
+            use super::*;
+            $crate::__glue::$world::bind!($policy);
+            $crate::__glue::learning::bind!($policy);
         }
     };
 }

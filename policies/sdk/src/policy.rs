@@ -5,7 +5,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use crate::view::{Facts, Wants};
 
 /// Which upstream call of a request is being routed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Leg {
     /// Prefill and decode on one worker.
     Aggregated,
@@ -95,6 +96,77 @@ pub struct RouterConfigOverride {
     pub shared_cache_multiplier: Option<f64>,
 }
 
+/// What became of one decision: the request it was made for is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Outcome {
+    /// The decision as receipts name it; 0 when it was not recorded.
+    pub decision: u64,
+    /// The seed of the call that decided.
+    pub seed: u64,
+    /// The leg; of a decode override, the leg that answered.
+    pub leg: Leg,
+    /// 0 for the leg's first try.
+    pub attempt: u32,
+    /// The worker that was chosen.
+    pub worker_id: u64,
+    /// Its rank.
+    pub dp_rank: u32,
+    /// The policy chose it; else a hint, a session or the fallback did.
+    pub by_policy: bool,
+    /// The same leg was decided again later: this worker did not serve the request.
+    pub retried: bool,
+    /// HTTP status of the request; 499 when the client left.
+    pub status: u16,
+    /// Time to first token from the request's arrival, microseconds.
+    pub ttft_us: Option<u32>,
+    /// Mean time between tokens, microseconds.
+    pub itl_us: Option<u32>,
+    /// The whole request, microseconds.
+    pub duration_us: u64,
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Output tokens.
+    pub output_tokens: u32,
+    /// Prompt tokens that were taken to be cached; `None` when nobody looked.
+    pub cached_predicted: Option<u32>,
+    /// Prompt tokens that the engine says were cached; `None` when it did not say.
+    pub cached_reported: Option<u32>,
+}
+
+impl Default for Outcome {
+    /// A request that went well, by the policy's choice.
+    fn default() -> Self {
+        Self {
+            decision: 0,
+            seed: 0,
+            leg: Leg::default(),
+            attempt: 0,
+            worker_id: 0,
+            dp_rank: 0,
+            by_policy: true,
+            retried: false,
+            status: 200,
+            ttft_us: None,
+            itl_us: None,
+            duration_us: 0,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            cached_predicted: None,
+            cached_reported: None,
+        }
+    }
+}
+
+/// When outcomes are observed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moment {
+    /// Microseconds since the Unix epoch.
+    pub now_us: u64,
+    /// The only randomness; see [`crate::Rng`].
+    pub seed: u64,
+}
+
 /// Settings of a policy that has none; anything else than `{}` is refused.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,6 +186,10 @@ pub trait Policy: Sized + Send + Sync + 'static {
     /// # Errors
     /// A text for the operator, when the settings make no sense.
     fn configure(settings: Self::Settings, wants: &mut Wants) -> Result<Self, String>;
+
+    /// What became of decisions, oldest first; called when the policy is exported with `learning`, off the request path. The
+    /// instance that observes never decides: what is learnt goes to `state` (feature `state`).
+    fn observe(&self, _moment: &Moment, _outcomes: &[Outcome]) {}
 }
 
 /// World `filter`.

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::{
-    Call, Decision, DecodeOverride, Facts, Filter, Plan, Policy, Scorer, Selector, Wants, configure, facts,
+    Call, Decision, DecodeOverride, Facts, Filter, Moment, Outcome, Plan, Policy, Scorer, Selector, Wants,
+    configure, facts,
 };
 
 /// Named values of facts.
@@ -31,6 +32,9 @@ pub struct Case {
     /// Numbers that the slot's state has beforehand.
     #[serde(default)]
     pub state: BTreeMap<String, i64>,
+    /// What is observed before the question is put.
+    #[serde(default)]
+    pub outcomes: Vec<Outcome>,
     /// Request facts.
     #[serde(default)]
     pub request: Values,
@@ -199,7 +203,12 @@ fn run<P: Policy>(text: &str, one: impl Fn(&P, &Case, &Wants) -> Result<(), Stri
         let outcome = match (configure::<P>(&settings), &case.expect) {
             (Err(error), Expect::Refused(part)) if error.contains(part.as_str()) => Ok(()),
             (Err(error), _) => Err(format!("refused: {error}")),
-            (Ok((policy, wants)), _) => one(&policy, case, &wants),
+            (Ok((policy, wants)), _) => {
+                if !case.outcomes.is_empty() {
+                    policy.observe(&Moment { now_us: case.now_us, seed: case.seed }, &case.outcomes);
+                }
+                one(&policy, case, &wants)
+            }
         };
         if let Err(got) = outcome {
             wrong.push_str(&format!("case `{}`: expected {:?}, got {got}\n", case.name, case.expect));

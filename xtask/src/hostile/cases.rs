@@ -54,6 +54,7 @@ pub(super) struct Guests {
     filter: Vec<u8>,
     planner: Vec<u8>,
     stateful: Vec<u8>,
+    learner: Vec<u8>,
     wasi: Vec<u8>,
     sockets: Vec<u8>,
     core: Vec<u8>,
@@ -71,6 +72,7 @@ impl Guests {
             filter: rogue("filter").build()?,
             planner: rogue("decode-override").build()?,
             stateful: rogue("selector,state").build()?,
+            learner: rogue("selector,state,learning").build()?,
             wasi: rogue("selector").target(Target::Wasip2).build()?,
             sockets: rogue("selector,sockets").target(Target::Wasip2).build()?,
             good: [
@@ -115,6 +117,7 @@ pub(super) fn all(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let mut cases = files(guests);
     cases.extend(introductions(guests)?);
     cases.extend(answers(guests)?);
+    cases.extend(learners(guests)?);
     cases.extend(harmless(guests)?);
     Ok(cases)
 }
@@ -137,7 +140,7 @@ fn files(guests: &Guests) -> Vec<Case> {
         ("core module with an import of its own", needy.to_vec(), "not_a_component"),
         ("truncated core module", half(core), "not_a_component"),
         ("empty component", b"\0asm\x0d\0\x01\0".to_vec(), "wrong_world"),
-        ("contract 0.2", replaced(selector, "@0.1.0", "@0.2.0"), "wrong_version"),
+        ("contract 0.2", replaced(selector, "@0.1.1", "@0.2.0"), "wrong_version"),
         (
             "interface of another package",
             replaced(selector, "policy/log@", "policy/lag@"),
@@ -231,6 +234,17 @@ fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     cases.push(case("select: answers by its own memory", PREFILL, memory, Refused("not_deterministic")));
     let panics = scripted(&guests.wasi, "trap", LATER)?;
     cases.push(case("panics with words on WASI's stderr", PREFILL, panics, RolledBack("trap")));
+    Ok(cases)
+}
+
+/// What happens while a policy learns: the probe refuses it, and later nobody is harmed.
+fn learners(guests: &Guests) -> anyhow::Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for deed in ["observe-trap", "observe-loop", "observe-hoard"] {
+        let at_once = scripted(&guests.learner, deed, 0)?;
+        cases.push(case(&format!("{deed}, at once"), DECODE, at_once, Refused("observe")));
+        cases.push(case(&format!("{deed}, later"), DECODE, scripted(&guests.learner, deed, 1)?, Serves));
+    }
     Ok(cases)
 }
 

@@ -47,6 +47,7 @@ try {
   const after = await generation();
   assert(after > before, `${before} ${after}`);
   await page.locator("#decisions tr", { hasText: `weighted-random @${after}` }).first().waitFor();
+  await slot.getByText("may use log, wasi").waitFor();
   say("trials");
   await slot.getByText("agrees in").waitFor();
   say("garbage");

@@ -1,4 +1,4 @@
-//! The page at the admin port's root: four files in the binary, and headers that let the browser run nothing else.
+//! The page at the admin port's root: five files in the binary, and headers that let the browser run nothing else.
 //!
 //! Knows no state of the daemon. What the page shows it fetches as any client would: `/events`, `/decisions/{id}`, `/policies/…`.
 
@@ -16,10 +16,11 @@ use crate::app::App;
 /// Path, media type, content.
 type File = (&'static str, &'static str, &'static str);
 
-const FILES: [File; 4] = [
+const FILES: [File; 5] = [
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
+    ("/slots.js", "text/javascript; charset=utf-8", include_str!("page/slots.js")),
     ("/page.svg", "image/svg+xml", include_str!("page/page.svg")),
 ];
 

@@ -1,11 +1,11 @@
-//! The slots of a gateway: from the configuration to recipes, first generations, and the manager that keeps them.
+//! The slots of a gateway: from the configuration to specs, first generations, and the manager that keeps them.
 
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use pointsman_policy_runtime::{
     Access, Limits, ManagerConfig, Opened, Part, PolicyEngine, PolicyManager, Probation, Rank, SlotConfig,
-    SlotName, SlotRecipe,
+    SlotName, SlotSpec,
 };
 use pointsman_routing::{NativeMode, Program, Slot, SlotKind, SlotSet, Slots};
 use pointsman_workers::ModelName;
@@ -14,12 +14,12 @@ use tokio::sync::mpsc;
 use crate::config::{Config, ConfigErrors};
 
 /// What every slot is to run, those for all models first.
-pub(crate) fn recipes(config: &Config) -> Vec<(SlotName, SlotRecipe)> {
+pub(crate) fn specs(config: &Config) -> Vec<(SlotName, SlotSpec)> {
     let entry = |kind| config.policies.slots.get(&kind).cloned().unwrap_or_default();
-    let all = SlotKind::ALL.into_iter().map(|kind| ((kind, None), entry(kind).recipe(kind)));
+    let all = SlotKind::ALL.into_iter().map(|kind| ((kind, None), entry(kind).spec(kind)));
     let own = config.models.iter().flat_map(|(model, config)| {
         let name = ModelName::new(model);
-        config.slots.iter().map(move |(kind, entry)| ((*kind, Some(name.clone())), entry.recipe(*kind)))
+        config.slots.iter().map(move |(kind, entry)| ((*kind, Some(name.clone())), entry.spec(*kind)))
     });
     all.chain(own).collect()
 }
@@ -33,6 +33,7 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
     let limits = Limits {
         deadline: policies.deadline,
         configure_deadline: policies.configure_deadline,
+        observe_deadline: policies.observe_deadline,
         memory_bytes: policies.memory_bytes,
         ..Limits::default()
     };
@@ -45,12 +46,12 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
     let mut opened = Opened::open(&engine, policies.dir.clone(), gate)?;
     let (events, failures) = mpsc::unbounded_channel();
     let mut made = Vec::new();
-    for ((kind, model), recipe) in recipes(config) {
+    for ((kind, model), spec) in specs(config) {
         let access = Access::default();
-        let (program, first) = match opened.first(kind, &recipe.active, &access) {
+        let (program, first) = match opened.first(kind, &spec.active, &access) {
             Ok((program, first)) => (program, Some(first)),
             // Parts that are files may come later; until then the slot serves natively, and its status says why.
-            Err(refusal) if names_files(&recipe) => {
+            Err(refusal) if names_files(&spec) => {
                 tracing::warn!(slot = %kind, kind = refusal.kind(), %refusal, "a slot begins without its policies");
                 (Program::Native(NativeMode::Kv), None)
             }
@@ -60,7 +61,7 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
             }
         };
         let slot = Arc::new(Slot::new(kind, model, program, events.clone()));
-        made.push(SlotConfig { slot, recipe, access, first });
+        made.push(SlotConfig { slot, spec, access, first });
     }
     let shared: Vec<Arc<Slot>> = made.iter().map(|config| config.slot.clone()).collect();
     let manager = ManagerConfig {
@@ -78,10 +79,10 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
 }
 
 /// Whether something of the active lane lies in the folder.
-fn names_files(recipe: &SlotRecipe) -> bool {
+fn names_files(spec: &SlotSpec) -> bool {
     let is_file = |part: &Part| part.file.is_some();
-    recipe.active.filters.iter().any(is_file)
-        || match &recipe.active.rank {
+    spec.active.filters.iter().any(is_file)
+        || match &spec.active.rank {
             Some(Rank::Policy(part)) => is_file(part),
             Some(Rank::Scorers { scorers, .. }) => scorers.iter().any(|scorer| is_file(&scorer.part)),
             Some(Rank::Native(_)) | None => false,

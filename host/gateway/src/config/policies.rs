@@ -20,6 +20,9 @@ pub struct Policies {
     /// CPU time that instantiation, `describe` and `configure` may take together.
     #[serde(with = "humantime_serde")]
     pub configure_deadline: Duration,
+    /// CPU time of a batch of outcomes, off the request path.
+    #[serde(with = "humantime_serde")]
+    pub observe_deadline: Duration,
     /// Memory of an instance, bytes.
     pub memory_bytes: usize,
     /// What a failing policy leads to.
@@ -54,6 +57,7 @@ impl Default for Policies {
             dir: None,
             deadline: Duration::from_millis(2),
             configure_deadline: Duration::from_millis(50),
+            observe_deadline: Duration::from_millis(20),
             memory_bytes: 16 * 1024 * 1024,
             on_failure: OnFailure::Fallback,
             probation_calls: 1_000,

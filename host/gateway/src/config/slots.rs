@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use pointsman_embedded_policies::by_name;
-use pointsman_policy_runtime::{Access, Grant, LaneRecipe, Part, Rank, ScorerPart, SlotRecipe};
+use pointsman_policy_runtime::{Access, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 use pointsman_routing::{NativeMode, Normalize, OnFailure, Picker, SlotKind};
 use serde::Deserialize;
 
@@ -102,22 +102,22 @@ struct Ranking<'a> {
 impl SlotEntry {
     /// What the slot is to run.
     #[must_use]
-    pub fn recipe(&self, kind: SlotKind) -> SlotRecipe {
+    pub fn spec(&self, kind: SlotKind) -> SlotSpec {
         let settings = json(&self.settings);
         let rank = self.ranking().rank(&settings).unwrap_or_else(|| stock(kind));
         let grants = self.grants.clone().unwrap_or_else(|| Access::DEFAULT.to_vec());
         let active =
-            LaneRecipe { filters: parts(&self.filters), rank: Some(rank), settings, grants, share: 1.0 };
+            LaneSpec { filters: parts(&self.filters), rank: Some(rank), settings, grants, share: 1.0 };
         let trial = |entry: &Option<TrialEntry>, share: f64| {
             let entry = entry.clone().unwrap_or_default();
             let settings = entry.settings.as_ref().map_or_else(|| active.settings.clone(), json);
             let filters = entry.filters.as_deref().map_or_else(|| active.filters.clone(), parts);
             let rank = entry.ranking().rank(&settings);
             let grants = active.grants.clone();
-            LaneRecipe { share: entry.share.unwrap_or(share), settings, grants, filters, rank }
+            LaneSpec { share: entry.share.unwrap_or(share), settings, grants, filters, rank }
         };
-        SlotRecipe {
-            canary: trial(&self.canary, SlotRecipe::CANARY_SHARE),
+        SlotSpec {
+            canary: trial(&self.canary, SlotSpec::CANARY_SHARE),
             shadow: trial(&self.shadow, 1.0),
             active,
             on_failure: self.on_failure,

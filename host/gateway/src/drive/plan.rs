@@ -5,10 +5,10 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_routing::{CandidateId, DecisionId, Plan, Query, Subject};
+use pointsman_routing::{CandidateId, Plan, Query, SlotKind, Subject};
 use pointsman_workers::{Candidate, Leg, Role, Snapshot};
 
-use crate::{app::App, connector::connector_for, error::Cause, legs::Shape, request::Request};
+use crate::{account::Word, app::App, connector::connector_for, error::Cause, legs::Shape, request::Request};
 
 /// How a request is going to be run.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +16,8 @@ pub(crate) struct Planning {
     pub(crate) shape: Shape,
     /// Local prefill was decided for this decode candidate.
     pub(crate) planned: Option<CandidateId>,
-    /// The record of the decode override's word.
-    pub(crate) decision: Option<DecisionId>,
+    /// The decode override's word, when it gave one.
+    pub(crate) word: Option<Word>,
 }
 
 /// Decides the request's shape. `id` is the request's, when what is decided is to be recorded.
@@ -31,8 +31,8 @@ pub(crate) fn plan(
     snapshot: &Snapshot,
     id: Option<&str>,
 ) -> Result<Planning, Cause> {
-    const SINGLE: Planning = Planning { shape: Shape::Single, planned: None, decision: None };
-    const REMOTE: Planning = Planning { shape: Shape::Remote, planned: None, decision: None };
+    const SINGLE: Planning = Planning { shape: Shape::Single, planned: None, word: None };
+    const REMOTE: Planning = Planning { shape: Shape::Remote, planned: None, word: None };
     let model = &request.model;
     let Some(activation) = snapshot.activation(model) else {
         return Err(Cause::ModelNotFound(model.to_string()));
@@ -66,13 +66,16 @@ pub(crate) fn plan(
     }
     let question = question(app, request, subject, snapshot, Leg::Decode);
     let planned = app.router.plan(&Query { request_id: id, ..question });
-    let decision = planned.id;
+    if let Some(reason) = planned.fallback.filter(|_| id.is_some()) {
+        app.metrics.fell_back(SlotKind::DecodeOverride, reason);
+    }
+    let word = Some(Word::of(&planned, question.seed));
     match planned.plan {
-        Plan::Remote => Ok(Planning { decision, ..REMOTE }),
-        Plan::Local if local && !enforced => Ok(Planning { planned: planned.decode, decision, ..SINGLE }),
+        Plan::Remote => Ok(Planning { word, ..REMOTE }),
+        Plan::Local if local && !enforced => Ok(Planning { planned: planned.decode, word, ..SINGLE }),
         Plan::Local => {
             app.metrics.handoff("local_refused");
-            Ok(Planning { decision, ..REMOTE })
+            Ok(Planning { word, ..REMOTE })
         }
         Plan::Shed(shed) => Err(Cause::Shed(shed)),
     }

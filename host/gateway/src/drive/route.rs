@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use pointsman_routing::{Query, RouteError, Routed, RouterConfigOverride};
+use pointsman_routing::{Query, RouteError, Routed, RouterConfigOverride, SlotKind};
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
@@ -88,7 +88,9 @@ impl Drive {
         let app = self.app.clone();
         let query = self.query(leg);
         let over = if leg == Leg::Decode {
-            app.router.decode_config(&query).0
+            let (over, fallback) = app.router.decode_config(&query);
+            fallback.into_iter().for_each(|reason| app.metrics.fell_back(SlotKind::DecodeOverride, reason));
+            over
         } else {
             RouterConfigOverride::default()
         };

@@ -65,6 +65,7 @@ pub(super) struct Refused {
 
 #[derive(Debug, Deserialize)]
 struct Stage {
+    policy: Option<String>,
     world: Option<String>,
     weight: Option<f32>,
     normalize: Option<Normalize>,
@@ -73,6 +74,11 @@ struct Stage {
     request: Facts,
     decode: Option<Facts>,
     workers: Facts,
+    /// What was there where a policy read the slot's state.
+    #[serde(default)]
+    state: BTreeMap<String, Option<Box<RawValue>>>,
+    #[serde(default)]
+    state_cut: bool,
 }
 
 /// What a decode override reads.
@@ -105,6 +111,26 @@ impl Line {
             Some(next) => next.kept.clone().unwrap_or_else(|| self.all_rows()),
             None => self.left_rows(),
         }
+    }
+
+    /// What the slot's state had where anybody read it, and where a policy of this name did: what it read itself comes last.
+    /// `None`: more was read than is recorded, or it is not spelt as a value.
+    pub(super) fn state(&self, policy: &str) -> Option<Vec<(&str, Vec<u8>)>> {
+        let (its, others): (Vec<&Stage>, Vec<_>) =
+            self.stages.iter().partition(|stage| stage.policy.as_deref() == Some(policy));
+        let mut state = Vec::new();
+        // Of several that read a key the first knew it as it was.
+        for stage in others.into_iter().rev().chain(its.into_iter().rev()) {
+            if stage.state_cut {
+                return None;
+            }
+            for (key, raw) in &stage.state {
+                if let Some(raw) = raw {
+                    state.push((key.as_str(), value(raw.get())?));
+                }
+            }
+        }
+        Some(state)
     }
 
     /// Weight and scale of the scorer, when there was exactly one.
@@ -226,6 +252,15 @@ fn number(text: &str, ty: FactType) -> Option<Words> {
             bits.unwrap_or_else(|| text.parse().ok().map(f32::to_bits)).map(|bits| (bits, 0))
         }
     }
+}
+
+/// A value of the state: a number of eight bytes, or bytes in hexadecimal.
+fn value(text: &str) -> Option<Vec<u8>> {
+    let Some(hex) = text.strip_prefix("\"0x").and_then(|text| text.strip_suffix('"')) else {
+        return text.parse::<i64>().ok().map(|number| number.to_le_bytes().to_vec());
+    };
+    let pairs = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
+    pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect()
 }
 
 fn halves(value: u64) -> Words {

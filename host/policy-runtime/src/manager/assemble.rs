@@ -1,4 +1,4 @@
-//! From a recipe and the folder's files to a program: read, check, load, put together. All or nothing.
+//! From a spec and the folder's files to a program: read, check, load, put together. All or nothing.
 //!
 //! Content has a fingerprint: the digests of all its parts with their settings and weights. It decides whether anything changed,
 //! and what is quarantined; the same code with other settings is other content.
@@ -24,8 +24,8 @@ use crate::{
     engine::PolicyEngine,
     gate::Gate,
     loaded::{LoadedPolicy, digest},
-    recipe::{LaneRecipe, Part, Rank},
     refusal::Refusal,
+    spec::{LaneSpec, Part, Rank},
 };
 
 /// Largest signature file, bytes.
@@ -148,19 +148,19 @@ impl Workshop {
         self.loaded.retain(|_, policy| policy.strong_count() > 0);
     }
 
-    /// Reads what `recipe` and the lane's own file name. `None` when that is nothing.
-    pub(super) fn plan(&self, file: Option<&Path>, recipe: &LaneRecipe) -> Result<Option<Planned>, Refused> {
-        let own = file.map_or(Ok(None), |file| self.read(file, &recipe.settings))?;
+    /// Reads what `spec` and the lane's own file name. `None` when that is nothing.
+    pub(super) fn plan(&self, file: Option<&Path>, spec: &LaneSpec) -> Result<Option<Planned>, Refused> {
+        let own = file.map_or(Ok(None), |file| self.read(file, &spec.settings))?;
         let needs_rank = own.as_ref().is_none_or(|own| self.filters.contains(&own.digest));
-        let rank = match &recipe.rank {
+        let rank = match &spec.rank {
             Some(rank) if needs_rank => Some(self.plan_rank(rank)?),
             _ => None,
         };
         if own.is_none() && rank.is_none() {
             return Ok(None);
         }
-        let filters = recipe.filters.iter().map(|part| self.part(part)).collect::<Result<Vec<_>, _>>()?;
-        let fingerprint = fingerprint(own.as_ref(), &filters, rank.as_ref(), &recipe.grants);
+        let filters = spec.filters.iter().map(|part| self.part(part)).collect::<Result<Vec<_>, _>>()?;
+        let fingerprint = fingerprint(own.as_ref(), &filters, rank.as_ref(), &spec.grants);
         Ok(Some(Planned { own, filters, rank, fingerprint }))
     }
 
@@ -221,17 +221,17 @@ impl Workshop {
         }))
     }
 
-    /// Makes a program of what was planned, once all of it is loaded. The plan may grow: a filter in the own file needs `recipe`'s
+    /// Makes a program of what was planned, once all of it is loaded. The plan may grow: a filter in the own file needs `spec`'s
     /// rank.
     pub(super) fn assemble(
         &mut self,
         slot: SlotKind,
         planned: &mut Planned,
-        recipe: &LaneRecipe,
+        spec: &LaneSpec,
         access: &Access,
     ) -> Result<Program, Halt> {
         self.took = Duration::ZERO;
-        let access = &access.granting(&recipe.grants);
+        let access = &access.granting(&spec.grants);
         let mut filters = Vec::new();
         for piece in &planned.filters {
             filters.push(self.load_as(piece, access, World::Filter, "filters")?);
@@ -242,7 +242,7 @@ impl Workshop {
                 return program(slot, filters, policy).map_err(|refusal| own.refused(refusal).into());
             }
             let wrong = Refusal::WrongSlot { world: World::Filter, slot };
-            let Some(rank) = recipe.rank.as_ref().filter(|_| slot != SlotKind::DecodeOverride) else {
+            let Some(rank) = spec.rank.as_ref().filter(|_| slot != SlotKind::DecodeOverride) else {
                 return Err(own.refused(wrong).into());
             };
             if matches!(rank, Rank::Native(_)) {
@@ -251,7 +251,7 @@ impl Workshop {
             if self.filters.insert(own.digest) || planned.rank.is_none() {
                 planned.rank = Some(self.plan_rank(rank)?);
                 planned.fingerprint =
-                    fingerprint(Some(own), &planned.filters, planned.rank.as_ref(), &recipe.grants);
+                    fingerprint(Some(own), &planned.filters, planned.rank.as_ref(), &spec.grants);
             }
             filters.push(policy);
         }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::status::RefusalRecord;
-use crate::{gate::Gate, recipe::SlotRecipe, refusal::Refusal};
+use crate::{gate::Gate, refusal::Refusal, spec::SlotSpec};
 
 /// A slot by name.
 pub type SlotName = (SlotKind, Option<ModelName>);
@@ -30,10 +30,10 @@ pub enum Command {
         /// Which trial; `None`: the only one there is.
         from: Option<Mode>,
     },
-    /// Take new recipes, and a new gate, and apply what changed.
+    /// Take new specs, and a new gate, and apply what changed.
     Configure {
-        /// Recipes by slot; slots that are not named keep theirs.
-        recipes: Vec<(SlotName, SlotRecipe)>,
+        /// Specs by slot; slots that are not named keep theirs.
+        specs: Vec<(SlotName, SlotSpec)>,
         /// Who may bring policies from now on.
         gate: Gate,
     },

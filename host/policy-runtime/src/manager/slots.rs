@@ -13,9 +13,10 @@ use super::{
     status::{RefusalRecord, SlotState},
 };
 use crate::{
-    access::Access,
-    recipe::{LaneRecipe, SlotRecipe},
+    access::{Access, Grant},
     refusal::Refusal,
+    spec::{LaneSpec, SlotSpec},
+    state::State,
 };
 
 /// Refusals kept for the status.
@@ -25,7 +26,7 @@ const QUARANTINED: usize = 32;
 
 pub(super) struct Managed {
     pub(super) slot: Arc<Slot>,
-    pub(super) recipe: SlotRecipe,
+    pub(super) spec: SlotSpec,
     access: Access,
     pub(super) active: Lane,
     pub(super) canary: Lane,
@@ -52,13 +53,13 @@ impl Managed {
             let model = config.slot.model().map(|model| PathBuf::from(model.as_str())).unwrap_or_default();
             Lane::new(model.join(name), config.first.filter(|_| mode == Mode::Active).map(|first| first.0))
         };
-        config.slot.set_on_failure(config.recipe.on_failure);
+        config.slot.set_on_failure(config.spec.on_failure);
         Self {
             active: lane(Mode::Active),
             canary: lane(Mode::Canary),
             shadow: lane(Mode::Shadow),
             slot: config.slot,
-            recipe: config.recipe,
+            spec: config.spec,
             access: config.access,
             previous: None,
             state: SlotState::Default,
@@ -73,16 +74,27 @@ impl Managed {
         (self.slot.kind(), self.slot.model().cloned())
     }
 
+    /// What its policies remember.
+    pub(super) fn memory(&self) -> &State {
+        self.access.state()
+    }
+
+    /// Whether a policy of any lane may remember anything.
+    pub(super) fn may_remember(&self) -> bool {
+        let SlotSpec { active, canary, shadow, .. } = &self.spec;
+        [active, canary, shadow].iter().any(|lane| lane.grants.contains(&Grant::State))
+    }
+
     pub(super) fn lanes(&self) -> [&Lane; 3] {
         [&self.active, &self.canary, &self.shadow]
     }
 
-    /// Takes another recipe; the next scan applies it.
-    pub(super) fn configure(&mut self, recipe: SlotRecipe) {
-        if self.recipe.on_failure != recipe.on_failure {
-            self.slot.set_on_failure(recipe.on_failure);
+    /// Takes another spec; the next scan applies it.
+    pub(super) fn configure(&mut self, spec: SlotSpec) {
+        if self.spec.on_failure != spec.on_failure {
+            self.slot.set_on_failure(spec.on_failure);
         }
-        self.recipe = recipe;
+        self.spec = spec;
     }
 
     /// Reads what each lane should run, and applies what is new.
@@ -98,14 +110,14 @@ impl Managed {
     }
 
     fn scan_lane(&mut self, mode: Mode, workshop: &mut Workshop) -> Option<Change> {
-        let recipe = self.recipe_of(mode).clone();
+        let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.pending = false;
         let there = workshop.folder.has(&lane.file);
         if lane.may_come_back(there) {
             return None;
         }
-        let planned = match workshop.plan(Some(&lane.file), &recipe) {
+        let planned = match workshop.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),
             Ok(None) => return self.end_trial(mode),
             Ok(Some(planned)) => planned,
@@ -115,24 +127,20 @@ impl Managed {
         }
         let settled = self.lane(mode).is_settled(planned.fingerprint);
         if mode != Mode::Active {
-            self.slot.set_share(mode, recipe.share);
+            self.slot.set_share(mode, spec.share);
         }
-        if settled {
-            self.name_source(mode, &planned)
-        } else {
-            self.bring_in(mode, planned, &recipe, workshop)
-        }
+        if settled { self.name_source(mode, &planned) } else { self.bring_in(mode, planned, &spec, workshop) }
     }
 
     fn bring_in(
         &mut self,
         mode: Mode,
         mut planned: Planned,
-        recipe: &LaneRecipe,
+        spec: &LaneSpec,
         workshop: &mut Workshop,
     ) -> Option<Change> {
         let before = planned.fingerprint;
-        let outcome = workshop.assemble(self.slot.kind(), &mut planned, recipe, &self.access);
+        let outcome = workshop.assemble(self.slot.kind(), &mut planned, spec, &self.access);
         let program = match outcome {
             Ok(program) => program,
             Err(Halt::Refused(refused)) => return self.refuse(mode, Some(before), &refused),
@@ -160,7 +168,7 @@ impl Managed {
             (self.removed, self.state) =
                 (gone, if source == Source::File { SlotState::Active } else { SlotState::Default });
         } else {
-            self.slot.try_out(mode, program, recipe.share);
+            self.slot.try_out(mode, program, spec.share);
         }
         self.lane(mode).took_over(content);
         tracing::info!(slot = words(&self.name()), lane = %mode, load_ms = took, "policy installed");
@@ -189,7 +197,7 @@ impl Managed {
         self.refuse(mode, None, &refused)
     }
 
-    /// A trial of which neither file nor recipe is left.
+    /// A trial of which neither file nor spec is left.
     fn end_trial(&mut self, mode: Mode) -> Option<Change> {
         let lane = self.lane(mode);
         (lane.wanted, lane.held) = (None, None);
@@ -348,11 +356,11 @@ impl Managed {
         }
     }
 
-    fn recipe_of(&self, mode: Mode) -> &LaneRecipe {
+    fn spec_of(&self, mode: Mode) -> &LaneSpec {
         match mode {
-            Mode::Active => &self.recipe.active,
-            Mode::Canary => &self.recipe.canary,
-            Mode::Shadow => &self.recipe.shadow,
+            Mode::Active => &self.spec.active,
+            Mode::Canary => &self.spec.canary,
+            Mode::Shadow => &self.spec.shadow,
         }
     }
 }

@@ -12,6 +12,7 @@ use super::{
     lane::{Lane, Source},
     slots::Managed,
 };
+use crate::{spec::LaneSpec, state::State};
 
 /// All slots at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -71,10 +72,27 @@ pub struct SlotStatus {
     pub quarantined: Vec<Digest>,
     /// The last refusals.
     pub refusals: VecDeque<RefusalRecord>,
+    /// What its policies may import; those of trials may import what is said there.
+    pub grants: Vec<&'static str>,
+    /// What its policies remember; none where nobody may.
+    pub memory: Option<MemoryStatus>,
     /// What serves a share of requests.
     pub canary: Option<LaneStatus>,
     /// What looks on.
     pub shadow: Option<LaneStatus>,
+}
+
+/// What a slot's policies keep in `state`, against what they may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryStatus {
+    /// Keys; what has expired counts until it is met or swept.
+    pub entries: usize,
+    /// Keys there may be.
+    pub entries_limit: usize,
+    /// Bytes of keys and values, with 64 for each entry.
+    pub bytes: usize,
+    /// Bytes there may be.
+    pub bytes_limit: usize,
 }
 
 /// A trial.
@@ -90,6 +108,8 @@ pub struct LaneStatus {
     pub version: Option<String>,
     /// Its digest.
     pub digest: Option<Digest>,
+    /// What its policies may import.
+    pub grants: Vec<&'static str>,
     /// All policies of the generation.
     pub parts: Vec<PartStatus>,
     /// Calls it had.
@@ -123,6 +143,10 @@ pub struct PartStatus {
     pub origin: Origin,
     /// As a scorer: its weight.
     pub weight: Option<f32>,
+    /// It imports `state`.
+    pub remembers: bool,
+    /// It exports `learning`.
+    pub learns: bool,
 }
 
 /// What the generation in force is.
@@ -223,15 +247,26 @@ impl Managed {
             rollbacks: self.rollbacks,
             quarantined: self.quarantined(),
             refusals: self.refusals.clone(),
-            canary: lineup.canary.as_ref().map(|trial| trial_status(trial, &self.canary)),
-            shadow: lineup.shadow.as_ref().map(|trial| trial_status(trial, &self.shadow)),
+            grants: names(&self.spec.active),
+            memory: self.may_remember().then(|| MemoryStatus::of(self.memory())),
+            canary: lineup.canary.as_ref().map(|trial| trial_status(trial, &self.canary, &self.spec.canary)),
+            shadow: lineup.shadow.as_ref().map(|trial| trial_status(trial, &self.shadow, &self.spec.shadow)),
         }
     }
 }
 
 impl SlotStatus {
     /// The numbers that requests move, as they are now.
-    pub(super) fn refresh(&mut self, active: &Active, canary: Option<&Trial>, shadow: Option<&Trial>) {
+    pub(super) fn refresh(
+        &mut self,
+        active: &Active,
+        canary: Option<&Trial>,
+        shadow: Option<&Trial>,
+        memory: &State,
+    ) {
+        if self.memory.is_some() {
+            self.memory = Some(MemoryStatus::of(memory));
+        }
         if active.generation == self.generation {
             (self.calls, self.failures) = (active.calls(), active.failures());
             self.breaker_open = active.breaker.is_open();
@@ -246,6 +281,13 @@ impl SlotStatus {
     }
 }
 
+impl MemoryStatus {
+    fn of(state: &State) -> Self {
+        let ((entries, bytes), quota) = (state.usage(), state.quota());
+        Self { entries, entries_limit: quota.keys, bytes, bytes_limit: quota.total_bytes }
+    }
+}
+
 impl LaneStatus {
     fn count(&mut self, active: &Active) {
         (self.calls, self.failures) = (active.calls(), active.failures());
@@ -255,7 +297,11 @@ impl LaneStatus {
     }
 }
 
-fn trial_status(trial: &Trial, lane: &Lane) -> LaneStatus {
+fn names(spec: &LaneSpec) -> Vec<&'static str> {
+    spec.grants.iter().map(|grant| grant.as_str()).collect()
+}
+
+fn trial_status(trial: &Trial, lane: &Lane, spec: &LaneSpec) -> LaneStatus {
     let active = &trial.active;
     let info = active.program.ranker();
     let mut status = LaneStatus {
@@ -264,6 +310,7 @@ fn trial_status(trial: &Trial, lane: &Lane) -> LaneStatus {
         policy: name(&active.program),
         version: info.map(|info| info.version.to_string()),
         digest: info.map(|info| info.digest),
+        grants: names(spec),
         parts: parts(&active.program),
         calls: 0,
         failures: 0,
@@ -292,6 +339,8 @@ fn parts(program: &Program) -> Vec<PartStatus> {
             digest: info.digest,
             origin: info.origin.clone(),
             weight: if info.world == World::Scorer { weights.next() } else { None },
+            remembers: info.remembers,
+            learns: info.learns,
         }
     };
     program.policies().map(one).collect()

@@ -19,7 +19,7 @@ use super::{
     slots::Managed,
     status::{Happened, ManagerStatus, ReloadCount},
 };
-use crate::{gate::Gate, recipe::SlotRecipe, refusal::Refusal};
+use crate::{gate::Gate, refusal::Refusal, spec::SlotSpec};
 
 /// Changes of lanes that are remembered.
 const HISTORY: usize = 50;
@@ -153,18 +153,18 @@ impl Worker {
                 let managed = find(&mut self.managed, &slot)?;
                 vec![managed.promote(from, workshop)?]
             }
-            Command::Configure { recipes, gate } => self.configure(recipes, gate),
+            Command::Configure { specs, gate } => self.configure(specs, gate),
         };
         self.count_commands(&changed);
         self.publish();
         Ok(changed)
     }
 
-    fn configure(&mut self, recipes: Vec<(SlotName, SlotRecipe)>, gate: Gate) -> Vec<Change> {
+    fn configure(&mut self, specs: Vec<(SlotName, SlotSpec)>, gate: Gate) -> Vec<Change> {
         self.workshop.gate = gate;
-        for (name, recipe) in recipes {
+        for (name, spec) in specs {
             if let Ok(managed) = find(&mut self.managed, &name) {
-                managed.configure(recipe);
+                managed.configure(spec);
             }
         }
         self.scan()

@@ -10,7 +10,7 @@ use serde::{
 use serde_json::{Value, json};
 use tokio::time::Duration;
 
-use super::{By, DecisionId, Ending, Head, Outcome, tape::ALWAYS};
+use super::{By, DecisionId, Ending, Head, Outcome, reads::Reads, tape::ALWAYS, words::Words};
 use crate::{
     facts::{FactType, Wants},
     policy::World,
@@ -53,6 +53,7 @@ pub(super) struct Parts<'a> {
     /// Rows that were left at the end, `None`: all.
     left: Option<&'a [u32]>,
     costs: Vec<f32>,
+    reads: Vec<Reads>,
 }
 
 #[derive(Debug)]
@@ -63,8 +64,14 @@ struct Stage<'a> {
     facts: &'a [u32],
 }
 
-/// Reads words one after another.
-struct Words<'a>(&'a [u32]);
+impl<'a> Stage<'a> {
+    fn read(words: &mut Words<'a>) -> Option<Self> {
+        let step = words.word()?;
+        let (rows, listed) = words.rows()?;
+        let count = words.word()? as usize;
+        Some(Self { step, rows, listed, facts: words.take(count)? })
+    }
+}
 
 impl Record {
     pub(super) fn new(id: DecisionId, head: Head, words: Vec<u32>, always: Arc<Wants>) -> Self {
@@ -80,7 +87,7 @@ impl Record {
             parts.detail = words.text()?;
             if !self.head.cut {
                 for _ in 0..self.head.stages {
-                    parts.stages.push(words.stage()?);
+                    parts.stages.push(Stage::read(&mut words)?);
                 }
                 let count = words.word()? as usize;
                 let ids = words.take(count * 3)?;
@@ -93,6 +100,9 @@ impl Record {
                 (_, parts.left) = words.rows()?;
                 let count = words.word()? as usize;
                 parts.costs = words.take(count)?.iter().map(|bits| f32::from_bits(*bits)).collect();
+                for _ in 0..self.head.reads {
+                    parts.reads.push(Reads::parse(&mut words)?);
+                }
             }
             Some(())
         })();
@@ -158,7 +168,7 @@ impl Serialize for Record {
             &json!({ "seed": head.seed, "now_us": head.now_us, "temperature": head.temperature }),
         )?;
         map.serialize_entry("candidates", &parts.candidates)?;
-        let stages = Stages { stages: &parts.stages, recipe, always: &self.always };
+        let stages = Stages { stages: &parts.stages, reads: &parts.reads, recipe, always: &self.always };
         map.serialize_entry("stages", &stages)?;
         map.serialize_entry("picker", &recipe.picker)?;
         map.serialize_entry("left", &parts.left)?;
@@ -216,6 +226,7 @@ impl Serialize for Outcome {
 
 struct Stages<'a> {
     stages: &'a [Stage<'a>],
+    reads: &'a [Reads],
     recipe: &'a Recipe,
     always: &'a Wants,
 }
@@ -223,10 +234,12 @@ struct Stages<'a> {
 impl Serialize for Stages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.stages.len()))?;
-        for stage in self.stages {
+        for (number, stage) in (0_u32..).zip(self.stages) {
             let step = self.recipe.steps.get(stage.step as usize);
             let wants = step.map_or(self.always, |step| &step.wants);
-            list.serialize_element(&Told { stage, step: step.filter(|_| stage.step != ALWAYS), wants })?;
+            let reads = self.reads.iter().find(|reads| reads.stage == number);
+            let step = step.filter(|_| stage.step != ALWAYS);
+            list.serialize_element(&Told { stage, step, wants, reads })?;
         }
         list.end()
     }
@@ -237,6 +250,7 @@ struct Told<'a> {
     stage: &'a Stage<'a>,
     step: Option<&'a Step>,
     wants: &'a Wants,
+    reads: Option<&'a Reads>,
 }
 
 impl Serialize for Told<'_> {
@@ -264,6 +278,10 @@ impl Serialize for Told<'_> {
         }
         let rows = self.stage.rows as usize;
         map.serialize_entry("workers", &Columns { wants: self.wants, words: words.0, rows })?;
+        if let Some(reads) = self.reads {
+            map.serialize_entry("state", reads)?;
+            map.serialize_entry("state_cut", &reads.cut)?;
+        }
         map.end()
     }
 }
@@ -342,44 +360,4 @@ impl Serialize for Number {
 
 fn whole(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
-}
-
-/// The text that a record's words begin with: the request's id.
-pub(super) fn first_text(words: &[u32]) -> String {
-    Words(words).text().unwrap_or_default()
-}
-
-impl<'a> Words<'a> {
-    fn word(&mut self) -> Option<u32> {
-        let (first, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    fn take(&mut self, count: usize) -> Option<&'a [u32]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let length = self.word()? as usize;
-        let mut bytes: Vec<u8> =
-            self.take(length.div_ceil(4))?.iter().flat_map(|word| word.to_le_bytes()).collect();
-        bytes.truncate(length);
-        Some(String::from_utf8_lossy(&bytes).into_owned())
-    }
-
-    fn rows(&mut self) -> Option<(u32, Option<&'a [u32]>)> {
-        let count = self.word()?;
-        let listed = if self.word()? == 1 { Some(self.take(count as usize)?) } else { None };
-        Some((count, listed))
-    }
-
-    fn stage(&mut self) -> Option<Stage<'a>> {
-        let step = self.word()?;
-        let (rows, listed) = self.rows()?;
-        let count = self.word()? as usize;
-        Some(Stage { step, rows, listed, facts: self.take(count)? })
-    }
 }

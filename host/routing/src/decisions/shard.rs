@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::{Head, Outcome, record};
+use super::{Head, Outcome, words};
 
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -69,7 +69,7 @@ impl Shard {
         let place = ring.place(number)?;
         let (head, extent) = ring.heads.get(place)?;
         let words = ring.circle.get(extent.start..extent.start + extent.len)?;
-        let request = record::first_text(words);
+        let request = words::first_text(words);
         wanted(head, &request).then(|| (head.clone(), words.to_vec()))
     }
 

@@ -2,13 +2,14 @@
 //!
 //! One list of words holds everything in the order it happens, so that keeping a decision is one copy:
 //! each stage as `step, rows, listed?, places of the rows when listed, number of facts, facts`, then the candidates, the
-//! rows that were left, and their costs. `record` reads it back.
+//! rows that were left, their costs, and what was read of the state, when anything was. `record` reads it back.
 
 use std::sync::Arc;
 
 use pointsman_workers::Candidate;
 
-use crate::recipe::Recipe;
+use super::reads;
+use crate::{policy::PolicyInfo, recipe::Recipe};
 
 /// The step of a stage that nobody was asked in: facts that are recorded in any case.
 pub(crate) const ALWAYS: u32 = u32::MAX;
@@ -24,6 +25,9 @@ pub(crate) struct Tape {
     /// Positions in the pool of the candidates, rising.
     first: Vec<u32>,
     stages: u32,
+    /// What policies read of the state, stage by stage, and how many of them did.
+    state: Vec<u32>,
+    reads: u32,
     recipe: Option<Arc<Recipe>>,
 }
 
@@ -32,7 +36,8 @@ impl Tape {
     pub(crate) fn clear(&mut self) {
         self.words.clear();
         self.first.clear();
-        self.stages = 0;
+        self.state.clear();
+        (self.stages, self.reads) = (0, 0);
         self.recipe = None;
     }
 
@@ -58,6 +63,13 @@ impl Tape {
         self.words.get(at + 1..).unwrap_or_default()
     }
 
+    /// Takes what the policy of the last stage read of its slot's state.
+    pub(crate) fn take_state(&mut self, policy: &PolicyInfo) {
+        if policy.remembers && reads::take(self.stages.saturating_sub(1), &mut self.state) {
+            self.reads += 1;
+        }
+    }
+
     /// Ends a decision: `rows` are those left (`None`: all), `costs` theirs or none, `texts` the request's id, the policy's reason and the
     /// detail of a fallback or refusal.
     pub(crate) fn end(&mut self, pool: &[Candidate], rows: Option<&[u32]>, costs: &[f32], texts: [&str; 3]) {
@@ -74,6 +86,7 @@ impl Tape {
         }
         self.words.push(count(costs.len()));
         self.words.extend(costs.iter().map(|cost| cost.to_bits()));
+        self.words.append(&mut self.state);
         self.texts.clear();
         for text in texts {
             write_text(text, &mut self.texts);
@@ -86,6 +99,10 @@ impl Tape {
 
     pub(crate) fn stages(&self) -> u32 {
         self.stages
+    }
+
+    pub(crate) fn reads(&self) -> u32 {
+        self.reads
     }
 
     pub(crate) fn words(&self) -> &[u32] {
@@ -109,11 +126,16 @@ impl Tape {
     }
 }
 
-/// Length in bytes, then four bytes a word.
+/// As bytes, at most so many.
 fn write_text(text: &str, out: &mut Vec<u32>) {
     let text = text.get(..text.floor_char_boundary(LONGEST)).unwrap_or(text);
-    out.push(count(text.len()));
-    out.extend(text.as_bytes().chunks(4).map(|chunk| {
+    write_bytes(text.as_bytes(), out);
+}
+
+/// Length in bytes, then four bytes a word.
+pub(super) fn write_bytes(bytes: &[u8], out: &mut Vec<u32>) {
+    out.push(count(bytes.len()));
+    out.extend(bytes.chunks(4).map(|chunk| {
         let mut bytes = [0; 4];
         bytes.iter_mut().zip(chunk).for_each(|(byte, given)| *byte = *given);
         u32::from_le_bytes(bytes)

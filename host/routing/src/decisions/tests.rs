@@ -46,6 +46,7 @@ fn head(recipe: &Arc<Recipe>, seed: u64) -> Head {
         outcome: None,
         cut: false,
         stages: 1,
+        reads: 0,
     }
 }
 

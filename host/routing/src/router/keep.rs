@@ -144,6 +144,7 @@ impl Router {
                 outcome: None,
                 cut: false,
                 stages: tape.stages(),
+                reads: tape.reads(),
             };
             // A plan drops no rows, and may have been made without looking at any.
             let rows = if plans { None } else { Some(rows.as_slice()) };

@@ -13,7 +13,7 @@ use crate::{
     policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
     query::{CandidateId, Query},
     scope::Scope,
-    slot::{Active, Generation, Opinion, Program, SlotKind},
+    slot::{Active, Generation, Mode, Opinion, Program, SlotKind},
 };
 
 /// A decode override's word for one request.
@@ -23,6 +23,10 @@ pub struct Planned {
     pub plan: Plan,
     /// The generation that said so.
     pub generation: Generation,
+    /// Its lane.
+    pub mode: Mode,
+    /// Whether it learns from what becomes of its word.
+    pub learns: bool,
     /// Why the policy's word was not used, when it was not.
     pub fallback: Option<&'static str>,
     /// The decode candidate it was asked about.
@@ -41,19 +45,20 @@ impl Router {
         let started = Instant::now();
         let lineup = self.slots.get(query.model, SlotKind::DecodeOverride).lineup();
         let active = lineup.serving(query.subject);
-        let generation = active.generation;
-        let remote = Planned { plan: Plan::Remote, generation, fallback: None, decode: None, id: None };
+        let (generation, mode, learns) = (active.generation, active.mode, active.learns);
+        let remote =
+            Planned { plan: Plan::Remote, generation, mode, learns, fallback: None, decode: None, id: None };
         let planned = match &active.program {
             Program::DecodeOverride(policy) => {
                 SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&active.recipe, &[]));
-                let mut planned = match self.ask(active, |policy| self.decide(active, policy, query), policy)
-                {
-                    Ok((plan, decode)) => Planned { plan, decode, ..remote },
-                    Err(reason) => {
-                        let plan = plan_without(lineup.on_failure.unwrap_or(self.on_failure));
-                        Planned { plan, fallback: Some(reason), ..remote }
-                    }
-                };
+                let mut planned =
+                    match self.ask(query, active, |policy| self.decide(active, policy, query), policy) {
+                        Ok((plan, decode)) => Planned { plan, decode, ..remote },
+                        Err(reason) => {
+                            let plan = plan_without(lineup.on_failure.unwrap_or(self.on_failure));
+                            Planned { plan, fallback: Some(reason), ..remote }
+                        }
+                    };
                 planned.id = self.keep_plan(query, &planned, started);
                 planned
             }
@@ -70,7 +75,7 @@ impl Router {
         let Program::DecodeOverride(policy) = &shadow.program else { return };
         let _scope = Scope::preview();
         SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&shadow.recipe, &[]));
-        let opinion = match self.ask(shadow, |policy| self.decide(shadow, policy, query), policy) {
+        let opinion = match self.ask(query, shadow, |policy| self.decide(shadow, policy, query), policy) {
             Ok((other, _)) if other == *plan => Opinion::Agrees,
             Ok(_) => Opinion::Disagrees,
             Err("breaker_open" | "not_ready") => return,
@@ -95,12 +100,15 @@ impl Router {
                 let facts = buffers.tape.stage(0, &[], |out| {
                     Gathered::new(query, config, &[], inputs).write_request(&policy.info().wants, out);
                 });
-                let over = policy.decode_config(&call_of(query, 0), facts)?;
+                let over = policy.decode_config(&call_of(query, 0), facts);
+                // It is not recorded; nothing of it may be taken for what the next call reads.
+                buffers.tape.take_state(policy.info());
+                let over = over?;
                 over.check().map_err(Failure::Invalid)?;
                 Ok(over)
             })
         };
-        match self.ask(active, call, policy) {
+        match self.ask(query, active, call, policy) {
             Ok(over) => (over, None),
             Err(reason) => (RouterConfigOverride::DECODE_DEFAULT, Some(reason)),
         }
@@ -108,6 +116,7 @@ impl Router {
 
     fn ask<T>(
         &self,
+        query: &Query<'_>,
         active: &Active,
         call: impl FnOnce(&Arc<dyn Policy>) -> Result<T, Failure>,
         policy: &Arc<dyn Policy>,
@@ -115,7 +124,7 @@ impl Router {
         if !active.breaker.allows() {
             return Err("breaker_open");
         }
-        let scope = Scope::generation(active.generation);
+        let scope = Scope::decision(active.generation, false, query.request_id);
         let started = Instant::now();
         let outcome = call(policy);
         drop(scope);
@@ -135,8 +144,9 @@ impl Router {
             return SCRATCH.with_borrow_mut(|Scratch { inputs, buffers, .. }| {
                 let gathered = Gathered::new(query, config, &[], inputs);
                 let facts = buffers.tape.stage(0, &[], |out| gathered.write_request(wants, out));
-                let plan = policy.decide(&call_of(query, 0), facts, &[], &[]).and_then(check::plan)?;
-                Ok((plan, None))
+                let plan = policy.decide(&call_of(query, 0), facts, &[], &[]);
+                buffers.tape.take_state(policy.info());
+                Ok((plan.and_then(check::plan)?, None))
             });
         }
         // Nobody to decode on: routing the leg will say so in its own words.
@@ -160,9 +170,9 @@ impl Router {
             });
             let (request, facts) = facts.split_at_checked(wants.request_width()).unwrap_or_default();
             let (decode, matrix) = facts.split_at_checked(wants.worker_width()).unwrap_or_default();
-            let plan =
-                policy.decide(&call_of(query, rows.len()), request, decode, matrix).and_then(check::plan)?;
-            Ok((plan, Some((preview.candidate.worker.id(), preview.candidate.rank))))
+            let plan = policy.decide(&call_of(query, rows.len()), request, decode, matrix);
+            buffers.tape.take_state(policy.info());
+            Ok((plan.and_then(check::plan)?, Some((preview.candidate.worker.id(), preview.candidate.rank))))
         })
     }
 

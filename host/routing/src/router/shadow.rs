@@ -49,7 +49,7 @@ impl Beside {
         let Self { rows, buffers } = self;
         buffers.tape.begin(&shadow.recipe, rows);
         // A preview moves no round-robin cursor, and leaves the slot's state as it is.
-        let _scope = Scope::choice(shadow.generation, true);
+        let _scope = Scope::decision(shadow.generation, true, gathered.query.request_id);
         let purpose = Purpose::Preview;
         let verdict = Run { active: shadow, gathered, cursors: &router.cursors, buffers, purpose }.run(rows);
         if !matches!(shadow.program, Program::Native(_)) {

@@ -93,6 +93,8 @@ fn fake(world: World, wants: (&[&str], &[&str]), answer: Answer) -> Arc<dyn Poli
         world,
         origin: Origin::Embedded,
         wants,
+        remembers: false,
+        learns: false,
     };
     Arc::new(Fake { info, answer })
 }

@@ -25,6 +25,10 @@ pub struct Active {
     pub program: Program,
     /// Whether it is called at all.
     pub breaker: Breaker,
+    /// Whether it is told what became of decisions. That it cannot learn keeps it from nothing else.
+    pub observing: Breaker,
+    /// Some policy of it learns.
+    pub learns: bool,
     /// Whether it serves, tries, or only looks on.
     pub mode: Mode,
     /// What it runs, as records tell it.
@@ -32,9 +36,17 @@ pub struct Active {
     /// As a shadow: how often it would have chosen the same.
     pub agreement: Agreement,
     place: Place,
-    stats: Arc<CallStats>,
+    stats: LaneStats,
+    observed: AtomicU64,
     calls: AtomicU64,
     failures: AtomicU64,
+}
+
+/// Counters of a lane, all its generations together.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LaneStats {
+    pub(super) calls: Arc<CallStats>,
+    pub(super) observed: Arc<CallStats>,
 }
 
 /// Whose generation it is, and who is told of its failures.
@@ -70,17 +82,21 @@ impl Active {
         generation: Generation,
         mode: Mode,
         program: Program,
-        stats: Arc<CallStats>,
+        stats: LaneStats,
     ) -> Self {
+        let learns = program.policies().any(|policy| policy.info().learns);
         Self {
             generation,
             recipe: Arc::new(Recipe::of(place.kind, generation, mode, &program)),
+            learns,
             program,
             breaker: Breaker::new(),
+            observing: Breaker::new(),
             mode,
             agreement: Agreement::default(),
             place,
             stats,
+            observed: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         }
@@ -88,7 +104,7 @@ impl Active {
 
     /// Counts one call, how it ended and what it took; a failure moves the breaker and is told to the policy manager.
     pub fn note<T>(&self, outcome: &Result<T, Failure>, took: Duration) {
-        self.stats.note(outcome.as_ref().err(), took);
+        self.stats.calls.note(outcome.as_ref().err(), took);
         if matches!(outcome, Err(Failure::NotReady)) {
             return;
         }
@@ -108,6 +124,17 @@ impl Active {
                     failure: failure.clone(),
                 });
             }
+        }
+    }
+
+    /// Counts one batch of outcomes, how it ended and what it took.
+    pub(crate) fn note_observed(&self, outcome: &Result<(), Failure>, took: Duration) {
+        self.stats.observed.note(outcome.as_ref().err(), took);
+        let calls = self.observed.fetch_add(1, Ordering::Relaxed) + 1;
+        match outcome {
+            Ok(()) => self.observing.success(),
+            Err(Failure::NotReady) => {}
+            Err(failure) => self.observing.failure(failure, calls),
         }
     }
 

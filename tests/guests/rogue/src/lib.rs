@@ -3,6 +3,8 @@
 
 #[cfg(all(target_family = "wasm", feature = "filter"))]
 mod filter;
+#[cfg(all(target_family = "wasm", feature = "learning"))]
+mod learner;
 #[cfg(all(target_family = "wasm", feature = "decode-override"))]
 mod planner;
 #[cfg(all(target_family = "wasm", feature = "scorer"))]

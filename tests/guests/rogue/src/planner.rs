@@ -20,6 +20,8 @@ impl Guest for Rogue {
         let deed = due();
         misbehave(deed).map_err(Error::Internal)?;
         Ok(match deed {
+            #[cfg(feature = "learning")]
+            "learn-local" if crate::learner::number("leg/other") >= 3 => Plan::Local,
             "shed-200" => Plan::Shed(ShedReason { status: 200, reason: String::new() }),
             _ => Plan::Remote,
         })

@@ -31,6 +31,15 @@ pub(crate) fn due() -> &'static str {
     if CALLS.fetch_add(1, Ordering::Relaxed) < after { "good" } else { deed }
 }
 
+/// The deed of one that observes, once it is due: counts batches.
+#[cfg(feature = "learning")]
+pub(crate) fn due_observing() -> &'static str {
+    static BATCHES: AtomicU32 = AtomicU32::new(0);
+    let (deed, after) = script();
+    let is_due = BATCHES.fetch_add(1, Ordering::Relaxed) >= after;
+    deed.strip_prefix("observe-").filter(|_| is_due).unwrap_or("good")
+}
+
 /// Calls so far.
 #[cfg(feature = "selector")]
 pub(crate) fn calls() -> u32 {

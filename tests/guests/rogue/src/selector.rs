@@ -26,7 +26,7 @@ impl Guest for Rogue {
     fn select(call: Call, _: Vec<u32>) -> Result<Decision, Error> {
         let deed = due();
         misbehave(deed).map_err(Error::Internal)?;
-        let choice = |row, costs| Choice { row, costs, reason: None };
+        let choice = |row, costs| Choice { row, costs, reason: told() };
         Ok(Decision::Choose(match deed {
             "beyond" => choice(call.rows, Vec::new()),
             "nan" => choice(0, vec![f32::NAN; call.rows as usize]),
@@ -50,6 +50,19 @@ impl Guest for Rogue {
             _ => choice(0, Vec::new()),
         }))
     }
+}
+
+/// What the learner counted, by names in their order.
+#[cfg(feature = "learning")]
+fn told() -> Option<String> {
+    let names =
+        ["outcomes", "by-policy", "retried", "odd", "status/200", "status/499", "worker/1", "worker/2"];
+    Some(names.map(|name| format!("{name}={}", crate::learner::number(name))).join(" "))
+}
+
+#[cfg(not(feature = "learning"))]
+fn told() -> Option<String> {
+    None
 }
 
 /// A row by the time of day.

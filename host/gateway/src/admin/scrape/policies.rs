@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use pointsman_policy_runtime::{LaneStatus, ManagerStatus, SlotStatus, Usage};
+use pointsman_policy_runtime::{LaneStatus, ManagerStatus, MemoryStatus, SlotStatus, Usage};
 use pointsman_routing::{CALL_BUCKETS_US, Digest, Mode, Slot, SlotKind};
 use pointsman_workers::ModelName;
 
@@ -18,6 +18,7 @@ pub(super) fn policies(out: &mut String, app: &App) {
         .map(|count| (format!("result=\"{}\",reason=\"{}\"", count.result, count.reason), count.count));
     counter(out, "pointsman_policy_reloads", "Reloads by how they ended", &reloads.collect::<Vec<_>>());
     calls(out, app);
+    learning(out, app);
     usage(out, &app.policies.usage());
 }
 
@@ -39,6 +40,19 @@ fn generations(out: &mut String, status: &ManagerStatus) {
     let open = each(&|slot| u64::from(slot.breaker_open));
     gauge(out, "pointsman_policy_breaker_open", "Whether the fallback serves because a policy failed", &open);
     counter(out, "pointsman_policy_rollbacks", "Automatic rollbacks", &each(&|slot| slot.rollbacks));
+    let remembered = |value: &dyn Fn(&MemoryStatus) -> usize| -> Vec<(String, u64)> {
+        let slots = status.slots.iter().filter_map(|slot| Some((of(slot), slot.memory.as_ref()?)));
+        slots.map(|(labels, state)| (labels, u64::try_from(value(state)).unwrap_or(u64::MAX))).collect()
+    };
+    let entries = remembered(&|state| state.entries);
+    gauge(out, "pointsman_policy_state_entries", "Keys that a slot's policies remember", &entries);
+    let bytes = remembered(&|state| state.bytes);
+    gauge(
+        out,
+        "pointsman_policy_state_bytes",
+        "Bytes that a slot's policies remember, as its quota counts",
+        &bytes,
+    );
     let mut info = Vec::new();
     for slot in &status.slots {
         let mut add = |mode: Mode, policy: &str, version: Option<&String>, digest: Option<Digest>| {
@@ -93,6 +107,26 @@ fn trials(out: &mut String, status: &ManagerStatus) {
         "Decisions by whether the shadow would have made the same",
         &shadows,
     );
+}
+
+/// What learners are told, and how that ends.
+fn learning(out: &mut String, app: &App) {
+    let counts = app.learning.counts().map(|(result, count)| (format!("result=\"{result}\""), count));
+    counter(out, "pointsman_policy_outcomes", "Outcomes of decisions for policies that learn", &counts);
+    let mut batches = Vec::new();
+    for slot in app.policies.slots() {
+        for mode in [Mode::Active, Mode::Canary] {
+            let stats = slot.observed(mode);
+            if stats.cumulative().last().is_some_and(|count| *count > 0) {
+                let line = |(outcome, count): (&str, u64)| {
+                    (format!("{},mode=\"{mode}\",outcome=\"{outcome}\"", of_slot(slot)), count)
+                };
+                batches.extend(stats.outcomes().map(line));
+            }
+        }
+    }
+    let help = "Batches of outcomes that a slot's policies were given, by how it ended";
+    counter(out, "pointsman_policy_observations", help, &batches);
 }
 
 /// Calls by outcome, and their times.

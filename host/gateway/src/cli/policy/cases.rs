@@ -5,8 +5,15 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use pointsman_routing::facts::{FactType, Wants};
+use pointsman_routing::{
+    Observed,
+    facts::{FactType, Wants},
+};
 use serde::Deserialize;
+
+use outcome::RawOutcome;
+
+mod outcome;
 
 /// Values of facts by name, each as its low and its high word.
 pub(crate) type Values = BTreeMap<String, (u32, u32)>;
@@ -24,6 +31,8 @@ pub(crate) struct Case {
     pub(crate) now_us: u64,
     /// Numbers that the slot's state has beforehand.
     pub(crate) state: BTreeMap<String, i64>,
+    /// What is observed before the question is put.
+    pub(crate) outcomes: Vec<Observed>,
     /// Request facts.
     pub(crate) request: Values,
     /// Worker facts, one table a candidate (prefill candidates for a decode override).
@@ -101,6 +110,8 @@ struct RawCase {
     now_us: u64,
     #[serde(default)]
     state: BTreeMap<String, i64>,
+    #[serde(default)]
+    outcomes: Vec<RawOutcome>,
     #[serde(default)]
     request: RawValues,
     #[serde(default)]
@@ -186,6 +197,7 @@ impl RawCase {
             seed: self.seed,
             now_us: self.now_us,
             state: self.state,
+            outcomes: self.outcomes.into_iter().map(Observed::from).collect(),
             request,
             rows,
             decode,

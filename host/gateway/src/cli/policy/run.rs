@@ -51,7 +51,7 @@ impl RunArgs {
         };
         let policy = file.load(&settings).map_err(|refusal| refused(&self.file, &refusal))?;
         let recording = File::open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
-        let report = replay(&policy, BufReader::new(recording))
+        let report = replay(&policy, file.access.state(), BufReader::new(recording))
             .with_context(|| self.receipts.display().to_string())?;
         let info = policy.info();
         if self.json {

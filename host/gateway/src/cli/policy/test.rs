@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf, process::ExitCode};
 use anyhow::Context as _;
 use clap::Args;
 use pointsman_policy_runtime::{LoadedPolicy, Refusal};
-use pointsman_routing::{Call, Decision, Failure, Plan, Policy, ShedReason, World, scope::Scope};
+use pointsman_routing::{Call, Decision, Failure, Moment, Plan, Policy, ShedReason, World, scope::Scope};
 use pointsman_workers::Leg;
 
 use super::{
@@ -103,7 +103,9 @@ impl Loads<'_> {
             }
         }
         let answer = match self.with(case.settings.as_deref().unwrap_or(default)) {
-            Ok(policy) => ask(policy, case).unwrap_or_else(Answer::Failed),
+            Ok(policy) => {
+                observe(policy, case).and_then(|()| ask(policy, case)).unwrap_or_else(Answer::Failed)
+            }
             Err(refusal) => Answer::Refused(refusal.clone()),
         };
         if matches!(answer, Answer::Failed(_)) {
@@ -112,6 +114,14 @@ impl Loads<'_> {
         }
         answer
     }
+}
+
+/// What a case observes is there when its question is put.
+fn observe(policy: &dyn Policy, case: &Case) -> Result<(), Failure> {
+    if case.outcomes.is_empty() {
+        return Ok(());
+    }
+    policy.observe(Moment { now_us: case.now_us, seed: case.seed }, &case.outcomes)
 }
 
 /// The one call of a case, as the native runner makes it.

@@ -18,21 +18,21 @@ fn a_composed_slot_reads_as_it_is_written() {
         native = "least-loaded"
     "#;
     let config: Config = toml::from_str(text).unwrap();
-    let recipe = config.policies.slots[&SlotKind::Prefill].recipe(SlotKind::Prefill);
-    assert_eq!(recipe.on_failure, Some(OnFailure::Shed));
-    assert_eq!(recipe.active.filters[0].settings, r#"{"threshold":4}"#);
-    let Some(Rank::Scorers { scorers, picker }) = &recipe.active.rank else { panic!("{recipe:?}") };
+    let spec = config.policies.slots[&SlotKind::Prefill].spec(SlotKind::Prefill);
+    assert_eq!(spec.on_failure, Some(OnFailure::Shed));
+    assert_eq!(spec.active.filters[0].settings, r#"{"threshold":4}"#);
+    let Some(Rank::Scorers { scorers, picker }) = &spec.active.rank else { panic!("{spec:?}") };
     assert_eq!(*picker, Picker::Softmax { temperature: 0.5 });
     assert_eq!((scorers[0].weight, scorers[0].normalize), (2.0, Normalize::Unit));
     assert_eq!(scorers[0].part.file, Some("parts/kv-utilization.wasm".into()));
     assert!(scorers[0].part.embedded.is_none() && scorers[1].part.embedded.is_some());
     assert_eq!((scorers[1].weight, scorers[1].normalize), (1.0, Normalize::MinMax));
     // The canary has the slot's filters, the shadow its own, which are none.
-    assert_eq!((recipe.canary.share, recipe.canary.filters.len()), (0.1, 1));
-    let Some(Rank::Scorers { picker: Picker::WeightedRandom, .. }) = recipe.canary.rank else {
-        panic!("{recipe:?}")
+    assert_eq!((spec.canary.share, spec.canary.filters.len()), (0.1, 1));
+    let Some(Rank::Scorers { picker: Picker::WeightedRandom, .. }) = spec.canary.rank else {
+        panic!("{spec:?}")
     };
-    assert_eq!((recipe.shadow.share, recipe.shadow.filters.len()), (1.0, 0));
+    assert_eq!((spec.shadow.share, spec.shadow.filters.len()), (1.0, 0));
     assert!(config.models["org/name"].slots.contains_key(&SlotKind::Decode));
 }
 

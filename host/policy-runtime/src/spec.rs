@@ -1,6 +1,6 @@
 //! What a slot is to run, as the operator wrote it: parts by name, how they are weighed, what is on trial beside.
 //!
-//! A recipe names; it holds no code. The manager reads the files it names and makes a program of them, all or nothing.
+//! A spec names; it holds no code. The manager reads the files it names and makes a program of them, all or nothing.
 
 use std::path::PathBuf;
 
@@ -51,7 +51,7 @@ pub enum Rank {
 /// What one lane of a slot runs. The lane's own file, while it is there, takes the place of `rank`; a filter in it runs after
 /// `filters` and narrows what `rank` then ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LaneRecipe {
+pub struct LaneSpec {
     /// JSON object handed to `configure` of the policy in the lane's own file.
     pub settings: String,
     /// What its policies may import.
@@ -66,13 +66,13 @@ pub struct LaneRecipe {
 
 /// What a slot runs.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SlotRecipe {
+pub struct SlotSpec {
     /// What serves.
-    pub active: LaneRecipe,
+    pub active: LaneSpec,
     /// What serves a share of requests.
-    pub canary: LaneRecipe,
+    pub canary: LaneSpec,
     /// What looks on.
-    pub shadow: LaneRecipe,
+    pub shadow: LaneSpec,
     /// What a failure leads to in this slot; `None`: what the router says.
     pub on_failure: Option<OnFailure>,
 }
@@ -85,7 +85,7 @@ impl Part {
     }
 }
 
-impl LaneRecipe {
+impl LaneSpec {
     /// A lane that runs `rank`, and hands `{}` to the policy in its file.
     #[must_use]
     pub fn of(rank: Rank) -> Self {
@@ -100,14 +100,14 @@ impl LaneRecipe {
     }
 }
 
-impl SlotRecipe {
+impl SlotSpec {
     /// A slot that runs `rank`, with trials only from files: canaries for a twentieth of requests, shadows for all.
     #[must_use]
     pub fn of(rank: Rank) -> Self {
         Self {
-            active: LaneRecipe::of(rank),
-            canary: LaneRecipe::file_only(Self::CANARY_SHARE),
-            shadow: LaneRecipe::file_only(1.0),
+            active: LaneSpec::of(rank),
+            canary: LaneSpec::file_only(Self::CANARY_SHARE),
+            shadow: LaneSpec::file_only(1.0),
             on_failure: None,
         }
     }

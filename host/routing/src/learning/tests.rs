@@ -1,0 +1,155 @@
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::{
+    facts::Wants,
+    policy::{Digest, Origin, Policy, PolicyInfo, World},
+    slot::{Program, SlotEvent},
+    slots::SlotSet,
+};
+
+/// Keeps the seeds it was given, batch by batch, and then answers as it is told.
+#[derive(Debug)]
+struct Pupil {
+    info: PolicyInfo,
+    failure: Option<Failure>,
+    given: Arc<Mutex<Vec<Vec<u64>>>>,
+}
+
+impl Policy for Pupil {
+    fn info(&self) -> &PolicyInfo {
+        &self.info
+    }
+
+    fn observe(&self, _: Moment, outcomes: &[Observed]) -> Result<(), Failure> {
+        self.given.lock().push(outcomes.iter().map(|outcome| outcome.seed).collect());
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+}
+
+struct Class {
+    slots: Slots,
+    given: Arc<Mutex<Vec<Vec<u64>>>>,
+    events: mpsc::UnboundedReceiver<SlotEvent>,
+}
+
+fn pupil(failure: Option<Failure>, learns: bool, given: &Arc<Mutex<Vec<Vec<u64>>>>) -> Program {
+    let info = PolicyInfo {
+        name: "pupil".into(),
+        version: "1".into(),
+        digest: Digest([1; 32]),
+        world: World::Selector,
+        origin: Origin::Embedded,
+        wants: Wants::default(),
+        remembers: true,
+        learns,
+    };
+    let selector = Arc::new(Pupil { info, failure, given: given.clone() });
+    Program::Selector { filters: vec![], selector }
+}
+
+fn class(failure: Option<Failure>, learns: bool) -> Class {
+    let given = Arc::default();
+    let (sender, events) = mpsc::unbounded_channel();
+    let program = pupil(failure, learns, &given);
+    let set = SlotSet::build(|kind| Slot::new(kind, None, program.clone(), sender.clone()));
+    Class { slots: Slots::new(set, []), given, events }
+}
+
+fn asked(mode: Mode) -> Asked {
+    Asked { slot: SlotKind::Prefill, model: ModelName::new("m"), mode }
+}
+
+fn outcome(seed: u64) -> Observed {
+    Observed {
+        decision: None,
+        seed,
+        leg: Leg::Prefill,
+        attempt: 0,
+        worker: WorkerId(1),
+        rank: DpRank(0),
+        by_policy: true,
+        retried: false,
+        status: 200,
+        ttft: Some(Duration::from_millis(5)),
+        itl: None,
+        duration: Duration::from_millis(9),
+        prompt_tokens: 10,
+        output_tokens: 1,
+        cached_predicted: None,
+        cached_reported: None,
+    }
+}
+
+fn count(learning: &Learning, label: &str) -> u64 {
+    learning.counts().into_iter().find(|(other, _)| *other == label).unwrap().1
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..2_000 {
+        if condition() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    panic!("never: {what}");
+}
+
+#[test]
+fn outcomes_come_in_batches_of_bounded_size_in_their_order() {
+    let class = class(None, true);
+    let learning = Learning::start(class.slots.clone()).unwrap();
+    (0..700).for_each(|seed| learning.leave(asked(Mode::Active), outcome(seed)));
+    until("all are given", || count(&learning, "given") == 700);
+    let given = class.given.lock();
+    assert!(given.len() < 10 && given.iter().all(|batch| batch.len() <= BATCH), "{given:?}");
+    assert_eq!(given.concat(), (0..700).collect::<Vec<_>>());
+}
+
+#[test]
+fn who_leaves_an_outcome_never_waits_and_what_is_too_much_is_counted() {
+    // The thread naps after the first one: the queue fills meanwhile.
+    let class = class(None, true);
+    let learning = Learning::start(class.slots.clone()).unwrap();
+    let many = QUEUE as u64 * 2;
+    (0..many).for_each(|seed| learning.leave(asked(Mode::Active), outcome(seed)));
+    assert!(count(&learning, "dropped") > 0);
+    until("the rest is given", || count(&learning, "given") + count(&learning, "dropped") == many);
+}
+
+#[test]
+fn a_policy_that_fails_is_left_alone_for_a_while_and_its_decisions_go_on() {
+    let mut class = class(Some(Failure::Timeout), true);
+    let learning = Learning::start(class.slots.clone()).unwrap();
+    let slot = class.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    (0..300).for_each(|seed| learning.leave(asked(Mode::Active), outcome(seed)));
+    until("they are accounted for", || count(&learning, "failed") + count(&learning, "withheld") == 300);
+    assert!(count(&learning, "withheld") > 0, "one timeout is enough");
+    assert_eq!(class.given.lock().len(), 1);
+    let active = slot.pin();
+    assert!(active.observing.is_open() && !active.breaker.is_open());
+    assert_eq!((active.calls(), active.failures()), (0, 0));
+    assert!(class.events.try_recv().is_err(), "no reason for a rollback");
+    let timeouts =
+        |stats: &crate::slot::CallStats| stats.outcomes().find(|(kind, _)| *kind == "timeout").unwrap().1;
+    assert_eq!((timeouts(slot.observed(Mode::Active)), timeouts(slot.stats(Mode::Active))), (1, 0));
+}
+
+#[test]
+fn a_lane_s_outcomes_go_to_who_is_in_force_there_and_else_to_the_active_generation() {
+    let class = class(None, false);
+    let slot = class.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let learning = Learning::start(class.slots.clone()).unwrap();
+    let canary = Arc::default();
+    slot.try_out(Mode::Canary, pupil(None, true, &canary), 0.5);
+    learning.leave(asked(Mode::Canary), outcome(1));
+    learning.leave(asked(Mode::Active), outcome(2));
+    until("the canary has its own", || *canary.lock() == [[1]]);
+    slot.withdraw(Mode::Canary);
+    let active = Arc::default();
+    slot.install(pupil(None, true, &active));
+    learning.leave(asked(Mode::Canary), outcome(3));
+    until("the active one has it", || *active.lock() == [[3]]);
+    assert!(class.given.lock().is_empty(), "who does not learn is given nothing");
+}
