@@ -12,7 +12,7 @@ use std::time::Duration;
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
 use pointsman_gateway::{
     config::Config,
-    replay::{Report, replay},
+    replay::{Judge, Report, replay},
 };
 use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, load};
 use pointsman_routing::Origin;
@@ -64,7 +64,7 @@ fn loaded(bytes: &[u8]) -> LoadedPolicy {
 async fn again(house: &House, query: &str, policy: &[u8]) -> Report {
     let export = house.admin.get(&format!("/decisions/export?{query}")).await.unwrap();
     assert_eq!(export.headers["content-type"], "application/x-ndjson");
-    replay(&loaded(policy), &*export.body).unwrap()
+    replay(&loaded(policy), &*export.body, Judge::Policy).unwrap()
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn a_filter_decides_again_too_and_facts_that_were_not_recorded_are_named()
     let scorers = again(&house, "slot=prefill&generation=2", KV_AWARE).await;
     assert_eq!((scorers.decisions, scorers.agree), (10, 10), "{:?}", scorers.differences);
     let export = house.admin.get("/decisions/export?slot=decode").await.unwrap();
-    let error = replay(&loaded(LEAST_LOADED), &*export.body).unwrap_err().to_string();
+    let error = replay(&loaded(LEAST_LOADED), &*export.body, Judge::Policy).unwrap_err().to_string();
     assert!(error.contains("`least-loaded` wants: `engine-queue` (in 10 decisions)"), "{error}");
     assert!(error.ends_with(r#"`[decisions] facts = ["engine-queue"]`"#), "{error}");
 }

@@ -97,6 +97,9 @@ impl Linked {
         store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
         store.data_mut().allow(limits.configure_deadline);
         store.set_epoch_deadline(1);
+        if engine.counts() {
+            store.set_fuel(u64::MAX).map_err(|error| Refusal::Instantiate(error.to_string()))?;
+        }
         let exports = match self {
             Self::Filter(pre) => pre.instantiate(&mut store).map(Exports::Filter),
             Self::Scorer(pre) => pre.instantiate(&mut store).map(Exports::Scorer),
@@ -351,6 +354,11 @@ impl Instance {
     /// Linear memory it has now, bytes.
     pub(crate) fn memory_used(&self) -> usize {
         self.store.data().memory_used
+    }
+
+    /// Instructions it may still run, where they are counted.
+    pub(crate) fn fuel(&self) -> Option<u64> {
+        self.store.get_fuel().ok()
     }
 
     fn begin(&mut self, call: &Call) {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     fleet::Fleet,
     http,
-    load::{Load, Seen, resident},
+    load::{Load, Memory, Seen},
     setup, sh,
 };
 
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             take(&fleet, &mut decisions)?;
         }
         if turn >= WARM && turn % 50 == 0 {
-            memory.push(resident(fleet.gateway.pid())?);
+            memory.push(Memory::of(fleet.gateway.pid())?);
         }
         progress.inc(1);
         next += every;
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     progress.finish_and_clear();
     thread::sleep(Duration::from_secs(3));
     take(&fleet, &mut decisions)?;
-    memory.push(resident(fleet.gateway.pid())?);
+    memory.push(Memory::of(fleet.gateway.pid())?);
     let generation = fleet.slot("aggregated")?["generation"].as_u64().context("no generation")?;
     let seen = load.stop();
     tell(args, seen, &decisions, &memory, generation)
@@ -83,7 +83,7 @@ fn tell(
     args: &Args,
     seen: Seen,
     decisions: &Decisions,
-    memory: &[u64],
+    memory: &[Memory],
     generation: u64,
 ) -> anyhow::Result<()> {
     let mut late: Vec<Duration> = seen.answers.iter().map(|(_, took)| *took).collect();
@@ -105,8 +105,7 @@ fn tell(
     sh::print(&format!("swaps seen in receipts                            | {}", swaps.len()));
     sh::print(&format!("decision p50 / p99 / p99.9 near a swap ({} of them) | {near_p}", near.len()));
     sh::print(&format!("decision p50 / p99 / p99.9 else ({} of them)      | {rest_p}", rest.len()));
-    let megabytes = |bytes: &u64| *bytes as f64 / 1e6;
-    let shown: Vec<String> = memory.iter().map(|bytes| format!("{:.1}", megabytes(bytes))).collect();
+    let shown: Vec<String> = memory.iter().map(|look| format!("{:.1}", look.resident)).collect();
     sh::print(&format!("resident from reload {WARM} on, MB                    | {}", shown.join(" ")));
     ensure!(
         seen.failed == 0,
@@ -116,7 +115,7 @@ fn tell(
     );
     ensure!(generation > u64::from(args.count) * 99 / 100, "only {generation} generations");
     let (first, last) = (memory.first().context("too few reloads")?, memory.last().context("no memory")?);
-    ensure!(megabytes(last) <= megabytes(first) * (1.0 + GROWTH), "memory grew");
+    ensure!(last.resident <= first.resident * (1.0 + GROWTH), "memory grew");
     let ratio = quantile(&near, 0.999) / quantile(&rest, 0.999);
     sh::print(&format!("p99.9 near a swap over the rest                   | {ratio:.2}"));
     ensure!(ratio <= RATIO, "decisions near a swap take {ratio:.2} times as long");

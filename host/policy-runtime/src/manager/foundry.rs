@@ -3,7 +3,6 @@
 
 use std::{
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{Arc, mpsc as std_mpsc},
     time::Duration,
@@ -13,9 +12,12 @@ use pointsman_routing::{Digest, Origin};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
+    about::cut,
     access::{Access, Grant},
+    contain::contained,
     engine::PolicyEngine,
     loaded::{LoadedPolicy, compile},
+    priority::Priority,
     refusal::Refusal,
 };
 
@@ -74,8 +76,8 @@ impl Job {
         let make =
             || compile(engine, &self.bytes, &self.access)?.configure(self.origin.clone(), &self.settings);
         // A compiler that panics over a file must not take the thread with it.
-        let outcome = catch_unwind(AssertUnwindSafe(make))
-            .unwrap_or_else(|_| Err(Refusal::Compile("the compiler panicked".to_owned())));
+        let outcome = contained(make)
+            .unwrap_or_else(|said| Err(Refusal::Compile(cut(format!("the compiler panicked: {said}")))));
         Made { outcome: outcome.map(Arc::new), took: begun.elapsed() }
     }
 }
@@ -90,10 +92,7 @@ impl Foundry {
             let (sender, jobs) = std_mpsc::channel::<Job>();
             let (engine, made) = (engine.clone(), made.clone());
             std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-                // On Linux this lowers the calling thread alone: a compile yields to requests.
-                if let Err(error) = rustix::process::setpriority_process(None, 19) {
-                    tracing::debug!(%error, "a compile thread keeps its priority");
-                }
+                Priority::Compile.take();
                 while let Ok(job) = jobs.recv() {
                     if made.send((job.key(), job.run(&engine))).is_err() {
                         return;
