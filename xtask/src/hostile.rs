@@ -1,5 +1,5 @@
 //! `hostile`: bad policies dropped one after another, by rename, into the folder of a real gateway under a steady load. No request
-//! may fail, each has to end as it must, and the gateway's memory has to come back to where it was.
+//! may fail, each has to end as it must, and a second time all of them may not cost memory that the first time did not.
 
 use std::{
     path::Path,
@@ -31,15 +31,16 @@ pub(crate) struct Args {
     /// Only cases whose name has this in it.
     #[arg(long)]
     only: Option<String>,
-    /// Times that the list is gone through; what is resident is told after each.
-    #[arg(long, default_value_t = 1)]
+    /// Times that the list is gone through; what is resident is told after each. Memory is judged from the end of the first on.
+    #[arg(long, default_value_t = 2)]
     rounds: u32,
 }
 
 const CLIENTS: u32 = 16;
 /// How long a case may take until it has ended as it must.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The growth of memory that is allowed.
+/// The growth of memory that is allowed after the first round, which meets every kind of failure and compiles the largest guest
+/// for the first time: what the allocator keeps of that, and pages of the binary, come once. What a policy leaves comes again.
 const GROWTH: f64 = 0.05;
 
 const CONFIG: &str = r#"
@@ -88,10 +89,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Prints what was seen; an error when a limit is missed.
 fn judge(seen: &Seen, cases: usize, wrong: u32, looks: &[Memory]) -> anyhow::Result<()> {
-    let (before, after) = (looks.first().context("no look")?, looks.last().context("no look")?);
+    let (before, after) = (looks.get(1).context("no round")?, looks.last().context("no look")?);
     let growth = after.resident / before.resident - 1.0;
     sh::print(&format!(
-        "\n{cases} cases, {wrong} wrong; {} requests sent, {} failed; resident ({:+.1} %)",
+        "\n{cases} cases, {wrong} wrong; {} requests sent, {} failed; resident {:+.1} % since the first round",
         seen.sent,
         seen.failed,
         growth * 100.0,

@@ -121,11 +121,7 @@ enum Answer {
 ///
 /// # Errors
 /// [`ReplayError`] when the recording cannot be read, or does not have what the policy wants.
-pub fn replay(
-    policy: &dyn Policy,
-    recording: impl BufRead,
-    judge: Judge,
-) -> Result<Report, ReplayError> {
+pub fn replay(policy: &dyn Policy, recording: impl BufRead, judge: Judge) -> Result<Report, ReplayError> {
     let mut report = Report::default();
     let mut lacking: BTreeMap<String, u64> = BTreeMap::new();
     for (number, text) in (1..).zip(recording.lines()) {

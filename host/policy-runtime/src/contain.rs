@@ -55,7 +55,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::panic, reason = "that is what is tested")]
     fn a_contained_panic_is_an_error_and_never_meets_the_hook_that_traces() {
         let traced = Arc::new(AtomicU32::new(0));
         let _ = contained(|| ());

@@ -266,7 +266,9 @@ mod tests {
             instances = policy.pool.size() as u64;
             let (done, waits) = mpsc::channel();
             drop(policy);
-            engine.later(move || drop(done.send(())));
+            engine.later(move || {
+                let _ = done.send(());
+            });
             waits.recv().expect("the chores are done");
         }
         let metrics = engine.engine().pooling_allocator_metrics().expect("instances are pooled");

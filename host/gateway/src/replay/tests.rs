@@ -61,7 +61,10 @@ fn a_difference_tells_both_costs_of_both_sides_and_the_facts_that_differ() {
     let chosen = r#""decider":{"by":"policy"},"choice":{"row":0,"cost":1.5},"costs":[1.5,4.0]"#;
     let line = line(&format!("{chosen},{STAGES}"));
     let found = difference(&line, &Answer::Row(0), &Answer::Row(2), &[(0, 9.0), (2, 8.0)]);
-    assert_eq!((found.recorded_cost, found.new_cost_recorded, found.by_recorded), (Some(1.5), Some(4.0), Some(2.5)));
+    assert_eq!(
+        (found.recorded_cost, found.new_cost_recorded, found.by_recorded),
+        (Some(1.5), Some(4.0), Some(2.5))
+    );
     assert_eq!((found.new_cost, found.by), (Some(8.0), Some(1.0)));
     let contrast = |fact: &str, recorded: &str, new: &str| Contrast {
         fact: fact.to_owned(),
