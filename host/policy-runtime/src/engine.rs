@@ -11,7 +11,7 @@ use std::{
 };
 
 use wasmtime::{
-    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig,
+    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store,
     component::Linker,
 };
 
@@ -172,9 +172,16 @@ impl PolicyEngine {
         self.inner.ticker.running()
     }
 
-    /// Whether guests count their instructions.
-    pub(crate) fn counts(&self) -> bool {
-        self.inner.counts
+    /// A store within the limits.
+    pub(crate) fn store(&self, guest: Guest) -> Store<Guest> {
+        let mut store = Store::new(&self.inner.engine, guest);
+        store.limiter(|guest| guest);
+        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
+        if self.inner.counts {
+            // It fails only where nothing is counted.
+            let _ = store.set_fuel(u64::MAX);
+        }
+        store
     }
 
     pub(crate) fn engine(&self) -> &Engine {

@@ -92,14 +92,9 @@ impl Linked {
         let limits = engine.limits();
         let counted = Counted::new(engine.meter());
         let guest = Guest::new(name, limits.memory_bytes, access, counted);
-        let mut store = Store::new(engine.engine(), guest);
-        store.limiter(|guest| guest);
-        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
+        let mut store = engine.store(guest);
         store.data_mut().allow(limits.configure_deadline);
         store.set_epoch_deadline(1);
-        if engine.counts() {
-            store.set_fuel(u64::MAX).map_err(|error| Refusal::Instantiate(error.to_string()))?;
-        }
         let exports = match self {
             Self::Filter(pre) => pre.instantiate(&mut store).map(Exports::Filter),
             Self::Scorer(pre) => pre.instantiate(&mut store).map(Exports::Scorer),
