@@ -18,7 +18,6 @@ use wasmtime::{
 use crate::{
     guest::Guest,
     meter::{Meter, Usage},
-    priority::Priority,
     ticker::{Running, Ticker},
 };
 
@@ -128,7 +127,6 @@ impl PolicyEngine {
         })?;
         let (chores, work) = mpsc::channel::<Chore>();
         thread::Builder::new().name("pointsman-chores".to_owned()).spawn(move || {
-            Priority::Chores.take();
             while let Ok(chore) = work.recv() {
                 chore();
             }

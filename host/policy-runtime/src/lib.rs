@@ -18,7 +18,6 @@ mod loaded;
 mod manager;
 mod meter;
 mod pool;
-mod priority;
 mod probe;
 mod recipe;
 mod refusal;

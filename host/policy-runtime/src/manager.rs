@@ -21,7 +21,6 @@ use crate::{
     engine::PolicyEngine,
     gate::Gate,
     meter::Usage,
-    priority::Priority,
     recipe::{LaneRecipe, SlotRecipe},
     refusal::Refusal,
 };
@@ -176,7 +175,6 @@ impl PolicyManager {
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         std::thread::Builder::new().name("pointsman-policies".to_owned()).spawn(move || {
-            Priority::Chores.take();
             runtime.block_on(async {
                 tokio::select! {
                     () = worker.run(changes, events, commands, made, config.debounce, config.rescan) => {}

@@ -17,7 +17,6 @@ use crate::{
     contain::contained,
     engine::PolicyEngine,
     loaded::{LoadedPolicy, compile},
-    priority::Priority,
     refusal::Refusal,
 };
 
@@ -92,7 +91,10 @@ impl Foundry {
             let (sender, jobs) = std_mpsc::channel::<Job>();
             let (engine, made) = (engine.clone(), made.clone());
             std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-                Priority::Compile.take();
+                // On Linux this lowers the calling thread alone: a compile yields to requests.
+                if let Err(error) = rustix::process::setpriority_process(None, 19) {
+                    tracing::debug!(%error, "a compile thread keeps its priority");
+                }
                 while let Ok(job) = jobs.recv() {
                     if made.send((job.key(), job.run(&engine))).is_err() {
                         return;
