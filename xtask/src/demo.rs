@@ -24,7 +24,7 @@ use crate::{
 };
 
 mod table;
-mod trace;
+pub(crate) mod trace;
 
 /// Clients at once.
 const CLIENTS: usize = 12;

@@ -119,8 +119,6 @@ pub(crate) fn gateway(
         .arg(file)
         .arg("--policies")
         .arg(&policies)
-        // A backtrace would map all debug information, which is no memory that the gateway needs.
-        .env("RUST_BACKTRACE", "0")
         .env("RUST_LOG", "info,pointsman::access=warn");
     for worker in workers {
         command.args(["--worker", worker]);

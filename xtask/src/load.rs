@@ -2,6 +2,7 @@
 //! answer. What they saw is told when they stop.
 
 use std::{
+    fmt,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     sync::{
@@ -125,10 +126,30 @@ fn ask(connection: &mut Option<BufReader<TcpStream>>, address: &str) -> anyhow::
     Ok(())
 }
 
-/// Resident memory of a process, bytes.
-pub(crate) fn resident(pid: u32) -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kilobytes: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kilobytes * 1024)
+/// Memory of a process, megabytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// All that is resident: what follows, and pages of the binary and libraries.
+    pub(crate) resident: f64,
+    /// Heap, stacks, guests and their code.
+    pub(crate) anonymous: f64,
+}
+
+impl Memory {
+    /// What a process has now.
+    pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let megabytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let kilobytes: f64 = line.context("not told")?.trim().trim_end_matches("kB").trim().parse()?;
+            Ok::<_, anyhow::Error>(kilobytes * 1_024.0 / 1e6)
+        };
+        Ok(Self { resident: megabytes("VmRSS:")?, anonymous: megabytes("RssAnon:")? })
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} MB resident, {:.1} anonymous", self.resident, self.anonymous)
+    }
 }

@@ -28,6 +28,7 @@ mod policies;
 mod reload;
 mod setup;
 mod sh;
+mod shadow;
 mod spec;
 mod storm;
 mod test;
@@ -80,6 +81,8 @@ enum Command {
     Hostile(hostile::Args),
     /// Reload a policy many times under load and time each from rename to first decision.
     Reload(reload::Args),
+    /// A trace served by kv-aware while another policy looks on; then its receipts are decided again by that policy.
+    Shadow(shadow::Args),
     /// A thousand reloads under a steady load: nothing fails, decisions near a swap are as quick, memory stays.
     ReloadSoak(reload::soak::Args),
 }
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         Command::Page => page::run(),
         Command::Hostile(args) => hostile::run(&args),
         Command::Reload(args) => reload::run(&args),
+        Command::Shadow(args) => shadow::run(&args),
         Command::ReloadSoak(args) => reload::soak::run(&args),
     };
     match outcome {

@@ -23,10 +23,30 @@ pub struct Report {
     pub decisions: u64,
     /// How many came out the same.
     pub agree: u64,
+    /// Both by leg.
+    pub legs: BTreeMap<String, Share>,
     /// Decisions that the policy was not asked about, by why.
     pub skipped: BTreeMap<String, u64>,
-    /// The others, those with the greatest difference in cost first.
+    /// The others.
     pub differences: Vec<Difference>,
+}
+
+/// Decisions of one leg.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// That were decided again.
+    pub decisions: u64,
+    /// That came out the same.
+    pub agree: u64,
+}
+
+/// Whose costs say how much a difference matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judge {
+    /// This policy's: by how much it finds the recorded choice dearer.
+    Policy,
+    /// The recorded ones: by how much what decided would have found this policy's choice dearer.
+    Recorded,
 }
 
 /// A decision that came out otherwise.
@@ -46,6 +66,23 @@ pub struct Difference {
     pub new_cost: Option<f32>,
     /// By how much what was decided is dearer, as the policy says; `None` when it gives no costs.
     pub by: Option<f32>,
+    /// Cost of what the policy says as recorded, when it is known.
+    pub new_cost_recorded: Option<f32>,
+    /// By how much what the policy says is dearer, as recorded; `None` when costs are not known.
+    pub by_recorded: Option<f32>,
+    /// Recorded worker facts in which the two candidates differ.
+    pub facts: Vec<Contrast>,
+}
+
+/// A worker fact of two candidates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Contrast {
+    /// Its name.
+    pub fact: String,
+    /// The candidate's that was chosen, as the record spells it.
+    pub recorded: String,
+    /// That of the one the policy says.
+    pub new: String,
 }
 
 /// Why a recording cannot be decided again.
@@ -81,11 +118,17 @@ enum Answer {
     Failed(String),
 }
 
-/// Decides every decision of a recording again. `state` is what the policy remembers by; it is lost.
+/// Decides every decision of a recording again; the differences that `judge` finds greatest come first. `state` is what the
+/// policy remembers by; it is lost.
 ///
 /// # Errors
 /// [`ReplayError`] when the recording cannot be read, or does not have what the policy wants.
-pub fn replay(policy: &dyn Policy, state: &State, recording: impl BufRead) -> Result<Report, ReplayError> {
+pub fn replay(
+    policy: &dyn Policy,
+    state: &State,
+    recording: impl BufRead,
+    judge: Judge,
+) -> Result<Report, ReplayError> {
     let mut report = Report::default();
     let mut lacking: BTreeMap<String, u64> = BTreeMap::new();
     for (number, text) in (1..).zip(recording.lines()) {
@@ -116,8 +159,13 @@ pub fn replay(policy: &dyn Policy, state: &State, recording: impl BufRead) -> Re
     if !lacking.is_empty() {
         return Err(ReplayError::Facts { policy: policy.info().name.to_string(), facts: lacking });
     }
+    let weight = |difference: &Difference| match judge {
+        Judge::Policy => difference.by,
+        Judge::Recorded => difference.by_recorded,
+    };
     // Those without a cost come last.
-    report.differences.sort_by(|a, b| b.by.unwrap_or(f32::MIN).total_cmp(&a.by.unwrap_or(f32::MIN)));
+    let weight = |difference: &Difference| weight(difference).unwrap_or(f32::MIN);
+    report.differences.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
     Ok(report)
 }
 
@@ -256,29 +304,39 @@ fn select(
 
 impl Report {
     fn note(&mut self, line: &Line, recorded: &Answer, new: &Answer, costs: &[(u32, f32)]) {
-        self.decisions += 1;
-        let chosen = line.choice.as_ref().and_then(|choice| choice.row);
         // Where the policy had no opinion the fallback's choice was right, if it is the same.
+        let chosen = line.choice.as_ref().and_then(|choice| choice.row);
         let same = recorded == new
             || (*recorded == Answer::Abstain && chosen.map(Answer::Row).as_ref() == Some(new));
-        if same {
-            self.agree += 1;
-            return;
+        let share = self.legs.entry(line.leg.as_str().to_owned()).or_default();
+        share.decisions += 1;
+        share.agree += u64::from(same);
+        self.decisions += 1;
+        self.agree += u64::from(same);
+        if !same {
+            self.differences.push(difference(line, recorded, new, costs));
         }
-        let cost = |answer: &Answer| match answer {
-            Answer::Row(row) => costs.iter().find(|(other, _)| other == row).map(|(_, cost)| *cost),
-            _ => None,
-        };
-        let (old_cost, new_cost) = (chosen.map(Answer::Row).as_ref().and_then(cost), cost(new));
-        self.differences.push(Difference {
-            id: line.id.clone(),
-            leg: line.leg.as_str().to_owned(),
-            recorded: recorded.told(line),
-            recorded_cost: line.choice.as_ref().and_then(|choice| choice.cost),
-            new: new.told(line),
-            new_cost,
-            by: old_cost.zip(new_cost).map(|(old, new)| old - new),
-        });
+    }
+}
+
+fn difference(line: &Line, recorded: &Answer, new: &Answer, costs: &[(u32, f32)]) -> Difference {
+    let chosen = line.choice.as_ref().and_then(|choice| choice.row);
+    let proposed = if let Answer::Row(row) = new { Some(*row) } else { None };
+    let says = |row: Option<u32>| costs.iter().find(|(other, _)| Some(*other) == row).map(|(_, cost)| *cost);
+    let dearer = |dear: Option<f32>, cheap: Option<f32>| dear.zip(cheap).map(|(dear, cheap)| dear - cheap);
+    let (recorded_cost, new_cost) = (line.choice.as_ref().and_then(|choice| choice.cost), says(proposed));
+    let new_cost_recorded = proposed.and_then(|row| line.cost(row));
+    Difference {
+        id: line.id.clone(),
+        leg: line.leg.as_str().to_owned(),
+        recorded: recorded.told(line),
+        recorded_cost,
+        new: new.told(line),
+        new_cost,
+        by: dearer(says(chosen), new_cost),
+        new_cost_recorded,
+        by_recorded: dearer(new_cost_recorded, recorded_cost),
+        facts: chosen.zip(proposed).map(|(chosen, row)| line.contrasts(chosen, row)).unwrap_or_default(),
     }
 }
 

@@ -264,6 +264,16 @@ fn run_decides_again_and_its_exit_code_says_whether_all_agree() {
         "{}",
         ran.out
     );
+    assert!(ran.out.contains("agree   1 of 2\n        decode: 1 of 2\n"), "{}", ran.out);
+    assert!(ran.out.contains("        11/0 | 12/1: active-requests 5 | 2\n"), "{}", ran.out);
+    let known =
+        |id: &str, costs: &str| line(id, 0).replace("\"choice\"", &format!("\"costs\":{costs},\"choice\""));
+    write(&[known("3c", "[1.5,1.75]"), known("4d", "[1.5,4]"), line("5e", 0)]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl", "--as-recorded"]);
+    let places = ["4d decode", "12/1 costs 4, dearer by 2.5\n", "3c decode", "dearer by 0.25\n", "5e decode"];
+    let places = places.map(|text| ran.out.find(text).unwrap_or_else(|| panic!("{text}: {}", ran.out)));
+    assert!(places.is_sorted(), "{}", ran.out);
+    write(&[line("1a", 1), line("2b", 0)]);
     let allowed = ["run", "policy.wasm", "--receipts", "r.jsonl", "--allow-differences", "--json"];
     let ran = pointsman(dir.path(), allowed);
     assert!(ran.code == Some(0) && ran.out.contains(r#""agree":1,"#), "{}{}", ran.out, ran.err);

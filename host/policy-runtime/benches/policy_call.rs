@@ -1,69 +1,104 @@
-//! What a policy call costs, beside the same code native and a copy of the facts.
+//! What a call of every shipped policy costs as a component, beside the same code linked natively: the same facts, those of an
+//! ordinary request, as `pointsman policy bench` asks.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]
 
-use std::hint::black_box;
+use std::{hint::black_box, path::Path, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, load};
-use pointsman_policy_sdk::{Facts, Scorer, Selector, configure};
-use pointsman_routing::{Call, Origin, Policy};
-use pointsman_workers::Leg;
-use policy_kv_aware::KvAware;
-use policy_least_loaded::LeastLoaded;
+use pointsman_guest_build::GuestBuild;
+use pointsman_policy_runtime::{Access, Limits, LoadedPolicy, PolicyEngine, Question, compile};
+use pointsman_policy_sdk::{Call, DecodeOverride, Facts, Filter, Scorer, Selector, configure};
+use pointsman_routing::{Origin, Policy, World};
 
-const ROWS: [u32; 4] = [8, 64, 512, 1_024];
+const ROWS: [u32; 3] = [8, 64, 1_024];
 
-/// Facts that keep every branch of the policies busy.
-fn facts(policy: &LoadedPolicy, rows: u32) -> Vec<u32> {
-    let wants = &policy.info().wants;
-    let request = (0..wants.request_width()).map(|place| if place < 2 { 16 } else { 1.0_f32.to_bits() });
-    let columns = (0..wants.worker_width() as u32)
-        .flat_map(|column| (0..rows).map(move |row| (row * 7 + column * 13) % 101));
-    request.chain(columns).collect()
+/// The policy as a part of this binary.
+type Native = Box<dyn Fn(&Call, &Question)>;
+
+fn facts(question: &Question) -> Facts<'_> {
+    Facts::new(&question.request, &question.candidates, question.call.rows as usize)
 }
 
-fn call(rows: u32) -> Call {
-    Call { leg: Leg::Prefill, attempt: 0, rows, seed: 7, now_us: 1 }
+fn filter<P: Filter + 'static>() -> Native {
+    let (policy, _) = configure::<P>("{}").unwrap();
+    Box::new(move |call, question| drop(black_box(policy.keep(call, &facts(question)).unwrap())))
+}
+
+fn scorer<P: Scorer + 'static>() -> Native {
+    let (policy, _) = configure::<P>("{}").unwrap();
+    Box::new(move |call, question| drop(black_box(policy.score(call, &facts(question)).unwrap())))
+}
+
+fn selector<P: Selector + 'static>() -> Native {
+    let (policy, _) = configure::<P>("{}").unwrap();
+    Box::new(move |call, question| drop(black_box(policy.select(call, &facts(question)).unwrap())))
+}
+
+fn decode_override<P: DecodeOverride + 'static>() -> Native {
+    let (policy, _) = configure::<P>("{}").unwrap();
+    Box::new(move |call, question| {
+        let decode = Facts::new(&question.request, &question.decode, 1);
+        drop(black_box(policy.decide(call, &decode, &facts(question)).unwrap()));
+    })
+}
+
+fn shipped() -> Vec<(&'static str, Native)> {
+    vec![
+        ("cache-aware", selector::<policy_cache_aware::CacheAware>()),
+        ("conditional-disagg", decode_override::<policy_conditional_disagg::ConditionalDisagg>()),
+        ("kv-aware", scorer::<policy_kv_aware::KvAware>()),
+        ("kv-utilization", scorer::<policy_kv_utilization::KvUtilization>()),
+        ("least-loaded", selector::<policy_least_loaded::LeastLoaded>()),
+        ("low-queue", filter::<policy_low_queue::LowQueue>()),
+        ("power-of-two", selector::<policy_power_of_two::PowerOfTwo>()),
+        ("queue-kv-prefix", scorer::<policy_queue_kv_prefix::QueueKvPrefix>()),
+        ("session-affinity", selector::<policy_session_affinity::SessionAffinity>()),
+        ("tenant-limit", selector::<policy_tenant_limit::TenantLimit>()),
+        ("weighted-random", selector::<policy_weighted_random::WeightedRandom>()),
+    ]
+}
+
+/// The policy as the daemon loads it.
+fn component(engine: &PolicyEngine, name: &str) -> LoadedPolicy {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let bytes = GuestBuild::new(&root, &format!("policy-{name}")).build().unwrap();
+    let compiled = compile(engine, &bytes, &Access::new(&Access::ALL)).unwrap();
+    compiled.configure(Origin::Embedded, "{}").unwrap()
+}
+
+fn ask(policy: &LoadedPolicy, question: &Question, facts: &[u32], kept: &mut Vec<u32>, costs: &mut Vec<f32>) {
+    let call = &question.call;
+    match policy.info().world {
+        World::Filter => policy.keep(call, facts, kept).unwrap(),
+        World::Scorer => policy.score(call, facts, costs).unwrap(),
+        World::Selector => drop(black_box(policy.select(call, facts).unwrap())),
+        World::DecodeOverride => {
+            let Question { request, decode, candidates, .. } = question;
+            drop(black_box(policy.decide(call, request, decode, candidates).unwrap()));
+        }
+    }
 }
 
 fn bench(c: &mut Criterion) {
     let engine = PolicyEngine::new(Limits::default()).unwrap();
-    let embedded = |bytes| load(&engine, bytes, Origin::Embedded, "{}").unwrap();
-    let scorer = embedded(pointsman_embedded_policies::KV_AWARE);
-    let selector = embedded(pointsman_embedded_policies::LEAST_LOADED);
-    let (native_scorer, scorer_wants) = configure::<KvAware>("{}").unwrap();
-    let (native_selector, selector_wants) = configure::<LeastLoaded>("{}").unwrap();
-    let sdk = |rows| pointsman_policy_sdk::Call { rows, seed: 7, ..Default::default() };
     let mut group = c.benchmark_group("policy_call");
-    for rows in ROWS {
-        let words = facts(&scorer, rows);
-        let mut costs = Vec::new();
-        group.bench_with_input(BenchmarkId::new("kv-aware, wasm, 7 columns", rows), &rows, |b, rows| {
-            b.iter(|| scorer.score(&call(*rows), black_box(&words), &mut costs).unwrap());
-        });
-        group.bench_with_input(BenchmarkId::new("kv-aware, native", rows), &rows, |b, rows| {
-            let (request, columns) = words.split_at(scorer_wants.request_width());
-            let view = Facts::new(request, columns, *rows as usize);
-            b.iter(|| black_box(native_scorer.score(&sdk(*rows), black_box(&view)).unwrap()));
-        });
-        group.bench_with_input(BenchmarkId::new("copy of the facts, 7 columns", rows), &rows, |b, _| {
-            let mut copy = Vec::with_capacity(words.len());
-            b.iter(|| {
-                copy.clear();
-                copy.extend_from_slice(black_box(&words));
-                black_box(&copy);
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(50);
+    for (name, native) in shipped() {
+        let policy = component(&engine, name);
+        for rows in ROWS {
+            let question = Question::ordinary(&policy.info().wants, rows);
+            let pointsman_routing::Call { seed, now_us, .. } = question.call;
+            let call = Call { rows, seed, now_us, ..Default::default() };
+            let words = question.facts();
+            let (mut kept, mut costs) = (Vec::new(), Vec::new());
+            group.bench_function(BenchmarkId::new(format!("{name}, wasm"), rows), |b| {
+                b.iter(|| ask(&policy, black_box(&question), &words, &mut kept, &mut costs));
             });
-        });
-        let words = facts(&selector, rows);
-        group.bench_with_input(BenchmarkId::new("least-loaded, wasm, 3 columns", rows), &rows, |b, rows| {
-            b.iter(|| selector.select(&call(*rows), black_box(&words)).unwrap());
-        });
-        group.bench_with_input(BenchmarkId::new("least-loaded, native", rows), &rows, |b, rows| {
-            let (request, columns) = words.split_at(selector_wants.request_width());
-            let view = Facts::new(request, columns, *rows as usize);
-            b.iter(|| black_box(native_selector.select(&sdk(*rows), black_box(&view)).unwrap()));
-        });
+            group.bench_function(BenchmarkId::new(format!("{name}, native"), rows), |b| {
+                b.iter(|| native(&call, black_box(&question)));
+            });
+        }
     }
     group.finish();
 }

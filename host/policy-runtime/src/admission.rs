@@ -8,6 +8,7 @@ use wit_parser::{WorldId, WorldKey, decoding::DecodedWasm};
 
 use crate::{
     access::{Access, Grant},
+    contain::contained,
     engine::PolicyEngine,
     instance::Linked,
     refusal::Refusal,
@@ -42,14 +43,15 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
     match bytes.get(..8) {
         Some([0, b'a', b's', b'm', _, _, 1, 0]) => Ok(bytes.to_vec()),
         Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {
+            let refused = |error: &dyn std::fmt::Display| Refusal::NotAComponent(format!("{error:#}"));
+            whole(bytes).map_err(|error| refused(&error))?;
             let encode = || {
                 let encoder = wit_component::ComponentEncoder::default().validate(true).module(bytes);
                 encoder.and_then(|mut encoder| encoder.encode())
             };
-            // It panics over a module that was cut off.
-            match std::panic::catch_unwind(encode) {
-                Ok(encoded) => encoded.map_err(|error| Refusal::NotAComponent(format!("{error:#}"))),
-                Err(_) => Err(Refusal::NotAComponent("its metadata cannot be read".to_owned())),
+            match contained(encode) {
+                Ok(encoded) => encoded.map_err(|error| refused(&error)),
+                Err(_) => Err(refused(&"its metadata cannot be read")),
             }
         }
         _ => {
@@ -61,6 +63,11 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
             }))
         }
     }
+}
+
+/// Whether every section is there to its end: what makes components of modules panics over one that was cut off.
+fn whole(module: &[u8]) -> Result<(), wasmparser::BinaryReaderError> {
+    wasmparser::Parser::new(0).parse_all(module).try_for_each(|section| section.map(drop))
 }
 
 /// Reads the world, the version and the imports from the component's own types.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use wasmtime::{
-    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig,
+    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store,
     component::Linker,
 };
 
@@ -69,6 +69,7 @@ struct Inner {
     meter: Arc<Meter>,
     ticker: Arc<Ticker>,
     chores: mpsc::Sender<Chore>,
+    counts: bool,
 }
 
 /// Work for the maintenance thread.
@@ -80,7 +81,15 @@ impl PolicyEngine {
     /// # Errors
     /// wasmtime's words, or the operating system gives no thread.
     pub fn new(limits: Limits) -> wasmtime::Result<Self> {
-        Self::build(limits, None)
+        Self::build(limits, None, false)
+    }
+
+    /// As [`PolicyEngine::new`], with guests that count the WebAssembly instructions they run, and are slower by it.
+    ///
+    /// # Errors
+    /// As [`PolicyEngine::new`].
+    pub fn counting(limits: Limits) -> wasmtime::Result<Self> {
+        Self::build(limits, None, true)
     }
 
     /// As [`PolicyEngine::new`], with compiled policies kept in `dir` from one start to the next. Who may write there may
@@ -92,13 +101,13 @@ impl PolicyEngine {
         let mut config = CacheConfig::new();
         // wasmtime wants the folder by its whole name.
         config.with_directory(std::path::absolute(dir)?);
-        Self::build(limits, Some(Cache::new(config)?))
+        Self::build(limits, Some(Cache::new(config)?), false)
     }
 
-    fn build(limits: Limits, cache: Option<Cache>) -> wasmtime::Result<Self> {
+    fn build(limits: Limits, cache: Option<Cache>, counts: bool) -> wasmtime::Result<Self> {
         let config = |pool| {
             let mut config = config(pool);
-            config.cache(cache.clone());
+            config.cache(cache.clone()).consume_fuel(counts);
             config
         };
         let engine = match Engine::new(&config(Some(pool(limits)))) {
@@ -135,6 +144,7 @@ impl PolicyEngine {
                 meter: Arc::default(),
                 ticker,
                 chores,
+                counts,
             }),
         })
     }
@@ -161,6 +171,18 @@ impl PolicyEngine {
     /// Held while guests run: they are stopped only as long as the clock ticks.
     pub(crate) fn running(&self) -> Running<'_> {
         self.inner.ticker.running()
+    }
+
+    /// A store within the limits.
+    pub(crate) fn store(&self, guest: Guest) -> Store<Guest> {
+        let mut store = Store::new(&self.inner.engine, guest);
+        store.limiter(|guest| guest);
+        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
+        if self.inner.counts {
+            // It fails only where nothing is counted.
+            let _ = store.set_fuel(u64::MAX);
+        }
+        store
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -203,6 +225,9 @@ fn pool(limits: Limits) -> PoolingAllocationConfig {
     pool.total_memories(INSTANCES);
     pool.total_tables(INSTANCES * 4);
     pool.total_stacks(INSTANCES);
+    // Every slot that was ever used keeps the memory below: one that is free is used again before one that never was. By
+    // default a hundred would be left to the policies that had them, which do not come back.
+    pool.max_unused_warm_slots(0);
     pool.max_memory_size(limits.memory_bytes);
     pool.linear_memory_keep_resident(64 * 1024);
     pool.table_keep_resident(4 * 1024);

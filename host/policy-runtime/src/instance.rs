@@ -213,6 +213,11 @@ impl Instance {
         self.store.data().memory_used
     }
 
+    /// Instructions it may still run, where they are counted.
+    pub(crate) fn fuel(&self) -> Option<u64> {
+        self.store.get_fuel().ok()
+    }
+
     fn begin(&mut self, call: &Call) {
         self.calls += 1;
         self.store.data_mut().begin(call);

@@ -8,6 +8,7 @@ mod about;
 mod access;
 mod admission;
 mod bindings;
+mod contain;
 mod engine;
 mod gate;
 mod guest;

@@ -15,7 +15,7 @@ use crate::{
     engine::PolicyEngine,
     instance::{Instance, Linked},
     pool::Pool,
-    probe,
+    probe::{self, Question},
     refusal::Refusal,
 };
 
@@ -138,6 +138,25 @@ impl LoadedPolicy {
         self.cost
     }
 
+    /// WebAssembly instructions of one call, where the engine counts them ([`PolicyEngine::counting`]).
+    ///
+    /// # Errors
+    /// The call's failure.
+    pub fn instructions(&self, question: &Question) -> Result<Option<u64>, Failure> {
+        let (world, facts) = (self.info.world, question.facts());
+        let Question { call, request, decode, candidates } = question;
+        self.pool.call(|instance| {
+            let before = instance.fuel();
+            match world {
+                World::Filter => instance.keep(call, &facts).map(drop),
+                World::Scorer => instance.score(call, &facts).map(drop),
+                World::Selector => instance.select(call, &facts).map(drop),
+                World::DecodeOverride => instance.decide(call, request, decode, candidates).map(drop),
+            }?;
+            Ok(before.zip(instance.fuel()).map(|(before, after)| before.saturating_sub(after)))
+        })
+    }
+
     /// Linear memory that the largest of its instances has now, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
@@ -210,5 +229,62 @@ impl Policy for LoadedPolicy {
 
     fn observe(&self, moment: Moment, outcomes: &[Observed]) -> Result<(), Failure> {
         self.pool.observe(|instance| instance.observe(moment, outcomes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use pointsman_test_guests::LOW_QUEUE;
+
+    use super::*;
+    use crate::engine::Limits;
+
+    /// Tells which thread drops it.
+    struct Witness(mpsc::Sender<Option<String>>);
+
+    impl Drop for Witness {
+        fn drop(&mut self) {
+            let _ = self.0.send(thread::current().name().map(str::to_owned));
+        }
+    }
+
+    #[test]
+    fn what_a_policy_is_made_of_is_dropped_by_the_thread_for_chores() {
+        let engine = PolicyEngine::new(Limits::default()).expect("an engine");
+        let compiled = compile(&engine, LOW_QUEUE, &Access::default()).expect("admitted");
+        let (dropped, told) = mpsc::channel();
+        let (witness, builder) = (Witness(dropped), engine.clone());
+        let build = move || {
+            let _ = &witness;
+            let fresh = compiled.linked.instantiate(&builder, Arc::from("x"), &compiled.access);
+            fresh.map_err(|refusal| refusal.to_string())
+        };
+        drop(Pool::new(&engine, Arc::from("x"), false, Box::new(build)).expect("instances"));
+        let told = told.recv_timeout(Duration::from_secs(10)).expect("it is dropped");
+        assert_eq!(told.as_deref(), Some("pointsman-chores"));
+    }
+
+    #[test]
+    fn policies_that_are_gone_leave_no_memory_behind_for_each() {
+        let engine = PolicyEngine::new(Limits::default()).expect("an engine");
+        let mut instances = 0;
+        for turn in 0..20 {
+            // A section that nobody reads: other content.
+            let bytes = [LOW_QUEUE, &[0, 3, 1, b'x', turn]].concat();
+            let policy = load(&engine, &bytes, Origin::Embedded, "{}").expect("admitted");
+            instances = policy.pool.size() as u64;
+            let (done, waits) = mpsc::channel();
+            drop(policy);
+            engine.later(move || {
+                let _ = done.send(());
+            });
+            waits.recv().expect("the chores are done");
+        }
+        let metrics = engine.engine().pooling_allocator_metrics().expect("instances are pooled");
+        let kept = u64::from(metrics.unused_warm_memories());
+        // Those of one policy, and the two of its probe.
+        assert!(kept <= instances + 2, "{kept} places of guests keep memory");
     }
 }

@@ -24,7 +24,8 @@ pub(crate) struct Pool {
     /// Those that decide, and then the one that observes, when there is one.
     shards: Box<[Mutex<Option<Instance>>]>,
     deciding: usize,
-    build: Box<Build>,
+    /// Has the code; empty only while it is dropped.
+    build: Option<Box<Build>>,
     engine: PolicyEngine,
     calls_per_instance: u32,
     name: Arc<str>,
@@ -57,7 +58,7 @@ impl Pool {
         Ok(Arc::new_cyclic(|myself| Self {
             shards: shards.into_boxed_slice(),
             deciding,
-            build,
+            build: Some(build),
             engine: engine.clone(),
             calls_per_instance: engine.limits().calls_per_instance,
             name,
@@ -132,17 +133,26 @@ impl Pool {
             drop(spent);
             // A policy that left its slot meanwhile needs no instance.
             let Some(pool) = pool.upgrade() else { return };
-            match (pool.build)() {
-                Ok(fresh) => {
+            match pool.build.as_ref().map(|build| build()) {
+                Some(Ok(fresh)) => {
                     if let Some(shard) = pool.shards.get(place) {
                         *shard.lock() = Some(fresh);
                     }
                 }
-                Err(error) => {
+                None => {}
+                Some(Err(error)) => {
                     tracing::warn!(policy = &*pool.name, %error, "an instance could not be rebuilt")
                 }
             }
         });
+    }
+}
+
+impl Drop for Pool {
+    /// Whoever is the last to let go of a policy, a request among them, does not pay for it.
+    fn drop(&mut self) {
+        let (shards, build) = (std::mem::take(&mut self.shards), self.build.take());
+        self.engine.later(move || drop((shards, build)));
     }
 }
 

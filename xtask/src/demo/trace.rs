@@ -17,7 +17,7 @@ struct Line {
 const BLOCK_BYTES: usize = 128;
 
 /// Chat completions of the first `count` lines.
-pub(super) fn bodies(path: &Path, count: usize) -> anyhow::Result<Vec<String>> {
+pub(crate) fn bodies(path: &Path, count: usize) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let lines = text.lines().filter(|line| !line.trim().is_empty()).take(count);
     lines

@@ -94,7 +94,8 @@ impl LimitArgs {
 /// A policy file that was read, admitted and compiled.
 struct PolicyFile {
     path: PathBuf,
-    size: usize,
+    bytes: Vec<u8>,
+    limits: Limits,
     compiled: CompiledPolicy,
     /// Everything is granted: here the policy itself is the question, and `inspect` tells what a slot has to grant.
     access: Access,
@@ -108,12 +109,23 @@ impl PolicyFile {
         let access = Access::new(&Access::ALL);
         let compiled = pointsman_policy_runtime::compile(&engine, &bytes, &access)
             .map_err(|refusal| refused(path, &refusal))?;
-        Ok(Self { path: path.to_owned(), size: bytes.len(), compiled, access })
+        Ok(Self { path: path.to_owned(), bytes, limits: limits.limits(), compiled, access })
     }
 
     /// Configure, probe and warm instances, as in the daemon.
     fn load(&self, settings: &str) -> Result<LoadedPolicy, Refusal> {
         self.compiled.configure(Origin::File(self.path.clone()), settings)
+    }
+
+    /// The same, compiled anew to count its instructions. Counting takes time: its calls may take ten times as long.
+    fn counting(&self, settings: &str) -> anyhow::Result<LoadedPolicy> {
+        let Limits { deadline, configure_deadline, .. } = self.limits;
+        let limits =
+            Limits { deadline: deadline * 10, configure_deadline: configure_deadline * 10, ..self.limits };
+        let engine = PolicyEngine::counting(limits).map_err(|error| anyhow::anyhow!("{error:#}"))?;
+        let policy = pointsman_policy_runtime::compile(&engine, &self.bytes, &self.access)
+            .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), settings));
+        policy.map_err(|refusal| refused(&self.path, &refusal))
     }
 }
 

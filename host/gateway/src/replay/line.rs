@@ -10,6 +10,11 @@ use pointsman_workers::Leg;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::Contrast;
+
+/// Facts that name a candidate: two always differ in them.
+const NAMES: [&str; 2] = ["worker-id", "dp-rank"];
+
 /// Facts that a policy wants and the recording does not have.
 #[derive(Debug)]
 pub(super) struct Lacks(pub(super) Vec<String>);
@@ -32,6 +37,7 @@ pub(super) struct Line {
     pub(super) inputs_dropped: bool,
     stages: Vec<Stage>,
     left: Option<Vec<u32>>,
+    costs: Option<Vec<f32>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -101,6 +107,29 @@ impl Line {
     /// The rows that the last policy had before it.
     pub(super) fn left_rows(&self) -> Vec<u32> {
         self.left.clone().unwrap_or_else(|| self.all_rows())
+    }
+
+    /// The recorded cost of a row.
+    pub(super) fn cost(&self, row: u32) -> Option<f32> {
+        let place = self.left_rows().iter().position(|left| *left == row)?;
+        self.costs.as_ref()?.get(place).copied()
+    }
+
+    /// Worker facts in which two rows differ, by name; a fact that several policies were told is told once.
+    pub(super) fn contrasts(&self, recorded: u32, new: u32) -> Vec<Contrast> {
+        let mut found = BTreeMap::new();
+        for stage in self.stages.iter().filter(|stage| stage.decode.is_none()) {
+            for (fact, values) in &stage.workers {
+                let value = |row| stage.place(row).and_then(|place| spelt(values).nth(place));
+                if let (Some(old), Some(new)) = (value(recorded), value(new))
+                    && old != new
+                    && !NAMES.contains(&fact.as_str())
+                {
+                    found.insert(fact.clone(), (old.to_owned(), new.to_owned()));
+                }
+            }
+        }
+        found.into_iter().map(|(fact, (recorded, new))| Contrast { fact, recorded, new }).collect()
     }
 
     /// All rows where there was no filter.
@@ -201,11 +230,7 @@ impl Line {
         let name = column.to_string();
         let recorded = self.stages.iter().filter(|stage| stage.decode.is_none()).find_map(|stage| {
             let values = list(stage.workers.get(&name)?, column.ty())?;
-            let place = |row: &u32| match &stage.kept {
-                None => Some(*row as usize),
-                Some(kept) => kept.binary_search(row).ok(),
-            };
-            rows.iter().map(|row| values.get(place(row)?).copied()).collect()
+            rows.iter().map(|row| values.get(stage.place(*row)?).copied()).collect()
         });
         let candidate = |row: &u32| self.candidates.get(*row as usize).copied();
         recorded.or_else(|| match column {
@@ -217,6 +242,16 @@ impl Line {
             }
             _ => None,
         })
+    }
+}
+
+impl Stage {
+    /// Where a candidate's values stand in its columns.
+    fn place(&self, row: u32) -> Option<usize> {
+        match &self.kept {
+            None => Some(row as usize),
+            Some(kept) => kept.binary_search(&row).ok(),
+        }
     }
 }
 
@@ -234,11 +269,13 @@ fn write_column(ty: FactType, values: &[Words], words: &mut Vec<u32>) {
 }
 
 fn list(raw: &RawValue, ty: FactType) -> Option<Vec<Words>> {
-    let inner = raw.get().trim().strip_prefix('[')?.strip_suffix(']')?.trim();
-    if inner.is_empty() {
-        return Some(Vec::new());
-    }
-    inner.split(',').map(|text| number(text, ty)).collect()
+    spelt(raw).map(|text| number(text, ty)).collect()
+}
+
+/// The numbers of a list as they are spelt.
+fn spelt(raw: &RawValue) -> impl Iterator<Item = &str> {
+    let inner = raw.get().trim().trim_start_matches('[').trim_end_matches(']').trim();
+    inner.split(',').map(str::trim).filter(|text| !text.is_empty())
 }
 
 fn number(text: &str, ty: FactType) -> Option<Words> {

@@ -55,3 +55,23 @@ fn what_no_policy_decided_is_skipped_and_says_why() {
     let plan = r#""decider":{"by":"policy"},"plan":{"word":"local","decode":null}"#;
     assert_eq!(case(plan, World::DecodeOverride), Ok(Answer::Plan("local".to_owned())));
 }
+
+#[test]
+fn a_difference_tells_both_costs_of_both_sides_and_the_facts_that_differ() {
+    let chosen = r#""decider":{"by":"policy"},"choice":{"row":0,"cost":1.5},"costs":[1.5,4.0]"#;
+    let line = line(&format!("{chosen},{STAGES}"));
+    let found = difference(&line, &Answer::Row(0), &Answer::Row(2), &[(0, 9.0), (2, 8.0)]);
+    assert_eq!(
+        (found.recorded_cost, found.new_cost_recorded, found.by_recorded),
+        (Some(1.5), Some(4.0), Some(2.5))
+    );
+    assert_eq!((found.new_cost, found.by), (Some(8.0), Some(1.0)));
+    let contrast = |fact: &str, recorded: &str, new: &str| Contrast {
+        fact: fact.to_owned(),
+        recorded: recorded.to_owned(),
+        new: new.to_owned(),
+    };
+    assert_eq!(found.facts, [contrast("engine-queue", "1", "3"), contrast("kv-usage", "0.1", "0.3")]);
+    let shed = difference(&line, &Answer::Row(0), &Answer::Shed, &[]);
+    assert_eq!((shed.by, shed.by_recorded, shed.facts), (None, None, Vec::new()));
+}

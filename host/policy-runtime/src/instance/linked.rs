@@ -115,9 +115,7 @@ impl Linked {
         let limits = engine.limits();
         let counted = Counted::new(engine.meter());
         let guest = Guest::new(name, limits.memory_bytes, access, counted);
-        let mut store = Store::new(engine.engine(), guest);
-        store.limiter(|guest| guest);
-        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
+        let mut store = engine.store(guest);
         store.data_mut().allow(limits.configure_deadline);
         store.set_epoch_deadline(1);
         let made = self.exports(&mut store);

@@ -3,7 +3,6 @@
 
 use std::{
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{Arc, mpsc as std_mpsc},
     time::Duration,
@@ -13,7 +12,9 @@ use pointsman_routing::{Digest, Origin};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
+    about::cut,
     access::{Access, Grant},
+    contain::contained,
     engine::PolicyEngine,
     loaded::{LoadedPolicy, compile},
     refusal::Refusal,
@@ -74,8 +75,8 @@ impl Job {
         let make =
             || compile(engine, &self.bytes, &self.access)?.configure(self.origin.clone(), &self.settings);
         // A compiler that panics over a file must not take the thread with it.
-        let outcome = catch_unwind(AssertUnwindSafe(make))
-            .unwrap_or_else(|_| Err(Refusal::Compile("the compiler panicked".to_owned())));
+        let outcome = contained(make)
+            .unwrap_or_else(|said| Err(Refusal::Compile(cut(format!("the compiler panicked: {said}")))));
         Made { outcome: outcome.map(Arc::new), took: begun.elapsed() }
     }
 }

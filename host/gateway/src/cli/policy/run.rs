@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{LimitArgs, PolicyFile, refused};
 use crate::{
     cli::say,
-    replay::{Difference, Report, replay},
+    replay::{Contrast, Difference, Judge, Report, replay},
 };
 
 /// Differences that are shown.
@@ -35,6 +35,9 @@ pub(crate) struct RunArgs {
     /// Tell everything as JSON.
     #[arg(long)]
     json: bool,
+    /// The greatest differences are those by the recorded costs: where what decided finds this policy's choice dearest.
+    #[arg(long)]
+    as_recorded: bool,
     /// Differences do not make the command fail.
     #[arg(long)]
     allow_differences: bool,
@@ -51,7 +54,8 @@ impl RunArgs {
         };
         let policy = file.load(&settings).map_err(|refusal| refused(&self.file, &refusal))?;
         let recording = File::open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
-        let report = replay(&policy, file.access.state(), BufReader::new(recording))
+        let judge = if self.as_recorded { Judge::Recorded } else { Judge::Policy };
+        let report = replay(&policy, file.access.state(), BufReader::new(recording), judge)
             .with_context(|| self.receipts.display().to_string())?;
         let info = policy.info();
         if self.json {
@@ -66,8 +70,11 @@ impl RunArgs {
 }
 
 fn text(policy: &str, report: &Report) -> String {
-    let Report { decisions, agree, skipped, differences } = report;
+    let Report { decisions, agree, legs, skipped, differences } = report;
     let mut text = format!("policy  {policy}\nagree   {agree} of {decisions}\n");
+    for (leg, share) in legs {
+        let _ = writeln!(text, "        {leg}: {} of {}", share.agree, share.decisions);
+    }
     for (why, count) in skipped {
         let _ = writeln!(text, "skipped {count}: {why}");
     }
@@ -80,10 +87,20 @@ fn text(policy: &str, report: &Report) -> String {
     text
 }
 
+/// What differs as this policy says, as was recorded, and in which facts.
 fn line(difference: &Difference) -> String {
     let cost = |cost: Option<f32>| cost.map(|cost| format!(" (cost {cost})")).unwrap_or_default();
     let Difference { id, leg, recorded, new, .. } = difference;
     let (old_cost, new_cost) = (cost(difference.recorded_cost), cost(difference.new_cost));
     let by = difference.by.map(|by| format!(", dearer by {by}")).unwrap_or_default();
-    format!("differs {id} {leg}: {recorded}{old_cost}, now {new}{new_cost}{by}\n")
+    let mut text = format!("differs {id} {leg}: {recorded}{old_cost}, now {new}{new_cost}{by}\n");
+    if let (Some(cost), Some(by)) = (difference.new_cost_recorded, difference.by_recorded) {
+        let _ = writeln!(text, "        as recorded {new} costs {cost}, dearer by {by}");
+    }
+    if !difference.facts.is_empty() {
+        let one = |Contrast { fact, recorded, new }: &Contrast| format!("{fact} {recorded} | {new}");
+        let facts: Vec<String> = difference.facts.iter().map(one).collect();
+        let _ = writeln!(text, "        {recorded} | {new}: {}", facts.join(", "));
+    }
+    text
 }
