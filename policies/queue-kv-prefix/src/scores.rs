@@ -1,4 +1,6 @@
 //! Three scores in [0, 1], higher better, and the cost made of them. Knows columns of numbers, not facts or calls.
+//!
+//! Passes over columns without branches, which the compiler turns into SIMD.
 
 use serde::Deserialize;
 
@@ -36,13 +38,6 @@ pub(crate) struct Columns<'a> {
     pub(crate) disk: &'a [u32],
 }
 
-/// What an engine says of its load, when it can be believed.
-#[derive(Clone, Copy, Debug)]
-struct Load {
-    queue: u32,
-    kv_usage: f32,
-}
-
 impl Default for Settings {
     fn default() -> Self {
         Self { queue: 2.0, kv: 2.0, prefix: 3.0, max_load_age_ms: 30_000 }
@@ -68,63 +63,75 @@ impl Settings {
 
     /// One cost a row: the sum of `weight * (1 - score)`. Rows of unknown load cost the mean load of the known ones.
     pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> Vec<f32> {
-        let loads = self.load_costs(columns);
-        let unknown = mean(&loads);
+        let mut costs = self.load_costs(columns);
+        let blocks = single(request_blocks);
         let cached = columns.device.iter().zip(columns.host).zip(columns.disk);
-        let rows = loads.iter().zip(cached);
-        rows.map(|(load, ((device, host), disk))| {
-            let cached = device.saturating_add(*host).saturating_add(*disk);
-            load.unwrap_or(unknown) + self.prefix * (1.0 - prefix_score(cached, request_blocks))
-        })
-        .collect()
+        for (cost, ((device, host), disk)) in costs.iter_mut().zip(cached) {
+            let cached = single(*device) + single(*host) + single(*disk);
+            *cost += self.prefix * (1.0 - prefix_score(cached, blocks));
+        }
+        costs
     }
 
-    /// The queue and KV terms of each row; `None` where the load is unknown.
-    fn load_costs(&self, columns: &Columns<'_>) -> Vec<Option<f32>> {
-        let rows = columns.queue.iter().zip(columns.kv_usage).zip(columns.load_age_ms);
-        let known: Vec<Option<Load>> =
-            rows.map(|((queue, usage), age)| self.known(*queue, *usage, *age)).collect();
-        let queues = || known.iter().flatten().map(|load| load.queue);
-        let shortest = queues().min().unwrap_or(0);
-        let longest = queues().max().unwrap_or(0);
-        let cost = |load: Load| {
-            self.queue * (1.0 - queue_score(load.queue, shortest, longest))
-                + self.kv * (1.0 - kv_score(load.kv_usage))
-        };
-        known.iter().map(|load| load.map(cost)).collect()
+    /// The queue and KV terms of each row.
+    fn load_costs(&self, columns: &Columns<'_>) -> Vec<f32> {
+        let rows = || columns.queue.iter().zip(columns.kv_usage).zip(columns.load_age_ms);
+        let (mut shortest, mut longest, mut unknown) = (u32::MAX, 0, 0);
+        for ((queue, usage), age) in rows() {
+            let known = self.known(*usage, *age);
+            shortest = shortest.min(if known { *queue } else { u32::MAX });
+            longest = longest.max(if known { *queue } else { 0 });
+            unknown += u32::from(!known);
+        }
+        let costs = rows().map(|((queue, usage), age)| {
+            let cost = self.queue * (1.0 - queue_score(*queue, shortest, longest))
+                + self.kv * (1.0 - kv_score(*usage));
+            if self.known(*usage, *age) { cost } else { 0.0 }
+        });
+        let mut costs: Vec<f32> = costs.collect();
+        if unknown > 0 {
+            let mean = mean(&costs, columns.queue.len().saturating_sub(unknown as usize));
+            for (cost, (usage, age)) in costs.iter_mut().zip(columns.kv_usage.iter().zip(columns.load_age_ms))
+            {
+                *cost = if self.known(*usage, *age) { *cost } else { mean };
+            }
+        }
+        costs
     }
 
-    fn known(&self, queue: u32, kv_usage: f32, age_ms: u32) -> Option<Load> {
-        let fresh = age_ms != NO_FIGURES && age_ms <= self.max_load_age_ms;
-        (fresh && kv_usage.is_finite()).then_some(Load { queue, kv_usage })
+    /// Whether what the engine said can be believed.
+    fn known(&self, kv_usage: f32, age_ms: u32) -> bool {
+        let fresh = age_ms <= self.max_load_age_ms.min(NO_FIGURES - 1);
+        fresh & kv_usage.is_finite()
     }
 }
 
 fn queue_score(queue: u32, shortest: u32, longest: u32) -> f32 {
-    if longest == shortest {
-        return 1.0;
-    }
-    single(longest.saturating_sub(queue)) / single(longest.saturating_sub(shortest))
+    let score = single(longest.wrapping_sub(queue)) / single(longest.wrapping_sub(shortest));
+    if longest == shortest { 1.0 } else { score }
 }
 
 fn kv_score(usage: f32) -> f32 {
-    1.0 - usage.clamp(0.0, 1.0)
+    // `f32::clamp` and `f32::min` have rules for what is no number, and take a call for each row to keep them.
+    let used = if usage > 0.0 { usage } else { 0.0 };
+    1.0 - if used < 1.0 { used } else { 1.0 }
 }
 
-fn prefix_score(cached: u32, request_blocks: u32) -> f32 {
-    if request_blocks == 0 { 0.0 } else { (single(cached) / single(request_blocks)).min(1.0) }
+fn prefix_score(cached: f32, request_blocks: f32) -> f32 {
+    let share = cached / request_blocks;
+    let score = if share < 1.0 { share } else { 1.0 };
+    if request_blocks > 0.0 { score } else { 0.0 }
 }
 
-/// The mean of the known costs, 0 when there are none. In double: a sum of large costs must not overflow.
+/// The mean of the known costs, 0 when there are none; the others are 0. In double: a sum of large costs must not overflow.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     reason = "few rows, and the mean of singles fits a single"
 )]
-fn mean(costs: &[Option<f32>]) -> f32 {
-    let known = costs.iter().flatten().count().max(1);
-    let sum: f64 = costs.iter().flatten().map(|cost| f64::from(*cost)).sum();
-    (sum / known as f64) as f32
+fn mean(costs: &[f32], known: usize) -> f32 {
+    let sum: f64 = costs.iter().map(|cost| f64::from(*cost)).sum();
+    (sum / known.max(1) as f64) as f32
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^24")]
@@ -170,7 +177,8 @@ mod tests {
             assert!((0.0..=1.0).contains(&kv_score(usage)), "{usage}");
         }
         for (cached, blocks) in [(0, 0), (7, 0), (0, 7), (7, 7), (u32::MAX, 1), (u32::MAX, u32::MAX)] {
-            assert!((0.0..=1.0).contains(&prefix_score(cached, blocks)), "{cached} / {blocks}");
+            let score = prefix_score(single(cached), single(blocks));
+            assert!((0.0..=1.0).contains(&score), "{cached} / {blocks}");
         }
     }
 
