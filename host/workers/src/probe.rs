@@ -68,7 +68,8 @@ impl Prober {
     ) {
         let tasks = tracker.clone();
         tracker.spawn(async move {
-            let http: Http = Client::builder(TokioExecutor::new()).build_http();
+            // A connection takes some 20 KB: of those that all first probes together took, two an address are kept.
+            let http: Http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(2).build_http();
             let mut known: HashMap<WorkerId, (Arc<Worker>, CancellationToken)> = HashMap::new();
             let mut changes = registry.subscribe();
             loop {

@@ -15,6 +15,9 @@ use crate::{
 const AGAIN: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(5)];
 
+/// How long a request may lie with an engine before it looks at it.
+const AFTERWARDS: Duration = Duration::from_millis(50);
+
 impl Drive {
     fn context(&self) -> LegContext<'_> {
         LegContext {
@@ -72,15 +75,23 @@ impl Drive {
         let headers = leg_headers(&self.context(), target(candidate));
         let over = self.over.clone();
         self.app.tracker.spawn(async move {
-            // It may overtake the request that it is meant for: it is said again while that one runs.
-            for pause in AGAIN {
+            let say = async || {
                 if let Err(error) = upstream.whole(&url, &headers, abort.body.clone()).await {
                     tracing::debug!(%error, "an abort was not taken");
                 }
+            };
+            // It may overtake the request that it is meant for: it is said again while that one runs.
+            for pause in AGAIN {
+                say().await;
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
-                    () = over.cancelled() => return,
+                    () = over.cancelled() => break,
                 }
+            }
+            // And once more when it is over: its connection may have been closed before the engine had looked at it.
+            if over.is_cancelled() {
+                tokio::time::sleep(AFTERWARDS).await;
+                say().await;
             }
         });
     }
