@@ -7,7 +7,7 @@ use crate::sh;
 pub(crate) struct Args {
     /// Only models and flaws whose names contain this.
     filter: Option<String>,
-    /// Preemptions in one execution at most; one more takes twenty times as long.
+    /// Preemptions in one execution at most; each more takes many times as long.
     #[arg(long, default_value_t = 2)]
     preemptions: u32,
 }
