@@ -5,7 +5,6 @@
 //! happen (spec E1) goes on in the background.
 
 use std::{
-    borrow::Cow,
     convert::Infallible,
     ops::Range,
     pin::Pin,
@@ -15,11 +14,10 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
-use memchr::memmem;
 use tokio::time::{Instant, Sleep};
 
 use crate::{
-    connector::{RequestToken, connector_for},
+    connector::connector_for,
     drive::Drive,
     error::Cause,
     legs::{Action, Event},
@@ -28,6 +26,7 @@ use crate::{
 };
 
 mod early;
+mod edit;
 
 /// Events that came at once go out as one chunk, but not more than this much.
 const MAX_CHUNK: usize = 16 * 1024;
@@ -35,6 +34,7 @@ const MAX_CHUNK: usize = 16 * 1024;
 const ROOM: usize = 2 * 1024;
 
 pub(crate) use early::prefill_answer;
+pub(crate) use edit::{edit, hide_ids, hide_ids_in_error};
 
 /// A response body: whole, or relayed.
 pub(crate) struct Answer(Kind);
@@ -81,59 +81,6 @@ pub(crate) fn stream(drive: Box<Drive>, head: Response<upstream::Body>) -> Respo
 /// Reads a stream that nobody waits for until the machine says that it is over.
 pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
     Box::new(Relay::new(drive, head.into_body())).drain().await;
-}
-
-/// Applies the closed list of edits to an event or a whole body; `None` when there are none.
-pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Option<Vec<u8>> {
-    let mut changes: Vec<(Range<usize>, Cow<'static, str>)> = Vec::new();
-    if let Some(place) = &seen.handoff_at {
-        changes.push((place.clone(), Cow::Borrowed("null")));
-    }
-    if let (Some(place), Some(cached)) = (&seen.cached_at, cached_tokens) {
-        changes.push((place.clone(), Cow::Owned(cached.to_string())));
-    }
-    if changes.is_empty() {
-        return None;
-    }
-    changes.sort_by_key(|(place, _)| place.start);
-    let (mut out, mut from) = (Vec::with_capacity(bytes.len() + 16), 0);
-    for (place, text) in changes {
-        out.extend_from_slice(bytes.get(from..place.start).unwrap_or_default());
-        out.extend_from_slice(text.as_bytes());
-        from = place.end;
-    }
-    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
-    Some(out)
-}
-
-/// Takes the workers' addresses out of a P2pNccl response id (spec A5): the attempt's own id stands for them. `None` when
-/// there are none.
-pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken) -> Option<Vec<u8>> {
-    const MARK: &[u8] = b"___prefill_addr_";
-    let (mut out, mut from) = (Vec::new(), 0);
-    while let Some(at) = bytes.get(from..).and_then(|rest| memmem::find(rest, MARK)) {
-        let start = from + at;
-        let length = bytes.get(start..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest));
-        out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
-        out.extend_from_slice(token.to_string().as_bytes());
-        from = length.map_or(bytes.len(), |length| start + length);
-    }
-    if from == 0 {
-        return None;
-    }
-    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
-    Some(out)
-}
-
-/// The same for what an engine says when it refuses.
-pub(crate) fn hide_ids_in_error(error: CallError, token: RequestToken) -> CallError {
-    match error {
-        CallError::Status { status, content_type, body } => {
-            let body = hide_ids(&body, token).map_or(body, Bytes::from);
-            CallError::Status { status, content_type, body }
-        }
-        other => other,
-    }
 }
 
 impl Answer {
@@ -433,25 +380,5 @@ impl Relay {
     fn decode_knows(&self) -> bool {
         let candidate = self.drive.decode.candidate.as_ref();
         candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a5_an_engine_s_refusal_does_not_name_the_workers_of_a_p2p_nccl_pair() {
-        let token = RequestToken::fresh();
-        let body = r#"{"id":"cmpl-___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:2_ab-0","error":{"message":"bad \"___prefill_addr_10.0.0.1:1\""}}"#;
-        let error = CallError::Status {
-            status: http::StatusCode::BAD_REQUEST,
-            content_type: None,
-            body: Bytes::from_static(body.as_bytes()),
-        };
-        let CallError::Status { body, .. } = hide_ids_in_error(error, token) else { panic!("another error") };
-        let expected = format!(r#"{{"id":"cmpl-{token}","error":{{"message":"bad \"{token}\""}}}}"#);
-        assert_eq!(body, expected);
-        assert_eq!(hide_ids(b"{}", token), None);
     }
 }

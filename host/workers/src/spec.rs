@@ -368,7 +368,8 @@ fn base_url(url: &str) -> Result<String, SpecError> {
         .strip_prefix("http://")
         .ok_or_else(|| error("url", format!("`{url}` does not begin with http://")))?;
     let authority = rest.split('/').next().unwrap_or(rest);
-    let bad = authority.is_empty() || trimmed.contains(['?', '#', ' ', '@']);
+    let fits = |byte: u8| byte.is_ascii_graphic() && !b"?#@".contains(&byte);
+    let bad = authority.is_empty() || !trimmed.bytes().all(fits);
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
     if bad || port.is_some_and(|port| port.parse::<u16>().is_err()) {
         return Err(error("url", format!("`{url}` is not http://host[:port][/path]")));
@@ -423,6 +424,10 @@ mod tests {
             (
                 "role=decode,engine=vllm,url=http://a:99999",
                 "url: `http://a:99999` is not http://host[:port][/path]",
+            ),
+            (
+                "role=decode,engine=vllm,url=http://a:1/b\tc",
+                "url: `http://a:1/b\tc` is not http://host[:port][/path]",
             ),
             ("role=decode,engine=vllm,url=http://a:1,dp_size=0", "dp_size: `0` is not within 1 to 4096"),
             ("role=decode,engine=vllm,url=http://a:1,speed=9", "speed: unknown key (value `9`)"),

@@ -4,59 +4,18 @@
 use std::{sync::Arc, time::Duration};
 
 use pointsman_workers::{
-    BlockHash, BookingRequest, DpRank, IndexConfig, IndexStats, Leg, Prefix, PrefixIndex, Registry, Salt,
-    WorkerId, WorkerSpec,
-    events::{Batch, KvEvent, Stored, Tier},
+    BlockHash, BookingRequest, DpRank, IndexStats, Leg, Prefix, PrefixIndex, Registry, Salt, WorkerId,
+    WorkerSpec,
 };
 use tokio::time::Instant;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
-const BLOCK: usize = 16;
-const MIB: f64 = 1024.0 * 1024.0;
+#[path = "support/filling.rs"]
+mod filling;
 
-fn index(byte_budget: usize) -> PrefixIndex {
-    PrefixIndex::new(IndexConfig { byte_budget, ttl: Duration::from_secs(30), block_size: BLOCK })
-        .expect("a thread")
-}
-
-/// Resident bytes of this process.
-fn rss() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
-    line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") * 1024.0
-}
-
-/// A chain of `count` blocks that nobody else has, from the root.
-fn chain(name: u64, count: u64) -> Batch {
-    let first = name * count;
-    let token_ids = (0..count)
-        .flat_map(|block| [u32::try_from((first + block) % 4_000_000_000).unwrap(); BLOCK])
-        .collect();
-    Batch {
-        ts: 0.0,
-        dp_rank: None,
-        events: vec![KvEvent::Stored(Stored {
-            hashes: (first..first + count).map(|hash| hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect(),
-            parent: None,
-            token_ids,
-            block_size: u32::try_from(BLOCK).unwrap(),
-            lora: None,
-            tier: if name.is_multiple_of(4) { Tier::Host } else { Tier::Device },
-            extra_keys: Vec::new(),
-            group: None,
-        })],
-    }
-}
-
-fn tell(index: &PrefixIndex, worker: WorkerId, batch: Batch) {
-    let mut batch = batch;
-    while let Err(returned) = index.events(worker, DpRank(0), batch) {
-        batch = returned;
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use filling::{BLOCK, MIB, chain, index, rss, tell};
 
 fn booking(hashes: &[u32]) -> BookingRequest {
     let prefix = Prefix::of_tokens(hashes, BLOCK, &Salt::default(), &[]);
