@@ -3,7 +3,10 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use pointsman_gateway::{app::Running, config::Config, reload::ConfigSource};
+use pointsman_gateway::{
+    app::Running,
+    config::{Config, reload::ConfigSource},
+};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_workers::WorkerSpec;
 use tempfile::TempDir;

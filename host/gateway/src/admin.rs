@@ -13,7 +13,7 @@ use axum::{
 use pointsman_workers::{Candidate, Leg, ModelName};
 use serde_json::json;
 
-use crate::app::App;
+use crate::{app::App, telemetry::scrape};
 
 mod config;
 mod decisions;
@@ -21,7 +21,6 @@ mod events;
 mod guard;
 mod page;
 mod policies;
-mod scrape;
 mod workers;
 
 /// The operators' endpoints.

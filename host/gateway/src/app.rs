@@ -16,16 +16,18 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin,
-    config::Config,
+    config::{
+        Config,
+        reload::{ConfigReloader, ConfigSource},
+    },
     hints::{HintTrust, Hints},
     legs::Terms,
     limit::Limiter,
-    metrics::Metrics,
     parking::Parking,
-    reload::{ConfigSource, Keeper},
     server,
     sessions::Sessions,
     subject::Measure,
+    telemetry::metrics::Metrics,
     tokens::Tokens,
     upstream::Upstream,
 };
@@ -104,7 +106,7 @@ pub struct App {
     /// The policies' keeper.
     pub policies: PolicyManager,
     /// The configuration's keeper.
-    pub config: Keeper,
+    pub config: ConfigReloader,
     /// Tasks that outlive their request.
     pub tracker: TaskTracker,
     /// Set when the daemon was told to end.
@@ -150,7 +152,7 @@ impl Running {
         };
         Prober::start(app.registry.clone(), probe, app.tracker.clone(), stop.clone());
         app.tracker.spawn(forget_leavers(app.clone(), stop.clone()));
-        app.tracker.spawn(Keeper::watch(app.clone(), stop.clone()));
+        app.tracker.spawn(ConfigReloader::watch(app.clone(), stop.clone()));
         start_feeds(&app, &stop, &app.tracker)?;
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -274,7 +276,7 @@ fn build(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<App> {
         metrics,
         exposition: Mutex::new(exposition),
         policies: manager,
-        config: Keeper::new(config.clone(), source),
+        config: ConfigReloader::new(config.clone(), source),
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),
     })

@@ -13,7 +13,10 @@ use clap::{Args, Parser, Subcommand};
 use pointsman_workers::WorkerSpec;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{app::Running, config::Config, reload::ConfigSource};
+use crate::{
+    app::Running,
+    config::{Config, reload::ConfigSource},
+};
 
 mod policy;
 

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use crate::legs::Order;
 
 mod policies;
+pub mod reload;
 mod slots;
 
 pub use policies::Policies;

@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    account::Account,
     app::App,
     connector::{RequestToken, Target, connector_for},
     error::Cause,
@@ -22,6 +21,7 @@ use crate::{
     relay::{self, Answer},
     request::Request,
     sse::Usage,
+    telemetry::account::Account,
     upstream::{Body, CallError},
 };
 

@@ -2,9 +2,8 @@
 //!
 //! Knows HTTP and requests; never names wasmtime. The way of a request: `server` reads it, `request` parses it,
 //! `subject` measures it, `drive` routes and sends its legs as `legs` says, `relay` streams the answer,
-//! `account` writes it down.
+//! `telemetry` writes it down.
 
-pub mod account;
 mod admin;
 pub mod app;
 pub mod cli;
@@ -17,18 +16,15 @@ pub mod hints;
 pub mod json;
 pub mod legs;
 pub mod limit;
-pub mod metrics;
-pub mod mismatch;
 pub mod parking;
 mod preview;
-pub mod pulse;
 mod relay;
-pub mod reload;
 pub mod replay;
 pub mod request;
 mod server;
 pub mod sessions;
 pub mod sse;
 pub mod subject;
+pub mod telemetry;
 pub mod tokens;
 pub mod upstream;

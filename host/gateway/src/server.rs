@@ -22,7 +22,6 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    account::Account,
     app::App,
     detach::Detach,
     drive,
@@ -32,6 +31,7 @@ use crate::{
     relay::Answer,
     request::{Endpoint, Request},
     subject::subject,
+    telemetry::account::Account,
 };
 
 /// The clients' endpoints.

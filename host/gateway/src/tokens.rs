@@ -12,8 +12,8 @@ use tokio::sync::Semaphore;
 
 use crate::{
     config::{Model, TokenSource},
-    metrics::{Metrics, ReasonLabels},
     request::{Endpoint, Request},
+    telemetry::metrics::{Metrics, ReasonLabels},
     upstream::Upstream,
 };
 

@@ -10,7 +10,7 @@ use axum::{
     response::IntoResponse,
 };
 
-use crate::{app::App, error, reload::ReloadError, server::request_id};
+use crate::{app::App, config::reload::ReloadError, error, server::request_id};
 
 pub(super) async fn reload(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
     let error = match app.config.reload(&app).await {

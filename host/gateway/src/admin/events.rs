@@ -148,7 +148,7 @@ impl Feed {
                 event(workers, &workers::told(&app, false)),
                 event(slots, &*app.policies.status()),
                 event(decisions, &newest(app.router.decisions(), &mut known)),
-                event(pulse, &app.metrics.pulse.beat()),
+                event(pulse, &app.metrics.live_stats.summary()),
             ];
             for (channel, event) in self.channels.iter().zip(events) {
                 channel.send_if_modified(|last| match event {

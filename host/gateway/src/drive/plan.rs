@@ -8,7 +8,9 @@ use std::{
 use pointsman_routing::{CandidateId, Plan, Query, SlotKind, Subject};
 use pointsman_workers::{Candidate, Leg, Role, Snapshot};
 
-use crate::{account::Word, app::App, connector::connector_for, error::Cause, legs::Shape, request::Request};
+use crate::{
+    app::App, connector::connector_for, error::Cause, legs::Shape, request::Request, telemetry::account::Word,
+};
 
 /// How a request is going to be run.
 #[derive(Clone, Copy, Debug)]

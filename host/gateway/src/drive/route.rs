@@ -59,7 +59,7 @@ impl Drive {
             self.route(leg, None);
             return;
         }
-        let labels = crate::metrics::ReasonLabels { reason: leg.as_str() };
+        let labels = crate::telemetry::metrics::ReasonLabels { reason: leg.as_str() };
         self.app.metrics.retries.get_or_create(&labels).inc();
         let pause = self.pauses.get_or_insert_with(backoff).next().unwrap_or_default();
         self.waiting = Some(Waiting::Pause(Instant::now() + pause, leg));

@@ -16,7 +16,7 @@ const LEAST: f64 = 1e-4;
 
 /// The last minute, second by second. Data threads add to it without waiting for one another.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct LiveStats {
     begun: Instant,
     /// One more than the window: the second that is being written.
     seconds: Box<[Second]>,
@@ -31,14 +31,14 @@ struct Second {
 
 /// What the last minute was like.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Beat {
+pub struct LiveSummary {
     /// Requests that ended, a second.
     pub requests_per_second: f64,
     /// Median time to first token, milliseconds, within 5 %; `None` without any.
     pub ttft_p50_ms: Option<f64>,
 }
 
-impl Default for Pulse {
+impl Default for LiveStats {
     fn default() -> Self {
         let second = |_| Second {
             number: AtomicU64::new(u64::MAX),
@@ -49,7 +49,7 @@ impl Default for Pulse {
     }
 }
 
-impl Pulse {
+impl LiveStats {
     /// Counts a request that ended.
     pub fn note(&self, ttft: Option<Duration>) {
         let number = self.begun.elapsed().as_secs();
@@ -68,7 +68,7 @@ impl Pulse {
 
     /// The whole seconds of the last minute.
     #[must_use]
-    pub fn beat(&self) -> Beat {
+    pub fn summary(&self) -> LiveSummary {
         let now = self.begun.elapsed().as_secs();
         let first = now.saturating_sub(WINDOW);
         let (mut requests, mut ttft) = (0_u64, [0_u64; BUCKETS]);
@@ -81,7 +81,7 @@ impl Pulse {
         }
         #[expect(clippy::cast_precision_loss, reason = "a glance needs no 64 bits")]
         let requests_per_second = requests as f64 / (now - first).max(1) as f64;
-        Beat { requests_per_second, ttft_p50_ms: median(&ttft) }
+        LiveSummary { requests_per_second, ttft_p50_ms: median(&ttft) }
     }
 }
 
@@ -117,22 +117,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_last_minute_is_told_and_what_is_older_is_not() {
-        let pulse = Pulse::default();
-        let nothing = Beat { requests_per_second: 0.0, ttft_p50_ms: None };
-        assert_eq!(pulse.beat(), nothing);
+        let stats = LiveStats::default();
+        let nothing = LiveSummary { requests_per_second: 0.0, ttft_p50_ms: None };
+        assert_eq!(stats.summary(), nothing);
         for second in 0..120 {
             for request in 0..10 {
                 let ttft = if second < 60 { 9_000 } else { 40 + request };
-                pulse.note((request > 0).then_some(Duration::from_millis(ttft)));
+                stats.note((request > 0).then_some(Duration::from_millis(ttft)));
             }
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        let beat = pulse.beat();
-        assert_eq!(beat.requests_per_second, 10.0);
-        let median = beat.ttft_p50_ms.unwrap();
+        let summary = stats.summary();
+        assert_eq!(summary.requests_per_second, 10.0);
+        let median = summary.ttft_p50_ms.unwrap();
         assert!((median / 45.0 - 1.0).abs() < 0.08, "{median}");
         tokio::time::advance(Duration::from_secs(61)).await;
-        assert_eq!(pulse.beat(), nothing);
+        assert_eq!(stats.summary(), nothing);
     }
 
     #[test]

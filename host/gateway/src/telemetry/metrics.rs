@@ -19,7 +19,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{mismatch::Mismatches, pulse::Pulse};
+use super::{live_stats::LiveStats, prediction_checks::PredictionChecks};
 
 /// Buckets of times as clients see them, seconds.
 const CLIENT_BUCKETS: [f64; 16] =
@@ -126,7 +126,7 @@ pub struct Metrics {
     /// Cached blocks as predicted from exact tokens, beside what the engine then reported: `equal`, `over`, `under`.
     pub predictions: Family<ReasonLabels, Counter>,
     /// Whether they hold, by model; for the log.
-    pub mismatches: Mismatches,
+    pub prediction_checks: PredictionChecks,
     /// Bookings that had no life for too long.
     pub expired_bookings: Counter,
     /// Prompt tokens, as engines report them.
@@ -140,7 +140,7 @@ pub struct Metrics {
     /// Relayed bytes.
     pub relayed_bytes: Counter<u64, AtomicU64>,
     /// The last minute, for the admin port's page.
-    pub pulse: Pulse,
+    pub live_stats: LiveStats,
 }
 
 impl Metrics {
@@ -161,14 +161,14 @@ impl Metrics {
             handoffs: Family::default(),
             not_tokenized: Family::default(),
             predictions: Family::default(),
-            mismatches: Mismatches::default(),
+            prediction_checks: PredictionChecks::default(),
             expired_bookings: Counter::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             predicted_tokens: Counter::default(),
             output_tokens: Counter::default(),
             relayed_bytes: Counter::default(),
-            pulse: Pulse::default(),
+            live_stats: LiveStats::default(),
         };
         metrics.register(registry);
         metrics

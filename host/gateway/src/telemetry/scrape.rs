@@ -15,7 +15,7 @@ use crate::app::App;
 mod policies;
 
 /// The families in the OpenMetrics text format, without its end mark.
-pub(super) fn families(app: &App) -> String {
+pub(crate) fn families(app: &App) -> String {
     let mut out = String::new();
     workers(&mut out, &app.registry.snapshot());
     policies::policies(&mut out, app);

@@ -38,7 +38,7 @@ pub struct ConfigSource {
 
 /// The configuration in force.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct ConfigReloader {
     source: Option<ConfigSource>,
     /// What the daemon was started with: what cannot change is compared with it.
     started: Config,
@@ -83,7 +83,7 @@ pub enum ReloadError {
     Policies(#[from] CommandError),
 }
 
-impl Keeper {
+impl ConfigReloader {
     /// Keeps `started`, which came from `source`.
     #[must_use]
     pub fn new(started: Config, source: Option<ConfigSource>) -> Self {

@@ -15,7 +15,7 @@ const TOLERATED: u32 = 10;
 
 /// The last predictions of each model.
 #[derive(Debug, Default)]
-pub struct Mismatches(Mutex<HashMap<ModelName, Window>>);
+pub struct PredictionChecks(Mutex<HashMap<ModelName, Window>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
@@ -34,7 +34,7 @@ pub enum Turn {
     Recovered,
 }
 
-impl Mismatches {
+impl PredictionChecks {
     /// Takes whether one exact prediction differed from what the engine reported.
     pub fn take(&self, model: &ModelName, differed: bool) -> Option<Turn> {
         let mut windows = self.0.lock();
@@ -73,7 +73,8 @@ mod tests {
 
     #[test]
     fn h5_a_model_is_warned_of_once_until_its_predictions_hold_again() {
-        let (mismatches, model, other) = (Mismatches::default(), ModelName::new("m"), ModelName::new("n"));
+        let (mismatches, model, other) =
+            (PredictionChecks::default(), ModelName::new("m"), ModelName::new("n"));
         let turns = |model: &ModelName, differed: bool, count: u32| -> Vec<Turn> {
             (0..count).filter_map(|_| mismatches.take(model, differed)).collect()
         };

@@ -9,12 +9,11 @@ use pointsman_routing::{
 use pointsman_workers::{Leg, ModelName};
 use tokio::time::{Duration, Instant};
 
-use crate::{
+use super::{
     metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
-    mismatch::Turn,
-    request::Endpoint,
-    sse::Usage,
+    prediction_checks::Turn,
 };
+use crate::{request::Endpoint, sse::Usage};
 
 /// The account of one request. Dropping it writes it down.
 #[derive(Debug)]
@@ -297,7 +296,7 @@ impl Drop for Account {
         if let Some(ttft) = ttft {
             metrics.ttft.observe(seconds(ttft));
         }
-        metrics.pulse.note(ttft);
+        metrics.live_stats.note(ttft);
         if let Some(itl) = self.itl() {
             metrics.itl.observe(seconds(itl));
         }
@@ -313,7 +312,7 @@ impl Drop for Account {
                 Ordering::Less => "under",
             };
             metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
-            tell(&self.model, metrics.mismatches.take(&self.model, reason != "equal"));
+            tell(&self.model, metrics.prediction_checks.take(&self.model, reason != "equal"));
         }
         let model = if code == "model_not_found" { OTHER.clone() } else { self.model.0.clone() };
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
