@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::{guest::LogGate, state::State};
+use crate::{guest::LogLimit, state::State};
 
 /// One thing a policy may import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
@@ -35,7 +35,7 @@ impl Grant {
 pub struct Access {
     grants: Arc<[Grant]>,
     state: Arc<State>,
-    log: Arc<LogGate>,
+    log: Arc<LogLimit>,
 }
 
 impl Access {
@@ -72,7 +72,7 @@ impl Access {
         &self.state
     }
 
-    pub(crate) fn log(&self) -> &Arc<LogGate> {
+    pub(crate) fn log(&self) -> &Arc<LogLimit> {
         &self.log
     }
 }

@@ -8,7 +8,7 @@ use wit_parser::{WorldId, WorldKey, decoding::DecodedWasm};
 
 use crate::{
     access::{Access, Grant},
-    contain::contained,
+    catch_panic::catch_panic,
     engine::PolicyEngine,
     instance::Linked,
     refusal::Refusal,
@@ -49,7 +49,7 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
                 let encoder = wit_component::ComponentEncoder::default().validate(true).module(bytes);
                 encoder.and_then(|mut encoder| encoder.encode())
             };
-            match contained(encode) {
+            match catch_panic(encode) {
                 Ok(encoded) => encoded.map_err(|error| refused(&error)),
                 Err(_) => Err(refused(&"its metadata cannot be read")),
             }

@@ -19,17 +19,17 @@ use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtx, WasiCtxView, Was
 
 use crate::{
     access::Access,
-    bindings::{filter::pointsman::policy::log, memory::pointsman::policy::state as wit},
+    bindings::{filter::pointsman::policy::log as wit_log, memory::pointsman::policy::state as wit},
     meter::Counted,
     state::{State, StateError, scratch::Scratch},
     ticker::TICK,
 };
 
-mod gate;
-mod voice;
+mod log;
+mod log_limit;
 
-pub(crate) use gate::LogGate;
-use voice::Voice;
+use log::GuestLog;
+pub(crate) use log_limit::LogLimit;
 
 /// A store's data.
 pub(crate) struct Guest {
@@ -45,7 +45,7 @@ pub(crate) struct Guest {
     /// The thread's CPU time when the present call met its first tick.
     first_tick: Option<Duration>,
     inputs: Arc<Inputs>,
-    voice: Voice,
+    log: GuestLog,
     state: Arc<State>,
     /// Where writes go that must not last.
     scratch: Option<Scratch>,
@@ -66,9 +66,9 @@ impl Guest {
     /// A guest that is configured and probed first.
     pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, access: &Access, counted: Counted) -> Self {
         let inputs = Arc::new(Inputs::default());
-        let voice = Voice::new(policy, access.log().clone(), inputs.clone());
+        let log = GuestLog::new(policy, access.log().clone(), inputs.clone());
         let mut wasi = WasiCtx::builder();
-        wasi.stdout(voice.clone()).stderr(voice.clone());
+        wasi.stdout(log.clone()).stderr(log.clone());
         wasi.wall_clock(Clock(inputs.clone())).monotonic_clock(Clock(inputs.clone()));
         wasi.secure_random(Dice::new(inputs.clone())).insecure_random(Dice::new(inputs.clone()));
         wasi.insecure_random_seed(0);
@@ -82,7 +82,7 @@ impl Guest {
             budget: Duration::ZERO,
             first_tick: None,
             inputs,
-            voice,
+            log,
             state: access.state().clone(),
             scratch: Some(Scratch::alone()),
             probing: true,
@@ -100,7 +100,7 @@ impl Guest {
         self.inputs.now_us.store(call.now_us, Ordering::Relaxed);
         self.inputs.seed.store(call.seed, Ordering::Relaxed);
         self.inputs.call.fetch_add(1, Ordering::Relaxed);
-        self.voice.begin();
+        self.log.begin();
         self.scratch = match (self.probing, scope::is_preview()) {
             (true, _) => Some(Scratch::alone()),
             (false, true) => Some(Scratch::over()),
@@ -142,7 +142,7 @@ impl Guest {
 
     /// The interfaces of the contract that a guest may import.
     pub(crate) fn link_ours(linker: &mut Linker<Self>) -> wasmtime::Result<()> {
-        log::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)?;
+        wit_log::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)?;
         wit::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)
     }
 }
@@ -164,15 +164,15 @@ impl ResourceLimiter for Guest {
     }
 }
 
-impl log::Host for Guest {
-    fn log(&mut self, level: log::Level, message: String) {
+impl wit_log::Host for Guest {
+    fn log(&mut self, level: wit_log::Level, message: String) {
         let level = match level {
-            log::Level::Debug => tracing::Level::DEBUG,
-            log::Level::Info => tracing::Level::INFO,
-            log::Level::Warn => tracing::Level::WARN,
-            log::Level::Error => tracing::Level::ERROR,
+            wit_log::Level::Debug => tracing::Level::DEBUG,
+            wit_log::Level::Info => tracing::Level::INFO,
+            wit_log::Level::Warn => tracing::Level::WARN,
+            wit_log::Level::Error => tracing::Level::ERROR,
         };
-        self.voice.say(level, &message);
+        self.log.write(level, &message);
     }
 }
 

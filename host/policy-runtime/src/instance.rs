@@ -8,8 +8,8 @@ use pointsman_workers::Leg;
 use wasmtime::{Store, Trap};
 
 use crate::{
-    about::{About, cut},
     guest::Guest,
+    guest_info::{GuestInfo, truncate},
     refusal::Refusal,
 };
 
@@ -50,7 +50,7 @@ macro_rules! introduce {
         let policy = $exports.pointsman_policy_policy();
         let about = $call(policy.call_describe(&mut *$store))?;
         let wants = $call(policy.call_configure(&mut *$store, $settings))?;
-        Ok(wants.map(|wants| About {
+        Ok(wants.map(|wants| GuestInfo {
             name: about.name,
             version: about.version,
             request_facts: wants.request_facts,
@@ -65,12 +65,12 @@ fn as_is<T>(value: wasmtime::Result<T>) -> wasmtime::Result<T> {
 
 impl Instance {
     /// Who it is and what it wants, under the configure deadline that `instantiate` set.
-    pub(crate) fn introduce(&mut self, settings: &str) -> Result<About, Refusal> {
+    pub(crate) fn introduce(&mut self, settings: &str) -> Result<GuestInfo, Refusal> {
         let Self { store, exports, .. } = self;
         let outcome = introduce(store, exports, settings);
         match outcome {
             Ok(Ok(about)) => Ok(about),
-            Ok(Err(text)) => Err(Refusal::Configure(cut(text))),
+            Ok(Err(text)) => Err(Refusal::Configure(truncate(text))),
             Err(error) => Err(Refusal::Configure(failure(&self.store, &error).to_string())),
         }
     }
@@ -234,7 +234,7 @@ fn introduce(
     store: &mut Store<Guest>,
     exports: &Exports,
     settings: &str,
-) -> wasmtime::Result<Result<About, String>> {
+) -> wasmtime::Result<Result<GuestInfo, String>> {
     match exports {
         Exports::Filter(exports) => introduce!(store, exports, settings, as_is),
         Exports::Scorer(exports) => introduce!(store, exports, settings, as_is),

@@ -4,14 +4,13 @@
 //! `routing`'s. Nothing here is ever waited for by a request: calls are bounded by a deadline, and loading, rebuilding and
 //! dropping happen on threads of their own.
 
-mod about;
 mod access;
 mod admission;
 mod bindings;
-mod contain;
+mod catch_panic;
 mod engine;
-mod gate;
 mod guest;
+mod guest_info;
 mod inspect;
 mod instance;
 mod loaded;
@@ -23,19 +22,20 @@ mod refusal;
 mod spec;
 mod state;
 mod ticker;
+mod trust;
 
 pub use access::{Access, Grant};
 pub use engine::{Limits, PolicyEngine};
-pub use gate::Gate;
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
-    Change, Command, CommandError, First, Happened, LaneStatus, ManagerConfig, ManagerStatus, MemoryStatus,
-    Opened, PartStatus, PolicyManager, Probation, RefusalRecord, ReloadCount, Report, SlotConfig, SlotName,
-    SlotState, SlotStatus, Source,
+    Change, ChangeRecord, Command, CommandError, InitialContent, LaneStatus, ManagerConfig, ManagerStatus,
+    MemoryStatus, PartStatus, PolicyDir, PolicyManager, Probation, RefusalRecord, ReloadCount, Report,
+    SlotConfig, SlotName, SlotState, SlotStatus, Source,
 };
 pub use meter::Usage;
 pub use probe::Question;
 pub use refusal::Refusal;
 pub use spec::{LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 pub use state::{State, StateError, StateQuota};
+pub use trust::TrustRules;

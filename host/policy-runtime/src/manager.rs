@@ -3,7 +3,7 @@
 //!
 //! A file's name says its slot and lane (`prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`, …); `parts/NAME.wasm` are
 //! parts that specs name. Content decides whether anything changed. It runs on a thread of its own,
-//! as operators' commands and failures do; compiling is done beside it (`foundry`), and what was made is installed if it is still
+//! as operators' commands and failures do; compiling is done beside it (`compile_queue`), and what was made is installed if it is still
 //! what the folder says.
 
 use std::{
@@ -19,35 +19,35 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::{
     access::Access,
     engine::PolicyEngine,
-    gate::Gate,
     meter::Usage,
     refusal::Refusal,
     spec::{LaneSpec, SlotSpec},
     state::State,
+    trust::TrustRules,
 };
 
-mod assemble;
 mod command;
+mod compile_queue;
 mod folder;
-mod foundry;
-mod lane;
-mod slots;
+mod managed_lane;
+mod managed_slot;
+mod manager_task;
+mod program_builder;
 mod status;
-mod worker;
 
-use assemble::{Halt, Workshop};
 use command::Order;
 pub use command::{Change, Command, CommandError, Report, SlotName};
+use compile_queue::CompileQueue;
 use folder::Folder;
-use foundry::Foundry;
-use lane::Content;
-pub use lane::Source;
-use slots::Managed;
+use managed_lane::Content;
+pub use managed_lane::Source;
+use managed_slot::ManagedSlot;
+use manager_task::ManagerTask;
+use program_builder::{BuildError, ProgramBuilder};
 pub use status::{
-    Happened, LaneStatus, ManagerStatus, MemoryStatus, PartStatus, RefusalRecord, ReloadCount, SlotState,
+    ChangeRecord, LaneStatus, ManagerStatus, MemoryStatus, PartStatus, RefusalRecord, ReloadCount, SlotState,
     SlotStatus,
 };
-use worker::Worker;
 
 /// How a fresh generation is watched.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ pub struct SlotConfig {
     /// What its policies may reach; the state behind it is kept through reloads.
     pub access: Access,
     /// What its first generation was made of; `None`: of something else than the spec says.
-    pub first: Option<First>,
+    pub initial: Option<InitialContent>,
 }
 
 /// What to manage.
@@ -91,15 +91,15 @@ pub struct ManagerConfig {
     pub rescan: Duration,
 }
 
-/// The folder opened, before there is anything to manage: makes the first generations.
-pub struct Opened {
-    workshop: Workshop,
+/// The folder dir, before there is anything to manage: makes the first generations.
+pub struct PolicyDir {
+    builder: ProgramBuilder,
     changes: mpsc::UnboundedReceiver<()>,
 }
 
 /// Stands for the content that a first generation was made of.
 #[derive(Clone, Copy, Debug)]
-pub struct First(Content);
+pub struct InitialContent(Content);
 
 /// A running manager. Dropping it ends its thread; the slots keep serving.
 #[derive(Debug)]
@@ -113,42 +113,42 @@ pub struct PolicyManager {
     stop: Arc<tokio::sync::Notify>,
 }
 
-impl Opened {
+impl PolicyDir {
     /// Opens the policy folder; without one slots run what their specs say.
     ///
     /// # Errors
     /// There is no such folder.
-    pub fn open(engine: &PolicyEngine, dir: Option<PathBuf>, gate: Gate) -> std::io::Result<Self> {
+    pub fn open(engine: &PolicyEngine, dir: Option<PathBuf>, trust: TrustRules) -> std::io::Result<Self> {
         let (folder, changes) = Folder::open(dir)?;
-        Ok(Self { workshop: Workshop::new(engine.clone(), folder, gate), changes })
+        Ok(Self { builder: ProgramBuilder::new(engine.clone(), folder, trust), changes })
     }
 
     /// Makes what a lane runs while its own file is not there.
     ///
     /// # Errors
     /// The refusal of the first part that cannot be used.
-    pub fn first(
+    pub fn initial(
         &mut self,
         kind: SlotKind,
         spec: &LaneSpec,
         access: &Access,
-    ) -> Result<(Program, First), Refusal> {
-        let planned = self.workshop.plan(None, spec).map_err(|refused| *refused.refusal)?;
+    ) -> Result<(Program, InitialContent), Refusal> {
+        let planned = self.builder.plan(None, spec).map_err(|refused| *refused.refusal)?;
         let mut planned = planned.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
-        let program = self.workshop.assemble(kind, &mut planned, spec, access);
+        let program = self.builder.assemble(kind, &mut planned, spec, access);
         let program = program.map_err(|halt| match halt {
-            Halt::Refused(refused) => *refused.refusal,
-            // Only a running manager has a foundry to wait for.
-            Halt::Pending => Refusal::MissingPart(kind.to_string()),
+            BuildError::Refused(refused) => *refused.refusal,
+            // Only a running manager has a compile_queue to wait for.
+            BuildError::Pending => Refusal::MissingPart(kind.to_string()),
         })?;
         let (fingerprint, main) = (planned.fingerprint, planned.main());
-        Ok((program, First(Content { fingerprint, main, source: Source::Default })))
+        Ok((program, InitialContent(Content { fingerprint, main, source: Source::Default })))
     }
 }
 
-impl std::fmt::Debug for Opened {
+impl std::fmt::Debug for PolicyDir {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Opened").field("gate", &self.workshop.gate).finish_non_exhaustive()
+        f.debug_struct("PolicyDir").field("trust", &self.builder.trust).finish_non_exhaustive()
     }
 }
 
@@ -158,30 +158,30 @@ impl PolicyManager {
     /// # Errors
     /// The operating system gives no thread.
     pub fn start(
-        opened: Opened,
+        dir: PolicyDir,
         config: ManagerConfig,
         events: mpsc::UnboundedReceiver<SlotEvent>,
     ) -> std::io::Result<Self> {
-        let Opened { workshop, changes } = opened;
+        let PolicyDir { builder, changes } = dir;
         let (publish, changed) = watch::channel(0);
         let (orders, commands) = mpsc::unbounded_channel();
         let status = Arc::new(ArcSwap::from_pointee(ManagerStatus::default()));
-        let engine = workshop.engine.clone();
+        let engine = builder.engine.clone();
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
         let states = config.slots.iter().map(|slot| slot.access.state().clone()).collect();
-        let managed = config.slots.into_iter().map(Managed::new).collect();
-        let mut worker = Worker::new(workshop, managed, config.probation, status.clone(), publish);
+        let managed = config.slots.into_iter().map(ManagedSlot::new).collect();
+        let mut task = ManagerTask::new(builder, managed, config.probation, status.clone(), publish);
         // The first scan compiles by itself: what lies there serves from the first request on.
-        worker.scan();
+        task.scan();
         let (forged, made) = mpsc::unbounded_channel();
-        worker.compile_beside(Foundry::start(&engine, &forged)?);
+        task.use_compile_queue(CompileQueue::start(&engine, &forged)?);
         let stop = Arc::new(tokio::sync::Notify::new());
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         std::thread::Builder::new().name("pointsman-policies".to_owned()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = worker.run(changes, events, commands, made, config.debounce, config.rescan) => {}
+                    () = task.run(changes, events, commands, made, config.debounce, config.rescan) => {}
                     () = stopped.notified() => {}
                 }
             });
@@ -194,7 +194,7 @@ impl PolicyManager {
     ///
     /// # Errors
     /// [`CommandError`] when it cannot be done.
-    pub async fn ask(&self, command: Command) -> Result<Report, CommandError> {
+    pub async fn execute(&self, command: Command) -> Result<Report, CommandError> {
         let (answer, answered) = oneshot::channel();
         self.orders.send((command, answer)).map_err(|_| CommandError::Ended)?;
         answered.await.map_err(|_| CommandError::Ended)?

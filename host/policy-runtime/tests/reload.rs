@@ -10,8 +10,8 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
-    Access, Command, Gate, Limits, ManagerConfig, ManagerStatus, Opened, PolicyEngine, PolicyManager,
-    Probation, Rank, SlotConfig, SlotSpec, SlotState, SlotStatus,
+    Access, Command, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine, PolicyManager, Probation,
+    Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
 };
 use pointsman_routing::{Call, Failure, Mode, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -19,40 +19,40 @@ use pointsman_workers::Leg;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-struct House {
+struct TestManager {
     dir: TempDir,
     slot: Arc<Slot>,
     manager: PolicyManager,
 }
 
-fn house_in(dir: TempDir, settings: &str) -> House {
+fn house_in(dir: TempDir, settings: &str) -> TestManager {
     let mut spec = SlotSpec::of(Rank::Native(NativeMode::LeastLoaded));
     spec.active.settings = settings.into();
     house_of(dir, spec)
 }
 
-fn house_of(dir: TempDir, spec: SlotSpec) -> House {
+fn house_of(dir: TempDir, spec: SlotSpec) -> TestManager {
     let (sender, events) = mpsc::unbounded_channel();
     let engine = PolicyEngine::new(Limits::default()).unwrap();
-    let mut opened = Opened::open(&engine, Some(dir.path().to_owned()), Gate::default()).unwrap();
+    let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), TrustRules::default()).unwrap();
     let access = Access::default();
-    let (program, first) = opened.first(SlotKind::Prefill, &spec.active, &access).unwrap();
+    let (program, initial) = policies.initial(SlotKind::Prefill, &spec.active, &access).unwrap();
     let slot = Arc::new(Slot::new(SlotKind::Prefill, None, program, sender));
     let config = ManagerConfig {
-        slots: vec![SlotConfig { slot: slot.clone(), spec, access, first: Some(first) }],
+        slots: vec![SlotConfig { slot: slot.clone(), spec, access, initial: Some(initial) }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(200),
     };
-    let manager = PolicyManager::start(opened, config, events).unwrap();
-    House { dir, slot, manager }
+    let manager = PolicyManager::start(policies, config, events).unwrap();
+    TestManager { dir, slot, manager }
 }
 
-fn house(settings: &str) -> House {
+fn managed(settings: &str) -> TestManager {
     house_in(TempDir::new().unwrap(), settings)
 }
 
-impl House {
+impl TestManager {
     fn path(&self, name: &str) -> std::path::PathBuf {
         self.dir.path().join(name)
     }
@@ -81,83 +81,83 @@ impl House {
 fn what_lies_in_the_folder_serves_from_the_first_request() {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("prefill.wasm"), HOSTILE).unwrap();
-    let house = house_in(dir, "{}");
+    let managed = house_in(dir, "{}");
     assert_eq!(
-        (house.slot.pin().generation.0, house.manager.status().slots[0].policy.as_str()),
+        (managed.slot.pin().generation.0, managed.manager.status().slots[0].policy.as_str()),
         (2, "hostile")
     );
 }
 
 #[test]
 fn a_file_renamed_rewritten_or_linked_into_place_is_a_new_generation() {
-    let house = house("{}");
-    house.drop_in(HOSTILE);
-    house.until(|slot, _| slot.policy == "hostile" && slot.generation.0 == 2);
-    fs::write(house.path("prefill.wasm"), WEIGHTED_RANDOM).unwrap();
-    house.until(|_, _| {
-        house.slot.pin().generation.0 >= 3 && house.manager.status().slots[0].policy == "weighted-random"
+    let managed = managed("{}");
+    managed.drop_in(HOSTILE);
+    managed.until(|slot, _| slot.policy == "hostile" && slot.generation.0 == 2);
+    fs::write(managed.path("prefill.wasm"), WEIGHTED_RANDOM).unwrap();
+    managed.until(|_, _| {
+        managed.slot.pin().generation.0 >= 3 && managed.manager.status().slots[0].policy == "weighted-random"
     });
     // As Kubernetes mounts a config map: the file links to ..data/file, ..data links to a dated folder.
     for (folder, bytes) in [("..one", HOSTILE), ("..two", pointsman_embedded_policies::LEAST_LOADED)] {
-        fs::create_dir(house.path(folder)).unwrap();
-        fs::write(house.path(folder).join("prefill.wasm"), bytes).unwrap();
+        fs::create_dir(managed.path(folder)).unwrap();
+        fs::write(managed.path(folder).join("prefill.wasm"), bytes).unwrap();
     }
-    std::os::unix::fs::symlink("..one", house.path("..data")).unwrap();
-    let _ = fs::remove_file(house.path("prefill.wasm"));
-    std::os::unix::fs::symlink("..data/prefill.wasm", house.path("prefill.wasm")).unwrap();
-    house.until(|slot, _| slot.policy == "hostile");
-    std::os::unix::fs::symlink("..two", house.path("..data_tmp")).unwrap();
-    fs::rename(house.path("..data_tmp"), house.path("..data")).unwrap();
-    house.until(|slot, _| slot.policy == "least-loaded");
+    std::os::unix::fs::symlink("..one", managed.path("..data")).unwrap();
+    let _ = fs::remove_file(managed.path("prefill.wasm"));
+    std::os::unix::fs::symlink("..data/prefill.wasm", managed.path("prefill.wasm")).unwrap();
+    managed.until(|slot, _| slot.policy == "hostile");
+    std::os::unix::fs::symlink("..two", managed.path("..data_tmp")).unwrap();
+    fs::rename(managed.path("..data_tmp"), managed.path("..data")).unwrap();
+    managed.until(|slot, _| slot.policy == "least-loaded");
 }
 
 #[test]
 fn a_broken_file_is_refused_and_the_last_good_one_kept() {
-    let house = house("{}");
-    house.drop_in(WEIGHTED_RANDOM);
-    let good = house.until(|slot, _| slot.policy == "weighted-random");
-    house.drop_in(b"garbage");
-    let after = house.until(|slot, _| !slot.refusals.is_empty());
+    let managed = managed("{}");
+    managed.drop_in(WEIGHTED_RANDOM);
+    let good = managed.until(|slot, _| slot.policy == "weighted-random");
+    managed.drop_in(b"garbage");
+    let after = managed.until(|slot, _| !slot.refusals.is_empty());
     assert_eq!((after.generation, after.refusals[0].kind), (good.generation, "not_wasm"));
     assert_eq!(after.refusals[0].message, "not WebAssembly: begins with 67 61 72 62 61 67 65");
     // The same bytes are not tried again.
     std::thread::sleep(Duration::from_millis(600));
-    assert_eq!(house.manager.status().slots[0].refusals.len(), 1);
-    house.drop_in(HOSTILE);
-    house.until(|slot, _| slot.policy == "hostile");
+    assert_eq!(managed.manager.status().slots[0].refusals.len(), 1);
+    managed.drop_in(HOSTILE);
+    managed.until(|slot, _| slot.policy == "hostile");
 }
 
 #[test]
 fn a_filter_without_anything_to_rank_by_is_refused() {
-    let house = house("{}");
-    house.drop_in(LOW_QUEUE);
-    let status = house.until(|slot, _| !slot.refusals.is_empty());
+    let managed = managed("{}");
+    managed.drop_in(LOW_QUEUE);
+    let status = managed.until(|slot, _| !slot.refusals.is_empty());
     assert_eq!((status.refusals[0].kind, status.generation.0), ("wrong_slot", 1));
 }
 
 #[test]
 fn a_file_of_no_slot_is_told() {
-    let house = house("{}");
-    fs::write(house.path("prefil.wasm"), HOSTILE).unwrap();
-    house.until(|_, status| status.strays == ["prefil.wasm"]);
+    let managed = managed("{}");
+    fs::write(managed.path("prefil.wasm"), HOSTILE).unwrap();
+    managed.until(|_, status| status.strays == ["prefil.wasm"]);
 }
 
 #[test]
 fn a_removed_file_gives_the_slot_back_to_its_default() {
-    let house = house("{}");
-    house.drop_in(HOSTILE);
-    house.until(|slot, _| slot.state == SlotState::Active);
-    fs::remove_file(house.path("prefill.wasm")).unwrap();
-    let status = house.until(|slot, _| slot.state == SlotState::Default && slot.generation.0 == 3);
+    let managed = managed("{}");
+    managed.drop_in(HOSTILE);
+    managed.until(|slot, _| slot.state == SlotState::Active);
+    fs::remove_file(managed.path("prefill.wasm")).unwrap();
+    let status = managed.until(|slot, _| slot.state == SlotState::Default && slot.generation.0 == 3);
     assert_eq!(status.policy, "native:least-loaded");
 }
 
 #[test]
 fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
-    let house = house(r#"{"mode":"spin","after":50}"#);
-    house.drop_in(HOSTILE);
-    house.until(|slot, _| slot.state == SlotState::Active);
-    let active = house.slot.pin();
+    let managed = managed(r#"{"mode":"spin","after":50}"#);
+    managed.drop_in(HOSTILE);
+    managed.until(|slot, _| slot.state == SlotState::Active);
+    let active = managed.slot.pin();
     let Program::Selector { selector, .. } = &active.program else { panic!("a selector") };
     let mut calls = 0;
     loop {
@@ -171,7 +171,7 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
         assert!(outcome.is_ok() && calls < 1_000, "{outcome:?} in call {calls}");
     }
     assert!(active.breaker.is_open());
-    let status = house.until(|slot, _| slot.state == SlotState::RolledBack);
+    let status = managed.until(|slot, _| slot.state == SlotState::RolledBack);
     assert_eq!(
         (status.policy.as_str(), status.generation.0, status.rollbacks),
         ("native:least-loaded", 3, 1)
@@ -180,13 +180,13 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
     assert_eq!(status.quarantined.len(), 1);
     // It still lies there, and stays out.
     std::thread::sleep(Duration::from_millis(600));
-    assert_eq!(house.slot.pin().generation.0, 3);
+    assert_eq!(managed.slot.pin().generation.0, 3);
 }
 
 #[test]
 fn a_folder_that_does_not_exist_is_an_error_that_names_it() {
     let engine = PolicyEngine::new(Limits::default()).unwrap();
-    let error = Opened::open(&engine, Some("/no/such/folder".into()), Gate::default()).unwrap_err();
+    let error = PolicyDir::open(&engine, Some("/no/such/folder".into()), TrustRules::default()).unwrap_err();
     assert_eq!(error.to_string(), "policy folder /no/such/folder: no such folder");
 }
 
@@ -220,33 +220,34 @@ fn slow_to_compile() -> Vec<u8> {
 
 #[test]
 fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
-    let house = house("{}");
-    house.drop_in(WEIGHTED_RANDOM);
-    house.until(|slot, _| slot.policy == "weighted-random");
-    house.drop_in(&slow_to_compile());
+    let managed = managed("{}");
+    managed.drop_in(WEIGHTED_RANDOM);
+    managed.until(|slot, _| slot.policy == "weighted-random");
+    managed.drop_in(&slow_to_compile());
     let begun = tokio::time::Instant::now();
     std::thread::sleep(Duration::from_millis(300));
     // A trial in the same folder, meanwhile.
-    fs::write(house.path(".canary"), pointsman_embedded_policies::LEAST_LOADED).unwrap();
-    fs::rename(house.path(".canary"), house.path("prefill.canary.wasm")).unwrap();
-    house.until(|slot, _| slot.canary.as_ref().is_some_and(|canary| canary.policy == "least-loaded"));
+    fs::write(managed.path(".canary"), pointsman_embedded_policies::LEAST_LOADED).unwrap();
+    fs::rename(managed.path(".canary"), managed.path("prefill.canary.wasm")).unwrap();
+    managed.until(|slot, _| slot.canary.as_ref().is_some_and(|canary| canary.policy == "least-loaded"));
     let small = begun.elapsed();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let asked = tokio::time::Instant::now();
     let slot = (SlotKind::Prefill, None);
-    let done = runtime.block_on(house.manager.ask(Command::RollBack { slot, lane: Mode::Active })).unwrap();
+    let done =
+        runtime.block_on(managed.manager.execute(Command::RollBack { slot, lane: Mode::Active })).unwrap();
     let answered = asked.elapsed();
     assert_eq!((done.changed[0].result, done.changed[0].reason), ("rolled_back", "command"));
     assert_eq!(
-        house.manager.status().slots[0].policy,
+        managed.manager.status().slots[0].policy,
         "native:least-loaded",
         "the slow one is not there yet"
     );
     // A reload is answered when the compile under way is done, with what came of it.
-    let report = runtime.block_on(house.manager.ask(Command::Reload)).unwrap();
+    let report = runtime.block_on(managed.manager.execute(Command::Reload)).unwrap();
     let slow = begun.elapsed();
     assert!(report.changed.iter().any(|change| change.result == "installed"), "{report:?}");
-    assert_eq!(house.manager.status().slots[0].policy, "hostile");
+    assert_eq!(managed.manager.status().slots[0].policy, "hostile");
     // A busy machine delays everybody: what is told is that nobody waited for the compile.
     assert!(answered < slow / 8, "answered after {answered:?}, large after {slow:?}");
     println!("small after {small:?}, rollback answered after {answered:?}, large after {slow:?}");
@@ -254,28 +255,30 @@ fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
 
 #[test]
 fn what_was_compiled_for_content_that_is_gone_is_not_installed() {
-    let house = house("{}");
-    house.drop_in(&slow_to_compile());
+    let managed = managed("{}");
+    managed.drop_in(&slow_to_compile());
     std::thread::sleep(Duration::from_millis(300));
-    house.drop_in(WEIGHTED_RANDOM);
-    let status = house.until(|slot, _| slot.policy == "weighted-random");
+    managed.drop_in(WEIGHTED_RANDOM);
+    let status = managed.until(|slot, _| slot.policy == "weighted-random");
     assert_eq!(status.generation.0, 2);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(house.manager.ask(Command::Reload)).unwrap();
-    let status = house.manager.status();
+    runtime.block_on(managed.manager.execute(Command::Reload)).unwrap();
+    let status = managed.manager.status();
     assert_eq!((status.slots[0].policy.as_str(), status.slots[0].generation.0), ("weighted-random", 2));
 }
 
 #[test]
 fn a_pipe_or_a_file_too_large_is_refused_unread() {
-    let house = house("{}");
-    assert!(std::process::Command::new("mkfifo").arg(house.path("prefill.wasm")).status().unwrap().success());
-    let refused = house.until(|slot, _| slot.refusals.len() == 1);
+    let managed = managed("{}");
+    assert!(
+        std::process::Command::new("mkfifo").arg(managed.path("prefill.wasm")).status().unwrap().success()
+    );
+    let refused = managed.until(|slot, _| slot.refusals.len() == 1);
     assert_eq!(refused.refusals[0].message, "cannot be read: it is no plain file");
     // Sparse: 64 GiB by its name.
-    let large = fs::File::create(house.path(".large")).unwrap();
+    let large = fs::File::create(managed.path(".large")).unwrap();
     large.set_len(64 << 30).unwrap();
-    fs::rename(house.path(".large"), house.path("prefill.wasm")).unwrap();
-    let refused = house.until(|slot, _| slot.refusals.len() == 2);
+    fs::rename(managed.path(".large"), managed.path("prefill.wasm")).unwrap();
+    let refused = managed.until(|slot, _| slot.refusals.len() == 2);
     assert_eq!(refused.refusals[1].kind, "too_large");
 }

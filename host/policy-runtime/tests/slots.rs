@@ -11,9 +11,9 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
 use pointsman_policy_runtime::{
-    Access, Command, CommandError, Gate, LaneSpec, Limits, ManagerConfig, ManagerStatus, Opened, Part,
+    Access, Command, CommandError, LaneSpec, Limits, ManagerConfig, ManagerStatus, Part, PolicyDir,
     PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec, SlotStatus,
-    Source,
+    Source, TrustRules,
 };
 use pointsman_routing::{Digest, Failure, Mode, Normalize, Picker, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -23,13 +23,13 @@ use tokio::sync::mpsc;
 
 const NAME: (SlotKind, Option<pointsman_workers::ModelName>) = (SlotKind::Prefill, None);
 
-struct House {
+struct TestManager {
     dir: TempDir,
     slot: Arc<Slot>,
     manager: PolicyManager,
 }
 
-fn house(spec: SlotSpec, gate: Gate, files: &[(&str, &[u8])]) -> House {
+fn managed(spec: SlotSpec, trust: TrustRules, files: &[(&str, &[u8])]) -> TestManager {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("parts")).unwrap();
     for (name, bytes) in files {
@@ -37,28 +37,28 @@ fn house(spec: SlotSpec, gate: Gate, files: &[(&str, &[u8])]) -> House {
     }
     let (sender, events) = mpsc::unbounded_channel();
     let engine = PolicyEngine::new(Limits::default()).unwrap();
-    let mut opened = Opened::open(&engine, Some(dir.path().to_owned()), gate).unwrap();
+    let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), trust).unwrap();
     let access = Access::default();
-    let first = opened.first(SlotKind::Prefill, &spec.active, &access).ok();
+    let made = policies.initial(SlotKind::Prefill, &spec.active, &access).ok();
     let native = Program::Native(pointsman_routing::NativeMode::Kv);
-    let (program, first) = first.map_or((native, None), |(program, first)| (program, Some(first)));
+    let (program, initial) = made.map_or((native, None), |(program, initial)| (program, Some(initial)));
     let slot = Arc::new(Slot::new(SlotKind::Prefill, None, program, sender));
     let config = ManagerConfig {
-        slots: vec![SlotConfig { slot: slot.clone(), spec, access, first }],
+        slots: vec![SlotConfig { slot: slot.clone(), spec, access, initial }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(100),
     };
-    let manager = PolicyManager::start(opened, config, events).unwrap();
-    House { dir, slot, manager }
+    let manager = PolicyManager::start(policies, config, events).unwrap();
+    TestManager { dir, slot, manager }
 }
 
 fn builtin() -> SlotSpec {
     SlotSpec::of(Rank::Policy(Part::embedded("kv-aware", KV_AWARE, "{}".into())))
 }
 
-fn plain(files: &[(&str, &[u8])]) -> House {
-    house(builtin(), Gate::default(), files)
+fn plain(files: &[(&str, &[u8])]) -> TestManager {
+    managed(builtin(), TrustRules::default(), files)
 }
 
 fn file_part(name: &str, settings: &str) -> Part {
@@ -77,7 +77,7 @@ fn composed(weight: f32) -> SlotSpec {
     spec
 }
 
-impl House {
+impl TestManager {
     fn put(&self, name: &str, bytes: &[u8]) {
         let staged = self.dir.path().join(".staged");
         fs::write(&staged, bytes).unwrap();
@@ -107,7 +107,7 @@ impl House {
 
     fn ask(&self, command: Command) -> Result<Report, CommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(self.manager.ask(command))
+        runtime.block_on(self.manager.execute(command))
     }
 
     fn reload(&self) -> Report {
@@ -133,29 +133,29 @@ impl House {
 
 #[test]
 fn a_composed_slot_serves_from_its_parts_and_a_new_part_is_a_new_generation_of_the_whole() {
-    let house = house(composed(2.0), Gate::default(), &[("parts/low-queue.wasm", LOW_QUEUE)]);
-    let status = house.status();
+    let managed = managed(composed(2.0), TrustRules::default(), &[("parts/low-queue.wasm", LOW_QUEUE)]);
+    let status = managed.status();
     assert_eq!((status.generation.0, status.policy.as_str()), (1, "low-queue+kv-aware"));
     let parts: Vec<_> = status.parts.iter().map(|part| (part.policy.as_str(), part.weight)).collect();
     assert_eq!(parts, [("low-queue", None), ("kv-aware", Some(2.0)), ("kv-aware", Some(1.0))]);
-    let Program::Scorers { picker: Picker::Softmax { temperature: 0.5 }, .. } = house.slot.pin().program
+    let Program::Scorers { picker: Picker::Softmax { temperature: 0.5 }, .. } = managed.slot.pin().program
     else {
         panic!("{status:?}")
     };
     // What is no filter is refused among filters, and the whole slot stays as it was.
-    house.put("parts/low-queue.wasm", LEAST_LOADED);
-    let refused = house.until("refused", |slot| !slot.refusals.is_empty());
+    managed.put("parts/low-queue.wasm", LEAST_LOADED);
+    let refused = managed.until("refused", |slot| !slot.refusals.is_empty());
     assert_eq!((refused.refusals[0].kind, refused.generation.0), ("misplaced", 1));
     assert_eq!(refused.refusals[0].message, "`low-queue` is a selector, and stands among the filters");
     assert_eq!(refused.refusals[0].file, "parts/low-queue.wasm");
     // A part with a byte more behind is other content, and the slot's own file takes the place of the scorers only.
-    house.put("prefill.wasm", WEIGHTED_RANDOM);
-    house.put("parts/low-queue.wasm", LOW_QUEUE);
-    let own = house.until("own file", |slot| slot.policy == "low-queue+weighted-random");
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    managed.put("parts/low-queue.wasm", LOW_QUEUE);
+    let own = managed.until("own file", |slot| slot.policy == "low-queue+weighted-random");
     assert_eq!(own.source, Source::File);
-    house.remove("parts/low-queue.wasm");
+    managed.remove("parts/low-queue.wasm");
     let missing =
-        house.until("missing", |slot| slot.refusals.back().is_some_and(|r| r.kind == "missing_part"));
+        managed.until("missing", |slot| slot.refusals.back().is_some_and(|r| r.kind == "missing_part"));
     assert_eq!(
         (missing.generation, missing.policy),
         (own.generation, own.policy),
@@ -167,62 +167,62 @@ fn a_composed_slot_serves_from_its_parts_and_a_new_part_is_a_new_generation_of_t
 fn other_settings_or_weights_are_a_new_generation_of_the_same_code() {
     let mut spec = builtin();
     spec.active.settings = r#"{"mode":"good"}"#.into();
-    let house = house(spec.clone(), Gate::default(), &[("prefill.wasm", HOSTILE)]);
-    let before = house.status();
+    let managed = managed(spec.clone(), TrustRules::default(), &[("prefill.wasm", HOSTILE)]);
+    let before = managed.status();
     let configure = |spec: &SlotSpec| {
         let specs = vec![(NAME, spec.clone())];
-        house.ask(Command::Configure { specs, gate: Gate::default() }).unwrap()
+        managed.ask(Command::Configure { specs, trust: TrustRules::default() }).unwrap()
     };
     assert!(configure(&spec).changed.is_empty());
     spec.active.settings = r#"{"mode":"good","after":3}"#.into();
     let report = configure(&spec);
-    let after = house.status();
+    let after = managed.status();
     assert_eq!((report.changed.len(), report.changed[0].result), (1, "installed"));
     assert_eq!((after.generation.0, after.digest), (before.generation.0 + 1, before.digest));
     // Settings that the policy does not take leave the slot as it is.
     spec.active.settings = r#"{"no-such":1}"#.into();
     let report = configure(&spec);
     assert_eq!((report.changed[0].result, report.refused[0].kind), ("refused", "configure"));
-    assert_eq!(house.status().generation, after.generation);
+    assert_eq!(managed.status().generation, after.generation);
 }
 
 #[test]
 fn trials_come_and_go_with_their_files_and_have_generations_of_their_own() {
-    let house = plain(&[]);
-    house.put("prefill.canary.wasm", LEAST_LOADED);
-    house.put("prefill.shadow.wasm", WEIGHTED_RANDOM);
-    let both = house.until("both", |slot| slot.canary.is_some() && slot.shadow.is_some());
+    let managed = plain(&[]);
+    managed.put("prefill.canary.wasm", LEAST_LOADED);
+    managed.put("prefill.shadow.wasm", WEIGHTED_RANDOM);
+    let both = managed.until("both", |slot| slot.canary.is_some() && slot.shadow.is_some());
     let (canary, shadow) = (both.canary.unwrap(), both.shadow.unwrap());
     assert_eq!((canary.policy.as_str(), canary.share), ("least-loaded", 0.05));
     assert_eq!((shadow.policy.as_str(), shadow.share), ("weighted-random", 1.0));
     assert_eq!((both.generation.0, both.policy.as_str()), (1, "kv-aware"), "who serves is not touched");
     assert_ne!(canary.generation, shadow.generation);
-    assert_eq!(house.manager.status().strays, [""; 0]);
-    house.put("prefill.canary.wasm", CONDITIONAL_DISAGG);
-    let refused = house.until("refused", |slot| slot.refusals.len() == 1);
+    assert_eq!(managed.manager.status().strays, [""; 0]);
+    managed.put("prefill.canary.wasm", CONDITIONAL_DISAGG);
+    let refused = managed.until("refused", |slot| slot.refusals.len() == 1);
     assert_eq!(
         (refused.refusals[0].kind, refused.canary.unwrap().generation),
         ("wrong_slot", canary.generation)
     );
-    house.remove("prefill.shadow.wasm");
-    house.until("no shadow", |slot| slot.shadow.is_none() && slot.canary.is_some());
+    managed.remove("prefill.shadow.wasm");
+    managed.until("no shadow", |slot| slot.shadow.is_none() && slot.canary.is_some());
 }
 
 #[test]
 fn a_canary_that_fails_in_its_first_calls_is_withdrawn_and_stays_out_of_every_lane() {
-    let house = plain(&[]);
-    house.put("prefill.canary.wasm", HOSTILE);
-    house.until("a canary", |slot| slot.canary.is_some());
-    let lineup = house.slot.lineup();
+    let managed = plain(&[]);
+    managed.put("prefill.canary.wasm", HOSTILE);
+    managed.until("a canary", |slot| slot.canary.is_some());
+    let lineup = managed.slot.lineup();
     let canary = &lineup.canary.as_ref().unwrap().active;
     canary.note::<()>(&Err(Failure::Timeout), Duration::ZERO);
-    let after = house.until("withdrawn", |slot| slot.canary.is_none() && slot.rollbacks == 1);
+    let after = managed.until("withdrawn", |slot| slot.canary.is_none() && slot.rollbacks == 1);
     assert_eq!((after.generation.0, after.quarantined.len(), after.refusals[0].kind), (1, 1, "rolled_back"));
-    house.holds(|slot| slot.canary.is_none() && slot.generation.0 == 1);
-    house.put("prefill.wasm", HOSTILE);
-    let told = house.until("told", |slot| slot.refusals.len() == 2);
+    managed.holds(|slot| slot.canary.is_none() && slot.generation.0 == 1);
+    managed.put("prefill.wasm", HOSTILE);
+    let told = managed.until("told", |slot| slot.refusals.len() == 2);
     assert_eq!((told.refusals[1].kind, told.generation.0), ("quarantined", 1));
-    let withdrawn = &house.manager.status().reloads;
+    let withdrawn = &managed.manager.status().reloads;
     assert!(
         withdrawn.iter().any(|count| (count.result, count.reason) == ("withdrawn", "timeout")),
         "{withdrawn:?}"
@@ -231,94 +231,100 @@ fn a_canary_that_fails_in_its_first_calls_is_withdrawn_and_stays_out_of_every_la
 
 #[test]
 fn a_promotion_holds_until_the_active_file_changes() {
-    let house = plain(&[("prefill.wasm", WEIGHTED_RANDOM)]);
-    assert_eq!(house.promote(None).unwrap_err(), CommandError::NothingToPromote("prefill".into()));
-    house.put("prefill.canary.wasm", LEAST_LOADED);
-    let trial = house.until("a canary", |slot| slot.canary.is_some());
-    let report = house.promote(None).unwrap();
+    let managed = plain(&[("prefill.wasm", WEIGHTED_RANDOM)]);
+    assert_eq!(managed.promote(None).unwrap_err(), CommandError::NothingToPromote("prefill".into()));
+    managed.put("prefill.canary.wasm", LEAST_LOADED);
+    let trial = managed.until("a canary", |slot| slot.canary.is_some());
+    let report = managed.promote(None).unwrap();
     assert_eq!((report.changed[0].result, report.changed[0].reason), ("promoted", "canary"));
     let promoted = |slot: &SlotStatus| {
         slot.policy == "least-loaded" && slot.source == Source::Promoted && slot.canary.is_none()
     };
     // Both files lie there as they did: neither undoes it, nor is the canary one again.
-    house.holds(promoted);
-    let now = house.status();
+    managed.holds(promoted);
+    let now = managed.status();
     assert!(now.generation > trial.canary.unwrap().generation && now.can_roll_back);
-    assert_eq!(house.promote(None).unwrap_err(), CommandError::NothingToPromote("prefill".into()));
+    assert_eq!(managed.promote(None).unwrap_err(), CommandError::NothingToPromote("prefill".into()));
     // The operator makes it the file: nothing changes but where it comes from.
-    house.put("prefill.wasm", LEAST_LOADED);
-    let settled = house.until("a file", |slot| slot.source == Source::File);
+    managed.put("prefill.wasm", LEAST_LOADED);
+    let settled = managed.until("a file", |slot| slot.source == Source::File);
     assert_eq!((settled.generation, settled.policy.as_str()), (now.generation, "least-loaded"));
     // And another file ends it.
-    house.put("prefill.wasm", HOSTILE);
-    house.until("another", |slot| slot.policy == "hostile");
+    managed.put("prefill.wasm", HOSTILE);
+    managed.until("another", |slot| slot.policy == "hostile");
 }
 
 #[test]
 fn another_active_file_ends_a_promotion_and_another_canary_file_is_a_canary() {
-    let house = plain(&[("prefill.shadow.wasm", LEAST_LOADED)]);
-    house.until("a shadow", |slot| slot.shadow.is_some());
-    house.put("prefill.canary.wasm", WEIGHTED_RANDOM);
-    house.until("a canary", |slot| slot.canary.is_some());
-    assert_eq!(house.promote(None).unwrap_err(), CommandError::Ambiguous("prefill".into()));
-    house.promote(Some(Mode::Shadow)).unwrap();
-    house.holds(|slot| {
+    let managed = plain(&[("prefill.shadow.wasm", LEAST_LOADED)]);
+    managed.until("a shadow", |slot| slot.shadow.is_some());
+    managed.put("prefill.canary.wasm", WEIGHTED_RANDOM);
+    managed.until("a canary", |slot| slot.canary.is_some());
+    assert_eq!(managed.promote(None).unwrap_err(), CommandError::Ambiguous("prefill".into()));
+    managed.promote(Some(Mode::Shadow)).unwrap();
+    managed.holds(|slot| {
         slot.source == Source::Promoted && slot.policy == "least-loaded" && slot.shadow.is_none()
     });
-    house.put("prefill.shadow.wasm", HOSTILE);
-    house.until("a shadow again", |slot| {
+    managed.put("prefill.shadow.wasm", HOSTILE);
+    managed.until("a shadow again", |slot| {
         slot.shadow.as_ref().is_some_and(|shadow| shadow.policy == "hostile")
     });
-    house.put("prefill.wasm", WEIGHTED_RANDOM);
-    house.until("the file", |slot| slot.policy == "weighted-random" && slot.source == Source::File);
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    managed.until("the file", |slot| slot.policy == "weighted-random" && slot.source == Source::File);
 }
 
 #[test]
 fn a_rollback_by_command_outlives_scans_of_the_unchanged_file_and_goes_one_step() {
-    let house = plain(&[]);
-    assert_eq!(house.roll_back(Mode::Active).unwrap_err(), CommandError::NothingToRollBack("prefill".into()));
-    house.put("prefill.wasm", LEAST_LOADED);
-    house.until("active", |slot| slot.policy == "least-loaded");
-    let report = house.roll_back(Mode::Active).unwrap();
+    let managed = plain(&[]);
+    assert_eq!(
+        managed.roll_back(Mode::Active).unwrap_err(),
+        CommandError::NothingToRollBack("prefill".into())
+    );
+    managed.put("prefill.wasm", LEAST_LOADED);
+    managed.until("active", |slot| slot.policy == "least-loaded");
+    let report = managed.roll_back(Mode::Active).unwrap();
     assert_eq!((report.changed[0].result, report.changed[0].generation.unwrap().0), ("rolled_back", 3));
-    house.holds(|slot| slot.policy == "kv-aware" && slot.generation.0 == 3 && slot.quarantined.len() == 1);
-    assert_eq!(house.roll_back(Mode::Active).unwrap_err(), CommandError::NothingToRollBack("prefill".into()));
-    house.put("prefill.wasm", WEIGHTED_RANDOM);
-    house.until("another file", |slot| slot.policy == "weighted-random");
+    managed.holds(|slot| slot.policy == "kv-aware" && slot.generation.0 == 3 && slot.quarantined.len() == 1);
+    assert_eq!(
+        managed.roll_back(Mode::Active).unwrap_err(),
+        CommandError::NothingToRollBack("prefill".into())
+    );
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    managed.until("another file", |slot| slot.policy == "weighted-random");
     // The one that was rolled back is told of when it comes again, and stays out.
-    house.put("prefill.wasm", LEAST_LOADED);
-    house.until("told", |slot| slot.refusals.back().is_some_and(|refusal| refusal.kind == "quarantined"));
-    house.holds(|slot| slot.policy == "weighted-random");
+    managed.put("prefill.wasm", LEAST_LOADED);
+    managed.until("told", |slot| slot.refusals.back().is_some_and(|refusal| refusal.kind == "quarantined"));
+    managed.holds(|slot| slot.policy == "weighted-random");
 }
 
 #[test]
 fn a_promoted_canary_that_is_rolled_back_gives_the_file_back_and_is_no_canary_again() {
-    let house = plain(&[("prefill.wasm", WEIGHTED_RANDOM), ("prefill.canary.wasm", LEAST_LOADED)]);
-    house.until("a canary", |slot| slot.canary.is_some());
-    house.promote(Some(Mode::Canary)).unwrap();
-    house.roll_back(Mode::Active).unwrap();
-    house.holds(|slot| {
+    let managed = plain(&[("prefill.wasm", WEIGHTED_RANDOM), ("prefill.canary.wasm", LEAST_LOADED)]);
+    managed.until("a canary", |slot| slot.canary.is_some());
+    managed.promote(Some(Mode::Canary)).unwrap();
+    managed.roll_back(Mode::Active).unwrap();
+    managed.holds(|slot| {
         slot.policy == "weighted-random" && slot.source == Source::File && slot.canary.is_none()
     });
     // A trial may be ended by command too.
-    house.put("prefill.canary.wasm", HOSTILE);
-    house.until("a canary", |slot| slot.canary.is_some());
-    assert_eq!(house.roll_back(Mode::Canary).unwrap().changed[0].result, "withdrawn");
-    house.holds(|slot| slot.canary.is_none());
+    managed.put("prefill.canary.wasm", HOSTILE);
+    managed.until("a canary", |slot| slot.canary.is_some());
+    assert_eq!(managed.roll_back(Mode::Canary).unwrap().changed[0].result, "withdrawn");
+    managed.holds(|slot| slot.canary.is_none());
 }
 
 #[test]
 fn a_reload_by_command_answers_with_what_it_did_and_what_stands_refused() {
-    let house = plain(&[]);
-    fs::write(house.dir.path().join("prefill.wasm"), LEAST_LOADED).unwrap();
-    fs::write(house.dir.path().join("prefill.canary.wasm"), b"garbage").unwrap();
+    let managed = plain(&[]);
+    fs::write(managed.dir.path().join("prefill.wasm"), LEAST_LOADED).unwrap();
+    fs::write(managed.dir.path().join("prefill.canary.wasm"), b"garbage").unwrap();
     // The watch may have been faster: what stands refused is told either way.
-    let report = house.reload();
-    assert_eq!(house.status().policy, "least-loaded");
+    let report = managed.reload();
+    assert_eq!(managed.status().policy, "least-loaded");
     assert_eq!((report.refused.len(), report.refused[0].kind), (1, "not_wasm"));
     assert_eq!(report.refused[0].file, "prefill.canary.wasm");
     let unknown = Command::Promote { slot: (SlotKind::Decode, None), from: None };
-    assert_eq!(house.ask(unknown).unwrap_err(), CommandError::UnknownSlot("decode".into()));
+    assert_eq!(managed.ask(unknown).unwrap_err(), CommandError::UnknownSlot("decode".into()));
 }
 
 fn sha256(bytes: &[u8]) -> Digest {
@@ -334,49 +340,49 @@ fn only_what_a_trusted_key_signed_is_looked_at() {
     let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
     let stranger = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
     let keys = [trusted.pk.to_base64()];
-    let gate = Gate::new(Some(&keys), BTreeMap::new()).unwrap();
-    let house = house(builtin(), gate, &[]);
+    let trust = TrustRules::new(Some(&keys), BTreeMap::new()).unwrap();
+    let managed = managed(builtin(), trust, &[]);
     let refused = |kind: &str| {
-        let status = house.until(kind, |slot| slot.refusals.back().is_some_and(|last| last.kind == kind));
+        let status = managed.until(kind, |slot| slot.refusals.back().is_some_and(|last| last.kind == kind));
         assert_eq!(status.generation.0, 1, "{kind}");
     };
-    house.put("prefill.wasm", b"garbage");
+    managed.put("prefill.wasm", b"garbage");
     refused("unsigned");
-    house.put("prefill.wasm.minisig", b"no signature at all");
+    managed.put("prefill.wasm.minisig", b"no signature at all");
     refused("bad_signature");
-    house.put("prefill.wasm.minisig", &sign(&stranger.sk, LEAST_LOADED));
-    house.put("prefill.wasm", LEAST_LOADED);
+    managed.put("prefill.wasm.minisig", &sign(&stranger.sk, LEAST_LOADED));
+    managed.put("prefill.wasm", LEAST_LOADED);
     refused("untrusted_key");
-    house.put("prefill.wasm.minisig", &sign(&trusted.sk, WEIGHTED_RANDOM));
+    managed.put("prefill.wasm.minisig", &sign(&trusted.sk, WEIGHTED_RANDOM));
     refused("tampered");
     // The policy lay there first; its signature is enough for it to be tried again.
-    house.put("prefill.wasm.minisig", &sign(&trusted.sk, LEAST_LOADED));
-    let status = house.until("let in", |slot| slot.policy == "least-loaded");
+    managed.put("prefill.wasm.minisig", &sign(&trusted.sk, LEAST_LOADED));
+    let status = managed.until("let in", |slot| slot.policy == "least-loaded");
     assert_eq!(status.source, Source::File);
     // What is signed and is no policy is refused for what it is.
-    house.put("prefill.wasm.minisig", &sign(&trusted.sk, b"garbage"));
-    house.put("prefill.wasm", b"garbage");
-    house.until("not wasm", |slot| slot.refusals.back().is_some_and(|last| last.kind == "not_wasm"));
+    managed.put("prefill.wasm.minisig", &sign(&trusted.sk, b"garbage"));
+    managed.put("prefill.wasm", b"garbage");
+    managed.until("not wasm", |slot| slot.refusals.back().is_some_and(|last| last.kind == "not_wasm"));
 }
 
 #[test]
 fn a_pinned_file_must_have_its_digest_even_when_it_comes_by_promotion() {
     let pins = BTreeMap::from([("prefill".to_owned(), sha256(LEAST_LOADED))]);
-    let house = house(builtin(), Gate::new(None, pins).unwrap(), &[]);
-    house.put("prefill.wasm", WEIGHTED_RANDOM);
-    let status = house.until("refused", |slot| slot.refusals.len() == 1);
+    let managed = managed(builtin(), TrustRules::new(None, pins).unwrap(), &[]);
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    let status = managed.until("refused", |slot| slot.refusals.len() == 1);
     assert_eq!((status.refusals[0].kind, status.generation.0), ("pin_mismatch", 1));
-    house.put("prefill.canary.wasm", WEIGHTED_RANDOM);
-    house.until("a canary", |slot| slot.canary.is_some());
-    let error = house.promote(None).unwrap_err();
+    managed.put("prefill.canary.wasm", WEIGHTED_RANDOM);
+    managed.until("a canary", |slot| slot.canary.is_some());
+    let error = managed.promote(None).unwrap_err();
     assert!(matches!(&error, CommandError::Refused(refusal) if refusal.kind() == "pin_mismatch"), "{error}");
-    house.put("prefill.wasm", LEAST_LOADED);
-    house.until("let in", |slot| slot.policy == "least-loaded");
+    managed.put("prefill.wasm", LEAST_LOADED);
+    managed.until("let in", |slot| slot.policy == "least-loaded");
 }
 
 #[test]
 fn a_key_that_is_none_is_named() {
-    let error = Gate::new(Some(&["RWQ".to_owned()]), BTreeMap::new()).unwrap_err();
+    let error = TrustRules::new(Some(&["RWQ".to_owned()]), BTreeMap::new()).unwrap_err();
     assert!(error.starts_with("`RWQ` is no minisign public key"), "{error}");
 }
 
@@ -385,11 +391,11 @@ fn a_trial_of_the_configuration_needs_no_file_and_its_share_can_be_changed_alone
     let mut spec = builtin();
     let least = Part::embedded("least-loaded", LEAST_LOADED, "{}".into());
     spec.canary = LaneSpec { share: 0.2, ..LaneSpec::of(Rank::Policy(least)) };
-    let house = house(spec.clone(), Gate::default(), &[]);
-    let before = house.status().canary.unwrap();
+    let managed = managed(spec.clone(), TrustRules::default(), &[]);
+    let before = managed.status().canary.unwrap();
     assert_eq!((before.policy.as_str(), before.share), ("least-loaded", 0.2));
     spec.canary.share = 0.5;
-    house.ask(Command::Configure { specs: vec![(NAME, spec)], gate: Gate::default() }).unwrap();
-    house.until("another share", |slot| slot.canary.as_ref().is_some_and(|canary| canary.share == 0.5));
-    assert_eq!(house.slot.lineup().canary.as_ref().unwrap().active.generation, before.generation);
+    managed.ask(Command::Configure { specs: vec![(NAME, spec)], trust: TrustRules::default() }).unwrap();
+    managed.until("another share", |slot| slot.canary.as_ref().is_some_and(|canary| canary.share == 0.5));
+    assert_eq!(managed.slot.lineup().canary.as_ref().unwrap().active.generation, before.generation);
 }

@@ -90,7 +90,7 @@ pub(super) async fn promote(
 
 /// Has the manager do something; waits for a while.
 async fn ask(app: &App, command: Command) -> Result<Report, AdminError> {
-    let asked = tokio::time::timeout(PATIENCE, app.policies.ask(command));
+    let asked = tokio::time::timeout(PATIENCE, app.policies.execute(command));
     Ok(asked.await.map_err(|_| AdminError::Busy)??)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use pointsman_policy_runtime::{
-    Access, Limits, ManagerConfig, Opened, Part, PolicyEngine, PolicyManager, Probation, Rank, SlotConfig,
+    Access, Limits, ManagerConfig, Part, PolicyDir, PolicyEngine, PolicyManager, Probation, Rank, SlotConfig,
     SlotName, SlotSpec,
 };
 use pointsman_routing::{NativeMode, Program, Slot, SlotKind, SlotSet, Slots};
@@ -42,14 +42,14 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
         None => PolicyEngine::new(limits),
     };
     let engine = engine.map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
-    let gate = policies.gate().map_err(ConfigErrors)?;
-    let mut opened = Opened::open(&engine, policies.dir.clone(), gate)?;
+    let trust = policies.trust().map_err(ConfigErrors)?;
+    let mut dir = PolicyDir::open(&engine, policies.dir.clone(), trust)?;
     let (events, failures) = mpsc::unbounded_channel();
     let mut made = Vec::new();
     for ((kind, model), spec) in specs(config) {
         let access = Access::default();
-        let (program, first) = match opened.first(kind, &spec.active, &access) {
-            Ok((program, first)) => (program, Some(first)),
+        let (program, initial) = match dir.initial(kind, &spec.active, &access) {
+            Ok((program, initial)) => (program, Some(initial)),
             // Parts that are files may come later; until then the slot serves natively, and its status says why.
             Err(refusal) if names_files(&spec) => {
                 tracing::warn!(slot = %kind, kind = refusal.kind(), %refusal, "a slot begins without its policies");
@@ -61,7 +61,7 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
             }
         };
         let slot = Arc::new(Slot::new(kind, model, program, events.clone()));
-        made.push(SlotConfig { slot, spec, access, first });
+        made.push(SlotConfig { slot, spec, access, initial });
     }
     let shared: Vec<Arc<Slot>> = made.iter().map(|config| config.slot.clone()).collect();
     let manager = ManagerConfig {
@@ -73,7 +73,7 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
         debounce: policies.debounce,
         rescan: policies.rescan,
     };
-    let manager = PolicyManager::start(opened, manager, failures)?;
+    let manager = PolicyManager::start(dir, manager, failures)?;
     let set = SlotSet::of(&shared).context("a slot of each kind")?;
     Ok((Slots::new(set, shared), manager))
 }

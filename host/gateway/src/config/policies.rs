@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use pointsman_policy_runtime::Gate;
+use pointsman_policy_runtime::TrustRules;
 use pointsman_routing::{Digest, OnFailure, SlotKind};
 use serde::Deserialize;
 
@@ -96,7 +96,7 @@ impl Policies {
                 "policies.trusted_keys: without `require_signed = true` no signature is looked at".to_owned(),
             );
         }
-        if let Err(more) = self.gate() {
+        if let Err(more) = self.trust() {
             problems.extend(more);
         }
         for (kind, entry) in &self.slots {
@@ -109,10 +109,11 @@ impl Policies {
     ///
     /// # Errors
     /// All keys and pins that are none, with their dotted paths.
-    pub fn gate(&self) -> Result<Gate, Vec<String>> {
+    pub fn trust(&self) -> Result<TrustRules, Vec<String>> {
         let (mut problems, mut keys, mut pins) = (Vec::new(), Vec::new(), BTreeMap::new());
-        let sound =
-            |key: &String| Gate::new(Some(std::slice::from_ref(key)), BTreeMap::new()).map(|_| key.clone());
+        let sound = |key: &String| {
+            TrustRules::new(Some(std::slice::from_ref(key)), BTreeMap::new()).map(|_| key.clone())
+        };
         for (place, key) in self.trusted_keys.iter().enumerate() {
             match sound(key) {
                 Ok(key) => keys.push(key),
@@ -141,7 +142,7 @@ impl Policies {
         if !problems.is_empty() {
             return Err(problems);
         }
-        Gate::new(self.require_signed.then_some(keys.as_slice()), pins).map_err(|error| vec![error])
+        TrustRules::new(self.require_signed.then_some(keys.as_slice()), pins).map_err(|error| vec![error])
     }
 }
 

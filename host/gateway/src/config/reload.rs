@@ -99,9 +99,9 @@ impl ConfigReloader {
         let mut workers = self.workers.lock().await;
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
         let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
-        let gate = config.policies.gate().map_err(|errors| ReloadError::Invalid(errors.join("\n")))?;
-        let command = Command::Configure { specs: specs(&config), gate };
-        let policies = app.policies.ask(command).await?;
+        let trust = config.policies.trust().map_err(|errors| ReloadError::Invalid(errors.join("\n")))?;
+        let command = Command::Configure { specs: specs(&config), trust };
+        let policies = app.policies.execute(command).await?;
         let moves = move_workers(&app.registry, &workers, &config.workers);
         let needs_restart = needs_restart(&self.started, &config);
         *workers = config.workers;

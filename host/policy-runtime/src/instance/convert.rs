@@ -7,7 +7,7 @@ use pointsman_routing::{
 };
 use pointsman_workers::Leg;
 
-use crate::about::cut;
+use crate::guest_info::truncate;
 
 /// Converts the answers and errors of one binding module.
 macro_rules! convert {
@@ -30,8 +30,8 @@ macro_rules! convert {
         pub(super) fn $error(error: crate::bindings::$module::pointsman::policy::types::Error) -> Failure {
             use crate::bindings::$module::pointsman::policy::types as wit;
             match error {
-                wit::Error::Unsupported(text) => Failure::Error(cut(format!("unsupported: {text}"))),
-                wit::Error::Internal(text) => Failure::Error(cut(text)),
+                wit::Error::Unsupported(text) => Failure::Error(truncate(format!("unsupported: {text}"))),
+                wit::Error::Internal(text) => Failure::Error(truncate(text)),
             }
         }
     )*};
@@ -55,12 +55,14 @@ macro_rules! decision {
         ) -> Decision {
             use crate::bindings::$module::exports::pointsman::policy::selecting as wit;
             match decision {
-                wit::Decision::Choose(choice) => {
-                    Decision::Choose { row: choice.row, costs: choice.costs, reason: choice.reason.map(cut) }
-                }
+                wit::Decision::Choose(choice) => Decision::Choose {
+                    row: choice.row,
+                    costs: choice.costs,
+                    reason: choice.reason.map(truncate),
+                },
                 wit::Decision::Abstain => Decision::Abstain,
                 wit::Decision::Shed(shed) => {
-                    Decision::Shed(ShedReason { status: shed.status, reason: cut(shed.reason) })
+                    Decision::Shed(ShedReason { status: shed.status, reason: truncate(shed.reason) })
                 }
             }
         }
@@ -79,7 +81,7 @@ macro_rules! disaggregation {
                 wit::Plan::Remote => Plan::Remote,
                 wit::Plan::Local => Plan::Local,
                 wit::Plan::Shed(shed) => {
-                    Plan::Shed(ShedReason { status: shed.status, reason: cut(shed.reason) })
+                    Plan::Shed(ShedReason { status: shed.status, reason: truncate(shed.reason) })
                 }
             }
         }

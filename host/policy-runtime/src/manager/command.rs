@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::status::RefusalRecord;
-use crate::{gate::Gate, refusal::Refusal, spec::SlotSpec};
+use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
 
 /// A slot by name.
 pub type SlotName = (SlotKind, Option<ModelName>);
@@ -30,12 +30,12 @@ pub enum Command {
         /// Which trial; `None`: the only one there is.
         from: Option<Mode>,
     },
-    /// Take new specs, and a new gate, and apply what changed.
+    /// Take new specs, and a new trust, and apply what changed.
     Configure {
         /// Specs by slot; slots that are not named keep theirs.
         specs: Vec<(SlotName, SlotSpec)>,
         /// Who may bring policies from now on.
-        gate: Gate,
+        trust: TrustRules,
     },
 }
 
@@ -91,7 +91,7 @@ pub enum CommandError {
 /// A command on its way to the manager.
 pub(super) type Order = (Command, oneshot::Sender<Result<Report, CommandError>>);
 
-/// A slot's name in words.
-pub(super) fn words((kind, model): &SlotName) -> String {
+/// Returns the label of a slot in messages and log fields: `prefill`, or `model/prefill`.
+pub(super) fn slot_label((kind, model): &SlotName) -> String {
     model.as_ref().map_or_else(|| kind.to_string(), |model| format!("{model}/{kind}"))
 }

@@ -60,7 +60,7 @@ impl Folder {
     }
 
     /// The content of a file of at most `limit` bytes; `None` when there is none, or no folder. What is no plain file (a pipe
-    /// nobody writes to, a device) is not opened, and of what is too large no byte is read.
+    /// nobody writes to, a device) is not dir, and of what is too large no byte is read.
     pub(super) fn read(&self, file: &Path, limit: usize) -> Option<Result<Vec<u8>, Refusal>> {
         match read(&self.dir.as_ref()?.join(file), limit) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,

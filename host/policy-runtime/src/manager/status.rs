@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::{
     command::Change,
-    lane::{Lane, Source},
-    slots::Managed,
+    managed_lane::{ManagedLane, Source},
+    managed_slot::ManagedSlot,
 };
 use crate::{spec::LaneSpec, state::State};
 
@@ -22,7 +22,7 @@ pub struct ManagerStatus {
     /// Reloads by result and reason.
     pub reloads: Vec<ReloadCount>,
     /// The last changes of lanes, oldest first.
-    pub history: VecDeque<Happened>,
+    pub history: VecDeque<ChangeRecord>,
     /// Files in the folder that are no slot's and no part's.
     pub strays: Vec<String>,
 }
@@ -170,7 +170,7 @@ pub struct RefusalRecord {
     pub digest: Option<Digest>,
     /// Stable label.
     pub kind: &'static str,
-    /// In words.
+    /// Human-readable text.
     pub message: String,
     /// When, milliseconds since the Unix epoch.
     pub at_ms: u64,
@@ -178,7 +178,7 @@ pub struct RefusalRecord {
 
 /// A change of a lane, and when.
 #[derive(Clone, Debug, Serialize)]
-pub struct Happened {
+pub struct ChangeRecord {
     /// When, milliseconds since the Unix epoch.
     pub at_ms: u64,
     /// What.
@@ -209,7 +209,7 @@ impl RefusalRecord {
     }
 }
 
-impl Managed {
+impl ManagedSlot {
     /// The name of what a lane runs now.
     pub(super) fn policy(&self, lane: Mode) -> Option<String> {
         let lineup = self.slot.lineup();
@@ -301,7 +301,7 @@ fn names(spec: &LaneSpec) -> Vec<&'static str> {
     spec.grants.iter().map(|grant| grant.as_str()).collect()
 }
 
-fn trial_status(trial: &Trial, lane: &Lane, spec: &LaneSpec) -> LaneStatus {
+fn trial_status(trial: &Trial, lane: &ManagedLane, spec: &LaneSpec) -> LaneStatus {
     let active = &trial.active;
     let info = active.program.ranker();
     let mut status = LaneStatus {

@@ -6,10 +6,10 @@ use pointsman_routing::{Digest, Failure, Mode, Slot, SlotEvent};
 
 use super::{
     Probation, SlotConfig,
-    assemble::{Halt, Planned, Refused, Workshop},
-    command::{Change, CommandError, SlotName, words},
-    lane::{Content, Lane, Source},
+    command::{Change, CommandError, SlotName, slot_label},
+    managed_lane::{Content, ManagedLane, Source},
     now_ms,
+    program_builder::{BuildError, Planned, ProgramBuilder, Refused},
     status::{RefusalRecord, SlotState},
 };
 use crate::{
@@ -24,13 +24,13 @@ const KEPT: usize = 16;
 /// Quarantined contents kept.
 const QUARANTINED: usize = 32;
 
-pub(super) struct Managed {
+pub(super) struct ManagedSlot {
     pub(super) slot: Arc<Slot>,
     pub(super) spec: SlotSpec,
     access: Access,
-    pub(super) active: Lane,
-    pub(super) canary: Lane,
-    pub(super) shadow: Lane,
+    pub(super) active: ManagedLane,
+    pub(super) canary: ManagedLane,
+    pub(super) shadow: ManagedLane,
     /// What [`Slot::rollback`] would bring back.
     pub(super) previous: Option<Content>,
     pub(super) state: SlotState,
@@ -42,7 +42,7 @@ pub(super) struct Managed {
     quarantined: VecDeque<Content>,
 }
 
-impl Managed {
+impl ManagedSlot {
     pub(super) fn new(config: SlotConfig) -> Self {
         let lane = |mode: Mode| {
             let label = config.slot.kind();
@@ -51,7 +51,10 @@ impl Managed {
                 mode => format!("{label}.{mode}.wasm"),
             };
             let model = config.slot.model().map(|model| PathBuf::from(model.as_str())).unwrap_or_default();
-            Lane::new(model.join(name), config.first.filter(|_| mode == Mode::Active).map(|first| first.0))
+            ManagedLane::new(
+                model.join(name),
+                config.initial.filter(|_| mode == Mode::Active).map(|initial| initial.0),
+            )
         };
         config.slot.set_on_failure(config.spec.on_failure);
         Self {
@@ -85,7 +88,7 @@ impl Managed {
         [active, canary, shadow].iter().any(|lane| lane.grants.contains(&Grant::State))
     }
 
-    pub(super) fn lanes(&self) -> [&Lane; 3] {
+    pub(super) fn lanes(&self) -> [&ManagedLane; 3] {
         [&self.active, &self.canary, &self.shadow]
     }
 
@@ -98,26 +101,26 @@ impl Managed {
     }
 
     /// Reads what each lane should run, and applies what is new.
-    pub(super) fn scan(&mut self, workshop: &mut Workshop) -> Vec<Change> {
-        Mode::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, workshop)).collect()
+    pub(super) fn scan(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
+        Mode::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
     }
 
     /// Goes on with the lanes that waited for a compile. Their files are read again: only what is still wanted is installed.
-    pub(super) fn resume(&mut self, workshop: &mut Workshop) -> Vec<Change> {
+    pub(super) fn resume(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
         let waited = Mode::ALL.into_iter().filter(|mode| std::mem::take(&mut self.lane(*mode).pending));
         let waited: Vec<Mode> = waited.collect();
-        waited.into_iter().filter_map(|mode| self.scan_lane(mode, workshop)).collect()
+        waited.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
     }
 
-    fn scan_lane(&mut self, mode: Mode, workshop: &mut Workshop) -> Option<Change> {
+    fn scan_lane(&mut self, mode: Mode, builder: &mut ProgramBuilder) -> Option<Change> {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.pending = false;
-        let there = workshop.folder.has(&lane.file);
+        let there = builder.folder.has(&lane.file);
         if lane.may_come_back(there) {
             return None;
         }
-        let planned = match workshop.plan(Some(&lane.file), &spec) {
+        let planned = match builder.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),
             Ok(None) => return self.end_trial(mode),
             Ok(Some(planned)) => planned,
@@ -129,7 +132,7 @@ impl Managed {
         if mode != Mode::Active {
             self.slot.set_share(mode, spec.share);
         }
-        if settled { self.name_source(mode, &planned) } else { self.bring_in(mode, planned, &spec, workshop) }
+        if settled { self.name_source(mode, &planned) } else { self.bring_in(mode, planned, &spec, builder) }
     }
 
     fn bring_in(
@@ -137,19 +140,19 @@ impl Managed {
         mode: Mode,
         mut planned: Planned,
         spec: &LaneSpec,
-        workshop: &mut Workshop,
+        builder: &mut ProgramBuilder,
     ) -> Option<Change> {
         let before = planned.fingerprint;
-        let outcome = workshop.assemble(self.slot.kind(), &mut planned, spec, &self.access);
+        let outcome = builder.assemble(self.slot.kind(), &mut planned, spec, &self.access);
         let program = match outcome {
             Ok(program) => program,
-            Err(Halt::Refused(refused)) => return self.refuse(mode, Some(before), &refused),
-            Err(Halt::Pending) => {
+            Err(BuildError::Refused(refused)) => return self.refuse(mode, Some(before), &refused),
+            Err(BuildError::Pending) => {
                 self.lane(mode).pending = true;
                 return None;
             }
         };
-        let took = u64::try_from(workshop.took.as_millis()).unwrap_or(u64::MAX);
+        let took = u64::try_from(builder.took.as_millis()).unwrap_or(u64::MAX);
         let source = if planned.has_own() { Source::File } else { Source::Default };
         let content = Content { fingerprint: planned.fingerprint, main: planned.main(), source };
         // A plan that grew may have become what is there already, or what must not be.
@@ -171,7 +174,7 @@ impl Managed {
             self.slot.try_out(mode, program, spec.share);
         }
         self.lane(mode).took_over(content);
-        tracing::info!(slot = words(&self.name()), lane = %mode, load_ms = took, "policy installed");
+        tracing::info!(slot = slot_label(&self.name()), lane = %mode, load_ms = took, "policy installed");
         let (result, reason) = if gone { ("removed", "file_gone") } else { ("installed", "changed") };
         Some(self.change(mode, result, reason))
     }
@@ -249,7 +252,7 @@ impl Managed {
         self.rollbacks += 1;
         let file = self.lane(event.mode).file.display().to_string();
         let record = RefusalRecord::rolled_back(file, content.main, event, now_ms());
-        tracing::warn!(slot = words(&self.name()), lane = %event.mode, message = record.message, "policy rolled back");
+        tracing::warn!(slot = slot_label(&self.name()), lane = %event.mode, message = record.message, "policy rolled back");
         self.remember(record);
         let result = if event.mode == Mode::Active { "rolled_back" } else { "withdrawn" };
         Some(self.change(event.mode, result, event.failure.kind()))
@@ -257,7 +260,7 @@ impl Managed {
 
     /// An operator's word: away with what runs in this lane.
     pub(super) fn roll_back(&mut self, mode: Mode) -> Result<Change, CommandError> {
-        let name = words(&self.name());
+        let name = slot_label(&self.name());
         self.leave(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
         tracing::info!(slot = name, lane = %mode, "policy rolled back by command");
         let result = if mode == Mode::Active { "rolled_back" } else { "withdrawn" };
@@ -290,9 +293,9 @@ impl Managed {
     pub(super) fn promote(
         &mut self,
         from: Option<Mode>,
-        workshop: &Workshop,
+        builder: &ProgramBuilder,
     ) -> Result<Change, CommandError> {
-        let name = words(&self.name());
+        let name = slot_label(&self.name());
         let lineup = self.slot.lineup();
         let mode = match (from, &lineup.canary, &lineup.shadow) {
             (Some(mode), ..) => mode,
@@ -306,7 +309,7 @@ impl Managed {
             return Err(CommandError::NothingToPromote(name));
         };
         if let Some(digest) = content.main {
-            workshop.gate.pinned(&self.active.file, digest).map_err(CommandError::Refused)?;
+            builder.trust.pinned(&self.active.file, digest).map_err(CommandError::Refused)?;
         }
         self.slot.install(trial.active.program.clone());
         self.slot.withdraw(mode);
@@ -324,7 +327,7 @@ impl Managed {
 
     fn refuse(&mut self, mode: Mode, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
         let record = self.lane(mode).refuse(fingerprint, refused)?;
-        tracing::warn!(slot = words(&self.name()), lane = %mode, file = record.file, kind = record.kind, message = record.message, "policy refused");
+        tracing::warn!(slot = slot_label(&self.name()), lane = %mode, file = record.file, kind = record.kind, message = record.message, "policy refused");
         let reason = record.kind;
         self.remember(record);
         Some(self.change(mode, "refused", reason))
@@ -348,7 +351,7 @@ impl Managed {
         Change { slot, model: model.map(|model| model.to_string()), lane, result, reason, generation }
     }
 
-    fn lane(&mut self, mode: Mode) -> &mut Lane {
+    fn lane(&mut self, mode: Mode) -> &mut ManagedLane {
         match mode {
             Mode::Active => &mut self.active,
             Mode::Canary => &mut self.canary,

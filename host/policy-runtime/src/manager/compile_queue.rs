@@ -12,10 +12,10 @@ use pointsman_routing::{Digest, Origin};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    about::cut,
     access::{Access, Grant},
-    contain::contained,
+    catch_panic::catch_panic,
     engine::PolicyEngine,
+    guest_info::truncate,
     loaded::{LoadedPolicy, compile},
     refusal::Refusal,
 };
@@ -49,7 +49,7 @@ pub(super) struct Made {
 }
 
 /// The two threads. They end when this is dropped and their job is done.
-pub(super) struct Foundry {
+pub(super) struct CompileQueue {
     small: std_mpsc::Sender<Job>,
     large: std_mpsc::Sender<Job>,
 }
@@ -75,13 +75,13 @@ impl Job {
         let make =
             || compile(engine, &self.bytes, &self.access)?.configure(self.origin.clone(), &self.settings);
         // A compiler that panics over a file must not take the thread with it.
-        let outcome = contained(make)
-            .unwrap_or_else(|said| Err(Refusal::Compile(cut(format!("the compiler panicked: {said}")))));
+        let outcome = catch_panic(make)
+            .unwrap_or_else(|said| Err(Refusal::Compile(truncate(format!("the compiler panicked: {said}")))));
         Made { outcome: outcome.map(Arc::new), took: begun.elapsed() }
     }
 }
 
-impl Foundry {
+impl CompileQueue {
     /// Starts the threads; what they made goes to `made`.
     pub(super) fn start(
         engine: &PolicyEngine,

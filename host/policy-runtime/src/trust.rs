@@ -10,15 +10,15 @@ use crate::refusal::Refusal;
 
 /// What a file must show to be looked at.
 #[derive(Clone, Default)]
-pub struct Gate {
+pub struct TrustRules {
     /// Keys of which one must have signed every file; `None`: files need no signature.
     keys: Option<Vec<PublicKey>>,
     /// The digest that a file must have, by its path in the folder without `.wasm`.
     pins: BTreeMap<String, Digest>,
 }
 
-impl Gate {
-    /// A gate that asks for signatures when there are `keys`, and for the digests in `pins`.
+impl TrustRules {
+    /// A trust that asks for signatures when there are `keys`, and for the digests in `pins`.
     ///
     /// # Errors
     /// Names the first key that is none.
@@ -73,9 +73,9 @@ fn signed(keys: &[PublicKey], bytes: &[u8], text: &str) -> Result<(), Refusal> {
     Err(refusal)
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for TrustRules {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let keys = self.keys.as_ref().map(Vec::len);
-        f.debug_struct("Gate").field("keys", &keys).field("pins", &self.pins).finish()
+        f.debug_struct("TrustRules").field("keys", &keys).field("pins", &self.pins).finish()
     }
 }

@@ -20,7 +20,7 @@ thread_local! {
 }
 
 /// Does what may panic, and answers what the panic said.
-pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     INSTALLED.call_once(|| panic::set_hook(quiet(panic::take_hook())));
     let outer = CONTAINED.replace(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));
@@ -57,14 +57,14 @@ mod tests {
     #[test]
     fn a_contained_panic_is_an_error_and_never_meets_the_hook_that_traces() {
         let traced = Arc::new(AtomicU32::new(0));
-        let _ = contained(|| ());
+        let _ = catch_panic(|| ());
         let count = traced.clone();
         panic::set_hook(quiet(Box::new(move |_| {
             count.fetch_add(1, Ordering::SeqCst);
         })));
-        assert_eq!(contained(|| 5), Ok(5));
-        let nested = contained(|| {
-            let inner = contained(|| panic!("in {}", "words"));
+        assert_eq!(catch_panic(|| 5), Ok(5));
+        let nested = catch_panic(|| {
+            let inner = catch_panic(|| panic!("in {}", "words"));
             assert_eq!(inner, Err::<(), _>("in words".to_owned()));
             panic!("still within")
         });

@@ -9,25 +9,25 @@ const LINES_PER_SECOND: u32 = 50;
 
 /// Opens for so many lines a second.
 #[derive(Debug)]
-pub(crate) struct LogGate {
+pub(crate) struct LogLimit {
     begun: Instant,
     second: AtomicU64,
     lines: AtomicU32,
 }
 
-impl Default for LogGate {
+impl Default for LogLimit {
     fn default() -> Self {
         Self { begun: Instant::now(), second: AtomicU64::new(0), lines: AtomicU32::new(0) }
     }
 }
 
-impl LogGate {
+impl LogLimit {
     /// Whether one more line may be written now. Says once, in the next second, how many were not.
-    pub(crate) fn opens(&self) -> bool {
-        self.opens_in(self.begun.elapsed().as_secs())
+    pub(crate) fn allows(&self) -> bool {
+        self.allows_in(self.begun.elapsed().as_secs())
     }
 
-    fn opens_in(&self, second: u64) -> bool {
+    fn allows_in(&self, second: u64) -> bool {
         if self.second.swap(second, Ordering::Relaxed) != second {
             let lines = self.lines.swap(0, Ordering::Relaxed);
             let dropped = lines.saturating_sub(LINES_PER_SECOND);
@@ -45,8 +45,8 @@ mod tests {
 
     #[test]
     fn a_second_has_so_many_lines() {
-        let gate = LogGate::default();
-        let open = |second| (0..1_000).filter(|_| gate.opens_in(second)).count();
+        let limit = LogLimit::default();
+        let open = |second| (0..1_000).filter(|_| limit.allows_in(second)).count();
         assert_eq!((open(0), open(0), open(1)), (LINES_PER_SECOND as usize, 0, LINES_PER_SECOND as usize));
     }
 }

@@ -16,31 +16,31 @@ use pointsman_routing::{
 use sha2::{Digest as _, Sha256};
 
 use super::{
+    compile_queue::{CompileQueue, Job, Key, Made},
     folder::Folder,
-    foundry::{Foundry, Job, Key, Made},
 };
 use crate::{
     access::{Access, Grant},
     engine::PolicyEngine,
-    gate::Gate,
     loaded::{LoadedPolicy, digest},
     refusal::Refusal,
     spec::{LaneSpec, Part, Rank},
+    trust::TrustRules,
 };
 
 /// Largest signature file, bytes.
 const SIGNATURE: usize = 64 * 1024;
 
 /// What programs are made with.
-pub(super) struct Workshop {
+pub(super) struct ProgramBuilder {
     pub(super) engine: PolicyEngine,
     pub(super) folder: Folder,
-    pub(super) gate: Gate,
+    pub(super) trust: TrustRules,
     /// What is loaded now: a slot of which one part changed loads that part only.
     loaded: HashMap<Key, Weak<LoadedPolicy>>,
     /// Compiles beside; until there is one, what is missing is loaded at once.
-    pub(super) foundry: Option<Foundry>,
-    /// What the foundry has been given.
+    pub(super) compile_queue: Option<CompileQueue>,
+    /// What the compile_queue has been given.
     under_way: HashSet<Key>,
     /// What came of it, kept until nothing is under way: several lanes may have waited for it.
     made: HashMap<Key, Made>,
@@ -52,13 +52,13 @@ pub(super) struct Workshop {
 
 /// Why there is no program.
 #[derive(Debug)]
-pub(super) enum Halt {
+pub(super) enum BuildError {
     Refused(Refused),
-    /// A part is with the foundry: to be asked again when that has made something.
+    /// A part is with the compile_queue: to be asked again when that has made something.
     Pending,
 }
 
-impl From<Refused> for Halt {
+impl From<Refused> for BuildError {
     fn from(refused: Refused) -> Self {
         Self::Refused(refused)
     }
@@ -74,7 +74,7 @@ pub(super) struct Refused {
 
 /// One part, read and let in.
 #[derive(Clone)]
-struct Piece {
+struct ResolvedPart {
     name: String,
     bytes: Arc<[u8]>,
     digest: Digest,
@@ -84,14 +84,14 @@ struct Piece {
 
 enum PlannedRank {
     Native(NativeMode),
-    Policy(Piece),
-    Scorers(Vec<(Piece, f32, Normalize)>, Picker),
+    Policy(ResolvedPart),
+    Scorers(Vec<(ResolvedPart, f32, Normalize)>, Picker),
 }
 
 /// A lane's content before anything of it is parsed.
 pub(super) struct Planned {
-    own: Option<Piece>,
-    filters: Vec<Piece>,
+    own: Option<ResolvedPart>,
+    filters: Vec<ResolvedPart>,
     rank: Option<PlannedRank>,
     pub(super) fingerprint: Digest,
 }
@@ -100,10 +100,10 @@ impl Planned {
     /// The digest of the file an operator would name: the lane's own, or that of the only ranking part.
     pub(super) fn main(&self) -> Option<Digest> {
         let ranking = match &self.rank {
-            Some(PlannedRank::Policy(piece)) => Some(piece),
+            Some(PlannedRank::Policy(part)) => Some(part),
             _ => None,
         };
-        self.own.as_ref().or(ranking).map(|piece| piece.digest)
+        self.own.as_ref().or(ranking).map(|part| part.digest)
     }
 
     pub(super) fn has_own(&self) -> bool {
@@ -111,14 +111,14 @@ impl Planned {
     }
 }
 
-impl Workshop {
-    pub(super) fn new(engine: PolicyEngine, folder: Folder, gate: Gate) -> Self {
+impl ProgramBuilder {
+    pub(super) fn new(engine: PolicyEngine, folder: Folder, trust: TrustRules) -> Self {
         Self {
             engine,
             folder,
-            gate,
+            trust,
             loaded: HashMap::new(),
-            foundry: None,
+            compile_queue: None,
             under_way: HashSet::new(),
             made: HashMap::new(),
             took: Duration::ZERO,
@@ -131,7 +131,7 @@ impl Workshop {
         self.under_way.is_empty()
     }
 
-    /// Takes what the foundry made.
+    /// Takes what the compile_queue made.
     pub(super) fn made(&mut self, key: Key, made: Made) {
         self.under_way.remove(&key);
         if let Ok(policy) = &made.outcome {
@@ -177,18 +177,18 @@ impl Workshop {
         })
     }
 
-    fn part(&self, part: &Part) -> Result<Piece, Refused> {
+    fn part(&self, part: &Part) -> Result<ResolvedPart, Refused> {
         if let Some(file) = &part.file
-            && let Some(piece) = self.read(file, &part.settings)?
+            && let Some(part) = self.read(file, &part.settings)?
         {
-            return Ok(Piece { name: part.name.clone(), ..piece });
+            return Ok(ResolvedPart { name: part.name.clone(), ..part });
         }
         let Some(bytes) = part.embedded else {
             let file = part.file.clone().unwrap_or_default();
             let refusal = Box::new(Refusal::MissingPart(part.name.clone()));
             return Err(Refused { file, digest: None, refusal });
         };
-        Ok(Piece {
+        Ok(ResolvedPart {
             name: part.name.clone(),
             bytes: Arc::from(bytes),
             digest: digest(bytes),
@@ -198,7 +198,7 @@ impl Workshop {
     }
 
     /// A file's content, once its signature and digest are as they must be.
-    fn read(&self, file: &Path, settings: &str) -> Result<Option<Piece>, Refused> {
+    fn read(&self, file: &Path, settings: &str) -> Result<Option<ResolvedPart>, Refused> {
         let refused = |digest, refusal| Refused { file: file.to_owned(), digest, refusal: Box::new(refusal) };
         let bytes = match self.folder.read(file, self.engine.limits().file_bytes) {
             None => return Ok(None),
@@ -211,8 +211,10 @@ impl Workshop {
             name.push(".minisig");
             String::from_utf8(self.folder.read(Path::new(&name), SIGNATURE)?.ok()?).ok()
         };
-        self.gate.check(file, &bytes, digest, signature).map_err(|refusal| refused(Some(digest), refusal))?;
-        Ok(Some(Piece {
+        self.trust
+            .check(file, &bytes, digest, signature)
+            .map_err(|refusal| refused(Some(digest), refusal))?;
+        Ok(Some(ResolvedPart {
             name: file.display().to_string(),
             bytes: Arc::from(bytes),
             digest,
@@ -229,12 +231,12 @@ impl Workshop {
         planned: &mut Planned,
         spec: &LaneSpec,
         access: &Access,
-    ) -> Result<Program, Halt> {
+    ) -> Result<Program, BuildError> {
         self.took = Duration::ZERO;
         let access = &access.granting(&spec.grants);
         let mut filters = Vec::new();
-        for piece in &planned.filters {
-            filters.push(self.load_as(piece, access, World::Filter, "filters")?);
+        for part in &planned.filters {
+            filters.push(self.load_as(part, access, World::Filter, "filters")?);
         }
         if let Some(own) = &planned.own {
             let policy = self.load(own, access)?;
@@ -257,14 +259,14 @@ impl Workshop {
         }
         match &planned.rank {
             Some(PlannedRank::Native(mode)) => Ok(Program::Native(*mode)),
-            Some(PlannedRank::Policy(piece)) => {
-                let policy = self.load(piece, access)?;
-                program(slot, filters, policy).map_err(|refusal| piece.refused(refusal).into())
+            Some(PlannedRank::Policy(part)) => {
+                let policy = self.load(part, access)?;
+                program(slot, filters, policy).map_err(|refusal| part.refused(refusal).into())
             }
-            Some(PlannedRank::Scorers(pieces, picker)) => {
+            Some(PlannedRank::Scorers(parts, picker)) => {
                 let mut scorers = Vec::new();
-                for (piece, weight, normalize) in pieces {
-                    let policy = self.load_as(piece, access, World::Scorer, "scorers")?;
+                for (part, weight, normalize) in parts {
+                    let policy = self.load_as(part, access, World::Scorer, "scorers")?;
                     scorers.push(WeightedScorer { policy, weight: *weight, normalize: *normalize });
                 }
                 Ok(Program::Scorers { filters, scorers, picker: *picker })
@@ -276,45 +278,45 @@ impl Workshop {
 
     fn load_as(
         &mut self,
-        piece: &Piece,
+        part: &ResolvedPart,
         access: &Access,
         world: World,
         among: &'static str,
-    ) -> Result<Arc<dyn Policy>, Halt> {
-        let policy = self.load(piece, access)?;
+    ) -> Result<Arc<dyn Policy>, BuildError> {
+        let policy = self.load(part, access)?;
         let found = policy.info().world;
         if found == world {
             return Ok(policy);
         }
-        Err(piece.refused(Refusal::Misplaced { name: piece.name.clone(), world: found, among }).into())
+        Err(part.refused(Refusal::Misplaced { name: part.name.clone(), world: found, among }).into())
     }
 
-    fn load(&mut self, piece: &Piece, access: &Access) -> Result<Arc<dyn Policy>, Halt> {
-        let job = piece.job(access);
+    fn load(&mut self, part: &ResolvedPart, access: &Access) -> Result<Arc<dyn Policy>, BuildError> {
+        let job = part.job(access);
         let key = job.key();
         if let Some(policy) = self.loaded.get(&key).and_then(Weak::upgrade) {
             self.took += self.made.get(&key).map_or(Duration::ZERO, |made| made.took);
             return Ok(policy);
         }
         if self.under_way.contains(&key) {
-            return Err(Halt::Pending);
+            return Err(BuildError::Pending);
         }
         let Some(Made { outcome, took }) = self.made.remove(&key) else {
-            return self.order(piece, job);
+            return self.order(part, job);
         };
         self.took += took;
         match outcome {
             Ok(policy) => Ok(policy),
-            Err(refusal) => Err(piece.refused(refusal).into()),
+            Err(refusal) => Err(part.refused(refusal).into()),
         }
     }
 
-    fn order(&mut self, piece: &Piece, job: Job) -> Result<Arc<dyn Policy>, Halt> {
+    fn order(&mut self, part: &ResolvedPart, job: Job) -> Result<Arc<dyn Policy>, BuildError> {
         let key = job.key();
-        if let Some(foundry) = &self.foundry {
-            foundry.take(job);
+        if let Some(compile_queue) = &self.compile_queue {
+            compile_queue.take(job);
             self.under_way.insert(key);
-            return Err(Halt::Pending);
+            return Err(BuildError::Pending);
         }
         let made = job.run(&self.engine);
         self.took += made.took;
@@ -322,12 +324,12 @@ impl Workshop {
         self.made(key, made);
         match outcome {
             Ok(policy) => Ok(policy),
-            Err(refusal) => Err(piece.refused(refusal).into()),
+            Err(refusal) => Err(part.refused(refusal).into()),
         }
     }
 }
 
-impl Piece {
+impl ResolvedPart {
     fn job(&self, access: &Access) -> Job {
         Job {
             digest: self.digest,
@@ -367,24 +369,24 @@ fn program(
 }
 
 fn fingerprint(
-    own: Option<&Piece>,
-    filters: &[Piece],
+    own: Option<&ResolvedPart>,
+    filters: &[ResolvedPart],
     rank: Option<&PlannedRank>,
     grants: &[Grant],
 ) -> Digest {
     let mut hash = Sha256::new();
     hash.update(format!("{grants:?}\n"));
-    let mut add = |label: &str, piece: &Piece| {
-        hash.update(format!("{label}:{}:{}:{}\n", piece.digest, piece.settings.len(), piece.settings));
+    let mut add = |label: &str, part: &ResolvedPart| {
+        hash.update(format!("{label}:{}:{}:{}\n", part.digest, part.settings.len(), part.settings));
     };
-    filters.iter().for_each(|piece| add("filter", piece));
-    own.into_iter().for_each(|piece| add("own", piece));
+    filters.iter().for_each(|part| add("filter", part));
+    own.into_iter().for_each(|part| add("own", part));
     match rank {
         // Its own file or the only part: the same content, wherever it lies.
-        Some(PlannedRank::Policy(piece)) => add("own", piece),
-        Some(PlannedRank::Scorers(pieces, picker)) => {
-            for (piece, weight, normalize) in pieces {
-                add(&format!("scorer {weight} {normalize:?}"), piece);
+        Some(PlannedRank::Policy(part)) => add("own", part),
+        Some(PlannedRank::Scorers(parts, picker)) => {
+            for (part, weight, normalize) in parts {
+                add(&format!("scorer {weight} {normalize:?}"), part);
             }
             hash.update(format!("{picker:?}"));
         }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use pointsman_routing::Digest;
 use serde::Serialize;
 
-use crate::about::cut;
+use crate::guest_info::truncate;
 
-use super::{assemble::Refused, now_ms, status::RefusalRecord};
+use super::{now_ms, program_builder::Refused, status::RefusalRecord};
 
 /// Scans in a row that must miss a file before its lane does without: a file may be replaced by removing it first.
 const MISSES: u8 = 2;
@@ -33,7 +33,7 @@ pub(super) struct Content {
     pub(super) source: Source,
 }
 
-pub(super) struct Lane {
+pub(super) struct ManagedLane {
     /// Relative to the folder.
     pub(super) file: PathBuf,
     pub(super) in_force: Option<Content>,
@@ -52,7 +52,7 @@ pub(super) struct Lane {
     misses: u8,
 }
 
-impl Lane {
+impl ManagedLane {
     pub(super) fn new(file: PathBuf, in_force: Option<Content>) -> Self {
         Self {
             file,
@@ -116,7 +116,7 @@ impl Lane {
             file: refused.file.display().to_string(),
             digest: refused.digest,
             kind: refused.refusal.kind(),
-            message: cut(refused.refusal.to_string()),
+            message: truncate(refused.refusal.to_string()),
             at_ms: now_ms(),
         };
         let same = |last: &RefusalRecord| {

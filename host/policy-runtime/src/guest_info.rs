@@ -15,31 +15,34 @@ const FACT: usize = 256;
 const FACTS: usize = 256;
 
 /// What a policy says of itself at load.
-pub(crate) struct About {
+pub(crate) struct GuestInfo {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) request_facts: Vec<String>,
     pub(crate) worker_facts: Vec<String>,
 }
 
-impl About {
+impl GuestInfo {
     /// The facts it wants, once everything it says can be shown.
     pub(crate) fn check(&self) -> Result<Wants, Refusal> {
         let label = |text: &str| {
             text.len() <= NAME && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b))
         };
         if self.name.is_empty() || !label(&self.name) {
-            return Err(Refusal::BadName { what: "name", text: cut(self.name.clone()) });
+            return Err(Refusal::BadName { what: "name", text: truncate(self.name.clone()) });
         }
         if !label(&self.version) {
-            return Err(Refusal::BadName { what: "version", text: cut(self.version.clone()) });
+            return Err(Refusal::BadName { what: "version", text: truncate(self.version.clone()) });
         }
         let asked = self.request_facts.len() + self.worker_facts.len();
         if asked > FACTS {
             return Err(Refusal::TooManyFacts { asked, limit: FACTS });
         }
         if let Some(fact) = self.request_facts.iter().chain(&self.worker_facts).find(|f| f.len() > FACT) {
-            return Err(Refusal::UnknownFact(cut(format!("a fact's name of {} bytes: {fact}", fact.len()))));
+            return Err(Refusal::UnknownFact(truncate(format!(
+                "a fact's name of {} bytes: {fact}",
+                fact.len()
+            ))));
         }
         Wants::resolve(&self.request_facts, &self.worker_facts)
             .map_err(|unknown| Refusal::UnknownFact(unknown.to_string()))
@@ -47,7 +50,7 @@ impl About {
 }
 
 /// A guest's text, short enough to keep.
-pub(crate) fn cut(mut text: String) -> String {
+pub(crate) fn truncate(mut text: String) -> String {
     if text.len() > TEXT {
         text.truncate(text.floor_char_boundary(TEXT));
         text.shrink_to_fit();
@@ -59,11 +62,11 @@ pub(crate) fn cut(mut text: String) -> String {
 mod tests {
     use super::*;
 
-    fn about(name: &str, facts: Vec<String>) -> About {
-        About { name: name.into(), version: "0.1.0".into(), request_facts: vec![], worker_facts: facts }
+    fn about(name: &str, facts: Vec<String>) -> GuestInfo {
+        GuestInfo { name: name.into(), version: "0.1.0".into(), request_facts: vec![], worker_facts: facts }
     }
 
-    fn kind(about: &About) -> &'static str {
+    fn kind(about: &GuestInfo) -> &'static str {
         about.check().err().map_or("fine", |refusal| refusal.kind())
     }
 
@@ -79,8 +82,8 @@ mod tests {
 
     #[test]
     fn a_long_text_is_cut_between_characters() {
-        assert_eq!(cut("short".into()), "short");
-        let long = cut("\u{20ac}".repeat(1_000));
+        assert_eq!(truncate("short".into()), "short");
+        let long = truncate("\u{20ac}".repeat(1_000));
         assert!(long.len() <= TEXT && long.chars().all(|letter| letter == '\u{20ac}'));
     }
 }

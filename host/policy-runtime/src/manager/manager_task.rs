@@ -12,14 +12,14 @@ use tokio::{
 
 use super::{
     Probation,
-    assemble::Workshop,
-    command::{Change, Command, CommandError, Order, Report, SlotName, words},
-    foundry::{Foundry, Key, Made},
+    command::{Change, Command, CommandError, Order, Report, SlotName, slot_label},
+    compile_queue::{CompileQueue, Key, Made},
+    managed_slot::ManagedSlot,
     now_ms,
-    slots::Managed,
-    status::{Happened, ManagerStatus, ReloadCount},
+    program_builder::ProgramBuilder,
+    status::{ChangeRecord, ManagerStatus, ReloadCount},
 };
-use crate::{gate::Gate, refusal::Refusal, spec::SlotSpec};
+use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
 
 /// Changes of lanes that are remembered.
 const HISTORY: usize = 50;
@@ -27,35 +27,35 @@ const HISTORY: usize = 50;
 /// Where a command's answer goes.
 type Answer = oneshot::Sender<Result<Report, CommandError>>;
 
-pub(super) struct Worker {
-    workshop: Workshop,
-    managed: Vec<Managed>,
+pub(super) struct ManagerTask {
+    builder: ProgramBuilder,
+    managed: Vec<ManagedSlot>,
     probation: Probation,
     status: Arc<ArcSwap<ManagerStatus>>,
     publish: watch::Sender<u64>,
     counts: Vec<ReloadCount>,
-    history: VecDeque<Happened>,
+    history: VecDeque<ChangeRecord>,
     /// Files that are no slot's.
     strays: Vec<PathBuf>,
     /// Commands done but for compiles, with what changed so far.
     waiting: Vec<(Vec<Change>, Answer)>,
 }
 
-impl Worker {
+impl ManagerTask {
     pub(super) fn new(
-        workshop: Workshop,
-        managed: Vec<Managed>,
+        builder: ProgramBuilder,
+        managed: Vec<ManagedSlot>,
         probation: Probation,
         status: Arc<ArcSwap<ManagerStatus>>,
         publish: watch::Sender<u64>,
     ) -> Self {
         let (counts, history, strays, waiting) = (Vec::new(), VecDeque::new(), Vec::new(), Vec::new());
-        Self { workshop, managed, probation, status, publish, counts, history, strays, waiting }
+        Self { builder, managed, probation, status, publish, counts, history, strays, waiting }
     }
 
     /// From now on compiles happen beside.
-    pub(super) fn compile_beside(&mut self, foundry: Foundry) {
-        self.workshop.foundry = Some(foundry);
+    pub(super) fn use_compile_queue(&mut self, compile_queue: CompileQueue) {
+        self.builder.compile_queue = Some(compile_queue);
     }
 
     pub(super) async fn run(
@@ -86,7 +86,7 @@ impl Worker {
     fn take(&mut self, command: Command, answer: Answer) {
         let waits = matches!(command, Command::Reload | Command::Configure { .. });
         match self.obey(command) {
-            Ok(changed) if waits && !self.workshop.is_idle() => self.waiting.push((changed, answer)),
+            Ok(changed) if waits && !self.builder.is_idle() => self.waiting.push((changed, answer)),
             outcome => {
                 let report = outcome.map(|changed| self.report(changed));
                 // Whoever asked may have stopped waiting; it is done all the same.
@@ -97,18 +97,18 @@ impl Worker {
 
     /// Goes on with what waited for a compile.
     fn resume(&mut self, key: Key, made: Made) {
-        self.workshop.made(key, made);
+        self.builder.made(key, made);
         let mut changes = Vec::new();
         for managed in &mut self.managed {
-            changes.extend(managed.resume(&mut self.workshop));
+            changes.extend(managed.resume(&mut self.builder));
         }
-        self.workshop.tidy();
+        self.builder.tidy();
         self.count(&changes);
         if !changes.is_empty() {
             self.publish();
         }
         self.waiting.iter_mut().for_each(|(changed, _)| changed.extend(changes.iter().cloned()));
-        if self.workshop.is_idle() {
+        if self.builder.is_idle() {
             for (changed, answer) in std::mem::take(&mut self.waiting) {
                 let _ = answer.send(Ok(self.report(changed)));
             }
@@ -116,7 +116,7 @@ impl Worker {
     }
 
     fn report(&self, changed: Vec<Change>) -> Report {
-        let lanes = self.managed.iter().flat_map(Managed::lanes);
+        let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
         Report { changed, refused: lanes.filter_map(|lane| lane.refusal.clone()).collect() }
     }
 
@@ -124,9 +124,9 @@ impl Worker {
     pub(super) fn scan(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
         for managed in &mut self.managed {
-            changes.extend(managed.scan(&mut self.workshop));
+            changes.extend(managed.scan(&mut self.builder));
         }
-        self.workshop.tidy();
+        self.builder.tidy();
         let strays = self.note_strays();
         self.count(&changes);
         if strays || !changes.is_empty() || *self.publish.borrow() == 0 {
@@ -136,7 +136,7 @@ impl Worker {
     }
 
     fn failed(&mut self, event: &SlotEvent) {
-        let of = |managed: &&mut Managed| managed.name() == (event.slot, event.model.clone());
+        let of = |managed: &&mut ManagedSlot| managed.name() == (event.slot, event.model.clone());
         let managed = self.managed.iter_mut().find(of);
         if let Some(change) = managed.and_then(|managed| managed.failed(event, self.probation)) {
             self.count(&[change]);
@@ -149,19 +149,19 @@ impl Worker {
             Command::Reload => self.scan(),
             Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
             Command::Promote { slot, from } => {
-                let workshop = &self.workshop;
+                let builder = &self.builder;
                 let managed = find(&mut self.managed, &slot)?;
-                vec![managed.promote(from, workshop)?]
+                vec![managed.promote(from, builder)?]
             }
-            Command::Configure { specs, gate } => self.configure(specs, gate),
+            Command::Configure { specs, trust } => self.configure(specs, trust),
         };
         self.count_commands(&changed);
         self.publish();
         Ok(changed)
     }
 
-    fn configure(&mut self, specs: Vec<(SlotName, SlotSpec)>, gate: Gate) -> Vec<Change> {
-        self.workshop.gate = gate;
+    fn configure(&mut self, specs: Vec<(SlotName, SlotSpec)>, trust: TrustRules) -> Vec<Change> {
+        self.builder.trust = trust;
         for (name, spec) in specs {
             if let Ok(managed) = find(&mut self.managed, &name) {
                 managed.configure(spec);
@@ -170,13 +170,13 @@ impl Worker {
         self.scan()
     }
 
-    fn find(&mut self, slot: &SlotName) -> Result<&mut Managed, CommandError> {
+    fn find(&mut self, slot: &SlotName) -> Result<&mut ManagedSlot, CommandError> {
         find(&mut self.managed, slot)
     }
 
     fn note_strays(&mut self) -> bool {
-        let files = || self.managed.iter().flat_map(Managed::lanes).map(|lane| lane.file.as_path());
-        let strays = self.workshop.folder.strays(files());
+        let files = || self.managed.iter().flat_map(ManagedSlot::lanes).map(|lane| lane.file.as_path());
+        let strays = self.builder.folder.strays(files());
         if strays == self.strays {
             return false;
         }
@@ -210,7 +210,7 @@ impl Worker {
     }
 
     fn remember(&mut self, change: &Change) {
-        let of = |managed: &&Managed| {
+        let of = |managed: &&ManagedSlot| {
             let (slot, model) = managed.name();
             slot == change.slot && model.map(|model| model.to_string()) == change.model
         };
@@ -218,7 +218,7 @@ impl Worker {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(Happened { at_ms: now_ms(), change: change.clone(), policy });
+        self.history.push_back(ChangeRecord { at_ms: now_ms(), change: change.clone(), policy });
     }
 
     fn add(&mut self, result: &'static str, reason: &'static str) {
@@ -230,7 +230,7 @@ impl Worker {
 
     fn publish(&mut self) {
         self.status.store(Arc::new(ManagerStatus {
-            slots: self.managed.iter().map(Managed::status).collect(),
+            slots: self.managed.iter().map(ManagedSlot::status).collect(),
             reloads: self.counts.clone(),
             history: self.history.clone(),
             strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
@@ -239,9 +239,9 @@ impl Worker {
     }
 }
 
-fn find<'a>(managed: &'a mut [Managed], slot: &SlotName) -> Result<&'a mut Managed, CommandError> {
+fn find<'a>(managed: &'a mut [ManagedSlot], slot: &SlotName) -> Result<&'a mut ManagedSlot, CommandError> {
     let found = managed.iter_mut().find(|managed| managed.name() == *slot);
-    found.ok_or_else(|| CommandError::UnknownSlot(words(slot)))
+    found.ok_or_else(|| CommandError::UnknownSlot(slot_label(slot)))
 }
 
 /// When the folder is read next: once changes have been quiet for a while, or ten times that has passed since the first of

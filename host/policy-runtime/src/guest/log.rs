@@ -12,7 +12,7 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use super::{Inputs, LogGate};
+use super::{Inputs, LogLimit};
 
 /// Lines a guest may log in one call; the rest is dropped.
 const LINES_PER_CALL: u32 = 8;
@@ -21,16 +21,16 @@ const LINE: usize = 512;
 
 /// A guest's lines in the host's log.
 #[derive(Clone)]
-pub(super) struct Voice {
+pub(super) struct GuestLog {
     policy: Arc<str>,
     left: Arc<AtomicU64>,
-    gate: Arc<LogGate>,
+    limit: Arc<LogLimit>,
     inputs: Arc<Inputs>,
 }
 
-impl Voice {
-    pub(super) fn new(policy: Arc<str>, gate: Arc<LogGate>, inputs: Arc<Inputs>) -> Self {
-        Self { policy, left: Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL))), gate, inputs }
+impl GuestLog {
+    pub(super) fn new(policy: Arc<str>, limit: Arc<LogLimit>, inputs: Arc<Inputs>) -> Self {
+        Self { policy, left: Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL))), limit, inputs }
     }
 
     /// The next call may say as much as the one before.
@@ -38,9 +38,9 @@ impl Voice {
         self.left.store(u64::from(LINES_PER_CALL), Ordering::Relaxed);
     }
 
-    pub(super) fn say(&self, level: tracing::Level, message: &str) {
+    pub(super) fn write(&self, level: tracing::Level, message: &str) {
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if left.is_err() || !self.gate.opens() {
+        if left.is_err() || !self.limit.allows() {
             return;
         }
         // The seed is in the receipt of the decision that the line belongs to.
@@ -63,25 +63,25 @@ impl Voice {
     }
 }
 
-impl IsTerminal for Voice {
+impl IsTerminal for GuestLog {
     fn is_terminal(&self) -> bool {
         false
     }
 }
 
-impl StdoutStream for Voice {
+impl StdoutStream for GuestLog {
     fn async_stream(&self) -> Box<dyn tokio::io::AsyncWrite + Send + Sync> {
         Box::new(tokio::io::sink())
     }
 
     fn p2_stream(&self) -> Box<dyn OutputStream> {
-        Box::new(Lines { voice: self.clone(), rest: Vec::new() })
+        Box::new(Lines { log: self.clone(), rest: Vec::new() })
     }
 }
 
 /// What a guest prints, line by line: many print a line in pieces.
 struct Lines {
-    voice: Voice,
+    log: GuestLog,
     /// The line that has no end yet.
     rest: Vec<u8>,
 }
@@ -92,7 +92,7 @@ impl OutputStream for Lines {
             let room = (LINE * 4).saturating_sub(self.rest.len());
             self.rest.extend(piece.iter().take(room));
             if piece.ends_with(b"\n") {
-                self.voice.say(tracing::Level::INFO, &String::from_utf8_lossy(&self.rest));
+                self.log.write(tracing::Level::INFO, &String::from_utf8_lossy(&self.rest));
                 self.rest.clear();
             }
         }
