@@ -4,7 +4,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{Client, HouseBuilder};
+use pointsman_tests::{Client, TestClusterBuilder};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -18,16 +18,16 @@ fn body(stream: bool, tokens: u32) -> String {
 
 fn bench(c: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let builder = HouseBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
-    let house = runtime.block_on(builder.start()).unwrap();
-    let pair = HouseBuilder::new().sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode);
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
+    let cluster = runtime.block_on(builder.start()).unwrap();
+    let pair = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode);
     let pair = runtime.block_on(pair.start()).unwrap();
-    let direct = Client::new(house.sims.first().unwrap().addr());
+    let direct = Client::new(cluster.sims.first().unwrap().addr());
     for (name, stream, tokens) in [("whole, 1 token", false, 1), ("stream, 32 events", true, 32)] {
         let mut group = c.benchmark_group(name);
         let text = body(stream, tokens);
         let clients =
-            [("direct", &direct), ("gateway, 1 leg", &house.client), ("gateway, 2 legs", &pair.client)];
+            [("direct", &direct), ("gateway, 1 leg", &cluster.client), ("gateway, 2 legs", &pair.client)];
         for (way, client) in clients {
             group.bench_function(way, |b| {
                 b.to_async(&runtime).iter(|| async {

@@ -1,4 +1,4 @@
-//! A small HTTP client that gives whole replies, or events one by one.
+//! HTTP client for tests: reads whole replies, or server-sent events one by one.
 
 use std::net::SocketAddr;
 
@@ -13,37 +13,37 @@ use hyper_util::{
 };
 use serde_json::Value;
 
-/// A client of one address.
+/// Client of one address; it reuses connections.
 #[derive(Clone, Debug)]
 pub struct Client {
     http: Legacy<HttpConnector, Full<Bytes>>,
     base: String,
 }
 
-/// A whole reply.
+/// A reply that was read to its end.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// Status.
+    /// HTTP status.
     pub status: StatusCode,
-    /// Headers.
+    /// Response headers.
     pub headers: HeaderMap,
-    /// Body.
+    /// Response body.
     pub body: Bytes,
 }
 
-/// A reply that streams. Dropping it closes the connection.
+/// A reply that is read event by event. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Stream {
-    /// Status.
+    /// HTTP status.
     pub status: StatusCode,
-    /// Headers.
+    /// Response headers.
     pub headers: HeaderMap,
     body: Incoming,
     buffer: BytesMut,
 }
 
 impl Client {
-    /// A client of `address`.
+    /// Creates a client of `address`.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
@@ -54,7 +54,7 @@ impl Client {
         }
     }
 
-    /// GETs a path.
+    /// Sends GET.
     ///
     /// # Errors
     /// The connection broke.
@@ -63,7 +63,7 @@ impl Client {
         self.whole(request.body(Full::default())?).await
     }
 
-    /// GETs a path with headers.
+    /// Sends GET with headers.
     ///
     /// # Errors
     /// The connection broke.
@@ -73,7 +73,7 @@ impl Client {
         self.whole(request).await
     }
 
-    /// GETs a path and reads the reply event by event.
+    /// Sends GET and returns the reply as a stream of events.
     ///
     /// # Errors
     /// The connection broke before the head.
@@ -84,7 +84,7 @@ impl Client {
         Ok(Stream { status: parts.status, headers: parts.headers, body, buffer: BytesMut::new() })
     }
 
-    /// DELETEs a path.
+    /// Sends DELETE.
     ///
     /// # Errors
     /// The connection broke.
@@ -93,7 +93,7 @@ impl Client {
         self.whole(request.body(Full::default())?).await
     }
 
-    /// POSTs a body and reads the whole reply.
+    /// Sends POST and reads the whole reply.
     ///
     /// # Errors
     /// The connection broke.
@@ -106,7 +106,7 @@ impl Client {
         self.whole(self.request(path, headers, body.into())?).await
     }
 
-    /// POSTs a body and reads the reply event by event.
+    /// Sends POST and returns the reply as a stream of events.
     ///
     /// # Errors
     /// The connection broke before the head.
@@ -143,15 +143,15 @@ impl Client {
 }
 
 impl Reply {
-    /// The body as JSON.
+    /// Parses the body as JSON.
     ///
     /// # Errors
-    /// It is none.
+    /// The body is not JSON; the error quotes it.
     pub fn json(&self) -> anyhow::Result<Value> {
         serde_json::from_slice(&self.body).with_context(|| String::from_utf8_lossy(&self.body).into_owned())
     }
 
-    /// The code of an error body.
+    /// Returns `error.code` of the body, or an empty string.
     #[must_use]
     pub fn code(&self) -> String {
         let json = self.json().unwrap_or_default();
@@ -160,7 +160,7 @@ impl Reply {
 }
 
 impl Stream {
-    /// The data of the next event; `None` at the end.
+    /// Returns the data of the next event, or `None` at the end of the stream.
     ///
     /// # Errors
     /// The connection broke, or ended within an event.
@@ -183,7 +183,7 @@ impl Stream {
         }
     }
 
-    /// All events to the end.
+    /// Reads all events to the end of the stream.
     ///
     /// # Errors
     /// As [`Stream::next`].
@@ -196,7 +196,7 @@ impl Stream {
     }
 }
 
-/// The text that a chat's or completion's events carry.
+/// Concatenates the text of a chat's or completion's events.
 #[must_use]
 pub fn text_of(events: &[String]) -> String {
     let one = |event: &String| {

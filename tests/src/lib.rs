@@ -1,7 +1,7 @@
-//! The harness: a gateway in process on real sockets, simulated engines behind it, and a client that reads events.
+//! Test harness: an in-process gateway on real sockets, simulated engines behind it, and a client that reads events.
 
 pub mod client;
-pub mod house;
+pub mod cluster;
 
 pub use client::{Client, Reply, Stream};
-pub use house::{House, HouseBuilder};
+pub use cluster::{TestCluster, TestClusterBuilder};

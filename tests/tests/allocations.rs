@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use pointsman_tests::HouseBuilder;
+use pointsman_tests::TestClusterBuilder;
 use pointsman_workers::WorkerSpec;
 
 #[global_allocator]
@@ -89,14 +89,14 @@ fn a_relayed_event_allocates_nothing() {
     // No probe, look at load or re-scan falls into the time that is counted.
     let rare = Duration::from_secs(600);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let house = HouseBuilder::new().config(|config| {
+    let cluster = TestClusterBuilder::new().config(|config| {
         config.workers.push(WorkerSpec::parse_flag(&worker).unwrap());
         config.server.threads = 1;
         (config.probe.interval, config.probe.load_interval, config.policies.rescan) = (rare, rare, rare);
     });
-    let house = runtime.block_on(house.start()).unwrap();
+    let cluster = runtime.block_on(cluster.start()).unwrap();
 
-    let mut client = TcpStream::connect(house.gateway.address).unwrap();
+    let mut client = TcpStream::connect(cluster.gateway.address).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let body = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}"#;
     let head = format!(
@@ -125,7 +125,7 @@ fn a_relayed_event_allocates_nothing() {
     }
     let blocks = dhat::HeapStats::get().total_blocks - before;
     next(&tell, None);
-    runtime.block_on(house.at_rest()).unwrap();
+    runtime.block_on(cluster.at_rest()).unwrap();
     // The channel of this test makes a block for every 31 messages; the gateway's threads may do a chore now and then.
     let ours = u64::from(COUNTED / 31);
     assert!(blocks <= ours + 40, "{blocks} allocations for {COUNTED} events, of which {ours} are the test's");

@@ -18,7 +18,7 @@ use pointsman_policy_runtime::{Access, Limits, LoadedPolicy, PolicyEngine, compi
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_test_guests::{LEARNED_TTFT, LOW_QUEUE, TENANT_LIMIT};
-use pointsman_tests::{House, HouseBuilder};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -31,22 +31,22 @@ fn chat(stream: bool, tokens: u32, words: usize) -> String {
     .to_string()
 }
 
-async fn ask(house: &House, id: &str, words: usize) -> u16 {
+async fn ask(cluster: &TestCluster, id: &str, words: usize) -> u16 {
     let headers = [("x-request-id", id), ("x-pointsman-decision", "1")];
-    house.client.post(CHAT, &headers, chat(false, 3, words)).await.unwrap().status.as_u16()
+    cluster.client.post(CHAT, &headers, chat(false, 3, words)).await.unwrap().status.as_u16()
 }
 
-async fn get(house: &House, path: &str) -> Value {
-    house.admin.get(path).await.unwrap().json().unwrap()
+async fn get(cluster: &TestCluster, path: &str) -> Value {
+    cluster.admin.get(path).await.unwrap().json().unwrap()
 }
 
-async fn list(house: &House, query: &str) -> Vec<Value> {
-    get(house, &format!("/decisions?{query}")).await["decisions"].as_array().unwrap().clone()
+async fn list(cluster: &TestCluster, query: &str) -> Vec<Value> {
+    get(cluster, &format!("/decisions?{query}")).await["decisions"].as_array().unwrap().clone()
 }
 
 /// Prefill and decode workers, each kind several times, with facts recorded for other policies too.
-async fn fleet(change: impl FnOnce(&mut Config)) -> House {
-    let mut builder = HouseBuilder::new().config(|config| {
+async fn fleet(change: impl FnOnce(&mut Config)) -> TestCluster {
+    let mut builder = TestClusterBuilder::new().config(|config| {
         config.decisions.facts = ["engine-queue", "active-requests"].map(str::to_owned).to_vec();
         change(config);
     });
@@ -62,12 +62,12 @@ fn loaded(bytes: &[u8], settings: &str) -> (LoadedPolicy, Access) {
     (compile(&engine, bytes, &access).unwrap().configure(Origin::Embedded, settings).unwrap(), access)
 }
 
-async fn again(house: &House, query: &str, policy: &[u8]) -> Report {
-    again_with(house, query, policy, "{}").await
+async fn again(cluster: &TestCluster, query: &str, policy: &[u8]) -> Report {
+    again_with(cluster, query, policy, "{}").await
 }
 
-async fn again_with(house: &House, query: &str, policy: &[u8], settings: &str) -> Report {
-    let export = house.admin.get(&format!("/decisions/export?{query}")).await.unwrap();
+async fn again_with(cluster: &TestCluster, query: &str, policy: &[u8], settings: &str) -> Report {
+    let export = cluster.admin.get(&format!("/decisions/export?{query}")).await.unwrap();
     assert_eq!(export.headers["content-type"], "application/x-ndjson");
     let (policy, access) = loaded(policy, settings);
     replay(&policy, access.state(), &*export.body, Judge::Policy).unwrap()
@@ -75,12 +75,12 @@ async fn again_with(house: &House, query: &str, policy: &[u8], settings: &str) -
 
 #[tokio::test]
 async fn each_decision_is_told_with_its_inputs_its_outcome_and_its_id() {
-    let house = fleet(|_| {}).await;
+    let cluster = fleet(|_| {}).await;
     let headers = [("x-request-id", "mine"), ("x-pointsman-decision", "1")];
-    let reply = house.client.post(CHAT, &headers, chat(false, 3, 5)).await.unwrap();
+    let reply = cluster.client.post(CHAT, &headers, chat(false, 3, 5)).await.unwrap();
     let told = reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
-    house.at_rest().await.unwrap();
-    let all = list(&house, "request_id=mine").await;
+    cluster.at_rest().await.unwrap();
+    let all = list(&cluster, "request_id=mine").await;
     // The plan, the prefill leg and the decode leg; newest first.
     let slots: Vec<_> = all.iter().map(|one| one["slot"].as_str().unwrap()).collect();
     assert_eq!(slots, ["decode", "prefill", "decode-override"], "{all:?}");
@@ -89,7 +89,7 @@ async fn each_decision_is_told_with_its_inputs_its_outcome_and_its_id() {
         assert_eq!((&one["policy"], &one["decider"]["by"]), (&json!("kv-aware"), &json!("policy")));
     }
     let prefill = &all[1];
-    assert_eq!(get(&house, &format!("/decisions/{}", prefill["id"].as_str().unwrap())).await, *prefill);
+    assert_eq!(get(&cluster, &format!("/decisions/{}", prefill["id"].as_str().unwrap())).await, *prefill);
     assert_eq!(prefill["candidates"].as_array().map(Vec::len), Some(3));
     let outcome = &prefill["outcome"];
     assert_eq!(
@@ -114,22 +114,22 @@ async fn each_decision_is_told_with_its_inputs_its_outcome_and_its_id() {
 
 #[tokio::test]
 async fn the_same_policy_decides_the_same_again_and_another_differs_where_it_would() {
-    let house = fleet(|config| {
+    let cluster = fleet(|config| {
         config.routing.cost.temperature = 0.3;
         config.policies.slots.entry(pointsman_routing::SlotKind::DecodeOverride).or_default();
     })
     .await;
     for number in 0..40 {
-        assert_eq!(ask(&house, "r", number).await, 200);
+        assert_eq!(ask(&cluster, "r", number).await, 200);
     }
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
     for slot in ["prefill", "decode"] {
-        let same = again(&house, &format!("slot={slot}"), KV_AWARE).await;
+        let same = again(&cluster, &format!("slot={slot}"), KV_AWARE).await;
         assert_eq!((same.decisions, same.agree), (40, 40), "{slot}: {:?}", same.differences);
     }
-    let plans = again(&house, "slot=decode-override", CONDITIONAL_DISAGG).await;
+    let plans = again(&cluster, "slot=decode-override", CONDITIONAL_DISAGG).await;
     assert_eq!((plans.decisions, plans.agree), (40, 40), "{:?}", plans.differences);
-    let other = again(&house, "", LEAST_LOADED).await;
+    let other = again(&cluster, "", LEAST_LOADED).await;
     assert_eq!((other.decisions, other.skipped["not for a selector"]), (80, 40));
     assert_eq!(other.agree + other.differences.len() as u64, 80);
     let first = other.differences.first().expect("a softmax over costs is not least-loaded");
@@ -140,20 +140,21 @@ async fn the_same_policy_decides_the_same_again_and_another_differs_where_it_wou
 
 #[tokio::test]
 async fn a_filter_decides_again_too_and_facts_that_were_not_recorded_are_named() {
-    let house = fleet(|config| config.decisions.facts.clear()).await;
-    house.drop_policy("prefill.wasm", LOW_QUEUE).unwrap();
-    let filtered =
-        |house: &House| house.gateway.app.policies.status().slots[0].policy.starts_with("low-queue");
-    house.until("the filter serves", filtered).await.unwrap();
+    let cluster = fleet(|config| config.decisions.facts.clear()).await;
+    cluster.drop_policy("prefill.wasm", LOW_QUEUE).unwrap();
+    let filtered = |cluster: &TestCluster| {
+        cluster.gateway.app.policies.status().slots[0].policy.starts_with("low-queue")
+    };
+    cluster.until("the filter serves", filtered).await.unwrap();
     for number in 0..10 {
-        assert_eq!(ask(&house, "f", number).await, 200);
+        assert_eq!(ask(&cluster, "f", number).await, 200);
     }
-    house.at_rest().await.unwrap();
-    let filters = again(&house, "slot=prefill&generation=2", LOW_QUEUE).await;
+    cluster.at_rest().await.unwrap();
+    let filters = again(&cluster, "slot=prefill&generation=2", LOW_QUEUE).await;
     assert_eq!((filters.decisions, filters.agree), (10, 10), "{:?}", filters.differences);
-    let scorers = again(&house, "slot=prefill&generation=2", KV_AWARE).await;
+    let scorers = again(&cluster, "slot=prefill&generation=2", KV_AWARE).await;
     assert_eq!((scorers.decisions, scorers.agree), (10, 10), "{:?}", scorers.differences);
-    let export = house.admin.get("/decisions/export?slot=decode").await.unwrap();
+    let export = cluster.admin.get("/decisions/export?slot=decode").await.unwrap();
     let (policy, access) = loaded(LEAST_LOADED, "{}");
     let error = replay(&policy, access.state(), &*export.body, Judge::Policy).unwrap_err().to_string();
     assert!(error.contains("`least-loaded` wants: `engine-queue` (in 10 decisions)"), "{error}");
@@ -163,55 +164,55 @@ async fn a_filter_decides_again_too_and_facts_that_were_not_recorded_are_named()
 #[tokio::test]
 async fn the_outcome_of_failures_of_retries_and_of_clients_that_leave_is_recorded() {
     let slow = |role| SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, role) };
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(slow(Role::Aggregated), "")
         .sim_with(slow(Role::Aggregated), "")
         .start()
         .await
         .unwrap();
     let fault = |status| Fault::always(FaultKind::Status { status, retry_after: None });
-    house.sims[0].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
-    house.sims[1].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
-    assert_eq!(ask(&house, "retried", 1).await, 502);
-    assert_eq!(ask(&house, "fine", 1).await, 200);
-    house.sims.iter().for_each(|sim| sim.set_faults(vec![fault(422)]));
-    assert_eq!(ask(&house, "refused", 1).await, 422);
-    house.sims.iter().for_each(|sim| sim.set_faults(vec![]));
+    cluster.sims[0].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
+    cluster.sims[1].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
+    assert_eq!(ask(&cluster, "retried", 1).await, 502);
+    assert_eq!(ask(&cluster, "fine", 1).await, 200);
+    cluster.sims.iter().for_each(|sim| sim.set_faults(vec![fault(422)]));
+    assert_eq!(ask(&cluster, "refused", 1).await, 422);
+    cluster.sims.iter().for_each(|sim| sim.set_faults(vec![]));
     let headers = [("x-request-id", "leaver")];
-    let mut stream = house.client.stream(CHAT, &headers, chat(true, 5_000, 1)).await.unwrap();
+    let mut stream = cluster.client.stream(CHAT, &headers, chat(true, 5_000, 1)).await.unwrap();
     for _ in 0..4 {
         stream.next().await.unwrap();
     }
-    let running = list(&house, "request_id=leaver").await.remove(0);
+    let running = list(&cluster, "request_id=leaver").await.remove(0);
     assert_eq!(running["outcome"], Value::Null, "it runs");
     drop(stream);
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
     let outcomes = |list: &[Value]| -> Vec<Value> {
         let one = |told: &Value| json!([told["outcome"]["status"], told["outcome"]["retried"]]);
         list.iter().map(one).collect()
     };
-    let retried = list(&house, "request_id=retried").await;
+    let retried = list(&cluster, "request_id=retried").await;
     assert_eq!(outcomes(&retried), [json!([502, false]), json!([502, true])]);
-    assert_eq!(outcomes(&list(&house, "request_id=refused").await), [json!([422, false])]);
-    let left = list(&house, "code=client_closed").await;
+    assert_eq!(outcomes(&list(&cluster, "request_id=refused").await), [json!([422, false])]);
+    let left = list(&cluster, "code=client_closed").await;
     assert_eq!((outcomes(&left), &left[0]["request_id"]), (vec![json!([499, false])], &json!("leaver")));
     let outcome = &left[0]["outcome"];
     assert!(
         outcome["output_tokens"].as_u64() >= Some(3) && outcome["itl_ms"].as_f64() > Some(1.0),
         "{outcome}"
     );
-    assert_eq!(list(&house, "min_ttft_ms=60000").await.len(), 0);
-    assert!(!list(&house, "min_ttft_ms=0.001&code=ok").await.is_empty());
+    assert_eq!(list(&cluster, "min_ttft_ms=60000").await.len(), 0);
+    assert!(!list(&cluster, "min_ttft_ms=0.001&code=ok").await.is_empty());
 }
 
 #[tokio::test]
 async fn filters_narrow_pages_go_back_in_time_and_a_wrong_one_is_named() {
-    let house = fleet(|_| {}).await;
+    let cluster = fleet(|_| {}).await;
     for number in 0..6 {
-        ask(&house, &format!("r{number}"), number).await;
+        ask(&cluster, &format!("r{number}"), number).await;
     }
-    house.at_rest().await.unwrap();
-    let count = |query: &'static str| async { list(&house, query).await.len() };
+    cluster.at_rest().await.unwrap();
+    let count = |query: &'static str| async { list(&cluster, query).await.len() };
     assert_eq!(count("").await, 18);
     assert_eq!((count("leg=prefill").await, count("slot=decode-override").await), (6, 6));
     assert_eq!((count("policy=kv-aware&model=tiny").await, count("model=huge").await), (12, 0));
@@ -220,37 +221,37 @@ async fn filters_narrow_pages_go_back_in_time_and_a_wrong_one_is_named() {
     let by_worker = [1, 2, 3].map(|worker| format!("slot=prefill&worker={worker}"));
     let mut sum = 0;
     for query in &by_worker {
-        sum += list(&house, query).await.len();
+        sum += list(&cluster, query).await.len();
     }
     assert_eq!(sum, 6);
     let (mut seen, mut before) = (Vec::new(), String::new());
     loop {
-        let page = list(&house, &format!("limit=4{before}")).await;
+        let page = list(&cluster, &format!("limit=4{before}")).await;
         let Some(last) = page.last() else { break };
         before = format!("&before={}", last["id"].as_str().unwrap());
         seen.extend(page.into_iter().map(|one| one["id"].clone()));
     }
-    let all: Vec<Value> = list(&house, "").await.into_iter().map(|one| one["id"].clone()).collect();
+    let all: Vec<Value> = list(&cluster, "").await.into_iter().map(|one| one["id"].clone()).collect();
     assert_eq!(seen, all);
     for path in ["/decisions?colour=red", "/decisions/export?colour=red"] {
-        let reply = house.admin.get(path).await.unwrap();
+        let reply = cluster.admin.get(path).await.unwrap();
         assert_eq!(
             (reply.status.as_u16(), reply.json().unwrap()["error"].clone()),
             (400, json!("colour: there is no such filter"))
         );
     }
-    assert_eq!(house.admin.get("/decisions/00").await.unwrap().status, 404);
-    assert_eq!(house.admin.get("/decisions/zz").await.unwrap().status, 400);
+    assert_eq!(cluster.admin.get("/decisions/00").await.unwrap().status, 404);
+    assert_eq!(cluster.admin.get("/decisions/zz").await.unwrap().status, 400);
 }
 
 #[tokio::test]
 async fn the_ring_is_bounded_and_may_be_switched_off_and_so_may_telling() {
-    let house = fleet(|config| config.decisions.keep = 7).await;
+    let cluster = fleet(|config| config.decisions.keep = 7).await;
     for number in 0..10 {
-        ask(&house, &format!("r{number}"), number).await;
+        ask(&cluster, &format!("r{number}"), number).await;
     }
-    house.at_rest().await.unwrap();
-    let told = get(&house, "/decisions").await;
+    cluster.at_rest().await.unwrap();
+    let told = get(&cluster, "/decisions").await;
     assert_eq!((&told["kept"], told["decisions"].as_array().map(Vec::len)), (&json!(7), Some(7)));
     let newest: Vec<_> =
         told["decisions"].as_array().unwrap().iter().map(|one| one["request_id"].clone()).collect();
@@ -267,7 +268,7 @@ async fn the_ring_is_bounded_and_may_be_switched_off_and_so_may_telling() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reading_under_load_fails_nothing_and_loses_nothing() {
-    let house = fleet(|config| config.decisions.keep = 300).await;
+    let cluster = fleet(|config| config.decisions.keep = 300).await;
     let tasks = tokio_util::task::TaskTracker::new();
     let load = |client: pointsman_tests::Client| {
         tasks.spawn(async move {
@@ -277,10 +278,10 @@ async fn reading_under_load_fails_nothing_and_loses_nothing() {
             }
         })
     };
-    let load = [load(house.client.clone()), load(house.client.clone())];
+    let load = [load(cluster.client.clone()), load(cluster.client.clone())];
     let (mut lines, mut least) = (0, usize::MAX);
     while load.iter().any(|task| !task.is_finished()) {
-        let export = house.admin.get("/decisions/export").await.unwrap();
+        let export = cluster.admin.get("/decisions/export").await.unwrap();
         let text = String::from_utf8(export.body.to_vec()).unwrap();
         for line in text.lines() {
             let told: Value = serde_json::from_str(line).unwrap();
@@ -292,8 +293,8 @@ async fn reading_under_load_fails_nothing_and_loses_nothing() {
     for task in load {
         task.await.unwrap();
     }
-    house.at_rest().await.unwrap();
-    let told = get(&house, "/decisions?limit=1000").await;
+    cluster.at_rest().await.unwrap();
+    let told = get(&cluster, "/decisions?limit=1000").await;
     assert_eq!((&told["kept"], &told["lost"]), (&json!(300), &json!(0)), "{lines} lines were read");
     let over = told["decisions"].as_array().unwrap().iter().all(|one| one["outcome"]["status"] == 200);
     assert!(over && lines > 0, "every outcome was written down, late ones too");
@@ -301,15 +302,15 @@ async fn reading_under_load_fails_nothing_and_loses_nothing() {
 
 #[tokio::test]
 async fn f2_a_preview_tells_every_candidate_s_terms_and_the_runner_up_and_is_not_recorded() {
-    let house = fleet(|_| {}).await;
+    let cluster = fleet(|_| {}).await;
     for number in 0..3 {
-        ask(&house, "r", number).await;
+        ask(&cluster, "r", number).await;
     }
-    house.at_rest().await.unwrap();
-    house.gateway.app.router.index().flush();
-    let before = get(&house, "/decisions").await["kept"].clone();
-    let told = house.client.post("/v1/route", &[], chat(false, 3, 2)).await.unwrap().json().unwrap();
-    assert_eq!(get(&house, "/decisions").await["kept"], before);
+    cluster.at_rest().await.unwrap();
+    cluster.gateway.app.router.index().flush();
+    let before = get(&cluster, "/decisions").await["kept"].clone();
+    let told = cluster.client.post("/v1/route", &[], chat(false, 3, 2)).await.unwrap().json().unwrap();
+    assert_eq!(get(&cluster, "/decisions").await["kept"], before);
     let leg = &told["legs"][0];
     let candidates = leg["candidates"].as_array().unwrap();
     assert_eq!(candidates.len(), 3, "{told}");
@@ -339,62 +340,65 @@ fn grants_state(config: &mut Config, settings: &str) {
     config.policies.slots.insert(pointsman_routing::SlotKind::Aggregated, entry);
 }
 
-async fn house_of_two(settings: &str, policy: &[u8], name: &'static str) -> House {
-    let house = HouseBuilder::new()
+async fn cluster_of_two(settings: &str, policy: &[u8], name: &'static str) -> TestCluster {
+    let cluster = TestClusterBuilder::new()
         .config(|config| grants_state(config, settings))
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
         .unwrap();
-    house.drop_policy("aggregated.wasm", policy).unwrap();
-    let serves = move |house: &House| house.gateway.app.policies.status().slots[2].policy == name;
-    house.until("the policy serves", serves).await.unwrap();
-    house
+    cluster.drop_policy("aggregated.wasm", policy).unwrap();
+    let serves = move |cluster: &TestCluster| cluster.gateway.app.policies.status().slots[2].policy == name;
+    cluster.until("the policy serves", serves).await.unwrap();
+    cluster
 }
 
 #[tokio::test]
 async fn a_policy_with_state_decides_the_same_again_by_what_it_read() {
-    let house =
-        house_of_two("{ requests = 6, window-ms = 3600000, anonymous = true }", TENANT_LIMIT, "tenant-limit")
-            .await;
+    let cluster = cluster_of_two(
+        "{ requests = 6, window-ms = 3600000, anonymous = true }",
+        TENANT_LIMIT,
+        "tenant-limit",
+    )
+    .await;
     let mut statuses = Vec::new();
     for number in 0..12 {
-        statuses.push(ask(&house, "t", number).await);
+        statuses.push(ask(&cluster, "t", number).await);
     }
     assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
-    house.at_rest().await.unwrap();
-    let all = list(&house, "policy=tenant-limit").await;
+    cluster.at_rest().await.unwrap();
+    let all = list(&cluster, "policy=tenant-limit").await;
     assert_eq!(all.len(), 12);
     // Newest first; each tells how many came before it, and nothing else.
     let state = all[3]["stages"][0]["state"].as_object().unwrap();
     assert_eq!((state.len(), state.values().next()), (1, Some(&json!(8))), "{}", all[3]);
     assert_eq!(all[3]["stages"][0]["state_cut"], false);
     let settings = r#"{"requests":6,"window-ms":3600000,"anonymous":true}"#;
-    let same = again_with(&house, "policy=tenant-limit", TENANT_LIMIT, settings).await;
+    let same = again_with(&cluster, "policy=tenant-limit", TENANT_LIMIT, settings).await;
     assert_eq!((same.decisions, same.agree), (12, 12), "{:?}", same.differences);
     // And it is by that: one more is let in by a greater limit.
     let settings = settings.replace(":6,", ":7,");
-    let other = again_with(&house, "policy=tenant-limit", TENANT_LIMIT, &settings).await;
+    let other = again_with(&cluster, "policy=tenant-limit", TENANT_LIMIT, &settings).await;
     assert_eq!(other.agree, 11, "{:?}", other.differences);
-    let without = list(&house, "policy=kv-aware").await;
+    let without = list(&cluster, "policy=kv-aware").await;
     assert!(without.iter().all(|one| one["stages"][0].get("state").is_none()));
 }
 
 #[tokio::test]
 async fn what_a_scorer_learnt_is_recorded_row_by_row() {
-    let house = house_of_two("{ explore = 0.3 }", LEARNED_TTFT, "learned-ttft").await;
+    let cluster = cluster_of_two("{ explore = 0.3 }", LEARNED_TTFT, "learned-ttft").await;
     for number in 0..40 {
-        assert_eq!(ask(&house, "l", number).await, 200);
+        assert_eq!(ask(&cluster, "l", number).await, 200);
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     for number in 0..20 {
-        assert_eq!(ask(&house, "l", number).await, 200);
+        assert_eq!(ask(&cluster, "l", number).await, 200);
     }
-    house.at_rest().await.unwrap();
-    let newest = list(&house, "policy=learned-ttft&limit=1").await.remove(0);
+    cluster.at_rest().await.unwrap();
+    let newest = list(&cluster, "policy=learned-ttft&limit=1").await.remove(0);
     let learnt = newest["stages"][0]["state"].as_object().unwrap();
     assert!(learnt["1/0"].as_i64() > Some(0) && learnt["2/0"].as_i64() > Some(0), "{newest}");
-    let same = again_with(&house, "policy=learned-ttft", LEARNED_TTFT, r#"{"explore":0.3}"#).await;
+    let same = again_with(&cluster, "policy=learned-ttft", LEARNED_TTFT, r#"{"explore":0.3}"#).await;
     assert_eq!((same.decisions, same.agree), (60, 60), "{:?}", same.differences);
 }

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_tests::{House, HouseBuilder};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
 use pointsman_workers::WorkerId;
 use serde_json::{Value, json};
 
@@ -36,14 +36,14 @@ fn paced(role: Role) -> SimConfig {
     SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, role) }
 }
 
-async fn reply(house: &House, stream: bool) -> (u16, String) {
-    let reply = house.client.post(CHAT, &[], chat(stream, 5)).await.unwrap();
+async fn reply(cluster: &TestCluster, stream: bool) -> (u16, String) {
+    let reply = cluster.client.post(CHAT, &[], chat(stream, 5)).await.unwrap();
     (reply.status.as_u16(), reply.code())
 }
 
 /// The error code of a stream that broke: its last event, and valid JSON all along.
-async fn broken(house: &House) -> String {
-    let events = house.client.stream(CHAT, &[], chat(true, 20)).await.unwrap().all().await.unwrap();
+async fn broken(cluster: &TestCluster) -> String {
+    let events = cluster.client.stream(CHAT, &[], chat(true, 20)).await.unwrap().all().await.unwrap();
     for event in events.iter().filter(|event| *event != "[DONE]") {
         serde_json::from_str::<Value>(event).unwrap_or_else(|error| panic!("{error}: {event}"));
     }
@@ -54,161 +54,163 @@ async fn broken(house: &House) -> String {
 #[tokio::test]
 async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
-        let house = House::disaggregated(dialect, 2, 2).await.unwrap();
+        let cluster = TestCluster::disaggregated(dialect, 2, 2).await.unwrap();
         for (place, kind) in
             [(0, status(500)), (1, FaultKind::Refuse), (2, status(503)), (3, FaultKind::Refuse)]
         {
             // Whichever worker is asked first fails once.
             let pair = if place < 2 { [0, 1] } else { [2, 3] };
             for sim in pair {
-                house.sims[sim].set_faults(vec![]);
+                cluster.sims[sim].set_faults(vec![]);
             }
-            house.sims[place].set_faults(once(kind.clone()));
+            cluster.sims[place].set_faults(once(kind.clone()));
             for _ in 0..2 {
                 assert_eq!(
-                    reply(&house, false).await,
+                    reply(&cluster, false).await,
                     (200, String::new()),
                     "{dialect:?} worker {place} {kind:?}"
                 );
             }
         }
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn i_an_engine_s_4xx_passes_unchanged_and_is_not_retried() {
-    let house = HouseBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
-    house.sims[0].set_faults(once(status(422)));
-    let reply = house.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    cluster.sims[0].set_faults(once(status(422)));
+    let reply = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
     assert_eq!(reply.status, 422);
     assert!(reply.json().unwrap()["error"]["message"].is_string());
-    assert_eq!(house.sims[0].state().requests.values().sum::<u64>(), 1);
+    assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 1);
 }
 
 #[tokio::test]
 async fn c7a_incomplete_parameters_are_refused_and_the_decode_engine_lives() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
-    house.sims[0].set_faults(once(FaultKind::PartialParams { field: "remote_block_ids".into() }));
-    let answer = house.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    cluster.sims[0].set_faults(once(FaultKind::PartialParams { field: "remote_block_ids".into() }));
+    let answer = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.code()), (502, "bad_upstream".into()));
     assert!(String::from_utf8_lossy(&answer.body).contains("remote_block_ids"), "{answer:?}");
-    assert!(!house.sims[1].state().dead);
-    assert_eq!(reply(&house, false).await.0, 200);
-    house.at_rest().await.unwrap();
+    assert!(!cluster.sims[1].state().dead);
+    assert_eq!(reply(&cluster, false).await.0, 200);
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn c8_an_answer_that_ends_in_prefill_is_given_as_it_is() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
-    house.sims[0].set_faults(vec![Fault::always(FaultKind::FirstTokenEos)]);
-    let whole = house.client.post(CHAT, &[], chat(false, 5)).await.unwrap().json().unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::FirstTokenEos)]);
+    let whole = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap().json().unwrap();
     assert_eq!(whole["choices"][0]["finish_reason"], "stop");
-    let events = house.client.stream(CHAT, &[], chat(true, 5)).await.unwrap().all().await.unwrap();
+    let events = cluster.client.stream(CHAT, &[], chat(true, 5)).await.unwrap().all().await.unwrap();
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     let first: Value = serde_json::from_str(&events[0]).unwrap();
     assert_eq!(
         (&first["object"], &first["choices"][0]["finish_reason"]),
         (&json!("chat.completion.chunk"), &json!("stop"))
     );
-    assert_eq!(house.sims[1].state().requests.values().sum::<u64>(), 0, "no decode was started");
-    house.at_rest().await.unwrap();
+    assert_eq!(cluster.sims[1].state().requests.values().sum::<u64>(), 0, "no decode was started");
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn i_a_stream_that_breaks_ends_with_one_valid_error_event() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
-        let house = House::disaggregated(dialect, 1, 1).await.unwrap();
+        let cluster = TestCluster::disaggregated(dialect, 1, 1).await.unwrap();
         for kind in [FaultKind::Cut { after_tokens: 3 }, FaultKind::Garbage { after_tokens: 3 }] {
-            house.sims[1].set_faults(once(kind.clone()));
-            let events = house.client.stream(CHAT, &[], chat(true, 20)).await.unwrap().all().await.unwrap();
+            cluster.sims[1].set_faults(once(kind.clone()));
+            let events = cluster.client.stream(CHAT, &[], chat(true, 20)).await.unwrap().all().await.unwrap();
             let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
             assert_eq!(last["error"]["code"], "bad_upstream", "{dialect:?} {kind:?}: {events:?}");
         }
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn i_a_wrong_content_type_is_a_bad_upstream() {
-    let house = HouseBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
-    house.sims[0].set_faults(vec![Fault::always(FaultKind::WrongContentType)]);
-    assert_eq!(reply(&house, true).await, (502, "bad_upstream".into()));
-    assert_eq!(reply(&house, false).await, (502, "bad_upstream".into()));
-    house.at_rest().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::WrongContentType)]);
+    assert_eq!(reply(&cluster, true).await, (502, "bad_upstream".into()));
+    assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn i_bad_upstream_a_whole_answer_that_was_cut_is_never_passed_on() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.routing.retries = 0)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
         .unwrap();
     for kind in [FaultKind::Garbage { after_tokens: 1 }, FaultKind::Cut { after_tokens: 1 }] {
-        house.sims[0].set_faults(once(kind));
-        assert_eq!(reply(&house, false).await, (502, "bad_upstream".into()));
+        cluster.sims[0].set_faults(once(kind));
+        assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
     }
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn i_the_deadline_ends_hangs_and_stalls() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.timeouts.request = Duration::from_millis(300))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
         .unwrap();
-    house.sims[0].set_faults(once(FaultKind::HangBeforeHeaders));
-    assert_eq!(reply(&house, true).await, (504, "deadline".into()));
-    house.sims[0].set_faults(once(FaultKind::Stall { after_tokens: 2 }));
-    assert_eq!(broken(&house).await, "deadline");
-    house.sims[0].set_faults(once(FaultKind::HangAfterHeaders));
-    assert_eq!(broken(&house).await, "deadline");
-    house.at_rest().await.unwrap();
-    house.until("the engine is free", |house| house.sims[0].state().running == 0).await.unwrap();
+    cluster.sims[0].set_faults(once(FaultKind::HangBeforeHeaders));
+    assert_eq!(reply(&cluster, true).await, (504, "deadline".into()));
+    cluster.sims[0].set_faults(once(FaultKind::Stall { after_tokens: 2 }));
+    assert_eq!(broken(&cluster).await, "deadline");
+    cluster.sims[0].set_faults(once(FaultKind::HangAfterHeaders));
+    assert_eq!(broken(&cluster).await, "deadline");
+    cluster.at_rest().await.unwrap();
+    cluster.until("the engine is free", |cluster| cluster.sims[0].state().running == 0).await.unwrap();
 }
 
 #[tokio::test]
 async fn e3_a_failed_sglang_prefill_cancels_its_decode_at_once() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.routing.retries = 0)
         .sim(Dialect::Sglang, Role::Prefill)
         .sim(Dialect::Sglang, Role::Decode)
         .start()
         .await
         .unwrap();
-    house.sims[0].set_faults(vec![Fault::always(status(500))]);
+    cluster.sims[0].set_faults(vec![Fault::always(status(500))]);
     let started = tokio::time::Instant::now();
-    assert_eq!(reply(&house, false).await, (502, "bad_upstream".into()));
+    assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
     assert!(started.elapsed() < Duration::from_secs(5), "decode was waited for");
-    house
-        .until("decode is free", |house| house.sims[1].state().running + house.sims[1].state().waiting == 0)
+    cluster
+        .until("decode is free", |cluster| {
+            cluster.sims[1].state().running + cluster.sims[1].state().waiting == 0
+        })
         .await
         .unwrap();
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn e1_e2_a_client_that_leaves_mid_stream_frees_the_engine_at_once() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(paced(Role::Prefill), "")
         .sim_with(paced(Role::Decode), "")
         .start()
         .await
         .unwrap();
-    let mut stream = house.client.stream(CHAT, &[], chat(true, 5_000)).await.unwrap();
+    let mut stream = cluster.client.stream(CHAT, &[], chat(true, 5_000)).await.unwrap();
     for _ in 0..5 {
         stream.next().await.unwrap();
     }
     drop(stream);
     let left = tokio::time::Instant::now();
-    house.until("decode is free", |house| house.sims[1].state().running == 0).await.unwrap();
+    cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
     println!("upstream work stopped {:?} after the client left", left.elapsed());
     assert!(left.elapsed() < Duration::from_millis(500));
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
@@ -217,17 +219,17 @@ async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
         overhead: Duration::from_millis(200),
         ..SimConfig::instant(Dialect::Vllm, Role::Prefill)
     };
-    let house =
-        HouseBuilder::new().sim_with(slow, "").sim_with(paced(Role::Decode), "").start().await.unwrap();
+    let cluster =
+        TestClusterBuilder::new().sim_with(slow, "").sim_with(paced(Role::Decode), "").start().await.unwrap();
     let leaving =
-        tokio::time::timeout(Duration::from_millis(50), house.client.post(CHAT, &[], chat(true, 500)));
+        tokio::time::timeout(Duration::from_millis(50), cluster.client.post(CHAT, &[], chat(true, 500)));
     assert!(leaving.await.is_err(), "the client left while prefill ran");
-    house
-        .until("the handoff was consumed", |house| house.sims[1].state().handoffs.pulled == 1)
+    cluster
+        .until("the handoff was consumed", |cluster| cluster.sims[1].state().handoffs.pulled == 1)
         .await
         .unwrap();
-    house.at_rest().await.unwrap();
-    let (prefill, decode) = (house.sims[0].state(), house.sims[1].state());
+    cluster.at_rest().await.unwrap();
+    let (prefill, decode) = (cluster.sims[0].state(), cluster.sims[1].state());
     assert_eq!((prefill.pinned_blocks, prefill.stranded), (0, 0));
     assert!(decode.generated_tokens <= 2, "decode was asked for one token: {}", decode.generated_tokens);
 }
@@ -239,59 +241,62 @@ async fn e1_an_sglang_pair_that_nobody_waits_for_is_aborted() {
         itl: Duration::from_millis(20),
         ..SimConfig::instant(Dialect::Sglang, role)
     };
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(slow(Role::Prefill), "")
         .sim_with(slow(Role::Decode), "")
         .start()
         .await
         .unwrap();
     let leaving =
-        tokio::time::timeout(Duration::from_millis(80), house.client.post(CHAT, &[], chat(false, 500)));
+        tokio::time::timeout(Duration::from_millis(80), cluster.client.post(CHAT, &[], chat(false, 500)));
     assert!(leaving.await.is_err());
-    house
-        .until("both legs are free", |house| {
-            house.sims.iter().all(|sim| sim.state().running + sim.state().waiting == 0)
+    cluster
+        .until("both legs are free", |cluster| {
+            cluster.sims.iter().all(|sim| sim.state().running + sim.state().waiting == 0)
         })
         .await
         .unwrap();
-    house.at_rest().await.unwrap();
-    assert!(house.sims.iter().map(|sim| sim.state().aborted).sum::<u64>() >= 1);
+    cluster.at_rest().await.unwrap();
+    assert!(cluster.sims.iter().map(|sim| sim.state().aborted).sum::<u64>() >= 1);
 }
 
 #[tokio::test]
 async fn b2_a_killed_worker_is_left_out_and_the_others_serve() {
-    let mut house = House::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
-    house.sims.remove(1).kill().await;
+    let mut cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
+    cluster.sims.remove(1).kill().await;
     for _ in 0..10 {
-        assert_eq!(reply(&house, false).await, (200, String::new()));
+        assert_eq!(reply(&cluster, false).await, (200, String::new()));
     }
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn f6_all_busy_is_overloaded() {
-    let house =
-        HouseBuilder::new().sim_with(paced(Role::Aggregated), ",max_concurrency=1").start().await.unwrap();
-    let mut first = house.client.stream(CHAT, &[], chat(true, 500)).await.unwrap();
+    let cluster = TestClusterBuilder::new()
+        .sim_with(paced(Role::Aggregated), ",max_concurrency=1")
+        .start()
+        .await
+        .unwrap();
+    let mut first = cluster.client.stream(CHAT, &[], chat(true, 500)).await.unwrap();
     first.next().await.unwrap();
-    let busy = house.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
+    let busy = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
     assert_eq!((busy.status.as_u16(), busy.code()), (529, "overloaded".into()));
     assert!(busy.headers.contains_key("retry-after"));
     drop(first);
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn f6_an_engine_that_has_enough_to_do_is_not_put_aside_and_one_that_fails_is() {
     for (code, aside) in [(429, false), (500, true)] {
-        let house = House::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
-        house.sims[1].set_faults(vec![Fault::always(status(code))]);
+        let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
+        cluster.sims[1].set_faults(vec![Fault::always(status(code))]);
         for _ in 0..30 {
-            assert_eq!(house.client.post(CHAT, &[], chat(false, 2)).await.unwrap().status, 200);
+            assert_eq!(cluster.client.post(CHAT, &[], chat(false, 2)).await.unwrap().status, 200);
         }
-        let worker = house.gateway.app.registry.snapshot().get(WorkerId(2)).unwrap().clone();
+        let worker = cluster.gateway.app.registry.snapshot().get(WorkerId(2)).unwrap().clone();
         assert_eq!(worker.ineligible().is_some(), aside, "{code}: {:?}", worker.ineligible());
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }
 
@@ -308,8 +313,8 @@ async fn faults_of_every_kind_leak_no_booking_and_strand_no_handoff() {
         FaultKind::TransferFail,
     ];
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
-        let house = House::disaggregated(dialect, 2, 2).await.unwrap();
-        for (place, sim) in house.sims.iter().enumerate() {
+        let cluster = TestCluster::disaggregated(dialect, 2, 2).await.unwrap();
+        for (place, sim) in cluster.sims.iter().enumerate() {
             let share = 0.02;
             let leg = Some(if place < 2 { FaultLeg::Prefill } else { FaultLeg::Decode });
             sim.set_faults(
@@ -318,7 +323,7 @@ async fn faults_of_every_kind_leak_no_booking_and_strand_no_handoff() {
         }
         let mut clients = tokio::task::JoinSet::new();
         for place in 0..8 {
-            let client = house.client.clone();
+            let client = cluster.client.clone();
             clients.spawn(async move {
                 let mut failed = 0;
                 for turn in 0..40 {
@@ -342,8 +347,8 @@ async fn faults_of_every_kind_leak_no_booking_and_strand_no_handoff() {
         }
         let failed: u32 = clients.join_all().await.into_iter().sum();
         println!("{dialect:?}: {failed} of 320 requests failed, each with one valid error");
-        house.at_rest().await.unwrap();
-        let dead = house.sims.iter().filter(|sim| sim.state().dead).count();
+        cluster.at_rest().await.unwrap();
+        let dead = cluster.sims.iter().filter(|sim| sim.state().dead).count();
         assert_eq!(dead, 0, "an engine was killed by a bad handoff");
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::CHATTY;
-use pointsman_tests::HouseBuilder;
+use pointsman_tests::TestClusterBuilder;
 use serde_json::{Value, json};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -42,29 +42,30 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
     let (sender, lines) = mpsc::channel();
     LINES.set(sender).unwrap();
     tracing_subscriber::fmt().json().with_writer(Pipe).init();
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim(Dialect::Vllm, Role::Prefill)
         .sim(Dialect::Vllm, Role::Decode)
         .start()
         .await
         .unwrap();
-    house.drop_policy("prefill.wasm", CHATTY).unwrap();
-    let serves =
-        |house: &pointsman_tests::House| house.gateway.app.policies.status().slots[0].policy == "chatty";
-    house.until("it serves", serves).await.unwrap();
+    cluster.drop_policy("prefill.wasm", CHATTY).unwrap();
+    let serves = |cluster: &pointsman_tests::TestCluster| {
+        cluster.gateway.app.policies.status().slots[0].policy == "chatty"
+    };
+    cluster.until("it serves", serves).await.unwrap();
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]})
         .to_string();
     let began = tokio::time::Instant::now();
     for number in 0..200 {
         let id = format!("request-{number}");
-        let reply = house.client.post("/v1/chat/completions", &[("x-request-id", &id)], body.clone()).await;
+        let reply = cluster.client.post("/v1/chat/completions", &[("x-request-id", &id)], body.clone()).await;
         assert_eq!(reply.unwrap().status, 200);
     }
     // What a preview logs belongs to no request.
     let before = lines.try_iter().collect::<Vec<_>>();
     let seconds = began.elapsed().as_secs() as usize;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
-    house.client.post("/v1/route", &[], body).await.unwrap();
+    cluster.client.post("/v1/route", &[], body).await.unwrap();
     let previewed = told(lines.try_iter().collect());
     assert!(previewed.iter().any(|line| line["fields"].get("request").is_none()), "{previewed:?}");
 
@@ -86,7 +87,7 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
         numbers.is_sorted() && numbers.iter().all(|number| *number < 200),
         "each with its own: {numbers:?}"
     );
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 /// The lines of policies among these.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pointsman_gateway::legs::Order;
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_tests::{House, HouseBuilder};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -31,9 +31,9 @@ fn recording(dialect: Dialect, role: Role) -> SimConfig {
 }
 
 /// The decision header's parts, as `prefill=1/0 kv-aware@1 policy`.
-async fn decisions(house: &House, headers: &[(&str, &str)], body: String) -> Vec<String> {
+async fn decisions(cluster: &TestCluster, headers: &[(&str, &str)], body: String) -> Vec<String> {
     let all: Vec<(&str, &str)> = headers.iter().copied().chain([EXPLAIN]).collect();
-    let reply = house.client.post(CHAT, &all, body).await.unwrap();
+    let reply = cluster.client.post(CHAT, &all, body).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     let header = reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
     header.split(", ").map(str::to_owned).collect()
@@ -42,7 +42,7 @@ async fn decisions(house: &House, headers: &[(&str, &str)], body: String) -> Vec
 #[tokio::test]
 async fn c3_a_hint_pins_prefill_then_a_live_session_then_the_policy_and_a_pin_is_booked() {
     let slow = |role| SimConfig { itl: Duration::from_millis(5), ..SimConfig::instant(Dialect::Vllm, role) };
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(slow(Role::Prefill), "")
         .sim_with(slow(Role::Prefill), "")
         .sim_with(slow(Role::Decode), "")
@@ -50,55 +50,55 @@ async fn c3_a_hint_pins_prefill_then_a_live_session_then_the_policy_and_a_pin_is
         .await
         .unwrap();
     let session = json!({"nvext": {"session_control": {"session_id": "s", "action": "bind"}}});
-    let first = decisions(&house, &[], chat(session.clone())).await;
+    let first = decisions(&cluster, &[], chat(session.clone())).await;
     assert!(first[0].ends_with("policy"), "{first:?}");
     let bound = first[0].split(' ').next().unwrap().to_owned();
     for _ in 0..4 {
-        let again = decisions(&house, &[], chat(session.clone())).await;
+        let again = decisions(&cluster, &[], chat(session.clone())).await;
         assert!(again[0].starts_with(&bound) && again[0].ends_with("session"), "{again:?}");
         assert!(again[1].ends_with("session"), "per leg: {again:?}");
     }
     let other = if bound.contains("=1/") { "2" } else { "1" };
-    let pinned = decisions(&house, &[("x-prefill-instance-id", other)], chat(session.clone())).await;
+    let pinned = decisions(&cluster, &[("x-prefill-instance-id", other)], chat(session.clone())).await;
     assert!(pinned[0].starts_with(&format!("prefill={other}/")) && pinned[0].ends_with("pin"), "{pinned:?}");
 
     let long = chat(json!({"stream": true, "max_tokens": 200}));
     let pins = [("x-prefill-instance-id", "1"), ("x-worker-instance-id", "3")];
-    let mut stream = house.client.stream(CHAT, &pins, long).await.unwrap();
+    let mut stream = cluster.client.stream(CHAT, &pins, long).await.unwrap();
     stream.next().await.unwrap();
-    assert_eq!(house.booked(), 1, "the pinned decode worker is booked");
+    assert_eq!(cluster.booked(), 1, "the pinned decode worker is booked");
     drop(stream);
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn f8_a_binding_gives_way_when_its_worker_is_not_eligible_and_a_closed_session_is_free() {
-    let house = House::disaggregated(Dialect::Vllm, 2, 1).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 2, 1).await.unwrap();
     let with =
         |action: &str| chat(json!({"nvext": {"session_control": {"session_id": "s", "action": action}}}));
-    let first = decisions(&house, &[], with("open")).await;
+    let first = decisions(&cluster, &[], with("open")).await;
     let bound = first[0].split(['=', '/']).nth(1).unwrap().to_owned();
-    house.admin.post(&format!("/workers/{bound}/drain"), &[], "").await.unwrap();
-    let moved = decisions(&house, &[], with("bind")).await;
+    cluster.admin.post(&format!("/workers/{bound}/drain"), &[], "").await.unwrap();
+    let moved = decisions(&cluster, &[], with("bind")).await;
     assert!(moved[0].ends_with("policy") && !moved[0].starts_with(&format!("prefill={bound}/")), "{moved:?}");
-    assert!(decisions(&house, &[], with("close")).await[0].ends_with("session"));
-    assert!(decisions(&house, &[], with("open")).await[0].ends_with("policy"), "the session was closed");
+    assert!(decisions(&cluster, &[], with("close")).await[0].ends_with("session"));
+    assert!(decisions(&cluster, &[], with("open")).await[0].ends_with("policy"), "the session was closed");
 }
 
 #[tokio::test]
 async fn c5_resolving_has_five_outcomes() {
     // With bootstrap, and without: both serve.
     for dialect in [Dialect::Sglang, Dialect::Vllm] {
-        let house = House::disaggregated(dialect, 1, 1).await.unwrap();
-        assert_eq!(decisions(&house, &[], chat(json!({}))).await.len(), 2);
+        let cluster = TestCluster::disaggregated(dialect, 1, 1).await.unwrap();
+        assert_eq!(decisions(&cluster, &[], chat(json!({}))).await.len(), 2);
     }
     // Not active: B1. A vLLM decode worker prefills locally.
-    let alone = HouseBuilder::new().sim(Dialect::Vllm, Role::Decode).start().await.unwrap();
+    let alone = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Decode).start().await.unwrap();
     assert!(decisions(&alone, &[], chat(json!({}))).await[0].starts_with("aggregated="));
     // Backpressure fails at once, and never waits.
     let slow =
         SimConfig { overhead: Duration::from_secs(2), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
-    let busy = HouseBuilder::new()
+    let busy = TestClusterBuilder::new()
         .sim_with(slow, ",max_concurrency=1")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
@@ -107,14 +107,14 @@ async fn c5_resolving_has_five_outcomes() {
     let client = busy.client.clone();
     let tasks = tokio_util::task::TaskTracker::new();
     let holding = tasks.spawn(async move { client.post(CHAT, &[], chat(json!({}))).await });
-    busy.until("prefill is busy", |house| house.booked() == 1).await.unwrap();
+    busy.until("prefill is busy", |cluster| cluster.booked() == 1).await.unwrap();
     let started = tokio::time::Instant::now();
     let refused = busy.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
     assert_eq!((refused.status.as_u16(), refused.code()), (529, "overloaded".to_owned()));
     assert!(refused.headers.contains_key("retry-after") && started.elapsed() < Duration::from_secs(1));
     assert_eq!(holding.await.unwrap().unwrap().status, 200);
     // Nothing available.
-    let none = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    let none = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     let foreign = chat(json!({"nvext": {"required_taints": ["never"]}}));
     let reply = none.client.post(CHAT, &[], foreign).await.unwrap();
     assert_eq!((reply.status.as_u16(), reply.code()), (503, "no_worker".to_owned()));
@@ -122,16 +122,16 @@ async fn c5_resolving_has_five_outcomes() {
 
 #[tokio::test]
 async fn c10_d1_the_decode_leg_gets_the_prefill_worker_s_rank_the_room_and_the_client_s_max_tokens() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(SimConfig { dp_size: 2, ..recording(Dialect::Sglang, Role::Prefill) }, ",dp_size=2")
         .sim_with(recording(Dialect::Sglang, Role::Decode), "")
         .start()
         .await
         .unwrap();
     let pinned = [("x-prefill-instance-id", "1"), ("x-prefill-dp-rank", "1")];
-    decisions(&house, &pinned, chat(json!({}))).await;
+    decisions(&cluster, &pinned, chat(json!({}))).await;
     let sent = |sim: usize| -> Value {
-        let all = house.sims[sim].recorded();
+        let all = cluster.sims[sim].recorded();
         serde_json::from_str(&all.iter().find(|recorded| recorded.path == CHAT).unwrap().body).unwrap()
     };
     let (prefill, decode) = (sent(0), sent(1));
@@ -141,20 +141,20 @@ async fn c10_d1_the_decode_leg_gets_the_prefill_worker_s_rank_the_room_and_the_c
     assert_eq!((&prefill["max_tokens"], &decode["max_tokens"]), (&json!(4), &json!(4)));
     // A rank that the worker does not have is none of its ranks.
     let wrong = [("x-prefill-instance-id", "1"), ("x-prefill-dp-rank", "9")];
-    assert_eq!(house.client.post(CHAT, &wrong, chat(json!({}))).await.unwrap().status, 409);
+    assert_eq!(cluster.client.post(CHAT, &wrong, chat(json!({}))).await.unwrap().status, 409);
 }
 
 #[tokio::test]
 async fn d1_the_decode_leg_gets_the_prefill_result_and_the_original_max_tokens() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Prefill), "")
         .sim_with(recording(Dialect::Vllm, Role::Decode), "")
         .start()
         .await
         .unwrap();
-    decisions(&house, &[], chat(json!({"max_tokens": 7}))).await;
+    decisions(&cluster, &[], chat(json!({"max_tokens": 7}))).await;
     let body = |sim: usize| -> Value {
-        let all = house.sims[sim].recorded();
+        let all = cluster.sims[sim].recorded();
         serde_json::from_str(&all.iter().find(|recorded| recorded.path == CHAT).unwrap().body).unwrap()
     };
     assert_eq!((&body(0)["max_tokens"], &body(1)["max_tokens"]), (&json!(1), &json!(7)));
@@ -165,14 +165,14 @@ async fn d1_the_decode_leg_gets_the_prefill_result_and_the_original_max_tokens()
 async fn a5_a_p2p_nccl_pair_serves_and_its_addresses_reach_no_client() {
     // Plain engines that get the roles of a pair: all that ties such legs is the request id, which vLLM echoes.
     let flag = |role: &str, port: u16| format!(",role={role},transport=p2p_nccl,kv_addr=127.0.0.9:{port}");
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Aggregated), &flag("prefill", 14_579))
         .sim_with(recording(Dialect::Vllm, Role::Aggregated), &flag("decode", 14_580))
         .start()
         .await
         .unwrap();
     for stream in [false, true] {
-        let reply = house.client.post(CHAT, &[EXPLAIN], chat(json!({"stream": stream}))).await.unwrap();
+        let reply = cluster.client.post(CHAT, &[EXPLAIN], chat(json!({"stream": stream}))).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");
         let decided = reply.headers["x-pointsman-decision"].to_str().unwrap();
         assert!(decided.starts_with("prefill=1/") && decided.contains("decode=2/"), "{decided}");
@@ -180,7 +180,7 @@ async fn a5_a_p2p_nccl_pair_serves_and_its_addresses_reach_no_client() {
         assert!(!text.contains("addr") && !text.contains("127.0.0.9"), "{text}");
     }
     let ids = |sim: usize| -> Vec<String> {
-        let generations = house.sims[sim].recorded().into_iter().filter(|recorded| recorded.path == CHAT);
+        let generations = cluster.sims[sim].recorded().into_iter().filter(|recorded| recorded.path == CHAT);
         let id = |(name, value): (String, String)| (name == "x-request-id").then_some(value);
         generations.filter_map(|recorded| recorded.headers.into_iter().find_map(id)).collect()
     };
@@ -190,12 +190,12 @@ async fn a5_a_p2p_nccl_pair_serves_and_its_addresses_reach_no_client() {
         "{:?}",
         ids(0)
     );
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn d3_a_required_transfer_domain_is_kept_and_fails_closed_before_prefill_starts() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Prefill), ",topology.rack=r1,kv_transfer=required:rack")
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r2")
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r1")
@@ -203,19 +203,19 @@ async fn d3_a_required_transfer_domain_is_kept_and_fails_closed_before_prefill_s
         .await
         .unwrap();
     for _ in 0..6 {
-        let decided = decisions(&house, &[], chat(json!({}))).await;
+        let decided = decisions(&cluster, &[], chat(json!({}))).await;
         assert!(decided[1].starts_with("decode=3/"), "{decided:?}");
     }
-    let prefills = house.sims[0].state().requests.values().sum::<u64>();
-    house.admin.post("/workers/3/drain", &[], "").await.unwrap();
-    let reply = house.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
+    let prefills = cluster.sims[0].state().requests.values().sum::<u64>();
+    cluster.admin.post("/workers/3/drain", &[], "").await.unwrap();
+    let reply = cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
     assert_eq!((reply.status.as_u16(), reply.code()), (503, "no_worker".to_owned()));
-    assert_eq!(house.sims[0].state().requests.values().sum::<u64>(), prefills, "prefill was not started");
+    assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), prefills, "prefill was not started");
 }
 
 #[tokio::test]
 async fn d3_a_preferred_transfer_domain_weighs_and_wins_over_the_client_on_the_same_taint() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Prefill), ",topology.rack=r1,kv_transfer=preferred:rack:3")
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r2")
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r1")
@@ -224,7 +224,7 @@ async fn d3_a_preferred_transfer_domain_weighs_and_wins_over_the_client_on_the_s
         .unwrap();
     let against = json!({"nvext": {"preferred_taints": {"dynamo.topology/rack=r1": -9.0}}});
     for _ in 0..6 {
-        let decided = decisions(&house, &[], chat(against.clone())).await;
+        let decided = decisions(&cluster, &[], chat(against.clone())).await;
         assert!(decided[1].starts_with("decode=3/"), "{decided:?}");
     }
 }
@@ -232,7 +232,7 @@ async fn d3_a_preferred_transfer_domain_weighs_and_wins_over_the_client_on_the_s
 #[tokio::test]
 async fn d5_decode_first_serves_both_handoffs_and_judges_topology_between_the_two() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
-        let house = HouseBuilder::new()
+        let cluster = TestClusterBuilder::new()
             .config(|config| config.routing.order = Order::DecodeFirst)
             .sim_with(recording(dialect, Role::Prefill), ",topology.rack=r1,kv_transfer=required:rack")
             .sim_with(recording(dialect, Role::Prefill), ",topology.rack=r2,kv_transfer=required:rack")
@@ -241,13 +241,13 @@ async fn d5_decode_first_serves_both_handoffs_and_judges_topology_between_the_tw
             .await
             .unwrap();
         for _ in 0..4 {
-            let decided = decisions(&house, &[], chat(json!({}))).await;
+            let decided = decisions(&cluster, &[], chat(json!({}))).await;
             assert!(
                 decided[0].starts_with("decode=3/") && decided[1].starts_with("prefill=2/"),
                 "{decided:?}"
             );
         }
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }
 
@@ -255,7 +255,7 @@ async fn d5_decode_first_serves_both_handoffs_and_judges_topology_between_the_tw
 async fn e2_a_client_that_leaves_stops_upstream_work_within_100_ms() {
     let paced =
         |role| SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, role) };
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(paced(Role::Prefill), "")
         .sim_with(paced(Role::Decode), "")
         .start()
@@ -264,25 +264,28 @@ async fn e2_a_client_that_leaves_stops_upstream_work_within_100_ms() {
     let mut took = Vec::new();
     for _ in 0..20 {
         let body = chat(json!({"stream": true, "max_tokens": 5_000}));
-        let mut stream = house.client.stream(CHAT, &[], body).await.unwrap();
+        let mut stream = cluster.client.stream(CHAT, &[], body).await.unwrap();
         for _ in 0..4 {
             stream.next().await.unwrap();
         }
         drop(stream);
         let left = tokio::time::Instant::now();
-        house.until("decode is free", |house| house.sims[1].state().running == 0).await.unwrap();
+        cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
         took.push(left.elapsed());
     }
     took.sort();
     assert!(took[10] < Duration::from_millis(100), "{took:?}");
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn f2_asking_where_a_request_would_run_changes_nothing() {
-    let house = House::disaggregated(Dialect::Vllm, 2, 2).await.unwrap();
-    let reply =
-        house.client.post("/v1/route", &[], chat(json!({"nvext": {"token_data": [1, 2, 3]}}))).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 2, 2).await.unwrap();
+    let reply = cluster
+        .client
+        .post("/v1/route", &[], chat(json!({"nvext": {"token_data": [1, 2, 3]}})))
+        .await
+        .unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     let told = reply.json().unwrap();
     assert!(
@@ -293,142 +296,153 @@ async fn f2_asking_where_a_request_would_run_changes_nothing() {
     let costs = told["legs"][0]["receipt"]["costs"].as_array().unwrap();
     assert_eq!(costs.len(), 2, "a cost for each candidate: {told}");
     let annotated = chat(json!({"stream": true, "nvext": {"annotations": ["query_instance_id:"]}}));
-    let asked = house.client.post(CHAT, &[], annotated).await.unwrap().json().unwrap();
+    let asked = cluster.client.post(CHAT, &[], annotated).await.unwrap().json().unwrap();
     assert!(asked["worker_id"]["decode_worker_id"].is_u64(), "{asked}");
-    assert_eq!(house.booked(), 0);
-    let engines: u64 = house.sims.iter().map(|sim| sim.state().requests.values().sum::<u64>()).sum();
-    house.gateway.app.router.index().flush();
-    assert_eq!((engines, house.gateway.app.router.index().stats().records), (0, 0));
+    assert_eq!(cluster.booked(), 0);
+    let engines: u64 = cluster.sims.iter().map(|sim| sim.state().requests.values().sum::<u64>()).sum();
+    cluster.gateway.app.router.index().flush();
+    assert_eq!((engines, cluster.gateway.app.router.index().stats().records), (0, 0));
 }
 
 #[tokio::test]
 async fn f7_a_request_waits_when_all_are_busy_and_is_served_when_one_is_free() {
     let slow =
         SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| (config.queue.limit, config.queue.timeout) = (2, Duration::from_secs(5)))
         .sim_with(slow, ",max_concurrency=1")
         .start()
         .await
         .unwrap();
     let long = chat(json!({"stream": true, "max_tokens": 2_000}));
-    let mut first = house.client.stream(CHAT, &[], long).await.unwrap();
+    let mut first = cluster.client.stream(CHAT, &[], long).await.unwrap();
     first.next().await.unwrap();
     let tasks = tokio_util::task::TaskTracker::new();
     let ask = |client: pointsman_tests::client::Client| {
         tasks.spawn(async move { client.post(CHAT, &[], chat(json!({}))).await })
     };
-    let (one, two) = (ask(house.client.clone()), ask(house.client.clone()));
-    house.until("two wait", |house| house.gateway.app.parking.waiting() == 2).await.unwrap();
-    let third = house.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
+    let (one, two) = (ask(cluster.client.clone()), ask(cluster.client.clone()));
+    cluster.until("two wait", |cluster| cluster.gateway.app.parking.waiting() == 2).await.unwrap();
+    let third = cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
     assert_eq!(third.status.as_u16(), 529, "the queue is bounded");
     // A parked request leaves with its client.
     two.abort();
-    house.until("one waits", |house| house.gateway.app.parking.waiting() == 1).await.unwrap();
+    cluster.until("one waits", |cluster| cluster.gateway.app.parking.waiting() == 1).await.unwrap();
     drop(first);
     assert_eq!(one.await.unwrap().unwrap().status, 200);
-    house.at_rest().await.unwrap();
-    assert_eq!(house.gateway.app.parking.waiting(), 0);
+    cluster.at_rest().await.unwrap();
+    assert_eq!(cluster.gateway.app.parking.waiting(), 0);
 }
 
 #[tokio::test]
 async fn f4_a_booking_without_life_expires_and_is_counted() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.timeouts.booking = Duration::from_millis(200))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
         .unwrap();
-    house.sims[0].set_faults(vec![Fault::always(FaultKind::Stall { after_tokens: 1 })]);
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Stall { after_tokens: 1 })]);
     let mut stream =
-        house.client.stream(CHAT, &[], chat(json!({"stream": true, "max_tokens": 50}))).await.unwrap();
+        cluster.client.stream(CHAT, &[], chat(json!({"stream": true, "max_tokens": 50}))).await.unwrap();
     stream.next().await.unwrap();
-    assert_eq!(house.booked(), 1);
+    assert_eq!(cluster.booked(), 1);
     // The relay notices while somebody reads.
     let reading = tokio_util::task::TaskTracker::new().spawn(async move { stream.all().await });
-    house.until("the booking expired", |house| house.booked() == 0).await.unwrap();
-    assert_eq!(house.gateway.app.metrics.expired_bookings.get(), 1);
+    cluster.until("the booking expired", |cluster| cluster.booked() == 0).await.unwrap();
+    assert_eq!(cluster.gateway.app.metrics.expired_bookings.get(), 1);
     reading.abort();
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn a1_a_probe_runs_on_its_worker_alone_whatever_its_role() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     for worker in ["1", "2"] {
         let body = chat(json!({"_HEALTH_CHECK": true, "max_tokens": 1}));
-        let decided = decisions(&house, &[("x-worker-instance-id", worker)], body).await;
+        let decided = decisions(&cluster, &[("x-worker-instance-id", worker)], body).await;
         assert_eq!(decided.len(), 1, "{decided:?}");
         assert!(decided[0].contains(&format!("={worker}/")) && decided[0].ends_with("pin"), "{decided:?}");
     }
-    let legs: Vec<u64> = house.sims.iter().map(|sim| sim.state().requests.values().sum()).collect();
+    let legs: Vec<u64> = cluster.sims.iter().map(|sim| sim.state().requests.values().sum()).collect();
     assert_eq!(legs, [1, 1]);
 }
 
 #[tokio::test]
 async fn a1_embeddings_and_tokenize_run_on_one_worker() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     let body = r#"{"model":"tiny","input":[[1,2],[3]],"dimensions":4}"#;
-    let reply = house.client.post("/v1/embeddings", &[EXPLAIN], body).await.unwrap();
+    let reply = cluster.client.post("/v1/embeddings", &[EXPLAIN], body).await.unwrap();
     assert_eq!(reply.json().unwrap()["data"].as_array().unwrap().len(), 2, "{reply:?}");
     assert!(reply.headers["x-pointsman-decision"].to_str().unwrap().starts_with("aggregated=2/"));
-    let tokens = house.client.post("/tokenize", &[], r#"{"model":"tiny","prompt":"a train"}"#).await.unwrap();
+    let tokens =
+        cluster.client.post("/tokenize", &[], r#"{"model":"tiny","prompt":"a train"}"#).await.unwrap();
     assert!(tokens.json().unwrap()["tokens"].is_array(), "{tokens:?}");
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn b6_a_failed_remote_prefill_is_local_only_with_the_operator_s_word_and_says_so() {
     for (allowed, status) in [(true, 200), (false, 502)] {
-        let house = HouseBuilder::new()
+        let cluster = TestClusterBuilder::new()
             .config(|config| (config.routing.local_fallback, config.routing.retries) = (allowed, 0))
             .sim(Dialect::Vllm, Role::Prefill)
             .sim(Dialect::Vllm, Role::Decode)
             .start()
             .await
             .unwrap();
-        house.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
-        let reply = house.client.post(CHAT, &[EXPLAIN], chat(json!({}))).await.unwrap();
+        cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
+        let reply = cluster.client.post(CHAT, &[EXPLAIN], chat(json!({}))).await.unwrap();
         assert_eq!(reply.status.as_u16(), status, "{reply:?}");
         if allowed {
             let decided = reply.headers["x-pointsman-decision"].to_str().unwrap();
             assert!(decided.contains("prefill=1/") && decided.contains("aggregated=2/"), "{decided}");
         }
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn b4_a_model_that_is_dropped_leaves_no_task_and_no_block_behind() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
-    decisions(&house, &[], chat(json!({}))).await;
-    house.gateway.app.router.index().flush();
-    assert!(house.gateway.app.router.index().stats().blocks > 0);
-    let before = house.gateway.app.tracker.len();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    decisions(&cluster, &[], chat(json!({}))).await;
+    cluster.gateway.app.router.index().flush();
+    assert!(cluster.gateway.app.router.index().stats().blocks > 0);
+    let before = cluster.gateway.app.tracker.len();
     for id in ["1", "2"] {
-        let left = house.admin.delete(&format!("/workers/{id}")).await.unwrap();
+        let left = cluster.admin.delete(&format!("/workers/{id}")).await.unwrap();
         assert_eq!(left.status, 200);
     }
-    house.until("their tasks ended", |house| house.gateway.app.tracker.len() + 2 <= before).await.unwrap();
-    house
-        .until("their blocks are gone", |house| {
-            house.gateway.app.router.index().flush();
-            house.gateway.app.router.index().stats().blocks == 0
+    cluster
+        .until("their tasks ended", |cluster| cluster.gateway.app.tracker.len() + 2 <= before)
+        .await
+        .unwrap();
+    cluster
+        .until("their blocks are gone", |cluster| {
+            cluster.gateway.app.router.index().flush();
+            cluster.gateway.app.router.index().stats().blocks == 0
         })
         .await
         .unwrap();
-    let gone = house.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
+    let gone = cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
     assert_eq!(gone.code(), "model_not_found");
     // B2: the same engine under another id is found.
-    let spec = json!({"role": "decode", "engine": "vllm", "url": house.sims[1].url(), "id": 9}).to_string();
-    assert_eq!(house.admin.post("/workers", &[], spec).await.unwrap().status, 200);
-    house
-        .until("it is ready", |house| {
-            house.gateway.app.registry.snapshot().workers().iter().all(|worker| worker.ineligible().is_none())
+    let spec = json!({"role": "decode", "engine": "vllm", "url": cluster.sims[1].url(), "id": 9}).to_string();
+    assert_eq!(cluster.admin.post("/workers", &[], spec).await.unwrap().status, 200);
+    cluster
+        .until("it is ready", |cluster| {
+            cluster
+                .gateway
+                .app
+                .registry
+                .snapshot()
+                .workers()
+                .iter()
+                .all(|worker| worker.ineligible().is_none())
         })
         .await
         .unwrap();
-    assert!(decisions(&house, &[], chat(json!({}))).await[0].starts_with("aggregated=9/"));
+    assert!(decisions(&cluster, &[], chat(json!({}))).await[0].starts_with("aggregated=9/"));
 }
 
 fn ask_engines(config: &mut pointsman_gateway::config::Config) {
@@ -443,22 +457,23 @@ fn ask_engines(config: &mut pointsman_gateway::config::Config) {
 
 #[tokio::test]
 async fn h1_an_engine_s_own_tokens_are_exact_and_asked_for_once() {
-    let builder = HouseBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
-    let house = builder.start().await.unwrap();
-    let route = async || house.client.post("/v1/route", &[], chat(json!({}))).await.unwrap().json().unwrap();
+    let builder = TestClusterBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
+    let cluster = builder.start().await.unwrap();
+    let route =
+        async || cluster.client.post("/v1/route", &[], chat(json!({}))).await.unwrap().json().unwrap();
     let first = route().await;
     assert_eq!(first["prompt_tokens_estimated"], false, "{first}");
     let told: Value = serde_json::from_str(&chat(json!({}))).unwrap();
     let asked = json!({"model": "tiny", "messages": told["messages"]}).to_string();
-    let engine = house.client.post("/tokenize", &[], asked).await.unwrap().json().unwrap();
+    let engine = cluster.client.post("/tokenize", &[], asked).await.unwrap().json().unwrap();
     assert_eq!(first["prompt_tokens"], engine["count"]);
     // What was asked before is known, whatever became of the engine.
-    house.sims[0].set_faults(vec![Fault {
+    cluster.sims[0].set_faults(vec![Fault {
         leg: Some(FaultLeg::Tokenize),
         ..Fault::always(FaultKind::HangBeforeHeaders)
     }]);
     assert_eq!(route().await["prompt_tokens_estimated"], false);
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
@@ -467,21 +482,21 @@ async fn h1_an_engine_that_is_slow_or_fails_to_tokenize_costs_the_tokens_only() 
         (FaultKind::HangBeforeHeaders, "engine_slow"),
         (FaultKind::Status { status: 500, retry_after: None }, "engine_failed"),
     ] {
-        let builder = HouseBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
-        let house = builder.start().await.unwrap();
-        house.sims[0].set_faults(vec![Fault { leg: Some(FaultLeg::Tokenize), ..Fault::always(kind) }]);
+        let builder = TestClusterBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
+        let cluster = builder.start().await.unwrap();
+        cluster.sims[0].set_faults(vec![Fault { leg: Some(FaultLeg::Tokenize), ..Fault::always(kind) }]);
         let began = tokio::time::Instant::now();
         for _ in 0..3 {
-            let reply = house.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
+            let reply = cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
             assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
         }
         assert!(began.elapsed() < Duration::from_secs(5));
-        let metrics = house.admin.get("/metrics").await.unwrap().body;
+        let metrics = cluster.admin.get("/metrics").await.unwrap().body;
         let metrics = String::from_utf8_lossy(&metrics);
         for reason in [reason, "engine_paused"] {
             let line = format!("pointsman_not_tokenized_total{{reason=\"{reason}\"}}");
             assert!(metrics.contains(&line), "{line}");
         }
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }

@@ -11,7 +11,7 @@ use std::{collections::HashMap, time::Duration};
 
 use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{House, HouseBuilder, Stream};
+use pointsman_tests::{Stream, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -23,8 +23,8 @@ const CHAT: &str = "/v1/chat/completions";
 /// How long an event is waited for: compiling a policy takes that long when the machine is busy.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-async fn house(token: bool, reads: bool) -> House {
-    HouseBuilder::new()
+async fn cluster(token: bool, reads: bool) -> TestCluster {
+    TestClusterBuilder::new()
         .config(|config| {
             config.server.admin_token = token.then(|| "s3cret".to_owned());
             config.server.admin_token_reads = reads;
@@ -35,10 +35,10 @@ async fn house(token: bool, reads: bool) -> House {
         .unwrap()
 }
 
-async fn ask(house: &House, id: &str) {
+async fn ask(cluster: &TestCluster, id: &str) {
     let body =
         json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hello" }] });
-    let reply = house.client.post(CHAT, &[("x-request-id", id)], body.to_string()).await.unwrap();
+    let reply = cluster.client.post(CHAT, &[("x-request-id", id)], body.to_string()).await.unwrap();
     assert_eq!(reply.status, 200);
 }
 
@@ -73,7 +73,7 @@ fn of(request: &str) -> impl Fn(&Value) -> bool {
 
 #[tokio::test]
 async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
-    let house = house(false, false).await;
+    let cluster = cluster(false, false).await;
     for (path, kind) in [
         ("/", "text/html; charset=utf-8"),
         ("/page.css", "text/css; charset=utf-8"),
@@ -81,7 +81,7 @@ async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
         ("/slots.js", "text/javascript; charset=utf-8"),
         ("/page.svg", "image/svg+xml"),
     ] {
-        let reply = house.admin.get(path).await.unwrap();
+        let reply = cluster.admin.get(path).await.unwrap();
         assert_eq!(
             (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
             (200, kind),
@@ -96,13 +96,13 @@ async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
             assert!(!text.contains(never), "{path}: {never}");
         }
     }
-    assert_eq!(house.client.get("/").await.unwrap().status, 404, "clients have no page");
+    assert_eq!(cluster.client.get("/").await.unwrap().status, 404, "clients have no page");
 }
 
 #[tokio::test]
 async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes_is_told() {
-    let house = house(false, false).await;
-    let mut events = house.admin.events("/events", &[]).await.unwrap();
+    let cluster = cluster(false, false).await;
+    let mut events = cluster.admin.events("/events", &[]).await.unwrap();
     assert_eq!(events.headers["content-type"], "text/event-stream");
     let (kind, hello) = next(&mut events).await;
     assert_eq!(
@@ -130,7 +130,7 @@ async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes
     assert!(quiet.await.is_err(), "nothing changes");
 
     let asked = Instant::now();
-    ask(&house, "mine").await;
+    ask(&cluster, "mine").await;
     let told = until(&mut events, "decisions", of("mine")).await;
     let over = |event: &Value| event["decisions"][0]["outcome"]["code"] == "ok";
     let told = if over(&told) { told } else { until(&mut events, "decisions", over).await };
@@ -139,7 +139,7 @@ async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes
     let one = &told["decisions"][0];
     assert_eq!((&one["leg"], &one["choice"]["worker"]), (&json!("aggregated"), &json!(1)));
     let id = one["id"].as_str().unwrap();
-    let whole = house.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
+    let whole = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
     for field in ["request_id", "decider", "choice", "runner_up", "took_us", "outcome"] {
         assert_eq!(one[field], whole[field], "{field}");
     }
@@ -149,11 +149,11 @@ async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes
 
 #[tokio::test]
 async fn a_dropped_policy_is_told_with_its_generation_and_in_the_history() {
-    let house = house(false, false).await;
-    let mut events = house.admin.events("/events", &[]).await.unwrap();
-    house.drop_policy("aggregated.wasm", b"garbage").unwrap();
+    let cluster = cluster(false, false).await;
+    let mut events = cluster.admin.events("/events", &[]).await.unwrap();
+    cluster.drop_policy("aggregated.wasm", b"garbage").unwrap();
     until(&mut events, "slots", |status| status["history"][0]["result"] == "refused").await;
-    house.drop_policy("aggregated.wasm", LEAST_LOADED).unwrap();
+    cluster.drop_policy("aggregated.wasm", LEAST_LOADED).unwrap();
     let told = until(&mut events, "slots", |status| status["history"][1]["result"] == "installed").await;
     let (slots, last) = (told["slots"].as_array().unwrap(), &told["history"][1]);
     let slot = slots.iter().find(|slot| slot["slot"] == "aggregated").unwrap();
@@ -166,23 +166,23 @@ async fn a_dropped_policy_is_told_with_its_generation_and_in_the_history() {
 
 #[tokio::test]
 async fn readers_that_do_not_read_block_nobody_and_are_bounded() {
-    let house = house(false, false).await;
+    let cluster = cluster(false, false).await;
     let mut deaf = Vec::new();
     for _ in 0..8 {
-        let mut stream = TcpStream::connect(house.gateway.admin).await.unwrap();
+        let mut stream = TcpStream::connect(cluster.gateway.admin).await.unwrap();
         stream.write_all(b"GET /events HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
         deaf.push(stream);
     }
-    let mut events = house.admin.events("/events", &[]).await.unwrap();
+    let mut events = cluster.admin.events("/events", &[]).await.unwrap();
     for turn in 0..6 {
         for request in 0..60 {
-            ask(&house, &format!("{turn}-{request}")).await;
+            ask(&cluster, &format!("{turn}-{request}")).await;
         }
         until(&mut events, "decisions", of(&format!("{turn}-59"))).await;
     }
     let mut more = Vec::new();
     let refused = loop {
-        let events = house.admin.events("/events", &[]).await.unwrap();
+        let events = cluster.admin.events("/events", &[]).await.unwrap();
         if events.status != 200 || more.len() > 40 {
             break events;
         }
@@ -192,42 +192,42 @@ async fn readers_that_do_not_read_block_nobody_and_are_bounded() {
     drop((more, deaf, events));
     for _ in 0..100 {
         // Those that left are noticed.
-        if house.admin.events("/events", &[]).await.unwrap().status == 200 {
+        if cluster.admin.events("/events", &[]).await.unwrap().status == 200 {
             break;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let mut late = house.admin.events("/events", &[]).await.unwrap();
+    let mut late = cluster.admin.events("/events", &[]).await.unwrap();
     until(&mut late, "decisions", of("5-59")).await;
     let began = Instant::now();
-    house.gateway.drain().await;
+    cluster.gateway.drain().await;
     assert!(began.elapsed() < Duration::from_secs(2), "readers do not hold the end up");
     while let Ok(Some(_)) = late.next().await {}
 }
 
 #[tokio::test]
 async fn the_page_needs_no_token_its_events_do_when_reads_do() {
-    let house = house(true, true).await;
+    let cluster = cluster(true, true).await;
     for path in ["/", "/page.js", "/slots.js", "/page.css", "/page.svg"] {
-        assert_eq!(house.admin.get(path).await.unwrap().status, 200, "{path}");
+        assert_eq!(cluster.admin.get(path).await.unwrap().status, 200, "{path}");
     }
     let right = [("authorization", "Bearer s3cret")];
     let wrong = [("authorization", "Bearer s3creT")];
-    assert_eq!(house.admin.get_with("/events", &[]).await.unwrap().code(), "unauthorized");
-    assert_eq!(house.admin.get_with("/events", &wrong).await.unwrap().code(), "forbidden");
-    let mut events = house.admin.events("/events", &right).await.unwrap();
+    assert_eq!(cluster.admin.get_with("/events", &[]).await.unwrap().code(), "unauthorized");
+    assert_eq!(cluster.admin.get_with("/events", &wrong).await.unwrap().code(), "forbidden");
+    let mut events = cluster.admin.events("/events", &right).await.unwrap();
     assert_eq!(next(&mut events).await.1["may_change"], true);
 }
 
 #[tokio::test]
 async fn who_may_only_read_is_told_so() {
-    let house = house(true, false).await;
+    let cluster = cluster(true, false).await;
     for (headers, may) in [
         (&[][..], false),
         (&[("authorization", "Bearer nonsense")][..], false),
         (&[("authorization", "Bearer s3cret")][..], true),
     ] {
-        let mut events = house.admin.events("/events", headers).await.unwrap();
+        let mut events = cluster.admin.events("/events", headers).await.unwrap();
         let (_, hello) = next(&mut events).await;
         assert_eq!((&hello["token"], &hello["may_change"]), (&json!(true), &json!(may)), "{headers:?}");
     }
@@ -235,9 +235,9 @@ async fn who_may_only_read_is_told_so() {
 
 #[tokio::test]
 async fn a_page_of_somebody_else_cannot_make_a_browser_change_anything() {
-    let house = house(false, false).await;
+    let cluster = cluster(false, false).await;
     for (site, status) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
-        let reply = house.admin.post("/policies/reload", &[("sec-fetch-site", site)], "").await.unwrap();
+        let reply = cluster.admin.post("/policies/reload", &[("sec-fetch-site", site)], "").await.unwrap();
         assert_eq!(reply.status, status, "{site}");
     }
 }

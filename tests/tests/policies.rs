@@ -12,28 +12,28 @@ use std::time::Duration;
 use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::{HOSTILE, ROGUE_PLANNER, WEIGHTED_RANDOM, scripted};
-use pointsman_tests::{House, HouseBuilder};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
 
-async fn ask(house: &House) -> String {
+async fn ask(cluster: &TestCluster) -> String {
     let body =
         json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello there"}]});
-    let reply = house.client.post(CHAT, &[("x-pointsman-decision", "1")], body.to_string()).await.unwrap();
+    let reply = cluster.client.post(CHAT, &[("x-pointsman-decision", "1")], body.to_string()).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned()
 }
 
-async fn slot(house: &House, kind: &str) -> Value {
-    let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
+async fn slot(cluster: &TestCluster, kind: &str) -> Value {
+    let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
     let slots = policies["slots"].as_array().unwrap();
     slots.iter().find(|slot| slot["slot"] == kind).cloned().unwrap()
 }
 
-async fn until_policy(house: &House, name: &str) {
+async fn until_policy(cluster: &TestCluster, name: &str) {
     for _ in 0..2_000 {
-        if ask(house).await.contains(name) {
+        if ask(cluster).await.contains(name) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -43,13 +43,13 @@ async fn until_policy(house: &House, name: &str) {
 
 #[tokio::test]
 async fn a_policy_dropped_in_serves_the_next_request() {
-    let house = House::disaggregated(Dialect::Vllm, 2, 1).await.unwrap();
-    let before = ask(&house).await;
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 2, 1).await.unwrap();
+    let before = ask(&cluster).await;
     assert!(before.contains("prefill=") && before.contains("kv-aware@1 policy"), "{before}");
-    house.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
-    until_policy(&house, "least-loaded@2 policy").await;
-    house.drop_policy("prefill.wasm", WEIGHTED_RANDOM).unwrap();
-    until_policy(&house, "weighted-random@3 policy").await;
+    cluster.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
+    until_policy(&cluster, "least-loaded@2 policy").await;
+    cluster.drop_policy("prefill.wasm", WEIGHTED_RANDOM).unwrap();
+    until_policy(&cluster, "weighted-random@3 policy").await;
 }
 
 /// Bytes that were built against the contract as it was released: they are never built again.
@@ -57,7 +57,7 @@ const FROZEN: &[u8] = include_bytes!("../fixtures/guests/selector-0.1.0.wasm");
 
 #[tokio::test]
 async fn a_guest_of_the_released_contract_0_1_0_is_served_and_its_state_is_kept() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| {
             let entry = toml::from_str("grants = [\"log\", \"state\"]").unwrap();
             config.policies.slots.insert(pointsman_routing::SlotKind::Aggregated, entry);
@@ -67,38 +67,38 @@ async fn a_guest_of_the_released_contract_0_1_0_is_served_and_its_state_is_kept(
         .start()
         .await
         .unwrap();
-    house.drop_policy("aggregated.wasm", FROZEN).unwrap();
-    until_policy(&house, "frozen@2 policy").await;
+    cluster.drop_policy("aggregated.wasm", FROZEN).unwrap();
+    until_policy(&cluster, "frozen@2 policy").await;
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
-    let preview = house.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+    let preview = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
     let receipt = &preview["legs"][0]["receipt"];
     assert!(receipt.to_string().contains("seen before"), "{receipt}");
-    house.drop_policy("aggregated.wasm", LEAST_LOADED).unwrap();
-    until_policy(&house, "least-loaded@3 policy").await;
-    house.drop_policy("aggregated.wasm", FROZEN).unwrap();
-    until_policy(&house, "frozen@4 policy").await;
-    let preview = house.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+    cluster.drop_policy("aggregated.wasm", LEAST_LOADED).unwrap();
+    until_policy(&cluster, "least-loaded@3 policy").await;
+    cluster.drop_policy("aggregated.wasm", FROZEN).unwrap();
+    until_policy(&cluster, "frozen@4 policy").await;
+    let preview = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
     assert!(preview.to_string().contains("seen before"), "{preview}");
 }
 
 #[tokio::test]
 async fn garbage_is_refused_and_the_last_good_one_serves_on() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
-    house.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
-    until_policy(&house, "least-loaded@2").await;
-    house.drop_policy("prefill.wasm", b"\0asm garbage").unwrap();
-    house
-        .until("refused", |house| !house.gateway.app.policies.status().slots[0].refusals.is_empty())
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    cluster.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
+    until_policy(&cluster, "least-loaded@2").await;
+    cluster.drop_policy("prefill.wasm", b"\0asm garbage").unwrap();
+    cluster
+        .until("refused", |cluster| !cluster.gateway.app.policies.status().slots[0].refusals.is_empty())
         .await
         .unwrap();
-    let refusal = &slot(&house, "prefill").await["refusals"][0];
+    let refusal = &slot(&cluster, "prefill").await["refusals"][0];
     assert_eq!(refusal["kind"], "not_wasm");
-    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+    assert!(ask(&cluster).await.contains("least-loaded@2 policy"));
 }
 
 #[tokio::test]
 async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_fails() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| {
             let settings = toml::from_str("mode = \"spin\"\nafter = 20").unwrap();
             config.policies.slots.insert(
@@ -110,29 +110,30 @@ async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_f
         .start()
         .await
         .unwrap();
-    house.drop_policy("aggregated.wasm", HOSTILE).unwrap();
-    until_policy(&house, "hostile@2").await;
+    cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
+    until_policy(&cluster, "hostile@2").await;
     let mut fallbacks = 0;
     for _ in 0..400 {
-        let decision = ask(&house).await;
+        let decision = ask(&cluster).await;
         fallbacks += u32::from(decision.contains("timeout") || decision.contains("breaker_open"));
         if decision.contains("kv-aware@3") {
             break;
         }
     }
     assert!(fallbacks > 0, "the fallback served while it looped");
-    assert!(ask(&house).await.contains("kv-aware@3 policy"), "rolled back to the default");
+    assert!(ask(&cluster).await.contains("kv-aware@3 policy"), "rolled back to the default");
     // The slot is swapped first and told of a moment later.
-    let told =
-        |house: &House| house.gateway.app.policies.status().slots.iter().any(|slot| slot.rollbacks == 1);
-    house.until("the rollback is told", told).await.unwrap();
-    assert_eq!(slot(&house, "aggregated").await["state"], "rolled-back");
+    let told = |cluster: &TestCluster| {
+        cluster.gateway.app.policies.status().slots.iter().any(|slot| slot.rollbacks == 1)
+    };
+    cluster.until("the rollback is told", told).await.unwrap();
+    assert_eq!(slot(&cluster, "aggregated").await["state"], "rolled-back");
 }
 
 #[tokio::test]
 async fn invariant_3_reloads_under_load_fail_no_request() {
-    let house = HouseBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
-    let client = house.client.clone();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let client = cluster.client.clone();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let stopped = stop.clone();
     let load = tokio::task::spawn_blocking(move || {
@@ -155,8 +156,8 @@ async fn invariant_3_reloads_under_load_fail_no_request() {
             if turn % 2 == 0 { (LEAST_LOADED, "least-loaded") } else { (KV_AWARE, "kv-aware") };
         let generation = turn + 2;
         let started = tokio::time::Instant::now();
-        house.drop_policy("aggregated.wasm", bytes).unwrap();
-        until_policy(&house, &format!("{name}@{generation} ")).await;
+        cluster.drop_policy("aggregated.wasm", bytes).unwrap();
+        until_policy(&cluster, &format!("{name}@{generation} ")).await;
         took.push(started.elapsed());
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -167,12 +168,12 @@ async fn invariant_3_reloads_under_load_fail_no_request() {
         took[5], took[9]
     );
     assert!(served > 0);
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| {
             for kind in [pointsman_routing::SlotKind::Prefill, pointsman_routing::SlotKind::Decode] {
                 let settings = toml::from_str("mode = \"trap\"\nafter = 8").unwrap();
@@ -188,50 +189,50 @@ async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
         .start()
         .await
         .unwrap();
-    house.drop_policy("prefill.wasm", HOSTILE).unwrap();
-    house.drop_policy("decode.wasm", HOSTILE).unwrap();
-    house
-        .until("both serve", |house| {
-            house.gateway.app.policies.status().slots.iter().filter(|slot| slot.policy == "hostile").count()
+    cluster.drop_policy("prefill.wasm", HOSTILE).unwrap();
+    cluster.drop_policy("decode.wasm", HOSTILE).unwrap();
+    cluster
+        .until("both serve", |cluster| {
+            cluster.gateway.app.policies.status().slots.iter().filter(|slot| slot.policy == "hostile").count()
                 == 2
         })
         .await
         .unwrap();
     let mut seen = String::new();
     for _ in 0..120 {
-        seen.push_str(&ask(&house).await);
+        seen.push_str(&ask(&cluster).await);
     }
     assert!(seen.matches("trap").count() > 2, "{seen}");
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_decode_override_that_fails_is_counted_among_the_fallbacks() {
     // Each of its two functions fails by itself; the probe has a part in the calls that go well.
     for script in ["error 20", "config-error 20"] {
-        let house = HouseBuilder::new()
+        let cluster = TestClusterBuilder::new()
             .config(|config| config.policies.probation_calls = 0)
             .sim(Dialect::Vllm, Role::Prefill)
             .sim(Dialect::Vllm, Role::Decode)
             .start()
             .await
             .unwrap();
-        house.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, script)).unwrap();
-        let serves = |house: &House| {
-            house.gateway.app.policies.status().slots.iter().any(|slot| slot.policy == "rogue")
+        cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, script)).unwrap();
+        let serves = |cluster: &TestCluster| {
+            cluster.gateway.app.policies.status().slots.iter().any(|slot| slot.policy == "rogue")
         };
-        house.until("it serves", serves).await.unwrap();
+        cluster.until("it serves", serves).await.unwrap();
         for _ in 0..40 {
-            let decision = ask(&house).await;
+            let decision = ask(&cluster).await;
             assert!(decision.contains("prefill=") && decision.contains("decode="), "{decision}");
         }
-        let metrics = house.admin.get("/metrics").await.unwrap();
+        let metrics = cluster.admin.get("/metrics").await.unwrap();
         let text = String::from_utf8_lossy(&metrics.body).into_owned();
         for reason in ["error", "breaker_open"] {
             let line = format!("pointsman_fallbacks_total{{slot=\"decode-override\",reason=\"{reason}\"}} ");
             let count = text.split_once(&line).map(|(_, rest)| rest.lines().next().unwrap().to_owned());
             assert!(count.is_some_and(|count| count.parse::<u32>().unwrap() > 0), "{script}: {reason}");
         }
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }

@@ -8,7 +8,7 @@
 )]
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{House, HouseBuilder, client::text_of};
+use pointsman_tests::{TestCluster, TestClusterBuilder, client::text_of};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -24,9 +24,9 @@ fn chat(stream: bool) -> String {
     .replace("\"stream_options\":null,", "")
 }
 
-async fn text(house: &House, stream: bool) -> String {
+async fn text(cluster: &TestCluster, stream: bool) -> String {
     if stream {
-        let stream = house.client.stream(CHAT, &[], chat(true)).await.unwrap();
+        let stream = cluster.client.stream(CHAT, &[], chat(true)).await.unwrap();
         assert_eq!(stream.status, 200);
         assert_eq!(
             stream.headers["content-type"].to_str().unwrap().split(';').next(),
@@ -36,7 +36,7 @@ async fn text(house: &House, stream: bool) -> String {
         assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
         text_of(&events)
     } else {
-        let reply = house.client.post(CHAT, &[], chat(false)).await.unwrap();
+        let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");
         reply.json().unwrap()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
     }
@@ -44,27 +44,27 @@ async fn text(house: &House, stream: bool) -> String {
 
 #[tokio::test]
 async fn c7_c6_both_handoffs_answer_what_a_single_engine_answers() {
-    let single = HouseBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let single = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
     let expected = text(&single, false).await;
     assert!(!expected.is_empty());
     assert_eq!(text(&single, true).await, expected);
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
-        let house = House::disaggregated(dialect, 2, 2).await.unwrap();
+        let cluster = TestCluster::disaggregated(dialect, 2, 2).await.unwrap();
         for stream in [false, true] {
-            assert_eq!(text(&house, stream).await, expected, "{dialect:?} stream {stream}");
+            assert_eq!(text(&cluster, stream).await, expected, "{dialect:?} stream {stream}");
         }
-        let legs: u64 = house.sims.iter().map(|sim| sim.state().requests.values().sum::<u64>()).sum();
+        let legs: u64 = cluster.sims.iter().map(|sim| sim.state().requests.values().sum::<u64>()).sum();
         assert_eq!(legs, 4, "two requests of two legs");
-        let stranded: u64 = house.sims.iter().map(|sim| sim.state().stranded).sum();
+        let stranded: u64 = cluster.sims.iter().map(|sim| sim.state().stranded).sum();
         assert_eq!(stranded, 0);
-        house.at_rest().await.unwrap();
+        cluster.at_rest().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clients_see_nothing_internal() {
     let record = |role| SimConfig { record: 10, ..SimConfig::instant(Dialect::Vllm, role) };
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(record(Role::Prefill), "")
         .sim_with(record(Role::Decode), "")
         .start()
@@ -75,15 +75,15 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
         r#"{"kv_transfer_params":{"do_remote_prefill":true},"nvext":{"dp_rank":0},"#,
         1,
     );
-    let reply = house.client.post(CHAT, &[("x-request-id", "client-7")], body).await.unwrap();
+    let reply = cluster.client.post(CHAT, &[("x-request-id", "client-7")], body).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     assert_eq!(reply.headers["x-request-id"], "client-7");
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
-    let port = house.sims[0].addr().port().to_string();
+    let port = cluster.sims[0].addr().port().to_string();
     assert!(!text.contains(&format!(":{port}")) && !text.contains("127.0.0.1"), "{text}");
     assert!(reply.json().unwrap()["kv_transfer_params"].is_null());
     let sent =
-        |sim: usize| house.sims[sim].recorded().into_iter().find(|recorded| recorded.path == CHAT).unwrap();
+        |sim: usize| cluster.sims[sim].recorded().into_iter().find(|recorded| recorded.path == CHAT).unwrap();
     let (prefill, decode) = (sent(0), sent(1));
     for recorded in [&prefill, &decode] {
         let body: Value = serde_json::from_str(&recorded.body).unwrap();
@@ -108,10 +108,10 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
 
 #[tokio::test]
 async fn usage_tells_the_prefill_leg_s_cached_tokens() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     let mut cached = Vec::new();
     for _ in 0..2 {
-        let events = house.client.stream(CHAT, &[], chat(true)).await.unwrap().all().await.unwrap();
+        let events = cluster.client.stream(CHAT, &[], chat(true)).await.unwrap().all().await.unwrap();
         let usage = events
             .iter()
             .filter_map(|event| serde_json::from_str::<Value>(event).ok())
@@ -124,14 +124,14 @@ async fn usage_tells_the_prefill_leg_s_cached_tokens() {
 
 #[tokio::test]
 async fn i_what_a_client_does_wrong_is_told() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.server.max_body_bytes = 2_000)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
         .unwrap();
     let post = async |body: &str| {
-        let reply = house.client.post(CHAT, &[], body.to_owned()).await.unwrap();
+        let reply = cluster.client.post(CHAT, &[], body.to_owned()).await.unwrap();
         (reply.status.as_u16(), reply.code())
     };
     assert_eq!(post("{").await, (400, "invalid_request".into()));
@@ -140,27 +140,27 @@ async fn i_what_a_client_does_wrong_is_told() {
         post(&format!(r#"{{"model":"tiny","messages":"{}"}}"#, "x".repeat(3_000))).await,
         (413, "payload_too_large".into())
     );
-    let pinned = house.client.post(CHAT, &[("x-worker-instance-id", "99")], chat(false)).await.unwrap();
+    let pinned = cluster.client.post(CHAT, &[("x-worker-instance-id", "99")], chat(false)).await.unwrap();
     assert_eq!((pinned.status.as_u16(), pinned.code()), (404, "worker_not_found".into()));
-    let rank = house
+    let rank = cluster
         .client
         .post(CHAT, &[("x-worker-instance-id", "1"), ("x-dp-rank", "4")], chat(false))
         .await
         .unwrap();
     assert_eq!((rank.status.as_u16(), rank.code()), (409, "worker_not_eligible".into()));
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn i_keys_are_asked_for_when_there_are_any() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.server.api_keys = vec!["sk-right".into()])
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
         .unwrap();
     let status = async |headers: &[(&str, &str)]| {
-        house.client.post(CHAT, headers, chat(false)).await.unwrap().status.as_u16()
+        cluster.client.post(CHAT, headers, chat(false)).await.unwrap().status.as_u16()
     };
     assert_eq!(status(&[]).await, 401);
     assert_eq!(status(&[("authorization", "Bearer sk-wrong")]).await, 403);
@@ -169,54 +169,61 @@ async fn i_keys_are_asked_for_when_there_are_any() {
 
 #[tokio::test]
 async fn b3_models_and_readiness_list_only_what_can_be_served() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.routing.enforce_disagg = true)
         .sim(Dialect::Vllm, Role::Prefill)
         .sim(Dialect::Vllm, Role::Decode)
         .start()
         .await
         .unwrap();
-    let models = house.client.get("/v1/models").await.unwrap().json().unwrap();
+    let models = cluster.client.get("/v1/models").await.unwrap().json().unwrap();
     assert_eq!(models["data"][0]["id"], "tiny");
-    assert_eq!(house.admin.get("/readyz").await.unwrap().status, 200);
-    house.sims[0].set_faults(vec![pointsman_sim::Fault {
+    assert_eq!(cluster.admin.get("/readyz").await.unwrap().status, 200);
+    cluster.sims[0].set_faults(vec![pointsman_sim::Fault {
         leg: Some(pointsman_sim::FaultLeg::Health),
         ..pointsman_sim::Fault::always(pointsman_sim::FaultKind::Status { status: 500, retry_after: None })
     }]);
-    house
-        .until("unhealthy", |house| {
-            house.gateway.app.registry.snapshot().workers().iter().any(|worker| worker.ineligible().is_some())
+    cluster
+        .until("unhealthy", |cluster| {
+            cluster
+                .gateway
+                .app
+                .registry
+                .snapshot()
+                .workers()
+                .iter()
+                .any(|worker| worker.ineligible().is_some())
         })
         .await
         .unwrap();
-    assert_eq!(house.client.get("/v1/models").await.unwrap().json().unwrap()["data"], json!([]));
-    assert_eq!(house.admin.get("/readyz").await.unwrap().status, 503);
-    let reply = house.client.post(CHAT, &[], chat(false)).await.unwrap();
+    assert_eq!(cluster.client.get("/v1/models").await.unwrap().json().unwrap()["data"], json!([]));
+    assert_eq!(cluster.admin.get("/readyz").await.unwrap().status, 503);
+    let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
     assert_eq!((reply.status.as_u16(), reply.code()), (503, "prefill_unavailable".into()));
     assert!(reply.headers.contains_key("retry-after"));
 }
 
 #[tokio::test]
 async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_can() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")
         .start()
         .await
         .unwrap();
-    assert!(!text(&house, false).await.is_empty());
+    assert!(!text(&cluster, false).await.is_empty());
     // Stock SGLang decode workers cannot.
-    let house = House::disaggregated(Dialect::Sglang, 0, 1).await.unwrap();
-    let reply = house.client.post(CHAT, &[], chat(false)).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Sglang, 0, 1).await.unwrap();
+    let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
     assert_eq!((reply.status.as_u16(), reply.code()), (503, "no_worker".into()));
 }
 
 #[tokio::test]
 async fn f3_a_pinned_request_goes_where_it_is_pinned() {
-    let house = House::disaggregated(Dialect::Vllm, 2, 2).await.unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 2, 2).await.unwrap();
     for _ in 0..4 {
         let headers =
             [("x-prefill-instance-id", "2"), ("x-worker-instance-id", "4"), ("x-pointsman-decision", "1")];
-        let reply = house.client.post(CHAT, &headers, chat(false)).await.unwrap();
+        let reply = cluster.client.post(CHAT, &headers, chat(false)).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");
         let decision = reply.headers["x-pointsman-decision"].to_str().unwrap();
         assert!(
@@ -224,13 +231,13 @@ async fn f3_a_pinned_request_goes_where_it_is_pinned() {
             "{decision}"
         );
     }
-    assert_eq!(house.sims[0].state().requests.values().sum::<u64>(), 0);
-    assert_eq!(house.sims[3].state().requests.values().sum::<u64>(), 4);
+    assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 0);
+    assert_eq!(cluster.sims[3].state().requests.values().sum::<u64>(), 4);
 }
 
 #[tokio::test]
 async fn requests_with_several_consumers_run_on_one_worker() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .sim(Dialect::Vllm, Role::Prefill)
         .sim(Dialect::Vllm, Role::Decode)
         .sim(Dialect::Vllm, Role::Aggregated)
@@ -240,28 +247,28 @@ async fn requests_with_several_consumers_run_on_one_worker() {
         .unwrap();
     let body = chat(false).replacen('{', r#"{"n":2,"#, 1);
     // A vLLM decode worker may serve it as well: both are in the aggregated pool. The simulated one insists on its role.
-    let reply = house.client.post(CHAT, &[("x-worker-instance-id", "3")], body).await.unwrap();
+    let reply = cluster.client.post(CHAT, &[("x-worker-instance-id", "3")], body).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     assert_eq!(reply.json().unwrap()["choices"].as_array().unwrap().len(), 2);
-    assert_eq!(house.sims[0].state().requests.values().sum::<u64>(), 0, "no prefill leg");
+    assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 0, "no prefill leg");
 }
 
 #[tokio::test]
 async fn the_admin_port_tells_workers_policies_and_metrics() {
-    let house = House::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
-    text(&house, true).await;
-    house.at_rest().await.unwrap();
-    let workers = house.admin.get("/workers").await.unwrap().json().unwrap();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    text(&cluster, true).await;
+    cluster.at_rest().await.unwrap();
+    let workers = cluster.admin.get("/workers").await.unwrap().json().unwrap();
     assert_eq!(
         (&workers["workers"][0]["health"], &workers["workers"][0]["models"]),
         (&json!("healthy"), &json!(["tiny"]))
     );
-    let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
+    let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
     assert_eq!(
         (&policies["slots"][0]["slot"], &policies["slots"][0]["policy"]),
         (&json!("prefill"), &json!("kv-aware"))
     );
-    let metrics = String::from_utf8(house.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
     for line in [
         "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\",code=\"ok\"} 1",
         "pointsman_decisions_total{slot=\"prefill\",policy=\"kv-aware\",generation=\"1\",decider=\"policy\"} 1",
@@ -273,10 +280,10 @@ async fn the_admin_port_tells_workers_policies_and_metrics() {
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
     }
-    assert_eq!(house.admin.post("/workers/1/drain", &[], "").await.unwrap().status, 200);
-    let workers = house.admin.get("/workers").await.unwrap().json().unwrap();
+    assert_eq!(cluster.admin.post("/workers/1/drain", &[], "").await.unwrap().status, 200);
+    let workers = cluster.admin.get("/workers").await.unwrap().json().unwrap();
     assert_eq!(workers["workers"][0]["ineligible"], "draining");
-    assert_eq!(house.admin.post("/workers/9/drain", &[], "").await.unwrap().status, 404);
+    assert_eq!(cluster.admin.post("/workers/9/drain", &[], "").await.unwrap().status, 404);
 }
 
 #[tokio::test]
@@ -285,10 +292,10 @@ async fn draining_finishes_what_runs_and_refuses_what_comes() {
         itl: std::time::Duration::from_millis(20),
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let house = HouseBuilder::new().sim_with(slow, "").start().await.unwrap();
-    let mut stream = house.client.stream(CHAT, &[], chat(true)).await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let mut stream = cluster.client.stream(CHAT, &[], chat(true)).await.unwrap();
     stream.next().await.unwrap();
-    let House { gateway, client, .. } = house;
+    let TestCluster { gateway, client, .. } = cluster;
     let draining = gateway.app.draining.clone();
     let drained = tokio::time::timeout(std::time::Duration::from_secs(10), async {
         tokio::join!(gateway.drain(), async {

@@ -11,39 +11,39 @@ use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
-use pointsman_tests::{House, HouseBuilder, Reply};
+use pointsman_tests::{Reply, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
 
-async fn ask_as(house: &House, session: Option<&str>) -> String {
+async fn ask_as(cluster: &TestCluster, session: Option<&str>) -> String {
     let mut body =
         json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello there"}]});
     if let Some(session) = session {
         body["nvext"] = json!({ "session_id": session });
     }
-    let reply = house.client.post(CHAT, &[("x-pointsman-decision", "1")], body.to_string()).await.unwrap();
+    let reply = cluster.client.post(CHAT, &[("x-pointsman-decision", "1")], body.to_string()).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned()
 }
 
-async fn ask(house: &House) -> String {
-    ask_as(house, None).await
+async fn ask(cluster: &TestCluster) -> String {
+    ask_as(cluster, None).await
 }
 
-async fn slot(house: &House) -> Value {
-    let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
+async fn slot(cluster: &TestCluster) -> Value {
+    let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
     let slots = policies["slots"].as_array().unwrap();
     slots.iter().find(|slot| slot["slot"] == "aggregated").cloned().unwrap()
 }
 
-async fn post(house: &House, path: &str) -> Reply {
-    house.admin.post(path, &[], "").await.unwrap()
+async fn post(cluster: &TestCluster, path: &str) -> Reply {
+    cluster.admin.post(path, &[], "").await.unwrap()
 }
 
-async fn house(config: &str) -> House {
+async fn cluster(config: &str) -> TestCluster {
     let more: Config = toml::from_str(config).unwrap();
-    HouseBuilder::new()
+    TestClusterBuilder::new()
         .config(|config| {
             config.policies.slots = more.policies.slots;
             config.models = more.models;
@@ -62,7 +62,7 @@ async fn house(config: &str) -> House {
 
 #[tokio::test]
 async fn a_composed_slot_waits_for_its_parts_and_then_serves() {
-    let house = house(
+    let cluster = cluster(
         r#"
         [policies.slots.aggregated]
         filters = [{ policy = "low-queue" }]
@@ -71,82 +71,82 @@ async fn a_composed_slot_waits_for_its_parts_and_then_serves() {
         "#,
     )
     .await;
-    assert!(ask(&house).await.contains("native@1"), "it serves without its filter");
-    assert_eq!(slot(&house).await["refusals"][0]["kind"], "missing_part");
-    std::fs::create_dir(house.policy_path("parts")).unwrap();
-    house.drop_policy("parts/low-queue.wasm", LOW_QUEUE).unwrap();
-    post(&house, "/policies/reload").await;
-    assert!(ask(&house).await.contains("kv-aware@2 policy"));
-    let parts = slot(&house).await["parts"].clone();
+    assert!(ask(&cluster).await.contains("native@1"), "it serves without its filter");
+    assert_eq!(slot(&cluster).await["refusals"][0]["kind"], "missing_part");
+    std::fs::create_dir(cluster.policy_path("parts")).unwrap();
+    cluster.drop_policy("parts/low-queue.wasm", LOW_QUEUE).unwrap();
+    post(&cluster, "/policies/reload").await;
+    assert!(ask(&cluster).await.contains("kv-aware@2 policy"));
+    let parts = slot(&cluster).await["parts"].clone();
     assert_eq!((&parts[0]["policy"], &parts[1]["weight"]), (&json!("low-queue"), &json!(2.0)));
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_model_s_own_slot_serves_that_model_alone() {
-    let house = house("[models.tiny.slots.aggregated]\nnative = \"round-robin\"\n").await;
-    assert!(ask(&house).await.contains("native@1 native"));
-    std::fs::create_dir(house.policy_path("tiny")).unwrap();
-    house.drop_policy("tiny/aggregated.wasm", LEAST_LOADED).unwrap();
-    let report = post(&house, "/policies/reload").await.json().unwrap();
-    assert!(ask(&house).await.contains("least-loaded@2 policy"), "{report}");
-    assert_eq!(slot(&house).await["policy"], "kv-aware", "the slot of all models is as it was");
+    let cluster = cluster("[models.tiny.slots.aggregated]\nnative = \"round-robin\"\n").await;
+    assert!(ask(&cluster).await.contains("native@1 native"));
+    std::fs::create_dir(cluster.policy_path("tiny")).unwrap();
+    cluster.drop_policy("tiny/aggregated.wasm", LEAST_LOADED).unwrap();
+    let report = post(&cluster, "/policies/reload").await.json().unwrap();
+    assert!(ask(&cluster).await.contains("least-loaded@2 policy"), "{report}");
+    assert_eq!(slot(&cluster).await["policy"], "kv-aware", "the slot of all models is as it was");
     // It is rolled back by its model's name only.
-    assert_eq!(post(&house, "/policies/aggregated/rollback").await.code(), "nothing_to_roll_back");
-    assert_eq!(post(&house, "/policies/aggregated/rollback?model=tiny").await.status, 200);
-    assert!(ask(&house).await.contains("native@3 native"));
-    house.at_rest().await.unwrap();
+    assert_eq!(post(&cluster, "/policies/aggregated/rollback").await.code(), "nothing_to_roll_back");
+    assert_eq!(post(&cluster, "/policies/aggregated/rollback?model=tiny").await.status, 200);
+    assert!(ask(&cluster).await.contains("native@3 native"));
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_canary_serves_its_share_by_session_and_is_promoted() {
-    let house = house("[policies.slots.aggregated]\ncanary = { share = 0.5 }").await;
-    house.drop_policy("aggregated.canary.wasm", LEAST_LOADED).unwrap();
-    post(&house, "/policies/reload").await;
+    let cluster = cluster("[policies.slots.aggregated]\ncanary = { share = 0.5 }").await;
+    cluster.drop_policy("aggregated.canary.wasm", LEAST_LOADED).unwrap();
+    post(&cluster, "/policies/reload").await;
     let mut canaries = 0;
     for session in 0..24 {
         let name = format!("session-{session}");
-        let first = ask_as(&house, Some(&name)).await.contains("least-loaded@2");
+        let first = ask_as(&cluster, Some(&name)).await.contains("least-loaded@2");
         for _ in 0..2 {
-            assert_eq!(ask_as(&house, Some(&name)).await.contains("least-loaded@2"), first, "{name}");
+            assert_eq!(ask_as(&cluster, Some(&name)).await.contains("least-loaded@2"), first, "{name}");
         }
         canaries += u32::from(first);
     }
     assert!((4..=20).contains(&canaries), "{canaries} of 24 sessions");
-    let promoted = post(&house, "/policies/aggregated/promote?from=canary").await;
+    let promoted = post(&cluster, "/policies/aggregated/promote?from=canary").await;
     assert_eq!(promoted.status, 200, "{promoted:?}");
     assert_eq!(promoted.json().unwrap()["changed"][0]["result"], "promoted");
     for _ in 0..8 {
-        assert!(ask(&house).await.contains("least-loaded@3 policy"));
+        assert!(ask(&cluster).await.contains("least-loaded@3 policy"));
     }
-    assert_eq!(slot(&house).await["source"], "promoted");
-    post(&house, "/policies/reload").await;
-    assert!(ask(&house).await.contains("least-loaded@3 policy"), "the scan leaves it");
-    assert_eq!(post(&house, "/policies/aggregated/promote").await.code(), "nothing_to_promote");
-    let back = post(&house, "/policies/aggregated/rollback").await;
-    assert_eq!((back.status.as_u16(), ask(&house).await.contains("kv-aware@4")), (200, true));
-    assert_eq!(post(&house, "/policies/aggregated/rollback").await.status, 409);
-    house.at_rest().await.unwrap();
+    assert_eq!(slot(&cluster).await["source"], "promoted");
+    post(&cluster, "/policies/reload").await;
+    assert!(ask(&cluster).await.contains("least-loaded@3 policy"), "the scan leaves it");
+    assert_eq!(post(&cluster, "/policies/aggregated/promote").await.code(), "nothing_to_promote");
+    let back = post(&cluster, "/policies/aggregated/rollback").await;
+    assert_eq!((back.status.as_u16(), ask(&cluster).await.contains("kv-aware@4")), (200, true));
+    assert_eq!(post(&cluster, "/policies/aggregated/rollback").await.status, 409);
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn invariant_5_a_canary_that_loops_is_withdrawn_and_no_request_fails() {
-    let house = house(
+    let cluster = cluster(
         "[policies.slots.aggregated]\ncanary = { share = 0.5, settings = { mode = \"spin\", after = 12 } }",
     )
     .await;
-    house.drop_policy("aggregated.canary.wasm", HOSTILE).unwrap();
-    post(&house, "/policies/reload").await;
+    cluster.drop_policy("aggregated.canary.wasm", HOSTILE).unwrap();
+    post(&cluster, "/policies/reload").await;
     let mut seen = String::new();
     for _ in 0..600 {
-        seen.push_str(&ask(&house).await);
+        seen.push_str(&ask(&cluster).await);
         if seen.contains("timeout") {
             break;
         }
     }
     assert!(seen.contains("timeout"), "it served, and looped");
-    let withdrawn = |house: &House| {
-        house
+    let withdrawn = |cluster: &TestCluster| {
+        cluster
             .gateway
             .app
             .policies
@@ -155,26 +155,26 @@ async fn invariant_5_a_canary_that_loops_is_withdrawn_and_no_request_fails() {
             .iter()
             .any(|slot| slot.rollbacks == 1 && slot.canary.is_none())
     };
-    house.until("withdrawn", withdrawn).await.unwrap();
+    cluster.until("withdrawn", withdrawn).await.unwrap();
     for _ in 0..20 {
-        assert!(ask(&house).await.contains("kv-aware@1 policy"));
+        assert!(ask(&cluster).await.contains("kv-aware@1 policy"));
     }
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_shadow_is_counted_and_never_serves() {
-    let house = house("").await;
-    house.drop_policy("aggregated.shadow.wasm", WEIGHTED_RANDOM).unwrap();
-    post(&house, "/policies/reload").await;
+    let cluster = cluster("").await;
+    cluster.drop_policy("aggregated.shadow.wasm", WEIGHTED_RANDOM).unwrap();
+    post(&cluster, "/policies/reload").await;
     for _ in 0..40 {
-        assert!(ask(&house).await.contains("kv-aware@1 policy"));
+        assert!(ask(&cluster).await.contains("kv-aware@1 policy"));
     }
-    let shadow = slot(&house).await["shadow"].clone();
+    let shadow = slot(&cluster).await["shadow"].clone();
     let count = |key: &str| shadow[key].as_u64().unwrap();
     assert_eq!(count("agree") + count("disagree"), 40, "{shadow}");
     assert!(count("agree") > 0 && count("disagree") > 0, "{shadow}");
-    let metrics = house.admin.get("/metrics").await.unwrap();
+    let metrics = cluster.admin.get("/metrics").await.unwrap();
     let metrics = String::from_utf8(metrics.body.to_vec()).unwrap();
     for line in [
         &format!(
@@ -187,7 +187,7 @@ async fn a_shadow_is_counted_and_never_serves() {
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_owned();
     let write = |text: &str| std::fs::write(file.path(), text).unwrap();
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .reread(None, move |started| {
             let more = Config::read(&path)?;
             let mut config = started.clone();
@@ -209,20 +209,20 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
         .start()
         .await
         .unwrap();
-    assert!(ask(&house).await.contains("kv-aware@1"));
+    assert!(ask(&cluster).await.contains("kv-aware@1"));
     write(
         "[policies.slots.aggregated]\nbuiltin = \"least-loaded\"\n[routing]\nretries = 7\n[[workers]]\nid = 7\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"http://127.0.0.1:9\"",
     );
-    let report = post(&house, "/config/reload").await.json().unwrap();
+    let report = post(&cluster, "/config/reload").await.json().unwrap();
     assert_eq!(report["changed"].as_array().unwrap().len(), 1, "{report}");
     assert_eq!(report["needs_restart"], json!(["routing.retries"]));
     assert_eq!(report["workers"], json!({ "added": [7], "removed": [], "changed": [] }));
-    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+    assert!(ask(&cluster).await.contains("least-loaded@2 policy"));
     // One slot is refused, the other applies: each wholly or not at all.
     write(
         "[policies.slots.aggregated]\nbuiltin = \"kv-aware\"\nsettings = { no = 1 }\n[policies.slots.prefill]\nnative = \"random\"",
     );
-    let report = post(&house, "/config/reload").await.json().unwrap();
+    let report = post(&cluster, "/config/reload").await.json().unwrap();
     assert_eq!(
         (report["refused"][0]["kind"].as_str(), report["refused"].as_array().unwrap().len()),
         (Some("configure"), 1)
@@ -232,21 +232,21 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
         "{report}"
     );
     assert_eq!(report["workers"]["removed"], json!([7]));
-    assert!(ask(&house).await.contains("least-loaded@2 policy"));
+    assert!(ask(&cluster).await.contains("least-loaded@2 policy"));
     // What is no configuration changes nothing, and all that is wrong is said.
     write("[policies.slots.aggregated]\nbuiltin = \"no\"\n[policies.slots.prefill]\npicker = \"min\"");
-    let wrong = post(&house, "/config/reload").await;
+    let wrong = post(&cluster, "/config/reload").await;
     assert_eq!((wrong.status.as_u16(), wrong.code().as_str()), (400, "invalid_config"));
     let text = wrong.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
     assert!(text.contains("aggregated.builtin: `no`") && text.contains("prefill.picker"), "{text}");
-    house.at_rest().await.unwrap();
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_changed_configuration_file_is_taken_without_being_asked() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_owned();
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .reread(Some(path.clone()), move |started| {
             let mut config = started.clone();
             config.policies.slots = Config::read(&path)?.policies.slots;
@@ -259,14 +259,16 @@ async fn a_changed_configuration_file_is_taken_without_being_asked() {
         .unwrap();
     let write = |text: &str| std::fs::write(file.path(), text).unwrap();
     let runs = |name: &'static str| {
-        move |house: &House| house.gateway.app.policies.status().slots.iter().any(|slot| slot.policy == name)
+        move |cluster: &TestCluster| {
+            cluster.gateway.app.policies.status().slots.iter().any(|slot| slot.policy == name)
+        }
     };
     write("[policies.slots.prefill]\nbuiltin = \"least-loaded\"");
-    house.until("the change is taken", runs("least-loaded")).await.unwrap();
+    cluster.until("the change is taken", runs("least-loaded")).await.unwrap();
     // What is wrong is not taken, and what is right after it is.
     write("[policies.slots.prefill]\nbuiltin = 1");
     tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
-    assert!(runs("least-loaded")(&house));
+    assert!(runs("least-loaded")(&cluster));
     write("[policies.slots.prefill]\nnative = \"random\"");
-    house.until("the next change is taken", runs("native:random")).await.unwrap();
+    cluster.until("the next change is taken", runs("native:random")).await.unwrap();
 }

@@ -158,7 +158,7 @@ fn new_writes_a_project_and_refuses_a_folder_that_is_not_empty() {
     assert_eq!((ran.code, dir.path().join("other").exists()), (Some(2), false), "{}", ran.err);
 }
 
-/// The README's commands, for each world. The lock file of the house keeps the build off the network.
+/// The README's commands, for each world. The lock file of the workspace keeps the build off the network.
 #[test]
 #[ignore = "builds four projects with cargo: a minute or more"]
 fn new_rust_projects_build_and_pass_their_own_cases() {

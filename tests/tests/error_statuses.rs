@@ -7,7 +7,7 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{House, HouseBuilder, client::Reply};
+use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -20,8 +20,8 @@ fn chat(tokens: u32) -> String {
     .to_string()
 }
 
-async fn single(change: impl FnOnce(&mut Config)) -> House {
-    HouseBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap()
+async fn single(change: impl FnOnce(&mut Config)) -> TestCluster {
+    TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap()
 }
 
 fn check(reply: &Reply, status: u16, code: &str) {
@@ -36,7 +36,7 @@ fn check(reply: &Reply, status: u16, code: &str) {
 
 #[tokio::test]
 async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
-    let house = single(|_| {}).await;
+    let cluster = single(|_| {}).await;
     for (body, names) in [
         ("{", "body"),
         ("[]", "body"),
@@ -46,7 +46,7 @@ async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
         (r#"{"model":"tiny","messages":[],"stream":"yes"}"#, "stream"),
         (r#"{"model":"tiny","messages":[],"nvext":{"dp_rank":"x"}}"#, "nvext"),
     ] {
-        let reply = house.client.post(CHAT, &[], body).await.unwrap();
+        let reply = cluster.client.post(CHAT, &[], body).await.unwrap();
         check(&reply, 400, "invalid_request");
         let message = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains(names), "{body}: {message}");
@@ -56,68 +56,68 @@ async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
 #[tokio::test]
 async fn i_invalid_request_a_context_too_long_is_the_engine_s_own_400() {
     let config = SimConfig { max_model_len: 64, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let house = HouseBuilder::new().sim_with(config, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();
     let body = chat(5).replace("one row", &"word ".repeat(500));
-    let reply = house.client.post(CHAT, &[], body).await.unwrap();
+    let reply = cluster.client.post(CHAT, &[], body).await.unwrap();
     assert_eq!(reply.status, 400);
     assert!(reply.json().unwrap()["error"]["message"].is_string(), "{reply:?}");
 }
 
 #[tokio::test]
 async fn i_unauthorized_no_key_is_401() {
-    let house = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
-    check(&house.client.post(CHAT, &[], chat(1)).await.unwrap(), 401, "unauthorized");
+    let cluster = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 401, "unauthorized");
 }
 
 #[tokio::test]
 async fn i_forbidden_a_wrong_key_is_403() {
-    let house = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
+    let cluster = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
     let wrong = [("authorization", "Bearer sk-2")];
-    check(&house.client.post(CHAT, &wrong, chat(1)).await.unwrap(), 403, "forbidden");
+    check(&cluster.client.post(CHAT, &wrong, chat(1)).await.unwrap(), 403, "forbidden");
 }
 
 #[tokio::test]
 async fn i_model_not_found_an_unknown_model_is_404() {
-    let house = single(|_| {}).await;
-    let reply = house.client.post(CHAT, &[], chat(1).replace("tiny", "nope")).await.unwrap();
+    let cluster = single(|_| {}).await;
+    let reply = cluster.client.post(CHAT, &[], chat(1).replace("tiny", "nope")).await.unwrap();
     check(&reply, 404, "model_not_found");
 }
 
 #[tokio::test]
 async fn i_worker_not_found_an_unknown_pin_is_404() {
-    let house = single(|_| {}).await;
+    let cluster = single(|_| {}).await;
     let pin = [("x-worker-instance-id", "77")];
-    check(&house.client.post(CHAT, &pin, chat(1)).await.unwrap(), 404, "worker_not_found");
+    check(&cluster.client.post(CHAT, &pin, chat(1)).await.unwrap(), 404, "worker_not_found");
 }
 
 #[tokio::test]
 async fn i_worker_not_eligible_a_draining_pin_is_409_with_the_reason() {
-    let house = single(|_| {}).await;
-    house.admin.post("/workers/1/drain", &[], "").await.unwrap();
+    let cluster = single(|_| {}).await;
+    cluster.admin.post("/workers/1/drain", &[], "").await.unwrap();
     let pin = [("x-worker-instance-id", "1")];
-    let reply = house.client.post(CHAT, &pin, chat(1)).await.unwrap();
+    let reply = cluster.client.post(CHAT, &pin, chat(1)).await.unwrap();
     check(&reply, 409, "worker_not_eligible");
     assert!(reply.json().unwrap()["error"]["message"].as_str().unwrap().contains("draining"));
 }
 
 #[tokio::test]
 async fn i_payload_too_large_is_413() {
-    let house = single(|config| config.server.max_body_bytes = 1_000).await;
-    let reply = house.client.post(CHAT, &[], chat(1).replace("one row", &"x".repeat(2_000))).await.unwrap();
+    let cluster = single(|config| config.server.max_body_bytes = 1_000).await;
+    let reply = cluster.client.post(CHAT, &[], chat(1).replace("one row", &"x".repeat(2_000))).await.unwrap();
     check(&reply, 413, "payload_too_large");
 }
 
 #[tokio::test]
 async fn i_shed_a_policy_s_refusal_is_its_status_and_reason() {
-    let house = single(|config| {
+    let cluster = single(|config| {
         let mut entry = SlotEntry::default();
         entry.settings.insert("mode".to_owned(), "refuse".into());
         config.policies.slots.insert(SlotKind::Aggregated, entry);
     })
     .await;
-    house.drop_policy("aggregated.wasm", pointsman_test_guests::HOSTILE).unwrap();
+    cluster.drop_policy("aggregated.wasm", pointsman_test_guests::HOSTILE).unwrap();
     for _ in 0..400 {
-        let reply = house.client.post(CHAT, &[], chat(1)).await.unwrap();
+        let reply = cluster.client.post(CHAT, &[], chat(1)).await.unwrap();
         if reply.status != 200 {
             check(&reply, 429, "shed");
             assert_eq!(reply.json().unwrap()["error"]["message"], "the quota is used up");
@@ -125,18 +125,18 @@ async fn i_shed_a_policy_s_refusal_is_its_status_and_reason() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let policies = house.admin.get("/policies").await.unwrap().json().unwrap();
+    let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
     assert_eq!(policies, Value::Null, "it never shed");
 }
 
 #[tokio::test]
 async fn i_rate_limited_is_429_for_each_key_alone() {
-    let house = single(|config| {
+    let cluster = single(|config| {
         config.server.requests_per_second = 2;
         config.server.api_keys = vec!["sk-1".into(), "sk-2".into()];
     })
     .await;
-    let ask = async |key: &str| house.client.post(CHAT, &[("authorization", key)], chat(1)).await.unwrap();
+    let ask = async |key: &str| cluster.client.post(CHAT, &[("authorization", key)], chat(1)).await.unwrap();
     let mut limited = None;
     for _ in 0..10 {
         let reply = ask("Bearer sk-1").await;
@@ -155,20 +155,20 @@ async fn i_client_closed_is_499_in_the_metrics() {
         overhead: Duration::from_millis(400),
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let house = HouseBuilder::new().sim_with(slow, "").start().await.unwrap();
-    let leaving = tokio::time::timeout(Duration::from_millis(60), house.client.post(CHAT, &[], chat(5)));
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let leaving = tokio::time::timeout(Duration::from_millis(60), cluster.client.post(CHAT, &[], chat(5)));
     assert!(leaving.await.is_err());
-    house.at_rest().await.unwrap();
-    let metrics = String::from_utf8(house.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    cluster.at_rest().await.unwrap();
+    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
     let line = r#"status="499",code="client_closed"} 1"#;
     assert!(metrics.contains(line), "{metrics}");
 }
 
 #[tokio::test]
 async fn i_bad_upstream_an_engine_that_breaks_its_protocol_is_502_with_its_own_text() {
-    let house = single(|config| config.routing.retries = 0).await;
-    house.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
-    let reply = house.client.post(CHAT, &[], chat(1)).await.unwrap();
+    let cluster = single(|config| config.routing.retries = 0).await;
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
+    let reply = cluster.client.post(CHAT, &[], chat(1)).await.unwrap();
     check(&reply, 502, "bad_upstream");
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
     assert!(!text.contains("127.0.0.1"), "{text}");
@@ -176,35 +176,35 @@ async fn i_bad_upstream_an_engine_that_breaks_its_protocol_is_502_with_its_own_t
 
 #[tokio::test]
 async fn i_no_worker_nothing_eligible_is_503() {
-    let house = single(|_| {}).await;
-    house.admin.post("/workers/1/drain", &[], "").await.unwrap();
-    check(&house.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "no_worker");
+    let cluster = single(|_| {}).await;
+    cluster.admin.post("/workers/1/drain", &[], "").await.unwrap();
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "no_worker");
 }
 
 #[tokio::test]
 async fn i_prefill_unavailable_when_disaggregation_is_enforced_is_503() {
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(|config| config.routing.enforce_disagg = true)
         .sim(Dialect::Vllm, Role::Decode)
         .start()
         .await
         .unwrap();
-    check(&house.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "prefill_unavailable");
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "prefill_unavailable");
 }
 
 #[tokio::test]
 async fn i_draining_a_gateway_that_goes_away_is_503() {
-    let house = single(|_| {}).await;
-    house.gateway.app.draining.cancel();
-    check(&house.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "draining");
+    let cluster = single(|_| {}).await;
+    cluster.gateway.app.draining.cancel();
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "draining");
 }
 
 #[tokio::test]
 async fn i_deadline_is_504() {
-    let house = single(|config| config.timeouts.request = Duration::from_millis(150)).await;
-    house.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
-    check(&house.client.post(CHAT, &[], chat(1)).await.unwrap(), 504, "deadline");
-    house.at_rest().await.unwrap();
+    let cluster = single(|config| config.timeouts.request = Duration::from_millis(150)).await;
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 504, "deadline");
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
@@ -214,16 +214,16 @@ async fn i_overloaded_all_busy_is_529_or_what_the_operator_wants() {
             itl: Duration::from_millis(10),
             ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
         };
-        let house = HouseBuilder::new()
+        let cluster = TestClusterBuilder::new()
             .config(|config| config.routing.busy_status = change)
             .sim_with(slow, ",max_concurrency=1")
             .start()
             .await
             .unwrap();
         let body = chat(500).replacen('{', r#"{"stream":true,"#, 1);
-        let mut first = house.client.stream(CHAT, &[], body).await.unwrap();
+        let mut first = cluster.client.stream(CHAT, &[], body).await.unwrap();
         first.next().await.unwrap();
-        check(&house.client.post(CHAT, &[], chat(1)).await.unwrap(), status, "overloaded");
+        check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), status, "overloaded");
     }
 }
 
@@ -235,7 +235,7 @@ async fn c4_direct_mode_names_what_is_missing() {
             config.policies.slots.insert(kind, entry);
         }
     };
-    let house = HouseBuilder::new()
+    let cluster = TestClusterBuilder::new()
         .config(direct)
         .sim(Dialect::Vllm, Role::Prefill)
         .sim(Dialect::Vllm, Role::Decode)
@@ -246,17 +246,17 @@ async fn c4_direct_mode_names_what_is_missing() {
         let json: Value = reply.json().unwrap();
         json["error"]["message"].as_str().unwrap().to_owned()
     };
-    let none = house.client.post(CHAT, &[], chat(2)).await.unwrap();
+    let none = cluster.client.post(CHAT, &[], chat(2)).await.unwrap();
     check(&none, 400, "invalid_request");
     assert!(message(&none).contains("x-prefill-instance-id"), "{none:?}");
     let prefill = [("x-prefill-instance-id", "1")];
-    let half = house.client.post(CHAT, &prefill, chat(2)).await.unwrap();
+    let half = cluster.client.post(CHAT, &prefill, chat(2)).await.unwrap();
     check(&half, 400, "invalid_request");
     assert!(
         message(&half).contains("decode_worker_id") && message(&half).contains("backend_instance_id"),
         "F3: both are named: {half:?}"
     );
     let both = [("x-prefill-instance-id", "1"), ("x-worker-instance-id", "2")];
-    assert_eq!(house.client.post(CHAT, &both, chat(2)).await.unwrap().status, 200);
-    house.at_rest().await.unwrap();
+    assert_eq!(cluster.client.post(CHAT, &both, chat(2)).await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! A gateway with simulated engines, ready to serve.
+//! Starts a gateway in process with simulated engines behind it.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -13,32 +13,32 @@ use tempfile::TempDir;
 
 use crate::client::Client;
 
-/// What to build.
+/// Configuration of a [`TestCluster`] before it starts.
 #[derive(Default)]
-pub struct HouseBuilder {
+pub struct TestClusterBuilder {
     sims: Vec<(SimConfig, String)>,
     config: Config,
     reread: Option<(Option<PathBuf>, Reread)>,
 }
 
-/// Makes another configuration of the one that the house started with.
+/// Derives a reloaded configuration from the one that the cluster started with.
 type Reread = Box<dyn Fn(&Config) -> anyhow::Result<Config> + Send + Sync>;
 
-/// A running house.
-pub struct House {
+/// A running gateway and its engines.
+pub struct TestCluster {
     /// The gateway.
     pub gateway: Running,
-    /// The engines, in the order they were added; their worker ids count from 1.
+    /// The engines in the order they were added; worker ids count from 1.
     pub sims: Vec<SimHandle>,
-    /// A client of the gateway.
+    /// Client of the gateway's request port.
     pub client: Client,
-    /// A client of its admin port.
+    /// Client of the gateway's admin port.
     pub admin: Client,
     policies: TempDir,
 }
 
-impl HouseBuilder {
-    /// An empty house with quick probes.
+impl TestClusterBuilder {
+    /// Creates a cluster without engines and with short probe intervals.
     #[must_use]
     pub fn new() -> Self {
         let mut config = Config::default();
@@ -52,15 +52,15 @@ impl HouseBuilder {
         Self { sims: Vec::new(), config, reread: None }
     }
 
-    /// Changes the gateway's configuration.
+    /// Edits the gateway's configuration.
     #[must_use]
     pub fn config(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
         self
     }
 
-    /// What a reload of the configuration reads, made of what the house started with; `watched`: a file whose changes
-    /// lead to one.
+    /// Sets the configuration that a reload reads, derived from the initial one. A change of the file `watched`
+    /// triggers a reload.
     #[must_use]
     pub fn reread(
         mut self,
@@ -71,13 +71,13 @@ impl HouseBuilder {
         self
     }
 
-    /// Adds an engine that answers at once.
+    /// Adds an engine that answers without delay.
     #[must_use]
     pub fn sim(self, dialect: Dialect, role: Role) -> Self {
         self.sim_with(SimConfig::instant(dialect, role), "")
     }
 
-    /// Adds an engine; `more` is appended to its `--worker` flag.
+    /// Adds an engine and appends `more` to its `--worker` flag.
     #[must_use]
     pub fn sim_with(mut self, config: SimConfig, more: &str) -> Self {
         self.sims.push((config, more.to_owned()));
@@ -87,8 +87,8 @@ impl HouseBuilder {
     /// Starts everything and waits until every worker is eligible.
     ///
     /// # Errors
-    /// Something does not start, or a worker does not become eligible within 10 s.
-    pub async fn start(mut self) -> anyhow::Result<House> {
+    /// The gateway or an engine does not start, or a worker is not eligible within 10 s.
+    pub async fn start(mut self) -> anyhow::Result<TestCluster> {
         let policies = TempDir::new()?;
         self.config.policies.dir = Some(policies.path().to_owned());
         let mut sims = Vec::new();
@@ -107,16 +107,16 @@ impl HouseBuilder {
         let source =
             self.reread.map(|(path, read)| ConfigSource { path, read: Arc::new(move || read(&started)) });
         let gateway = Running::start_from(&self.config, source).await?;
-        let house = House {
+        let cluster = TestCluster {
             client: Client::new(gateway.address),
             admin: Client::new(gateway.admin),
             gateway,
             sims,
             policies,
         };
-        house
-            .until("every worker is eligible", |house| {
-                house
+        cluster
+            .until("every worker is eligible", |cluster| {
+                cluster
                     .gateway
                     .app
                     .registry
@@ -126,17 +126,17 @@ impl HouseBuilder {
                     .all(|worker| worker.ineligible().is_none())
             })
             .await?;
-        Ok(house)
+        Ok(cluster)
     }
 }
 
-impl House {
-    /// Prefill and decode engines of one dialect.
+impl TestCluster {
+    /// Starts a cluster of prefill and decode engines of one dialect.
     ///
     /// # Errors
-    /// As [`HouseBuilder::start`].
+    /// As [`TestClusterBuilder::start`].
     pub async fn disaggregated(dialect: Dialect, prefill: usize, decode: usize) -> anyhow::Result<Self> {
-        let mut builder = HouseBuilder::new();
+        let mut builder = TestClusterBuilder::new();
         for _ in 0..prefill {
             builder = builder.sim(dialect, Role::Prefill);
         }
@@ -146,10 +146,10 @@ impl House {
         builder.start().await
     }
 
-    /// Waits, at most 10 s, for a condition.
+    /// Waits up to 10 s for a condition.
     ///
     /// # Errors
-    /// It does not come.
+    /// The condition does not hold in time.
     pub async fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
         for _ in 0..2_000 {
             if condition(self) {
@@ -157,25 +157,25 @@ impl House {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        anyhow::bail!("never: {what}")
+        anyhow::bail!("waited 10 s in vain for: {what}")
     }
 
-    /// Requests booked on all workers now.
+    /// Number of requests booked on all workers now.
     #[must_use]
     pub fn booked(&self) -> u32 {
         self.gateway.app.registry.snapshot().workers().iter().map(|worker| worker.active_requests()).sum()
     }
 
-    /// Waits until nothing is booked and nothing under way: every path releases its bookings.
+    /// Waits until no request is booked or in flight. Every path through the gateway must release its bookings.
     ///
     /// # Errors
-    /// Something is left.
+    /// A booking or a request is left after 10 s.
     pub async fn at_rest(&self) -> anyhow::Result<()> {
-        let idle = |house: &Self| house.booked() == 0 && house.gateway.app.metrics.inflight.get() == 0;
+        let idle = |cluster: &Self| cluster.booked() == 0 && cluster.gateway.app.metrics.inflight.get() == 0;
         self.until("nothing is booked", idle).await
     }
 
-    /// Puts a policy file in place by renaming it, as an operator's `cp` and `mv` would.
+    /// Installs a policy file by an atomic rename, as an operator's `cp` and `mv` would.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -185,7 +185,7 @@ impl House {
         std::fs::rename(&staged, self.policy_path(name)).context("rename")
     }
 
-    /// Where a policy file lies.
+    /// Path of a policy file in the watched directory.
     #[must_use]
     pub fn policy_path(&self, name: &str) -> PathBuf {
         self.policies.path().join(name)
