@@ -9,22 +9,22 @@ mod flaws;
 use flaws::{FLAWS, Flaw};
 
 /// The host's rooms.
-const ROOMS: [(&str, &str); 8] = [
+const ROOMS: [(&str, &str); 7] = [
     ("bytes", "workers/src/index/bytes.rs"),
     ("cells", "workers/src/index/cells.rs"),
     ("shards", "workers/src/index/shards.rs"),
     ("names", "workers/src/index/names.rs"),
     ("lookup", "workers/src/index/lookup.rs"),
-    ("circuit", "workers/src/circuit.rs"),
-    ("breaker", "routing/src/slot/breaker.rs"),
+    ("breaker", "workers/src/breaker.rs"),
     ("ticker", "policy-runtime/src/ticker.rs"),
 ];
 
 /// What drives them.
-const MODELS: [&str; 6] = ["cells", "shards", "lookup", "circuit", "breaker", "ticker"];
+const MODELS: [&str; 5] = ["cells", "shards", "lookup", "breaker", "ticker"];
 
 /// What a copy says instead.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
+    ("use crate::sync::", "use crate::stand_in::sync::"),
     ("use std::", "use crate::stand_in::"),
     ("use arc_swap::", "use crate::stand_in::"),
     ("use parking_lot::", "use crate::stand_in::"),

@@ -161,7 +161,7 @@ fn teach(slot: &Slot, mode: Mode, outcomes: &[Observed], counts: &Counts) {
     let _scope = Scope::generation(active.generation);
     for policy in active.program.policies().filter(|policy| policy.info().learns) {
         for batch in outcomes.chunks(BATCH) {
-            let count = if active.observing.allows() {
+            let count = if active.observing.try_call() {
                 let started = Instant::now();
                 let outcome = policy.observe(moment(), batch);
                 active.note_observed(&outcome, started.elapsed());

@@ -34,7 +34,7 @@ pub use receipt::{Decider, Receipt, Shadowed};
 pub use recipe::{Recipe, Step};
 pub use router::{Explained, OnFailure, Planned, RouteError, Routed, Router};
 pub use slot::{
-    Active, Agreement, Breaker, CALL_BUCKETS_US, CallStats, Generation, Lineup, Mode, NativeMode, Normalize,
-    Opinion, Picker, Program, Slot, SlotEvent, SlotKind, Trial, WeightedScorer,
+    Active, Agreement, CALL_BUCKETS_US, CallStats, Generation, Lineup, Mode, NativeMode, Normalize, Opinion,
+    Picker, Program, Slot, SlotEvent, SlotKind, Trial, WeightedScorer,
 };
 pub use slots::{SlotSet, Slots};

@@ -272,7 +272,7 @@ impl Router {
             Program::Native(mode) => Some(mode),
             _ => None,
         };
-        if native.is_none() && !active.breaker.allows() {
+        if native.is_none() && !active.breaker.try_call() {
             return fall_back(on_failure, "breaker_open", String::new());
         }
         let started = Instant::now();

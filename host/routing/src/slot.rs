@@ -20,14 +20,12 @@ use tokio::sync::mpsc;
 use crate::router::OnFailure;
 
 mod active;
-mod breaker;
 mod content;
 mod lineup;
 mod stats;
 
 pub use active::{Active, SlotEvent};
 use active::{LaneStats, Place};
-pub use breaker::Breaker;
 pub use content::{NativeMode, Normalize, Picker, Program, WeightedScorer};
 pub use lineup::{Lineup, Trial};
 pub use stats::{Agreement, CALL_BUCKETS_US, CallStats, Opinion};

@@ -5,7 +5,7 @@
 mod average;
 mod block_map;
 mod booking;
-mod circuit;
+mod breaker;
 pub mod events;
 mod hash;
 mod id;
@@ -14,9 +14,11 @@ mod prefix;
 pub mod probe;
 mod registry;
 mod spec;
+mod sync;
 mod worker;
 
 pub use booking::{Booking, BookingRequest, RankLoad};
+pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use hash::{Salt, block_hashes};
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownWord, WorkerId};
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};

@@ -10,7 +10,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     booking::{Booking, BookingRequest, RankLoad},
-    circuit::Circuit,
+    breaker::{Breaker, BreakerRules},
     id::{DpRank, WorkerId},
     spec::WorkerSpec,
 };
@@ -66,7 +66,7 @@ pub struct Worker {
     engine_load: ArcSwapOption<EngineLoad>,
     /// Engine ids by rank (vLLM Mooncake).
     engine_ids: ArcSwapOption<Vec<String>>,
-    circuit: Circuit,
+    breaker: Breaker,
     /// Wakes the prober at once.
     nudge: Notify,
 }
@@ -94,7 +94,7 @@ impl Worker {
             learnt_blocks: AtomicU32::new(0),
             engine_load: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
-            circuit: Circuit::default(),
+            breaker: Breaker::new(BreakerRules::WORKER),
             nudge: Notify::new(),
         }
     }
@@ -188,7 +188,12 @@ impl Worker {
 
     /// Takes how a leg on this worker ended: passive health. Several failures in a row put it aside for a while.
     pub fn note_outcome(&self, ok: bool) {
-        self.circuit.note(ok);
+        if ok {
+            self.breaker.record_success();
+        } else {
+            // Without a failure rate the number of calls does not matter.
+            self.breaker.record_failure(0);
+        }
     }
 
     /// The engine's own id of a rank, once it was read.
@@ -218,7 +223,7 @@ impl Worker {
         if self.draining() {
             return Some(Ineligible::Draining);
         }
-        if self.circuit.is_open() {
+        if self.breaker.is_paused() {
             return Some(Ineligible::Failing);
         }
         let limit = self.spec.max_concurrency?;

@@ -147,29 +147,29 @@ pub(crate) const FLAWS: &[Flaw] = &[
     ),
     flaw(
         "breaker",
-        "a success closes it only after a failure was counted",
+        "a success looks only at the count of failures",
         "closes",
         &[(
-            "if self.in_a_row.load(Ordering::Relaxed) != 0 || self.is_open() {",
-            "if self.in_a_row.load(Ordering::Relaxed) != 0 {",
+            "if self.consecutive.load(Ordering::Relaxed) != 0 || self.is_open() {",
+            "if self.consecutive.load(Ordering::Relaxed) != 0 {",
         )],
     ),
     flaw(
         "breaker",
-        "everybody may try after the pause",
+        "every caller may try after the pause",
         "lets_one_through",
         &[(
-            "now >= retry_at\n            && self.retry_at_ms.compare_exchange(retry_at, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()",
-            "if now >= retry_at { self.retry_at_ms.store(next, Ordering::Release); }\n            now >= retry_at",
+            "self.retry_at_ms.compare_exchange(retry_at, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()",
+            "self.retry_at_ms.store(next, Ordering::Release);\n        true",
         )],
     ),
     flaw(
-        "circuit",
-        "a success closes it only after a failure was counted",
-        "closes",
+        "breaker",
+        "a success on probation looks only at the count of failures",
+        "closes_probation",
         &[(
-            "self.failures.load(Ordering::Relaxed) != 0 || self.until_ms.load(Ordering::Relaxed) != 0",
-            "self.failures.load(Ordering::Relaxed) != 0",
+            "if self.consecutive.load(Ordering::Relaxed) != 0 || self.is_open() {",
+            "if self.consecutive.load(Ordering::Relaxed) != 0 {",
         )],
     ),
 ];

@@ -35,14 +35,6 @@ pub(crate) mod events {
     }
 }
 
-/// The same.
-pub(crate) mod policy {
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub(crate) enum Failure {
-        Timeout,
-    }
-}
-
 include!(concat!(env!("OUT_DIR"), "/all.rs"));
 
 /// Its name, itself, and how many preemptions fewer it is given.
@@ -64,7 +56,7 @@ const MODELS: &[Model] = &[
     ("ticker: two guests", sound::ticker_model::wakes_for_two, 2),
     ("breaker: a success closes it", sound::breaker_model::closes, 0),
     ("breaker: one call is let through", sound::breaker_model::lets_one_through, 0),
-    ("circuit: a success closes it", sound::circuit_model::closes, 0),
+    ("breaker: a success ends probation", sound::breaker_model::closes_probation, 0),
 ];
 
 /// Preemptions in one execution when nothing else is asked for.

@@ -5,6 +5,8 @@ pub(crate) mod sync {
     pub(crate) use std::sync::{Arc, OnceLock};
 
     pub(crate) use loom::sync::atomic;
+
+    pub(crate) use super::time::Instant;
 }
 
 pub(crate) mod thread {

@@ -121,7 +121,7 @@ impl Router {
         call: impl FnOnce(&Arc<dyn Policy>) -> Result<T, Failure>,
         policy: &Arc<dyn Policy>,
     ) -> Result<T, &'static str> {
-        if !active.breaker.allows() {
+        if !active.breaker.try_call() {
             return Err("breaker_open");
         }
         let scope = Scope::decision(active.generation, false, query.request_id);

@@ -42,7 +42,7 @@ impl Beside {
         gathered: &Gathered<'_>,
         chosen: u32,
     ) -> Option<Shadowed> {
-        if !shadow.breaker.allows() {
+        if !shadow.breaker.try_call() {
             return None;
         }
         let started = Instant::now();

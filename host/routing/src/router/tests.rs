@@ -253,7 +253,7 @@ async fn the_breaker_opens_at_the_first_timeout_and_tries_again_after_its_pause(
     let fallback = |house: &House| house.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback();
     assert_eq!(fallback(&house), Some("timeout"));
     assert_eq!(fallback(&house), Some("breaker_open"));
-    tokio::time::advance(crate::Breaker::PAUSE).await;
+    tokio::time::advance(pointsman_workers::BreakerRules::POLICY.first_pause).await;
     assert_eq!(fallback(&house), Some("timeout"));
     assert_eq!(fallback(&house), Some("breaker_open"));
     let event = house.events.try_recv().unwrap();

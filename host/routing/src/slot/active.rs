@@ -5,12 +5,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use pointsman_workers::ModelName;
+use pointsman_workers::{Breaker, BreakerRules, ModelName};
 use tokio::{sync::mpsc, time::Duration};
 
 use super::{
     Generation, Mode, SlotKind,
-    breaker::Breaker,
     content::Program,
     stats::{Agreement, CallStats},
 };
@@ -90,8 +89,8 @@ impl Active {
             recipe: Arc::new(Recipe::of(place.kind, generation, mode, &program)),
             learns,
             program,
-            breaker: Breaker::new(),
-            observing: Breaker::new(),
+            breaker: Breaker::new(BreakerRules::POLICY),
+            observing: Breaker::new(BreakerRules::POLICY),
             mode,
             agreement: Agreement::default(),
             place,
@@ -110,10 +109,10 @@ impl Active {
         }
         let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         match outcome {
-            Ok(_) => self.breaker.success(),
+            Ok(_) => self.breaker.record_success(),
             Err(failure) => {
                 let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-                self.breaker.failure(failure, calls);
+                record_failure(&self.breaker, failure, calls);
                 let _ = self.place.events.send(SlotEvent {
                     slot: self.place.kind,
                     model: self.place.model.clone(),
@@ -132,9 +131,9 @@ impl Active {
         self.stats.observed.note(outcome.as_ref().err(), took);
         let calls = self.observed.fetch_add(1, Ordering::Relaxed) + 1;
         match outcome {
-            Ok(()) => self.observing.success(),
+            Ok(()) => self.observing.record_success(),
             Err(Failure::NotReady) => {}
-            Err(failure) => self.observing.failure(failure, calls),
+            Err(failure) => record_failure(&self.observing, failure, calls),
         }
     }
 
@@ -148,5 +147,14 @@ impl Active {
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
+    }
+}
+
+/// Reports a failed call to a breaker. A timeout opens it at once, because every further one would cost a full budget.
+fn record_failure(breaker: &Breaker, failure: &Failure, calls: u64) {
+    if *failure == Failure::Timeout {
+        breaker.trip();
+    } else {
+        breaker.record_failure(calls);
     }
 }

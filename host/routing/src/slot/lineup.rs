@@ -37,7 +37,7 @@ impl Lineup {
     pub fn serving(&self, subject: &Subject) -> &Arc<Active> {
         let key = subject.session_hash.unwrap_or(subject.draw);
         match &self.canary {
-            Some(canary) if within(key, canary.share) && canary.active.breaker.is_ready() => &canary.active,
+            Some(canary) if within(key, canary.share) && !canary.active.breaker.is_paused() => &canary.active,
             _ => &self.active,
         }
     }

@@ -1,0 +1,267 @@
+//! Circuit breaker: stops calls to something that fails, and lets calls through again after a pause.
+//!
+//! Workers and policies use the same breaker with different [`BreakerRules`].
+
+use std::time::Duration;
+
+use crate::sync::{
+    Instant,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+/// When a breaker opens, how long it pauses, and what it lets through after the pause.
+#[derive(Clone, Copy, Debug)]
+pub struct BreakerRules {
+    /// Consecutive failures that open the breaker.
+    pub consecutive_failures: u32,
+    /// Failure rate that opens the breaker even if successes lie between the failures.
+    pub failure_rate: Option<FailureRate>,
+    /// Pause after the breaker opens for the first time since the last success.
+    pub first_pause: Duration,
+    /// The pause doubles with every further opening since the last success, at most this many times.
+    pub max_doublings: u32,
+    /// What is let through between the end of the pause and the next outcome.
+    pub after_pause: AfterPause,
+}
+
+/// Opens when at least `min_failures` failed and they are at least one in `one_in` of the window's calls.
+#[derive(Clone, Copy, Debug)]
+pub struct FailureRate {
+    /// Failures below this number never open the breaker by their rate.
+    pub min_failures: u64,
+    /// One failure in this many calls is too many.
+    pub one_in: u64,
+    /// Number of calls after which counting starts again.
+    pub window: u64,
+}
+
+/// What a breaker lets through after its pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterPause {
+    /// One call in each pause; the breaker stays open until a call succeeds.
+    OneTrial,
+    /// All calls; the first failure opens the breaker again.
+    Probation,
+}
+
+impl BreakerRules {
+    /// Passive health of a worker. Pauses last 500 ms to 16 s. Probation lets all requests through because a request
+    /// that fails on one worker is retried on another.
+    pub const WORKER: Self = Self {
+        consecutive_failures: 5,
+        failure_rate: None,
+        first_pause: Duration::from_millis(500),
+        max_doublings: 5,
+        after_pause: AfterPause::Probation,
+    };
+
+    /// Calls of a routing policy. One trial per pause limits the time that a looping policy can cost.
+    pub const POLICY: Self = Self {
+        consecutive_failures: 5,
+        failure_rate: Some(FailureRate { min_failures: 8, one_in: 10, window: 1_000 }),
+        first_pause: Duration::from_secs(5),
+        max_doublings: 0,
+        after_pause: AfterPause::OneTrial,
+    };
+
+    fn pause(&self, earlier_openings: u32) -> Duration {
+        self.first_pause * 2_u32.pow(earlier_openings.min(self.max_doublings))
+    }
+}
+
+/// A breaker. Closed until failures open it; a success closes it.
+///
+/// Threads report outcomes without a lock. Racing outcomes may lose a count, which shifts an opening by one failure or
+/// changes the length of a pause; they never leave the breaker open after a later success.
+#[derive(Debug)]
+pub struct Breaker {
+    rules: BreakerRules,
+    /// Failures since the last success.
+    consecutive: AtomicU32,
+    /// Times the breaker opened since the last success.
+    openings: AtomicU32,
+    /// Number of calls when the current window began, and failures since then. Only failures touch these.
+    window_start: AtomicU64,
+    window_failures: AtomicU64,
+    /// End of the pause in milliseconds after `epoch`; 0 if the breaker is closed.
+    retry_at_ms: AtomicU64,
+    epoch: Instant,
+}
+
+impl Breaker {
+    /// Returns a closed breaker.
+    #[must_use]
+    pub fn new(rules: BreakerRules) -> Self {
+        Self {
+            rules,
+            consecutive: AtomicU32::new(0),
+            openings: AtomicU32::new(0),
+            window_start: AtomicU64::new(0),
+            window_failures: AtomicU64::new(0),
+            retry_at_ms: AtomicU64::new(0),
+            epoch: Instant::now(),
+        }
+    }
+
+    /// Returns whether a call may be made now. With [`AfterPause::OneTrial`], exactly one caller gets `true` after a
+    /// pause, and the next pause begins.
+    #[must_use]
+    pub fn try_call(&self) -> bool {
+        let retry_at = self.retry_at_ms.load(Ordering::Acquire);
+        if retry_at == 0 {
+            return true;
+        }
+        let now = self.now_ms();
+        if now < retry_at || self.rules.after_pause == AfterPause::Probation {
+            return now >= retry_at;
+        }
+        let next = now.saturating_add(millis(self.rules.first_pause));
+        self.retry_at_ms.compare_exchange(retry_at, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Returns whether the breaker is open and its pause has not ended. Unlike [`Breaker::try_call`] this claims nothing.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        let retry_at = self.retry_at_ms.load(Ordering::Acquire);
+        retry_at != 0 && self.now_ms() < retry_at
+    }
+
+    /// Returns whether the breaker opened and no call succeeded since, also after the pause.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.retry_at_ms.load(Ordering::Acquire) != 0
+    }
+
+    /// Closes the breaker.
+    pub fn record_success(&self) {
+        // Check both: a success that runs between the two writes of a failure leaves only one of them set.
+        if self.consecutive.load(Ordering::Relaxed) != 0 || self.is_open() {
+            self.consecutive.store(0, Ordering::Relaxed);
+            self.openings.store(0, Ordering::Relaxed);
+            self.retry_at_ms.store(0, Ordering::Release);
+        }
+    }
+
+    /// Counts a failure, which opens the breaker if its rules say so. `calls` is the number of calls so far; only
+    /// [`BreakerRules::failure_rate`] uses it.
+    pub fn record_failure(&self, calls: u64) {
+        let too_many = self.count_failure() >= self.rules.consecutive_failures || self.rate_exceeded(calls);
+        match self.rules.after_pause {
+            AfterPause::OneTrial if too_many => self.open(),
+            AfterPause::Probation if !self.is_paused() && (too_many || self.is_open()) => self.open(),
+            AfterPause::OneTrial | AfterPause::Probation => {}
+        }
+    }
+
+    /// Counts a failure that opens the breaker at once.
+    pub fn trip(&self) {
+        self.count_failure();
+        self.open();
+    }
+
+    fn count_failure(&self) -> u32 {
+        self.consecutive.fetch_add(1, Ordering::Relaxed).saturating_add(1)
+    }
+
+    fn open(&self) {
+        let pause = self.rules.pause(self.openings.fetch_add(1, Ordering::Relaxed));
+        let until = self.now_ms().saturating_add(millis(pause)).max(1);
+        self.retry_at_ms.store(until, Ordering::Release);
+    }
+
+    /// Counts a failure in its window and starts the next window when this one is full or its rate too high.
+    fn rate_exceeded(&self, calls: u64) -> bool {
+        let Some(rate) = self.rules.failure_rate else { return false };
+        let start = self.window_start.load(Ordering::Relaxed);
+        let failures = self.window_failures.fetch_add(1, Ordering::Relaxed) + 1;
+        let seen = calls.saturating_sub(start);
+        let exceeded = failures >= rate.min_failures && failures * rate.one_in >= seen;
+        if exceeded || seen >= rate.window {
+            self.window_start.store(calls, Ordering::Relaxed);
+            self.window_failures.store(0, Ordering::Relaxed);
+        }
+        exceeded
+    }
+
+    fn now_ms(&self) -> u64 {
+        millis(self.epoch.elapsed())
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_s_breaker_opens_after_five_failures_and_a_success_ends_its_probation() {
+        let breaker = Breaker::new(BreakerRules::WORKER);
+        let fail = || breaker.record_failure(0);
+        let pause = BreakerRules::WORKER.first_pause;
+        (0..4).for_each(|_| fail());
+        breaker.record_success();
+        (0..4).for_each(|_| fail());
+        assert!(!breaker.is_paused());
+        fail();
+        assert!(breaker.is_paused());
+        tokio::time::advance(pause).await;
+        assert!(!breaker.is_paused());
+        // On probation one failure is enough, and the pause is longer.
+        fail();
+        tokio::time::advance(pause).await;
+        assert!(breaker.is_paused());
+        tokio::time::advance(pause).await;
+        assert!(!breaker.is_paused());
+        breaker.record_success();
+        (0..4).for_each(|_| fail());
+        assert!(!breaker.is_paused());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_s_breaker_lets_all_calls_through_on_probation_and_ignores_failures_while_paused() {
+        let breaker = Breaker::new(BreakerRules::WORKER);
+        (0..5).for_each(|_| breaker.record_failure(0));
+        assert!(!breaker.try_call());
+        tokio::time::advance(BreakerRules::WORKER.first_pause / 2).await;
+        breaker.record_failure(0);
+        tokio::time::advance(BreakerRules::WORKER.first_pause / 2).await;
+        assert!(breaker.try_call() && breaker.try_call(), "the failure within the pause did not extend it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_policy_s_breaker_opens_at_the_first_timeout_and_allows_one_trial_per_pause() {
+        let breaker = Breaker::new(BreakerRules::POLICY);
+        breaker.trip();
+        assert!(breaker.is_paused() && !breaker.try_call());
+        tokio::time::advance(BreakerRules::POLICY.first_pause).await;
+        assert!(!breaker.is_paused() && breaker.is_open());
+        assert!(breaker.try_call());
+        assert!(!breaker.try_call(), "one trial only");
+        breaker.record_success();
+        assert!(!breaker.is_open() && breaker.try_call());
+    }
+
+    /// Fails one of every `one_in` calls. Returns the number of calls made before the breaker opens, at most 10,000.
+    fn opens_after(one_in: u64) -> Option<u64> {
+        let breaker = Breaker::new(BreakerRules::POLICY);
+        (1..=10_000_u64).find(|calls| {
+            if calls % one_in == 0 {
+                breaker.record_failure(*calls);
+            } else {
+                breaker.record_success();
+            }
+            breaker.is_open()
+        })
+    }
+
+    #[test]
+    fn a_policy_s_breaker_opens_when_a_tenth_of_its_calls_fail_and_not_below() {
+        assert_eq!(opens_after(1), Some(5));
+        assert_eq!(opens_after(8), Some(64));
+        assert_eq!(opens_after(10), Some(80));
+        assert_eq!(opens_after(13), None);
+    }
+}
