@@ -10,11 +10,9 @@
 use std::time::Duration;
 
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
-use pointsman_gateway::{
-    config::Config,
-    replay::{Judge, Report, replay},
-};
+use pointsman_gateway::config::Config;
 use pointsman_policy_runtime::{Access, Limits, LoadedPolicy, PolicyEngine, compile};
+use pointsman_policy_tools::replay::{Judge, Report, replay};
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_test_guests::{LEARNED_TTFT, LOW_QUEUE, TENANT_LIMIT};

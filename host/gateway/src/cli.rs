@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
+use pointsman_policy_tools::PolicyCommand;
 use pointsman_workers::WorkerSpec;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -17,8 +18,6 @@ use crate::{
     app::Running,
     config::{Config, reload::ConfigSource},
 };
-
-mod policy;
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
@@ -56,7 +55,7 @@ enum Command {
     CheckConfig(Box<ServeArgs>),
     /// Write, test, measure and inspect policies, and decide again with them.
     #[command(subcommand)]
-    Policy(policy::PolicyCommand),
+    Policy(PolicyCommand),
 }
 
 #[derive(Debug, Args)]

@@ -19,7 +19,6 @@ pub mod limit;
 pub mod parking;
 mod preview;
 mod relay;
-pub mod replay;
 pub mod request;
 mod server;
 pub mod sessions;

@@ -9,11 +9,11 @@ use http::{Request, header};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use crate::cli::say;
+use crate::output::print;
 
 /// Which daemon.
 #[derive(Debug, Args)]
-pub(crate) struct Daemon {
+pub(crate) struct Gateway {
     /// Its admin listener.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     admin: String,
@@ -22,9 +22,16 @@ pub(crate) struct Daemon {
     token_file: Option<PathBuf>,
 }
 
-/// Which slot, and of which daemon.
+/// Arguments of `reload`.
 #[derive(Debug, Args)]
-pub(crate) struct RollbackArgs {
+pub struct ReloadArgs {
+    #[command(flatten)]
+    gateway: Gateway,
+}
+
+/// Arguments of `rollback`.
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
     /// prefill, decode, aggregated or decode-override.
     slot: String,
     /// The model whose own slot is meant.
@@ -34,12 +41,12 @@ pub(crate) struct RollbackArgs {
     #[arg(long, default_value = "active")]
     lane: String,
     #[command(flatten)]
-    daemon: Daemon,
+    gateway: Gateway,
 }
 
 /// Which slot, and of which daemon.
 #[derive(Debug, Args)]
-pub(crate) struct PromoteArgs {
+pub struct PromoteArgs {
     /// prefill, decode, aggregated or decode-override.
     slot: String,
     /// The model whose own slot is meant.
@@ -49,28 +56,30 @@ pub(crate) struct PromoteArgs {
     #[arg(long)]
     from: Option<String>,
     #[command(flatten)]
-    daemon: Daemon,
+    gateway: Gateway,
+}
+
+impl ReloadArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        self.gateway.post("/policies/reload")
+    }
 }
 
 impl RollbackArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let query = query(&[("lane", Some(&self.lane)), ("model", self.model.as_ref())]);
-        self.daemon.post(&format!("/policies/{}/rollback{query}", encoded(&self.slot)))
+        self.gateway.post(&format!("/policies/{}/rollback{query}", encoded(&self.slot)))
     }
 }
 
 impl PromoteArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let query = query(&[("from", self.from.as_ref()), ("model", self.model.as_ref())]);
-        self.daemon.post(&format!("/policies/{}/promote{query}", encoded(&self.slot)))
+        self.gateway.post(&format!("/policies/{}/promote{query}", encoded(&self.slot)))
     }
 }
 
-impl Daemon {
-    pub(crate) fn reload(&self) -> anyhow::Result<ExitCode> {
-        self.post("/policies/reload")
-    }
-
+impl Gateway {
     /// Prints the daemon's answer; a failure when it says no.
     fn post(&self, path: &str) -> anyhow::Result<ExitCode> {
         let url = format!("{}{path}", self.admin.trim_end_matches('/'));
@@ -87,7 +96,7 @@ impl Daemon {
             let (parts, body) = response.into_parts();
             anyhow::Ok((parts.status, body.collect().await?.to_bytes()))
         })?;
-        say(&format!("{}\n", String::from_utf8_lossy(&body)))?;
+        print(&format!("{}\n", String::from_utf8_lossy(&body)))?;
         Ok(if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

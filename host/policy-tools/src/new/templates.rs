@@ -10,7 +10,7 @@ const SCRIPT_MEMORY: &str = "67108864";
 /// A file of a template.
 macro_rules! template {
     ($name:literal) => {
-        include_str!(concat!("../../../../templates/policy/", $name))
+        include_str!(concat!("../../templates/", $name))
     };
 }
 

@@ -4,12 +4,14 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::{LimitArgs, read, refused};
-use crate::cli::say;
+use crate::{
+    output::print,
+    policy_file::{LimitArgs, read, refused},
+};
 
 /// Which file, with which settings.
 #[derive(Debug, Args)]
-pub(crate) struct InspectArgs {
+pub struct InspectArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
     /// JSON object handed to `configure`.
@@ -52,7 +54,7 @@ impl InspectArgs {
                 ExitCode::FAILURE
             }
         };
-        say(&text)?;
+        print(&text)?;
         Ok(code)
     }
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 
-use crate::cli::say;
+use crate::output::print;
 
 mod templates;
 
@@ -18,7 +18,7 @@ use templates::{rust, script};
 
 /// Name, world and places.
 #[derive(Debug, Args)]
-pub(crate) struct NewArgs {
+pub struct NewArgs {
     /// Its name, also its crate's: lower case letters, digits and single dashes.
     #[arg(value_parser = name)]
     name: String,
@@ -69,12 +69,12 @@ impl NewArgs {
         for (file, text) in self.files(sdk.as_deref()) {
             let path = dir.join(file);
             write_new(&path, &text).with_context(|| path.display().to_string())?;
-            say(&format!("wrote  {}\n", path.display()))?;
+            print(&format!("wrote  {}\n", path.display()))?;
         }
         if self.lang == ProjectLanguage::Rust && sdk.is_none() {
-            say("next   set the path of the SDK in Cargo.toml\n")?;
+            print("next   set the path of the SDK in Cargo.toml\n")?;
         }
-        say(&format!("next   cd {}; README.md has the three commands\n", dir.display()))?;
+        print(&format!("next   cd {}; README.md has the three commands\n", dir.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -127,7 +127,7 @@ fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::policy::cases;
+    use crate::cases;
 
     #[test]
     fn names_are_crate_names() {

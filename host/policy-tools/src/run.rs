@@ -7,9 +7,9 @@ use clap::Args;
 use pointsman_routing::Policy;
 use serde_json::json;
 
-use super::{LimitArgs, PolicyFile, refused};
 use crate::{
-    cli::say,
+    output::print,
+    policy_file::{LimitArgs, PolicyFile, refused},
     replay::{Contrast, Difference, Judge, Report, replay},
 };
 
@@ -23,7 +23,7 @@ The decisions are lines of the gateway's `GET /decisions/export`:
   curl -s 'http://127.0.0.1:9090/decisions/export?slot=prefill' > decisions.jsonl
 A filter is asked in the place of the first filter, a scorer or selector in that of what chose among the rows left.
 Exit code: 0 when all agree, 1 when some differ, 2 when the file is refused or the recording lacks what the policy wants.")]
-pub(crate) struct RunArgs {
+pub struct RunArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
     /// The recorded decisions, one a line.
@@ -60,9 +60,9 @@ impl RunArgs {
         let info = policy.info();
         if self.json {
             let told = json!({ "policy": info.name, "digest": info.digest, "report": report });
-            say(&format!("{told}\n"))?;
+            print(&format!("{told}\n"))?;
         } else {
-            say(&text(&format!("{} {}", info.name, info.version), &report))?;
+            print(&text(&format!("{} {}", info.name, info.version), &report))?;
         }
         let fine = report.differences.is_empty() || self.allow_differences;
         Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -27,32 +27,32 @@ const LARGEST: u64 = 256 << 20;
 
 /// A policy as an artifact.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Artifact {
+pub(crate) struct Artifact {
     /// The component.
-    pub(super) wasm: Vec<u8>,
+    pub(crate) wasm: Vec<u8>,
     /// The text of its signature file.
-    pub(super) signature: Option<String>,
+    pub(crate) signature: Option<String>,
     /// What the policy says of itself.
-    pub(super) told: Told,
+    pub(crate) told: Told,
 }
 
 /// What a policy says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Told {
-    pub(super) name: String,
-    pub(super) version: String,
-    pub(super) world: String,
-    pub(super) imports: Vec<String>,
-    pub(super) exports: Vec<String>,
+pub(crate) struct Told {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) world: String,
+    pub(crate) imports: Vec<String>,
+    pub(crate) exports: Vec<String>,
 }
 
 /// An image layout.
 #[derive(Debug)]
-pub(super) struct Layout(PathBuf);
+pub(crate) struct Layout(PathBuf);
 
 /// Why nothing was written or read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum OciError {
+pub(crate) enum OciError {
     /// The folder is something else.
     #[error("{0}: no OCI image layout (there is no file oci-layout)")]
     NoLayout(PathBuf),
@@ -113,7 +113,7 @@ impl Descriptor {
 
 impl Layout {
     /// A layout that is there.
-    pub(super) fn open(folder: &Path) -> Result<Self, OciError> {
+    pub(crate) fn open(folder: &Path) -> Result<Self, OciError> {
         if folder.join("oci-layout").is_file() {
             Ok(Self(folder.to_owned()))
         } else {
@@ -122,7 +122,7 @@ impl Layout {
     }
 
     /// A layout that is there, or a new one in a folder that is empty or not there.
-    pub(super) fn create(folder: &Path) -> Result<Self, OciError> {
+    pub(crate) fn create(folder: &Path) -> Result<Self, OciError> {
         let used = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
         if used {
             return Self::open(folder);
@@ -137,7 +137,7 @@ impl Layout {
     }
 
     /// Puts an artifact in under a tag, which no other keeps; answers the manifest's digest. The same artifact is always the same bytes.
-    pub(super) fn push(&self, tag: &str, artifact: &Artifact) -> Result<String, OciError> {
+    pub(crate) fn push(&self, tag: &str, artifact: &Artifact) -> Result<String, OciError> {
         let Artifact { wasm, signature, told } = artifact;
         let layer = self.blob(WASM, wasm)?;
         let config = json!({
@@ -166,7 +166,7 @@ impl Layout {
     }
 
     /// Takes the artifact of a tag out, with every digest checked.
-    pub(super) fn pull(&self, tag: &str) -> Result<Artifact, OciError> {
+    pub(crate) fn pull(&self, tag: &str) -> Result<Artifact, OciError> {
         let index = self.index()?;
         let found = index.manifests.iter().find(|manifest| manifest.tag() == Some(tag));
         let descriptor = found.ok_or_else(|| {
@@ -237,7 +237,7 @@ impl Layout {
 }
 
 /// Writes a file whole or not at all, making its folder.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -7,8 +7,10 @@ use pointsman_policy_runtime::{LoadedPolicy, Question};
 use pointsman_routing::{Call, Failure, Policy, World};
 use tokio::time::Instant;
 
-use super::{LimitArgs, PolicyFile, refused};
-use crate::cli::say;
+use crate::{
+    output::print,
+    policy_file::{LimitArgs, PolicyFile, refused},
+};
 
 /// What the warm median of a call may be: rows, microseconds.
 const BUDGETS: [(u32, f64); 2] = [(64, 0.7), (1_024, 3.0)];
@@ -26,7 +28,7 @@ The facts are made up, and those of an ordinary request: nobody asks why, no tai
 Times are of the wall clock, in microseconds; use a release build of pointsman on an idle machine. The WebAssembly instructions of a
 call are counted apart, in code that counts; they are the same on every machine.
 Exit code: 0 when it was measured, within the budget or not; 1 when a call failed; 2 when the file is refused.")]
-pub(crate) struct BenchArgs {
+pub struct BenchArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
     /// JSON object handed to `configure`.
@@ -61,7 +63,7 @@ impl BenchArgs {
         let policy = file.load(&self.settings).map_err(|refusal| refused(&self.file, &refusal))?;
         let load = begun.elapsed();
         let info = policy.info();
-        say(&format!(
+        print(&format!(
             "file    {}, {} bytes\npolicy  {} {}, {}, asks for {} request and {} worker facts\n\
              load    {:.1} ms from bytes to ready; compile {:.1} ms, a warm instance {:.3} ms\n\
              clock   {} ns to read it twice, counted in each time below\n\
@@ -94,16 +96,16 @@ impl BenchArgs {
                 Ok(times) => {
                     let count = counting.instructions(&question).ok().flatten();
                     let count = count.map_or_else(|| "-".to_owned(), |count| count.to_string());
-                    say(&format!("{} {count:>11}\n", times.line()))?;
+                    print(&format!("{} {count:>11}\n", times.line()))?;
                     measured.push(times);
                 }
                 Err(failure) => {
-                    say(&format!("{rows:>6} failed ({}): {failure}\n", failure.kind()))?;
+                    print(&format!("{rows:>6} failed ({}): {failure}\n", failure.kind()))?;
                     return Ok(ExitCode::FAILURE);
                 }
             }
         }
-        say(&format!(
+        print(&format!(
             "memory  {} bytes of linear memory in the largest instance now\n{}",
             policy.memory_bytes(),
             verdict(&measured)

@@ -8,18 +8,17 @@ use pointsman_policy_runtime::{LoadedPolicy, Refusal};
 use pointsman_routing::{Call, Decision, Failure, Moment, Plan, Policy, ShedReason, World, scope::Scope};
 use pointsman_workers::Leg;
 
-use super::{
-    LimitArgs, PolicyFile,
+use crate::{
     cases::{self, Case, Expect, ExpectedPlan},
-    refused,
+    output::print,
+    policy_file::{LimitArgs, PolicyFile, refused},
 };
-use crate::cli::say;
 
 /// Which file, and which cases.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit code: 0 when every case passed, 1 when one failed, 2 when the file is refused or the cases cannot be read.")]
-pub(crate) struct TestArgs {
+pub struct TestArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
     /// The cases: TOML, the same format that the SDK runs natively.
@@ -77,7 +76,7 @@ impl TestArgs {
             }
         }
         report.push_str(&format!("{} passed, {failed} failed\n", cases.len() - failed));
-        say(&report)?;
+        print(&report)?;
         Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

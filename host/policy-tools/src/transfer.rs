@@ -10,15 +10,15 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use pointsman_policy_runtime::{Limits, digest};
 
-use super::{
+use crate::{
     oci::{Artifact, Layout, Told, replace},
-    read, refused,
+    output::print,
+    policy_file::{read, refused},
 };
-use crate::cli::say;
 
 /// What to put where.
 #[derive(Debug, Args)]
-pub(crate) struct PushArgs {
+pub struct PushArgs {
     /// The policy. Its signature, FILE.minisig, goes with it when it is there.
     file: PathBuf,
     /// `oci:DIR[:TAG]` (tag `latest` when not given) or `dir:FOLDER`.
@@ -27,7 +27,7 @@ pub(crate) struct PushArgs {
 
 /// What to take from where.
 #[derive(Debug, Args)]
-pub(crate) struct PullArgs {
+pub struct PullArgs {
     /// `oci:DIR[:TAG]` (tag `latest` when not given) or `dir:FOLDER/FILE.wasm`.
     source: Place,
     /// The file to write; its signature is written beside it, as FILE.minisig [default: NAME.wasm, here].
@@ -99,7 +99,7 @@ impl PushArgs {
                 file.display().to_string()
             }
         };
-        say(&format!("{done}\npolicy sha256:{}\n", digest(&artifact.wasm)))?;
+        print(&format!("{done}\npolicy sha256:{}\n", digest(&artifact.wasm)))?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -119,7 +119,7 @@ impl PullArgs {
         };
         write(&output, &artifact)?;
         let signed = if artifact.signature.is_some() { ", with its signature" } else { "" };
-        say(&format!("{}{signed}\npolicy sha256:{}\n", output.display(), digest(&artifact.wasm)))?;
+        print(&format!("{}{signed}\npolicy sha256:{}\n", output.display(), digest(&artifact.wasm)))?;
         Ok(ExitCode::SUCCESS)
     }
 }

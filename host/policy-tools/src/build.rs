@@ -6,14 +6,14 @@ use anyhow::Context as _;
 use clap::Args;
 use pointsman_guest_build::Project;
 
-use crate::cli::say;
+use crate::output::print;
 
 /// Which folder, and where to.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The language is told by the folder: Cargo.toml is Rust, policy.py is Python, policy.js is JavaScript.
 Python needs python3 with venv, JavaScript needs Node 20 with npm; their tools are installed on first use, under --tools.")]
-pub(crate) struct BuildArgs {
+pub struct BuildArgs {
     /// The policy's folder.
     #[arg(default_value = ".")]
     dir: PathBuf,
@@ -31,7 +31,7 @@ impl BuildArgs {
         let built = project.build()?;
         let out = self.out.clone().unwrap_or_else(|| self.dir.join(format!("{}.wasm", built.name)));
         fs::write(&out, &built.bytes).with_context(|| out.display().to_string())?;
-        say(&format!(
+        print(&format!(
             "built     {}, {} bytes, from {}\nsha256    {}\n",
             out.display(),
             built.bytes.len(),

@@ -1,0 +1,71 @@
+//! The commands of policy authors and operators (`pointsman policy …`), and the replay of recorded decisions.
+//!
+//! The commands load a policy with the same runtime as the gateway, so a policy that passes here is admitted there. This
+//! crate contains no HTTP server and does not know the gateway: commands for a running gateway use its admin port.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+mod admin;
+mod bench;
+mod build;
+mod cases;
+mod inspect;
+mod new;
+mod oci;
+mod output;
+mod policy_file;
+pub mod replay;
+mod run;
+mod test;
+mod transfer;
+
+/// Commands for policy files and for the policies of a running gateway.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Describe a policy file and check whether this host would load it.
+    Inspect(inspect::InspectArgs),
+    /// Run the cases of a cases.toml against a compiled policy.
+    Test(test::TestArgs),
+    /// Replay recorded decisions with a compiled policy and report differences.
+    Run(run::RunArgs),
+    /// Measure a compiled policy: time per call, time to load, file size.
+    Bench(bench::BenchArgs),
+    /// Create a project directory for a new policy; it builds outside this repository.
+    New(new::NewArgs),
+    /// Build a policy project in Rust, Python or JavaScript into a component.
+    Build(build::BuildArgs),
+    /// Copy a policy file and its signature, if there is one, to an OCI image layout or a directory.
+    Push(transfer::PushArgs),
+    /// Copy a policy file and its signature, if there is one, from an OCI image layout or a directory; digests are checked.
+    Pull(transfer::PullArgs),
+    /// Make a running gateway read its policy directory now.
+    Reload(admin::ReloadArgs),
+    /// Make a running gateway roll a slot back to its previous policy, or end its canary or shadow.
+    Rollback(admin::RollbackArgs),
+    /// Make a running gateway promote a slot's canary or shadow to active.
+    Promote(admin::PromoteArgs),
+}
+
+impl PolicyCommand {
+    /// Runs the command and returns the exit code of the process.
+    ///
+    /// # Errors
+    /// Returns an error when the command cannot do its work; the caller prints it and exits with code 2.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Inspect(args) => args.run(),
+            Self::Test(args) => args.run(),
+            Self::Run(args) => args.run(),
+            Self::Bench(args) => args.run(),
+            Self::New(args) => args.run(),
+            Self::Build(args) => args.run(),
+            Self::Push(args) => args.run(),
+            Self::Pull(args) => args.run(),
+            Self::Reload(args) => args.run(),
+            Self::Rollback(args) => args.run(),
+            Self::Promote(args) => args.run(),
+        }
+    }
+}
