@@ -31,6 +31,7 @@ mod sh;
 mod shadow;
 mod spec;
 mod storm;
+mod structure;
 mod test;
 
 /// Developer and set-up commands of Pointsman.
@@ -43,6 +44,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Print sizes of the source tree; fail when it breaks a module rule.
+    Structure(structure::Args),
     /// Install the WebAssembly targets that policies are built for.
     Setup,
     /// Run the main job: engines, gateway, clients, policies swapped live; prints a table.
@@ -89,6 +92,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Structure(args) => structure::run(&args),
         Command::Setup => setup::run(),
         Command::Demo(args) => demo::run(&args),
         Command::Test => test::run(),

@@ -1,0 +1,130 @@
+//! The rules: crate edges, no circles between siblings, no thread-locals, no unused public items, sizes.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{graph, modules::Crate, shown, sizes, syntax};
+
+/// Crates of the product that each crate of `host` may depend on. A crate that is missing here may depend on none.
+const EDGES: &[(&str, &[&str])] = &[
+    (
+        "pointsman-gateway",
+        &[
+            "pointsman-embedded-policies",
+            "pointsman-policy-runtime",
+            "pointsman-policy-tools",
+            "pointsman-routing",
+            "pointsman-tokens",
+            "pointsman-workers",
+        ],
+    ),
+    (
+        "pointsman-policy-tools",
+        &["pointsman-guest-build", "pointsman-policy-cases", "pointsman-policy-runtime", "pointsman-routing"],
+    ),
+    ("pointsman-policy-runtime", &["pointsman-routing", "pointsman-workers"]),
+    ("pointsman-routing", &["pointsman-workers"]),
+];
+
+/// Files of `host` that may keep a buffer pool, or a handler of the platform, for each thread.
+const THREAD_LOCALS: &[&str] = &[
+    "host/policy-runtime/src/",
+    "host/routing/src/buffer_pool.rs",
+    "host/gateway/src/upstream/connection.rs",
+];
+
+/// Every broken rule, as a line for a person.
+pub(crate) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String>> {
+    let mut broken = Vec::new();
+    for krate in crates {
+        circles(krate, &mut broken);
+        for module in &krate.modules {
+            let file = shown(root, &module.file);
+            broken.extend(
+                sizes::wide_lines(module)
+                    .map(|line| format!("{file}:{line}: wider than {} columns", sizes::MAX_WIDTH)),
+            );
+            let lines = sizes::lines(module);
+            if lines > sizes::MAX_FILE_LINES {
+                broken.push(format!("{file}: {lines} lines, limit {}", sizes::MAX_FILE_LINES));
+            }
+            let allowed = THREAD_LOCALS.iter().any(|allowed| file.starts_with(allowed));
+            if file.starts_with("host/") && !allowed && module.text.contains("thread_local!") {
+                broken.push(format!("{file}: has a thread-local; pass a context as an argument instead"));
+            }
+        }
+    }
+    edges(root, crates, &mut broken)?;
+    unused_public_items(root, crates, &mut broken)?;
+    Ok(broken)
+}
+
+fn circles(krate: &Crate, broken: &mut Vec<String>) {
+    for circle in graph::sibling_circles(krate, &graph::imports(krate)) {
+        let children = circle.children.join(", ");
+        broken.push(format!("{}: import circle in `{}` between {children}", krate.name, circle.parent));
+        broken.extend(circle.examples.iter().map(|example| format!("    {example}")));
+    }
+}
+
+fn edges(root: &Path, crates: &[Crate], broken: &mut Vec<String>) -> anyhow::Result<()> {
+    let host = root.join("host");
+    for krate in crates.iter().filter(|krate| krate.dir.starts_with(&host)) {
+        let allowed = EDGES.iter().find(|(name, _)| *name == krate.name).map_or(&[][..], |(_, to)| *to);
+        let manifest = fs::read_to_string(krate.dir.join("Cargo.toml"))?;
+        for dependency in dependencies(&manifest) {
+            if dependency.starts_with("pointsman-") && !allowed.contains(&dependency) {
+                broken.push(format!("{}: must not depend on {dependency}", krate.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Names in the `[dependencies]` table of a manifest.
+fn dependencies(manifest: &str) -> Vec<&str> {
+    let lines = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
+    let table = lines.take_while(|line| !line.starts_with('['));
+    table.filter_map(|line| line.split(['.', ' ', '=']).next()).filter(|name| !name.is_empty()).collect()
+}
+
+/// Public items of the binary crate that no other crate, test or bench names.
+fn unused_public_items(root: &Path, crates: &[Crate], broken: &mut Vec<String>) -> anyhow::Result<()> {
+    let own = root.join("host/gateway/src");
+    let mut names = BTreeSet::new();
+    let mut files = Vec::new();
+    for dir in ["host", "tests", "xtask"] {
+        rust_files(&root.join(dir), &mut files)?;
+    }
+    for file in files.iter().filter(|file| !file.starts_with(&own) || file.ends_with("src/main.rs")) {
+        let text = fs::read_to_string(file)?;
+        let words = text.split(|character: char| !character.is_alphanumeric() && character != '_');
+        names.extend(words.map(str::to_owned));
+    }
+    for krate in crates.iter().filter(|krate| krate.name == "pointsman-gateway") {
+        for module in &krate.modules {
+            for item in syntax::public_items(&module.syntax) {
+                if !names.contains(&item) {
+                    let file = shown(root, &module.file);
+                    broken.push(format!("{file}: `{item}` is public, but no other crate uses it"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() && !path.ends_with("target") {
+            rust_files(&path, found)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
