@@ -15,6 +15,7 @@ mod cpu;
 mod engines;
 mod routers;
 mod scenario;
+mod versus;
 
 use engines::Engines;
 use routers::Router;
@@ -34,6 +35,9 @@ pub(crate) struct Args {
     /// A Python environment with rivals in it (vllm-router, sglang-router): they are measured in the same rounds.
     #[arg(long)]
     rivals: Option<PathBuf>,
+    /// Directory with another build of `pointsman`: both builds run in every round, and the ratios are printed.
+    #[arg(long, value_name = "DIR")]
+    versus: Option<PathBuf>,
     /// A model folder with tokenizer.json: the scenarios that count in tokens run too.
     #[arg(long)]
     tokenizer: Option<PathBuf>,
@@ -46,8 +50,16 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds 0 measures nothing");
     setup::run()?;
-    let programs =
-        Programs { bin: fleet::build()?, rivals: args.rivals.clone(), tokenizer: args.tokenizer.clone() };
+    let programs = Programs {
+        bin: fleet::build()?,
+        versus: args.versus.clone(),
+        rivals: args.rivals.clone(),
+        tokenizer: args.tokenizer.clone(),
+    };
+    if let Some(versus) = &args.versus {
+        let binary = versus.join("pointsman");
+        ensure!(binary.is_file(), "--versus: {} does not exist", binary.display());
+    }
     let chosen: Vec<&Scenario> = scenario::ALL
         .iter()
         .filter(|one| !one.tokens || args.tokenizer.is_some())
@@ -58,6 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     std::fs::create_dir_all(out.parent().context("--out names no file")?)?;
     let mut out = std::fs::OpenOptions::new().append(true).create(true).open(out)?;
     let commit = sh::commit();
+    let mut comparison = Vec::new();
     for scenario in chosen {
         sh::tell(&format!("({}) {}", scenario.name, scenario.says));
         let rounds = (0..args.rounds)
@@ -69,6 +82,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             });
             writeln!(out, "{line}")?;
         }
+        comparison.push(versus::row(scenario.name, &rounds));
+    }
+    if args.versus.is_some() {
+        versus::print(&comparison);
     }
     Ok(())
 }
@@ -77,6 +94,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 #[derive(Debug)]
 struct Programs {
     bin: PathBuf,
+    versus: Option<PathBuf>,
     rivals: Option<PathBuf>,
     tokenizer: Option<PathBuf>,
 }
@@ -84,7 +102,10 @@ struct Programs {
 impl Programs {
     /// The routers that take part.
     fn routers(&self, scenario: &Scenario) -> Vec<Router> {
-        let here = |router: &Router| !router.is_rival() || self.rivals.is_some();
+        let here = |router: &Router| match router {
+            Router::Versus => self.versus.is_some(),
+            other => !other.is_rival() || self.rivals.is_some(),
+        };
         Router::ALL.into_iter().filter(|router| here(router) && router.can(scenario)).collect()
     }
 }

@@ -25,6 +25,8 @@ pub(super) enum Router {
     Nginx,
     /// Ours, as shipped.
     Pointsman,
+    /// The build of Pointsman that `--versus` names.
+    Versus,
     /// vLLM's router, in Rust.
     Vllm,
     /// SGLang's router, in Rust.
@@ -50,13 +52,15 @@ enum Proxy {
 }
 
 impl Router {
-    pub(super) const ALL: [Self; 5] = [Self::Direct, Self::Nginx, Self::Pointsman, Self::Vllm, Self::Sglang];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Direct, Self::Nginx, Self::Pointsman, Self::Versus, Self::Vllm, Self::Sglang];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Nginx => "nginx",
             Self::Pointsman => "pointsman",
+            Self::Versus => "versus",
             Self::Vllm => "vllm-router",
             Self::Sglang => "sglang-router",
         }
@@ -96,13 +100,17 @@ impl Router {
             Self::Nginx => {
                 nginx(dir.path(), &engines.serving).map(|(at, child)| (at, Some(Proxy::Other(child))))?
             }
-            Self::Pointsman => {
+            Self::Pointsman | Self::Versus => {
+                let bin = match (self, &programs.versus) {
+                    (Self::Versus, Some(versus)) => versus,
+                    _ => &programs.bin,
+                };
                 let workers = workers(scenario, engines);
                 let config = match &programs.tokenizer {
                     Some(folder) if scenario.tokens => format!("[models.tiny]\ntokenizer = {folder:?}\n"),
                     _ => String::new(),
                 };
-                let fleet = fleet::gateway(&programs.bin, dir.path(), Vec::new(), &config, &workers)?;
+                let fleet = fleet::gateway(bin, dir.path(), Vec::new(), &config, &workers)?;
                 (fleet.client().parse()?, Some(Proxy::Gateway(fleet)))
             }
             Self::Vllm | Self::Sglang => {

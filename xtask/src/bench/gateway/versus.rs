@@ -1,0 +1,86 @@
+//! Compares two builds of the gateway that ran in the same rounds.
+
+use super::{Round, median, scenario::Figures};
+use crate::sh;
+
+/// This build's figures over those of the other build.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Comparison {
+    scenario: &'static str,
+    /// CPU time of each round, this build over the other.
+    cpu: Vec<f64>,
+    ttft_p50: f64,
+    hop_p50: f64,
+    memory: f64,
+}
+
+/// Takes each ratio within a round, so that a disturbance hits both builds alike, and then the median of the rounds.
+pub(super) fn row(scenario: &'static str, rounds: &[Round]) -> Comparison {
+    let ratios = |figure: fn(&Figures) -> f64| -> Vec<f64> {
+        let of = |round: &Round, router: &str| {
+            round.iter().find(|(name, _)| *name == router).map(|(_, figures)| figure(figures))
+        };
+        let pairs = rounds.iter().filter_map(|round| Some((of(round, "pointsman")?, of(round, "versus")?)));
+        pairs.map(|(this, other)| this / other).collect()
+    };
+    Comparison {
+        scenario,
+        cpu: ratios(|figures| figures.cpu_per_1000_s),
+        ttft_p50: median(ratios(|figures| figures.ttft_p50_ms)),
+        hop_p50: median(ratios(|figures| figures.hop_p50_us)),
+        memory: median(ratios(|figures| figures.rss_mb)),
+    }
+}
+
+/// Prints one line for each scenario.
+pub(super) fn print(rows: &[Comparison]) {
+    sh::print("\nThis build over the other build, medians of the rounds (below 1.00 this build is better)");
+    sh::print("| scenario | CPU | CPU, lowest and highest round | TTFT p50 | hop p50 | RSS |");
+    sh::print("| --- | ---: | ---: | ---: | ---: | ---: |");
+    rows.iter().for_each(|row| sh::print(&row.line()));
+}
+
+impl Comparison {
+    fn line(&self) -> String {
+        let low = self.cpu.iter().copied().fold(f64::NAN, f64::min);
+        let high = self.cpu.iter().copied().fold(f64::NAN, f64::max);
+        format!(
+            "| {} | {:.3} | {low:.3} to {high:.3} | {:.3} | {:.3} | {:.3} |",
+            self.scenario,
+            median(self.cpu.clone()),
+            self.ttft_p50,
+            self.hop_p50,
+            self.memory
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Figures, row};
+
+    fn figures(cpu: f64) -> Figures {
+        Figures {
+            cpu_per_1000_s: cpu,
+            cpu_per_event_us: 1.0,
+            ttft_p50_ms: cpu * 2.0,
+            ttft_p99_ms: 1.0,
+            hop_p50_us: f64::NAN,
+            hop_p99_us: f64::NAN,
+            events_per_chunk: 1.0,
+            per_second: 1.0,
+            rss_mb: 10.0,
+            idle_mb: 10.0,
+        }
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        // The second round was disturbed: both builds took ten times as long.
+        let rounds = [(1.1, 1.0), (11.0, 10.0), (0.9, 1.0)].map(|(this, other)| {
+            vec![("nginx", figures(5.0)), ("pointsman", figures(this)), ("versus", figures(other))]
+        });
+        let line = row("a", &rounds).line();
+        assert_eq!(line, "| a | 1.100 | 0.900 to 1.100 | 1.100 | NaN | 1.000 |");
+    }
+}
