@@ -17,7 +17,6 @@ use pointsman_workers::{
     BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, Salt, WorkerId, block_hashes,
     events::{Batch, KvEvent, Sequencer, Step, Stored, Tier},
 };
-use tokio::time::Instant;
 
 const BLOCK: usize = 4;
 const RANK: DpRank = DpRank(0);
@@ -108,7 +107,7 @@ fn honest(worker: WorkerId, acts: &[(Act, Fate)]) {
     for path in &met {
         let tokens: Vec<u32> = path.iter().flat_map(|last| tokens_of(*last)).collect();
         let blocks: Vec<BlockHash> = block_hashes(&tokens, BLOCK, &Salt::default());
-        INDEX.matches(&blocks, Instant::now(), &mut overlaps);
+        INDEX.matches(&blocks, &mut overlaps);
         let found = overlaps.get(worker, RANK).device as usize;
         let truth =
             (1..=path.len()).take_while(|depth| engine.held.contains(&path[..*depth].to_vec())).count();

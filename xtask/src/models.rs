@@ -1,5 +1,5 @@
-//! `models`: what threads share without a lock, in every order, by the loom model checker. The models are a workspace of their own
-//! in `tests/models`, because they are built of copies of the host's files on the checker's atomics.
+//! `models`: checks the host's lock-free code with the loom model checker, in every interleaving. `tests/models` is a
+//! workspace of its own, because it compiles the host's files with `cfg(loom)`.
 
 use crate::sh;
 

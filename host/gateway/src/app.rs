@@ -7,8 +7,7 @@ use parking_lot::Mutex;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
-    IndexConfig, PrefixIndex, Registry, WorkerId,
-    events::Feeds,
+    Feeds, IndexConfig, PrefixIndex, Registry, WorkerId,
     probe::{ProbeConfig, Prober},
 };
 use tokio::net::TcpListener;

@@ -21,6 +21,7 @@ mod probe;
 mod refusal;
 mod spec;
 mod state;
+mod sync;
 mod ticker;
 mod trust;
 

@@ -6,10 +6,8 @@
 
 mod decode;
 mod feed;
-mod feeds;
 mod sequence;
 
 pub use decode::{Batch, DecodeError, KvEvent, Stored, Tier, decode_batch};
 pub use feed::{FeedConfig, FeedCounters, Sink, run};
-pub use feeds::{FeedStatus, Feeds};
 pub use sequence::{Sequencer, Step};

@@ -1,12 +1,15 @@
-//! The prefix index (spec F5, H2, H3, H4): which candidate holds which prefix, as engines' events tell it, or, without
-//! them, guessed from decisions.
+//! Prefix index: which candidate has which prefix in its KV cache.
 //!
-//! A decision is a *record*: these blocks are taken to be cached at that candidate until the record's TTL ends, the byte
-//! budget needs its room (oldest first), or the worker leaves. A block is held as long as any record holds it, and a
-//! record holds a whole prefix, so what a candidate holds is always closed under prefixes: lookups bisect.
+//! It learns from two sources. Engines report blocks by KV events. For a candidate without events, each routing decision is
+//! a *record*: the index assumes that the decision's blocks stay cached there until the record's TTL ends, the byte budget
+//! evicts it (oldest first), or the worker leaves.
 //!
-//! One writer thread applies records, so a decision pays for none of it; lookups read the table without a lock, but for blocks
-//! that several hold.
+//! A block is held as long as any record contains it. A record contains a whole prefix, so a candidate that holds a block
+//! holds everything before it too, and lookups can bisect. Events may leave gaps; these are counted, and lookups then count
+//! block by block.
+//!
+//! One writer thread applies all changes, so a decision only pays for sending a message. Lookups read without a lock,
+//! except for blocks with several holders.
 
 use std::{
     sync::{
@@ -17,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
 use crate::{
@@ -25,36 +27,36 @@ use crate::{
     id::{BlockHash, DpRank, WorkerId},
 };
 
-mod bytes;
-mod cells;
+mod block_positions;
+mod candidates;
+mod engine_cache;
+mod eviction;
+mod holders;
+mod lockfree_map;
 mod lookup;
-mod names;
-mod order;
-mod places;
+mod memory;
 mod queue;
 mod runs;
-mod seats;
 mod shards;
-mod source;
+mod shared;
 mod writer;
 
-pub use lookup::Overlaps;
-use names::Names;
+pub use lookup::{Matched, Overlaps};
 use queue::Message;
-use shards::Shards;
+use shared::{Candidate, Shared};
 use writer::Writer;
 
-/// Records that wait for the writer; more are dropped and counted.
-const QUEUE: usize = 8_192;
+/// Messages that may wait for the writer. Further records are dropped and counted; events are handed back.
+const QUEUE_LENGTH: usize = 8_192;
 
 /// Bounds of the index.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexConfig {
-    /// Bytes of memory it may take, records and blocks together, with the slack of their tables.
+    /// Limit of the bytes that records, blocks and the slack of their tables take.
     pub byte_budget: usize,
-    /// How long a decision is taken to stay cached.
+    /// How long the blocks of a recorded decision are assumed to stay cached.
     pub ttl: Duration,
-    /// Tokens in a block; those of the engines whose events are taken have to be multiples of it.
+    /// Tokens per block. The block size of an engine that sends events has to be a multiple of it.
     pub block_size: usize,
 }
 
@@ -64,17 +66,6 @@ impl Default for IndexConfig {
     }
 }
 
-/// Cached prefix blocks of one candidate, by tier. Approximate mode knows the device only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Matched {
-    /// On the device.
-    pub device: u32,
-    /// In host memory, beyond the device's.
-    pub host: u32,
-    /// On disk, beyond the host's.
-    pub disk: u32,
-}
-
 /// Sizes and counts, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
@@ -82,40 +73,18 @@ pub struct IndexStats {
     pub blocks: u64,
     /// Records alive.
     pub records: u64,
-    /// Bytes that all of it takes from the allocator.
+    /// Bytes taken from the allocator.
     pub bytes: u64,
-    /// Records that gave way to the byte budget.
+    /// Records and blocks evicted to keep the byte budget.
     pub evicted: u64,
     /// Records whose TTL ended.
     pub expired: u64,
-    /// Records dropped because the writer was behind.
+    /// Records dropped because the writer's queue was full.
     pub dropped: u64,
-    /// Blocks of engines' events that could not be placed.
+    /// Blocks of events that could not be placed, because of an unknown parent or an unsuitable block size.
     pub orphans: u64,
-    /// Candidates and tiers that have a number in the index.
-    pub slots: u64,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    blocks: AtomicU64,
-    records: AtomicU64,
-    bytes: AtomicU64,
-    evicted: AtomicU64,
-    expired: AtomicU64,
-    dropped: AtomicU64,
-    orphans: AtomicU64,
-    slots: AtomicU64,
-}
-
-type Candidate = (WorkerId, DpRank);
-
-/// What lookups and the writer share.
-#[derive(Debug, Default)]
-struct Shared {
-    shards: Arc<Shards>,
-    names: ArcSwap<Names>,
-    counters: Counters,
+    /// Pairs of candidate and tier that the index knows.
+    pub holders: u64,
 }
 
 /// The index.
@@ -126,13 +95,13 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// An empty index with its writer thread, which ends when the index is dropped.
+    /// Creates an empty index and starts its writer thread, which ends when the index is dropped.
     ///
     /// # Errors
-    /// When the operating system gives no thread.
+    /// The operating system cannot start a thread.
     pub fn new(config: IndexConfig) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (queue, messages) = mpsc::sync_channel(QUEUE);
+        let (queue, messages) = mpsc::sync_channel(QUEUE_LENGTH);
         let writer = Writer::new(shared.clone(), config);
         std::thread::Builder::new()
             .name("pointsman-index".to_owned())
@@ -141,11 +110,12 @@ impl PrefixIndex {
     }
 
     /// Finds how many blocks of the prefix each candidate holds.
-    pub fn matches(&self, blocks: &[BlockHash], _now: Instant, out: &mut Overlaps) {
+    pub fn matches(&self, blocks: &[BlockHash], out: &mut Overlaps) {
         out.find(&self.shared, blocks);
     }
 
-    /// Takes the blocks to be cached at a candidate from `now` on. Returns at once; the writer thread applies it.
+    /// Records a decision: assumes that the blocks are cached at a candidate from `now` on. Returns at once; the writer
+    /// thread applies it.
     pub fn record(&self, worker: WorkerId, rank: DpRank, blocks: &Arc<[BlockHash]>, now: Instant) {
         if blocks.is_empty() {
             return;
@@ -156,10 +126,10 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes what an engine says of its cache.
+    /// Applies an engine's events.
     ///
     /// # Errors
-    /// The writer is behind: the batch comes back, to be brought again soon.
+    /// The writer's queue is full: returns the batch, to be sent again soon.
     pub fn events(&self, worker: WorkerId, rank: DpRank, batch: Batch) -> Result<(), Batch> {
         let message = Message::Events { candidate: (worker, rank), batch };
         match self.queue.try_send(message) {
@@ -168,27 +138,27 @@ impl PrefixIndex {
         }
     }
 
-    /// Forgets what an engine said.
+    /// Removes the blocks that an engine's events added.
     pub fn forget(&self, worker: WorkerId, rank: DpRank) {
         let _ = self.queue.send(Message::Forget((worker, rank)));
     }
 
-    /// Whether an engine's own word is there: decisions are recorded only without it.
+    /// Sets whether an engine's event feed is live. Decisions are recorded only while it is not.
     pub fn set_live(&self, worker: WorkerId, rank: DpRank, live: bool) {
         let _ = self.queue.send(Message::Live { candidate: (worker, rank), live });
     }
 
-    /// Forgets everything of a worker.
+    /// Removes a worker's records, blocks and holders.
     pub fn remove_worker(&self, worker: WorkerId) {
         let _ = self.queue.send(Message::Remove(worker));
     }
 
-    /// Ends the records whose TTL is over at `now`. The writer also does so by itself whenever a record comes in.
+    /// Ends the records whose TTL is over at `now`. The writer also does this whenever it applies a record.
     pub fn expire(&self, now: Instant) {
         let _ = self.queue.try_send(Message::Expire(now));
     }
 
-    /// Waits until everything sent before is applied.
+    /// Blocks until everything sent before is applied.
     pub fn flush(&self) {
         let (done, wait) = mpsc::channel();
         if self.queue.send(Message::Flush(done)).is_ok() {
@@ -196,7 +166,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Sizes and counts.
+    /// Returns the current sizes and counts.
     #[must_use]
     pub fn stats(&self) -> IndexStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -209,7 +179,7 @@ impl PrefixIndex {
             expired: get(&counters.expired),
             dropped: get(&counters.dropped),
             orphans: get(&counters.orphans),
-            slots: get(&counters.slots),
+            holders: get(&counters.holders),
         }
     }
 }

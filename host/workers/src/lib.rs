@@ -7,6 +7,7 @@ mod block_map;
 mod booking;
 mod breaker;
 pub mod events;
+mod feeds;
 mod hash;
 mod id;
 mod index;
@@ -19,6 +20,7 @@ mod worker;
 
 pub use booking::{Booking, BookingRequest, RankLoad};
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
+pub use feeds::{FeedStatus, Feeds};
 pub use hash::{Salt, block_hashes};
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownWord, WorkerId};
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};

@@ -100,7 +100,7 @@ fn h4_five_thousand_workers_join_and_leave_at_once() {
     (1..=5_000).for_each(|id| tell(&index, WorkerId(id), chain(id, 4)));
     index.flush();
     let joined = started.elapsed();
-    assert_eq!((index.stats().slots, index.stats().blocks), (5_000, 20_000));
+    assert_eq!((index.stats().holders, index.stats().blocks), (5_000, 20_000));
     (1..=5_000).for_each(|id| index.record(WorkerId(id), DpRank(1), &[BlockHash(id)].into(), now));
     index.flush();
     (1..=5_000).for_each(|id| index.remove_worker(WorkerId(id)));

@@ -1,76 +1,107 @@
-//! Rules of the host's rooms, each broken once: the model named has to notice.
+//! The rules of the host's files, each broken once. The named model has to fail.
 
-/// A rule that is broken.
+/// A broken rule.
 pub(crate) struct Flaw {
-    /// Whose.
-    pub(crate) room: &'static str,
-    /// What is wrong.
+    /// The file that is changed.
+    pub(crate) file: &'static str,
+    /// The rule, as it is broken.
     pub(crate) what: &'static str,
-    /// What is written instead of what.
-    pub(crate) changes: &'static [(&'static str, &'static str)],
-    /// Who notices, of the room's models.
+    /// The model that has to fail, one of the file's.
     pub(crate) model: &'static str,
+    /// Replacements. Each old text occurs exactly once in the file, so a flaw that no longer applies is a build error.
+    changes: &'static [(&'static str, &'static str)],
+}
+
+impl Flaw {
+    /// Returns the changed text of the file.
+    pub(crate) fn apply(&self, path: &str, text: &str) -> Result<String, String> {
+        let mut text = text.to_owned();
+        for (from, to) in self.changes {
+            match text.matches(from).count() {
+                1 => text = text.replace(from, to),
+                count => {
+                    return Err(format!(
+                        "cannot apply the flaw \"{}\": {path} contains `{from}` {count} times, expected once; \
+                         adapt tests/models/build/flaws.rs",
+                        self.what
+                    ));
+                }
+            }
+        }
+        Ok(text)
+    }
 }
 
 const fn flaw(
-    room: &'static str,
+    file: &'static str,
     what: &'static str,
     model: &'static str,
     changes: &'static [(&'static str, &'static str)],
 ) -> Flaw {
-    Flaw { room, what, changes, model }
+    Flaw { file, what, model, changes }
 }
 
-/// All of them.
+/// All flaws.
 pub(crate) const FLAWS: &[Flaw] = &[
     flaw(
-        "cells",
-        "the reader does not look at the turns again",
+        "lockfree_map",
+        "the reader does not load the reuse count again",
         "comes_back",
-        &[("if self.turns.0.load(Relaxed) == turns {", "if turns < u64::MAX {")],
+        &[("if self.reuse_count.0.load(Relaxed) == reuse_count {", "if reuse_count < u64::MAX {")],
     ),
     flaw(
-        "cells",
-        "the reader asks again for the key instead of the turns",
+        "lockfree_map",
+        "the reader loads the key again instead of the reuse count",
         "comes_back",
         &[(
-            "if self.turns.0.load(Relaxed) == turns {",
-            "if turns < u64::MAX && cell.key.load(Acquire) == key {",
+            "if self.reuse_count.0.load(Relaxed) == reuse_count {",
+            "if reuse_count < u64::MAX && cell.key.load(Acquire) == key {",
         )],
     ),
-    flaw("cells", "no turn comes", "comes_back", &[("self.cells.next_turn();", "")]),
     flaw(
-        "cells",
-        "an emptied cell counts as never used",
+        "lockfree_map",
+        "the reuse count is never incremented",
+        "comes_back",
+        &[("self.map.count_reuse();", "")],
+    ),
+    flaw(
+        "lockfree_map",
+        "the reuse of a swept cell is not counted",
         "swept",
-        &[("if std::mem::take(&mut self.left) {", "if used && std::mem::take(&mut self.left) {")],
+        &[("if std::mem::take(&mut self.removed) {", "if tombstone && std::mem::take(&mut self.removed) {")],
     ),
     flaw(
-        "cells",
-        "turns are stored without release",
+        "lockfree_map",
+        "the reuse count is stored without release",
         "comes_back",
-        &[("self.turns.0.load(Relaxed) + 1, Release)", "self.turns.0.load(Relaxed) + 1, Relaxed)")],
+        &[(
+            "self.reuse_count.0.load(Relaxed) + 1, Release)",
+            "self.reuse_count.0.load(Relaxed) + 1, Relaxed)",
+        )],
     ),
     flaw(
-        "cells",
-        "turns are read without acquire",
+        "lockfree_map",
+        "the reuse count is loaded without acquire",
         "comes_back",
-        &[("let turns = self.turns.0.load(Acquire)", "let turns = self.turns.0.load(Relaxed)")],
+        &[(
+            "let reuse_count = self.reuse_count.0.load(Acquire)",
+            "let reuse_count = self.reuse_count.0.load(Relaxed)",
+        )],
     ),
     flaw(
-        "cells",
+        "lockfree_map",
         "values are stored without release",
         "comes_back",
         &[("cell.value.store(value, Release)", "cell.value.store(value, Relaxed)")],
     ),
     flaw(
-        "cells",
-        "values are read without acquire",
+        "lockfree_map",
+        "values are loaded without acquire",
         "comes_back",
         &[("cell.value.load(Acquire)", "cell.value.load(Relaxed)")],
     ),
     flaw(
-        "cells",
+        "lockfree_map",
         "a key is stored before its value",
         "comes_back",
         &[(
@@ -79,7 +110,7 @@ pub(crate) const FLAWS: &[Flaw] = &[
         )],
     ),
     flaw(
-        "cells",
+        "lockfree_map",
         "keys are stored without release",
         "comes_back",
         &[(
@@ -88,51 +119,57 @@ pub(crate) const FLAWS: &[Flaw] = &[
         )],
     ),
     flaw(
-        "cells",
-        "keys are read without acquire",
+        "lockfree_map",
+        "keys are loaded without acquire",
         "comes_back",
         &[("cell.key.load(Acquire)", "cell.key.load(Relaxed)")],
     ),
     flaw(
-        "cells",
-        "a key is emptied that others lie behind",
+        "lockfree_map",
+        "a removed key becomes an empty cell while others lie behind it",
         "leaves",
-        &[("self.cells.set_key(at, GONE);", "self.cells.set_key(at, EMPTY);")],
+        &[("self.map.set_key(at, TOMBSTONE);", "self.map.set_key(at, EMPTY);")],
     ),
     flaw(
         "shards",
-        "a table written anew is not published",
+        "a rebuilt map is not published",
         "grows",
         &[(
-            "if owner.set(block.0, new.packed()) {\n                shard.cells.store(owner.cells().clone());\n            }",
-            "owner.set(block.0, new.packed());",
+            "if map.set(block.0, Entry::One(new).pack()) {\n                shard.map.store(map.map().clone());\n            }",
+            "map.set(block.0, Entry::One(new).pack());",
         )],
     ),
     flaw(
         "shards",
-        "the place of a list is not asked for again under the lock",
+        "the index of a list is not looked up again under the lock",
         "lists",
         &[
-            ("Some(_) => {\n                let several", "Some(seen) => {\n                let several"),
-            ("match find() {\n                    None", "match Some(seen) {\n                    None"),
+            (
+                "Some(Entry::List(_)) => {\n                let lists = shard.lists.read();",
+                "Some(Entry::List(seen)) => {\n                let lists = shard.lists.read();",
+            ),
+            (
+                "match find() {\n                    None",
+                "match Some(Entry::List(seen)) {\n                    None",
+            ),
         ],
     ),
     flaw(
         "lookup",
-        "a slot's candidate may change meanwhile",
-        "slot_goes_on",
-        &[("if names.version() == before {", "if names.version() >= before {")],
+        "holders that are reassigned during a lookup are not ignored",
+        "holder_is_reassigned",
+        &[("if directory.version() == before {", "if directory.version() >= before {")],
     ),
-    flaw("lookup", "holes are not minded", "hole", &[("self.mind_holes(shards, blocks);", "")]),
+    flaw("lookup", "gaps are not checked", "gap", &[("self.check_gaps(shards, blocks);", "")]),
     flaw(
         "ticker",
-        "the clock only looks whether somebody runs",
+        "the clock only loads the number of running guests",
         "wakes",
         &[("self.running.fetch_add(0, Ordering::AcqRel)", "self.running.load(Ordering::Acquire)")],
     ),
     flaw(
         "ticker",
-        "the clock says too late that it sleeps",
+        "the clock announces its sleep after it has looked for guests",
         "wakes",
         &[(
             "self.asleep.store(true, Ordering::Release);\n            if self.running.fetch_add(0, Ordering::AcqRel) == 0 {",
@@ -141,7 +178,7 @@ pub(crate) const FLAWS: &[Flaw] = &[
     ),
     flaw(
         "ticker",
-        "the guest takes nothing over from the clock",
+        "a starting guest does not acquire what the clock released",
         "wakes",
         &[("self.running.fetch_add(1, Ordering::AcqRel)", "self.running.fetch_add(1, Ordering::Release)")],
     ),

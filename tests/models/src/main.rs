@@ -1,8 +1,11 @@
-//! What the host's threads share without a lock, in every order that the loom model checker finds within a bound of preemptions:
-//! the host's own files, on the checker's atomics. Each model has to hold, and to fail once a rule is broken
-//! (`build/flaws.rs`). A model is a process of its own, for the checker ends with the first that fails.
+//! Checks the host's lock-free code with the loom model checker: every interleaving of a small scenario, within a bound of
+//! preemptions.
+//!
+//! The code under test is the host's own files, compiled with `cfg(loom)`. Each model has to hold, and has to fail when one
+//! of the rules it stands for is broken (`build/flaws.rs`). A model runs in a process of its own, because the checker ends
+//! the process at the first failure.
 
-#![expect(clippy::disallowed_types, reason = "the checker's stand-ins are made of std's own")]
+#![expect(clippy::disallowed_types, reason = "loom_types builds on std's own types")]
 
 use std::{
     process::{Command, ExitCode, Output},
@@ -10,9 +13,10 @@ use std::{
     time::Instant,
 };
 
-mod stand_in;
+mod loom_types;
+mod sync;
 
-/// What the rooms know of the rest of the host.
+/// The ids that the host's files import from their crate.
 pub(crate) mod id {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct BlockHash(pub(crate) u64);
@@ -24,7 +28,7 @@ pub(crate) mod id {
     pub(crate) struct DpRank(pub(crate) u32);
 }
 
-/// The same.
+/// The cache tiers that the host's files import from their crate.
 pub(crate) mod events {
     #[allow(dead_code)]
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,21 +41,21 @@ pub(crate) mod events {
 
 include!(concat!(env!("OUT_DIR"), "/all.rs"));
 
-/// Its name, itself, and how many preemptions fewer it is given.
+/// Name, function, and by how many the number of preemptions is reduced.
 type Model = (&'static str, fn(), usize);
 
 const MODELS: &[Model] = &[
-    ("cells: a key leaves and comes back", sound::cells_model::comes_back, 0),
-    ("cells: the same, swept between", sound::cells_model::swept, 0),
-    ("cells: a key leaves before one that stays", sound::cells_model::leaves, 0),
-    ("cells: values change in place", sound::cells_model::changes, 0),
-    ("cells: written anew", sound::cells_model::grows, 0),
-    ("cells: emptied", sound::cells_model::empties, 0),
-    ("shards: a list's place goes to another block", sound::shards_model::lists, 0),
+    ("lockfree_map: a key is removed and comes back", sound::lockfree_map_model::comes_back, 0),
+    ("lockfree_map: the same, with a sweep in between", sound::lockfree_map_model::swept, 0),
+    ("lockfree_map: a key before one that stays is removed", sound::lockfree_map_model::leaves, 0),
+    ("lockfree_map: values change in place", sound::lockfree_map_model::changes, 0),
+    ("lockfree_map: rebuilt", sound::lockfree_map_model::grows, 0),
+    ("lockfree_map: emptied", sound::lockfree_map_model::empties, 0),
+    ("shards: the index of a list passes to another block", sound::shards_model::lists, 0),
     ("shards: holders change", sound::shards_model::hands_over, 0),
-    ("shards: written anew", sound::shards_model::grows, 0),
-    ("lookup: a slot goes to another candidate", sound::lookup_model::slot_goes_on, 0),
-    ("lookup: a hole comes and goes", sound::lookup_model::hole, 0),
+    ("shards: rebuilt", sound::shards_model::grows, 0),
+    ("lookup: a holder is reassigned", sound::lookup_model::holder_is_reassigned, 0),
+    ("lookup: a gap comes and goes", sound::lookup_model::gap, 0),
     ("ticker: a guest wakes the clock", sound::ticker_model::wakes, 0),
     ("ticker: two guests", sound::ticker_model::wakes_for_two, 2),
     ("breaker: a success closes it", sound::breaker_model::closes, 0),
@@ -59,52 +63,52 @@ const MODELS: &[Model] = &[
     ("breaker: a success ends probation", sound::breaker_model::closes_probation, 0),
 ];
 
-/// Preemptions in one execution when nothing else is asked for.
+/// Preemptions in one execution unless `--preemptions` is given.
 const PREEMPTIONS: usize = 2;
 
 fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1);
+    let mut args = std::env::args().skip(1);
     let (mut filter, mut preemptions) = (String::new(), PREEMPTIONS);
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--one" => return one(&words.next().unwrap_or_default(), preemptions),
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--one" => return run_here(&args.next().unwrap_or_default(), preemptions),
             "--preemptions" => {
-                preemptions = words.next().and_then(|number| number.parse().ok()).unwrap_or(preemptions)
+                preemptions = args.next().and_then(|number| number.parse().ok()).unwrap_or(preemptions)
             }
-            _ => filter = word,
+            _ => filter = arg,
         }
     }
     let wanted = |(name, ..): &&Model| name.contains(&filter);
-    let sound = MODELS.iter().filter(wanted).filter(|(name, ..)| !tell(name, preemptions, true)).count();
-    println!("\nEach of these has to be noticed:");
-    let flaws = FLAWS.iter().filter(wanted).filter(|(name, ..)| !tell(name, preemptions, false)).count();
-    println!("\n{sound} models do not hold, {flaws} flaws were not noticed");
-    ExitCode::from(u8::from(sound + flaws > 0))
+    let unsound = MODELS.iter().filter(wanted).filter(|(name, ..)| !run(name, preemptions, true)).count();
+    println!("\nEach of these flaws has to make its model fail:");
+    let unnoticed = FLAWS.iter().filter(wanted).filter(|(name, ..)| !run(name, preemptions, false)).count();
+    println!("\n{unsound} models failed, {unnoticed} flaws were not noticed");
+    ExitCode::from(u8::from(unsound + unnoticed > 0))
 }
 
-/// Runs a model in a process of its own and says how it went; whether that is as it has to be.
-fn tell(name: &str, preemptions: usize, holds: bool) -> bool {
-    let begun = Instant::now();
+/// Runs a model in a process of its own and prints its result. Returns whether the result is as expected.
+fn run(name: &str, preemptions: usize, holds: bool) -> bool {
+    let start = Instant::now();
     let run = || {
         Command::new(std::env::current_exe()?)
             .args(["--preemptions", &preemptions.to_string(), "--one", name])
             .output()
     };
     let Ok(Output { status, stdout, stderr }) = run() else { return false };
-    let (said, error) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let (out, error) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     let why = error.lines().skip_while(|line| !line.contains("panicked at")).nth(1).unwrap_or_default();
-    let right = status.success() == holds;
-    let word = if right { "ok" } else { "WRONG" };
-    println!("{word:5} {:5.1} s  {name}: {} {why}", begun.elapsed().as_secs_f64(), said.trim());
-    if !right {
+    let expected = status.success() == holds;
+    let label = if expected { "ok" } else { "WRONG" };
+    println!("{label:5} {:5.1} s  {name}: {} {why}", start.elapsed().as_secs_f64(), out.trim());
+    if !expected {
         println!("{error}");
     }
-    right
+    expected
 }
 
-/// Runs a model here; a flaw that is noticed ends the process.
-fn one(name: &str, preemptions: usize) -> ExitCode {
-    let Some((_, model, fewer)) = MODELS.iter().chain(FLAWS).find(|(one, ..)| *one == name) else {
+/// Runs a model in this process. A failure ends the process.
+fn run_here(name: &str, preemptions: usize) -> ExitCode {
+    let Some((_, model, fewer)) = MODELS.iter().chain(FLAWS).find(|(other, ..)| *other == name) else {
         return ExitCode::from(2);
     };
     static EXECUTIONS: AtomicUsize = AtomicUsize::new(0);

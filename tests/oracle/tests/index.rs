@@ -13,7 +13,6 @@ use pointsman_oracle::{
 };
 use pointsman_workers::{IndexConfig, Overlaps, PrefixIndex, WorkerId};
 use proptest::prelude::*;
-use tokio::time::Instant;
 
 const BLOCK: usize = 4;
 const WORKERS: u64 = 4;
@@ -120,7 +119,7 @@ impl Bench {
         self.runtime.block_on(self.concurrent.flush());
         let tokens = wire::prompt(ids, BLOCK);
         let mut overlaps = Overlaps::default();
-        self.ours.matches(&our_hashes(TENANTS[tenant], &tokens, BLOCK), Instant::now(), &mut overlaps);
+        self.ours.matches(&our_hashes(TENANTS[tenant], &tokens, BLOCK), &mut overlaps);
         let asked: Vec<LocalBlockHash> = their_hashes(TENANTS[tenant], &tokens, BLOCK as u32);
         let tree = self.tree.find_matches(asked.clone(), false);
         let concurrent = self.concurrent.backend().find_matches_impl(&asked, false);

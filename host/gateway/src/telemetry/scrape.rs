@@ -5,10 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use pointsman_workers::{
-    DpRank, Snapshot, Worker, WorkerId,
-    events::{FeedCounters, FeedStatus},
-};
+use pointsman_workers::{DpRank, FeedStatus, Snapshot, Worker, WorkerId, events::FeedCounters};
 
 use crate::app::App;
 

@@ -4,7 +4,6 @@
 //! them; everything else is read straight from the candidates.
 
 use pointsman_workers::{Candidate, Leg, Overlaps, PrefixIndex, WorkerSpec};
-use tokio::time::Instant;
 
 use crate::{
     config::RouterConfig,
@@ -82,7 +81,7 @@ impl Inputs {
         self.after_admission.resize(pool.len(), 0);
         let subject = query.subject;
         if needs.cached {
-            index.matches(subject.prefix.hashes(), Instant::now(), &mut self.overlaps);
+            index.matches(subject.prefix.hashes(), &mut self.overlaps);
         }
         let reuse = config.assume_kv_reuse;
         for row in rows.iter().map(|row| *row as usize) {

@@ -1,27 +1,42 @@
-//! A lookup: how much of a prefix each candidate holds, by halving over the prefix for all of them at once.
+//! Lookup: how many blocks of a prefix each candidate holds. Bisects over the prefix for all candidates at once.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
-use super::{Matched, Shared, names::Names, shards::Shards};
-use crate::id::{BlockHash, DpRank, WorkerId};
+use super::{holders::HolderDirectory, shards::Shards, shared::Shared};
+use crate::{
+    id::{BlockHash, DpRank, WorkerId},
+    sync::atomic::Ordering,
+};
 
-/// The answer of a lookup, and its reusable buffers.
-#[derive(Debug, Default)]
-pub struct Overlaps {
-    /// Who the slots stood for.
-    names: Arc<Names>,
-    /// How many blocks each slot holds; those of lower tiers beyond the tier above.
-    depths: Vec<u32>,
-    /// Slots that hold the first block.
-    group: Vec<u32>,
-    /// Where each slot is in the group; true only if the slot is there.
-    places: Vec<u32>,
-    work: Vec<Task>,
-    /// The depth at which most candidates ended, and how many: they often share a system prompt and no more.
-    usual: (usize, usize),
+/// Cached prefix blocks of one candidate by tier. Recorded decisions count for the device only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Matched {
+    /// Blocks on the device.
+    pub device: u32,
+    /// Further blocks in host memory.
+    pub host: u32,
+    /// Further blocks on disk.
+    pub disk: u32,
 }
 
-/// Candidates `group[start..end]` hold block `low`, and none of them holds block `high`.
+/// Result of a lookup, and buffers that the next lookup reuses.
+#[derive(Debug, Default)]
+pub struct Overlaps {
+    /// The candidates that the holders stood for.
+    directory: Arc<HolderDirectory>,
+    /// By holder: number of blocks of the prefix. Holders on lower tiers count from where the tier above ends.
+    depths: Vec<u32>,
+    /// Holders of the first block.
+    group: Vec<u32>,
+    /// By holder: its index in `group`. Stale for holders that are not in the group.
+    group_index: Vec<u32>,
+    tasks: Vec<Task>,
+    /// Depth at which most holders of the last lookup ended, and their number. Prompts often share a system prompt only,
+    /// so the next lookup tries this depth early.
+    usual_depth: (usize, usize),
+}
+
+/// One interval of the bisection: all of `group[start..end]` hold block `low`, and none of them holds block `high`.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     low: usize,
@@ -31,111 +46,111 @@ struct Task {
 }
 
 impl Task {
-    /// The block to ask for next.
-    fn middle(&self, blocks: usize, usual: usize) -> usize {
-        // A prompt that is cached whole, or up to its last block, is common: look there first.
+    /// Returns the block to look up next.
+    fn middle(&self, blocks: usize, usual_depth: usize) -> usize {
+        // Prompts are often cached completely or up to their last block.
         if self.low == 0 && self.high == blocks {
             return blocks - 1;
         }
-        // Then whether the last lookup's usual depth is this one's: the block before it is held, the one behind is not.
-        let between = |place: &usize| self.low < *place && *place < self.high;
-        let guess = if self.low + 1 == usual { usual } else { usual.saturating_sub(1) };
+        // Otherwise try the usual depth of the last lookup: first the block before it, then the block behind it.
+        let between = |at: &usize| self.low < *at && *at < self.high;
+        let guess = if self.low + 1 == usual_depth { usual_depth } else { usual_depth.saturating_sub(1) };
         Some(guess).filter(between).unwrap_or(self.low.midpoint(self.high))
     }
 }
 
 impl Overlaps {
-    /// What a candidate holds.
+    /// Returns the blocks that a candidate holds.
     #[must_use]
     pub fn get(&self, worker: WorkerId, rank: DpRank) -> Matched {
-        let candidates = &self.names.candidates;
-        let place = candidates.binary_search_by_key(&(worker, rank), |(candidate, _)| *candidate);
-        let Some((_, slots)) = place.ok().and_then(|place| candidates.get(place)) else {
+        let candidates = &self.directory.candidates;
+        let found = candidates.binary_search_by_key(&(worker, rank), |(candidate, _)| *candidate);
+        let Some((_, holders)) = found.ok().and_then(|at| candidates.get(at)) else {
             return Matched::default();
         };
-        let [device, host, disk] = slots.map(|slot| slot.map_or(0, |slot| self.depth(slot)));
+        let [device, host, disk] = holders.map(|holder| holder.map_or(0, |holder| self.depth(holder)));
         Matched { device, host, disk }
     }
 
     pub(super) fn find(&mut self, shared: &Shared, blocks: &[BlockHash]) {
-        let before = shared.names.load().version();
-        self.look(shared, blocks);
-        let names = shared.names.load();
-        if names.version() == before {
+        let before = shared.directory.load().version();
+        self.find_depths(shared, blocks);
+        let directory = shared.directory.load();
+        if directory.version() == before {
             return;
         }
-        // Whose slot it was for a part of the time only is nobody's.
-        for slot in names.given_after(before) {
-            if let Some(depth) = self.depths.get_mut(slot) {
+        // Ignore holders that were reassigned while the lookup ran.
+        for holder in directory.assigned_after(before) {
+            if let Some(depth) = self.depths.get_mut(holder) {
                 *depth = 0;
             }
         }
-        self.names = names.clone();
+        self.directory = directory.clone();
     }
 
-    fn look(&mut self, shared: &Shared, blocks: &[BlockHash]) {
+    fn find_depths(&mut self, shared: &Shared, blocks: &[BlockHash]) {
         self.depths.clear();
         self.group.clear();
         let Some(first) = blocks.first() else { return };
         let shards = &shared.shards;
-        shards.holders(*first, |slot| self.group.push(slot));
-        // After the first block's holders: whoever holds it has a name by now.
-        let names = shared.names.load();
-        if !Arc::ptr_eq(&names, &self.names) {
-            self.names = names.clone();
+        shards.for_each_holder(*first, |holder| self.group.push(holder));
+        // Load the directory after the holders: a holder is published before its first block is added.
+        let directory = shared.directory.load();
+        if !Arc::ptr_eq(&directory, &self.directory) {
+            self.directory = directory.clone();
         }
-        if self.group.is_empty() && self.names.lower.is_empty() {
+        if self.group.is_empty() && self.directory.lower.is_empty() {
             return;
         }
-        self.depths.resize(self.names.slots, 0);
-        self.places.resize(self.names.slots, 0);
-        self.halve(shards, blocks);
-        self.mind_holes(shards, blocks);
-        self.go_lower(shards, blocks);
+        self.depths.resize(self.directory.holders, 0);
+        self.group_index.resize(self.directory.holders, 0);
+        self.bisect(shards, blocks);
+        self.check_gaps(shards, blocks);
+        self.find_lower_tiers(shards, blocks);
     }
 
-    fn halve(&mut self, shards: &Shards, blocks: &[BlockHash]) {
-        for (place, slot) in (0..).zip(&self.group) {
-            if let Some(at) = self.places.get_mut(*slot as usize) {
-                *at = place;
+    fn bisect(&mut self, shards: &Shards, blocks: &[BlockHash]) {
+        for (at, holder) in (0..).zip(&self.group) {
+            if let Some(index) = self.group_index.get_mut(*holder as usize) {
+                *index = at;
             }
         }
-        self.work.clear();
-        let usual = std::mem::take(&mut self.usual).0;
+        self.tasks.clear();
+        let usual_depth = std::mem::take(&mut self.usual_depth).0;
         if !self.group.is_empty() {
-            self.work.push(Task { low: 0, high: blocks.len(), start: 0, end: self.group.len() });
+            self.tasks.push(Task { low: 0, high: blocks.len(), start: 0, end: self.group.len() });
         }
-        while let Some(task) = self.work.pop() {
+        while let Some(task) = self.tasks.pop() {
             if task.high - task.low <= 1 {
                 self.settle(task);
                 continue;
             }
-            let middle = task.middle(blocks.len(), usual);
+            let middle = task.middle(blocks.len(), usual_depth);
             let Some(block) = blocks.get(middle) else { continue };
             let split = self.partition(shards, *block, task.start, task.end);
             if split < task.end {
-                self.work.push(Task { high: middle, start: split, ..task });
+                self.tasks.push(Task { high: middle, start: split, ..task });
             }
             if split > task.start {
-                self.work.push(Task { low: middle, end: split, ..task });
+                self.tasks.push(Task { low: middle, end: split, ..task });
             }
         }
     }
 
-    /// Moves the holders of a block to the front of `group[start..end]`; answers where the others begin. Takes as long as
-    /// the block has holders: deep blocks have few, however many hold the first.
+    /// Moves the holders of a block to the front of `group[start..end]` and returns where the others begin. The cost is
+    /// proportional to the block's own holders, which are few for a deep block even if many hold the first one.
     fn partition(&mut self, shards: &Shards, block: BlockHash, start: usize, end: usize) -> usize {
         let mut split = start;
-        let (group, places) = (&mut self.group, &mut self.places);
-        shards.holders(block, |slot| {
-            let Some(at) = places.get(slot as usize).map(|at| *at as usize) else { return };
-            if at < split || at >= end || group.get(at) != Some(&slot) {
+        let (group, group_index) = (&mut self.group, &mut self.group_index);
+        shards.for_each_holder(block, |holder| {
+            let Some(at) = group_index.get(holder as usize).map(|at| *at as usize) else { return };
+            if at < split || at >= end || group.get(at) != Some(&holder) {
                 return;
             }
             group.swap(at, split);
-            for place in [at, split] {
-                if let Some(of) = group.get(place).and_then(|slot| places.get_mut(*slot as usize)) {
-                    *of = u32::try_from(place).unwrap_or(u32::MAX);
+            for at in [at, split] {
+                if let Some(index) = group.get(at).and_then(|holder| group_index.get_mut(*holder as usize)) {
+                    *index = u32::try_from(at).unwrap_or(u32::MAX);
                 }
             }
             split += 1;
@@ -143,53 +158,53 @@ impl Overlaps {
         split
     }
 
-    /// Slots of the task hold exactly `low + 1` blocks.
+    /// Stores the depth of a finished task: its holders hold exactly `low + 1` blocks.
     fn settle(&mut self, task: Task) {
-        let slots = task.end - task.start;
-        if slots > self.usual.1 {
-            self.usual = (task.low + 1, slots);
+        let holders = task.end - task.start;
+        if holders > self.usual_depth.1 {
+            self.usual_depth = (task.low + 1, holders);
         }
         let depth = u32::try_from(task.low + 1).unwrap_or(u32::MAX);
-        for slot in self.group.get(task.start..task.end).unwrap_or_default() {
-            if let Some(of) = self.depths.get_mut(*slot as usize) {
-                *of = depth;
+        for holder in self.group.get(task.start..task.end).unwrap_or_default() {
+            if let Some(of_holder) = self.depths.get_mut(*holder as usize) {
+                *of_holder = depth;
             }
         }
     }
 
-    /// A slot with holes is walked from the root.
-    fn mind_holes(&mut self, shards: &Shards, blocks: &[BlockHash]) {
-        for slot in &self.group {
-            if self.names.count_of_holes(*slot).is_some_and(|holes| holes.load(Ordering::Acquire) > 0)
-                && let Some(depth) = self.depths.get_mut(*slot as usize)
+    /// Counts block by block for holders with gaps, because bisection is only right for gapless prefixes.
+    fn check_gaps(&mut self, shards: &Shards, blocks: &[BlockHash]) {
+        for holder in &self.group {
+            if self.directory.gaps(*holder).is_some_and(|gaps| gaps.load(Ordering::Acquire) > 0)
+                && let Some(depth) = self.depths.get_mut(*holder as usize)
             {
-                *depth = run(shards, blocks, 0, *slot).min(*depth);
+                *depth = count_held(shards, blocks, 0, *holder).min(*depth);
             }
         }
     }
 
-    /// Lower tiers go on where the tier above ended.
-    fn go_lower(&mut self, shards: &Shards, blocks: &[BlockHash]) {
-        for (_, [device, host, disk]) in &self.names.lower {
-            let mut from = device.map_or(0, |slot| self.depth(slot));
-            for slot in [host, disk].into_iter().flatten() {
-                let more = run(shards, blocks, from, *slot);
+    /// Continues on host and disk where the tier above ends.
+    fn find_lower_tiers(&mut self, shards: &Shards, blocks: &[BlockHash]) {
+        for (_, [device, host, disk]) in &self.directory.lower {
+            let mut from = device.map_or(0, |holder| self.depth(holder));
+            for holder in [host, disk].into_iter().flatten() {
+                let more = count_held(shards, blocks, from, *holder);
                 from += more;
-                if let Some(depth) = self.depths.get_mut(*slot as usize) {
+                if let Some(depth) = self.depths.get_mut(*holder as usize) {
                     *depth = more;
                 }
             }
         }
     }
 
-    fn depth(&self, slot: u32) -> u32 {
-        self.depths.get(slot as usize).copied().unwrap_or(0)
+    fn depth(&self, holder: u32) -> u32 {
+        self.depths.get(holder as usize).copied().unwrap_or(0)
     }
 }
 
-/// How many blocks from `from` on a slot holds without a gap.
-fn run(shards: &Shards, blocks: &[BlockHash], from: u32, slot: u32) -> u32 {
+/// Returns how many blocks from `from` on a holder has without a gap.
+fn count_held(shards: &Shards, blocks: &[BlockHash], from: u32, holder: u32) -> u32 {
     let rest = blocks.get(from as usize..).unwrap_or_default();
-    let held = rest.iter().take_while(|block| shards.holds(**block, slot)).count();
+    let held = rest.iter().take_while(|block| shards.holds(**block, holder)).count();
     u32::try_from(held).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! The writer's queue: what it is told, and how it waits.
+//! The writer's queue: its messages, and how the writer waits for them.
 
 use std::{
     sync::{
@@ -17,49 +17,37 @@ use crate::{
     id::{BlockHash, WorkerId},
 };
 
-/// What the writer is told.
+/// A message to the writer. Each variant is a method of [`super::PrefixIndex`].
 pub(super) enum Message {
-    /// What an engine says of its cache.
-    Events {
-        candidate: Candidate,
-        batch: Batch,
-    },
-    /// Nothing that an engine said is true any more.
+    Events { candidate: Candidate, batch: Batch },
     Forget(Candidate),
-    /// Whether an engine's own word is there: decisions are recorded only without it.
-    Live {
-        candidate: Candidate,
-        live: bool,
-    },
-    Record {
-        candidate: Candidate,
-        blocks: Arc<[BlockHash]>,
-        at: Instant,
-    },
+    Live { candidate: Candidate, live: bool },
+    Record { candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant },
     Remove(WorkerId),
     Expire(Instant),
     Flush(Sender<()>),
 }
 
-/// The messages, taken in such a way that senders rarely have to wake this thread: to be woken for every decision costs
-/// the decision a system call, and both threads a switch.
+/// Receives messages so that senders rarely have to wake this thread. A wake-up per decision would cost the decision a
+/// system call, and both threads a context switch.
 pub(super) struct Queue<'a> {
     messages: &'a Receiver<Message>,
-    /// Messages since the queue was last waited for.
+    /// Messages since the queue was last found empty.
     in_a_row: u32,
-    /// When it was last found empty.
+    /// When the queue was last found empty.
     emptied: Instant,
 }
 
 impl<'a> Queue<'a> {
-    /// While messages come closely, the thread sleeps this long instead of waiting for the next: then all are there at once.
+    /// While messages arrive at short intervals, an empty queue makes the thread sleep this long instead of waiting for the
+    /// next message. It then finds several at once.
     const NAP: Duration = Duration::from_millis(1);
 
     pub(super) fn new(messages: &'a Receiver<Message>) -> Self {
         Self { messages, in_a_row: 0, emptied: Instant::now() }
     }
 
-    /// The next message; an error when no sender is left.
+    /// Returns the next message, or an error when all senders are dropped.
     pub(super) fn next(&mut self) -> Result<Message, RecvError> {
         loop {
             match self.messages.try_recv() {
@@ -71,9 +59,9 @@ impl<'a> Queue<'a> {
                 Err(TryRecvError::Empty) => {}
             }
             let now = Instant::now();
-            let close = self.in_a_row > 0 && now.saturating_duration_since(self.emptied) < 4 * Self::NAP;
+            let busy = self.in_a_row > 0 && now.saturating_duration_since(self.emptied) < 4 * Self::NAP;
             (self.in_a_row, self.emptied) = (0, now);
-            if !close {
+            if !busy {
                 let message = self.messages.recv()?;
                 self.in_a_row = 1;
                 return Ok(message);

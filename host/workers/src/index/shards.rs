@@ -1,60 +1,75 @@
-//! The block table: which slots hold a block, with a count of the records that say so. One writer; lookups read it without a
-//! lock, but for blocks that several slots hold.
+//! Block table: the holders of each block, with the number of records that say so.
+//!
+//! One writer. Lookups take no lock for blocks with a single holder, and a shard's read lock for blocks with several.
+//! The writer holds a shard's write lock for one change of one block.
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use parking_lot::RwLock;
-
 use super::{
-    bytes::{difference, fit, heap, room},
-    cells::{Cells, Owner},
+    lockfree_map::{LockfreeMap, MapWriter},
+    memory::{difference, heap, reserve, shrink},
 };
-use crate::id::BlockHash;
+use crate::{
+    id::BlockHash,
+    sync::{ArcSwap, RwLock},
+};
 
-/// A power of two. Shards grow one at a time: old and new cells together are little beside the rest.
-const SHARDS: usize = 256;
+/// Number of shards, a power of two. Shards are rebuilt one at a time, which keeps the peak of memory low.
+/// Small for the model checker, which creates them in every execution.
+const SHARDS: usize = if cfg!(loom) { 2 } else { 256 };
 
-/// What lookups see of the table.
+/// The table as lookups see it.
 #[derive(Debug)]
 pub(super) struct Shards(Box<[Shard]>);
 
 #[derive(Debug, Default)]
 struct Shard {
-    cells: ArcSwap<Cells>,
-    /// Changes together with the cells that tell of it.
-    several: RwLock<Several>,
+    /// By block hash: a packed [`Entry`].
+    map: ArcSwap<LockfreeMap>,
+    /// Locked while a map entry that refers to a list changes.
+    lists: RwLock<HolderLists>,
 }
 
-/// The holders of blocks that have several.
+/// Holders of the blocks that have several.
 #[derive(Debug, Default)]
-struct Several {
-    lists: Vec<Vec<Holder>>,
-    /// Places in `lists` that are free.
+struct HolderLists {
+    lists: Vec<Vec<Holding>>,
+    /// Unused indexes of `lists`.
     free: Vec<u32>,
-    /// Bytes that the lists themselves take.
+    /// Heap bytes of the inner lists.
     inner: usize,
 }
 
-/// A slot that holds a block, and how many records say so. Most blocks have one holder, and are kept in these 8 bytes; a
-/// `count` of 0 says that there are several, and `slot` is their place in [`Several::lists`].
+/// A holder of a block, and the number of its records that contain the block.
 #[derive(Clone, Copy, Debug)]
-struct Holder {
-    slot: u32,
+struct Holding {
+    holder: u32,
     count: u32,
 }
 
-impl Holder {
-    fn packed(self) -> u64 {
-        u64::from(self.count) << 32 | u64::from(self.slot)
+/// What the map knows of a block. Most blocks have one holder, which fits into the map's 8 bytes.
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    One(Holding),
+    /// Index into [`HolderLists::lists`]. Packed with a count of 0, which no holding has.
+    List(u32),
+}
+
+impl Entry {
+    fn pack(self) -> u64 {
+        match self {
+            Self::One(Holding { holder, count }) => u64::from(count) << 32 | u64::from(holder),
+            Self::List(list) => u64::from(list),
+        }
     }
 
-    fn of(packed: u64) -> Self {
-        Self { slot: (packed & 0xffff_ffff) as u32, count: (packed >> 32) as u32 }
+    fn unpack(packed: u64) -> Self {
+        let (count, low) = ((packed >> 32) as u32, (packed & 0xffff_ffff) as u32);
+        if count > 0 { Self::One(Holding { holder: low, count }) } else { Self::List(low) }
     }
 }
 
-/// What one change did to the table.
+/// Effect of one change on the table's size.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Change {
     pub(super) blocks: i64,
@@ -74,171 +89,176 @@ impl Default for Shards {
     }
 }
 
-fn place_of(block: BlockHash) -> usize {
-    // The cells use the lowest bits.
+fn shard_of(block: BlockHash) -> usize {
+    // The map uses the lowest bits.
     (block.0 >> 40) as usize % SHARDS
 }
 
 impl Shards {
-    /// Calls `each` with every slot that holds the block.
-    pub(super) fn holders(&self, block: BlockHash, mut each: impl FnMut(u32)) {
-        let Some(shard) = self.0.get(place_of(block)) else { return };
-        let find = || shard.cells.load().find(block.0).map(Holder::of);
+    /// Calls `each` with every holder of the block.
+    pub(super) fn for_each_holder(&self, block: BlockHash, mut each: impl FnMut(u32)) {
+        let Some(shard) = self.0.get(shard_of(block)) else { return };
+        let find = || shard.map.load().find(block.0).map(Entry::unpack);
         match find() {
             None => {}
-            Some(one) if one.count > 0 => each(one.slot),
-            Some(_) => {
-                let several = shard.several.read();
-                // Again: meanwhile its list may have become another block's.
+            Some(Entry::One(one)) => each(one.holder),
+            Some(Entry::List(_)) => {
+                let lists = shard.lists.read();
+                // Look again under the lock: the list may belong to another block by now.
                 match find() {
                     None => {}
-                    Some(one) if one.count > 0 => each(one.slot),
-                    Some(list) => several.of(list.slot).iter().for_each(|holder| each(holder.slot)),
+                    Some(Entry::One(one)) => each(one.holder),
+                    Some(Entry::List(list)) => lists.get(list).iter().for_each(|one| each(one.holder)),
                 }
             }
         }
     }
 
-    /// Whether `slot` holds the block.
-    pub(super) fn holds(&self, block: BlockHash, slot: u32) -> bool {
+    /// Returns whether `holder` has the block.
+    pub(super) fn holds(&self, block: BlockHash, holder: u32) -> bool {
         let mut held = false;
-        self.holders(block, |holder| held |= holder == slot);
+        self.for_each_holder(block, |other| held |= other == holder);
         held
     }
 }
 
-/// The table as its one writer has it.
+/// The table's single writer.
 #[derive(Debug)]
-pub(super) struct Table {
-    owners: Vec<Owner>,
+pub(super) struct TableWriter {
+    maps: Vec<MapWriter>,
     shards: Arc<Shards>,
 }
 
-impl Table {
+impl TableWriter {
     pub(super) fn new(shards: Arc<Shards>) -> Self {
-        Self { owners: (0..SHARDS).map(|_| Owner::default()).collect(), shards }
+        Self { maps: (0..SHARDS).map(|_| MapWriter::default()).collect(), shards }
     }
 
-    /// Asks for blocks' cells before they are needed: to wait for many at once takes as long as for one.
-    pub(super) fn touch<'a>(&self, blocks: impl IntoIterator<Item = &'a BlockHash>) {
-        let owner = |block: &BlockHash| self.owners.get(place_of(*block)).map_or(0, |one| one.touch(block.0));
-        std::hint::black_box(blocks.into_iter().map(owner).fold(0, u64::wrapping_add));
+    /// Loads the cells of blocks into the cache, so that their cache misses overlap.
+    pub(super) fn prefetch<'a>(&self, blocks: impl IntoIterator<Item = &'a BlockHash>) {
+        let load = |block: &BlockHash| self.maps.get(shard_of(*block)).map_or(0, |map| map.prefetch(block.0));
+        std::hint::black_box(blocks.into_iter().map(load).fold(0, u64::wrapping_add));
     }
 
-    /// One more record says that `slot` holds the block.
-    pub(super) fn add(&mut self, block: BlockHash, slot: u32) -> Change {
-        let place = place_of(block);
-        let (Some(owner), Some(shard)) = (self.owners.get_mut(place), self.shards.0.get(place)) else {
+    /// Adds one record of a holder to a block.
+    pub(super) fn add(&mut self, block: BlockHash, holder: u32) -> Change {
+        let at = shard_of(block);
+        let (Some(map), Some(shard)) = (self.maps.get_mut(at), self.shards.0.get(at)) else {
             return Change::default();
         };
-        let new = Holder { slot, count: 1 };
-        let Some(holder) = owner.get(block.0).map(Holder::of) else {
-            let before = owner.bytes();
-            if owner.set(block.0, new.packed()) {
-                shard.cells.store(owner.cells().clone());
+        let new = Holding { holder, count: 1 };
+        let Some(entry) = map.get(block.0).map(Entry::unpack) else {
+            let before = map.bytes();
+            if map.set(block.0, Entry::One(new).pack()) {
+                shard.map.store(map.map().clone());
             }
-            return Change { blocks: 1, bytes: difference(owner.bytes(), before) };
+            return Change { blocks: 1, bytes: difference(map.bytes(), before) };
         };
-        if holder.count > 0 && holder.slot == slot {
-            owner.set(block.0, Holder { slot, count: holder.count.saturating_add(1) }.packed());
+        if let Entry::One(one) = entry
+            && one.holder == holder
+        {
+            let count = one.count.saturating_add(1);
+            map.set(block.0, Entry::One(Holding { holder, count }).pack());
             return Change::default();
         }
-        let mut several = shard.several.write();
-        let before = several.bytes();
-        if holder.count > 0 {
-            let list = several.begin(vec![holder, new]);
-            owner.set(block.0, Holder { slot: list, count: 0 }.packed());
-        } else {
-            several.join(holder.slot, new);
+        let mut lists = shard.lists.write();
+        let before = lists.bytes();
+        match entry {
+            Entry::One(one) => {
+                let list = lists.create(vec![one, new]);
+                map.set(block.0, Entry::List(list).pack());
+            }
+            Entry::List(list) => lists.add(list, new),
         }
-        Change { blocks: 0, bytes: difference(several.bytes(), before) }
+        Change { blocks: 0, bytes: difference(lists.bytes(), before) }
     }
 
-    /// One record less says so.
-    pub(super) fn release(&mut self, block: BlockHash, slot: u32) -> Change {
-        let place = place_of(block);
-        let (Some(owner), Some(shard)) = (self.owners.get_mut(place), self.shards.0.get(place)) else {
+    /// Removes one record of a holder from a block.
+    pub(super) fn release(&mut self, block: BlockHash, holder: u32) -> Change {
+        let at = shard_of(block);
+        let (Some(map), Some(shard)) = (self.maps.get_mut(at), self.shards.0.get(at)) else {
             return Change::default();
         };
-        let Some(holder) = owner.get(block.0).map(Holder::of) else { return Change::default() };
-        if holder.count == 0 {
-            let mut several = shard.several.write();
-            let before = several.bytes();
-            if let Some(last) = several.leave(holder.slot, slot) {
-                owner.set(block.0, last.packed());
+        match map.get(block.0).map(Entry::unpack) {
+            Some(Entry::List(list)) => {
+                let mut lists = shard.lists.write();
+                let before = lists.bytes();
+                if let Some(last) = lists.release(list, holder) {
+                    map.set(block.0, Entry::One(last).pack());
+                }
+                Change { blocks: 0, bytes: difference(lists.bytes(), before) }
             }
-            return Change { blocks: 0, bytes: difference(several.bytes(), before) };
+            Some(Entry::One(one)) if one.holder == holder && one.count > 1 => {
+                map.set(block.0, Entry::One(Holding { holder, count: one.count - 1 }).pack());
+                Change::default()
+            }
+            Some(Entry::One(one)) if one.holder == holder => {
+                let before = map.bytes();
+                if map.remove(block.0) {
+                    shard.map.store(map.map().clone());
+                }
+                Change { blocks: -1, bytes: difference(map.bytes(), before) }
+            }
+            Some(Entry::One(_)) | None => Change::default(),
         }
-        if holder.slot != slot {
-            return Change::default();
-        }
-        if holder.count > 1 {
-            owner.set(block.0, Holder { slot, count: holder.count - 1 }.packed());
-            return Change::default();
-        }
-        let before = owner.bytes();
-        if owner.remove(block.0) {
-            shard.cells.store(owner.cells().clone());
-        }
-        Change { blocks: -1, bytes: difference(owner.bytes(), before) }
     }
 }
 
-impl Several {
-    fn of(&self, list: u32) -> &[Holder] {
+impl HolderLists {
+    fn get(&self, list: u32) -> &[Holding] {
         self.lists.get(list as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Bytes that all of it takes.
+    /// Returns the bytes that the lists take on the heap.
     fn bytes(&self) -> usize {
         self.inner
-            + heap(self.lists.capacity() * size_of::<Vec<Holder>>())
+            + heap(self.lists.capacity() * size_of::<Vec<Holding>>())
             + heap(self.free.capacity() * size_of::<u32>())
     }
 
-    fn begin(&mut self, both: Vec<Holder>) -> u32 {
-        self.inner += heap(both.capacity() * size_of::<Holder>());
-        let place = self.free.pop().unwrap_or_else(|| {
-            room(&mut self.lists, 1);
+    fn create(&mut self, holdings: Vec<Holding>) -> u32 {
+        self.inner += heap(holdings.capacity() * size_of::<Holding>());
+        let at = self.free.pop().unwrap_or_else(|| {
+            reserve(&mut self.lists, 1);
             self.lists.push(Vec::new());
             u32::try_from(self.lists.len() - 1).unwrap_or(u32::MAX)
         });
-        if let Some(list) = self.lists.get_mut(place as usize) {
-            *list = both;
+        if let Some(list) = self.lists.get_mut(at as usize) {
+            *list = holdings;
         }
-        place
+        at
     }
 
-    fn join(&mut self, list: u32, new: Holder) {
-        let Some(holders) = self.lists.get_mut(list as usize) else { return };
-        if let Some(holder) = holders.iter_mut().find(|holder| holder.slot == new.slot) {
-            holder.count = holder.count.saturating_add(1);
+    fn add(&mut self, list: u32, new: Holding) {
+        let Some(holdings) = self.lists.get_mut(list as usize) else { return };
+        if let Some(holding) = holdings.iter_mut().find(|holding| holding.holder == new.holder) {
+            holding.count = holding.count.saturating_add(1);
             return;
         }
-        let before = holders.capacity();
-        room(holders, 1);
-        holders.push(new);
-        self.inner += heap(holders.capacity() * size_of::<Holder>()) - heap(before * size_of::<Holder>());
+        let before = holdings.capacity();
+        reserve(holdings, 1);
+        holdings.push(new);
+        self.inner += heap(holdings.capacity() * size_of::<Holding>()) - heap(before * size_of::<Holding>());
     }
 
-    /// One record less. The other holder when only one is left: then the list is no more.
-    fn leave(&mut self, list: u32, slot: u32) -> Option<Holder> {
-        let holders = self.lists.get_mut(list as usize)?;
-        let at = holders.iter().position(|holder| holder.slot == slot)?;
-        if let Some(one) = holders.get_mut(at).filter(|one| one.count > 1) {
-            one.count -= 1;
+    /// Removes one record of a holder. If that leaves one holder, frees the list and returns that holder.
+    fn release(&mut self, list: u32, holder: u32) -> Option<Holding> {
+        let holdings = self.lists.get_mut(list as usize)?;
+        let at = holdings.iter().position(|holding| holding.holder == holder)?;
+        if let Some(holding) = holdings.get_mut(at).filter(|holding| holding.count > 1) {
+            holding.count -= 1;
             return None;
         }
-        let before = holders.capacity();
-        holders.swap_remove(at);
-        let last = if let [last] = holders.as_slice() { Some(*last) } else { None };
+        let before = holdings.capacity();
+        holdings.swap_remove(at);
+        let last = if let [last] = holdings.as_slice() { Some(*last) } else { None };
         if last.is_some() {
-            *holders = Vec::new();
+            *holdings = Vec::new();
         } else {
-            fit(holders);
+            shrink(holdings);
         }
-        self.inner += heap(holders.capacity() * size_of::<Holder>());
-        self.inner -= heap(before * size_of::<Holder>());
+        self.inner += heap(holdings.capacity() * size_of::<Holding>());
+        self.inner -= heap(before * size_of::<Holding>());
         if last.is_some() {
             self.free.push(list);
             if self.free.len() == self.lists.len() {

@@ -11,9 +11,9 @@ fn chain(ids: &[u64]) -> Arc<[BlockHash]> {
     ids.iter().map(|id| BlockHash(id.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31))).collect()
 }
 
-fn depth(index: &PrefixIndex, blocks: &[BlockHash], worker: u64, now: Instant) -> u32 {
+fn depth(index: &PrefixIndex, blocks: &[BlockHash], worker: u64) -> u32 {
     let mut overlaps = Overlaps::default();
-    index.matches(blocks, now, &mut overlaps);
+    index.matches(blocks, &mut overlaps);
     overlaps.get(WorkerId(worker), DpRank(0)).device
 }
 
@@ -25,7 +25,7 @@ fn h3_the_longest_run_from_the_root_is_found_for_each_candidate() {
     index.record(WorkerId(2), DpRank(1), &chain(&[7]), now);
     index.flush();
     let mut overlaps = Overlaps::default();
-    index.matches(&chain(&[1, 2, 3, 5]), now, &mut overlaps);
+    index.matches(&chain(&[1, 2, 3, 5]), &mut overlaps);
     let of = |worker, rank| overlaps.get(WorkerId(worker), DpRank(rank)).device;
     assert_eq!([of(1, 0), of(2, 0), of(2, 1), of(3, 0)], [3, 2, 0, 0]);
 }
@@ -38,13 +38,13 @@ fn f5_a_record_lasts_for_its_ttl_and_a_new_one_prolongs_it() {
     index.record(WorkerId(1), DpRank(0), &chain(&[1, 2]), start + Duration::from_secs(60));
     index.expire(start + Duration::from_secs(119));
     index.flush();
-    assert_eq!(depth(&index, &blocks, 1, start), 3);
+    assert_eq!(depth(&index, &blocks, 1), 3);
     index.expire(start + Duration::from_secs(120));
     index.flush();
-    assert_eq!(depth(&index, &blocks, 1, start), 2);
+    assert_eq!(depth(&index, &blocks, 1), 2);
     index.expire(start + Duration::from_secs(180));
     index.flush();
-    assert_eq!(depth(&index, &blocks, 1, start), 0);
+    assert_eq!(depth(&index, &blocks, 1), 0);
     assert_eq!(index.stats(), IndexStats { expired: 2, ..IndexStats::default() });
 }
 
@@ -58,8 +58,8 @@ fn h4_the_byte_budget_holds_and_the_oldest_give_way() {
         assert!(index.stats().bytes <= 20_000);
     }
     let newest: Vec<u64> = (0..10).map(|block| 199 * 100 + block + 1).collect();
-    assert_eq!(depth(&index, &chain(&newest), 1, now), 10);
-    assert_eq!(depth(&index, &chain(&[1, 2, 3]), 1, now), 0);
+    assert_eq!(depth(&index, &chain(&newest), 1), 10);
+    assert_eq!(depth(&index, &chain(&[1, 2, 3]), 1), 0);
     assert!(index.stats().evicted > 100);
 }
 
@@ -71,10 +71,10 @@ fn h4_a_worker_that_left_leaves_nothing() {
     index.remove_worker(WorkerId(1));
     index.flush();
     assert_eq!(index.stats(), IndexStats::default());
-    // Its slot is given to the next worker, which must not inherit anything.
+    // Its holder is given to the next worker, which must not inherit anything.
     index.record(WorkerId(2), DpRank(0), &chain(&[1]), now);
     index.flush();
-    assert_eq!(depth(&index, &chain(&[1, 2, 3]), 2, now), 1);
+    assert_eq!(depth(&index, &chain(&[1, 2, 3]), 2), 1);
 }
 
 proptest! {
@@ -102,7 +102,7 @@ proptest! {
         for (_, family, len, fork) in &records {
             let asked = prompt(*family, *fork, *len);
             let mut overlaps = Overlaps::default();
-            index.matches(&chain(&asked), now, &mut overlaps);
+            index.matches(&chain(&asked), &mut overlaps);
             for worker in 0..5 {
                 let held = model.iter().filter(|(owner, _)| *owner == worker);
                 let expected = held.map(|(_, ids)| ids.iter().zip(&asked).take_while(|(a, b)| a == b).count()).max().unwrap_or(0);
@@ -152,7 +152,7 @@ mod events {
 
     fn matched(index: &PrefixIndex, tokens: &[u32]) -> [u32; 3] {
         let mut overlaps = Overlaps::default();
-        index.matches(&block_hashes(tokens, 4, &Salt::default()), Instant::now(), &mut overlaps);
+        index.matches(&block_hashes(tokens, 4, &Salt::default()), &mut overlaps);
         let Matched { device, host, disk } = overlaps.get(HERE.0, HERE.1);
         [device, host, disk]
     }

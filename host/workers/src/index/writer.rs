@@ -1,4 +1,4 @@
-//! The one writer: applies records in order, ends them by age, budget or their worker's leave.
+//! The index's only writer: applies decisions and events in order, and ends records by age, budget or departure.
 
 use std::{
     collections::VecDeque,
@@ -13,14 +13,15 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Candidate, IndexConfig, Shared,
-    bytes::{difference, heap},
-    order::Order,
+    Candidate, IndexConfig,
+    candidates::Candidates,
+    engine_cache::EngineCache,
+    eviction::EvictionQueue,
+    memory::{difference, heap},
     queue::{Message, Queue},
-    runs::Turn,
-    seats::Seats,
-    shards::{Change, Table},
-    source::Source,
+    runs::Victim,
+    shards::{Change, TableWriter},
+    shared::Shared,
 };
 use crate::{
     events::{Batch, KvEvent, Tier},
@@ -28,13 +29,14 @@ use crate::{
 };
 
 struct Record {
-    slot: u32,
+    holder: u32,
     blocks: Arc<[BlockHash]>,
     at: Instant,
 }
 
 impl Record {
-    /// Bytes beside its place. Its hashes may be shared with bookings; they are counted here all the same.
+    /// Returns the bytes that the record takes beside its queue entry. Bookings may share the hashes; they are counted here
+    /// all the same.
     fn bytes(&self) -> usize {
         heap(2 * size_of::<usize>() + size_of_val::<[BlockHash]>(&self.blocks))
     }
@@ -42,51 +44,51 @@ impl Record {
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
-    table: Table,
+    table: TableWriter,
     ttl: Duration,
     budget: u64,
     block_size: usize,
+    /// Oldest first.
     records: VecDeque<Record>,
-    seats: Seats,
-    /// What of engines' blocks gives way when room is needed.
-    order: Order,
-    /// Runs that sources have.
+    candidates: Candidates,
+    eviction: EvictionQueue,
+    /// Number of runs of all engine caches.
     runs: usize,
-    /// Bytes of `records` and `order` that are counted.
-    lines: usize,
+    /// Bytes of `records` and `eviction` that the counters include.
+    queue_bytes: usize,
 }
 
 impl Writer {
     pub(super) fn new(shared: Arc<Shared>, config: IndexConfig) -> Self {
         Self {
-            table: Table::new(shared.shards.clone()),
-            seats: Seats::new(shared.clone()),
+            table: TableWriter::new(shared.shards.clone()),
+            candidates: Candidates::new(shared.clone()),
             shared,
             ttl: config.ttl,
             budget: config.byte_budget as u64,
             block_size: config.block_size.max(1),
             records: VecDeque::new(),
-            order: Order::default(),
+            eviction: EvictionQueue::default(),
             runs: 0,
-            lines: 0,
+            queue_bytes: 0,
         }
     }
 
-    /// Until every sender is gone.
+    /// Handles messages until all senders are dropped.
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
         let mut queue = Queue::new(messages);
         while let Ok(message) = queue.next() {
             match message {
                 Message::Events { candidate, batch } => {
-                    self.take(candidate, &batch);
-                    self.fit();
+                    self.apply(candidate, &batch);
+                    self.enforce_budget();
                 }
                 Message::Forget(candidate) => self.forget(candidate),
                 Message::Live { candidate, live } => self.set_live(candidate, live),
                 Message::Record { candidate, blocks, at } => {
                     self.expire(at);
                     self.record(candidate, blocks, at);
-                    self.fit();
+                    self.enforce_budget();
                 }
                 Message::Remove(worker) => self.remove(worker),
                 Message::Expire(now) => self.expire(now),
@@ -95,17 +97,18 @@ impl Writer {
         }
     }
 
-    /// Takes a decision for a record, unless the engine's own word is there.
+    /// Records a decision, unless the candidate's event feed is live.
     fn record(&mut self, candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant) {
-        if self.seats.get(candidate).is_some_and(|seat| seat.live) {
+        if self.candidates.get(candidate).is_some_and(|state| state.live) {
             return;
         }
-        let Some(slot) = self.seats.slot(candidate, Tier::Device).map(|slot| slot.slot) else { return };
-        let record = Record { slot, blocks, at };
+        let Some(holder) = self.candidates.holder(candidate, Tier::Device) else { return };
+        let holder = holder.holder;
+        let record = Record { holder, blocks, at };
         let mut change = Change { blocks: 0, bytes: difference(record.bytes(), 0) };
-        self.table.touch(record.blocks.iter());
-        record.blocks.iter().for_each(|block| change += self.table.add(*block, slot));
-        self.seats.count(slot, 1);
+        self.table.prefetch(record.blocks.iter());
+        record.blocks.iter().for_each(|block| change += self.table.add(*block, holder));
+        self.candidates.count_records(holder, 1);
         if self.records.len() == self.records.capacity() {
             self.records.reserve_exact(16.max(self.records.len() / 4));
         }
@@ -113,24 +116,23 @@ impl Writer {
         self.account(change, 1);
     }
 
-    /// Takes a record out.
+    /// Removes the blocks of a record that has left the queue.
     fn end(&mut self, record: &Record) {
         let mut change = Change { blocks: 0, bytes: difference(0, record.bytes()) };
-        self.table.touch(record.blocks.iter());
-        // Deepest first: at no moment does a candidate hold a block without its prefix.
-        record.blocks.iter().rev().for_each(|block| change += self.table.release(*block, record.slot));
-        if self.records.capacity() > 64 && self.records.len() * 2 < self.records.capacity()
-            || self.records.is_empty()
-        {
+        self.table.prefetch(record.blocks.iter());
+        // Deepest first, so that a candidate never holds a block without its prefix.
+        record.blocks.iter().rev().for_each(|block| change += self.table.release(*block, record.holder));
+        let half_empty = self.records.capacity() > 64 && self.records.len() * 2 < self.records.capacity();
+        if half_empty || self.records.is_empty() {
             self.records.shrink_to(self.records.len() + self.records.len() / 4);
         }
         self.account(change, -1);
-        self.seats.count(record.slot, -1);
+        self.candidates.count_records(record.holder, -1);
     }
 
     fn expire(&mut self, now: Instant) {
-        while self.records.front().is_some_and(|record| now.saturating_duration_since(record.at) >= self.ttl)
-        {
+        let expired = |record: &Record, ttl| now.saturating_duration_since(record.at) >= ttl;
+        while self.records.front().is_some_and(|record| expired(record, self.ttl)) {
             if let Some(record) = self.records.pop_front() {
                 self.end(&record);
                 self.shared.counters.expired.fetch_add(1, Ordering::Relaxed);
@@ -138,137 +140,138 @@ impl Writer {
         }
     }
 
-    fn is_full(&self) -> bool {
+    fn is_over_budget(&self) -> bool {
         self.shared.counters.bytes.load(Ordering::Relaxed) > self.budget
     }
 
-    fn fit(&mut self) {
-        while self.is_full() {
+    /// Evicts records, oldest first, and then blocks of engine caches.
+    fn enforce_budget(&mut self) {
+        while self.is_over_budget() {
             let Some(record) = self.records.pop_front() else { break };
             self.end(&record);
             self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
         }
-        while self.is_full() {
-            let Some((candidate, run)) = self.order.pop() else { break };
-            let Some(mut source) = self.seats.get_mut(candidate).and_then(|seat| seat.source.take()) else {
+        while self.is_over_budget() {
+            let Some((candidate, run)) = self.eviction.pop() else { break };
+            let Some(mut cache) = self.candidates.get_mut(candidate).and_then(|state| state.cache.take())
+            else {
                 continue;
             };
-            match source.turn(run) {
-                Turn::Pass => {}
-                Turn::Later => self.order.put_last((candidate, run)),
-                Turn::Now(tail) => {
-                    let runs = source.len();
-                    let change = source.evict(&mut self.table, tail);
-                    if source.waits(run) {
-                        self.order.put_first((candidate, run));
+            match cache.victim(run) {
+                Victim::None => {}
+                Victim::Used => self.eviction.push_back((candidate, run)),
+                Victim::Tail(tail) => {
+                    let runs = cache.len();
+                    let change = cache.evict(&mut self.table, tail);
+                    if cache.is_queued(run) {
+                        self.eviction.push_front((candidate, run));
                     }
                     self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
-                    self.settle(candidate, &mut source, runs, change);
+                    self.settle(candidate, &mut cache, runs, change);
                 }
             }
-            self.seats.seat(candidate).source = Some(source);
+            self.candidates.get_or_insert(candidate).cache = Some(cache);
         }
     }
 
-    /// Applies what an engine says, in order.
-    fn take(&mut self, candidate: Candidate, batch: &Batch) {
-        let mut source = self.seats.seat(candidate).source.take().unwrap_or_default();
+    /// Applies an engine's events in order.
+    fn apply(&mut self, candidate: Candidate, batch: &Batch) {
+        let mut cache = self.candidates.get_or_insert(candidate).cache.take().unwrap_or_default();
         for event in &batch.events {
-            let runs = source.len();
+            let runs = cache.len();
             // Further cache groups of hybrid models hold other layers of the same blocks.
             let change = match event {
                 KvEvent::Stored(stored) if stored.group.unwrap_or(0) == 0 => {
-                    let (seats, size) = (&mut self.seats, self.block_size);
-                    let slot = |tier| seats.slot(candidate, tier);
-                    let applied = source.stored(&mut self.table, stored, size, slot);
-                    self.shared.counters.orphans.fetch_add(applied.orphans, Ordering::Relaxed);
-                    applied.change
+                    let (candidates, size) = (&mut self.candidates, self.block_size);
+                    let holder = |tier| candidates.holder(candidate, tier);
+                    let effect = cache.store(&mut self.table, stored, size, holder);
+                    self.shared.counters.orphans.fetch_add(effect.orphans, Ordering::Relaxed);
+                    effect.change
                 }
                 KvEvent::Removed { hashes, tier, group } if group.unwrap_or(0) == 0 => {
-                    source.removed(&mut self.table, hashes, *tier)
+                    cache.remove(&mut self.table, hashes, *tier)
                 }
-                KvEvent::Cleared => source.clear(&mut self.table),
+                KvEvent::Cleared => cache.clear(&mut self.table),
                 KvEvent::Stored(_) | KvEvent::Removed { .. } | KvEvent::Unknown(_) => continue,
             };
-            self.settle(candidate, &mut source, runs, change);
+            self.settle(candidate, &mut cache, runs, change);
         }
-        self.seats.seat(candidate).source = Some(source);
-        self.tidy();
+        self.candidates.get_or_insert(candidate).cache = Some(cache);
+        self.compact();
     }
 
-    /// Takes in what a change of a source, which had `before` runs, means for the order and the counters.
-    fn settle(&mut self, candidate: Candidate, source: &mut Source, before: usize, change: Change) {
-        self.order.take(candidate, source.ripe());
-        self.runs = self.runs + source.len() - before;
+    /// Updates the eviction queue and the counters after a change of a cache, which had `runs_before` runs.
+    fn settle(&mut self, candidate: Candidate, cache: &mut EngineCache, runs_before: usize, change: Change) {
+        self.eviction.enqueue(candidate, cache.queueable());
+        self.runs = self.runs + cache.len() - runs_before;
         self.account(change, 0);
     }
 
-    fn tidy(&mut self) {
-        let seats = &self.seats;
-        self.order.tidy(self.runs, |(candidate, run)| {
-            seats
-                .get(*candidate)
-                .and_then(|seat| seat.source.as_ref())
-                .is_some_and(|source| source.waits(*run))
+    fn compact(&mut self) {
+        let candidates = &self.candidates;
+        self.eviction.compact(self.runs, |(candidate, run)| {
+            let cache = candidates.get(*candidate).and_then(|state| state.cache.as_ref());
+            cache.is_some_and(|cache| cache.is_queued(*run))
         });
         self.account(Change::default(), 0);
     }
 
     fn forget(&mut self, candidate: Candidate) {
-        let Some(seat) = self.seats.get_mut(candidate) else { return };
-        let Some(mut source) = seat.source.take() else { return };
-        let runs = source.len();
-        let change = source.clear(&mut self.table);
-        self.settle(candidate, &mut source, runs, change);
-        self.seats.seat(candidate).source = Some(source);
-        self.tidy();
+        let Some(state) = self.candidates.get_mut(candidate) else { return };
+        let Some(mut cache) = state.cache.take() else { return };
+        let runs = cache.len();
+        let change = cache.clear(&mut self.table);
+        self.settle(candidate, &mut cache, runs, change);
+        self.candidates.get_or_insert(candidate).cache = Some(cache);
+        self.compact();
     }
 
-    /// An engine's own word takes the place of guesses, and guesses take its place when it is gone.
+    /// Switches a candidate between events and recorded decisions. Each replaces what the other had added.
     fn set_live(&mut self, candidate: Candidate, live: bool) {
         if live {
-            self.seats.seat(candidate).live = true;
+            self.candidates.get_or_insert(candidate).live = true;
             self.end_records_of(candidate);
         } else {
-            // Also the last word of a feed whose worker left: what came late goes with it.
-            self.leave(candidate);
-            self.seats.free(candidate);
+            // This is also the last message of a feed whose worker left, and removes what its late events added.
+            self.drop_cache(candidate);
+            self.candidates.release_unused(candidate);
         }
     }
 
-    /// An engine's own word is there no more, nor is what it said.
-    fn leave(&mut self, candidate: Candidate) {
+    fn drop_cache(&mut self, candidate: Candidate) {
         self.forget(candidate);
-        if let Some(seat) = self.seats.get_mut(candidate) {
-            (seat.live, seat.source) = (false, None);
+        if let Some(state) = self.candidates.get_mut(candidate) {
+            (state.live, state.cache) = (false, None);
         }
     }
 
     fn end_records_of(&mut self, candidate: Candidate) {
-        let slot = self.seats.get(candidate).and_then(|seat| seat.slots.first().cloned().flatten());
-        let Some(slot) = slot.map(|slot| slot.slot).filter(|slot| self.seats.records(*slot) > 0) else {
+        let state = self.candidates.get(candidate);
+        let Some(holder) = state.and_then(|state| state.holders.first().cloned().flatten()) else { return };
+        let holder = holder.holder;
+        if self.candidates.records(holder) == 0 {
             return;
-        };
+        }
         let (ended, kept): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.records).into_iter().partition(|record| record.slot == slot);
+            std::mem::take(&mut self.records).into_iter().partition(|record| record.holder == holder);
         self.records = kept;
         ended.iter().for_each(|record| self.end(record));
     }
 
     fn remove(&mut self, worker: WorkerId) {
-        for candidate in self.seats.of(worker) {
-            self.leave(candidate);
+        for candidate in self.candidates.of_worker(worker) {
+            self.drop_cache(candidate);
             self.end_records_of(candidate);
-            self.seats.free(candidate);
+            self.candidates.release_unused(candidate);
         }
     }
 
     fn account(&mut self, change: Change, records: i64) {
-        let lines = self.order.bytes() + heap(self.records.capacity() * size_of::<Record>());
-        let bytes = change.bytes + difference(lines, self.lines);
-        self.lines = lines;
+        let queue_bytes = self.eviction.bytes() + heap(self.records.capacity() * size_of::<Record>());
+        let bytes = change.bytes + difference(queue_bytes, self.queue_bytes);
+        self.queue_bytes = queue_bytes;
         let counters = &self.shared.counters;
-        // Nobody else writes them.
+        // Only this thread writes these counters, so load and store need not be one operation.
         let add = |counter: &AtomicU64, by: i64| {
             counter.store(counter.load(Ordering::Relaxed).saturating_add_signed(by), Ordering::Relaxed);
         };

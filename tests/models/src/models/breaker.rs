@@ -1,9 +1,10 @@
 //! The circuit breaker: failures and successes of several calls at once, under both sets of rules.
 
+use std::sync::Arc;
+
 use super::breaker::{Breaker, BreakerRules};
-use crate::stand_in::{
-    sync::Arc,
-    sync::atomic::{AtomicUsize, Ordering},
+use crate::loom_types::{
+    atomic::{AtomicUsize, Ordering},
     time,
 };
 

@@ -1,44 +1,32 @@
-//! Lookups, beside a writer that says what the index's own does: names before blocks, holes before what makes them.
+//! Lookups beside a writer that follows the index's rules: it publishes a holder before its blocks, and counts a gap before
+//! it makes it.
 
-use super::{lookup::Overlaps, names::Names, shards::{Shards, Table}};
+use std::sync::Arc;
+
+use super::{
+    holders::HolderDirectory,
+    lookup::Overlaps,
+    shards::TableWriter,
+    shared::{Candidate, Shared},
+};
 use crate::{
     events::Tier,
     id::{BlockHash, DpRank, WorkerId},
-    stand_in::{
-        ArcSwap,
-        sync::{Arc, atomic::Ordering},
-    },
+    loom_types::atomic::Ordering,
 };
-
-pub(crate) type Candidate = (WorkerId, DpRank);
-
-/// What lookups and the writer share.
-#[derive(Debug, Default)]
-pub(crate) struct Shared {
-    pub(crate) shards: Arc<Shards>,
-    pub(crate) names: ArcSwap<Names>,
-}
-
-/// What one candidate holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Matched {
-    pub(crate) device: u32,
-    pub(crate) host: u32,
-    pub(crate) disk: u32,
-}
 
 const OLD: Candidate = (WorkerId(1), DpRank(0));
 const NEW: Candidate = (WorkerId(2), DpRank(0));
 const BLOCKS: [BlockHash; 3] = [BlockHash(10), BlockHash(11), BlockHash(12)];
 
-fn name(shared: &Shared, candidate: Candidate, slot: Option<u32>) {
-    let mut names = Names::clone(&shared.names.load());
-    names.set(candidate, Tier::Device, slot, 1);
-    shared.names.store(Arc::new(names));
+fn assign(shared: &Shared, candidate: Candidate, holder: Option<u32>) {
+    let mut directory = HolderDirectory::clone(&shared.directory.load());
+    directory.set(candidate, Tier::Device, holder, 1);
+    shared.directory.store(Arc::new(directory));
 }
 
-/// The lookups of one thread, each checked by what it says of the old candidate and the new.
-fn look(shared: &Arc<Shared>, blocks: usize, check: fn(u32, u32)) -> loom::thread::JoinHandle<()> {
+/// Looks up blocks in a thread of its own and checks what it finds for the old candidate and the new one.
+fn look_up(shared: &Arc<Shared>, blocks: usize, check: fn(u32, u32)) -> loom::thread::JoinHandle<()> {
     let shared = shared.clone();
     loom::thread::spawn(move || {
         let mut overlaps = Overlaps::default();
@@ -48,40 +36,40 @@ fn look(shared: &Arc<Shared>, blocks: usize, check: fn(u32, u32)) -> loom::threa
     })
 }
 
-/// A candidate leaves, and another gets its slot and other blocks.
-pub(crate) fn slot_goes_on() {
+/// A candidate leaves, and another gets its holder and other blocks.
+pub(crate) fn holder_is_reassigned() {
     let shared = Arc::new(Shared::default());
-    let mut table = Table::new(shared.shards.clone());
-    name(&shared, OLD, Some(0));
+    let mut table = TableWriter::new(shared.shards.clone());
+    assign(&shared, OLD, Some(0));
     table.add(BLOCKS[0], 0);
     let check = |old, new| {
         assert_eq!(new, 0, "it never held the block");
         assert!(old <= 1, "it held one");
     };
-    let reader = look(&shared, 2, check);
+    let reader = look_up(&shared, 2, check);
     table.release(BLOCKS[0], 0);
-    name(&shared, OLD, None);
-    name(&shared, NEW, Some(0));
+    assign(&shared, OLD, None);
+    assign(&shared, NEW, Some(0));
     table.add(BLOCKS[1], 0);
     reader.join().unwrap();
 }
 
-/// The middle of three blocks leaves and comes back. At no moment are two held from the root.
-pub(crate) fn hole() {
+/// The middle of three blocks is removed and comes back. At no moment are exactly two blocks held from the root.
+pub(crate) fn gap() {
     let shared = Arc::new(Shared::default());
-    let mut table = Table::new(shared.shards.clone());
-    name(&shared, OLD, Some(0));
+    let mut table = TableWriter::new(shared.shards.clone());
+    assign(&shared, OLD, Some(0));
     for block in BLOCKS {
         table.add(block, 0);
     }
-    let reader = look(&shared, 3, |old, _| assert_ne!(old, 2, "one or three were held"));
-    let names = shared.names.load();
-    let holes = names.count_of_holes(0).unwrap();
-    holes.fetch_add(1, Ordering::Release);
+    let reader = look_up(&shared, 3, |old, _| assert_ne!(old, 2, "one or three were held"));
+    let directory = shared.directory.load();
+    let gaps = directory.gaps(0).unwrap();
+    gaps.fetch_add(1, Ordering::Release);
     table.release(BLOCKS[1], 0);
-    let later = look(&shared, 3, |old, _| assert_eq!(old, 1, "what lies behind the hole does not count"));
+    let later = look_up(&shared, 3, |old, _| assert_eq!(old, 1, "blocks behind the gap do not count"));
     later.join().unwrap();
     table.add(BLOCKS[1], 0);
-    holes.fetch_sub(1, Ordering::Release);
+    gaps.fetch_sub(1, Ordering::Release);
     reader.join().unwrap();
 }

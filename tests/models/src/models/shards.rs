@@ -1,7 +1,9 @@
-//! The block table: blocks that several hold are in lists, whose places go from one block to another.
+//! The block table. Blocks with several holders have lists, and the index of a list passes from one block to another.
 
-use super::shards::{Shards, Table};
-use crate::{id::BlockHash, stand_in::sync::Arc};
+use std::sync::Arc;
+
+use super::shards::{Shards, TableWriter};
+use crate::id::BlockHash;
 
 const ONE: BlockHash = BlockHash(10);
 const OTHER: BlockHash = BlockHash(11);
@@ -14,39 +16,39 @@ enum Step {
 
 use Step::{Add, Release};
 
-/// A look at a block: whom it has to find, and whom it may.
-type Look = (BlockHash, &'static [u32], &'static [u32]);
+/// A lookup of a block: the holders that it has to find, and those that it may find.
+type Lookup = (BlockHash, &'static [u32], &'static [u32]);
 
-fn run(before: &[Step], steps: &'static [Step], looks: [&'static [Look]; 2], last: [&[u32]; 2]) {
+fn run(before: &[Step], steps: &'static [Step], lookups: [&'static [Lookup]; 2], last: [&[u32]; 2]) {
     let shards = Arc::new(Shards::default());
-    let mut table = Table::new(shards.clone());
+    let mut table = TableWriter::new(shards.clone());
     let mut step = |step: &Step| match *step {
-        Add(block, slot) => drop(table.add(block, slot)),
-        Release(block, slot) => drop(table.release(block, slot)),
+        Add(block, holder) => drop(table.add(block, holder)),
+        Release(block, holder) => drop(table.release(block, holder)),
     };
     before.iter().for_each(&mut step);
-    let readers = looks.map(|looks| {
+    let readers = lookups.map(|lookups| {
         let shards = shards.clone();
         loom::thread::spawn(move || {
-            for (block, must, may) in looks {
+            for (block, must, may) in lookups {
                 let found = holders(&shards, *block);
-                assert!(must.iter().all(|slot| found.contains(slot)), "a holder was not found: {found:?}");
-                assert!(found.iter().all(|slot| may.contains(slot)), "another block's holder: {found:?}");
+                assert!(must.iter().all(|holder| found.contains(holder)), "a holder was not found: {found:?}");
+                assert!(found.iter().all(|holder| may.contains(holder)), "another block's holder: {found:?}");
             }
         })
     });
     steps.iter().for_each(step);
     readers.into_iter().for_each(|reader| reader.join().unwrap());
-    assert_eq!([ONE, OTHER].map(|block| holders(&shards, block)), last, "who holds them in the end");
+    assert_eq!([ONE, OTHER].map(|block| holders(&shards, block)), last, "the holders in the end");
 }
 
 fn holders(shards: &Shards, block: BlockHash) -> Vec<u32> {
     let mut found = Vec::new();
-    shards.holders(block, |slot| found.push(slot));
+    shards.for_each_holder(block, |holder| found.push(holder));
     found
 }
 
-/// A block's list goes, and its place becomes another's.
+/// The list of a block is freed, and another block gets its index.
 pub(crate) fn lists() {
     run(
         &[Add(ONE, 1), Add(ONE, 2), Add(OTHER, 3)],
@@ -56,7 +58,7 @@ pub(crate) fn lists() {
     );
 }
 
-/// Holders change while the block is held by somebody.
+/// Holders change while the block always has at least one.
 pub(crate) fn hands_over() {
     run(
         &[Add(ONE, 1)],
@@ -66,7 +68,7 @@ pub(crate) fn hands_over() {
     );
 }
 
-/// Blocks come until the table is written anew.
+/// Blocks are added until the map is rebuilt.
 pub(crate) fn grows() {
     run(
         &[Add(ONE, 1), Add(BlockHash(12), 1), Add(BlockHash(13), 1)],

@@ -1,15 +1,14 @@
-//! The epoch's clock: a guest that runs is ticked for, however it meets the clock's falling asleep.
+//! The epoch's clock: a guest that starts while the clock falls asleep still gets its ticks.
+
+use std::sync::Arc;
 
 use super::ticker::Ticker;
-use crate::stand_in::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use crate::loom_types::atomic::{AtomicUsize, Ordering};
 
-/// Guests come while the clock falls asleep; each stays until a tick was made for it.
+/// Starts guests while the clock falls asleep. Each runs until it has seen a tick.
 fn run(guests: usize) {
     let ticker = Arc::new(Ticker::default());
-    // A bit for each guest that waits, and higher up one for each that had its tick.
+    // One bit for each guest that waits, and above them one bit for each guest that has seen its tick.
     let (state, all) = (Arc::new(AtomicUsize::new(0)), ((1 << guests) - 1) << guests);
     let ticked = Arc::new((0..guests).map(|_| loom::sync::Notify::new()).collect::<Vec<_>>());
     let clock = {
@@ -28,24 +27,24 @@ fn run(guests: usize) {
         loom::thread::spawn(move || {
             let _running = ticker.running();
             state.fetch_or(1 << guest, Ordering::AcqRel);
-            // A clock that slept on would leave nobody to be run: the checker calls it a deadlock.
+            // If the clock stayed asleep, no thread could run, which the checker reports as a deadlock.
             ticked[guest].wait();
             state.fetch_or(1 << (guest + guests), Ordering::AcqRel);
         })
     });
     let guests: Vec<_> = guests.collect();
     guests.into_iter().for_each(|guest| guest.join().unwrap());
-    // The clock ends with its next tick, which nobody waits for but this.
+    // Wake the clock once more, so that it notices the end.
     let _running = ticker.running();
     clock.join().unwrap();
 }
 
-/// One guest.
+/// Checks one guest.
 pub(crate) fn wakes() {
     run(1);
 }
 
-/// Two, who may meet.
+/// Checks two guests that may start at the same time.
 pub(crate) fn wakes_for_two() {
     run(2);
 }

@@ -1,6 +1,6 @@
-//! What containers really take from the system's allocator, so that the byte budget is one of resident memory.
+//! Heap memory of containers as the allocator counts it, so that the byte budget bounds resident memory.
 
-/// Bytes that an allocation of so many bytes takes: a header, steps of 16 bytes, and whole pages where it is large.
+/// Returns what an allocation of `bytes` takes: a header, steps of 16 bytes, and whole pages for large ones.
 pub(super) const fn heap(bytes: usize) -> usize {
     const LARGE: usize = 128 * 1024;
     const PAGE: usize = 4_096;
@@ -12,21 +12,21 @@ pub(super) const fn heap(bytes: usize) -> usize {
     }
 }
 
-/// Makes room for `more` items, and a quarter of those there are: doubling would take twice what is needed.
-pub(super) fn room<T>(items: &mut Vec<T>, more: usize) {
+/// Reserves space for `more` items, growing by a quarter at least. Doubling would take up to twice what is needed.
+pub(super) fn reserve<T>(items: &mut Vec<T>, more: usize) {
     if items.capacity() - items.len() < more {
         items.reserve_exact(more.max(items.len() / 4));
     }
 }
 
-/// Gives back the room of items that left, once it is more than a quarter.
-pub(super) fn fit<T>(items: &mut Vec<T>) {
+/// Frees unused capacity once it exceeds a quarter of the length.
+pub(super) fn shrink<T>(items: &mut Vec<T>) {
     if items.capacity() > items.len() + items.len() / 4 + 4 {
         items.shrink_to_fit();
     }
 }
 
-/// The difference, for counters that go up and down.
+/// Returns `after - before`, for counters that go up and down.
 pub(super) fn difference(after: usize, before: usize) -> i64 {
     i64::try_from(after).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX)
 }

@@ -12,8 +12,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Batch, FeedConfig, FeedCounters, Sink, run};
 use crate::{
+    events::{Batch, FeedConfig, FeedCounters, Sink, run},
     id::{DpRank, WorkerId},
     index::PrefixIndex,
     registry::Registry,

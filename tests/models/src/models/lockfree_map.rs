@@ -1,7 +1,9 @@
-//! One writer, two readers of a table. All keys share a home, and a value tells its key and how new it is.
+//! The lock-free map: one writer and two readers. All keys share a home. A value contains its key and a number that rises.
 
-use super::cells::Owner;
-use crate::stand_in::{ArcSwap, sync::Arc};
+use std::sync::Arc;
+
+use super::lockfree_map::MapWriter;
+use crate::loom_types::ArcSwap;
 
 /// Keys that come and go, and one that stays.
 const A: u64 = 11;
@@ -22,23 +24,23 @@ fn value(key: u64, number: u64) -> u64 {
     key << 32 | number
 }
 
-/// The writer's steps, beside readers who look for keys one after another.
-fn run(before: &[Step], steps: &'static [Step], looks: [&'static [u64]; 2]) {
-    let mut owner = Owner::default();
+/// Runs the writer's steps beside two readers, each of which looks up keys one after another.
+fn run(before: &[Step], steps: &'static [Step], lookups: [&'static [u64]; 2]) {
+    let mut writer = MapWriter::default();
     let published = Arc::new(ArcSwap::default());
-    let step = |owner: &mut Owner, step: &Step| match *step {
-        Set(key, number) => owner.set(key, value(key, number)),
-        Remove(key) => owner.remove(key),
+    let step = |writer: &mut MapWriter, step: &Step| match *step {
+        Set(key, number) => writer.set(key, value(key, number)),
+        Remove(key) => writer.remove(key),
     };
     for one in before {
-        step(&mut owner, one);
+        step(&mut writer, one);
     }
-    published.store(owner.cells().clone());
-    let readers = looks.map(|looks| {
+    published.store(writer.map().clone());
+    let readers = lookups.map(|lookups| {
         let published = published.clone();
         loom::thread::spawn(move || {
             let mut newest = [0; 16];
-            for key in looks {
+            for key in lookups {
                 let found = published.load().find(*key);
                 assert!(found.is_some() || *key != STAYS, "a key that is held was not found");
                 let Some(found) = found else { continue };
@@ -51,8 +53,8 @@ fn run(before: &[Step], steps: &'static [Step], looks: [&'static [u64]; 2]) {
         })
     });
     for one in steps {
-        if step(&mut owner, one) {
-            published.store(owner.cells().clone());
+        if step(&mut writer, one) {
+            published.store(writer.map().clone());
         }
     }
     readers.into_iter().for_each(|reader| reader.join().unwrap());
@@ -66,7 +68,7 @@ fn run(before: &[Step], steps: &'static [Step], looks: [&'static [u64]; 2]) {
     }
 }
 
-/// A key leaves, lends its cell to another, and comes back.
+/// A key is removed, another key takes its cell and is removed, and the first comes back.
 pub(crate) fn comes_back() {
     run(
         &[Set(A, 1), Set(STAYS, 1)],
@@ -75,12 +77,12 @@ pub(crate) fn comes_back() {
     );
 }
 
-/// The same where nothing lies behind: cells are emptied in between.
+/// The same with no key behind them, so that cells are swept in between.
 pub(crate) fn swept() {
     run(&[Set(STAYS, 1), Set(A, 1)], &[Remove(A), Set(B, 2), Remove(B), Set(A, 3)], [&[A], &[STAYS]]);
 }
 
-/// A key leaves before one that stays, and another takes its cell.
+/// A key that lies before one that stays is removed, and another takes its cell.
 pub(crate) fn leaves() {
     run(&[Set(A, 1), Set(STAYS, 1)], &[Remove(A), Set(B, 2)], [&[STAYS], &[B, STAYS]]);
 }
@@ -90,7 +92,7 @@ pub(crate) fn changes() {
     run(&[Set(STAYS, 1), Set(A, 1)], &[Set(STAYS, 2), Set(A, 2), Set(STAYS, 3)], [&[STAYS, STAYS], &[A, STAYS]]);
 }
 
-/// The table is written anew, for there are too many, and the old cells are of no more use.
+/// Too many keys: the map is rebuilt.
 pub(crate) fn grows() {
     run(
         &[Set(A, 1), Set(STAYS, 1), Set(B, 1)],
@@ -99,7 +101,7 @@ pub(crate) fn grows() {
     );
 }
 
-/// The last key leaves, and one comes into a table of no cells.
+/// The last key is removed, and another is set in a map without cells.
 pub(crate) fn empties() {
     run(&[Set(A, 1)], &[Remove(A), Set(B, 2), Remove(B), Set(A, 3)], [&[A], &[B]]);
 }

@@ -1,0 +1,143 @@
+//! The writer's candidates: their holders, and what each is known by (recorded decisions, or events of its engine).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::Ordering},
+};
+
+use super::{
+    Candidate, Shared,
+    engine_cache::{EngineCache, TierHolder},
+    holders::{HolderDirectory, tier_index},
+};
+use crate::{
+    events::Tier,
+    id::{DpRank, WorkerId},
+};
+
+/// State of one candidate.
+#[derive(Debug, Default)]
+pub(super) struct CandidateState {
+    /// By tier.
+    pub(super) holders: [Option<TierHolder>; 3],
+    /// The engine's event feed is connected: decisions are not recorded.
+    pub(super) live: bool,
+    /// Content of the engine's cache according to its events.
+    pub(super) cache: Option<EngineCache>,
+}
+
+/// All candidates of the index.
+#[derive(Debug)]
+pub(super) struct Candidates {
+    shared: Arc<Shared>,
+    states: BTreeMap<Candidate, CandidateState>,
+    /// By holder: its candidate, and its number of live records.
+    assigned: Vec<Option<(Candidate, u32)>>,
+    /// Unassigned holders below the last assigned one.
+    free: BTreeSet<u32>,
+}
+
+impl Candidates {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, states: BTreeMap::new(), assigned: Vec::new(), free: BTreeSet::new() }
+    }
+
+    pub(super) fn get(&self, candidate: Candidate) -> Option<&CandidateState> {
+        self.states.get(&candidate)
+    }
+
+    pub(super) fn get_mut(&mut self, candidate: Candidate) -> Option<&mut CandidateState> {
+        self.states.get_mut(&candidate)
+    }
+
+    /// Returns the state of a candidate; creates it if it is new.
+    pub(super) fn get_or_insert(&mut self, candidate: Candidate) -> &mut CandidateState {
+        self.states.entry(candidate).or_default()
+    }
+
+    /// Returns the candidates of a worker.
+    pub(super) fn of_worker(&self, worker: WorkerId) -> Vec<Candidate> {
+        let all = (worker, DpRank(0))..=(worker, DpRank(u32::MAX));
+        self.states.range(all).map(|(candidate, _)| *candidate).collect()
+    }
+
+    /// Returns the holder of a candidate's tier. A new one is published before any of its blocks is added.
+    pub(super) fn holder(&mut self, candidate: Candidate, tier: Tier) -> Option<TierHolder> {
+        let known = self
+            .states
+            .get(&candidate)
+            .and_then(|state| state.holders.get(tier_index(tier)).cloned().flatten());
+        if known.is_some() {
+            return known;
+        }
+        let holder = self.free.pop_first().unwrap_or_else(|| {
+            self.assigned.push(None);
+            u32::try_from(self.assigned.len() - 1).unwrap_or(u32::MAX)
+        });
+        if let Some(assigned) = self.assigned.get_mut(holder as usize) {
+            *assigned = Some((candidate, 0));
+        }
+        self.publish(candidate, tier, Some(holder));
+        let holder = TierHolder { holder, gaps: self.shared.directory.load().gap_counter(holder)? };
+        if let Some(of_tier) = self.get_or_insert(candidate).holders.get_mut(tier_index(tier)) {
+            *of_tier = Some(holder.clone());
+        }
+        Some(holder)
+    }
+
+    /// Adds to the number of a holder's records. A candidate without records may lose its holders.
+    pub(super) fn count_records(&mut self, holder: u32, by: i32) {
+        let Some(Some((candidate, records))) = self.assigned.get_mut(holder as usize) else { return };
+        *records = records.saturating_add_signed(by);
+        if *records == 0 {
+            let candidate = *candidate;
+            self.release_unused(candidate);
+        }
+    }
+
+    /// Returns the number of live records of a holder.
+    pub(super) fn records(&self, holder: u32) -> u32 {
+        self.assigned.get(holder as usize).copied().flatten().map_or(0, |(_, records)| records)
+    }
+
+    /// Releases the holders of a candidate without records or events, and then its state. Decisions may be recorded after
+    /// their worker left; without this, nothing would ever remove the state that they create.
+    pub(super) fn release_unused(&mut self, candidate: Candidate) {
+        let Some(state) = self.states.get(&candidate) else { return };
+        if state.cache.is_some() {
+            return;
+        }
+        let holders = state.holders.clone();
+        for (tier, holder) in [Tier::Device, Tier::Host, Tier::Disk].into_iter().zip(holders) {
+            let Some(holder) = holder.filter(|holder| self.records(holder.holder) == 0) else { continue };
+            if let Some(of_tier) = self.get_or_insert(candidate).holders.get_mut(tier_index(tier)) {
+                *of_tier = None;
+            }
+            self.release(holder.holder);
+            self.publish(candidate, tier, None);
+        }
+        let unused = |state: &CandidateState| !state.live && state.holders.iter().all(Option::is_none);
+        if self.states.get(&candidate).is_some_and(unused) {
+            self.states.remove(&candidate);
+        }
+    }
+
+    fn release(&mut self, holder: u32) {
+        if let Some(assigned) = self.assigned.get_mut(holder as usize) {
+            *assigned = None;
+        }
+        self.free.insert(holder);
+        while let Some(None) = self.assigned.last() {
+            self.assigned.pop();
+            self.free.remove(&u32::try_from(self.assigned.len()).unwrap_or(u32::MAX));
+        }
+    }
+
+    fn publish(&self, candidate: Candidate, tier: Tier, holder: Option<u32>) {
+        let mut directory = HolderDirectory::clone(&self.shared.directory.load());
+        directory.set(candidate, tier, holder, self.assigned.len());
+        self.shared.directory.store(Arc::new(directory));
+        let holders = self.assigned.len() - self.free.len();
+        self.shared.counters.holders.store(holders as u64, Ordering::Relaxed);
+    }
+}

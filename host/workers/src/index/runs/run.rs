@@ -1,0 +1,115 @@
+//! One run: a sequence of blocks, each the parent of the next, and the branches to other runs.
+
+#![expect(clippy::indexing_slicing, reason = "indexes that a search just found")]
+
+use super::{
+    super::{
+        block_positions::Position,
+        memory::{heap, reserve, shrink},
+    },
+    Counts,
+};
+use crate::id::BlockHash;
+
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// The block that precedes the first one.
+    pub(super) parent: Option<Position>,
+    /// Seed of our local hashes.
+    pub(super) seed: u64,
+    /// Number of our hashes for each block; 0 if this is not a run but an unused index.
+    pub(super) step: u32,
+    pub(super) born: u32,
+    /// The run has an entry in the eviction queue.
+    pub(super) queued: bool,
+    /// An event named the run since it was queued.
+    pub(super) used: bool,
+    pub(super) blocks: Vec<Block>,
+    pub(super) our_hashes: Vec<BlockHash>,
+    /// Sorted by `at`.
+    pub(super) branches: Vec<Branch>,
+}
+
+#[derive(Debug)]
+pub(super) struct Block {
+    /// The engine's hash.
+    pub(super) engine: u64,
+    pub(super) stored: Counts,
+}
+
+/// A block that other runs follow.
+#[derive(Debug)]
+pub(super) struct Branch {
+    at: u32,
+    /// Number of runs that follow.
+    runs: u32,
+    /// Number of them whose first block is stored, by tier.
+    pub(super) stored: [u32; 3],
+}
+
+impl Run {
+    /// Returns the bytes that the run takes on the heap.
+    pub(super) fn bytes(&self) -> usize {
+        heap(self.blocks.capacity() * size_of::<Block>())
+            + heap(self.our_hashes.capacity() * size_of::<BlockHash>())
+            + heap(self.branches.capacity() * size_of::<Branch>())
+    }
+
+    /// Appends a block and returns its index. Reserves space for `more` blocks.
+    pub(super) fn push(
+        &mut self,
+        engine: u64,
+        more: usize,
+        add_hashes: impl FnOnce(&mut Vec<BlockHash>),
+    ) -> u32 {
+        reserve(&mut self.blocks, more);
+        reserve(&mut self.our_hashes, more * self.step as usize);
+        add_hashes(&mut self.our_hashes);
+        self.blocks.push(Block { engine, stored: [0; 3] });
+        u32::try_from(self.blocks.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn shrink(&mut self) {
+        shrink(&mut self.blocks);
+        shrink(&mut self.our_hashes);
+    }
+
+    /// Returns whether a block is the last one and no run follows it.
+    pub(super) fn ends_at(&self, at: u32) -> bool {
+        at as usize + 1 == self.blocks.len() && self.branch(at).is_none()
+    }
+
+    pub(super) fn branch(&self, at: u32) -> Option<&Branch> {
+        self.branches.get(self.find_branch(at).ok()?)
+    }
+
+    pub(super) fn branch_mut(&mut self, at: u32) -> Option<&mut Branch> {
+        let found = self.find_branch(at).ok()?;
+        self.branches.get_mut(found)
+    }
+
+    /// Counts a run that starts after block `at`.
+    pub(super) fn add_branch(&mut self, at: u32) {
+        match self.find_branch(at) {
+            Ok(found) => self.branches[found].runs += 1,
+            Err(free) => {
+                reserve(&mut self.branches, 1);
+                self.branches.insert(free, Branch { at, runs: 1, stored: [0; 3] });
+            }
+        }
+    }
+
+    /// Reverts [`Run::add_branch`].
+    pub(super) fn remove_branch(&mut self, at: u32) {
+        let Ok(found) = self.find_branch(at) else { return };
+        self.branches[found].runs -= 1;
+        if self.branches[found].runs == 0 {
+            self.branches.remove(found);
+            shrink(&mut self.branches);
+        }
+    }
+
+    fn find_branch(&self, at: u32) -> Result<usize, usize> {
+        self.branches.binary_search_by_key(&at, |branch| branch.at)
+    }
+}

@@ -1,0 +1,33 @@
+//! What lookups, the writer and metrics share.
+
+use std::sync::Arc;
+
+use super::{holders::HolderDirectory, shards::Shards};
+use crate::{
+    id::{DpRank, WorkerId},
+    sync::{ArcSwap, atomic::AtomicU64},
+};
+
+/// A worker and one of its ranks.
+pub(super) type Candidate = (WorkerId, DpRank);
+
+/// State that the writer publishes to lookups.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) shards: Arc<Shards>,
+    pub(super) directory: ArcSwap<HolderDirectory>,
+    pub(super) counters: Counters,
+}
+
+/// The counters behind [`super::IndexStats`].
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) blocks: AtomicU64,
+    pub(super) records: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) evicted: AtomicU64,
+    pub(super) expired: AtomicU64,
+    pub(super) dropped: AtomicU64,
+    pub(super) orphans: AtomicU64,
+    pub(super) holders: AtomicU64,
+}
