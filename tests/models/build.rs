@@ -1,8 +1,9 @@
-//! Assembles the modules that `src/main.rs` includes: the host's own files, and for every flaw the same files with one
-//! rule broken.
+//! Assembles the modules that `src/main.rs` includes: the host's own files, and for every flaw the same files
+//! with one rule broken.
 //!
-//! The host's files are compiled from where they are, with `cfg(loom)`; their `crate::sync` then gives them loom's types.
-//! Only a flaw is a text: one file of the host with one change, written to `OUT_DIR`. The host itself has no hooks for them.
+//! The host's files are compiled from where they are, with `cfg(loom)`; their `crate::sync` then gives them
+//! loom's types. Only a flaw is a text: one file of the host with one change, written to `OUT_DIR`. The host
+//! itself has no hooks for them.
 
 use std::{env, fmt::Write as _, fs, path::Path};
 

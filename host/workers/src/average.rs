@@ -1,13 +1,15 @@
-//! Exponentially weighted moving averages in one atomic word each: written at the end of legs, read as facts.
+//! Exponentially weighted moving averages, each in one atomic integer. Legs update them at their end;
+//! decisions read them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Moving average with weight 1/8 for the newest value; 0 means nothing seen.
+/// Moving average that gives the newest value a weight of 1/8. 0 means that no value was observed.
 #[derive(Debug, Default)]
 pub(crate) struct Average(AtomicU32);
 
 impl Average {
-    /// Takes one value. The first is taken whole; a value of 0 counts as 1, because 0 means "nothing seen".
+    /// Adds a value. The first one becomes the average. A value of 0 counts as 1, because 0 means "none
+    /// observed".
     pub(crate) fn observe(&self, value: u32) {
         let value = value.max(1);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
@@ -16,7 +18,7 @@ impl Average {
         });
     }
 
-    /// Takes one share in parts per million; here 0 is a value like any other.
+    /// Adds a fraction in parts per million. Here 0 is an ordinary value, and the average starts at 0.
     pub(crate) fn observe_share(&self, ppm: u32) {
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
             u32::try_from((u64::from(old) * 7 + u64::from(ppm)) / 8).ok()

@@ -1,4 +1,4 @@
-//! Maps by block hash, which is a hash already: it is not hashed again.
+//! Hash maps by block hash. The hash is used as it is.
 
 use std::{
     collections::HashMap,
@@ -7,16 +7,16 @@ use std::{
 
 use crate::id::BlockHash;
 
-/// A map by block hash.
-pub(crate) type BlockMap<V> = HashMap<BlockHash, V, BuildHasherDefault<AsItIs>>;
+/// A hash map by block hash.
+pub(crate) type BlockMap<V> = HashMap<BlockHash, V, BuildHasherDefault<IdentityHasher>>;
 
-/// Block hashes are hashes already.
+/// A hasher that returns its input.
 #[derive(Debug, Default)]
-pub(crate) struct AsItIs(u64);
+pub(crate) struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn write(&mut self, bytes: &[u8]) {
-        // Not used for u64 keys; any mixing will do.
+        // Not called for u64 keys.
         self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
     }
 

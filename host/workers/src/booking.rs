@@ -1,7 +1,7 @@
-//! Bookings: the load a decision puts on a candidate from selection until the stream ends (spec F4).
+//! Bookings: the load that a decision puts on a candidate, from its selection until the stream ends [F4].
 //!
-//! Counts are released by dropping the [`Booking`], exactly once on every path. Blocks are a tree of sequence hashes
-//! (`booked`) behind a short lock that only bookings on the same rank share.
+//! Dropping the [`Booking`] releases it, exactly once on every path. Booked blocks are a tree of sequence
+//! hashes (`booked`) behind a short lock that only bookings on the same rank share.
 
 use std::{
     sync::{
@@ -19,38 +19,38 @@ mod booked;
 
 use booked::Booked;
 
-/// What a decision books.
+/// Load that a decision books.
 #[derive(Clone, Debug)]
 pub struct BookingRequest {
-    /// The leg booked for.
+    /// Leg of the request.
     pub leg: Leg,
-    /// Prompt tokens, ISL.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Prompt tokens that are not cached where the leg runs.
+    /// Number of prompt tokens that are not cached on the candidate.
     pub new_prefill_tokens: u32,
-    /// The prompt's prefix.
+    /// Prefix of the prompt.
     pub prefix: Prefix,
-    /// Blocks the prompt fills, the last one counted whole.
+    /// Number of blocks of the prompt, including a partial last one.
     pub total_prompt_blocks: u32,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_size: u32,
-    /// Expected output tokens.
+    /// Expected number of output tokens.
     pub expected_output_tokens: Option<u32>,
-    /// Whether equal blocks booked here count once.
+    /// Whether equal blocks of several bookings count once.
     pub assume_kv_reuse: bool,
-    /// Whether its prefill tokens count as load.
+    /// Whether prefill tokens count as load.
     pub track_prefill_tokens: bool,
 }
 
-/// What is booked on one rank of a worker.
+/// Load booked on one rank of a worker.
 #[derive(Debug, Default)]
 pub struct RankLoad {
     requests: AtomicU32,
     prefill_tokens: AtomicU32,
-    /// Blocks that no hash names, in 1/1,000 of a block: partial prompt blocks, output blocks, blocks booked without
-    /// reuse. Signed, because adds and releases of different bookings interleave.
+    /// Thousandths of blocks without a hash: partial prompt blocks, output blocks, blocks booked without
+    /// reuse. Signed, because additions and releases of different bookings interleave.
     unnamed_millis: AtomicI64,
-    /// Distinct named blocks.
+    /// Number of distinct blocks with a hash.
     named: AtomicU32,
     blocks: Mutex<Booked>,
     ttft: Average,
@@ -62,7 +62,7 @@ pub struct RankLoad {
 #[derive(Debug)]
 pub struct Booking {
     load: Arc<RankLoad>,
-    /// Named blocks to give back.
+    /// Blocks with a hash, to be released.
     blocks: Option<Prefix>,
     unnamed_millis: i64,
     prefill_tokens: u32,
@@ -75,19 +75,19 @@ pub struct Booking {
 const MILLIS: i64 = 1_000;
 
 impl RankLoad {
-    /// Requests booked here.
+    /// Returns the number of booked requests.
     #[must_use]
     pub fn active_requests(&self) -> u32 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Prompt tokens booked here whose prefill has not completed.
+    /// Returns the number of prompt tokens whose prefill has not completed.
     #[must_use]
     pub fn active_prefill_tokens(&self) -> u32 {
         self.prefill_tokens.load(Ordering::Relaxed)
     }
 
-    /// Blocks booked here.
+    /// Returns the number of booked blocks.
     #[must_use]
     pub fn decode_blocks(&self) -> u32 {
         let unnamed = self.unnamed_millis.load(Ordering::Relaxed).max(0);
@@ -95,7 +95,8 @@ impl RankLoad {
         self.named.load(Ordering::Relaxed).saturating_add(unnamed)
     }
 
-    /// Blocks booked here once a request with these blocks is admitted: a shared prefix counts once (spec G).
+    /// Returns the number of booked blocks if a request with these blocks were added. A shared prefix counts
+    /// once [G].
     #[must_use]
     pub fn blocks_after_admission(&self, prefix: &Prefix, total: u32, assume_kv_reuse: bool) -> u32 {
         let shared = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {
@@ -107,34 +108,34 @@ impl RankLoad {
         self.decode_blocks().saturating_add(new)
     }
 
-    /// Takes a time to first token.
+    /// Adds a time to first token.
     pub fn observe_ttft(&self, ttft: Duration) {
         self.ttft.observe(micros(ttft));
     }
 
-    /// Takes a mean inter-token latency.
+    /// Adds a request's mean inter-token latency.
     pub fn observe_itl(&self, itl: Duration) {
         self.itl.observe(micros(itl));
     }
 
-    /// Takes how a leg ended.
+    /// Adds the outcome of a leg.
     pub fn observe_outcome(&self, ok: bool) {
         self.errors.observe_share(if ok { 0 } else { 1_000_000 });
     }
 
-    /// Moving average of time to first token, microseconds; 0: none seen.
+    /// Returns the moving average of the time to first token in microseconds; 0 if there was none.
     #[must_use]
     pub fn ttft_ewma_us(&self) -> u32 {
         self.ttft.get()
     }
 
-    /// Moving average of inter-token latency, microseconds; 0: none seen.
+    /// Returns the moving average of the inter-token latency in microseconds; 0 if there was none.
     #[must_use]
     pub fn itl_ewma_us(&self) -> u32 {
         self.itl.get()
     }
 
-    /// Moving share of legs that failed, parts per million.
+    /// Returns the moving average of the fraction of failed legs, in parts per million.
     #[must_use]
     pub fn error_ppm(&self) -> u32 {
         self.errors.get()
@@ -179,13 +180,13 @@ impl Booking {
         }
     }
 
-    /// Where it is booked.
+    /// Returns the load of the booking's rank.
     #[must_use]
     pub fn load(&self) -> &RankLoad {
         &self.load
     }
 
-    /// The prefill of this request is complete: its tokens are no load any more. Further calls change nothing.
+    /// Releases the prefill tokens, because the request's prefill is complete. Further calls change nothing.
     pub fn prefill_done(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         if tokens > 0 {
@@ -193,9 +194,10 @@ impl Booking {
         }
     }
 
-    /// The request has put out this many tokens in all; `true` when that began a new block.
+    /// Sets the number of output tokens so far (`osl`). Returns true if that began a new block.
     ///
-    /// A new block weighs `max(0, 1 - OSL / expected)`: near its expected end a request soon gives its blocks back.
+    /// A new block counts `max(0, 1 - osl / expected)`: near its expected end, a request will soon release
+    /// its blocks.
     pub fn output_tokens(&mut self, osl: u32) -> bool {
         let reached = self.prompt_tokens.saturating_add(osl).div_ceil(self.block_size);
         if reached <= self.reached_blocks {
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn f4_output_blocks_grow_with_the_weight_of_what_is_left() {
+    fn f4_output_blocks_count_less_towards_the_expected_end() {
         let load = Arc::new(RankLoad::default());
         let mut booking = Booking::new(
             load.clone(),
@@ -289,14 +291,14 @@ mod tests {
         );
         assert!(booking.output_tokens(1));
         assert!(!booking.output_tokens(16));
-        // Block 2 began at OSL 1: weight 1 - 1/32; block 3 at OSL 17: 1 - 17/32. Together 1.437 blocks.
+        // Block 2 began at token 1 and counts 1 - 1/32; block 3 began at token 17 and counts 1 - 17/32.
         assert!(booking.output_tokens(17));
         assert_eq!(load.unnamed_millis.load(Ordering::Relaxed), 969 + 469);
         assert!(booking.output_tokens(400));
         assert_eq!(
             load.unnamed_millis.load(Ordering::Relaxed),
             969 + 469,
-            "past its expectation nothing is added"
+            "beyond the expected end nothing is added"
         );
     }
 

@@ -45,8 +45,8 @@ pub enum AfterPause {
 }
 
 impl BreakerRules {
-    /// Passive health of a worker. Pauses last 500 ms to 16 s. Probation lets all requests through because a request
-    /// that fails on one worker is retried on another.
+    /// Passive health of a worker. Pauses last 500 ms to 16 s. Probation lets all requests through because a
+    /// request that fails on one worker is retried on another.
     pub const WORKER: Self = Self {
         consecutive_failures: 5,
         failure_rate: None,
@@ -71,8 +71,8 @@ impl BreakerRules {
 
 /// A breaker. Closed until failures open it; a success closes it.
 ///
-/// Threads report outcomes without a lock. Racing outcomes may lose a count, which shifts an opening by one failure or
-/// changes the length of a pause; they never leave the breaker open after a later success.
+/// Threads report outcomes without a lock. Racing outcomes may lose a count, which shifts an opening by one
+/// failure or changes the length of a pause; they never leave the breaker open after a later success.
 #[derive(Debug)]
 pub struct Breaker {
     rules: BreakerRules,
@@ -103,8 +103,8 @@ impl Breaker {
         }
     }
 
-    /// Returns whether a call may be made now. With [`AfterPause::OneTrial`], exactly one caller gets `true` after a
-    /// pause, and the next pause begins.
+    /// Returns whether a call may be made now. With [`AfterPause::OneTrial`], exactly one caller gets `true`
+    /// after a pause, and the next pause begins.
     #[must_use]
     pub fn try_call(&self) -> bool {
         let retry_at = self.retry_at_ms.load(Ordering::Acquire);
@@ -119,7 +119,8 @@ impl Breaker {
         self.retry_at_ms.compare_exchange(retry_at, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns whether the breaker is open and its pause has not ended. Unlike [`Breaker::try_call`] this claims nothing.
+    /// Returns whether the breaker is open and its pause has not ended. Unlike [`Breaker::try_call`] this
+    /// claims nothing.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         let retry_at = self.retry_at_ms.load(Ordering::Acquire);
@@ -142,8 +143,8 @@ impl Breaker {
         }
     }
 
-    /// Counts a failure, which opens the breaker if its rules say so. `calls` is the number of calls so far; only
-    /// [`BreakerRules::failure_rate`] uses it.
+    /// Counts a failure, which opens the breaker if its rules say so. `calls` is the number of calls so far;
+    /// only [`BreakerRules::failure_rate`] uses it.
     pub fn record_failure(&self, calls: u64) {
         let too_many = self.count_failure() >= self.rules.consecutive_failures || self.rate_exceeded(calls);
         match self.rules.after_pause {
@@ -244,7 +245,8 @@ mod tests {
         assert!(!breaker.is_open() && breaker.try_call());
     }
 
-    /// Fails one of every `one_in` calls. Returns the number of calls made before the breaker opens, at most 10,000.
+    /// Fails one of every `one_in` calls. Returns the number of calls made before the breaker opens, at most
+    /// 10,000.
     fn opens_after(one_in: u64) -> Option<u64> {
         let breaker = Breaker::new(BreakerRules::POLICY);
         (1..=10_000_u64).find(|calls| {

@@ -1,8 +1,8 @@
-//! KV events: what an engine says about its cache, decoded, put in order and handed to a sink.
+//! KV events: an engine's reports about its cache, decoded, ordered and handed to a [`Sink`].
 //!
-//! Owns the wire (ZMQ, msgpack) and the rules of a broken sequence. A `Sink` takes what comes out; `feeds` has one for each
-//! worker and rank, which is the index.
-//! A lost or broken message costs the source's knowledge, never its truth (spec H6).
+//! Owns the wire format (ZMQ, msgpack) and the handling of gaps. A lost or malformed message makes the sink
+//! forget the source, so the sink may know too little but never something wrong [H6]. The crate's `feeds`
+//! connects the events of every worker and rank to the index.
 
 mod decode;
 mod feed;

@@ -1,4 +1,5 @@
-//! The feeds of every worker that has one, into the index; they come and go with the registry.
+//! Runs a feed of KV events into the index for every worker and rank that has an endpoint for them. Follows
+//! the registry.
 
 use std::{
     collections::BTreeMap,
@@ -21,18 +22,18 @@ use crate::{
     worker::Worker,
 };
 
-/// How long a feed waits for the index's writer before it offers a batch again.
-const BEHIND: Duration = Duration::from_millis(1);
+/// How long a feed waits before it sends a batch again that the index's full queue refused.
+const FULL_QUEUE_DELAY: Duration = Duration::from_millis(1);
 
-/// What can be told of one feed.
+/// State of one feed.
 #[derive(Clone, Debug)]
 pub struct FeedStatus {
-    /// Its counters.
+    /// The feed's counters.
     pub counters: Arc<FeedCounters>,
     live: Arc<AtomicBool>,
 }
 
-/// All feeds.
+/// All running feeds.
 #[derive(Debug, Default)]
 pub struct Feeds {
     running: Mutex<BTreeMap<(WorkerId, DpRank), FeedStatus>>,
@@ -46,7 +47,7 @@ struct IndexSink {
 }
 
 impl FeedStatus {
-    /// Whether the engine's own word is there; without it, its cache is guessed from decisions.
+    /// Returns whether the feed is connected and caught up. If not, the index learns from decisions instead.
     #[must_use]
     pub fn live(&self) -> bool {
         self.live.load(Ordering::Relaxed)
@@ -56,28 +57,29 @@ impl FeedStatus {
 impl Sink for IndexSink {
     fn apply(&self, batch: Batch) {
         let mut batch = batch;
-        // Back-pressure: the feed reads no further while the writer is behind. Feeds have a thread of their own.
+        // Back-pressure: the feed stops reading while the queue is full. Blocking is fine, feeds have their
+        // own thread.
         while let Err(returned) = self.index.events(self.worker, self.rank, batch) {
             batch = returned;
-            std::thread::sleep(BEHIND);
+            std::thread::sleep(FULL_QUEUE_DELAY);
         }
     }
 
     fn forget(&self, why: &'static str) {
-        tracing::info!(worker = %self.worker, rank = %self.rank, why, "the engine's KV events are forgotten");
+        tracing::info!(worker = %self.worker, rank = %self.rank, why, "kv events forgotten");
         self.index.forget(self.worker, self.rank);
     }
 
     fn live(&self, live: bool) {
         if self.live.swap(live, Ordering::Relaxed) != live {
-            tracing::info!(worker = %self.worker, rank = %self.rank, live, "KV events");
+            tracing::info!(worker = %self.worker, rank = %self.rank, live, "kv event feed changed");
         }
         self.index.set_live(self.worker, self.rank, live);
     }
 }
 
 impl Feeds {
-    /// Runs feeds until `stop`.
+    /// Runs the feeds until `stop` is cancelled.
     pub async fn run(
         self: Arc<Self>,
         registry: Arc<Registry>,
@@ -115,7 +117,7 @@ impl Feeds {
         tasks.wait().await;
     }
 
-    /// The feeds that run now.
+    /// Returns the running feeds.
     #[must_use]
     pub fn status(&self) -> Vec<((WorkerId, DpRank), FeedStatus)> {
         self.running.lock().iter().map(|(key, status)| (*key, status.clone())).collect()

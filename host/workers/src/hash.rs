@@ -1,7 +1,7 @@
-//! Block hashes (spec H1, H5): names for prefixes of a prompt that any component can compute alike.
+//! Block hashes: identifiers of prompt prefixes that engines, gateway and other tools compute alike [H1, H5].
 //!
-//! A *local* hash names the tokens of one full block; a *sequence* hash chains the local hashes up to a block and so names
-//! the block and everything before it.
+//! A *local* hash identifies the tokens of one full block. A *sequence* hash chains the local hashes up to a
+//! block, and so identifies the block and everything before it.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -10,33 +10,34 @@ use crate::id::BlockHash;
 /// Seed of every block hash.
 const SEED: u64 = 1337;
 
-/// What else decides whether two equal token blocks hold the same KV values.
+/// What beside the tokens determines the KV values of a block.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Salt<'a> {
-    /// LoRA adapter.
+    /// Name of the LoRA adapter.
     pub lora: Option<&'a str>,
     /// The request's cache salt.
     pub cache: Option<&'a str>,
 }
 
 impl Salt<'_> {
-    /// Seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` when present (wrapping). An
-    /// empty one is none.
+    /// Returns the seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` if
+    /// present, wrapping. An empty string counts as absent.
     pub(crate) fn seed(&self) -> u64 {
-        let given = |word: &&str| !word.is_empty();
+        let given = |text: &&str| !text.is_empty();
         let lora = self.lora.filter(given).map_or(0, |lora| xxh3_64(lora.as_bytes()));
         let cache = self.cache.filter(given).map_or(0, |cache| xxh3_64_with_seed(cache.as_bytes(), 1));
         SEED.wrapping_add(lora).wrapping_add(cache)
     }
 }
 
-/// Sequence hashes of the full blocks of `tokens`; a block is hashed as little-endian u32s.
+/// Returns the sequence hashes of the full blocks of `tokens`. A block is hashed as little-endian u32s.
 #[must_use]
 pub fn block_hashes(tokens: &[u32], block_size: usize, salt: &Salt<'_>) -> Vec<BlockHash> {
     multimodal_block_hashes(tokens, block_size, salt, &[])
 }
 
-/// As [`block_hashes`], with the hashes of the multimodal objects in each block: sorted, appended as little-endian u64s.
+/// Like [`block_hashes`], with the hashes of the multimodal objects in each block: sorted, and appended to
+/// the block's bytes as little-endian u64s.
 #[must_use]
 pub(crate) fn multimodal_block_hashes(
     tokens: &[u32],
@@ -63,8 +64,8 @@ pub(crate) fn multimodal_block_hashes(
         .collect()
 }
 
-/// Sequence hashes of the pieces of a prompt given as bytes (spec H5); a piece reaches from the end of the one before to
-/// its own end, and is named only when it is there whole.
+/// Returns the sequence hashes of the pieces of a prompt given as bytes [H5]. A piece reaches from the end of
+/// the previous one to its own; an incomplete last piece has no hash.
 #[must_use]
 pub(crate) fn byte_piece_hashes(
     bytes: &[u8],
@@ -82,8 +83,8 @@ pub(crate) fn byte_piece_hashes(
     .collect()
 }
 
-/// Adds to `out` the sequence hashes of the full blocks of `tokens`, which go on from a block whose sequence hash is
-/// `parent`. `bytes` may be used as room for a block.
+/// Appends to `out` the sequence hashes of the full blocks of `tokens`, which follow a block with the
+/// sequence hash `parent`. `bytes` is a reusable buffer for one block.
 pub(crate) fn extend(
     parent: Option<BlockHash>,
     tokens: &[u32],
@@ -96,7 +97,8 @@ pub(crate) fn extend(
     out.extend(tokens.chunks_exact(block_size.max(1)).map(|block| chain.next(local(block, seed, bytes))));
 }
 
-/// The local hash of a block without objects. Its tokens are hashed where they lie if memory is little-endian.
+/// Returns the local hash of a block without objects. On little-endian machines it hashes the tokens in
+/// place.
 fn local(block: &[u32], seed: u64, bytes: &mut Vec<u8>) -> u64 {
     if cfg!(target_endian = "little") {
         return xxh3_64_with_seed(bytemuck::cast_slice(block), seed);
@@ -105,7 +107,7 @@ fn local(block: &[u32], seed: u64, bytes: &mut Vec<u8>) -> u64 {
     xxh3_64_with_seed(bytes, seed)
 }
 
-/// Makes `bytes` the tokens of a block as little-endian u32s.
+/// Fills `bytes` with the tokens of a block as little-endian u32s.
 fn fill(bytes: &mut Vec<u8>, block: &[u32]) {
     bytes.resize(block.len() * 4, 0);
     for (four, token) in bytes.chunks_exact_mut(4).zip(block) {
@@ -113,7 +115,7 @@ fn fill(bytes: &mut Vec<u8>, block: &[u32]) {
     }
 }
 
-/// `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.
+/// Chains local hashes: `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.
 #[derive(Default)]
 struct Chain(Option<u64>);
 
@@ -141,8 +143,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn h1_hashes_are_those_of_an_independent_implementation() {
-        // Computed with Python's `xxhash` 3: xxh3_64_intdigest(struct.pack("<4I", …), seed=1337) and the chain.
+    fn h1_hashes_equal_those_of_an_independent_implementation() {
+        // Computed with Python's `xxhash` 3: xxh3_64_intdigest(struct.pack("<4I", …), seed=1337) and the
+        // chain.
         let tokens: Vec<u32> = (1..=9).collect();
         let plain = block_hashes(&tokens, 4, &Salt::default());
         assert_eq!(plain, PLAIN.map(BlockHash));
@@ -154,14 +157,14 @@ mod tests {
     const SALTED: [u64; 2] = [0x8937_aeb7_b940_9991, 0xf4d3_59dd_771f_b26f];
 
     #[test]
-    fn h1_an_empty_adapter_or_salt_is_none() {
+    fn h1_an_empty_adapter_or_salt_counts_as_absent() {
         let tokens: Vec<u32> = (1..=8).collect();
         let empty = Salt { lora: Some(""), cache: Some("") };
         assert_eq!(block_hashes(&tokens, 4, &empty), block_hashes(&tokens, 4, &Salt::default()));
     }
 
     #[test]
-    fn h1_multimodal_objects_count_by_block_whatever_their_order() {
+    fn h1_multimodal_objects_change_their_block_s_hash_in_any_order() {
         let tokens: Vec<u32> = (1..=8).collect();
         let of = |objects: &[Vec<u64>]| multimodal_block_hashes(&tokens, 4, &Salt::default(), objects);
         assert_eq!(of(&[vec![], vec![9, 2]]), of(&[vec![], vec![2, 9]]));
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn h1_only_full_blocks_are_named() {
+    fn h1_only_full_blocks_have_hashes() {
         assert!(block_hashes(&[1, 2, 3], 4, &Salt::default()).is_empty());
         assert_eq!(block_hashes(&[1; 11], 4, &Salt::default()).len(), 2);
     }

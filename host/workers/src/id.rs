@@ -1,31 +1,31 @@
-//! The small words everything else is written in: ids, ranks, roles, legs, engines.
+//! Basic types: ids, ranks, roles, legs, engines.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// One engine endpoint. Configured, or the xxh3-64 (seed 0) of its base URL.
+/// Id of an engine endpoint: configured, or the xxh3-64 hash (seed 0) of its base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WorkerId(pub u64);
 
-/// A data-parallel rank of a worker. A candidate is one (worker, rank).
+/// Data-parallel rank of a worker. A candidate is a pair of worker and rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DpRank(pub u32);
 
-/// Sequence hash of a full block: names a block *and* everything before it (spec H1).
+/// Sequence hash of a full block: identifies the block and everything before it [H1].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
-/// A model as clients name it.
+/// Name of a model as clients use it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ModelName(pub Arc<str>);
 
-/// What a worker may serve.
+/// Kind of requests that a worker serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -33,23 +33,23 @@ pub enum Role {
     Prefill,
     /// Decode legs only.
     Decode,
-    /// Prefill and decode of a request in one leg.
+    /// Requests whose prefill and decode run in one leg.
     Aggregated,
 }
 
-/// One upstream call of a request.
+/// An upstream call of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leg {
-    /// Prefill and decode on one worker.
+    /// Runs prefill and decode on one worker.
     Aggregated,
-    /// The prompt's KV blocks are computed here.
+    /// Computes the prompt's KV blocks.
     Prefill,
-    /// Tokens are generated here from transferred blocks.
+    /// Generates tokens from transferred KV blocks.
     Decode,
 }
 
-/// The dialect a worker speaks.
+/// Engine of a worker, which determines the dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
@@ -59,21 +59,21 @@ pub enum Engine {
     Sglang,
     /// TensorRT-LLM.
     Trtllm,
-    /// Any OpenAI-compatible server; aggregated only.
+    /// Any other OpenAI-compatible server. Aggregated requests only.
     Openai,
 }
 
-/// A word that is none of the allowed ones.
+/// A name that is not one of the allowed ones.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{what} `{value}` is none of: {allowed}")]
-pub struct UnknownWord {
+#[error("unknown {what} `{value}`: expected {allowed}")]
+pub struct UnknownName {
     what: &'static str,
     value: String,
     allowed: &'static str,
 }
 
 impl WorkerId {
-    /// The id of a worker that was given none: a hash of its base URL, so that it survives restarts.
+    /// Returns the id of a worker without a configured one: a hash of its base URL, which survives restarts.
     #[must_use]
     pub fn of_url(url: &str) -> Self {
         Self(xxh3_64(url.trim_end_matches('/').as_bytes()))
@@ -81,8 +81,8 @@ impl WorkerId {
 }
 
 impl Role {
-    /// Whether a worker of this role may serve `leg` by its role alone; a decode worker that can prefill locally may serve
-    /// the aggregated leg as well.
+    /// Returns whether this role alone allows `leg`. A decode worker that can prefill locally may also serve
+    /// the aggregated leg.
     #[must_use]
     pub fn serves(self, leg: Leg) -> bool {
         match self {
@@ -92,7 +92,7 @@ impl Role {
         }
     }
 
-    /// The stable label of this role in configs and metrics.
+    /// Returns the stable label of this role in configurations and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -104,7 +104,7 @@ impl Role {
 }
 
 impl Leg {
-    /// The stable label of this leg in metrics, logs and slots.
+    /// Returns the stable label of this leg in metrics, logs and policy slots.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -116,7 +116,7 @@ impl Leg {
 }
 
 impl Engine {
-    /// The stable label of this engine in configs and metrics.
+    /// Returns the stable label of this engine in configurations and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -129,13 +129,13 @@ impl Engine {
 }
 
 impl ModelName {
-    /// A model name from text.
+    /// Creates a model name.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(Arc::from(name))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -143,35 +143,35 @@ impl ModelName {
 }
 
 impl FromStr for Role {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
-    fn from_str(value: &str) -> Result<Self, UnknownWord> {
+    fn from_str(value: &str) -> Result<Self, UnknownName> {
         match value {
             "prefill" => Ok(Self::Prefill),
             "decode" => Ok(Self::Decode),
             "aggregated" => Ok(Self::Aggregated),
-            _ => Err(UnknownWord {
+            _ => Err(UnknownName {
                 what: "role",
                 value: value.to_owned(),
-                allowed: "prefill, decode, aggregated",
+                allowed: "prefill, decode or aggregated",
             }),
         }
     }
 }
 
 impl FromStr for Engine {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
-    fn from_str(value: &str) -> Result<Self, UnknownWord> {
+    fn from_str(value: &str) -> Result<Self, UnknownName> {
         match value {
             "vllm" => Ok(Self::Vllm),
             "sglang" => Ok(Self::Sglang),
             "trtllm" => Ok(Self::Trtllm),
             "openai" => Ok(Self::Openai),
-            _ => Err(UnknownWord {
+            _ => Err(UnknownName {
                 what: "engine",
                 value: value.to_owned(),
-                allowed: "vllm, sglang, trtllm, openai",
+                allowed: "vllm, sglang, trtllm or openai",
             }),
         }
     }

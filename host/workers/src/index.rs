@@ -1,15 +1,15 @@
 //! Prefix index: which candidate has which prefix in its KV cache.
 //!
-//! It learns from two sources. Engines report blocks by KV events. For a candidate without events, each routing decision is
-//! a *record*: the index assumes that the decision's blocks stay cached there until the record's TTL ends, the byte budget
-//! evicts it (oldest first), or the worker leaves.
+//! It learns from two sources. Engines report blocks by KV events. For a candidate without events, each
+//! routing decision is a *record*: the index assumes that the decision's blocks stay cached there until the
+//! record's TTL ends, the byte budget evicts it (oldest first), or the worker leaves.
 //!
-//! A block is held as long as any record contains it. A record contains a whole prefix, so a candidate that holds a block
-//! holds everything before it too, and lookups can bisect. Events may leave gaps; these are counted, and lookups then count
-//! block by block.
+//! A block is held as long as any record contains it. A record contains a whole prefix, so a candidate that
+//! holds a block holds everything before it too, and lookups can bisect. Events may leave gaps; these are
+//! counted, and lookups then count block by block.
 //!
-//! One writer thread applies all changes, so a decision only pays for sending a message. Lookups read without a lock,
-//! except for blocks with several holders.
+//! One writer thread applies all changes, so a decision only pays for sending a message. Lookups read without
+//! a lock, except for blocks with several holders.
 
 use std::{
     sync::{
@@ -114,8 +114,8 @@ impl PrefixIndex {
         out.find(&self.shared, blocks);
     }
 
-    /// Records a decision: assumes that the blocks are cached at a candidate from `now` on. Returns at once; the writer
-    /// thread applies it.
+    /// Records a decision: assumes that the blocks are cached at a candidate from `now` on. Returns at once;
+    /// the writer thread applies it.
     pub fn record(&self, worker: WorkerId, rank: DpRank, blocks: &Arc<[BlockHash]>, now: Instant) {
         if blocks.is_empty() {
             return;

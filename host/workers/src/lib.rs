@@ -1,6 +1,6 @@
-//! Workers: who they are, how they are, what is booked on them and which prefixes they hold.
+//! Workers: their description, health and load, and the prompt prefixes in their KV caches.
 //!
-//! Knows no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
+//! Contains no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
 
 mod average;
 mod block_map;
@@ -22,7 +22,7 @@ pub use booking::{Booking, BookingRequest, RankLoad};
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use feeds::{FeedStatus, Feeds};
 pub use hash::{Salt, block_hashes};
-pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownWord, WorkerId};
+pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownName, WorkerId};
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use prefix::Prefix;
 pub use registry::{Activation, ActivationState, Registry, Snapshot};

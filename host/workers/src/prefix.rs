@@ -1,8 +1,9 @@
-//! The prefix of a prompt as routing sees it: a chain of hashes, each of which names everything up to its place.
+//! Prefix of a prompt as routing sees it: a chain of hashes, each of which identifies everything up to its
+//! position.
 //!
-//! Token prompts have a hash for every block. Prompts that are measured in bytes (spec H5) are known only approximately
-//! anyway, and may be very long: their hashes stand further apart the deeper they are. A match is exact up to 32 blocks,
-//! short by at most 7 up to 256 and by at most 31 beyond, and a 220 KB prompt costs 160 hashes instead of 3,400.
+//! Token prompts have a hash for every block. Prompts measured in bytes are approximate anyway and may be
+//! very long, so their hashes are further apart the deeper they are [H5]. A match is exact up to 32 blocks,
+//! short by at most 7 up to 256, and by at most 31 beyond. A 220 KB prompt costs 160 hashes instead of 3,400.
 
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ use crate::{
     id::BlockHash,
 };
 
-/// A hash for every block up to this depth, …
+/// Depth in blocks up to which every block has a hash.
 const EVERY: u32 = 32;
-/// … one in eight up to this one, and one in 32 beyond.
+/// Depth up to which one block in eight has a hash. Beyond it, one in 32 has.
 const EIGHTH: u32 = 256;
 
-/// The hashes of a prompt's prefix. Cheap to clone.
+/// Hashes of a prompt's prefix. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
     hashes: Arc<[BlockHash]>,
@@ -24,38 +25,39 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// One hash for every full block of tokens; `objects` are the multimodal object hashes of each block (spec H1).
+    /// Computes one hash for every full block of tokens. `objects` are the hashes of each block's multimodal
+    /// objects.
     #[must_use]
     pub fn of_tokens(tokens: &[u32], block_size: usize, salt: &Salt<'_>, objects: &[Vec<u64>]) -> Self {
         multimodal_block_hashes(tokens, block_size, salt, objects).into()
     }
 
-    /// Hashes of a prompt given as bytes, `block_bytes` a block.
+    /// Computes the hashes of a prompt given as bytes, with `block_bytes` per block.
     #[must_use]
     pub fn of_bytes(bytes: &[u8], block_bytes: usize, salt: &Salt<'_>) -> Self {
         let ends = (1..).map(|mark| depth(mark) as usize * block_bytes.max(1));
         Self { hashes: byte_piece_hashes(bytes, ends, salt).into(), sparse: true }
     }
 
-    /// The hashes, each deeper than the one before.
+    /// Returns the hashes, each deeper than the one before.
     #[must_use]
     pub fn hashes(&self) -> &Arc<[BlockHash]> {
         &self.hashes
     }
 
-    /// The blocks that the first `marks` hashes cover.
+    /// Returns the number of blocks that the first `marks` hashes cover.
     #[must_use]
     pub fn blocks(&self, marks: u32) -> u32 {
         if self.sparse { depth(marks) } else { marks }
     }
 
-    /// All blocks that have a name.
+    /// Returns the number of blocks that all hashes cover.
     #[must_use]
     pub fn named_blocks(&self) -> u32 {
         self.blocks(u32::try_from(self.hashes.len()).unwrap_or(u32::MAX))
     }
 
-    /// The hashes with the blocks that each covers alone.
+    /// Returns each hash with the number of blocks between it and the one before.
     #[cfg(test)]
     pub(crate) fn weighed(&self) -> impl Iterator<Item = (BlockHash, u32)> + '_ {
         let marks = (0_u32..).zip(self.hashes.iter());
@@ -69,7 +71,7 @@ impl From<Vec<BlockHash>> for Prefix {
     }
 }
 
-/// The depth, in blocks, of the `mark`-th sparse hash, counted from 1.
+/// Returns the depth in blocks of the `mark`-th sparse hash, counted from 1.
 fn depth(mark: u32) -> u32 {
     let eighths = (EIGHTH - EVERY) / 8;
     if mark <= EVERY {
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn h5_a_long_prompt_has_few_hashes_that_stand_further_apart_the_deeper_they_are() {
+    fn h5_the_hashes_of_a_long_prompt_are_further_apart_the_deeper_they_are() {
         let prefix = of(&vec![7; 220_000]);
         assert_eq!(prefix.hashes().len(), 32 + 28 + 99);
         assert_eq!(prefix.named_blocks(), 256 + 99 * 32);
@@ -112,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn h5_what_two_prompts_share_is_found_to_the_hash_before(at in 0_usize..60_000) {
+        fn h5_the_common_prefix_of_two_prompts_is_found_up_to_the_hash_before_it_ends(at in 0_usize..60_000) {
             let mut text: Vec<u8> = (0..60_000_u32).map(|place| (place % 251) as u8).collect();
             let whole = of(&text);
             text[at] ^= 0x80;

@@ -1,6 +1,7 @@
-//! Probing: reads a worker's facts once, then its health and, sparsely, its own load figures.
+//! Prober: reads each worker's facts once, then checks its health and rarely reads its load figures.
 //!
-//! One task a worker, ended with the worker (spec B4). Own bookings are the first word on load; scraping may slow an engine down.
+//! One task per worker, which ends when the worker leaves [B4]. Load figures are read rarely because scraping
+//! may slow down an engine; decisions rely on the gateway's own bookings.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -27,39 +28,39 @@ use crate::{
 
 mod parse;
 
-/// Largest answer of a probe.
-const MAX_ANSWER: usize = 8 * 1024 * 1024;
-/// Failed health checks in a row that make a worker unhealthy.
-const FAILURES: u32 = 2;
+/// Limit of a response body in bytes.
+const MAX_BODY: usize = 8 * 1024 * 1024;
+/// Consecutive failed health checks that make a worker unhealthy.
+const MAX_FAILURES: u32 = 2;
 
-/// How workers are probed.
+/// Intervals and limits of probes.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeConfig {
-    /// Between health checks.
+    /// Time between health checks.
     pub interval: Duration,
-    /// Limit of one check.
+    /// Time limit of a request.
     pub timeout: Duration,
-    /// Between reads of load figures; 0: never.
+    /// Time between reads of load figures; 0 to never read them.
     pub load_interval: Duration,
 }
 
-/// Probes every worker of a registry.
+/// Probes the workers of a registry.
 #[derive(Debug)]
 pub struct Prober;
 
 type Http = Client<HttpConnector, Empty<Bytes>>;
 
-/// What a probe call brought.
-enum Answer {
+/// Result of a probe request.
+enum Response {
     Ok(Bytes),
-    /// 404, 405, 501: the engine does not have it, and will not.
+    /// Status 404, 405 or 501: the engine does not support the request.
     Absent,
-    /// Anything else: ask again.
-    Unknown(String),
+    /// Any other status or an error, with its description. The request may be repeated.
+    Failed(String),
 }
 
 impl Prober {
-    /// Probes until `stop`; workers that join or leave meanwhile are noticed.
+    /// Starts probing, until `stop` is cancelled. Follows the registry as workers join and leave.
     pub fn start(
         registry: Arc<Registry>,
         config: ProbeConfig,
@@ -68,7 +69,8 @@ impl Prober {
     ) {
         let tasks = tracker.clone();
         tracker.spawn(async move {
-            // A connection takes some 20 KB: of those that all first probes together took, two an address are kept.
+            // A connection takes about 20 KB. The first probes of all workers open many at once; keep two per
+            // address.
             let http: Http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(2).build_http();
             let mut known: HashMap<WorkerId, (Arc<Worker>, CancellationToken)> = HashMap::new();
             let mut changes = registry.subscribe();
@@ -132,16 +134,16 @@ impl Probe {
         let mut load_due = Instant::now();
         loop {
             match self.get("/health").await {
-                Answer::Ok(_) | Answer::Absent => {
+                Response::Ok(_) | Response::Absent => {
                     failures = 0;
                     if self.worker.set_health(Health::Healthy) {
-                        self.say("healthy", "");
+                        self.log("healthy", "");
                     }
                 }
-                Answer::Unknown(problem) => {
+                Response::Failed(problem) => {
                     failures += 1;
-                    if failures >= FAILURES && self.worker.set_health(Health::Unhealthy) {
-                        self.say("unhealthy", &problem);
+                    if failures >= MAX_FAILURES && self.worker.set_health(Health::Unhealthy) {
+                        self.log("unhealthy", &problem);
                     }
                 }
             }
@@ -149,15 +151,16 @@ impl Probe {
                 load_due = Instant::now() + self.config.load_interval;
                 self.read_load().await;
             }
-            // A failed connect of a request has the worker checked at once; a check that then succeeds brings it back.
+            // After a failed connect of a request, one successful check makes the worker healthy and one
+            // failure keeps it unhealthy.
             tokio::select! {
                 () = tokio::time::sleep(self.config.interval) => {}
-                () = self.worker.nudged() => failures = FAILURES,
+                () = self.worker.check_requested() => failures = MAX_FAILURES,
             }
         }
     }
 
-    /// Asks for facts until the worker told them (spec B5).
+    /// Reads the facts, and repeats until it succeeds [B5].
     async fn read_facts(&self) {
         let mut last = String::new();
         loop {
@@ -166,7 +169,7 @@ impl Probe {
                 Err(problem) => problem,
             };
             if problem != last {
-                self.say("not ready", &problem);
+                self.log("not_ready", &problem);
                 last = problem;
             }
             tokio::time::sleep(self.config.interval.min(Duration::from_millis(500))).await;
@@ -176,23 +179,30 @@ impl Probe {
     async fn facts(&self) -> Result<(), String> {
         let spec = self.worker.spec();
         match self.get("/v1/models").await {
-            Answer::Ok(body) => {
+            Response::Ok(body) => {
                 let list = parse::models(&body)?;
                 if let Some(other) =
                     list.owner.as_deref().and_then(engine_of).filter(|owner| *owner != spec.engine)
                     && spec.engine != Engine::Openai
                 {
-                    return Err(format!("configured as {}, but it is {other}", spec.engine));
+                    return Err(format!(
+                        "engine is configured as `{}`, but /v1/models reports `{other}`",
+                        spec.engine
+                    ));
                 }
                 let names = list.names.iter().map(|name| ModelName::new(name)).collect();
                 self.registry.learn_models(spec.id, names);
             }
-            Answer::Absent if !spec.models.is_empty() => {}
-            Answer::Absent => return Err("it lists no models, and none are configured".to_owned()),
-            Answer::Unknown(problem) => return Err(problem),
+            Response::Absent if !spec.models.is_empty() => {}
+            Response::Absent => {
+                return Err(
+                    "the engine does not support /v1/models: configure the worker's models".to_owned()
+                );
+            }
+            Response::Failed(problem) => return Err(problem),
         }
         if spec.engine == Engine::Vllm
-            && let Answer::Ok(body) = self.get("/metrics").await
+            && let Response::Ok(body) = self.get("/metrics").await
             && let Some(blocks) = parse::vllm_blocks(&body)
         {
             self.worker.learn_total_blocks(blocks);
@@ -206,23 +216,26 @@ impl Probe {
         Ok(())
     }
 
-    /// Mooncake's decode leg names the prefill engine by an id that only its bootstrap server tells.
+    /// Reads the engine ids from Mooncake's bootstrap server. The decode leg needs them to name the prefill
+    /// engine.
     async fn engine_ids(&self) -> Result<(), String> {
         let address = self.worker.spec().bootstrap_address();
         match self.get_at(&format!("{address}/query")).await {
-            Answer::Ok(body) => {
+            Response::Ok(body) => {
                 self.worker.set_engine_ids(parse::engine_ids(&body)?);
                 Ok(())
             }
-            Answer::Absent => Err(format!("GET {address}/query: there is none")),
-            Answer::Unknown(problem) => Err(problem),
+            Response::Absent => {
+                Err(format!("GET {address}/query: not supported; check bootstrap_host and bootstrap_port"))
+            }
+            Response::Failed(problem) => Err(problem),
         }
     }
 
     async fn read_load(&mut self) {
         let Some(path) = self.load_path else { return };
         match self.get(path).await {
-            Answer::Ok(body) => {
+            Response::Ok(body) => {
                 if let Some(figures) = parse::load(&body) {
                     self.worker.set_engine_load(EngineLoad {
                         running: figures.running,
@@ -232,25 +245,25 @@ impl Probe {
                     });
                 }
             }
-            Answer::Absent => self.load_path = None,
-            Answer::Unknown(_) => {}
+            Response::Absent => self.load_path = None,
+            Response::Failed(_) => {}
         }
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> Response {
         self.get_at(&format!("{}{path}", self.worker.spec().url)).await
     }
 
-    async fn get_at(&self, url: &str) -> Answer {
+    async fn get_at(&self, url: &str) -> Response {
         match tokio::time::timeout(self.config.timeout, self.call(url)).await {
-            Ok(Ok((status, body))) if status.is_success() => Answer::Ok(body),
+            Ok(Ok((status, body))) if status.is_success() => Response::Ok(body),
             Ok(Ok((
                 StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
                 _,
-            ))) => Answer::Absent,
-            Ok(Ok((status, _))) => Answer::Unknown(format!("GET {url} answered {status}")),
-            Ok(Err(problem)) => Answer::Unknown(problem),
-            Err(_) => Answer::Unknown(format!("GET {url} took longer than {:?}", self.config.timeout)),
+            ))) => Response::Absent,
+            Ok(Ok((status, _))) => Response::Failed(format!("GET {url}: status {status}")),
+            Ok(Err(problem)) => Response::Failed(problem),
+            Err(_) => Response::Failed(format!("GET {url}: timed out after {:?}", self.config.timeout)),
         }
     }
 
@@ -263,13 +276,13 @@ impl Probe {
         let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
         let response = self.http.request(request).await.map_err(|error| format!("GET {url}: {error}"))?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
         body.map(|body| (status, body.to_bytes())).map_err(|error| format!("GET {url}: {error}"))
     }
 
-    fn say(&self, state: &str, problem: &str) {
+    fn log(&self, state: &str, problem: &str) {
         let spec = self.worker.spec();
-        tracing::info!(worker = %spec.id, url = %spec.url, role = %spec.role, state, problem, "worker");
+        tracing::info!(worker = %spec.id, url = %spec.url, role = %spec.role, state, problem, "worker state changed");
     }
 }
 

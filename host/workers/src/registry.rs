@@ -1,4 +1,4 @@
-//! The registry: all workers, published as immutable snapshots. Readers load without a lock; changes are serialised.
+//! The registry: all workers, published as immutable snapshots. Readers take no lock; changes are serialised.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,7 +18,7 @@ use crate::{
     worker::{Candidate, Worker},
 };
 
-/// All workers at one moment. A request sees one snapshot for a leg.
+/// All workers at one moment. A leg of a request uses one snapshot throughout.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     version: u64,
@@ -35,7 +35,7 @@ struct Pools {
     activation: Arc<Activation>,
 }
 
-/// Whether prefill workers for a model were ever there, and are now (spec B2). It outlives workers and snapshots.
+/// Availability of remote prefill for a model [B2]. It outlives workers and snapshots.
 #[derive(Debug, Default)]
 pub struct Activation(AtomicU8);
 
@@ -46,12 +46,12 @@ pub enum ActivationState {
     Pending,
     /// Prefill and decode workers are up.
     Active,
-    /// They were, and are not now.
+    /// They were up before, and are not now.
     Unavailable,
 }
 
 impl Activation {
-    /// The state as last seen.
+    /// Returns the state after the last observation.
     #[must_use]
     pub fn state(&self) -> ActivationState {
         match self.0.load(Ordering::Relaxed) {
@@ -61,7 +61,7 @@ impl Activation {
         }
     }
 
-    /// Takes whether both pools are up; the new state when that changed it. Telling the same twice changes nothing.
+    /// Updates the state by whether both pools are up. Returns the new state if it changed.
     pub fn observe(&self, up: bool) -> Option<ActivationState> {
         let before = self.state();
         let after = match (up, before) {
@@ -78,7 +78,7 @@ impl Activation {
 }
 
 impl ActivationState {
-    /// Stable label.
+    /// Returns the stable label in metrics and logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -89,13 +89,13 @@ impl ActivationState {
     }
 }
 
-/// Publishes snapshots.
+/// The workers, and the publisher of their snapshots.
 #[derive(Debug)]
 pub struct Registry {
     current: ArcSwap<Snapshot>,
-    /// The writer's own truth: each worker with the models it serves.
+    /// Each worker with the models it serves. Snapshots are built from this.
     members: Mutex<Vec<Member>>,
-    /// By model, kept while workers come and go.
+    /// By model. Entries stay when workers leave.
     activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
     changed: watch::Sender<u64>,
 }
@@ -118,14 +118,14 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// The workers as they are now. Never waits.
+    /// Returns the current snapshot. Never waits.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.current.load_full()
     }
 
-    /// Adds a worker, or replaces the one of the same id. One that is already there as described stays as it is, with its
-    /// health and its bookings.
+    /// Adds a worker, or replaces the one with the same id. A worker with an equal description is kept, with
+    /// its health and bookings.
     pub fn upsert(&self, spec: WorkerSpec) -> Arc<Worker> {
         let mut members = self.members.lock();
         if let Some(present) = members.iter().find(|member| *member.worker.spec() == spec) {
@@ -139,7 +139,7 @@ impl Registry {
         worker
     }
 
-    /// Removes a worker. Bookings on it end with their requests.
+    /// Removes a worker. Its bookings end with their requests.
     pub fn remove(&self, id: WorkerId) -> Option<Arc<Worker>> {
         let mut members = self.members.lock();
         let place = members.iter().position(|member| member.worker.id() == id)?;
@@ -148,7 +148,7 @@ impl Registry {
         Some(gone.worker)
     }
 
-    /// Keeps which models a worker says it serves; configured models win.
+    /// Stores the models that a worker reports. Configured models take precedence.
     pub fn learn_models(&self, id: WorkerId, models: Vec<ModelName>) {
         let mut members = self.members.lock();
         let Some(member) = members.iter_mut().find(|member| member.worker.id() == id) else { return };
@@ -158,7 +158,7 @@ impl Registry {
         }
     }
 
-    /// Changes with every snapshot.
+    /// Returns a receiver of the snapshot version, which changes with every snapshot.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
@@ -181,37 +181,38 @@ impl Registry {
 }
 
 impl Snapshot {
-    /// Counts up with every change of the registry.
+    /// Returns the version, which rises with every change of the registry.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Every worker, in the order they joined.
+    /// Returns all workers in the order in which they joined.
     #[must_use]
     pub fn workers(&self) -> &[Arc<Worker>] {
         &self.workers
     }
 
-    /// The worker of this id.
+    /// Returns the worker with this id.
     #[must_use]
     pub fn get(&self, id: WorkerId) -> Option<&Arc<Worker>> {
         self.by_id.get(&id)
     }
 
-    /// The models that some worker serves, sorted.
+    /// Returns the models that are served by at least one worker, sorted.
     #[must_use]
     pub fn models(&self) -> BTreeSet<&ModelName> {
         self.pools.keys().collect()
     }
 
-    /// Whether any worker serves `model`.
+    /// Returns whether any worker serves `model`.
     #[must_use]
     pub fn serves(&self, model: &ModelName) -> bool {
         self.pools.contains_key(model)
     }
 
-    /// Candidates for a leg by their role. The aggregated leg also has the decode workers that can prefill locally.
+    /// Returns the candidates whose role allows a leg. Those of the aggregated leg include decode workers
+    /// that can prefill locally.
     #[must_use]
     pub fn pool(&self, model: &ModelName, leg: Leg) -> &[Candidate] {
         let Some(pools) = self.pools.get(model) else { return &[] };
@@ -222,7 +223,7 @@ impl Snapshot {
         }
     }
 
-    /// Whether prefill workers for `model` were ever there, and are now.
+    /// Returns the availability of remote prefill for `model`.
     #[must_use]
     pub fn activation(&self, model: &ModelName) -> Option<&Activation> {
         self.pools.get(model).map(|pools| &*pools.activation)
@@ -284,7 +285,7 @@ mod tests {
         };
         let first = add("a:1");
         let observe = |up| registry.snapshot().activation(&model).unwrap().observe(up);
-        assert_eq!(observe(false), None, "pending until something was up");
+        assert_eq!(observe(false), None, "pending until both pools were up once");
         assert_eq!((observe(true), observe(true)), (Some(ActivationState::Active), None));
         assert_eq!((observe(false), observe(false)), (Some(ActivationState::Unavailable), None));
         registry.remove(first);
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_described_alike_stays_with_its_health_and_bookings() {
+    fn a_worker_with_an_equal_description_keeps_its_health_and_bookings() {
         let registry = Registry::default();
         let worker = registry.upsert(spec("role=decode,engine=vllm,model=m,url=http://a:1"));
         let version = registry.snapshot().version();

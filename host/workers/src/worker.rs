@@ -1,4 +1,5 @@
-//! A worker at run time: its spec, what was learnt from it, and how it is. Shared between snapshots.
+//! A worker at run time: its description, the facts read from its engine, its health and its load. Shared
+//! between snapshots.
 
 use std::sync::{
     Arc,
@@ -15,74 +16,74 @@ use crate::{
     spec::WorkerSpec,
 };
 
-/// How a worker answers its health checks.
+/// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Its facts were not read yet (spec B5).
+    /// The worker's facts were not read yet [B5].
     Unknown,
-    /// Answers.
+    /// The worker answers.
     Healthy,
-    /// Does not.
+    /// The worker does not answer.
     Unhealthy,
 }
 
-/// Why a worker may not be chosen now.
+/// Why a worker must not be chosen now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ineligible {
-    /// Its facts were not read yet.
+    /// The worker's facts were not read yet.
     NotReady,
-    /// It does not answer.
+    /// The worker does not answer its health checks.
     Unhealthy,
-    /// It leaves.
+    /// The worker is draining.
     Draining,
-    /// Its last requests failed; asked again in a while, or when there is nobody else.
+    /// Its last requests failed and its breaker is open. It may still be chosen if no other worker is left.
     Failing,
-    /// It has as many requests as it may have.
+    /// It has reached its limit of concurrent requests.
     AtCapacity,
 }
 
-/// What the engine itself says of its load.
+/// Load figures that the engine reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineLoad {
-    /// Requests running.
+    /// Number of running requests.
     pub running: u32,
-    /// Requests waiting.
+    /// Number of waiting requests.
     pub waiting: u32,
-    /// Share of the KV cache in use, 0 to 1.
+    /// Fraction of the KV cache in use, 0 to 1.
     pub kv_usage: f32,
-    /// When it was read.
+    /// When the figures were read.
     pub read_at: Instant,
 }
 
-/// One worker.
+/// A worker.
 #[derive(Debug)]
 pub struct Worker {
     spec: Arc<WorkerSpec>,
     ranks: Box<[Arc<RankLoad>]>,
     health: AtomicU8,
     draining: AtomicBool,
-    /// KV blocks as the engine says; 0 is unknown.
+    /// Number of KV blocks that the engine reports; 0 if unknown.
     learnt_blocks: AtomicU32,
     engine_load: ArcSwapOption<EngineLoad>,
-    /// Engine ids by rank (vLLM Mooncake).
+    /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
-    /// Wakes the prober at once.
-    nudge: Notify,
+    /// Makes the prober check the worker at once.
+    check_now: Notify,
 }
 
-/// A worker and one of its ranks.
+/// A worker and one of its ranks: the unit that a decision chooses.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The worker.
+    /// The chosen worker.
     pub worker: Arc<Worker>,
-    /// The rank.
+    /// The rank of the worker.
     pub rank: DpRank,
     load: Arc<RankLoad>,
 }
 
 impl Worker {
-    /// A worker of which nothing is known yet but its spec.
+    /// Creates a worker whose health and facts are unknown.
     #[must_use]
     pub fn new(spec: WorkerSpec) -> Self {
         let ranks = (0..spec.dp_size.max(1)).map(|_| Arc::new(RankLoad::default())).collect();
@@ -95,23 +96,23 @@ impl Worker {
             engine_load: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
-            nudge: Notify::new(),
+            check_now: Notify::new(),
         }
     }
 
-    /// Its id.
+    /// Returns the worker's id.
     #[must_use]
     pub fn id(&self) -> WorkerId {
         self.spec.id
     }
 
-    /// What the operator said of it.
+    /// Returns the operator's description.
     #[must_use]
     pub fn spec(&self) -> &WorkerSpec {
         &self.spec
     }
 
-    /// Its ranks as candidates.
+    /// Returns one candidate for each rank.
     #[must_use]
     pub fn candidates(self: &Arc<Self>) -> Vec<Candidate> {
         let ranks = (0..).zip(self.ranks.iter());
@@ -120,7 +121,7 @@ impl Worker {
             .collect()
     }
 
-    /// How it answers.
+    /// Returns the result of the last health checks.
     #[must_use]
     pub fn health(&self) -> Health {
         match self.health.load(Ordering::Acquire) {
@@ -130,7 +131,7 @@ impl Worker {
         }
     }
 
-    /// Sets how it answers; `true` when that is new.
+    /// Sets the health. Returns true if it changed.
     pub fn set_health(&self, health: Health) -> bool {
         let code = match health {
             Health::Unknown => 0,
@@ -140,79 +141,80 @@ impl Worker {
         self.health.swap(code, Ordering::AcqRel) != code
     }
 
-    /// Whether it leaves.
+    /// Returns whether the worker is draining.
     #[must_use]
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Lets it leave, or stay.
+    /// Starts or ends draining.
     pub fn set_draining(&self, draining: bool) {
         self.draining.store(draining, Ordering::Release);
     }
 
-    /// KV blocks of a rank: configured, else as the engine says.
+    /// Returns the KV blocks of a rank: the configured number, otherwise the engine's.
     #[must_use]
     pub fn total_blocks(&self) -> Option<u32> {
         let learnt = self.learnt_blocks.load(Ordering::Relaxed);
         self.spec.total_blocks.or((learnt > 0).then_some(learnt))
     }
 
-    /// Keeps the number of KV blocks the engine says it has.
+    /// Stores the number of KV blocks that the engine reports.
     pub fn learn_total_blocks(&self, blocks: u32) {
         self.learnt_blocks.store(blocks, Ordering::Relaxed);
     }
 
-    /// The engine's own load figures, when there are any.
+    /// Returns the engine's load figures, if they were read.
     #[must_use]
     pub fn engine_load(&self) -> Option<EngineLoad> {
         self.engine_load.load().as_deref().copied()
     }
 
-    /// Keeps the engine's own load figures.
+    /// Stores the engine's load figures.
     pub fn set_engine_load(&self, load: EngineLoad) {
         self.engine_load.store(Some(Arc::new(load)));
     }
 
-    /// Requests booked on all its ranks.
+    /// Returns the number of requests booked on all ranks.
     #[must_use]
     pub fn active_requests(&self) -> u32 {
         self.ranks.iter().map(|rank| rank.active_requests()).sum()
     }
 
-    /// A connect to it failed: it is not asked again until a health check succeeds, which is made at once.
+    /// Reports a failed connect. The worker is not chosen again until a health check succeeds, and one starts
+    /// at once.
     pub fn note_connect_failed(&self) {
         self.set_health(Health::Unhealthy);
-        self.nudge.notify_one();
+        self.check_now.notify_one();
     }
 
-    /// Takes how a leg on this worker ended: passive health. Several failures in a row put it aside for a while.
+    /// Reports the outcome of a leg. Several consecutive failures open the worker's breaker.
     pub fn note_outcome(&self, ok: bool) {
         if ok {
             self.breaker.record_success();
         } else {
-            // Without a failure rate the number of calls does not matter.
+            // The rules have no failure rate, so the number of calls does not matter.
             self.breaker.record_failure(0);
         }
     }
 
-    /// The engine's own id of a rank, once it was read.
+    /// Returns the engine id of a rank, if it was read.
     #[must_use]
     pub fn engine_id(&self, rank: DpRank) -> Option<String> {
         self.engine_ids.load().as_deref()?.get(rank.0 as usize).cloned()
     }
 
-    /// Keeps the engine's own ids, by rank.
+    /// Stores the engine ids by rank.
     pub fn set_engine_ids(&self, ids: Vec<String>) {
         self.engine_ids.store(Some(Arc::new(ids)));
     }
 
-    /// Resolves when somebody wants a health check at once.
-    pub async fn nudged(&self) {
-        self.nudge.notified().await;
+    /// Resolves when the worker has to be checked at once.
+    pub(crate) async fn check_requested(&self) {
+        self.check_now.notified().await;
     }
 
-    /// Why it may not be chosen now, if so.
+    /// Returns why the candidate must not be chosen now; `None` if it may.
     #[must_use]
     pub fn ineligible(&self) -> Option<Ineligible> {
         match self.health() {
@@ -232,19 +234,19 @@ impl Worker {
 }
 
 impl Candidate {
-    /// What is booked here.
+    /// Returns the load booked on this candidate.
     #[must_use]
     pub fn load(&self) -> &RankLoad {
         &self.load
     }
 
-    /// Books a request here until the booking is dropped.
+    /// Books a request until the booking is dropped.
     #[must_use]
     pub fn book(&self, request: &BookingRequest) -> Booking {
         Booking::new(self.load.clone(), request)
     }
 
-    /// Why it may not be chosen now, if so.
+    /// Returns why the candidate must not be chosen now; `None` if it may.
     #[must_use]
     pub fn ineligible(&self) -> Option<Ineligible> {
         self.worker.ineligible()
@@ -252,13 +254,13 @@ impl Candidate {
 }
 
 impl Ineligible {
-    /// Whether the worker cannot serve at all now, rather than not this request.
+    /// Returns whether the worker cannot serve at all, as opposed to being avoided.
     #[must_use]
     pub fn is_down(self) -> bool {
         matches!(self, Self::NotReady | Self::Unhealthy | Self::Draining)
     }
 
-    /// Stable label.
+    /// Returns the stable label in metrics and records.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

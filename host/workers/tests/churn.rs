@@ -32,7 +32,8 @@ fn booking(hashes: &[u32]) -> BookingRequest {
     }
 }
 
-/// A worker's whole life, with what comes too late: events of its feed, and the record of a request in flight.
+/// A worker's whole life, with what comes too late: events of its feed, and the record of a request in
+/// flight.
 fn life(registry: &Registry, index: &PrefixIndex, id: u64, now: Instant) {
     let flag = format!(
         "id={id},role=decode,engine=vllm,model=m,url=http://10.{}.{}.{}:1",
@@ -86,7 +87,8 @@ fn h4_workers_that_come_and_go_leave_nothing_behind() {
         assert_eq!(stats, IndexStats { expired: 500 * (round + 1), ..IndexStats::default() });
         assert!(registry.snapshot().workers().is_empty());
         let first = *first.get_or_insert((live, rss));
-        // A thread that waits at the index's queue may have some hundred bytes, a byte a worker would be more.
+        // A thread that waits at the index's queue may have some hundred bytes, a byte a worker would be
+        // more.
         assert!(live.abs_diff(first.0) < 1_000, "{live} bytes are live, {} after the first", first.0);
         // Only a coarse check: the allocator keeps what is free, and it is not always the same.
         assert!(rss <= first.1 * 1.25, "{rss} after {}", first.1);

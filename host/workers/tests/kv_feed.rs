@@ -104,8 +104,8 @@ impl Fixture {
         waited.expect("in time");
     }
 
-    /// Publishes message `seq` until it arrives: a subscription takes effect some time after its connection. A repeated
-    /// number is a duplicate and dropped.
+    /// Publishes message `seq` until it arrives: a subscription takes effect some time after its connection.
+    /// A repeated number is a duplicate and dropped.
     async fn first(&self, engine: &mut Engine, seq: u64, expected: &[Told]) {
         timeout(PATIENCE, async {
             while self.sink.told.lock().len() < expected.len() {

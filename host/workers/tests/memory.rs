@@ -1,5 +1,5 @@
-//! What the index costs in memory: its budget and no more. Figures: `cargo xtask churn`, which gives each test a process of its
-//! own: what an index before left to the allocator would be used again, or lie beside.
+//! What the index costs in memory: its budget and no more. Figures: `cargo xtask churn`, which gives each
+//! test a process of its own: what an index before left to the allocator would be used again, or lie beside.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
 use std::time::Duration;
@@ -63,7 +63,8 @@ fn fill(kind: &str, workers: u64) {
     assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
 }
 
-/// Time for a block that gives way, where prompts branch `depth` times and only the deepest branch can go first.
+/// Time for a block that gives way, where prompts branch `depth` times and only the deepest branch can go
+/// first.
 fn time_to_make_room(depth: u64) -> Duration {
     let (index, worker) = (index(24 << 20), WorkerId(1));
     let one = |hash: u64, parent: Option<u64>| {

@@ -8,7 +8,8 @@ pub(crate) struct Flaw {
     pub(crate) what: &'static str,
     /// The model that has to fail, one of the file's.
     pub(crate) model: &'static str,
-    /// Replacements. Each old text occurs exactly once in the file, so a flaw that no longer applies is a build error.
+    /// Replacements. Each old text occurs exactly once in the file, so a flaw that no longer applies is a
+    /// build error.
     changes: &'static [(&'static str, &'static str)],
 }
 

@@ -1,4 +1,5 @@
-//! The model checker's versions of what the host's `crate::sync` modules re-export. Time passes only when a model sets it.
+//! The model checker's versions of what the host's `crate::sync` modules re-export. Time passes only when a
+//! model sets it.
 
 use std::sync::Arc;
 
@@ -63,8 +64,8 @@ impl<T> RwLock<T> {
     }
 }
 
-/// A pointer swap with the weakest ordering that `arc-swap` promises: a load sees what happened before the store that it
-/// reads, and no more.
+/// A pointer swap with the weakest ordering that `arc-swap` promises: a load sees what happened before the
+/// store that it reads, and no more.
 #[derive(Debug)]
 pub(crate) struct ArcSwap<T> {
     /// Every value ever stored. A plain mutex, because this is not part of the model.

@@ -1,40 +1,41 @@
-//! The named blocks booked on one rank: how many there are, a shared prefix counted once.
+//! Distinct blocks booked on one rank. A shared prefix counts once.
 //!
-//! Sequence hashes are chained: equal hashes at one place mean equal prompts up to there. So the blocks of all bookings are a
-//! tree, kept as runs between the places where prompts part, and found by their first hash. To book, to release and to ask
-//! takes as many steps as a prompt has runs, each of them a bisection, however many blocks it has.
+//! Sequence hashes are chained: equal hashes at one position mean equal prompts up to it. The blocks of all
+//! bookings therefore form a tree. It is kept as runs, each between two positions where prompts diverge, and
+//! a run is found by its first hash. Booking, releasing and looking up cost one bisection for each run of the
+//! prompt, not one step for each block.
 
 use std::sync::Arc;
 
 use crate::{block_map::BlockMap, id::BlockHash, prefix::Prefix};
 
-/// The tree.
+/// The tree of booked blocks.
 #[derive(Debug, Default)]
 pub(super) struct Booked {
     /// Runs by their first hash.
     runs: BlockMap<Run>,
-    /// Blocks of all runs.
+    /// Number of blocks of all runs.
     blocks: u32,
 }
 
-/// Blocks that the same bookings share.
+/// Consecutive blocks that belong to the same bookings.
 #[derive(Clone, Debug)]
 struct Run {
-    /// The hashes of one of these bookings.
+    /// All hashes of one of these bookings; the run is `start..end`.
     hashes: Arc<[BlockHash]>,
     start: usize,
     end: usize,
-    /// At least one.
+    /// Number of bookings, at least 1.
     bookings: u32,
 }
 
 impl Booked {
-    /// Distinct blocks booked.
+    /// Returns the number of distinct blocks.
     pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// How many of a prompt's hashes, from the first on, are booked.
+    /// Returns how many of a prompt's hashes are booked, counted from the first one.
     pub(super) fn shared(&self, hashes: &[BlockHash]) -> usize {
         let mut place = 0;
         while let Some(run) = hashes.get(place).and_then(|first| self.runs.get(first)) {
@@ -59,7 +60,7 @@ impl Booked {
             run.bookings += 1;
             place += equal;
             if let Some(rest) = rest {
-                // Here the prompts part, or this one ends.
+                // The prompts diverge here, or this one ends.
                 if let Some(first) = rest.hashes.get(part) {
                     self.runs.insert(*first, rest);
                 }
@@ -90,12 +91,12 @@ impl Booked {
 }
 
 impl Run {
-    /// How many of its hashes `rest` begins with.
+    /// Returns how many of the run's hashes `rest` starts with.
     fn equal(&self, rest: &[BlockHash]) -> usize {
         let own = self.hashes.get(self.start..self.end).unwrap_or_default();
         let most = own.len().min(rest.len());
         let (own, rest) = (own.get(..most).unwrap_or_default(), rest.get(..most).unwrap_or_default());
-        // A prompt that is there whole, or up to here, is common.
+        // Usually all compared hashes are equal.
         if own.last() == rest.last() {
             return most;
         }
@@ -112,7 +113,7 @@ impl Run {
     }
 }
 
-/// The blocks that a run of this prompt stands for.
+/// Returns the number of blocks that a run of this prompt covers.
 fn weight(prefix: &Prefix, run: &Run) -> u32 {
     let blocks = |mark: usize| prefix.blocks(u32::try_from(mark).unwrap_or(u32::MAX));
     blocks(run.end) - blocks(run.start)
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
     use crate::hash::Salt;
 
-    /// What blocks a multiset of prompts has, one by one.
+    /// Model that counts every block of a multiset of prompts.
     #[derive(Default)]
     struct Naive(HashMap<BlockHash, (u32, u32)>);
 
@@ -150,7 +151,7 @@ mod tests {
         }
     }
 
-    /// A prompt of a small alphabet, so that many share their beginnings.
+    /// A prompt over a small alphabet, so that many prompts share a prefix.
     fn prefix((letters, sparse): &(Vec<u8>, bool)) -> Prefix {
         let tokens: Vec<u32> = letters.iter().flat_map(|letter| [u32::from(*letter); 4]).collect();
         if *sparse {
@@ -163,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn g_a_shared_prefix_counts_once_whatever_is_booked_and_released(
+        fn g_a_shared_prefix_counts_once_in_any_order_of_bookings_and_releases(
             prompts in proptest::collection::vec((proptest::collection::vec(0_u8..2, 0..12), any::<bool>()), 1..40),
             order in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..120),
         ) {

@@ -1,7 +1,7 @@
-//! The msgpack form of a batch of KV events, positional or by name.
+//! Decodes batches of KV events from msgpack, in positional or named form.
 //!
-//! Owns the field order of the engines. Knows no sockets and no sequence numbers. What is unknown is skipped, what is
-//! malformed is an error: the caller then forgets the source.
+//! Owns the engines' field order. Knows neither sockets nor sequence numbers. Unknown fields and events are
+//! skipped. A malformed batch is an error, and the caller then forgets the source.
 
 use std::fmt;
 
@@ -14,93 +14,93 @@ mod fields;
 
 use fields::{ExtraKeys, Field, Hash, LoraId, Medium};
 
-/// Largest payload that is decoded, in bytes. Decoded events take several times the room of their bytes.
+/// Largest payload in bytes. Decoded events take several times as much memory.
 const MAX_PAYLOAD: usize = 16 * 1024 * 1024;
-/// Deepest nesting of arrays and maps.
+/// Limit of the nesting of arrays and maps.
 const MAX_DEPTH: usize = 64;
-/// Longest name of an unknown event that is kept, in characters.
+/// Length in characters to which the name of an unknown event is cut.
 const MAX_NAME: usize = 64;
 
 /// The events of one engine step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// When the engine sent it, in seconds since the Unix epoch.
+    /// Time at which the engine sent the batch, in seconds since the Unix epoch.
     pub ts: f64,
-    /// The data-parallel rank that sent it, when the engine says so.
+    /// Data-parallel rank that sent the batch, if the engine names it.
     pub dp_rank: Option<u32>,
-    /// In the order in which they happened.
+    /// The events in the order in which they happened.
     pub events: Vec<KvEvent>,
 }
 
 /// One change of an engine's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Blocks came in.
+    /// Blocks were stored.
     Stored(Stored),
-    /// Blocks left one tier.
+    /// Blocks were removed from one tier.
     Removed {
-        /// The engine's hashes of the blocks.
+        /// Engine hashes of the blocks.
         hashes: Vec<u64>,
-        /// Where they left.
+        /// Tier that they were removed from.
         tier: Tier,
-        /// The KV cache group, when the engine has several.
+        /// KV cache group, if the engine has several.
         group: Option<u32>,
     },
-    /// Every block left every tier.
+    /// All blocks were removed from all tiers.
     Cleared,
-    /// An event of a type that is not known here, by its name (cut at 64 characters).
+    /// An event of an unknown type, with the type's name cut to 64 characters.
     Unknown(String),
 }
 
-/// A run of blocks that came in, each the parent of the next.
+/// Stored blocks, each the parent of the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// The engine's hashes, one a block; opaque (spec H2).
+    /// Engine hashes, one per block. Opaque [H2].
     pub hashes: Vec<u64>,
-    /// The engine's hash of the block before the first one; `None` at the root.
+    /// Engine hash of the block before the first one; `None` if the first one starts a prompt.
     pub parent: Option<u64>,
-    /// The tokens of all blocks in a row. Empty when the engine leaves them out, as for offloaded blocks.
+    /// Tokens of all blocks, concatenated. Empty if the engine omits them, as it does for offloaded blocks.
     pub token_ids: Vec<u32>,
-    /// Tokens a block, as the engine counts; 0 when it does not say.
+    /// Engine's number of tokens per block; 0 if unknown.
     pub block_size: u32,
-    /// The adapter's name, or its number as text when the engine sends no name.
+    /// Name of the LoRA adapter, or its number as text if the engine sends no name.
     pub lora: Option<String>,
-    /// Where the blocks are.
+    /// Tier that holds the blocks.
     pub tier: Tier,
-    /// What else the engine mixed into each block's hash: adapter, multimodal objects, salt. Strings stay as they are,
-    /// numbers are decimal, bytes are hex, nested lists are `(a,b)`. Empty, or one list a block.
+    /// Further inputs of each block's engine hash: adapter, multimodal objects, salt. Numbers are decimal,
+    /// bytes are hex, nested lists are `(a,b)`. Empty, or one list per block.
     pub extra_keys: Vec<Vec<String>>,
-    /// The KV cache group, when the engine has several.
+    /// KV cache group, if the engine has several.
     pub group: Option<u32>,
 }
 
-/// Where a block is.
+/// Memory that holds a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
-    /// Memory of the accelerator.
+    /// Accelerator memory.
     #[default]
     Device,
-    /// Memory of the host.
+    /// Host memory.
     Host,
-    /// Anything slower. An unknown medium counts as this.
+    /// Anything slower, and any unknown medium.
     Disk,
 }
 
-/// A payload that is no batch.
+/// Why a payload cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Not msgpack, cut short, or of another shape.
-    #[error("malformed batch: {0}")]
+    /// The payload is not msgpack, is cut short, or does not have the shape of a batch.
+    #[error("cannot decode kv event batch: {0}")]
     Malformed(#[from] rmp_serde::decode::Error),
-    /// Bytes after the batch.
-    #[error("more bytes after the batch")]
+    /// The batch is followed by other bytes.
+    #[error("cannot decode kv event batch: other bytes follow it")]
     Trailing,
-    /// More than is decoded.
-    #[error("batch of {0} bytes is over the limit of {MAX_PAYLOAD}")]
+    /// The payload is over the size limit.
+    #[error("cannot decode kv event batch: {0} bytes exceed the limit of {MAX_PAYLOAD}")]
     TooLarge(usize),
 }
 
-/// Reads a batch: `[ts, events, dp_rank?]`, with events as maps or as positional arrays.
+/// Decodes a batch: `[ts, events, dp_rank?]`, with events as maps or as positional arrays.
 ///
 /// # Errors
 /// The payload is malformed, too large, or followed by other bytes.
@@ -118,7 +118,7 @@ pub fn decode_batch(payload: &[u8]) -> Result<Batch, DecodeError> {
 }
 
 impl DecodeError {
-    /// The stable label of this error in metrics and logs.
+    /// Returns the stable label of this error in metrics and logs.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -130,7 +130,7 @@ impl DecodeError {
 }
 
 impl Tier {
-    /// The stable label of this tier.
+    /// Returns the stable label of this tier.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -140,10 +140,11 @@ impl Tier {
         }
     }
 
-    /// The tier of an engine's medium: `GPU`, `CPU`, `CPU_PINNED`, `DISK`, `STORAGE` and the like, in any case.
+    /// Returns the tier of an engine's medium, for example `GPU`, `CPU`, `CPU_PINNED`, `DISK` or `STORAGE`,
+    /// in any case.
     fn of_medium(medium: &str) -> Self {
         let starts =
-            |word: &str| medium.get(..word.len()).is_some_and(|head| head.eq_ignore_ascii_case(word));
+            |name: &str| medium.get(..name.len()).is_some_and(|head| head.eq_ignore_ascii_case(name));
         if medium.is_empty() || starts("gpu") || starts("device") {
             Self::Device
         } else if starts("cpu") || starts("host") {
@@ -220,7 +221,7 @@ impl<'de> Visitor<'de> for EventVisitor {
     }
 }
 
-/// The type of an event.
+/// Type of an event.
 enum Tag {
     Stored,
     Removed,
@@ -229,7 +230,7 @@ enum Tag {
 }
 
 impl Tag {
-    /// The fields of the positional form after the tag.
+    /// Returns the fields that follow the tag in the positional form.
     fn order(&self) -> &'static [Field] {
         match self {
             Self::Stored => &[
@@ -261,7 +262,7 @@ impl<'de> Deserialize<'de> for Tag {
     }
 }
 
-/// What was read of an event so far.
+/// Fields of an event that were read so far.
 #[derive(Default)]
 struct Fields {
     hashes: Option<Vec<Hash>>,
@@ -300,7 +301,7 @@ impl Fields {
     }
 }
 
-/// Reads the value of one field into its place.
+/// Reads the value of one field.
 struct FieldSeed<'a> {
     fields: &'a mut Fields,
     field: Field,

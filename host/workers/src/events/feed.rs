@@ -1,7 +1,7 @@
-//! One source's KV events as they come: a subscription, a replay of what was missed, and the rules of a broken line.
+//! Feed of one source's KV events: subscription, replay of missed messages, reconnects.
 //!
-//! Owns the sockets and the counters. Knows no index and no worker: what comes out goes to a [`Sink`]. The sink never
-//! holds more than one unbroken run of batches of one engine's life.
+//! Owns the sockets and the counters, and knows neither index nor workers. It hands batches to a [`Sink`],
+//! which never holds more than a gapless sequence of batches from one run of the engine.
 
 use std::{
     convert::Infallible,
@@ -28,88 +28,93 @@ use super::{
 mod wire;
 pub(crate) mod zmtp;
 
-use wire::{Line, Reply, ask, frames};
+use wire::{Reply, Subscription, ask, frames};
 use zmtp::ZmtpError;
 
-/// Live messages that wait for the end of a replay at most.
+/// Limit of live messages that wait for the end of a replay.
 const KEPT_MESSAGES: usize = 4096;
-/// Their bytes at most.
+/// Limit of the bytes of these messages.
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
-/// Replies between the replay's socket and the sink. Each may be as large as a message.
-const REPLIES: usize = 4;
-/// Largest message that is taken, in bytes; a larger one ends the connection.
+/// Capacity of the channel from the replay's socket to the sink. Each reply may be as large as a message.
+const REPLY_QUEUE: usize = 4;
+/// Largest message in bytes. A larger one ends the connection.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
-/// Takes one source's events. Called from one task, one call at a time; a call must not block.
+/// Receives one source's events. Called from one task, one call at a time.
 pub trait Sink: Send + Sync {
-    /// Applies a batch that follows the one before it without a hole.
+    /// Applies a batch that directly follows the previous one.
     fn apply(&self, batch: Batch);
 
-    /// Drops everything learnt from this source; `why` is a stable label. May come when there is nothing to drop.
+    /// Forgets everything that this source reported. `why` is a stable label. May be called when there is
+    /// nothing to forget.
     fn forget(&self, why: &'static str);
 
-    /// Whether the source is connected and caught up. It begins as not live.
+    /// Reports whether the source is connected and caught up. Initially it is not.
     fn live(&self, live: bool);
 }
 
-/// Where a source is and how patient its feed is.
+/// Address of a source, and limits of its feed.
 #[derive(Clone, Debug)]
 pub struct FeedConfig {
-    /// The engine's PUB socket, as `tcp://host:port`.
+    /// Address of the engine's PUB socket, as `tcp://host:port`.
     pub endpoint: String,
-    /// Prefix of the topics to take; empty takes all.
+    /// Prefix of the topics to subscribe to; empty for all.
     pub topic: String,
-    /// The engine's ROUTER socket for what was missed, as `tcp://host:port`.
+    /// Address of the engine's ROUTER socket for replays, as `tcp://host:port`.
     pub replay: Option<String>,
-    /// Limit of one replay.
+    /// Time limit of a replay.
     pub replay_limit: Duration,
-    /// Limit of one attempt to connect.
+    /// Time limit of an attempt to connect.
     pub connect_limit: Duration,
-    /// Bytes of a message at most, all frames together. A peer that claims more is given up.
+    /// Limit of a message's bytes, all frames together. A larger one ends the connection.
     pub max_message: usize,
-    /// A source that is silent for so long is asked whether it lives, and given up when it says nothing for as long again:
-    /// by PING where it speaks ZMTP 3.1, else its machine alone, by TCP keepalive.
+    /// Idle time after which the feed probes the source. If the source stays silent for as long again, the
+    /// connection ends. The probe is a PING with ZMTP 3.1; with 3.0 it is TCP keepalive, which notices a dead
+    /// machine only.
     pub silence: Duration,
-    /// Wait before the first new attempt to connect; it doubles up to `backoff_max`.
+    /// Delay before the first reconnect; it doubles up to `backoff_max`.
     pub backoff: Duration,
-    /// Longest wait before a new attempt. A connection that lasted this long starts over with `backoff`.
+    /// Longest delay before a reconnect. After a connection that lasted this long, the delay starts again
+    /// with `backoff`.
     pub backoff_max: Duration,
-    /// What the feed counts. Feeds may share it.
+    /// The feed's counters. Feeds may share them.
     pub counters: Arc<FeedCounters>,
 }
 
-/// What feeds count since they began.
+/// Counters of feeds.
 #[derive(Debug, Default)]
 pub struct FeedCounters {
     /// Well-formed live messages.
     pub messages: AtomicU64,
     /// Events handed to sinks.
     pub events: AtomicU64,
-    /// Holes in the numbers of live messages.
+    /// Gaps in the sequence numbers of live messages.
     pub gaps: AtomicU64,
-    /// Messages that a replay brought.
+    /// Messages received by replays.
     pub replayed: AtomicU64,
-    /// Messages and replies that could not be read.
+    /// Messages and replies that could not be decoded.
     pub decode_errors: AtomicU64,
-    /// Times that an engine's numbers began anew.
+    /// Restarts of an engine's sequence numbers.
     pub restarts: AtomicU64,
-    /// Times that sinks were told to forget.
+    /// Calls of [`Sink::forget`].
     pub forgets: AtomicU64,
-    /// Connections made.
+    /// Connections established.
     pub connections: AtomicU64,
-    /// Connections given up because the peer broke the protocol or a limit.
+    /// Connections closed because the peer violated the protocol or a limit.
     pub violations: AtomicU64,
-    /// Connections given up because the peer showed no life.
+    /// Connections closed because the peer was silent.
     pub silences: AtomicU64,
-    /// Milliseconds between the last live batch's time stamp and its arrival, by both clocks; a gauge.
+    /// Milliseconds from the time stamp of the last live batch to its arrival, which includes the clocks'
+    /// difference. A gauge.
     pub lag_ms: AtomicU64,
 }
 
-/// Follows a source until `stop`: connects, catches up, applies, connects again. Ends with the sink not live and told to
-/// forget.
+/// Follows a source until `stop` is cancelled: connects, catches up, applies events, reconnects. At the end
+/// the sink is not live and has forgotten the source.
 pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToken) {
     let mut backoff = config.backoff;
-    let mut feed = Feed { config, sink, sequencer: Sequencer::new(KEPT_MESSAGES, KEPT_BYTES), earlier: None };
+    let mut feed =
+        Feed { config, sink, sequencer: Sequencer::new(KEPT_MESSAGES, KEPT_BYTES), previous: None };
     loop {
         let began = Instant::now();
         let Some(lost) = stop.run_until_cancelled(feed.connection()).await else { return };
@@ -125,7 +130,8 @@ pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToke
 }
 
 impl FeedConfig {
-    /// A feed of every topic of `endpoint`, without replay, with the usual patience.
+    /// Returns the configuration of a feed of all topics of `endpoint`, without replay and with default
+    /// limits.
     #[must_use]
     pub fn new(endpoint: impl Into<String>) -> Self {
         Self {
@@ -147,17 +153,17 @@ struct Feed {
     config: FeedConfig,
     sink: Arc<dyn Sink>,
     sequencer: Sequencer<Bytes>,
-    /// The last number of the connection before, until this one's first message.
-    earlier: Option<u64>,
+    /// Last sequence number of the previous connection, until this connection's first message.
+    previous: Option<u64>,
 }
 
-/// A connection as its sink sees it. Its end is told however it comes.
+/// Guard of a connection: dropping it reports the end of the connection to the sink.
 struct Connected {
     sink: Arc<dyn Sink>,
     counters: Arc<FeedCounters>,
 }
 
-/// Where a batch comes from.
+/// Source of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Live,
@@ -165,50 +171,50 @@ enum Origin {
 }
 
 impl Feed {
-    /// One connection from its making to its end.
+    /// Runs one connection from connect to its end.
     async fn connection(&mut self) -> ZmtpError {
-        let mut line = match Line::connect(&self.config).await {
-            Ok(line) => line,
+        let mut subscription = match Subscription::connect(&self.config).await {
+            Ok(subscription) => subscription,
             Err(lost) => return lost,
         };
         self.config.counters.connections.fetch_add(1, Relaxed);
-        self.earlier = self.sequencer.reset().or(self.earlier);
+        self.previous = self.sequencer.reset().or(self.previous);
         let connected =
             Connected { sink: Arc::clone(&self.sink), counters: Arc::clone(&self.config.counters) };
-        let Err(lost) = self.follow(&mut line).await;
+        let Err(lost) = self.follow(&mut subscription).await;
         drop(connected);
         lost
     }
 
-    async fn follow(&mut self, line: &mut Line) -> Result<Infallible, ZmtpError> {
+    async fn follow(&mut self, subscription: &mut Subscription) -> Result<Infallible, ZmtpError> {
         if self.config.replay.is_some() {
             self.sequencer.open();
-            self.fill(line, 0).await?;
+            self.fill(subscription, 0).await?;
         }
         self.sink.live(true);
         loop {
-            let message = line.next().await?;
+            let message = subscription.next().await?;
             if let Some(from) = self.on_live(&message) {
-                self.fill(line, from).await?;
+                self.fill(subscription, from).await?;
             }
         }
     }
 
-    /// Takes a live message. `Some` is where a replay has to begin.
+    /// Handles a live message. After a gap, returns the sequence number that a replay has to start from.
     fn on_live(&mut self, message: &[Bytes]) -> Option<u64> {
         let counters = Arc::clone(&self.config.counters);
         let Some((seq, payload)) = frames(message) else {
-            // Its number is unknown: if it was one of ours, the next one shows a gap.
+            // Its sequence number is unknown. If it was lost from ours, the next message reveals a gap.
             counters.decode_errors.fetch_add(1, Relaxed);
             return None;
         };
         counters.messages.fetch_add(1, Relaxed);
-        if self.earlier.take().is_some_and(|earlier| seq <= earlier) {
+        if self.previous.take().is_some_and(|previous| seq <= previous) {
             counters.restarts.fetch_add(1, Relaxed);
         }
         let step = self.sequencer.on(seq, payload);
         if let Step::Gap { from, to } = step {
-            tracing::debug!(endpoint = %self.config.endpoint, from, to, "kv events are missing");
+            tracing::debug!(endpoint = %self.config.endpoint, from, to, "kv events missing");
             counters.gaps.fetch_add(1, Relaxed);
             return Some(from);
         }
@@ -216,11 +222,12 @@ impl Feed {
         None
     }
 
-    /// Asks for everything from `from`, applies it in order, then what came live meanwhile.
-    async fn fill(&mut self, line: &mut Line, from: u64) -> Result<(), ZmtpError> {
+    /// Requests a replay from `from` on, applies it in order, and then applies the live messages that arrived
+    /// in between.
+    async fn fill(&mut self, subscription: &mut Subscription, from: u64) -> Result<(), ZmtpError> {
         let config = self.config.clone();
         if let Some(endpoint) = &config.replay {
-            let (sender, mut replies) = mpsc::channel(REPLIES);
+            let (sender, mut replies) = mpsc::channel(REPLY_QUEUE);
             let asking = timeout(config.replay_limit, ask(&config, endpoint, from, sender));
             pin!(asking);
             let mut asked = false;
@@ -236,12 +243,12 @@ impl Feed {
                         match result {
                             Ok(Ok(())) => {}
                             Ok(Err(lost)) => self.count(&lost),
-                            Err(_) => tracing::debug!(%endpoint, from, "a replay of kv events was cut short"),
+                            Err(_) => tracing::debug!(%endpoint, from, "kv event replay timed out"),
                         }
                         replies.close();
                     }
-                    message = line.next() => {
-                        // No gap opens while a replay is open.
+                    message = subscription.next() => {
+                        // While a replay is open, live messages are kept and report no gap.
                         _ = self.on_live(&message?);
                     }
                 }
@@ -293,24 +300,24 @@ impl Feed {
                 self.sink.apply(batch);
             }
             Err(error) => {
-                tracing::debug!(endpoint = %self.config.endpoint, %error, "a kv event batch cannot be read");
+                tracing::debug!(endpoint = %self.config.endpoint, %error, "kv event batch malformed");
                 counters.decode_errors.fetch_add(1, Relaxed);
                 self.forget("decode_error");
             }
         }
     }
 
-    /// A peer that breaks the rules is worth a warning, once.
+    /// Counts and logs the end of a connection. Only the first violation of a feed is a warning.
     fn count(&self, lost: &ZmtpError) {
         let (endpoint, counters) = (&self.config.endpoint, &self.config.counters);
         if lost.is_violation() && counters.violations.fetch_add(1, Relaxed) == 0 {
-            tracing::warn!(%endpoint, reason = %lost, "a kv event feed broke the protocol");
+            tracing::warn!(%endpoint, reason = %lost, "kv event feed violated the protocol");
             return;
         }
         if matches!(lost, ZmtpError::Silent(_)) {
             counters.silences.fetch_add(1, Relaxed);
         }
-        tracing::debug!(%endpoint, reason = %lost, "no kv event feed");
+        tracing::debug!(%endpoint, reason = %lost, "kv event feed disconnected");
     }
 
     fn forget(&self, why: &'static str) {
@@ -327,7 +334,8 @@ impl Drop for Connected {
     }
 }
 
-/// Milliseconds from `ts`, in seconds since the epoch, to now; 0 when the engine's clock is ahead.
+/// Returns the milliseconds from `ts`, in seconds since the Unix epoch, to now; 0 if the engine's clock is
+/// ahead.
 fn lag_ms(ts: f64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Duration::try_from_secs_f64(ts)

@@ -1,43 +1,43 @@
-//! The order of one source's messages: what may be applied, what is missing, what began anew.
+//! Order of one source's messages: detects gaps, duplicates and restarts by sequence numbers.
 //!
-//! A state machine without clocks or sockets. Its promise: what it hands out is one unbroken run of numbers, or a step
-//! that says "forget first" stands between.
+//! A state machine without clocks or sockets. It guarantees that the messages it hands out are consecutive,
+//! except where a step says to forget the source first.
 
 use std::collections::VecDeque;
 
-/// Orders the messages of one connection to one source. `M` is a message's payload.
+/// Orders the messages of one connection. `M` is a message's payload.
 #[derive(Debug)]
 pub struct Sequencer<M> {
-    /// The last message that was handed out.
+    /// Number of the last message handed out.
     applied: Option<u64>,
-    /// The last message that came live. A replay runs ahead of it.
+    /// Number of the last live message. Replayed messages may be newer.
     seen: Option<u64>,
-    /// Live messages that wait for the end of a replay; `None` when no replay is open.
+    /// Live messages that wait for the end of a replay; `None` if no replay is open.
     kept: Option<Kept<M>>,
     max_messages: usize,
     max_bytes: usize,
 }
 
-/// What to do with a message.
+/// What the caller does with a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<M> {
-    /// Apply it.
+    /// Apply the message.
     Apply(M),
-    /// Known already: drop it.
+    /// The message was seen before; nothing to do.
     Duplicate,
-    /// `from..=to` are missing. The message is kept and a replay is open: feed [`Sequencer::replayed`], then call
-    /// [`Sequencer::finish`].
+    /// Messages `from..=to` are missing. The message is kept and a replay is open: pass replies to
+    /// [`Sequencer::replayed`], then call [`Sequencer::finish`].
     Gap {
-        /// The first missing number.
+        /// First missing number.
         from: u64,
-        /// The last missing number.
+        /// Last missing number.
         to: u64,
     },
-    /// A replay is open: the message is kept for its end.
+    /// A replay is open; the message is kept until its end.
     Kept,
-    /// Numbers went back: the source began anew. Forget it, then apply this. An open replay is over.
+    /// The source restarted its numbers: forget it, then apply the message. An open replay is closed.
     Restarted(M),
-    /// Numbers before it are lost for good. Forget the source, then apply this.
+    /// Earlier messages are lost: forget the source, then apply the message.
     Lost(M),
 }
 
@@ -48,14 +48,14 @@ struct Kept<M> {
 }
 
 impl<M: AsRef<[u8]>> Sequencer<M> {
-    /// A sequencer that has seen nothing. While a replay is open it keeps at most this many live messages and bytes; the
-    /// oldest go first.
+    /// Creates a sequencer. While a replay is open it keeps at most this many live messages and bytes, and
+    /// drops the oldest ones above that.
     #[must_use]
     pub fn new(max_messages: usize, max_bytes: usize) -> Self {
         Self { applied: None, seen: None, kept: None, max_messages, max_bytes }
     }
 
-    /// Takes a live message.
+    /// Handles a live message.
     pub fn on(&mut self, seq: u64, message: M) -> Step<M> {
         match self.seen.replace(seq) {
             Some(before) if seq < before => {
@@ -82,29 +82,29 @@ impl<M: AsRef<[u8]>> Sequencer<M> {
         }
     }
 
-    /// Opens a replay without a gap, to learn what happened before the first live message.
+    /// Opens a replay without a gap, to receive what happened before the first live message.
     pub fn open(&mut self) {
         self.kept.get_or_insert_with(|| Kept { messages: VecDeque::new(), bytes: 0 });
     }
 
-    /// Whether a replay is open.
+    /// Returns whether a replay is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.kept.is_some()
     }
 
-    /// Takes a message of the open replay. With no replay open it is dropped as a duplicate.
+    /// Handles a message of the open replay. Without an open replay it is a duplicate.
     pub fn replayed(&mut self, seq: u64, message: M) -> Step<M> {
         if self.kept.is_some() { self.order(seq, message) } else { Step::Duplicate }
     }
 
-    /// Closes the replay, filled or not, and orders what was kept.
+    /// Closes the replay, complete or not, and returns the steps of the kept messages.
     pub fn finish(&mut self) -> Vec<Step<M>> {
         let kept = self.kept.take().map(|kept| kept.messages).unwrap_or_default();
         kept.into_iter().map(|(seq, message)| self.order(seq, message)).collect()
     }
 
-    /// Forgets every number: the connection is another one. The last live number is handed back.
+    /// Resets the sequencer for a new connection. Returns the number of the last live message.
     pub fn reset(&mut self) -> Option<u64> {
         self.applied = None;
         self.kept = None;
@@ -125,7 +125,7 @@ impl<M: AsRef<[u8]>> Sequencer<M> {
 }
 
 impl<M: AsRef<[u8]>> Kept<M> {
-    /// Keeps a message and drops the oldest over the limits: the hole shows when the replay ends.
+    /// Keeps a message and drops the oldest ones above the limits. The gap shows when the replay ends.
     fn push(&mut self, seq: u64, message: M, max_messages: usize, max_bytes: usize) {
         self.bytes += message.as_ref().len();
         self.messages.push_back((seq, message));

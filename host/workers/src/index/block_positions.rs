@@ -78,7 +78,8 @@ impl BlockPositions {
         self.change(hash, |part| part.set(hash, value));
     }
 
-    /// Changes the part of a hash. Nothing reads the parts concurrently, so a rebuilt one need not be published.
+    /// Changes the part of a hash. Nothing reads the parts concurrently, so a rebuilt one need not be
+    /// published.
     fn change(&mut self, hash: u64, change: impl FnOnce(&mut MapWriter) -> bool) {
         let number = self.part_of(hash);
         let Some(part) = self.parts.get_mut(number) else { return };

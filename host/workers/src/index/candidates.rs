@@ -1,4 +1,5 @@
-//! The writer's candidates: their holders, and what each is known by (recorded decisions, or events of its engine).
+//! The writer's candidates: their holders, and what each is known by (recorded decisions, or events of its
+//! engine).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -100,8 +101,8 @@ impl Candidates {
         self.assigned.get(holder as usize).copied().flatten().map_or(0, |(_, records)| records)
     }
 
-    /// Releases the holders of a candidate without records or events, and then its state. Decisions may be recorded after
-    /// their worker left; without this, nothing would ever remove the state that they create.
+    /// Releases the holders of a candidate without records or events, and then its state. Decisions may be
+    /// recorded after their worker left; without this, nothing would ever remove the state that they create.
     pub(super) fn release_unused(&mut self, candidate: Candidate) {
         let Some(state) = self.states.get(&candidate) else { return };
         if state.cache.is_some() {

@@ -1,7 +1,8 @@
 //! Content of one engine's cache, as its KV events report it.
 //!
-//! The engine's own block hashes are opaque. They are kept only to find, at removal, which blocks they stored [H2].
-//! A block that is stored twice has to be removed twice. A block with an unknown parent cannot be placed and is ignored.
+//! The engine's own block hashes are opaque. They are kept only to find, at removal, which blocks they stored
+//! [H2]. A block that is stored twice has to be removed twice. A block with an unknown parent cannot be
+//! placed and is ignored.
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
@@ -42,7 +43,8 @@ pub(super) struct EngineCache {
 #[derive(Debug, Default)]
 pub(super) struct StoreEffect {
     pub(super) change: Change,
-    /// Blocks that could not be placed: their parent is unknown, or their size is not a multiple of the index's.
+    /// Blocks that could not be placed: their parent is unknown, or their size is not a multiple of the
+    /// index's.
     pub(super) orphans: u64,
 }
 
@@ -93,8 +95,8 @@ impl EngineCache {
         effect
     }
 
-    /// Fills `positions` with those of an event's blocks, and creates blocks that are new. Returns the number of blocks
-    /// that cannot be placed.
+    /// Fills `positions` with those of an event's blocks, and creates blocks that are new. Returns the number
+    /// of blocks that cannot be placed.
     fn locate(&mut self, stored: &Stored, block_size: usize) -> u64 {
         self.positions.clear();
         let has_tokens = !stored.token_ids.is_empty();
@@ -121,8 +123,8 @@ impl EngineCache {
                     self.runs.mark_used(known);
                     known
                 }
-                // Events of offloaded blocks have no tokens. Without an earlier event that had them, our hashes of the
-                // block are unknown.
+                // Events of offloaded blocks have no tokens. Without an earlier event that had them, our
+                // hashes of the block are unknown.
                 (None, None) => {
                     orphans += 1;
                     continue;
@@ -257,8 +259,8 @@ impl EngineCache {
     }
 }
 
-/// Returns the seed of a prompt's local hashes, from what the engine mixed into the hash of its first block: the LoRA
-/// adapter, and the only other string, which is the request's cache salt.
+/// Returns the seed of a prompt's local hashes, from what the engine mixed into the hash of its first block:
+/// the LoRA adapter, and the only other string, which is the request's cache salt.
 fn seed_of(stored: &Stored) -> u64 {
     let lora = stored.lora.as_deref();
     let mut others = stored.extra_keys.first().into_iter().flatten().filter(|key| Some(key.as_str()) != lora);

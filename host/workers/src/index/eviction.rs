@@ -1,9 +1,9 @@
-//! Order in which blocks reported by engines are evicted: least recently used first, from the tail of a run, and no block
-//! before the blocks that follow it.
+//! Order in which blocks reported by engines are evicted: least recently used first, from the tail of a run,
+//! and no block before the blocks that follow it.
 //!
-//! Only runs whose tail has no successor are queued. A run with a successor leaves the queue when its turn comes, and is
-//! put at the head when its last successor is gone. So evicting a block costs the same however deep prompts are.
-//! A run that was used since it was queued goes to the back once more (second chance).
+//! Only runs whose tail has no successor are queued. A run with a successor leaves the queue when its turn
+//! comes, and is put at the head when its last successor is gone. So evicting a block costs the same however
+//! deep prompts are. A run that was used since it was queued goes to the back once more (second chance).
 
 use std::collections::VecDeque;
 

@@ -2,16 +2,17 @@
 //!
 //! Lookups read a published, immutable directory. A worker that joins costs one copy of it.
 //!
-//! A number may pass from one candidate to another while a lookup runs. The writer publishes the new directory before it
-//! adds any block of the new candidate. A lookup that reads the directory before and after therefore knows which holders
-//! to ignore.
+//! A number may pass from one candidate to another while a lookup runs. The writer publishes the new
+//! directory before it adds any block of the new candidate. A lookup that reads the directory before and
+//! after therefore knows which holders to ignore.
 
 use std::sync::Arc;
 
 use super::Candidate;
 use crate::{events::Tier, sync::atomic::AtomicU32};
 
-/// Holders whose gap counters share an allocation. Small for the model checker, which creates them in every execution.
+/// Holders whose gap counters share an allocation. Small for the model checker, which creates them in every
+/// execution.
 const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// A candidate's holders on device, host and disk.
@@ -30,12 +31,13 @@ pub(super) struct HolderDirectory {
     version: u64,
     /// By holder: the version in which its candidate got it.
     since: Vec<u64>,
-    /// Gap counters by holder, in chunks. All versions share them: a holder's next candidate has the same counter.
+    /// Gap counters by holder, in chunks. All versions share them: a holder's next candidate has the same
+    /// counter.
     gaps: Vec<Arc<[AtomicU32]>>,
 }
 
-/// Counts the blocks of a holder that follow a block it does not hold. While the count is not zero, bisection may find too
-/// many blocks.
+/// Counts the blocks of a holder that follow a block it does not hold. While the count is not zero, bisection
+/// may find too many blocks.
 #[derive(Clone, Debug)]
 pub(super) struct GapCounter {
     chunk: Arc<[AtomicU32]>,

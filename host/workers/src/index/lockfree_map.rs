@@ -1,13 +1,14 @@
 //! A hash map from `u64` to `u64` that one thread writes while other threads read it without a lock.
 //!
-//! Keys are hashes already, so they are not hashed again. Open addressing: a key lies in its home line (64 bytes, four
-//! cells) or in a later cell, with no empty cell in between. A lookup usually costs one cache miss, and lookups of several
-//! keys overlap their misses. Cells never move. When the map is too full or too sparse, its writer builds a new one and
-//! publishes it; readers of the old one see the content from just before.
+//! Keys are hashes already, so they are not hashed again. Open addressing: a key lies in its home line (64
+//! bytes, four cells) or in a later cell, with no empty cell in between. A lookup usually costs one cache
+//! miss, and lookups of several keys overlap their misses. Cells never move. When the map is too full or too
+//! sparse, its writer builds a new one and publishes it; readers of the old one see the content from just
+//! before.
 //!
 //! # Why a reader never returns another key's value
-//! A cell changes its key in three steps. Both writes are releases and both reads acquires, so a reader that sees a store
-//! sees everything that was stored before it.
+//! A cell changes its key in three steps. Both writes are releases and both reads acquires, so a reader that
+//! sees a store sees everything that was stored before it.
 //!
 //! ```text
 //!                         remove A    insert B into the same cell
@@ -18,12 +19,12 @@
 //!                                     step 1      step 2      step 3
 //! ```
 //!
-//! A reader loads `reuse_count`, then the key, then the value, then `reuse_count` again. If it saw key A and value v2,
-//! it also sees step 1, because step 1 was stored before v2: the two counts differ, and it looks again.
-//! If its first count was already n+1, it had seen A's removal as well and could not have found key A.
+//! A reader loads `reuse_count`, then the key, then the value, then `reuse_count` again. If it saw key A and
+//! value v2, it also sees step 1, because step 1 was stored before v2: the two counts differ, and it looks
+//! again. If its first count was already n+1, it had seen A's removal as well and could not have found key A.
 //!
-//! A lookup that finds nothing needs no second look: the cell of a key stays the same while the key is held, and no cell
-//! between its home and it is empty.
+//! A lookup that finds nothing needs no second look: the cell of a key stays the same while the key is held,
+//! and no cell between its home and it is empty.
 //!
 //! `cargo xtask models` checks these rules in every interleaving, and breaks each one to see the check fail.
 
@@ -53,8 +54,8 @@ struct Cell {
 #[repr(align(64))]
 struct Line([Cell; WIDTH]);
 
-/// How often removed keys' cells became available to other keys. It has a cache line of its own, so that a reader's miss on
-/// it overlaps the miss on the cell and does not delay reading the map's address and length.
+/// How often removed keys' cells became available to other keys. It has a cache line of its own, so that a
+/// reader's miss on it overlaps the miss on the cell and does not delay reading the map's address and length.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct ReuseCount(AtomicU64);
@@ -243,7 +244,8 @@ impl MapWriter {
         }
     }
 
-    /// Builds a new map with 25 cells for every 16 of `held` keys: a quarter more than the fullest map would have.
+    /// Builds a new map with 25 cells for every 16 of `held` keys: a quarter more than the fullest map would
+    /// have.
     fn rebuild(&mut self, held: usize) {
         let map = LockfreeMap::new((held * 25).div_ceil(16));
         for (key, value) in self.map.entries() {

@@ -1,4 +1,5 @@
-//! Lookup: how many blocks of a prefix each candidate holds. Bisects over the prefix for all candidates at once.
+//! Lookup: how many blocks of a prefix each candidate holds. Bisects over the prefix for all candidates at
+//! once.
 
 use std::sync::Arc;
 
@@ -24,19 +25,21 @@ pub struct Matched {
 pub struct Overlaps {
     /// The candidates that the holders stood for.
     directory: Arc<HolderDirectory>,
-    /// By holder: number of blocks of the prefix. Holders on lower tiers count from where the tier above ends.
+    /// By holder: number of blocks of the prefix. Holders on lower tiers count from where the tier above
+    /// ends.
     depths: Vec<u32>,
     /// Holders of the first block.
     group: Vec<u32>,
     /// By holder: its index in `group`. Stale for holders that are not in the group.
     group_index: Vec<u32>,
     tasks: Vec<Task>,
-    /// Depth at which most holders of the last lookup ended, and their number. Prompts often share a system prompt only,
-    /// so the next lookup tries this depth early.
+    /// Depth at which most holders of the last lookup ended, and their number. Prompts often share a system
+    /// prompt only, so the next lookup tries this depth early.
     usual_depth: (usize, usize),
 }
 
-/// One interval of the bisection: all of `group[start..end]` hold block `low`, and none of them holds block `high`.
+/// One interval of the bisection: all of `group[start..end]` hold block `low`, and none of them holds block
+/// `high`.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     low: usize,
@@ -52,7 +55,8 @@ impl Task {
         if self.low == 0 && self.high == blocks {
             return blocks - 1;
         }
-        // Otherwise try the usual depth of the last lookup: first the block before it, then the block behind it.
+        // Otherwise try the usual depth of the last lookup: first the block before it, then the block behind
+        // it.
         let between = |at: &usize| self.low < *at && *at < self.high;
         let guess = if self.low + 1 == usual_depth { usual_depth } else { usual_depth.saturating_sub(1) };
         Some(guess).filter(between).unwrap_or(self.low.midpoint(self.high))
@@ -137,8 +141,9 @@ impl Overlaps {
         }
     }
 
-    /// Moves the holders of a block to the front of `group[start..end]` and returns where the others begin. The cost is
-    /// proportional to the block's own holders, which are few for a deep block even if many hold the first one.
+    /// Moves the holders of a block to the front of `group[start..end]` and returns where the others begin.
+    /// The cost is proportional to the block's own holders, which are few for a deep block even if many hold
+    /// the first one.
     fn partition(&mut self, shards: &Shards, block: BlockHash, start: usize, end: usize) -> usize {
         let mut split = start;
         let (group, group_index) = (&mut self.group, &mut self.group_index);

@@ -12,7 +12,8 @@ pub(super) const fn heap(bytes: usize) -> usize {
     }
 }
 
-/// Reserves space for `more` items, growing by a quarter at least. Doubling would take up to twice what is needed.
+/// Reserves space for `more` items, growing by a quarter at least. Doubling would take up to twice what is
+/// needed.
 pub(super) fn reserve<T>(items: &mut Vec<T>, more: usize) {
     if items.capacity() - items.len() < more {
         items.reserve_exact(more.max(items.len() / 4));

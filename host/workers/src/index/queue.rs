@@ -28,8 +28,8 @@ pub(super) enum Message {
     Flush(Sender<()>),
 }
 
-/// Receives messages so that senders rarely have to wake this thread. A wake-up per decision would cost the decision a
-/// system call, and both threads a context switch.
+/// Receives messages so that senders rarely have to wake this thread. A wake-up per decision would cost the
+/// decision a system call, and both threads a context switch.
 pub(super) struct Queue<'a> {
     messages: &'a Receiver<Message>,
     /// Messages since the queue was last found empty.
@@ -39,8 +39,8 @@ pub(super) struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    /// While messages arrive at short intervals, an empty queue makes the thread sleep this long instead of waiting for the
-    /// next message. It then finds several at once.
+    /// While messages arrive at short intervals, an empty queue makes the thread sleep this long instead of
+    /// waiting for the next message. It then finds several at once.
     const NAP: Duration = Duration::from_millis(1);
 
     pub(super) fn new(messages: &'a Receiver<Message>) -> Self {

@@ -1,7 +1,7 @@
 //! Blocks of one engine in *runs*: each block of a run is the parent of the next one.
 //!
-//! A block costs its hashes and its counts only; links between runs exist only where prompts branch. A run grows and
-//! shrinks at its tail.
+//! A block costs its hashes and its counts only; links between runs exist only where prompts branch. A run
+//! grows and shrinks at its tail.
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
@@ -15,9 +15,9 @@ use super::{
 use crate::id::BlockHash;
 use run::{Branch, Run};
 
-/// Twentieths added to the counted bytes. Fitted to `cargo xtask churn`, where resident memory was 1.27 and 1.34 times what
-/// runs and block table had allocated. Fragmentation is the likely cause: tables are rebuilt while runs move into the
-/// space that the old ones leave. That has not been shown.
+/// Twentieths added to the counted bytes. Fitted to `cargo xtask churn`, where resident memory was 1.27 and
+/// 1.34 times what runs and block table had allocated. Fragmentation is the likely cause: tables are rebuilt
+/// while runs move into the space that the old ones leave. That has not been shown.
 const FRAGMENTATION_TWENTIETHS: usize = 9;
 
 /// How often a block is stored, by tier.
@@ -153,8 +153,9 @@ impl Runs {
         }
     }
 
-    /// Adds a block after its parent: to the parent's run if the parent is its tail, otherwise as the start of a new run.
-    /// Reserves space for `more` blocks that will follow. `add_hashes` appends our hashes of the block.
+    /// Adds a block after its parent: to the parent's run if the parent is its tail, otherwise as the start
+    /// of a new run. Reserves space for `more` blocks that will follow. `add_hashes` appends our hashes of
+    /// the block.
     pub(super) fn push(
         &mut self,
         parent: Option<Position>,
@@ -205,8 +206,8 @@ impl Runs {
         run.branch(last).is_none().then_some(Position { at: last, ..at })
     }
 
-    /// Removes the blocks at a run's tail that are stored in no tier and have no successor. If that empties the run, goes on
-    /// with the run before it.
+    /// Removes the blocks at a run's tail that are stored in no tier and have no successor. If that empties
+    /// the run, goes on with the run before it.
     pub(super) fn trim(&mut self, at: Position) {
         let mut next = Some(at);
         while let Some(at) = next.take() {
@@ -224,7 +225,8 @@ impl Runs {
         }
     }
 
-    /// Frees the unused capacity of a run. If the run is empty, removes it and its branch, and returns its parent.
+    /// Frees the unused capacity of a run. If the run is empty, removes it and its branch, and returns its
+    /// parent.
     fn shrink(&mut self, at: Position) -> Option<Position> {
         let parent = self.change(at.run, |run| {
             if run.blocks.is_empty() && run.step > 0 {

@@ -1,7 +1,7 @@
 //! Block table: the holders of each block, with the number of records that say so.
 //!
-//! One writer. Lookups take no lock for blocks with a single holder, and a shard's read lock for blocks with several.
-//! The writer holds a shard's write lock for one change of one block.
+//! One writer. Lookups take no lock for blocks with a single holder, and a shard's read lock for blocks with
+//! several. The writer holds a shard's write lock for one change of one block.
 
 use std::sync::Arc;
 

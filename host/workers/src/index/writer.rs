@@ -1,4 +1,5 @@
-//! The index's only writer: applies decisions and events in order, and ends records by age, budget or departure.
+//! The index's only writer: applies decisions and events in order, and ends records by age, budget or
+//! departure.
 
 use std::{
     collections::VecDeque,
@@ -35,8 +36,8 @@ struct Record {
 }
 
 impl Record {
-    /// Returns the bytes that the record takes beside its queue entry. Bookings may share the hashes; they are counted here
-    /// all the same.
+    /// Returns the bytes that the record takes beside its queue entry. Bookings may share the hashes; they
+    /// are counted here all the same.
     fn bytes(&self) -> usize {
         heap(2 * size_of::<usize>() + size_of_val::<[BlockHash]>(&self.blocks))
     }
@@ -232,7 +233,8 @@ impl Writer {
             self.candidates.get_or_insert(candidate).live = true;
             self.end_records_of(candidate);
         } else {
-            // This is also the last message of a feed whose worker left, and removes what its late events added.
+            // This is also the last message of a feed whose worker left, and removes what its late events
+            // added.
             self.drop_cache(candidate);
             self.candidates.release_unused(candidate);
         }

@@ -1,17 +1,17 @@
-//! Reads what engines answer to probes. Pure.
+//! Parses engines' responses to probes. No I/O.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// Models an engine lists, and who it says owns them.
+/// Models that an engine lists, and their owner, which names the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Models {
     pub(super) names: Vec<String>,
     pub(super) owner: Option<String>,
 }
 
-/// An engine's own load figures.
+/// Load figures of an engine.
 #[derive(Debug, PartialEq)]
 pub(super) struct Figures {
     pub(super) running: u32,
@@ -30,20 +30,24 @@ struct Model {
     owned_by: Option<String>,
 }
 
-/// The answer of `/v1/models`.
+/// Parses the response of `/v1/models`.
 pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     let list: List = serde_json::from_slice(body).map_err(|error| format!("GET /v1/models: {error}"))?;
     let owner = list.data.first().and_then(|model| model.owned_by.clone());
     Ok(Models { names: list.data.into_iter().map(|model| model.id).collect(), owner })
 }
 
-/// Engine ids by rank, from Mooncake's bootstrap server: `{"0": "id"}` or `{"0": {"engine_id": "id"}}`.
+/// Parses the engine ids by rank from Mooncake's bootstrap server: `{"0": "id"}` or `{"0": {"engine_id":
+/// "id"}}`.
 pub(super) fn engine_ids(body: &[u8]) -> Result<Vec<String>, String> {
     let ranks: BTreeMap<u32, EngineId> =
         serde_json::from_slice(body).map_err(|error| format!("GET /query: {error}"))?;
     let all = ranks.keys().copied().eq(0..u32::try_from(ranks.len()).unwrap_or(u32::MAX));
     if ranks.is_empty() || !all {
-        return Err(format!("GET /query: ranks {:?} are not 0 to n", ranks.keys().collect::<Vec<_>>()));
+        return Err(format!(
+            "GET /query: ranks {:?} are not consecutive from 0",
+            ranks.keys().collect::<Vec<_>>()
+        ));
     }
     Ok(ranks.into_values().map(|(EngineId::Plain(id) | EngineId::Entry { engine_id: id })| id).collect())
 }
@@ -55,7 +59,7 @@ enum EngineId {
     Entry { engine_id: String },
 }
 
-/// KV blocks from `vllm:cache_config_info{…num_gpu_blocks="…"}`.
+/// Parses the number of KV blocks from the metric `vllm:cache_config_info{…num_gpu_blocks="…"}`.
 pub(super) fn vllm_blocks(metrics: &[u8]) -> Option<u32> {
     let text = std::str::from_utf8(metrics).ok()?;
     let line = text.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
@@ -63,7 +67,8 @@ pub(super) fn vllm_blocks(metrics: &[u8]) -> Option<u32> {
     rest.split('"').next()?.parse().ok().filter(|blocks| *blocks > 0)
 }
 
-/// Load figures from either engine's metrics; several series of one name (ranks) add up, shares take the highest.
+/// Parses the load figures from vLLM's or SGLang's metrics. Of several series of one name (ranks), counts are
+/// added and the highest usage is taken.
 pub(super) fn load(metrics: &[u8]) -> Option<Figures> {
     let text = std::str::from_utf8(metrics).ok()?;
     let series = |names: [&str; 2]| -> Vec<f64> {
@@ -92,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_real_engine_s_models_and_metrics_are_read() {
+    fn models_and_metrics_of_a_real_engine_are_parsed() {
         let models = models(include_bytes!("../../../../tests/fixtures/engines/models.json")).unwrap();
         assert_eq!(models, Models { names: vec!["tiny".into()], owner: Some("vllm".into()) });
         let metrics = include_bytes!("../../../../tests/fixtures/engines/metrics.txt");
@@ -101,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn mooncake_engine_ids_are_read_in_both_forms_and_gaps_are_told() {
+    fn mooncake_engine_ids_are_parsed_in_both_forms_and_gaps_are_errors() {
         assert_eq!(engine_ids(br#"{"1":"b","0":"a"}"#), Ok(vec!["a".to_owned(), "b".to_owned()]));
         let entry = br#"{"0":{"engine_id":"a","worker_addr":{}}}"#;
         assert_eq!(engine_ids(entry), Ok(vec!["a".to_owned()]));
@@ -109,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_add_up_and_the_fullest_cache_counts() {
+    fn counts_of_ranks_add_up_and_the_highest_usage_counts() {
         let text = b"sglang:num_running_reqs{rank=\"0\"} 3.0\nsglang:num_running_reqs{rank=\"1\"} 4.0\nsglang:num_queue_reqs 2\nsglang:token_usage{rank=\"0\"} 0.25\nsglang:token_usage{rank=\"1\"} 0.5\n";
         assert_eq!(load(text), Some(Figures { running: 7, waiting: 2, kv_usage: 0.5 }));
         assert_eq!(load(b"# nothing\nother 1\n"), None);

@@ -40,7 +40,8 @@ pub(crate) fn lets_one_through() {
     assert_eq!(through.load(Ordering::Relaxed), 1, "calls that try");
 }
 
-/// A request to a worker fails while another succeeds. After the next success, one failure does not open the breaker.
+/// A request to a worker fails while another succeeds. After the next success, one failure does not open the
+/// breaker.
 pub(crate) fn closes_probation() {
     time::set(0);
     let breaker = Arc::new(Breaker::new(BreakerRules::WORKER));

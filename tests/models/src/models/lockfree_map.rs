@@ -1,4 +1,5 @@
-//! The lock-free map: one writer and two readers. All keys share a home. A value contains its key and a number that rises.
+//! The lock-free map: one writer and two readers. All keys share a home. A value contains its key and a
+//! number that rises.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Lookups beside a writer that follows the index's rules: it publishes a holder before its blocks, and counts a gap before
-//! it makes it.
+//! Lookups beside a writer that follows the index's rules: it publishes a holder before its blocks, and
+//! counts a gap before it makes it.
 
 use std::sync::Arc;
 
@@ -54,7 +54,8 @@ pub(crate) fn holder_is_reassigned() {
     reader.join().unwrap();
 }
 
-/// The middle of three blocks is removed and comes back. At no moment are exactly two blocks held from the root.
+/// The middle of three blocks is removed and comes back. At no moment are exactly two blocks held from the
+/// root.
 pub(crate) fn gap() {
     let shared = Arc::new(Shared::default());
     let mut table = TableWriter::new(shared.shards.clone());

@@ -1,4 +1,5 @@
-//! The block table. Blocks with several holders have lists, and the index of a list passes from one block to another.
+//! The block table. Blocks with several holders have lists, and the index of a list passes from one block to
+//! another.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The values inside an event that come in more than one form.
+//! Values inside an event that engines encode in more than one form.
 
 use std::fmt::{self, Write as _};
 
@@ -9,7 +9,7 @@ use serde::{
 
 use super::Tier;
 
-/// A field of an event by name.
+/// Name of a field.
 #[derive(Clone, Copy)]
 pub(super) enum Field {
     Type,
@@ -25,16 +25,17 @@ pub(super) enum Field {
     Other,
 }
 
-/// An engine's block hash: an integer of either sign by its bits, or the last 8 of its bytes as a big-endian number.
+/// An engine's block hash: the bits of a signed or unsigned integer, or the last 8 bytes of a byte string,
+/// big-endian.
 pub(super) struct Hash(pub(super) u64);
 
-/// An adapter's number as text. 0 means no adapter: engines count from 1.
+/// Number of a LoRA adapter as text. 0 means no adapter; engines count from 1.
 pub(super) struct LoraId(pub(super) Option<String>);
 
-/// A medium, already as a tier.
+/// A medium, converted to a tier.
 pub(super) struct Medium(pub(super) Tier);
 
-/// The extra keys of one block; nil is none.
+/// Extra keys of one block; nil stands for an empty list.
 pub(super) struct ExtraKeys(pub(super) Vec<String>);
 
 impl<'de> Deserialize<'de> for Field {
@@ -133,7 +134,7 @@ impl Visitor<'_> for HashVisitor {
     }
 }
 
-/// Any value as text; see [`super::Stored::extra_keys`] for the forms.
+/// Any value as text. [`super::Stored::extra_keys`] describes the forms.
 struct Text(String);
 
 impl<'de> Deserialize<'de> for Text {

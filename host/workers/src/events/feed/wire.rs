@@ -1,6 +1,6 @@
-//! The sockets of a feed: the subscription, and the question for a replay.
+//! Sockets of a feed: subscription and replay request.
 //!
-//! Owns what stands in which frame. Knows no order of numbers and no msgpack.
+//! Owns the frame layout of messages. Knows neither the order of sequence numbers nor msgpack.
 
 use bytes::Bytes;
 use tokio::{sync::mpsc, time::timeout};
@@ -10,20 +10,20 @@ use super::{
     zmtp::{Connection, Kind, Limits, ZmtpError},
 };
 
-/// The number that ends a replay.
+/// Sequence number that marks the end of a replay.
 const END: [u8; 8] = [0xff; 8];
 
 /// A connected subscription.
-pub(super) struct Line(Connection);
+pub(super) struct Subscription(Connection);
 
-/// One answer of a replay.
+/// One reply of a replay.
 #[derive(Debug)]
 pub(super) enum Reply {
     Message(u64, Bytes),
     Malformed,
 }
 
-impl Line {
+impl Subscription {
     pub(super) async fn connect(config: &FeedConfig) -> Result<Self, ZmtpError> {
         let limits = limits(config);
         let mut socket = Connection::open(&config.endpoint, Kind::Sub, limits).await?;
@@ -32,14 +32,14 @@ impl Line {
         Ok(Self(socket))
     }
 
-    /// The next message. Dropping the future loses none.
+    /// Returns the next message. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
         self.0.recv().await
     }
 }
 
-/// Asks the replay server at `endpoint` for every message from number `from` on and passes the answers on until the end
-/// marker. The caller sets the limit of the whole.
+/// Requests every message from sequence number `from` on from the replay server at `endpoint`, and forwards
+/// the replies until the end marker. The caller sets the time limit.
 pub(super) async fn ask(
     config: &FeedConfig,
     endpoint: &str,
@@ -64,7 +64,8 @@ fn limits(config: &FeedConfig) -> Limits {
     Limits { message: config.max_message, connect: config.connect_limit, silence: config.silence }
 }
 
-/// The number and the payload of a message: its last two frames, whatever topic and delimiter stand before them.
+/// Returns the sequence number and the payload of a message: its last two frames. Topic and delimiter frames
+/// may precede them.
 pub(super) fn frames(message: &[Bytes]) -> Option<(u64, Bytes)> {
     let payload = message.get(message.len().checked_sub(1)?)?;
     let seq = message.get(message.len().checked_sub(2)?)?;
@@ -72,7 +73,8 @@ pub(super) fn frames(message: &[Bytes]) -> Option<(u64, Bytes)> {
     (seq != END).then(|| (u64::from_be_bytes(seq), payload.clone()))
 }
 
-/// The end marker is the number's frame, with or without a payload after it.
+/// Returns whether a message is the end marker: its sequence number is [`END`], with or without a payload
+/// after it.
 fn is_end(message: &[Bytes]) -> bool {
     let frame = |back: usize| message.len().checked_sub(back).and_then(|at| message.get(at));
     [1, 2].into_iter().any(|back| frame(back).is_some_and(|bytes| bytes.as_ref() == END))
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn h6_the_end_of_a_replay_has_many_forms() {
+    fn h6_the_end_marker_of_a_replay_may_have_several_forms() {
         for parts in [[b"".as_slice(), &END].as_slice(), &[b"", &END, b""], &[b"", b"kv", &END, b""], &[&END]]
         {
             assert!(is_end(&message(parts)), "{parts:?}");

@@ -1,8 +1,8 @@
-//! A ZMTP 3 connection over TCP, as far as a feed needs it: SUB and DEALER sockets that connect, the NULL mechanism.
+//! ZMTP 3 client over TCP with what a feed needs: connecting SUB and DEALER sockets, NULL mechanism.
 //!
-//! Owns the socket and the limits. A peer may be hostile: memory grows with the bytes that came, never with what a header
-//! claims, and whatever takes too long or is too much ends the connection. Who does not call [`Connection::recv`] reads
-//! nothing: the bytes wait in the kernel's buffers, then at the peer.
+//! Owns the socket and the limits. A peer may be hostile: memory grows with the bytes received, never with
+//! the length that a header claims, and exceeding a limit ends the connection. It reads only inside
+//! [`Connection::recv`], so that a slow caller fills the kernel's buffers and then slows down the peer.
 
 use std::{io, time::Duration};
 
@@ -23,45 +23,48 @@ pub(crate) use command::{Command, CommandError};
 pub(crate) use frame::{Assembler, FrameError, Item};
 pub(crate) use greeting::GreetingError;
 
-/// Room for one read, in bytes.
-const READ: usize = 16 * 1024;
-/// Room for unread bytes that is kept when there are none.
-const KEEP: usize = 1024 * 1024;
-/// Bytes that may wait to be sent: a peer that asks without reading must not fill memory.
+/// Buffer space for one read, in bytes.
+const READ_BYTES: usize = 16 * 1024;
+/// Capacity above which an empty read buffer is freed.
+const MAX_IDLE_BUFFER: usize = 1024 * 1024;
+/// Limit of bytes that wait to be sent, so that a peer that sends PINGs without reading PONGs cannot fill
+/// memory.
 const MAX_UNSENT: usize = 64 * 1024;
-/// A message that began has to be whole after this time.
-const WHOLE: Duration = Duration::from_secs(60);
-/// Keepalive probes that may be lost, after one silence, a third of it apart.
-const PROBES: u32 = 3;
+/// Time limit from the first byte of a message to its last.
+const MESSAGE_LIMIT: Duration = Duration::from_secs(60);
+/// Number of unanswered TCP keepalive probes that end a connection. They start after one silence, a third of
+/// it apart.
+const KEEPALIVE_PROBES: u32 = 3;
 
-/// What is taken from a peer.
+/// Limits for a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes of a message, all frames together.
     pub(crate) message: usize,
-    /// From the first packet to the end of the handshake.
+    /// Time from the first packet to the end of the handshake.
     pub(crate) connect: Duration,
-    /// Without a byte for so long a peer is asked whether it lives; if it says nothing for as long again, it does not.
+    /// Idle time after which the peer gets a PING. If it sends nothing for as long again, the connection
+    /// ends.
     pub(crate) silence: Duration,
 }
 
-/// What a socket is for.
+/// Type of our socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Takes what a publisher says.
+    /// Receives from a publisher.
     Sub,
-    /// Asks and takes answers.
+    /// Sends requests and receives replies.
     Dealer,
 }
 
-/// Why there is no connection.
+/// Why a connection could not be made or ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ZmtpError {
-    #[error("`{0}` is not tcp://host:port")]
+    #[error("cannot connect to `{0}`: expected tcp://host:port")]
     Address(String),
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
-    #[error("no handshake within {0:?}")]
+    #[error("handshake not finished within {0:?}")]
     Handshake(Duration),
     #[error(transparent)]
     Greeting(#[from] GreetingError),
@@ -69,26 +72,26 @@ pub(crate) enum ZmtpError {
     Frame(#[from] FrameError),
     #[error(transparent)]
     Command(#[from] CommandError),
-    #[error("the peer's socket is {0}")]
+    #[error("unsuitable socket type `{0}` of the peer")]
     SocketType(String),
-    #[error("the peer refuses: {0}")]
+    #[error("the peer refused the connection: {0}")]
     Refused(String),
-    #[error("a message before the end of the handshake")]
+    #[error("the peer sent a message before the end of the handshake")]
     Early,
-    #[error("the peer asks and does not read the answers")]
+    #[error("the peer sends PINGs and does not read the PONGs")]
     Flood,
-    #[error("a message that is not whole after {WHOLE:?}")]
+    #[error("message incomplete after {MESSAGE_LIMIT:?}")]
     Slow,
-    #[error("no sign of life for {0:?}")]
+    #[error("the peer was silent for {0:?}")]
     Silent(Duration),
-    #[error("broken connection: {0}")]
+    #[error("connection failed: {0}")]
     Io(#[from] io::Error),
     #[error("the peer closed the connection")]
     Closed,
 }
 
 impl ZmtpError {
-    /// Whether the peer broke the protocol or a limit.
+    /// Returns whether the peer violated the protocol or a limit.
     pub(crate) fn is_violation(&self) -> bool {
         match self {
             Self::Greeting(_) | Self::Frame(_) | Self::Command(_) | Self::SocketType(_) => true,
@@ -123,27 +126,28 @@ pub(crate) struct Connection {
     assembler: Assembler,
     unread: BytesMut,
     unsent: BytesMut,
-    /// The peer's minor version. From 1 on it answers PING.
+    /// Minor version of the peer's ZMTP 3. From 1 on it answers PINGs.
     minor: u8,
-    heart: Heart,
+    liveness: Liveness,
 }
 
-/// When the peer last showed life.
+/// When the peer last sent something.
 #[derive(Clone, Copy, Debug)]
-struct Heart {
+struct Liveness {
     at: Instant,
-    asked: bool,
+    /// A PING was sent since.
+    pinged: bool,
 }
 
 impl Connection {
-    /// Connects to `tcp://host:port` and shakes hands.
+    /// Connects to `tcp://host:port` and performs the handshake.
     ///
     /// # Errors
     /// [`ZmtpError`].
     pub(crate) async fn open(endpoint: &str, kind: Kind, limits: Limits) -> Result<Self, ZmtpError> {
         let limit = limits.connect;
-        let shaken = timeout(limit, Self::shake(endpoint, kind, limits)).await;
-        shaken.unwrap_or(Err(ZmtpError::Handshake(limit)))
+        let connected = timeout(limit, Self::handshake(endpoint, kind, limits)).await;
+        connected.unwrap_or(Err(ZmtpError::Handshake(limit)))
     }
 
     /// Subscribes to a prefix of topics.
@@ -164,12 +168,12 @@ impl Connection {
         self.flush().await
     }
 
-    /// The next message. Dropping the future loses none.
+    /// Returns the next message. Cancel-safe.
     ///
     /// # Errors
-    /// [`ZmtpError`]; the connection is over.
+    /// [`ZmtpError`]; the connection is then unusable.
     pub(crate) async fn recv(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
-        let mut whole_by = None;
+        let mut complete_by = None;
         loop {
             while let Some(item) = self.assembler.next(&mut self.unread)? {
                 match item {
@@ -178,19 +182,19 @@ impl Connection {
                 }
             }
             if self.unread.is_empty() && !self.assembler.is_open() {
-                whole_by = None;
-            } else if Instant::now() >= *whole_by.get_or_insert_with(|| Instant::now() + WHOLE) {
+                complete_by = None;
+            } else if Instant::now() >= *complete_by.get_or_insert_with(|| Instant::now() + MESSAGE_LIMIT) {
                 return Err(ZmtpError::Slow);
             }
-            self.exchange(whole_by).await?;
+            self.exchange(complete_by).await?;
         }
     }
 
-    async fn shake(endpoint: &str, kind: Kind, limits: Limits) -> Result<Self, ZmtpError> {
+    async fn handshake(endpoint: &str, kind: Kind, limits: Limits) -> Result<Self, ZmtpError> {
         let address = endpoint.strip_prefix("tcp://");
         let address = address.ok_or_else(|| ZmtpError::Address(endpoint.to_owned()))?;
         let stream = TcpStream::connect(address).await.map_err(ZmtpError::Connect)?;
-        watch(&stream, limits.silence)?;
+        enable_keepalive(&stream, limits.silence)?;
         let mut this = Self {
             stream,
             limits,
@@ -198,7 +202,7 @@ impl Connection {
             unread: BytesMut::new(),
             unsent: BytesMut::new(),
             minor: 0,
-            heart: Heart { at: Instant::now(), asked: false },
+            liveness: Liveness { at: Instant::now(), pinged: false },
         };
         this.unsent.extend_from_slice(&greeting::ours());
         let minor = loop {
@@ -237,14 +241,14 @@ impl Connection {
         if self.unsent.len() > MAX_UNSENT { Err(ZmtpError::Flood) } else { Ok(()) }
     }
 
-    /// Reads or writes once, or finds the peer silent. Cancellation loses nothing.
-    async fn exchange(&mut self, whole_by: Option<Instant>) -> Result<(), ZmtpError> {
-        self.make_room();
-        let beat = (self.minor > 0).then(|| self.heart.at + self.limits.silence);
-        let wake = [beat, whole_by].into_iter().flatten().min();
+    /// Reads or writes once, or waits until a limit is reached. Cancel-safe.
+    async fn exchange(&mut self, complete_by: Option<Instant>) -> Result<(), ZmtpError> {
+        self.prepare_buffer();
+        let ping_at = (self.minor > 0).then(|| self.liveness.at + self.limits.silence);
+        let wake = [ping_at, complete_by].into_iter().flatten().min();
         let (mut reader, mut writer) = self.stream.split();
         select! {
-            // A peer that never falls silent has to get its PONGs too.
+            // Write first, so that a peer that sends without pause gets its PONGs too.
             biased;
             wrote = writer.write_buf(&mut self.unsent), if !self.unsent.is_empty() => {
                 wrote?;
@@ -253,25 +257,25 @@ impl Connection {
                 if read? == 0 {
                     return Err(ZmtpError::Closed);
                 }
-                self.heart = Heart { at: Instant::now(), asked: false };
+                self.liveness = Liveness { at: Instant::now(), pinged: false };
             }
-            // What came while nobody read is read before this is looked at.
+            // Reads come first, so bytes that arrived before this call count as a sign of life.
             () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
-                if beat.is_some_and(|beat| beat <= Instant::now()) {
-                    self.feel()?;
+                if ping_at.is_some_and(|at| at <= Instant::now()) {
+                    self.on_silence()?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Nothing came for one silence: asks, or gives up when it did so before.
-    fn feel(&mut self) -> Result<(), ZmtpError> {
-        if self.heart.asked {
+    /// Handles an idle period: sends a PING, or ends the connection if the last PING was not answered.
+    fn on_silence(&mut self) -> Result<(), ZmtpError> {
+        if self.liveness.pinged {
             return Err(ZmtpError::Silent(self.limits.silence * 2));
         }
         command::ping(&mut self.unsent);
-        self.heart = Heart { at: Instant::now(), asked: true };
+        self.liveness = Liveness { at: Instant::now(), pinged: true };
         Ok(())
     }
 
@@ -282,23 +286,24 @@ impl Connection {
         Ok(())
     }
 
-    fn make_room(&mut self) {
-        self.unread.reserve(READ);
-        if self.unread.is_empty() && self.unread.capacity() > KEEP {
-            self.unread = BytesMut::with_capacity(READ);
+    fn prepare_buffer(&mut self) {
+        self.unread.reserve(READ_BYTES);
+        if self.unread.is_empty() && self.unread.capacity() > MAX_IDLE_BUFFER {
+            self.unread = BytesMut::with_capacity(READ_BYTES);
         }
     }
 }
 
-/// Lets the kernel find out that the peer's machine is gone, whatever version of ZMTP it speaks.
-fn watch(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+/// Enables TCP keepalive, which detects that the peer's machine is gone with every version of ZMTP.
+fn enable_keepalive(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let second = Duration::from_secs(1);
     let keepalive = TcpKeepalive::new().with_time(silence.max(second));
-    let keepalive = keepalive.with_interval((silence / PROBES).max(second)).with_retries(PROBES);
+    let keepalive =
+        keepalive.with_interval((silence / KEEPALIVE_PROBES).max(second)).with_retries(KEEPALIVE_PROBES);
     let socket = SockRef::from(stream);
     socket.set_tcp_keepalive(&keepalive)?;
-    // The same bound when something of ours was not acknowledged, for then there are no probes.
+    // The same limit for unacknowledged data, because the kernel sends no probes while data is outstanding.
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(silence.max(second) * 2))?;
     Ok(())

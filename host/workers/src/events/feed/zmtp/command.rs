@@ -1,32 +1,32 @@
-//! The commands that a subscription or a question needs: READY, ERROR, SUBSCRIBE, PING, PONG.
+//! ZMTP commands that a feed uses: READY, ERROR, SUBSCRIBE, PING, PONG.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::frame;
 
-/// Bytes of a PING that its PONG repeats, at most.
+/// Limit of the bytes of a PING that its PONG repeats.
 const MAX_CONTEXT: usize = 16;
 
-/// A command of the peer.
+/// A command from the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// Its side of the handshake, with its socket type.
+    /// The peer's part of the handshake, with its socket type.
     Ready(String),
-    /// It refuses us, for this reason.
+    /// The peer refuses the connection, with the reason.
     Error(String),
-    /// It wants a PONG with this context.
+    /// A request for a PONG with this context.
     Ping(Bytes),
-    /// Anything else, and PONG: a sign of life.
+    /// PONG, or an unknown command. Only its arrival matters.
     Other,
 }
 
-/// A command that cannot be read; what of it.
+/// Name of a command that cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a malformed {0} command")]
+#[error("malformed {0} command")]
 pub(crate) struct CommandError(&'static str);
 
 impl Command {
-    /// Reads a command's body.
+    /// Parses a command's body.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -40,7 +40,7 @@ impl Command {
                 Ok(Self::Error(reason.escape_ascii().to_string()))
             }
             b"PING" => {
-                // Two bytes of a time to live, then the context.
+                // Two bytes of time to live precede the context.
                 let context = (rest.len() >= 2).then(|| rest.slice(2..)).ok_or(CommandError("PING"))?;
                 if context.len() > MAX_CONTEXT { Err(CommandError("PING")) } else { Ok(Self::Ping(context)) }
             }
@@ -62,7 +62,7 @@ fn read_ready(mut rest: Bytes) -> Result<Command, CommandError> {
     socket_type.map(Command::Ready).ok_or(CommandError("READY"))
 }
 
-/// Bytes behind a length of one byte.
+/// Takes a byte string with a length of one byte.
 fn take_short(rest: &mut Bytes) -> Option<Bytes> {
     let length = rest.try_get_u8().ok()?;
     take(rest, usize::from(length))
@@ -72,7 +72,7 @@ fn take(rest: &mut Bytes, length: usize) -> Option<Bytes> {
     (length <= rest.len()).then(|| rest.split_to(length))
 }
 
-/// Writes READY for a socket of this type.
+/// Writes a READY command for a socket of this type.
 pub(super) fn ready(socket_type: &str, out: &mut BytesMut) {
     let mut body = BytesMut::new();
     body.put_slice(b"\x05READY");
@@ -85,7 +85,7 @@ pub(super) fn ready(socket_type: &str, out: &mut BytesMut) {
     frame::command(&body, out);
 }
 
-/// Writes SUBSCRIBE, as a command or, for peers of ZMTP 3.0, as the message it was.
+/// Writes a subscription: a command, or a message for a peer with ZMTP 3.0.
 pub(super) fn subscribe(topic: &str, minor: u8, out: &mut BytesMut) {
     if minor == 0 {
         frame::message(&[&[b"\x01", topic.as_bytes()].concat()], out);
@@ -94,12 +94,12 @@ pub(super) fn subscribe(topic: &str, minor: u8, out: &mut BytesMut) {
     }
 }
 
-/// Writes PING without a time to live: a reader that is behind must not be thrown out.
+/// Writes a PING. Its time to live is 0, so that the peer does not disconnect a slow reader.
 pub(super) fn ping(out: &mut BytesMut) {
     frame::command(b"\x04PING\0\0", out);
 }
 
-/// Writes the PONG to a PING.
+/// Writes the PONG for a PING.
 pub(super) fn pong(context: &[u8], out: &mut BytesMut) {
     frame::command(&[b"\x04PONG", context].concat(), out);
 }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn h6_commands_are_read_whatever_a_peer_writes() {
+    fn h6_well_formed_commands_are_parsed_and_malformed_ones_are_errors() {
         assert_eq!(read(b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"), Ok(Command::Ready("PUB".to_owned())));
         let more = b"\x05READY\x08Identity\0\0\0\0\x0bsocket-type\0\0\0\x04XPUB";
         assert_eq!(read(more), Ok(Command::Ready("XPUB".to_owned())));

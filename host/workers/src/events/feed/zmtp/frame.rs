@@ -1,18 +1,18 @@
-//! Frames, put together to messages. Bytes in, messages and commands out; no socket.
+//! Assembles ZMTP frames to messages and commands. Works on byte buffers, not on sockets.
 //!
-//! A length is believed only as far as bytes came: nothing is reserved for what a header claims.
+//! Memory is reserved for received bytes only, never for the length that a header claims.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Frames of a message at most. Engines send four.
+/// Limit of the frames of a message. Engines send up to four.
 pub(super) const MAX_FRAMES: usize = 16;
-/// Bytes of a command at most.
+/// Limit of the bytes of a command.
 pub(super) const MAX_COMMAND: usize = 4 * 1024;
 
-/// What a peer sent.
+/// A message or a command from the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Item {
     /// The frames of a message.
@@ -21,29 +21,29 @@ pub(crate) enum Item {
     Command(Bytes),
 }
 
-/// A frame that is refused.
+/// Why a frame is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
-    /// Flags that no frame has.
-    #[error("a frame with the flags {0:#04x}")]
+    /// The combination of flags is invalid.
+    #[error("invalid frame flags {0:#04x}")]
     Flags(u8),
-    /// A message over the limit.
-    #[error("a message of {claimed} bytes or more is over the limit of {limit}")]
+    /// The message is over the limit.
+    #[error("message of at least {claimed} bytes exceeds the limit of {limit}")]
     Message {
-        /// What the headers so far claim.
+        /// Bytes that the headers so far claim.
         claimed: u64,
-        /// What is taken.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// A message of too many frames.
-    #[error("a message of more than {MAX_FRAMES} frames")]
+    /// The message has too many frames.
+    #[error("message of more than {MAX_FRAMES} frames")]
     Frames,
-    /// A command over the limit.
-    #[error("a command of {0} bytes is over the limit of {MAX_COMMAND}")]
+    /// The command is over the limit.
+    #[error("command of {0} bytes exceeds the limit of {MAX_COMMAND}")]
     Command(u64),
 }
 
-/// Puts frames together.
+/// Assembles frames.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     max_message: usize,
@@ -58,20 +58,20 @@ struct Header {
 }
 
 impl Assembler {
-    /// For messages of up to this many bytes, all frames together.
+    /// Creates an assembler with a limit of a message's bytes, all frames together.
     pub(crate) fn new(max_message: usize) -> Self {
         Self { max_message, parts: Vec::new(), bytes: 0 }
     }
 
-    /// Takes the next message or command out of `unread`; `None` when it is not whole yet.
+    /// Takes the next message or command out of `unread`; `None` if it is incomplete.
     ///
     /// # Errors
-    /// [`FrameError`], as soon as the header is there.
+    /// [`FrameError`], as soon as the header was received.
     pub(crate) fn next(&mut self, unread: &mut BytesMut) -> Result<Option<Item>, FrameError> {
         while let Some(header) = Header::read(unread)? {
             let length = self.admit(&header)?;
             let Some(body) = unread.get(header.size..).and_then(|rest| rest.get(..length)) else { break };
-            // A copy: a slice would keep alive whatever else was read with it.
+            // Copy the body: a slice would keep the whole read buffer alive.
             let body = Bytes::copy_from_slice(body);
             unread.advance(header.size + length);
             if header.flags & COMMAND != 0 {
@@ -87,7 +87,7 @@ impl Assembler {
         Ok(None)
     }
 
-    /// Whether frames of a message wait for its last one.
+    /// Returns whether a message is incomplete.
     pub(crate) fn is_open(&self) -> bool {
         !self.parts.is_empty()
     }
@@ -111,7 +111,7 @@ impl Assembler {
 impl Header {
     fn read(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
         let Some(flags) = bytes.first().copied() else { return Ok(None) };
-        // A command is one frame.
+        // A command is always a single frame.
         if flags > (MORE | LONG | COMMAND) || flags & (MORE | COMMAND) == (MORE | COMMAND) {
             return Err(FrameError::Flags(flags));
         }

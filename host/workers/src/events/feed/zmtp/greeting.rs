@@ -1,26 +1,26 @@
-//! The 64 bytes that each side says first: signature, version, mechanism.
+//! ZMTP greeting: the first 64 bytes from each side, with signature, version and mechanism.
 
-/// Bytes of a greeting.
+/// Length of a greeting in bytes.
 pub(super) const LENGTH: usize = 64;
 const VERSION: usize = 10;
 const MECHANISM: std::ops::Range<usize> = 12..32;
 const NULL: &[u8] = b"NULL";
 
-/// What is wrong with a peer's greeting.
+/// Why a peer's greeting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum GreetingError {
-    /// Something else than ZMTP listens there.
+    /// The signature is not that of ZMTP.
     #[error("the peer does not speak ZMTP")]
     Signature,
-    /// Older than 3.0.
-    #[error("the peer speaks ZMTP {0}, not 3")]
+    /// The version is older than 3.0.
+    #[error("the peer speaks ZMTP {0}: expected 3")]
     Version(u8),
-    /// Not `NULL`.
-    #[error("the peer wants the mechanism `{0}`, not NULL")]
+    /// The security mechanism is not `NULL`.
+    #[error("the peer requires the mechanism `{0}`: expected NULL")]
     Mechanism(String),
 }
 
-/// Our greeting: ZMTP 3.1, NULL.
+/// Returns our greeting: ZMTP 3.1, NULL.
 pub(super) fn ours() -> [u8; LENGTH] {
     let mut greeting = [0; LENGTH];
     let head = [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1].into_iter().chain(NULL.iter().copied());
@@ -28,7 +28,8 @@ pub(super) fn ours() -> [u8; LENGTH] {
     greeting
 }
 
-/// The minor version of the greeting in `bytes` once it is whole. What is wrong is told as soon as it shows.
+/// Returns the minor version of the greeting in `bytes`, or `None` if it is incomplete. Errors are reported
+/// as early as possible.
 ///
 /// # Errors
 /// [`GreetingError`].

@@ -9,7 +9,8 @@ const LIMITS: Limits =
     Limits { message: 1 << 20, connect: Duration::from_secs(5), silence: Duration::from_millis(200) };
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 
-/// Greets, shakes hands as a publisher of this minor version, reads what we say, and leaves the rest to the test.
+/// Greets, shakes hands as a publisher of this minor version, reads what we say, and leaves the rest to the
+/// test.
 async fn peer(minor: u8, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
     let mut greeting = greeting::ours();
     greeting[11] = minor;
@@ -59,7 +60,7 @@ async fn h6_a_claimed_length_is_refused_before_a_byte_of_it_came() {
         let (_, error, connection) = after(&long(2, length), false).await;
         assert!(matches!(error, ZmtpError::Frame(FrameError::Message { .. })), "{error}");
         assert!(error.is_violation());
-        assert!(connection.unread.capacity() <= 2 * READ, "{}", connection.unread.capacity());
+        assert!(connection.unread.capacity() <= 2 * READ_BYTES, "{}", connection.unread.capacity());
     }
     let (_, error, _) = after(&long(6, 1 << 63), false).await;
     assert!(matches!(error, ZmtpError::Frame(FrameError::Command(_))), "{error}");
@@ -91,7 +92,7 @@ async fn h6_room_for_a_large_message_is_given_back() {
         stream.write_all(b"\x00\x01x").await.unwrap();
         assert_eq!(connection.recv().await.unwrap(), [b"x".as_slice()]);
     }
-    assert!(connection.unread.capacity() <= KEEP, "{}", connection.unread.capacity());
+    assert!(connection.unread.capacity() <= MAX_IDLE_BUFFER, "{}", connection.unread.capacity());
 }
 
 #[tokio::test]
@@ -170,7 +171,7 @@ async fn h6_a_message_that_never_becomes_whole_is_given_up() {
     let began = Instant::now();
     let error = connection.recv().await.unwrap_err();
     assert!(matches!(error, ZmtpError::Slow), "{error}");
-    assert!((WHOLE..WHOLE * 2).contains(&began.elapsed()));
+    assert!((MESSAGE_LIMIT..MESSAGE_LIMIT * 2).contains(&began.elapsed()));
 }
 
 #[tokio::test]

@@ -1,0 +1,223 @@
+//! Parses and validates descriptions of workers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
+
+use serde::Deserialize;
+
+use super::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, rank_endpoint};
+use crate::id::{Engine, ModelName, Role, WorkerId};
+
+/// A description as written in a configuration table, not validated.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct RawSpec {
+    id: Option<u64>,
+    url: Option<String>,
+    role: Option<String>,
+    engine: Option<String>,
+    models: Vec<String>,
+    dp_size: Option<u32>,
+    bootstrap_host: Option<String>,
+    bootstrap_port: Option<u16>,
+    transport: Option<KvTransport>,
+    labels: BTreeMap<String, String>,
+    taints: BTreeSet<String>,
+    topology: BTreeMap<String, String>,
+    kv_transfer: Option<String>,
+    kv_addr: Option<String>,
+    kv_events: Option<String>,
+    kv_replay: Option<String>,
+    local_prefill: Option<bool>,
+    prefill_cancellable: bool,
+    max_concurrency: Option<u32>,
+    total_blocks: Option<u32>,
+    loras: Vec<String>,
+    api_key: Option<String>,
+}
+
+impl RawSpec {
+    /// Sets the value of a key of the flag form.
+    pub(super) fn set(&mut self, key: &str, value: &str) -> Result<(), SpecError> {
+        match key {
+            "id" => self.id = Some(parse(key, value)?),
+            "url" => self.url = Some(value.to_owned()),
+            "role" => self.role = Some(value.to_owned()),
+            "engine" => self.engine = Some(value.to_owned()),
+            "model" => self.models.push(value.to_owned()),
+            "dp_size" => self.dp_size = Some(parse(key, value)?),
+            "bootstrap_host" => self.bootstrap_host = Some(value.to_owned()),
+            "bootstrap_port" => self.bootstrap_port = Some(parse(key, value)?),
+            "transport" => {
+                self.transport = Some(match value {
+                    "nixl" => KvTransport::Nixl,
+                    "mooncake" => KvTransport::Mooncake,
+                    "p2p_nccl" => KvTransport::P2pNccl,
+                    _ => {
+                        return Err(error(
+                            key,
+                            format!("unknown transport `{value}`: expected nixl, mooncake or p2p_nccl"),
+                        ));
+                    }
+                });
+            }
+            "kv_transfer" => self.kv_transfer = Some(value.to_owned()),
+            "kv_addr" => self.kv_addr = Some(value.to_owned()),
+            "kv_events" => self.kv_events = Some(value.to_owned()),
+            "kv_replay" => self.kv_replay = Some(value.to_owned()),
+            "taint" => drop(self.taints.insert(value.to_owned())),
+            "lora" => self.loras.push(value.to_owned()),
+            "local_prefill" => self.local_prefill = Some(parse(key, value)?),
+            "prefill_cancellable" => self.prefill_cancellable = parse(key, value)?,
+            "max_concurrency" => self.max_concurrency = Some(parse(key, value)?),
+            "total_blocks" => self.total_blocks = Some(parse(key, value)?),
+            "api_key" => self.api_key = Some(value.to_owned()),
+            _ => match key.split_once('.') {
+                Some(("label", name)) if !name.is_empty() => {
+                    self.labels.insert(name.to_owned(), value.to_owned());
+                }
+                Some(("topology", name)) if !name.is_empty() => {
+                    self.topology.insert(name.to_owned(), value.to_owned());
+                }
+                _ => return Err(error(key, format!("unknown key (value `{value}`)"))),
+            },
+        }
+        Ok(())
+    }
+
+    /// Checks endpoints and the keys that a vLLM transport requires.
+    fn check_transport(&self, engine: Engine, role: Role) -> Result<(), SpecError> {
+        for (key, endpoint) in [("kv_events", &self.kv_events), ("kv_replay", &self.kv_replay)] {
+            if let Some(endpoint) = endpoint
+                && rank_endpoint(endpoint, 0).is_none()
+            {
+                return Err(error(key, format!("`{endpoint}` is not of the form tcp://host:port")));
+            }
+        }
+        if engine != Engine::Vllm || role == Role::Aggregated {
+            return Ok(());
+        }
+        match self.transport {
+            Some(KvTransport::P2pNccl) if self.kv_addr.is_none() => {
+                Err(error("kv_addr", "is missing: transport p2p_nccl needs it in the request id".to_owned()))
+            }
+            Some(KvTransport::Mooncake) if role == Role::Prefill && self.bootstrap_port.is_none() => {
+                Err(error(
+                    "bootstrap_port",
+                    "is missing: transport mooncake reads the engine id there".to_owned(),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Validates the values and fills in the defaults.
+    pub(super) fn resolve(self) -> Result<WorkerSpec, SpecError> {
+        let missing = |key: &str| error(key, "is missing".to_owned());
+        let required = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
+        let url = base_url(&required("url", self.url.clone())?)?;
+        let role: Role =
+            required("role", self.role.clone())?.parse().map_err(|e| error("role", format!("{e}")))?;
+        let engine: Engine =
+            required("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
+        if engine == Engine::Openai && role != Role::Aggregated {
+            return Err(error("role", format!("`{role}` is not supported by engine openai: use aggregated")));
+        }
+        let dp_size = self.dp_size.unwrap_or(1);
+        if !(1..=4_096).contains(&dp_size) {
+            return Err(error("dp_size", format!("`{dp_size}` is out of range: expected 1 to 4096")));
+        }
+        if self.max_concurrency == Some(0) {
+            return Err(error(
+                "max_concurrency",
+                "`0` would refuse all requests: omit the key for no limit".to_owned(),
+            ));
+        }
+        let kv_transfer =
+            self.kv_transfer.as_deref().map(|rule| transfer_rule(rule, &self.topology)).transpose()?;
+        self.check_transport(engine, role)?;
+        let mut taints = self.taints;
+        taints
+            .extend(self.topology.iter().map(|(domain, value)| format!("{TOPOLOGY_TAINT}{domain}={value}")));
+        let local_by_default = match role {
+            Role::Prefill => false,
+            Role::Aggregated => true,
+            // SGLang decode workers cannot prefill without patches; those of vLLM and TensorRT-LLM can.
+            Role::Decode => engine != Engine::Sglang,
+        };
+        Ok(WorkerSpec {
+            id: self.id.map_or_else(|| WorkerId::of_url(&url), WorkerId),
+            url: Arc::from(url),
+            role,
+            engine,
+            models: self.models.iter().map(|name| ModelName::new(name)).collect(),
+            dp_size,
+            bootstrap: Bootstrap { host: self.bootstrap_host, port: self.bootstrap_port },
+            transport: self.transport.unwrap_or_default(),
+            labels: self.labels,
+            taints,
+            topology: self.topology,
+            kv_transfer,
+            kv_addr: self.kv_addr,
+            kv_events: self.kv_events,
+            kv_replay: self.kv_replay,
+            local_prefill: self.local_prefill.unwrap_or(local_by_default),
+            prefill_cancellable: self.prefill_cancellable,
+            max_concurrency: self.max_concurrency,
+            total_blocks: self.total_blocks,
+            loras: self.loras,
+            api_key: self.api_key,
+        })
+    }
+}
+
+fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<TransferRule, SpecError> {
+    let problem = |text: &str| error("kv_transfer", format!("`{rule}`: {text}"));
+    let mut parts = rule.split(':');
+    let (kind, domain, weight) = (parts.next(), parts.next().unwrap_or_default(), parts.next());
+    let weight = match (kind, weight) {
+        (Some("required"), None) => None,
+        (Some("preferred"), Some(weight)) => {
+            let weight: f32 = parse("kv_transfer", weight)?;
+            Some(weight)
+                .filter(|weight| weight.is_finite())
+                .ok_or_else(|| problem("the weight has to be finite"))?
+                .into()
+        }
+        _ => return Err(problem("expected required:DOMAIN or preferred:DOMAIN:WEIGHT")),
+    };
+    // Reject contradictions now; otherwise every request would fail [D3].
+    if !topology.contains_key(domain) {
+        return Err(problem("the domain is missing in the worker's topology"));
+    }
+    Ok(TransferRule { domain: domain.to_owned(), weight })
+}
+
+fn base_url(url: &str) -> Result<String, SpecError> {
+    let trimmed = url.trim_end_matches('/');
+    let rest = trimmed
+        .strip_prefix("http://")
+        .ok_or_else(|| error("url", format!("`{url}` does not start with http://")))?;
+    let authority = rest.split('/').next().unwrap_or(rest);
+    let fits = |byte: u8| byte.is_ascii_graphic() && !b"?#@".contains(&byte);
+    let bad = authority.is_empty() || !trimmed.bytes().all(fits);
+    let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
+    if bad || port.is_some_and(|port| port.parse::<u16>().is_err()) {
+        return Err(error("url", format!("`{url}` is not of the form http://host[:port][/path]")));
+    }
+    Ok(trimmed.to_owned())
+}
+
+fn parse<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, SpecError>
+where
+    T::Err: fmt::Display,
+{
+    value.parse().map_err(|e| error(key, format!("`{value}`: {e}")))
+}
+
+pub(super) fn error(key: &str, problem: String) -> SpecError {
+    SpecError { key: key.to_owned(), problem }
+}

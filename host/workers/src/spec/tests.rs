@@ -1,0 +1,103 @@
+use super::*;
+
+#[test]
+fn a_flag_is_parsed_to_a_description() {
+    let spec = WorkerSpec::parse_flag(
+        "role=prefill,engine=sglang,url=http://10.0.0.1:30000/,bootstrap_port=8998,dp_size=2,label.zone=a,taint=x",
+    )
+    .unwrap();
+    assert_eq!((&*spec.url, spec.host()), ("http://10.0.0.1:30000", "10.0.0.1"));
+    assert_eq!((spec.dp_size, spec.bootstrap.port, spec.local_prefill), (2, Some(8998), false));
+    assert_eq!(spec.id, WorkerId::of_url("http://10.0.0.1:30000"));
+    assert_eq!(spec.labels.get("zone").map(String::as_str), Some("a"));
+}
+
+#[test]
+fn b1_sglang_decode_cannot_prefill_locally_by_default_and_vllm_can() {
+    let local = |flag: &str| WorkerSpec::parse_flag(flag).unwrap().local_prefill;
+    assert!(!local("role=decode,engine=sglang,url=http://a:1"));
+    assert!(local("role=decode,engine=vllm,url=http://a:1"));
+    assert!(local("role=decode,engine=sglang,url=http://a:1,local_prefill=true"));
+}
+
+#[test]
+fn errors_name_the_key_and_the_value() {
+    let cases = [
+        (
+            "role=cook,engine=vllm,url=http://a:1",
+            "role: unknown role `cook`: expected prefill, decode or aggregated",
+        ),
+        ("role=decode,engine=vllm", "url: is missing"),
+        ("role=decode,engine=vllm,url=a:1", "url: `a:1` does not start with http://"),
+        (
+            "role=decode,engine=vllm,url=http://a:99999",
+            "url: `http://a:99999` is not of the form http://host[:port][/path]",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://a:1/b\tc",
+            "url: `http://a:1/b\tc` is not of the form http://host[:port][/path]",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://a:1,dp_size=0",
+            "dp_size: `0` is out of range: expected 1 to 4096",
+        ),
+        ("role=decode,engine=vllm,url=http://a:1,speed=9", "speed: unknown key (value `9`)"),
+        (
+            "role=decode,engine=openai,url=http://a:1",
+            "role: `decode` is not supported by engine openai: use aggregated",
+        ),
+        ("role", "role: is not of the form key=value"),
+    ];
+    for (flag, expected) in cases {
+        assert_eq!(WorkerSpec::parse_flag(flag).unwrap_err().to_string(), expected);
+    }
+}
+
+#[test]
+fn d3_topology_becomes_taints_and_contradicting_rules_are_refused() {
+    let flag = "role=prefill,engine=vllm,url=http://a:1,topology.rack=r1,kv_transfer=";
+    let spec = WorkerSpec::parse_flag(&format!("{flag}preferred:rack:2.5")).unwrap();
+    assert!(spec.taints.contains("dynamo.topology/rack=r1"));
+    assert_eq!(spec.preferred_transfer(), Some(("dynamo.topology/rack=r1".to_owned(), 2.5)));
+    let strict = WorkerSpec::parse_flag(&format!("{flag}required:rack")).unwrap();
+    let decode = |rack: &str| {
+        WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url=http://b:1{rack}")).unwrap()
+    };
+    assert!(!strict.forbids_transfer_to(&decode(",topology.rack=r1")));
+    assert!(
+        strict.forbids_transfer_to(&decode(",topology.rack=r2")) && strict.forbids_transfer_to(&decode(""))
+    );
+    assert!(!spec.forbids_transfer_to(&decode("")));
+    for (rule, problem) in [
+        ("required:zone", "`required:zone`: the domain is missing in the worker's topology"),
+        ("always:rack", "`always:rack`: expected required:DOMAIN or preferred:DOMAIN:WEIGHT"),
+        ("preferred:rack:inf", "`preferred:rack:inf`: the weight has to be finite"),
+    ] {
+        let error = WorkerSpec::parse_flag(&format!("{flag}{rule}")).unwrap_err();
+        assert_eq!(error.to_string(), format!("kv_transfer: {problem}"));
+    }
+}
+
+#[test]
+fn h6_each_rank_has_its_own_endpoint() {
+    assert_eq!(rank_endpoint("tcp://10.0.0.1:5557", 2).as_deref(), Some("tcp://10.0.0.1:5559"));
+    for bad in ["10.0.0.1:5557", "tcp://10.0.0.1", "tcp://:5557", "tcp://a:99999", "ipc:///x"] {
+        assert_eq!(rank_endpoint(bad, 0), None);
+    }
+    let flag = "role=decode,engine=vllm,url=http://a:1,kv_events=ipc:///x";
+    let error = WorkerSpec::parse_flag(flag).unwrap_err();
+    assert_eq!(error.to_string(), "kv_events: `ipc:///x` is not of the form tcp://host:port");
+}
+
+#[test]
+fn keys_that_a_transport_requires_are_checked() {
+    let error = |flag: &str| WorkerSpec::parse_flag(flag).unwrap_err().key;
+    assert_eq!(error("role=decode,engine=vllm,url=http://a:1,transport=p2p_nccl"), "kv_addr");
+    assert_eq!(error("role=prefill,engine=vllm,url=http://a:1,transport=mooncake"), "bootstrap_port");
+}
+
+#[test]
+fn the_api_key_is_not_in_debug_output() {
+    let spec = WorkerSpec::parse_flag("role=decode,engine=vllm,url=http://a:1,api_key=sekret").unwrap();
+    assert!(!format!("{spec:?}").contains("sekret"));
+}
