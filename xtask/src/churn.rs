@@ -4,9 +4,9 @@ use crate::sh;
 
 /// Each in a process of its own: one's memory is not the other's.
 const TESTS: [(&str, &str); 6] = [
-    ("churn", "h4_workers_that_come_and_go_leave_nothing_behind"),
+    ("churn", "h4_workers_that_join_and_leave_leak_nothing"),
     ("churn", "h4_five_thousand_workers_join_and_leave_at_once"),
-    ("memory", "h4_making_room_costs_the_same_however_deep_prompts_are"),
+    ("memory", "h4_evicting_a_block_takes_the_same_time_for_shallow_and_deep_prompts"),
     ("memory", "h4_ten_million_blocks_by_events_stay_within_the_budget"),
     ("memory", "h4_ten_million_blocks_by_one_engine_s_events_stay_within_the_budget"),
     ("memory", "h4_ten_million_blocks_by_decisions_stay_within_the_budget"),

@@ -1,4 +1,4 @@
-//! Workers that come and go leave nothing behind: not a byte that is live. Figures: `cargo xtask churn`.
+//! Workers that join and leave do not leak memory. `cargo xtask churn` prints the figures.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
 use std::{sync::Arc, time::Duration};
@@ -15,7 +15,7 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 #[path = "support/filling.rs"]
 mod filling;
 
-use filling::{BLOCK, MIB, chain, index, rss, tell};
+use filling::{BLOCK, MIB, chain, index, rss, send_events};
 
 fn booking(hashes: &[u32]) -> BookingRequest {
     let prefix = Prefix::of_tokens(hashes, BLOCK, &Salt::default(), &[]);
@@ -32,9 +32,9 @@ fn booking(hashes: &[u32]) -> BookingRequest {
     }
 }
 
-/// A worker's whole life, with what comes too late: events of its feed, and the record of a request in
-/// flight.
-fn life(registry: &Registry, index: &PrefixIndex, id: u64, now: Instant) {
+/// Adds and removes a worker, and then sends what arrives late: events of its feed, and the record of a
+/// request in flight.
+fn join_and_leave(registry: &Registry, index: &PrefixIndex, id: u64, now: Instant) {
     let flag = format!(
         "id={id},role=decode,engine=vllm,model=m,url=http://10.{}.{}.{}:1",
         id >> 16,
@@ -55,14 +55,14 @@ fn life(registry: &Registry, index: &PrefixIndex, id: u64, now: Instant) {
     let hashes: &Arc<[BlockHash]> = request.prefix.hashes();
     if id.is_multiple_of(2) {
         index.set_live(worker.id(), DpRank(0), true);
-        (0..4).for_each(|turn| tell(index, worker.id(), chain(id * 4 + turn, 64)));
+        (0..4).for_each(|turn| send_events(index, worker.id(), chain(id * 4 + turn, 64)));
     } else {
         index.record(worker.id(), DpRank(0), hashes, now);
     }
     registry.remove(worker.id());
     index.remove_worker(worker.id());
     if id.is_multiple_of(2) {
-        tell(index, worker.id(), chain(id * 4 + 3, 64));
+        send_events(index, worker.id(), chain(id * 4 + 3, 64));
         index.set_live(worker.id(), DpRank(0), false);
         index.forget(worker.id(), DpRank(0));
     } else {
@@ -72,14 +72,14 @@ fn life(registry: &Registry, index: &PrefixIndex, id: u64, now: Instant) {
 }
 
 #[test]
-fn h4_workers_that_come_and_go_leave_nothing_behind() {
+fn h4_workers_that_join_and_leave_leak_nothing() {
     let _profiler = dhat::Profiler::builder().testing().build();
     let (registry, index, start) = (Registry::default(), index(64 << 20), Instant::now());
     let mut first = None;
     for round in 0..5_u64 {
         let now = start + Duration::from_secs(60 * round);
-        (0..1_000).for_each(|id| life(&registry, &index, 1 + round * 1_000 + id, now));
-        // Records that came too late end by their TTL.
+        (0..1_000).for_each(|id| join_and_leave(&registry, &index, 1 + round * 1_000 + id, now));
+        // Late records end by their TTL.
         index.expire(now + Duration::from_secs(30));
         index.flush();
         let (stats, live, rss) = (index.stats(), dhat::HeapStats::get().curr_bytes, rss());
@@ -87,10 +87,10 @@ fn h4_workers_that_come_and_go_leave_nothing_behind() {
         assert_eq!(stats, IndexStats { expired: 500 * (round + 1), ..IndexStats::default() });
         assert!(registry.snapshot().workers().is_empty());
         let first = *first.get_or_insert((live, rss));
-        // A thread that waits at the index's queue may have some hundred bytes, a byte a worker would be
-        // more.
+        // A thread that waits at the index's queue may hold some hundred bytes. A leak of one byte per worker
+        // would exceed the limit.
         assert!(live.abs_diff(first.0) < 1_000, "{live} bytes are live, {} after the first", first.0);
-        // Only a coarse check: the allocator keeps what is free, and it is not always the same.
+        // A coarse check, because the allocator keeps varying amounts of freed memory.
         assert!(rss <= first.1 * 1.25, "{rss} after {}", first.1);
     }
 }
@@ -99,7 +99,7 @@ fn h4_workers_that_come_and_go_leave_nothing_behind() {
 fn h4_five_thousand_workers_join_and_leave_at_once() {
     let (index, now) = (index(64 << 20), Instant::now());
     let started = Instant::now();
-    (1..=5_000).for_each(|id| tell(&index, WorkerId(id), chain(id, 4)));
+    (1..=5_000).for_each(|id| send_events(&index, WorkerId(id), chain(id, 4)));
     index.flush();
     let joined = started.elapsed();
     assert_eq!((index.stats().holders, index.stats().blocks), (5_000, 20_000));

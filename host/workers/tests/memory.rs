@@ -1,5 +1,7 @@
-//! What the index costs in memory: its budget and no more. Figures: `cargo xtask churn`, which gives each
-//! test a process of its own: what an index before left to the allocator would be used again, or lie beside.
+//! The index's resident memory stays within its budget.
+//!
+//! `cargo xtask churn` prints the figures. It runs each test in a process of its own, because memory that an earlier
+//! index freed would falsify them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
 use std::time::Duration;
@@ -13,16 +15,16 @@ use tokio::time::Instant;
 #[path = "support/filling.rs"]
 mod filling;
 
-use filling::{MIB, chain, index, rss, tell};
+use filling::{MIB, chain, index, rss, send_events};
 
-/// Fills an index of 256 MiB with ten million blocks, told by events or by decisions, and says what it took.
+/// Fills an index of 256 MiB with ten million blocks by events or by decisions, and prints what it took.
 fn fill(kind: &str, workers: u64) {
     let (budget, before) = (256_usize << 20, rss());
     let (index, now, mut most) = (index(budget), Instant::now(), (0, 0.0_f64));
     for name in 0..100_000_u64 {
         let worker = WorkerId(1 + name % workers);
         if kind == "events" {
-            tell(&index, worker, chain(name, 100));
+            send_events(&index, worker, chain(name, 100));
         } else {
             let hashes =
                 (0..100).map(|block| BlockHash((name * 100 + block + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
@@ -49,7 +51,7 @@ fn fill(kind: &str, workers: u64) {
     assert!(most.0 <= budget as u64);
     assert!(stats.evicted > 0 && stats.dropped == 0);
     assert!(most.1 < budget as f64 * 1.1, "{}", most.1);
-    // What was told of most workers goes; what is counted and what is resident both fall.
+    // Remove most workers: counted and resident memory both fall.
     (1..workers).for_each(|worker| index.remove_worker(WorkerId(1 + worker)));
     index.flush();
     let left = index.stats();
@@ -63,9 +65,9 @@ fn fill(kind: &str, workers: u64) {
     assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
 }
 
-/// Time for a block that gives way, where prompts branch `depth` times and only the deepest branch can go
-/// first.
-fn time_to_make_room(depth: u64) -> Duration {
+/// Returns the time to evict a block where prompts branch `depth` times, so that only the deepest branch can
+/// be evicted first.
+fn time_to_evict(depth: u64) -> Duration {
     let (index, worker) = (index(24 << 20), WorkerId(1));
     let one = |hash: u64, parent: Option<u64>| {
         let mut batch = chain(hash, 1);
@@ -76,15 +78,15 @@ fn time_to_make_room(depth: u64) -> Duration {
     };
     for step in 0..depth {
         let above = step.checked_sub(1).map(|above| 2 * above + 2);
-        // The first goes on in its parent's run, so that the second begins a run of its own.
-        tell(&index, worker, one(2 * step + 1, above));
-        tell(&index, worker, one(2 * step + 2, above));
+        // The first block continues its parent's run, so the second one starts a new run.
+        send_events(&index, worker, one(2 * step + 1, above));
+        send_events(&index, worker, one(2 * step + 2, above));
     }
     index.flush();
     assert_eq!((index.stats().blocks, index.stats().evicted), (2 * depth, 0));
     let mut started = None;
     for name in 0..10_000 {
-        tell(&index, WorkerId(2), chain(1_000_000 + name, 100));
+        send_events(&index, WorkerId(2), chain(1_000_000 + name, 100));
         if name % 20 == 0 {
             index.flush();
         }
@@ -100,10 +102,10 @@ fn time_to_make_room(depth: u64) -> Duration {
 }
 
 #[test]
-#[ignore = "a time: cargo xtask churn"]
-fn h4_making_room_costs_the_same_however_deep_prompts_are() {
-    let [shallow, deep] = [500, 20_000].map(time_to_make_room);
-    eprintln!("for a block: {shallow:?} where prompts branch 500 times, {deep:?} where they do 20,000 times");
+#[ignore = "measures time: cargo xtask churn"]
+fn h4_evicting_a_block_takes_the_same_time_for_shallow_and_deep_prompts() {
+    let [shallow, deep] = [500, 20_000].map(time_to_evict);
+    eprintln!("time per evicted block: {shallow:?} with 500 branches, {deep:?} with 20,000 branches");
     assert!(deep < 4 * shallow + Duration::from_micros(5));
 }
 

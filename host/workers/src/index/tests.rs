@@ -7,7 +7,7 @@ fn index(byte_budget: usize, ttl_s: u64) -> PrefixIndex {
 }
 
 fn chain(ids: &[u64]) -> Arc<[BlockHash]> {
-    // Distinct, spread hashes, as real ones are.
+    // Distinct and evenly spread, as real hashes are.
     ids.iter().map(|id| BlockHash(id.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31))).collect()
 }
 
@@ -31,7 +31,7 @@ fn h3_the_longest_run_from_the_root_is_found_for_each_candidate() {
 }
 
 #[test]
-fn f5_a_record_lasts_for_its_ttl_and_a_new_one_prolongs_it() {
+fn f5_a_record_lasts_for_its_ttl_and_a_new_one_extends_it() {
     let (index, start) = (index(1 << 20, 120), Instant::now());
     let blocks = chain(&[1, 2, 3]);
     index.record(WorkerId(1), DpRank(0), &blocks, start);
@@ -49,7 +49,7 @@ fn f5_a_record_lasts_for_its_ttl_and_a_new_one_prolongs_it() {
 }
 
 #[test]
-fn h4_the_byte_budget_holds_and_the_oldest_give_way() {
+fn h4_the_byte_budget_holds_and_the_oldest_records_are_evicted() {
     let (index, now) = (index(20_000, 120), Instant::now());
     for prompt in 0..200_u64 {
         let ids: Vec<u64> = (0..10).map(|block| prompt * 100 + block + 1).collect();
@@ -64,14 +64,14 @@ fn h4_the_byte_budget_holds_and_the_oldest_give_way() {
 }
 
 #[test]
-fn h4_a_worker_that_left_leaves_nothing() {
+fn h4_removing_a_worker_removes_everything_of_it() {
     let (index, now) = (index(1 << 20, 120), Instant::now());
     index.record(WorkerId(1), DpRank(0), &chain(&[1, 2]), now);
     index.record(WorkerId(1), DpRank(1), &chain(&[1, 2, 3]), now);
     index.remove_worker(WorkerId(1));
     index.flush();
     assert_eq!(index.stats(), IndexStats::default());
-    // Its holder is given to the next worker, which must not inherit anything.
+    // The next worker gets the same holder and must not inherit anything.
     index.record(WorkerId(2), DpRank(0), &chain(&[1]), now);
     index.flush();
     assert_eq!(depth(&index, &chain(&[1, 2, 3]), 2), 1);
@@ -80,7 +80,7 @@ fn h4_a_worker_that_left_leaves_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Prompts share prefixes as conversations do; the naive model keeps every record and compares.
+    /// Prompts share prefixes as conversations do. The model keeps every record and compares block by block.
     #[test]
     fn h3_lookups_equal_a_naive_model(
         records in proptest::collection::vec((0_u64..5, 0_u64..4, 1_usize..40, 0_u64..3), 1..30),
@@ -113,7 +113,7 @@ proptest! {
 }
 
 mod events {
-    //! The index against engines' own words, and against a naive model of them.
+    //! The index under engines' events, also against a naive model.
 
     use std::collections::BTreeMap;
 
@@ -127,7 +127,7 @@ mod events {
 
     const HERE: (WorkerId, DpRank) = (WorkerId(1), DpRank(0));
 
-    fn say(index: &PrefixIndex, events: Vec<KvEvent>) {
+    fn apply(index: &PrefixIndex, events: Vec<KvEvent>) {
         let mut batch = Batch { ts: 0.0, dp_rank: None, events };
         while let Err(full) = index.events(HERE.0, HERE.1, batch) {
             batch = full;
@@ -164,25 +164,25 @@ mod events {
     }
 
     #[test]
-    fn h2_stored_tokens_are_found_by_our_hashes_and_removed_by_the_engine_s() {
+    fn h2_blocks_are_found_by_our_hashes_and_removed_by_the_engine_s() {
         let (index, tokens) = (live(), (0..12).collect::<Vec<u32>>());
-        say(&index, vec![stored(None, &[901, 902], &tokens[..8], Tier::Device)]);
-        say(&index, vec![stored(Some(902), &[903], &tokens[8..], Tier::Device)]);
+        apply(&index, vec![stored(None, &[901, 902], &tokens[..8], Tier::Device)]);
+        apply(&index, vec![stored(Some(902), &[903], &tokens[8..], Tier::Device)]);
         assert_eq!(matched(&index, &tokens), [3, 0, 0]);
-        // Stored twice while resident: one removal leaves it.
-        say(
+        // Stored twice, so one removal is not enough.
+        apply(
             &index,
             vec![stored(Some(902), &[903], &tokens[8..], Tier::Device), removed(&[903], Tier::Device)],
         );
         assert_eq!(matched(&index, &tokens), [3, 0, 0]);
-        say(&index, vec![removed(&[903], Tier::Device)]);
+        apply(&index, vec![removed(&[903], Tier::Device)]);
         assert_eq!(matched(&index, &tokens), [2, 0, 0]);
-        say(&index, vec![KvEvent::Cleared]);
+        apply(&index, vec![KvEvent::Cleared]);
         assert_eq!((matched(&index, &tokens), index.stats().bytes), ([0; 3], 0));
     }
 
     #[test]
-    fn h2_the_engine_s_block_size_need_not_be_ours() {
+    fn h2_the_engine_s_block_size_may_be_a_multiple_of_the_index_s() {
         let (index, tokens) = (live(), (0..32).collect::<Vec<u32>>());
         let wide = |hashes: &[u64], parent, tokens: &[u32]| {
             KvEvent::Stored(Stored {
@@ -193,101 +193,101 @@ mod events {
                 ..Stored::default()
             })
         };
-        say(&index, vec![wide(&[1], None, &tokens[..16]), wide(&[2], Some(1), &tokens[16..])]);
+        apply(&index, vec![wide(&[1], None, &tokens[..16]), wide(&[2], Some(1), &tokens[16..])]);
         assert_eq!(matched(&index, &tokens), [8, 0, 0]);
-        say(&index, vec![removed(&[2], Tier::Device)]);
+        apply(&index, vec![removed(&[2], Tier::Device)]);
         assert_eq!(matched(&index, &tokens), [4, 0, 0]);
-        // One that ours does not divide is forgotten, and counted.
+        // A size that is not a multiple is ignored and counted.
         let odd = Stored { hashes: vec![3], token_ids: vec![0; 6], block_size: 6, ..Stored::default() };
-        say(&index, vec![KvEvent::Stored(odd)]);
+        apply(&index, vec![KvEvent::Stored(odd)]);
         assert_eq!(index.stats().orphans, 1);
     }
 
     #[test]
-    fn h2_a_block_below_an_unknown_parent_is_forgotten_not_guessed() {
+    fn h2_a_block_with_an_unknown_parent_is_ignored_and_counted() {
         let (index, tokens) = (live(), (0..8).collect::<Vec<u32>>());
-        say(&index, vec![stored(Some(77), &[78], &tokens[4..], Tier::Device)]);
+        apply(&index, vec![stored(Some(77), &[78], &tokens[4..], Tier::Device)]);
         assert_eq!((matched(&index, &tokens), index.stats().orphans), ([0; 3], 1));
     }
 
     #[test]
-    fn h3_a_match_ends_at_a_hole_and_goes_on_when_it_is_filled() {
+    fn h3_a_match_ends_at_a_gap_and_continues_when_it_is_filled() {
         let (index, tokens) = (live(), (0..40).collect::<Vec<u32>>());
         let hashes: Vec<u64> = (1..=10).collect();
-        say(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
-        say(&index, vec![removed(&[4], Tier::Device)]);
-        assert_eq!(matched(&index, &tokens), [3, 0, 0], "blocks 5 to 10 are there, but not reachable");
-        say(&index, vec![stored(Some(3), &[4], &tokens[12..16], Tier::Device)]);
+        apply(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
+        apply(&index, vec![removed(&[4], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens), [3, 0, 0], "blocks 5 to 10 are held but not reachable");
+        apply(&index, vec![stored(Some(3), &[4], &tokens[12..16], Tier::Device)]);
         assert_eq!(matched(&index, &tokens), [10, 0, 0]);
     }
 
     #[test]
-    fn h3_lower_tiers_go_on_where_the_device_ends() {
+    fn h3_lower_tiers_continue_where_the_device_ends() {
         let (index, tokens) = (live(), (0..24).collect::<Vec<u32>>());
         let hashes: Vec<u64> = (1..=6).collect();
-        say(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
-        // Offloaded blocks come without tokens; then the device gives them up.
-        say(
+        apply(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
+        // Offloaded blocks are reported without tokens; then they are removed from the device.
+        apply(
             &index,
             vec![stored(Some(2), &[3, 4, 5], &[], Tier::Host), stored(Some(5), &[6], &[], Tier::Disk)],
         );
-        say(&index, vec![removed(&[6, 5, 4, 3], Tier::Device)]);
+        apply(&index, vec![removed(&[6, 5, 4, 3], Tier::Device)]);
         assert_eq!(matched(&index, &tokens), [2, 3, 1]);
-        say(&index, vec![removed(&[3], Tier::Host)]);
+        apply(&index, vec![removed(&[3], Tier::Host)]);
         assert_eq!(matched(&index, &tokens), [2, 0, 0]);
     }
 
     #[test]
-    fn f5_guesses_stop_while_the_engine_speaks_and_come_back_when_it_does_not() {
+    fn f5_decisions_are_recorded_only_while_the_event_feed_is_not_live() {
         let index = index(1 << 20, 120);
         let tokens: Vec<u32> = (0..16).collect();
         let blocks: Arc<[BlockHash]> = block_hashes(&tokens, 4, &Salt::default()).into();
-        let guess = || {
+        let record = || {
             index.record(HERE.0, HERE.1, &blocks, Instant::now());
             index.flush();
             matched(&index, &tokens)[0]
         };
-        assert_eq!(guess(), 4);
+        assert_eq!(record(), 4);
         index.set_live(HERE.0, HERE.1, true);
-        assert_eq!(guess(), 0);
-        say(&index, vec![stored(None, &[1, 2], &tokens[..8], Tier::Device)]);
-        assert_eq!(guess(), 2);
+        assert_eq!(record(), 0);
+        apply(&index, vec![stored(None, &[1, 2], &tokens[..8], Tier::Device)]);
+        assert_eq!(record(), 2);
         index.set_live(HERE.0, HERE.1, false);
         index.flush();
-        assert_eq!(matched(&index, &tokens)[0], 0, "what the engine said may be wrong by now");
-        assert_eq!(guess(), 4);
+        assert_eq!(matched(&index, &tokens)[0], 0, "the events are forgotten with the feed");
+        assert_eq!(record(), 4);
     }
 
     #[test]
-    fn h4_a_worker_that_leaves_leaves_nothing_and_a_budget_holds_for_events() {
+    fn h4_the_byte_budget_holds_for_events_and_removing_a_worker_removes_everything() {
         let index = index(60_000, 120);
         index.set_live(HERE.0, HERE.1, true);
         for prompt in 0..200_u64 {
             let tokens: Vec<u32> = (0..40).map(|place| prompt as u32 * 1_000 + place).collect();
             let hashes: Vec<u64> = (1..=10).map(|block| prompt * 100 + block).collect();
-            say(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
+            apply(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
             assert!(index.stats().bytes <= 60_000, "{:?}", index.stats());
         }
         let newest: Vec<u32> = (0..40).map(|place| 199_000 + place).collect();
-        assert_eq!(matched(&index, &newest), [10, 0, 0], "the oldest gave way");
+        assert_eq!(matched(&index, &newest), [10, 0, 0], "the oldest blocks were evicted");
         index.remove_worker(HERE.0);
         index.flush();
         assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
     }
 
     #[test]
-    fn h4_a_block_that_gives_way_leaves_every_tier() {
+    fn h4_an_evicted_block_is_removed_from_every_tier() {
         let index = index(4_000, 120);
         index.set_live(HERE.0, HERE.1, true);
         let tokens: Vec<u32> = (0..40).collect();
         let hashes: Vec<u64> = (1..=10).collect();
-        say(
+        apply(
             &index,
             vec![stored(None, &hashes, &tokens, Tier::Device), stored(None, &hashes, &tokens, Tier::Host)],
         );
         for prompt in 1..40_u64 {
             let tokens: Vec<u32> = (0..4).map(|place| prompt as u32 * 1_000 + place).collect();
-            say(&index, vec![stored(None, &[prompt * 100], &tokens, Tier::Device)]);
+            apply(&index, vec![stored(None, &[prompt * 100], &tokens, Tier::Device)]);
         }
         assert_eq!(matched(&index, &tokens), [0, 0, 0]);
         index.remove_worker(HERE.0);
@@ -296,7 +296,7 @@ mod events {
     }
 
     #[test]
-    fn h6_what_a_real_engine_said_fills_and_empties_the_index() {
+    fn h6_recorded_events_of_a_real_engine_fill_and_empty_the_index() {
         let index = PrefixIndex::new(IndexConfig { block_size: 32, ..IndexConfig::default() }).unwrap();
         index.set_live(HERE.0, HERE.1, true);
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kvevents");
@@ -316,7 +316,7 @@ mod events {
         assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
     }
 
-    /// Blocks of a small tree: block `n` has parent `n / 2`, and tokens that follow from its number.
+    /// Returns the tokens of a block of a small tree, in which block `n` has the parent `n / 2`.
     fn tokens_of(block: u64) -> Vec<u32> {
         (0..4).map(|place| block as u32 * 10 + place).collect()
     }
@@ -332,21 +332,21 @@ mod events {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
         #[test]
-        fn h3_any_order_of_events_gives_what_a_naive_model_gives(
+        fn h3_lookups_after_any_events_equal_a_naive_model(
             steps in proptest::collection::vec((1_u64..32, 0_u8..5, 0_usize..3), 1..80),
         ) {
             let index = live();
-            // (block, tier) -> times stored; a block is placed only when its parent was placed by somebody.
+            // (block, tier) -> times stored. A block is placed only if its parent is known.
             let mut model: BTreeMap<(u64, usize), u32> = BTreeMap::new();
             let tiers = [Tier::Device, Tier::Host, Tier::Disk];
             for (block, action, tier) in steps {
                 let known = |model: &BTreeMap<(u64, usize), u32>, block: u64| {
-                    // Known to the index: stored somewhere, or an ancestor of what is.
+                    // The index knows a block that is stored in any tier, and its ancestors.
                     model.keys().any(|(other, _)| path_to(*other).contains(&block))
                 };
                 match action {
                     0 => {
-                        say(&index, vec![removed(&[block], tiers[tier])]);
+                        apply(&index, vec![removed(&[block], tiers[tier])]);
                         if let Some(count) = model.get_mut(&(block, tier)) {
                             *count -= 1;
                             if *count == 0 {
@@ -355,12 +355,12 @@ mod events {
                         }
                     }
                     1 if block == 1 => {
-                        say(&index, vec![KvEvent::Cleared]);
+                        apply(&index, vec![KvEvent::Cleared]);
                         model.clear();
                     }
                     _ => {
                         let parent = Some(block / 2).filter(|parent| *parent > 0);
-                        say(&index, vec![stored(parent, &[block], &tokens_of(block), tiers[tier])]);
+                        apply(&index, vec![stored(parent, &[block], &tokens_of(block), tiers[tier])]);
                         if parent.is_none_or(|parent| known(&model, parent)) {
                             *model.entry((block, tier)).or_default() += 1;
                         }

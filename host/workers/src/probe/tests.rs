@@ -42,14 +42,14 @@ async fn engine(owner: &'static str, healthy: watch::Receiver<bool>, tasks: &Tas
     url
 }
 
-struct House {
+struct TestWorker {
     registry: Arc<Registry>,
     worker: Arc<Worker>,
     healthy: watch::Sender<bool>,
     stop: CancellationToken,
 }
 
-async fn house(owner: &'static str) -> House {
+async fn test_worker(owner: &'static str) -> TestWorker {
     let (healthy, receiver) = watch::channel(true);
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let url = engine(owner, receiver, &tasks).await;
@@ -62,7 +62,7 @@ async fn house(owner: &'static str) -> House {
         load_interval: Duration::from_millis(10),
     };
     Prober::start(registry.clone(), config, tasks, stop.clone());
-    House { registry, worker, healthy, stop }
+    TestWorker { registry, worker, healthy, stop }
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -77,35 +77,35 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn b5_facts_are_read_before_a_worker_is_eligible() {
-    let house = house("vllm").await;
-    assert_eq!(house.worker.ineligible(), Some(Ineligible::NotReady));
-    until("eligible", || house.worker.ineligible().is_none()).await;
-    assert_eq!(house.worker.total_blocks(), Some(77));
-    assert_eq!(house.registry.snapshot().pool(&ModelName::new("tiny"), Leg::Decode).len(), 1);
-    until("load", || house.worker.engine_load().is_some_and(|load| load.running == 3)).await;
-    house.stop.cancel();
+    let test = test_worker("vllm").await;
+    assert_eq!(test.worker.ineligible(), Some(Ineligible::NotReady));
+    until("eligible", || test.worker.ineligible().is_none()).await;
+    assert_eq!(test.worker.total_blocks(), Some(77));
+    assert_eq!(test.registry.snapshot().pool(&ModelName::new("tiny"), Leg::Decode).len(), 1);
+    until("load", || test.worker.engine_load().is_some_and(|load| load.running == 3)).await;
+    test.stop.cancel();
 }
 
 #[tokio::test]
 async fn b2_health_comes_and_goes_with_the_worker() {
-    let house = house("vllm").await;
-    until("healthy", || house.worker.health() == Health::Healthy).await;
-    house.healthy.send_replace(false);
-    until("unhealthy", || house.worker.health() == Health::Unhealthy).await;
-    house.healthy.send_replace(true);
-    until("healthy again", || house.worker.health() == Health::Healthy).await;
-    house.worker.note_connect_failed();
-    assert_eq!(house.worker.health(), Health::Unhealthy);
-    until("back after a nudge", || house.worker.health() == Health::Healthy).await;
-    house.stop.cancel();
+    let test = test_worker("vllm").await;
+    until("healthy", || test.worker.health() == Health::Healthy).await;
+    test.healthy.send_replace(false);
+    until("unhealthy", || test.worker.health() == Health::Unhealthy).await;
+    test.healthy.send_replace(true);
+    until("healthy again", || test.worker.health() == Health::Healthy).await;
+    test.worker.note_connect_failed();
+    assert_eq!(test.worker.health(), Health::Unhealthy);
+    until("back after a nudge", || test.worker.health() == Health::Healthy).await;
+    test.stop.cancel();
 }
 
 #[tokio::test]
 async fn a_worker_of_another_engine_stays_out() {
-    let house = house("sglang").await;
+    let test = test_worker("sglang").await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(house.worker.ineligible(), Some(Ineligible::NotReady));
-    house.stop.cancel();
+    assert_eq!(test.worker.ineligible(), Some(Ineligible::NotReady));
+    test.stop.cancel();
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What fills an index, and what the process takes.
+//! Fills an index, and reads the memory of the process.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ pub(crate) fn index(byte_budget: usize) -> PrefixIndex {
         .expect("a thread")
 }
 
-/// Resident bytes of this process.
+/// Returns the resident bytes of this process.
 pub(crate) fn rss() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
     line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") * 1024.0
 }
 
-/// A chain of `count` blocks that nobody else has, from the root.
+/// Returns an event that stores a chain of `count` blocks, which no other chain shares.
 pub(crate) fn chain(name: u64, count: u64) -> Batch {
     let first = name * count;
     let token_ids = (0..count)
@@ -44,7 +44,7 @@ pub(crate) fn chain(name: u64, count: u64) -> Batch {
     }
 }
 
-pub(crate) fn tell(index: &PrefixIndex, worker: WorkerId, batch: Batch) {
+pub(crate) fn send_events(index: &PrefixIndex, worker: WorkerId, batch: Batch) {
     let mut batch = batch;
     while let Err(returned) = index.events(worker, DpRank(0), batch) {
         batch = returned;

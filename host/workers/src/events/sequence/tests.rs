@@ -42,7 +42,7 @@ fn h6_a_replay_fills_in_order_and_live_messages_follow() {
 }
 
 #[test]
-fn h6_a_replay_ahead_of_the_live_line_is_no_restart() {
+fn h6_a_replay_ahead_of_the_live_messages_is_not_a_restart() {
     let mut sequencer = with_a_gap();
     for seq in 1..=6 {
         assert_eq!(sequencer.replayed(seq, m(seq)), Step::Apply(m(seq)));
@@ -55,7 +55,7 @@ fn h6_a_replay_ahead_of_the_live_line_is_no_restart() {
 }
 
 #[test]
-fn h6_an_unfilled_gap_is_lost_and_the_line_goes_on() {
+fn h6_an_unfilled_gap_is_lost_and_later_messages_continue() {
     let mut sequencer = with_a_gap();
     assert_eq!(sequencer.replayed(1, m(1)), Step::Apply(m(1)));
     assert_eq!(sequencer.finish(), [Step::Lost(m(3))]);
@@ -64,14 +64,14 @@ fn h6_an_unfilled_gap_is_lost_and_the_line_goes_on() {
 }
 
 #[test]
-fn h6_a_replay_with_a_hole_is_lost_where_the_hole_ends() {
+fn h6_a_gap_within_a_replay_is_lost() {
     let mut sequencer = with_a_gap();
     assert_eq!(sequencer.replayed(2, m(2)), Step::Lost(m(2)));
     assert_eq!(sequencer.finish(), [Step::Apply(m(3))]);
 }
 
 #[test]
-fn h6_numbers_that_go_back_are_a_restart() {
+fn h6_falling_numbers_are_a_restart() {
     let mut sequencer = with_a_gap();
     assert_eq!(sequencer.on(0, m(0)), Step::Restarted(m(0)));
     assert!(!sequencer.is_open());
@@ -172,7 +172,7 @@ impl World {
         let number = |at: usize| u64::from_be_bytes(message[at..at + 8].try_into().expect("8 bytes"));
         let (life, seq) = (number(0), number(8));
         if let Some((before, last)) = self.run {
-            assert_eq!((before, last + 1), (life, seq), "applied out of order or over a hole");
+            assert_eq!((before, last + 1), (life, seq), "applied out of order or across a gap");
         }
         self.run = Some((life, seq));
     }
@@ -231,7 +231,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn h6_nothing_is_applied_out_of_order_or_over_a_hole(acts in prop::collection::vec(act(), 0..80)) {
+    fn h6_nothing_is_applied_out_of_order_or_across_a_gap(acts in prop::collection::vec(act(), 0..80)) {
         let mut world =
             World { sequencer: sequencer(), life: 0, next: 0, last: None, replay_at: 0, run: None };
         for act in acts {

@@ -1,4 +1,4 @@
-//! Peers that misbehave, on real sockets.
+//! Well-behaved and misbehaving peers on real sockets.
 
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::task::TaskTracker;
@@ -9,28 +9,27 @@ const LIMITS: Limits =
     Limits { message: 1 << 20, connect: Duration::from_secs(5), silence: Duration::from_millis(200) };
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 
-/// Greets, shakes hands as a publisher of this minor version, reads what we say, and leaves the rest to the
-/// test.
+/// Connects to a peer that performs the handshake of a publisher with this minor version.
 async fn peer(minor: u8, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
     let mut greeting = greeting::ours();
     greeting[11] = minor;
     raw([greeting.as_slice(), READY].concat(), limits).await
 }
 
-/// Says these bytes.
-async fn raw(said: Vec<u8>, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
+/// Connects to a peer that sends these bytes.
+async fn raw(sent: Vec<u8>, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
     let accepted: JoinHandle<TcpStream> = TaskTracker::new().spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        stream.write_all(&said).await.unwrap();
+        stream.write_all(&sent).await.unwrap();
         stream
     });
     let connection = Connection::open(&endpoint, Kind::Sub, limits).await;
     (connection, accepted.await.unwrap())
 }
 
-/// Takes everything that `bytes` hold, up to the error that ends it.
+/// Receives the messages in `bytes`, up to the error that ends the connection.
 async fn after(bytes: &[u8], close: bool) -> (Vec<Vec<Bytes>>, ZmtpError, Connection) {
     let (connection, mut stream) = peer(1, LIMITS).await;
     let mut connection = connection.unwrap();
@@ -55,7 +54,7 @@ fn long(flags: u8, length: u64) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn h6_a_claimed_length_is_refused_before_a_byte_of_it_came() {
+async fn h6_a_claimed_length_over_the_limit_is_refused_from_the_header_alone() {
     for length in [1 << 63, u64::MAX, (1 << 20) + 1] {
         let (_, error, connection) = after(&long(2, length), false).await;
         assert!(matches!(error, ZmtpError::Frame(FrameError::Message { .. })), "{error}");
@@ -67,7 +66,7 @@ async fn h6_a_claimed_length_is_refused_before_a_byte_of_it_came() {
 }
 
 #[tokio::test]
-async fn h6_memory_grows_with_the_bytes_that_came() {
+async fn h6_memory_grows_with_received_bytes_not_with_claimed_ones() {
     let mut said = long(2, 1 << 20);
     said.extend(vec![0; 100_000]);
     let (messages, error, connection) = after(&said, true).await;
@@ -77,7 +76,7 @@ async fn h6_memory_grows_with_the_bytes_that_came() {
 }
 
 #[tokio::test]
-async fn h6_room_for_a_large_message_is_given_back() {
+async fn h6_the_buffer_of_a_large_message_is_freed() {
     let limits = Limits { message: 8 << 20, ..LIMITS };
     let (connection, mut stream) = peer(1, limits).await;
     let mut connection = connection.unwrap();
@@ -96,7 +95,7 @@ async fn h6_room_for_a_large_message_is_given_back() {
 }
 
 #[tokio::test]
-async fn h6_frames_without_end_are_refused() {
+async fn h6_too_many_frames_are_refused() {
     let (_, error, _) = after(&b"\x01\x00".repeat(1000), false).await;
     assert!(matches!(error, ZmtpError::Frame(FrameError::Frames)), "{error}");
     let (_, error, _) = after(&b"\x01\x01x".repeat(1000), false).await;
@@ -104,31 +103,31 @@ async fn h6_frames_without_end_are_refused() {
 }
 
 #[tokio::test]
-async fn h6_a_peer_that_is_none_is_found_out_at_once() {
+async fn h6_an_unsuitable_peer_is_refused_during_the_handshake() {
     let error = |said: &'static [u8]| async move { raw(said.to_vec(), LIMITS).await.0.unwrap_err() };
     let http = error(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
     assert!(matches!(http, ZmtpError::Greeting(GreetingError::Signature)), "{http}");
     let mut plain = greeting::ours();
     plain[12..17].copy_from_slice(b"PLAIN");
     let (plain, _) = raw(plain.to_vec(), LIMITS).await;
-    assert_eq!(plain.unwrap_err().to_string(), "the peer wants the mechanism `PLAIN`, not NULL");
+    assert_eq!(plain.unwrap_err().to_string(), "the peer requires the mechanism `PLAIN`: expected NULL");
     let (other, _) = raw(
         [greeting::ours().as_slice(), b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04PULL"].concat(),
         LIMITS,
     )
     .await;
-    assert_eq!(other.unwrap_err().to_string(), "the peer's socket is PULL");
+    assert_eq!(other.unwrap_err().to_string(), "unsuitable socket type `PULL` of the peer");
     let (early, _) = raw([greeting::ours().as_slice(), b"\x00\x01x"].concat(), LIMITS).await;
     assert!(matches!(early.unwrap_err(), ZmtpError::Early));
     let (refused, _) = raw([greeting::ours().as_slice(), b"\x04\x09\x05ERROR\x02no"].concat(), LIMITS).await;
-    assert_eq!(refused.unwrap_err().to_string(), "the peer refuses: no");
+    assert_eq!(refused.unwrap_err().to_string(), "the peer refused the connection: no");
     let hasty = Limits { connect: Duration::from_millis(100), ..LIMITS };
     let (mute, _) = raw(greeting::ours()[..40].to_vec(), hasty).await;
     assert!(matches!(mute.unwrap_err(), ZmtpError::Handshake(_)));
 }
 
 #[tokio::test]
-async fn h6_a_cut_within_a_frame_ends_the_connection() {
+async fn h6_a_close_within_a_frame_ends_the_connection() {
     let (messages, error, _) = after(b"\x00\x01a\x01\x05kv-ev", true).await;
     assert_eq!(messages, [[b"a".as_slice()]]);
     assert!(matches!(error, ZmtpError::Closed), "{error}");
@@ -136,7 +135,7 @@ async fn h6_a_cut_within_a_frame_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn h6_bytes_that_drip_make_a_message_and_dropped_futures_lose_none() {
+async fn h6_slow_bytes_become_messages_and_dropped_futures_lose_none() {
     let (connection, mut stream) = peer(1, LIMITS).await;
     let mut connection = connection.unwrap();
     let said = b"\x01\x02kv\x04\x05\x04PONG\x02\0\0\0\0\0\0\0\x03abc".repeat(2);
@@ -158,8 +157,8 @@ async fn h6_bytes_that_drip_make_a_message_and_dropped_futures_lose_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn h6_a_message_that_never_becomes_whole_is_given_up() {
-    // No PING for 3.0: only the time of the message counts.
+async fn h6_an_incomplete_message_ends_the_connection_after_its_time_limit() {
+    // ZMTP 3.0 has no PING, so only the time limit of the message applies.
     let (connection, mut stream) = peer(0, LIMITS).await;
     let mut connection = connection.unwrap();
     TaskTracker::new().spawn(async move {
@@ -175,7 +174,7 @@ async fn h6_a_message_that_never_becomes_whole_is_given_up() {
 }
 
 #[tokio::test]
-async fn h6_a_peer_of_3_1_that_falls_silent_is_asked_then_given_up() {
+async fn h6_a_silent_peer_with_3_1_gets_a_ping_and_is_then_disconnected() {
     let (connection, mut stream) = peer(1, LIMITS).await;
     let mut connection = connection.unwrap();
     let began = Instant::now();
@@ -189,7 +188,7 @@ async fn h6_a_peer_of_3_1_that_falls_silent_is_asked_then_given_up() {
 }
 
 #[tokio::test]
-async fn h6_a_peer_that_answers_is_kept_and_so_is_one_that_cannot() {
+async fn h6_a_peer_that_sends_pongs_stays_connected_and_so_does_one_with_3_0() {
     let (connection, mut stream) = peer(1, LIMITS).await;
     let mut connection = connection.unwrap();
     let answering = TaskTracker::new().spawn(async move {
@@ -210,7 +209,7 @@ async fn h6_a_peer_that_answers_is_kept_and_so_is_one_that_cannot() {
 }
 
 #[tokio::test]
-async fn h6_a_ping_is_answered_with_its_context_and_a_flood_is_not() {
+async fn h6_a_ping_gets_a_pong_with_its_context_and_a_flood_ends_the_connection() {
     let (connection, mut stream) = peer(1, LIMITS).await;
     let mut connection = connection.unwrap();
     stream.write_all(b"\x04\x0a\x04PING\0\x0aabc\x00\x01x").await.unwrap();

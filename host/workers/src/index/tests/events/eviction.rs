@@ -1,4 +1,4 @@
-//! What gives way when room is needed, and in which order.
+//! Order of eviction when the byte budget is exceeded.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn small(byte_budget: usize) -> PrefixIndex {
     index
 }
 
-/// A prompt of its own.
+/// A prompt that shares no block with others.
 fn filler(number: u64) -> Vec<KvEvent> {
     let tokens: Vec<u32> = (0..16).map(|place| 1_000_000 + number as u32 * 100 + place).collect();
     let hashes: Vec<u64> = (0..4).map(|block| 1_000_000 + number * 100 + block).collect();
@@ -16,21 +16,21 @@ fn filler(number: u64) -> Vec<KvEvent> {
 }
 
 #[test]
-fn h4_a_conversation_that_goes_on_outlives_one_that_does_not() {
+fn h4_a_conversation_in_use_outlives_an_idle_one() {
     let index = small(40_000);
     let turn =
         |of: u32, turn: u32| -> Vec<u32> { (0..4).map(|place| of * 10_000 + turn * 10 + place).collect() };
     let mut held = [Vec::new(), Vec::new()];
     for of in [0_u32, 1] {
         held[of as usize] = turn(of, 0);
-        say(&index, vec![stored(None, &[u64::from(of) + 1], &turn(of, 0), Tier::Device)]);
+        apply(&index, vec![stored(None, &[u64::from(of) + 1], &turn(of, 0), Tier::Device)]);
     }
     let mut last = 1;
     for number in 0..400 {
-        say(&index, filler(number));
+        apply(&index, filler(number));
         if number % 10 == 0 {
             let (next, tokens) = (2 + number, turn(0, number as u32 + 1));
-            say(&index, vec![stored(Some(last), &[next + 500], &tokens, Tier::Device)]);
+            apply(&index, vec![stored(Some(last), &[next + 500], &tokens, Tier::Device)]);
             (last, held[0]) = (next + 500, [held[0].clone(), tokens].concat());
         }
     }
@@ -42,20 +42,20 @@ fn h4_a_conversation_that_goes_on_outlives_one_that_does_not() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Whatever is held can be reached from the root: a parent never gives way before its child.
+    /// Everything that is held can be reached from the root: a parent is never evicted before its child.
     #[test]
-    fn h4_what_gives_way_is_never_below_what_stays(
+    fn h4_a_parent_is_never_evicted_before_its_child(
         steps in proptest::collection::vec((1_u64..64, 0_u8..8, 0_u64..50), 1..60),
         budget in 3_000_usize..12_000,
     ) {
         let index = small(budget);
         for (block, action, other) in steps {
             match action {
-                0 => say(&index, filler(other)),
+                0 => apply(&index, filler(other)),
                 _ => {
                     let path = path_to(block);
                     let tokens: Vec<u32> = path.iter().flat_map(|block| tokens_of(*block)).collect();
-                    say(&index, vec![stored(None, &path, &tokens, Tier::Device)]);
+                    apply(&index, vec![stored(None, &path, &tokens, Tier::Device)]);
                 }
             }
             prop_assert!(index.stats().bytes <= budget as u64);
