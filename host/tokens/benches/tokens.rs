@@ -1,6 +1,7 @@
-//! What the tokens of a 220 KB chat prompt cost: encoded as a whole, with an empty cache, on the next turn, and again.
+//! Time to tokenize a 220 KB chat prompt: as a whole, with an empty cache, for the next turn, and for a
+//! repeated prompt.
 //!
-//! `POINTSMAN_MODEL` names another model folder than the fixture.
+//! `POINTSMAN_MODEL` names a model directory that replaces the fixture.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, reason = "a bench")]
 
@@ -22,7 +23,7 @@ fn model() -> PathBuf {
     std::env::var_os("POINTSMAN_MODEL").map_or_else(|| fixture.into(), PathBuf::from)
 }
 
-/// English-like text: 4,000 made-up words, the short ones often.
+/// Returns English-like text of 4,000 made-up words, with short ones more frequent.
 fn prose(bytes: usize, seed: u64) -> String {
     let syllables =
         ["ra", "ten", "mo", "li", "st", "er", "qua", "in", "do", "the", "con", "pre", "ly", "ous", "k"];
@@ -43,7 +44,7 @@ fn prose(bytes: usize, seed: u64) -> String {
     text
 }
 
-/// A conversation of `turns` messages and `bytes` bytes. Every message begins with `nonce`.
+/// Returns a conversation of `turns` messages and `bytes` bytes. Every message starts with `nonce`.
 fn conversation(turns: usize, bytes: usize, nonce: u64) -> String {
     let text = prose(bytes / turns, 7);
     let mut json = String::from("[");
@@ -57,7 +58,7 @@ fn conversation(turns: usize, bytes: usize, nonce: u64) -> String {
     json
 }
 
-/// The conversation with one more message of 2 KB, which nobody has seen.
+/// Returns the conversation with one more message of 2 KB that is not cached.
 fn grown(messages: &str, nonce: u64) -> String {
     let content = serde_json::Value::from(format!("{nonce} {}", prose(2048, nonce)));
     format!(r#"{},{{"role":"user","content":{content}}}]"#, messages.strip_suffix(']').unwrap())
@@ -98,7 +99,7 @@ fn bench(criterion: &mut Criterion) {
         group.bench_function(format!("{shape}/next turn"), |b| {
             b.iter_batched(
                 || {
-                    // Other benches push the conversation out of the cache.
+                    // Other benches evict the conversation from the cache.
                     cached.chat(&messages, &options).unwrap();
                     grown(&messages, next())
                 },

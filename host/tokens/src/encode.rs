@@ -1,4 +1,4 @@
-//! From text to tokens, by pieces where pieces are known to be independent.
+//! Encodes texts, piece by piece if the pieces are known to be independent.
 
 mod cache;
 mod cuts;
@@ -14,34 +14,34 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use self::{cache::CacheStats, cuts::Reuse};
 use self::{
-    cache::Pieces,
-    cuts::{Cuts, Least},
+    cache::PieceCache,
+    cuts::{Cuts, MinPiece},
     frame::Frame,
 };
 use crate::{error::EncodeError, folder::Folder};
 
-/// Pieces end at the first special token after `special` bytes, or between two words after `word` bytes. Long pieces cost
-/// more than their share: tokenizers take twice the time for 220 KB in one piece.
-const LEAST: Least = Least { special: 256, word: 2048 };
+/// A piece ends at the first special token after `special` bytes, or between two words after `word` bytes.
+/// Long pieces are disproportionately expensive: tokenizers take twice as long for 220 KB in one piece.
+const MIN_PIECE: MinPiece = MinPiece { special: 256, word: 2048 };
 
 /// Encodes texts of one model.
 pub(crate) struct Encoder {
     inner: tokenizers::Tokenizer,
-    /// The special tokens around a text, where they do not depend on the text.
+    /// Special tokens around a text; `None` if they depend on the text.
     frame: Option<Frame>,
-    remembered: Option<Remembered>,
+    reuse: Option<PieceReuse>,
 }
 
-/// What is needed to reuse tokens.
-struct Remembered {
+/// State for reusing the tokens of pieces.
+struct PieceReuse {
     cuts: Cuts,
-    pieces: Pieces,
-    /// Drawn at load: nobody can prepare two texts with one key.
+    pieces: PieceCache,
+    /// Random, so that clients cannot construct two texts with the same key.
     seed: u64,
 }
 
 impl Encoder {
-    /// Takes the tokenizer of a folder and finds out how its texts may be cut.
+    /// Creates an encoder, and determines how its texts may be split.
     pub(crate) fn new(folder: Folder, cache_bytes: usize) -> Result<Self, EncodeError> {
         let frame = Frame::of(&folder)?;
         let cuts = Cuts::of(&folder).filter(|_| cache_bytes > 0);
@@ -51,11 +51,11 @@ impl Encoder {
             None => None,
         };
         let seed = RandomState::new().build_hasher().finish();
-        let remembered = cuts.map(|cuts| Remembered { cuts, pieces: Pieces::new(cache_bytes), seed });
-        Ok(Self { inner, frame, remembered })
+        let reuse = cuts.map(|cuts| PieceReuse { cuts, pieces: PieceCache::new(cache_bytes), seed });
+        Ok(Self { inner, frame, reuse })
     }
 
-    /// The tokens of a text.
+    /// Returns the tokens of a text.
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
         match (&self.frame, add_special_tokens) {
             (_, false) => self.plain(text, &[], &[]),
@@ -65,18 +65,18 @@ impl Encoder {
     }
 
     pub(crate) fn reuse(&self) -> Reuse {
-        self.remembered.as_ref().map_or(Reuse::Off, |remembered| remembered.cuts.reuse())
+        self.reuse.as_ref().map_or(Reuse::Off, |reuse| reuse.cuts.reuse())
     }
 
     pub(crate) fn cache_stats(&self) -> CacheStats {
-        self.remembered.as_ref().map(|remembered| remembered.pieces.stats()).unwrap_or_default()
+        self.reuse.as_ref().map(|reuse| reuse.pieces.stats()).unwrap_or_default()
     }
 
     fn plain(&self, text: &str, before: &[u32], after: &[u32]) -> Result<Vec<u32>, EncodeError> {
         let mut tokens = Vec::with_capacity(before.len() + text.len() / 3 + after.len());
         tokens.extend_from_slice(before);
-        match &self.remembered {
-            Some(remembered) => remembered.encode(&self.inner, text, &mut tokens)?,
+        match &self.reuse {
+            Some(reuse) => reuse.encode(&self.inner, text, &mut tokens)?,
             None => tokens.extend(whole(&self.inner, text, false)?),
         }
         tokens.extend_from_slice(after);
@@ -84,17 +84,17 @@ impl Encoder {
     }
 }
 
-impl Remembered {
+impl PieceReuse {
     fn encode(
         &self,
         inner: &tokenizers::Tokenizer,
         text: &str,
         tokens: &mut Vec<u32>,
     ) -> Result<(), EncodeError> {
-        let pieces = self.cuts.pieces(text, LEAST);
-        // Short pieces (the tail of a text) are not worth a place.
+        let pieces = self.cuts.pieces(text, MIN_PIECE);
+        // Short pieces, such as the tail of a text, are not worth a cache entry.
         let key = |piece: &&str| {
-            (piece.len() >= LEAST.special).then(|| xxh3_128_with_seed(piece.as_bytes(), self.seed))
+            (piece.len() >= MIN_PIECE.special).then(|| xxh3_128_with_seed(piece.as_bytes(), self.seed))
         };
         let keys: Vec<Option<u128>> = pieces.iter().map(key).collect();
         let mut fresh = Vec::new();
@@ -113,7 +113,7 @@ impl Remembered {
     }
 }
 
-/// The tokens of a text, encoded in one go.
+/// Encodes a text as a whole.
 fn whole(
     inner: &tokenizers::Tokenizer,
     text: &str,

@@ -1,43 +1,43 @@
-//! What can go wrong at load, and with a request.
+//! Errors at load and for a request.
 
 use std::{io, path::PathBuf};
 
-/// A model folder that cannot be used. The message names the file.
+/// Why a model directory cannot be loaded. The message names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// A file is missing or unreadable.
-    #[error("{}: cannot be read: {source}", path.display())]
+    /// A file is missing or cannot be read.
+    #[error("cannot read tokenizer file {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file was read and makes no sense.
-    #[error("{}: {problem}", path.display())]
+    /// The content of a file is invalid.
+    #[error("invalid tokenizer file {}: {problem}", path.display())]
     Invalid {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: String,
     },
 }
 
-/// A request whose tokens cannot be told. The caller falls back to byte blocks.
+/// Why the tokens of a request cannot be computed. The caller falls back to byte blocks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// A message has a part that is no text; its tokens depend on the engine's processor.
-    #[error("messages: a part of type `{0}` is not text")]
+    /// A message has a part that is not text. Its tokens depend on the engine's processor.
+    #[error("messages: cannot tokenize a part of type `{0}`: expected text")]
     Multimodal(String),
-    /// A field does not have the shape that the engine wants.
+    /// A field does not have the form that the engine expects.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The field of the request.
+        /// Name of the field.
         field: &'static str,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: String,
     },
-    /// A field changes the prompt in a way that is not modelled here.
+    /// A field changes the prompt in a way that this crate does not support.
     #[error("{0}: is not supported by the gateway's tokenizer")]
     Unsupported(String),
     /// The model folder has no chat template.
@@ -59,7 +59,7 @@ impl TokenizerError {
         Self::Invalid { path: path.into(), problem: problem.to_string() }
     }
 
-    /// Stable label.
+    /// Returns the stable label in logs.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -74,7 +74,7 @@ impl EncodeError {
         Self::Invalid { field, problem: problem.to_string() }
     }
 
-    /// Stable label, for metrics.
+    /// Returns the stable label in metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

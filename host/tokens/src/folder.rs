@@ -1,4 +1,4 @@
-//! A Hugging Face model folder: what transformers reads of it, and nothing else.
+//! Reads a Hugging Face model directory: the files and keys that transformers reads, and nothing else.
 
 use std::{
     collections::BTreeMap,
@@ -12,21 +12,21 @@ use tokenizers::AddedToken;
 
 use crate::error::TokenizerError;
 
-/// Special tokens that templates know by name.
+/// Special tokens that templates use by name.
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What was read.
+/// Content of a model directory.
 pub(crate) struct Folder {
     /// The tokenizer with all added tokens.
     pub(crate) tokenizer: tokenizers::Tokenizer,
-    /// Named special tokens.
+    /// Special tokens by name.
     pub(crate) special: Vec<(&'static str, String)>,
-    /// Whether the config says itself which of bos and eos are put around a text.
+    /// Whether bos and eos are added around a text, if the configuration specifies it.
     pub(crate) explicit_frame: Option<(bool, bool)>,
-    /// Whether special tokens in a text are text.
+    /// Whether special tokens in a text are treated as ordinary text.
     pub(crate) split_special_tokens: bool,
-    /// Templates by name, with the file that each came from.
+    /// Templates by name, each with its file.
     pub(crate) templates: BTreeMap<String, (PathBuf, String)>,
 }
 
@@ -80,7 +80,7 @@ struct Full {
 }
 
 impl Folder {
-    /// Reads a folder.
+    /// Reads a directory.
     pub(crate) fn read(folder: &Path) -> Result<Self, TokenizerError> {
         let path = folder.join("tokenizer.json");
         let text = read(&path)?;
@@ -135,7 +135,8 @@ impl Config {
         Ok(named)
     }
 
-    /// The tokens that the config adds to those of the tokenizer, in the order in which transformers adds them.
+    /// Returns the tokens that the configuration adds to the tokenizer, in the order in which transformers
+    /// adds them.
     fn tokens(
         &self,
         path: &Path,
@@ -144,7 +145,7 @@ impl Config {
         let mut by_id: Vec<(u32, AddedToken)> = Vec::new();
         for (id, token) in self.added_tokens_decoder.iter().flatten() {
             let problem =
-                || TokenizerError::invalid(path, format!("added_tokens_decoder: `{id}` is no token id"));
+                || TokenizerError::invalid(path, format!("added_tokens_decoder: `{id}` is not a token id"));
             by_id.push((id.parse().map_err(|_| problem())?, token.clone().added(false)));
         }
         by_id.sort_by_key(|(id, _)| *id);
@@ -190,8 +191,8 @@ impl Token {
     }
 }
 
-/// Adds tokens that the tokenizer does not have. Named ones may lack flags, so that a known content is enough for them;
-/// tokens of the decoder table replace those with other flags.
+/// Adds the tokens that the tokenizer does not have. A named token may lack flags, so it is present if its
+/// content is. A token of the decoder table replaces one with other flags.
 fn add_missing(tokenizer: &mut tokenizers::Tokenizer, tokens: &[AddedToken]) -> tokenizers::Result<()> {
     let known: Vec<String> =
         tokenizer.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
@@ -200,7 +201,7 @@ fn add_missing(tokenizer: &mut tokenizers::Tokenizer, tokens: &[AddedToken]) -> 
     tokenizer.add_tokens(missing).map(|_| ())
 }
 
-/// `chat_template.jinja` and `additional_chat_templates/*.jinja`.
+/// Reads `chat_template.jinja` and `additional_chat_templates/*.jinja`.
 fn template_files(folder: &Path) -> Result<BTreeMap<String, (PathBuf, String)>, TokenizerError> {
     let mut templates = BTreeMap::new();
     let path = folder.join("chat_template.jinja");

@@ -1,14 +1,15 @@
-//! The tokens an engine would see for a request, computed as vLLM computes them.
+//! Computes the tokens that an engine will see for a request, in the same way as vLLM.
 //!
-//! [`Tokenizer::load`] reads a Hugging Face model folder. [`Tokenizer::chat`] renders the chat template and encodes the
-//! text, [`Tokenizer::completion`] encodes a plain prompt. Long texts are cut into pieces that encode independently, and
-//! the tokens of a piece are remembered, so that the next turn of a conversation encodes only what is new.
+//! [`Tokenizer::load`] reads a Hugging Face model directory. [`Tokenizer::chat`] renders the chat template
+//! and encodes the text; [`Tokenizer::completion`] encodes a plain prompt. Long texts are split into pieces
+//! that encode independently, and the tokens of each piece are cached, so that the next turn of a
+//! conversation encodes only its new text.
 //!
-//! What is absent: HTTP, engines, block hashes. The crate knows JSON of the OpenAI API and nothing of a request's way.
-//! Everything is synchronous. A long prompt takes tens of milliseconds when nothing of it is remembered: callers run
-//! such prompts off the reactor, on a bounded number of threads (each thread keeps a small word cache of its own).
+//! The crate parses JSON of the OpenAI API. It contains no HTTP, no engines and no block hashes. All calls
+//! are synchronous. Encoding a long prompt that is not cached takes tens of milliseconds, so callers run such
+//! prompts off the reactor, on a bounded number of threads. Each thread has a small word cache of its own.
 //!
-//! Any [`EncodeError`] means: measure this request in bytes and let the engine answer it.
+//! After any [`EncodeError`], the caller measures the request in bytes and forwards it to the engine.
 
 mod encode;
 mod error;

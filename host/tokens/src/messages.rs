@@ -1,6 +1,7 @@
-//! Messages of a request in the shape that vLLM hands to a template.
+//! Converts the messages of a request to the form that vLLM passes to a template.
 //!
-//! Modelled on `vllm/renderers/chat_utils.py` of vLLM 0.32: which keys survive, their order, how parts are joined.
+//! Follows `vllm/renderers/chat_utils.py` of vLLM 0.32: which keys remain, their order, and how parts are
+//! joined.
 
 mod part;
 
@@ -16,12 +17,12 @@ use crate::{
     },
 };
 
-/// A message on its way into a template.
+/// A message in template form.
 #[derive(Debug)]
 pub(crate) struct Turn {
     role: String,
     content: Content,
-    /// Everything after role and content, in the order in which templates see it.
+    /// Further keys after role and content, in the order in which templates see them.
     rest: Vec<(&'static str, Value)>,
 }
 
@@ -68,14 +69,15 @@ struct Function {
     name: String,
 }
 
-/// Reads the `messages` of a request.
+/// Parses the `messages` of a request.
 pub(crate) fn read(json: &str, format: ContentFormat) -> Result<Vec<Turn>, EncodeError> {
     let messages: Vec<Message> =
         serde_json::from_str(json).map_err(|error| EncodeError::invalid("messages", error))?;
     messages.into_iter().map(|message| turn(message, format)).collect()
 }
 
-/// For templates that do not know the role `developer`: it becomes `system`, and all of `system` moves to the front.
+/// Replaces the role `developer` by `system`, and moves all system messages to the front. For templates
+/// without `developer`.
 pub(crate) fn without_developer(turns: Vec<Turn>) -> Vec<Turn> {
     if !turns.iter().any(|turn| turn.role == "developer") {
         return turns;
@@ -95,7 +97,7 @@ pub(crate) fn without_developer(turns: Vec<Turn>) -> Vec<Turn> {
     std::iter::once(Turn { role: "system".to_owned(), content, rest: Vec::new() }).chain(others).collect()
 }
 
-/// Puts `tag` behind the text of the last message and returns that text as it was.
+/// Appends `tag` to the text of the last message. Returns the text without it.
 pub(crate) fn tag_last(turns: &mut [Turn], tag: &str) -> Result<String, EncodeError> {
     const FIELD: &str = "continue_final_message";
     let last = turns.last_mut().ok_or_else(|| EncodeError::invalid(FIELD, "there is no message"))?;
@@ -165,7 +167,7 @@ fn turn(message: Message, format: ContentFormat) -> Result<Turn, EncodeError> {
     Ok(Turn { role: message.role, content, rest })
 }
 
-/// A tool call with its arguments as an object: what is no JSON object becomes an empty one.
+/// Converts a tool call. Arguments that are not a JSON object become an empty object.
 fn call(call: ToolCall) -> Value {
     let Json(parsed) = match call.function.arguments {
         Some(Json(arguments)) => match arguments.as_str() {

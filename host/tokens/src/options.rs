@@ -1,4 +1,4 @@
-//! What an operator says at load, and what a request says beside its messages.
+//! Options of the operator at load, and options of a request beside its messages.
 
 use std::time::SystemTime;
 
@@ -11,20 +11,20 @@ use crate::{
     tools,
 };
 
-/// How a model folder is loaded. Give here what the engines were started with.
+/// Options for loading a model. They should equal the options of the engines.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Bytes that remembered pieces may take; 0 switches the cache off. 32 MiB unless said.
+    /// Limit of the cache in bytes; 0 disables the cache. Default: 32 MiB.
     pub cache_bytes: usize,
-    /// A Jinja template in place of the folder's (vLLM `--chat-template`).
+    /// Jinja template that replaces the model's (vLLM `--chat-template`).
     pub chat_template: Option<String>,
-    /// The shape of content in place of the detected one (vLLM `--chat-template-content-format`).
+    /// Form of content that replaces the detected one (vLLM `--chat-template-content-format`).
     pub content_format: Option<ContentFormat>,
-    /// A JSON object of template variables that requests may override (vLLM `--default-chat-template-kwargs`).
+    /// JSON object of template variables that requests may override (vLLM `--default-chat-template-kwargs`).
     pub template_kwargs: Option<String>,
 }
 
-/// Fields of a chat request that change its prompt, beside the messages.
+/// Fields of a chat request beside the messages that change its prompt.
 #[derive(Clone, Debug)]
 pub struct ChatOptions {
     pub(crate) now: SystemTime,
@@ -37,8 +37,8 @@ pub struct ChatOptions {
     pub(crate) kwargs: Vec<(Value, Value)>,
 }
 
-/// Keys of `chat_template_kwargs` that are arguments of `apply_chat_template` and no template variables.
-const RESERVED: [&str; 12] = [
+/// Keys of `chat_template_kwargs` that are arguments of `apply_chat_template` and not template variables.
+const RESERVED_KWARGS: [&str; 12] = [
     "messages",
     "conversation",
     "chat_template",
@@ -60,7 +60,8 @@ impl Default for LoadOptions {
 }
 
 impl ChatOptions {
-    /// Options of a request that says nothing. `now` is what `strftime_now` shows, in UTC.
+    /// Returns the options of a request without any of the fields. `now` is the time that `strftime_now`
+    /// shows, in UTC.
     #[must_use]
     pub fn new(now: SystemTime) -> Self {
         Self {
@@ -75,10 +76,11 @@ impl ChatOptions {
         }
     }
 
-    /// Reads the options from a request's top-level fields. `get` gives the raw JSON of a field.
+    /// Parses the options from a request's top-level fields. `get` returns the raw JSON of a field.
     ///
     /// # Errors
-    /// [`EncodeError::Invalid`] for a field of the wrong shape, [`EncodeError::Unsupported`] for one that is not modelled.
+    /// [`EncodeError::Invalid`] for a malformed field, [`EncodeError::Unsupported`] for a field that this
+    /// crate does not support.
     pub fn read<'a>(now: SystemTime, get: impl Fn(&str) -> Option<&'a str>) -> Result<Self, EncodeError> {
         for field in ["chat_template", "truncate_prompt_tokens"] {
             if field_of::<Json>(&get, field)?.is_some() {
@@ -110,7 +112,7 @@ impl ChatOptions {
     }
 }
 
-/// The entries of an object of template variables. As in vLLM, null and "auto" mean unset.
+/// Returns the entries of an object of template variables. As in vLLM, null and "auto" mean unset.
 pub(crate) fn pairs(kwargs: &Value) -> Result<Vec<(Value, Value)>, EncodeError> {
     const FIELD: &str = "chat_template_kwargs";
     let object = kwargs.as_object().filter(|_| kwargs.kind() == ValueKind::Map);
@@ -120,7 +122,7 @@ pub(crate) fn pairs(kwargs: &Value) -> Result<Vec<(Value, Value)>, EncodeError> 
     let mut out = Vec::new();
     for (key, value) in entries {
         match key.as_str() {
-            Some(name) if RESERVED.contains(&name) => {
+            Some(name) if RESERVED_KWARGS.contains(&name) => {
                 return Err(EncodeError::Unsupported(format!("{FIELD}.{name}")));
             }
             _ if value.is_none() || value.as_str() == Some("auto") => {}

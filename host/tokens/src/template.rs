@@ -1,4 +1,4 @@
-//! Chat templates: compiled once, rendered as transformers renders them.
+//! Chat templates: compiled once, rendered in the same way as transformers.
 
 mod clock;
 mod content_format;
@@ -17,10 +17,11 @@ use crate::{
     options::ChatOptions,
 };
 
-/// The name of the only template of an environment. It has no ending, so that nothing is escaped.
+/// Name of the only template of an environment. It has no file extension, so that minijinja escapes nothing.
 const NAME: &str = "chat";
 
-/// Stands behind the last message while it is rendered, to find its end. The space tells whether the template trims.
+/// Appended to the last message while rendering, to find its end. The trailing space shows whether the
+/// template trims.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// A compiled chat template.
@@ -28,19 +29,19 @@ const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     format: ContentFormat,
-    /// Whether it knows the role `developer`.
+    /// Whether the template uses the role `developer`.
     developer: bool,
-    /// Whether it mentions `content` at all.
+    /// Whether the template uses `content`.
     content: bool,
 }
 
-/// What a template said by `raise_exception`.
+/// Message of a template's `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
 
 impl ChatTemplate {
-    /// Compiles a template. `format` overrides what its loops say.
+    /// Compiles a template. `format` overrides the detected form of content.
     pub(crate) fn compile(source: &str, format: Option<ContentFormat>) -> Result<Self, Error> {
         let plain = without_generation_tags(source);
         let mut environment = Environment::new();
@@ -50,7 +51,7 @@ impl ChatTemplate {
         environment.set_formatter(|out, _, value| python::print(value, out));
         environment.add_filter("tojson", python::tojson);
         environment.add_filter("string", |value: &Value| python::text(value));
-        // Jinja asks Python: none cannot be iterated, and texts and maps are sequences too.
+        // Jinja tests follow Python: none is not iterable, and strings and maps are sequences.
         environment.add_test("iterable", |value: &Value| !scalar(value));
         environment
             .add_test("sequence", |value: &Value| !scalar(value) && value.kind() != ValueKind::Iterable);
@@ -68,12 +69,12 @@ impl ChatTemplate {
         })
     }
 
-    /// The shape of content that the template wants.
+    /// Returns the form of content that the template expects.
     pub(crate) fn format(&self) -> ContentFormat {
         self.format
     }
 
-    /// Renders a conversation. `base` are variables that the request's own override.
+    /// Renders a conversation. The request's variables override those of `base`.
     pub(crate) fn render(
         &self,
         messages_json: &str,
@@ -106,7 +107,7 @@ impl ChatTemplate {
     }
 }
 
-/// The variables of a template; of several under one name the last counts.
+/// Returns the variables of a template. Of several with the same name, the last one counts.
 fn context(turns: Vec<Turn>, options: &ChatOptions, base: &[(Value, Value)]) -> Value {
     let none = || Value::from(());
     let mut variables = vec![("tools", none()), ("documents", none())];
@@ -150,7 +151,7 @@ fn failure(error: &Error) -> EncodeError {
     EncodeError::Template(error.to_string())
 }
 
-/// The text up to the tag; without trailing white space when the template trimmed the message.
+/// Returns the text up to the tag, without trailing white space if the template trimmed the message.
 fn cut_at_tag(mut text: String, last: &str) -> Result<String, EncodeError> {
     let found = text.rfind(TAG.trim_end()).filter(|_| text.contains(last.trim()));
     let Some(at) = found else {
@@ -165,7 +166,7 @@ fn cut_at_tag(mut text: String, last: &str) -> Result<String, EncodeError> {
     Ok(text)
 }
 
-/// Turns `{% generation %}` blocks, which only mark text for training, into `{% with %}` blocks.
+/// Replaces `{% generation %}` blocks, which only mark text for training, by `{% with %}` blocks.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -183,7 +184,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// The text before the next block tag, the tag, and the text after it.
+/// Returns the text before the next block tag, the tag, and the text after it.
 fn next_tag(source: &str) -> Option<(&str, &str, &str)> {
     let start = source.find("{%")?;
     let end = start + source.get(start..)?.find("%}")? + 2;

@@ -1,4 +1,4 @@
-//! The tokenizer of one model: a folder's templates and its encoder.
+//! Tokenizer of one model: its chat templates and its encoder.
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
@@ -12,27 +12,27 @@ use crate::{
     template::{ChatTemplate, ContentFormat, json::Json},
 };
 
-/// Turns requests into the tokens that an engine of this model would see.
+/// Converts requests to the tokens that an engine of this model will see.
 ///
-/// All methods take `&self` and may run on many threads at once. They are synchronous and take time in proportion to
-/// what is new in a prompt; run long prompts off the reactor.
+/// All methods may run on many threads at once. They are synchronous, and their time is proportional to the
+/// part of a prompt that is not cached; run long prompts off the reactor.
 pub struct Tokenizer {
     encoder: Encoder,
     templates: BTreeMap<String, ChatTemplate>,
-    /// Variables of every template: special tokens, then the operator's.
+    /// Variables of every template: the special tokens, then the operator's variables.
     base: Vec<(Value, Value)>,
 }
 
 impl Tokenizer {
-    /// Loads a Hugging Face model folder with default options.
+    /// Loads a Hugging Face model directory with default options.
     ///
     /// # Errors
-    /// [`TokenizerError`] names the file and the problem. A folder without a chat template loads.
+    /// [`TokenizerError`] names the file and the problem. A missing chat template is not an error.
     pub fn load(folder: &Path) -> Result<Self, TokenizerError> {
         Self::load_with(folder, &LoadOptions::default())
     }
 
-    /// Loads a Hugging Face model folder.
+    /// Loads a Hugging Face model directory.
     ///
     /// # Errors
     /// [`TokenizerError`] names the file and the problem.
@@ -67,7 +67,7 @@ impl Tokenizer {
         Ok(Self { encoder, templates, base })
     }
 
-    /// The tokens of a chat request. `messages_json` is the raw JSON of the field `messages`.
+    /// Returns the tokens of a chat request. `messages_json` is the raw JSON of the field `messages`.
     ///
     /// # Errors
     /// [`EncodeError`]: measure the request in bytes instead.
@@ -76,15 +76,15 @@ impl Tokenizer {
         self.encoder.encode(&text, options.add_special_tokens)
     }
 
-    /// The text of a chat request, before encoding.
+    /// Returns the text of a chat request before encoding.
     ///
     /// # Errors
-    /// As [`Tokenizer::chat`].
+    /// Same as [`Tokenizer::chat`].
     pub fn render(&self, messages_json: &str, options: &ChatOptions) -> Result<String, EncodeError> {
         self.template(options.tools.is_some())?.render(messages_json, options, &self.base)
     }
 
-    /// The tokens of a completion request. vLLM adds special tokens unless the request says otherwise.
+    /// Returns the tokens of a completion request. vLLM adds special tokens unless the request disables it.
     ///
     /// # Errors
     /// [`EncodeError::Tokenizer`].
@@ -92,19 +92,19 @@ impl Tokenizer {
         self.encoder.encode(prompt, add_special_tokens)
     }
 
-    /// How texts are cut into remembered pieces.
+    /// Returns how far texts are split into cached pieces.
     #[must_use]
     pub fn reuse(&self) -> Reuse {
         self.encoder.reuse()
     }
 
-    /// What the cache holds and how it did.
+    /// Returns the counters of the cache.
     #[must_use]
     pub fn cache_stats(&self) -> CacheStats {
         self.encoder.cache_stats()
     }
 
-    /// The shape of content that the chat template wants; `None` without a template.
+    /// Returns the form of content that the chat template expects; `None` without a template.
     #[must_use]
     pub fn content_format(&self) -> Option<ContentFormat> {
         self.template(false).ok().map(ChatTemplate::format)

@@ -1,4 +1,4 @@
-//! The `tools` of a request in the shape and key order that vLLM hands to a template.
+//! Converts the `tools` of a request to the form and key order that vLLM passes to a template.
 
 use minijinja::Value;
 use serde::Deserialize;
@@ -30,10 +30,10 @@ struct Function {
     defer_loading: Option<bool>,
 }
 
-/// Reads the field; null is `None`.
+/// Parses the field; null becomes `None`.
 ///
-/// vLLM parses tools into models and dumps them again: unknown keys fall away, known ones stand in the models' order, and
-/// a description or parameters that are missing become null.
+/// vLLM parses tools into data models and serialises them again. So unknown keys are dropped, known ones
+/// follow the models' order, and a missing description or missing parameters become null.
 pub(crate) fn read(json: &str) -> Result<Option<Value>, EncodeError> {
     let tools: Option<Vec<Tool>> =
         serde_json::from_str(json).map_err(|error| EncodeError::invalid("tools", error))?;

@@ -1,31 +1,32 @@
-//! Tokens of pieces, remembered within a budget of bytes.
+//! Cache of the tokens of pieces, bounded in bytes.
 //!
-//! Two generations stand for "least recently used": what is used moves to the young one; when the young one is half the
-//! budget, the old one is forgotten and the young one becomes old.
+//! Two generations approximate "least recently used". A hit moves the entry to the young generation. When the
+//! young generation reaches half the budget, the old one is dropped and the young one becomes old.
 
 use std::{collections::HashMap, mem, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// Bytes of an entry beside its tokens: key, pointer, counts, and the map's spare room.
+/// Bytes of an entry beside its tokens: key, pointer, reference counts and the map's spare capacity.
 const OVERHEAD: usize = 96;
 
-/// Figures of a cache.
+/// Counters of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Pieces held.
+    /// Number of cached pieces.
     pub pieces: usize,
-    /// Bytes held, overhead included.
+    /// Bytes of the cached pieces, including overhead.
     pub bytes: usize,
-    /// Pieces that were found, since load.
+    /// Number of pieces found since load.
     pub hits: u64,
-    /// Pieces that were looked for and not found, since load.
+    /// Number of pieces not found since load.
     pub misses: u64,
 }
 
-/// The cache. Its lock is held while maps are read and written, never while something is encoded or freed.
+/// The cache. Its lock is held for map operations only, never while a text is encoded or a generation is
+/// freed.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct PieceCache {
     budget: usize,
     state: Mutex<State>,
 }
@@ -44,29 +45,29 @@ struct Generation {
     bytes: usize,
 }
 
-impl Pieces {
+impl PieceCache {
     pub(crate) fn new(budget: usize) -> Self {
         Self { budget, state: Mutex::default() }
     }
 
-    /// The tokens under each key. Places without a key stay empty and are not counted.
+    /// Returns the tokens of each key. `None` keys are skipped and not counted.
     pub(crate) fn get(&self, keys: &[Option<u128>]) -> Vec<Option<Arc<[u32]>>> {
-        let mut forgotten = Vec::new();
+        let mut dropped = Vec::new();
         let mut state = self.state.lock();
-        let found = keys.iter().map(|key| state.get((*key)?, self.budget, &mut forgotten)).collect();
+        let found = keys.iter().map(|key| state.get((*key)?, self.budget, &mut dropped)).collect();
         drop(state);
         found
     }
 
-    /// Remembers tokens.
+    /// Inserts tokens by key.
     pub(crate) fn put(&self, entries: Vec<(u128, Arc<[u32]>)>) {
         if entries.is_empty() {
             return;
         }
-        let mut forgotten = Vec::new();
+        let mut dropped = Vec::new();
         let mut state = self.state.lock();
         for (key, tokens) in entries {
-            state.insert(key, tokens, self.budget, &mut forgotten);
+            state.insert(key, tokens, self.budget, &mut dropped);
         }
         drop(state);
     }
@@ -83,11 +84,11 @@ impl Pieces {
 }
 
 impl State {
-    fn get(&mut self, key: u128, budget: usize, forgotten: &mut Vec<Generation>) -> Option<Arc<[u32]>> {
+    fn get(&mut self, key: u128, budget: usize, dropped: &mut Vec<Generation>) -> Option<Arc<[u32]>> {
         let known = self.young.entries.get(&key).cloned();
         let found = known.or_else(|| {
             let tokens = self.old.remove(key)?;
-            self.insert(key, Arc::clone(&tokens), budget, forgotten);
+            self.insert(key, Arc::clone(&tokens), budget, dropped);
             Some(tokens)
         });
         match found {
@@ -97,15 +98,16 @@ impl State {
         found
     }
 
-    /// What is forgotten goes to `forgotten`, to be freed when the lock is open again.
-    fn insert(&mut self, key: u128, tokens: Arc<[u32]>, budget: usize, forgotten: &mut Vec<Generation>) {
+    /// Inserts an entry. Moves a dropped generation to `dropped`, so that the caller frees it after
+    /// unlocking.
+    fn insert(&mut self, key: u128, tokens: Arc<[u32]>, budget: usize, dropped: &mut Vec<Generation>) {
         let cost = cost(&tokens);
         if cost > budget / 2 {
             return;
         }
         if self.young.bytes + cost > budget / 2 {
             let young = mem::take(&mut self.young);
-            forgotten.push(mem::replace(&mut self.old, young));
+            dropped.push(mem::replace(&mut self.old, young));
         }
         // Two threads may have encoded the same piece.
         self.old.remove(key);
@@ -138,11 +140,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_stays_and_the_rest_goes() {
-        let pieces = Pieces::new(20 * (OVERHEAD + 4));
+    fn used_entries_stay_and_others_are_evicted() {
+        let pieces = PieceCache::new(20 * (OVERHEAD + 4));
         for key in 0..100 {
             pieces.put(vec![(key, tokens(1))]);
-            assert!(pieces.get(&[Some(0)])[0].is_some(), "key 0 was forgotten at {key}");
+            assert!(pieces.get(&[Some(0)])[0].is_some(), "key 0 was evicted at {key}");
         }
         assert!(pieces.get(&[Some(50)])[0].is_none());
         assert!(pieces.get(&[Some(99)])[0].is_some());
@@ -153,19 +155,19 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_is_too_big_is_not_kept() {
-        let pieces = Pieces::new(1000);
+    fn an_entry_over_half_the_budget_is_not_cached() {
+        let pieces = PieceCache::new(1000);
         pieces.put(vec![(1, tokens(1000))]);
         assert_eq!(pieces.stats().pieces, 0);
     }
 
     proptest! {
         #[test]
-        fn the_budget_holds_and_bytes_are_what_entries_cost(
+        fn the_budget_holds_and_the_byte_count_is_exact(
             steps in proptest::collection::vec((0_u128..40, 0_usize..60, any::<bool>()), 0..300),
             budget in 0_usize..6000,
         ) {
-            let pieces = Pieces::new(budget);
+            let pieces = PieceCache::new(budget);
             for (key, count, put) in steps {
                 if put {
                     pieces.put(vec![(key, tokens(usize::try_from(key).unwrap() + count % 2))]);

@@ -1,8 +1,10 @@
-//! Where a text may be cut so that its pieces encode independently.
+//! Finds the positions where a text may be split so that its pieces encode independently.
 //!
-//! Around a special token: tokenizers look for added tokens first, and encode the text between them on its own. Between
-//! two words: where a letter is followed by a space and a letter, when no entry of the vocabulary spans such a place and
-//! the split into words does not either. Both are claims about a tokenizer; the self-test of this folder checks them.
+//! - Around a special token: tokenizers find added tokens first, and encode the text between them separately.
+//! - Between two words, where a letter is followed by a space and a letter: if no entry of the vocabulary
+//!   spans such a position, and neither does the split into words.
+//!
+//! Both are assumptions about a tokenizer, which the self-test checks for every loaded model.
 
 use std::ops::Range;
 
@@ -11,37 +13,37 @@ use tokenizers::{AddedToken, ModelWrapper, NormalizedString, Normalizer};
 
 use crate::folder::Folder;
 
-/// How far tokens of earlier requests are reused.
+/// Extent to which tokens of earlier requests are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
     /// Every text is encoded as a whole.
     Off,
-    /// Texts are cut at special tokens.
+    /// Texts are split at special tokens.
     SpecialTokens,
-    /// Texts are cut at special tokens and between words.
+    /// Texts are split at special tokens and between words.
     Words,
 }
 
-/// Bytes that a piece must have before it may end.
+/// Minimum length of a piece in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Least {
-    /// At a special token.
+pub(crate) struct MinPiece {
+    /// Minimum if it ends at a special token.
     pub(crate) special: usize,
-    /// Between words.
+    /// Minimum if it ends between words.
     pub(crate) word: usize,
 }
 
-/// The places of one tokenizer.
+/// The split positions of one tokenizer.
 #[derive(Debug)]
 pub(crate) struct Cuts {
     tokens: AhoCorasick,
     contents: Vec<String>,
-    /// For each token: where it may be cut off.
+    /// For each token, the sides on which the text may be split.
     sides: Vec<Sides>,
     words: bool,
 }
 
-/// Whether a text may be cut before a token, and behind it: not where the token swallows white space.
+/// Sides of a token on which the text may be split. Not a side on which the token strips white space.
 #[derive(Clone, Copy, Debug)]
 struct Sides {
     before: bool,
@@ -49,7 +51,7 @@ struct Sides {
 }
 
 impl Reuse {
-    /// Stable label.
+    /// Returns the stable label in metrics and logs.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -61,18 +63,19 @@ impl Reuse {
 }
 
 impl Cuts {
-    /// The places where a tokenizer's texts may be cut; `None` when there are none.
+    /// Determines the split positions of a tokenizer; `None` if there are none.
     pub(crate) fn of(folder: &Folder) -> Option<Self> {
         let mut added: Vec<(u32, AddedToken)> =
             folder.tokenizer.get_added_tokens_decoder().into_iter().collect();
         added.sort_by_key(|(id, _)| *id);
         let added: Vec<AddedToken> = added.into_iter().map(|(_, token)| token).collect();
-        // Whether a single word matches depends on its neighbours, and split special tokens do not match at all.
+        // A `single_word` token matches depending on its neighbours, and split special tokens do not match at
+        // all.
         if folder.split_special_tokens || added.iter().any(|token| token.single_word) {
             return None;
         }
         let words = words_are_apart(&folder.tokenizer, &added);
-        // Normalized tokens are looked for later, in the text between the others.
+        // Normalized tokens are found later, in the text between the others.
         let raw: Vec<AddedToken> = added.into_iter().filter(|token| !token.normalized).collect();
         let contents: Vec<String> = raw.iter().map(|token| token.content.clone()).collect();
         let sides: Vec<Sides> =
@@ -88,19 +91,20 @@ impl Cuts {
         if self.words { Reuse::Words } else { Reuse::SpecialTokens }
     }
 
-    /// The same places without those between words; `None` when no others are left.
+    /// Removes the positions between words; `None` if no others are left.
     pub(crate) fn without_words(self) -> Option<Self> {
         (!self.sides.is_empty()).then_some(Self { words: false, ..self })
     }
 
-    /// The texts of the special tokens.
+    /// Returns the texts of the special tokens.
     pub(crate) fn contents(&self) -> &[String] {
         &self.contents
     }
 
-    /// Cuts a text. The pieces before a change in a text do not depend on what follows the change.
-    pub(crate) fn pieces<'a>(&self, text: &'a str, least: Least) -> Vec<&'a str> {
-        let mut cutter = Cutter { text, least, start: 0, pieces: Vec::new() };
+    /// Splits a text. The pieces before a position do not depend on the text behind it, so an appended text
+    /// keeps them.
+    pub(crate) fn pieces<'a>(&self, text: &'a str, min: MinPiece) -> Vec<&'a str> {
+        let mut cutter = Cutter { text, min, start: 0, pieces: Vec::new() };
         let mut gap = 0;
         for found in self.tokens.find_iter(text) {
             if self.words {
@@ -109,7 +113,7 @@ impl Cuts {
             gap = found.end();
             let sides = self.sides.get(found.pattern().as_usize()).copied();
             for (at, allowed) in [(found.start(), sides.map(|s| s.before)), (gap, sides.map(|s| s.behind))] {
-                if allowed == Some(true) && at.saturating_sub(cutter.start) >= least.special {
+                if allowed == Some(true) && at.saturating_sub(cutter.start) >= min.special {
                     cutter.cut(at);
                 }
             }
@@ -124,7 +128,7 @@ impl Cuts {
 
 struct Cutter<'a> {
     text: &'a str,
-    least: Least,
+    min: MinPiece,
     start: usize,
     pieces: Vec<&'a str>,
 }
@@ -137,12 +141,12 @@ impl Cutter<'_> {
         }
     }
 
-    /// Cuts inside a gap between special tokens, before a space that has a letter on either side.
+    /// Splits inside a gap between special tokens, before spaces that have a letter on both sides.
     fn between_words(&mut self, gap: Range<usize>) {
         let bytes = self.text.as_bytes();
         let letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
         loop {
-            let from = (self.start + self.least.word.max(1)).max(gap.start + 1);
+            let from = (self.start + self.min.word.max(1)).max(gap.start + 1);
             let Some(rest) = bytes.get(from..gap.end) else { return };
             let mut spaces = memchr::memchr_iter(b' ', rest).map(|space| from + space);
             let found = spaces.find(|at| letter(at - 1) && letter(at + 1) && at + 1 < gap.end);
@@ -154,7 +158,8 @@ impl Cutter<'_> {
     }
 }
 
-/// Whether no token reaches from a letter over a space: then a merge never does, and the two sides are independent.
+/// Returns whether no token contains a letter followed by a space. Then no merge does either, and words are
+/// independent.
 fn words_are_apart(tokenizer: &tokenizers::Tokenizer, added: &[AddedToken]) -> bool {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
     if model.dropout.is_some_and(|dropout| dropout > 0.0)
@@ -179,7 +184,7 @@ fn words_are_apart(tokenizer: &tokenizers::Tokenizer, added: &[AddedToken]) -> b
     !tokenizer.get_vocab(false).keys().any(spans)
 }
 
-/// How a space looks in normalized text, and in tokens.
+/// Returns the characters that represent a space in normalized text and in tokens.
 fn spaces(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<char>, Vec<char>)> {
     const SAMPLE: &str = "a b";
     let mut normalized = NormalizedString::from(SAMPLE);
@@ -198,7 +203,7 @@ fn spaces(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<char>, Vec<char>)> {
 mod tests {
     use super::*;
 
-    /// `<l>` swallows white space before it, `<r>` behind it.
+    /// `<l>` strips white space before it, `<r>` behind it.
     fn cuts(words: bool) -> Cuts {
         let contents = ["<a>", "<a>b", "<l>", "<r>"].map(str::to_owned).to_vec();
         let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).unwrap();
@@ -208,30 +213,30 @@ mod tests {
     }
 
     #[test]
-    fn pieces_end_at_tokens_where_these_do_not_reach_on() {
-        let least = Least { special: 1, word: 1 };
+    fn pieces_end_at_tokens_except_where_a_token_strips_white_space() {
+        let min = MinPiece { special: 1, word: 1 };
         assert_eq!(
-            cuts(false).pieces("x<a>y z<a>bb<r> q <l>r", least),
+            cuts(false).pieces("x<a>y z<a>bb<r> q <l>r", min),
             ["x", "<a>", "y z", "<a>b", "b", "<r> q <l>", "r"]
         );
-        assert_eq!(cuts(false).pieces("<a>", least), ["<a>"]);
-        assert!(cuts(false).pieces("", least).is_empty());
+        assert_eq!(cuts(false).pieces("<a>", min), ["<a>"]);
+        assert!(cuts(false).pieces("", min).is_empty());
     }
 
     #[test]
-    fn words_are_cut_only_between_ascii_letters() {
-        let least = Least { special: 1, word: 1 };
+    fn texts_are_split_between_words_only_at_ascii_letters() {
+        let min = MinPiece { special: 1, word: 1 };
         assert_eq!(
-            cuts(true).pieces("ab cd  ef 1 gh\n ij é k l<r> m n<a>o", least),
+            cuts(true).pieces("ab cd  ef 1 gh\n ij é k l<r> m n<a>o", min),
             ["ab", " cd  ef 1 gh\n ij é k", " l", "<r> m", " n", "<a>", "o"]
         );
     }
 
     #[test]
-    fn pieces_have_a_least_length() {
-        let least = Least { special: 4, word: 6 };
+    fn pieces_have_a_minimum_length() {
+        let min = MinPiece { special: 4, word: 6 };
         assert_eq!(
-            cuts(true).pieces("a b c d e f<a>g<a>hijk<a>l", least),
+            cuts(true).pieces("a b c d e f<a>g<a>hijk<a>l", min),
             ["a b c d", " e f", "<a>g", "<a>hijk", "<a>l"]
         );
     }

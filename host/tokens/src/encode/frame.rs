@@ -1,4 +1,4 @@
-//! The special tokens that a tokenizer puts around a text.
+//! Special tokens that a tokenizer adds around a text.
 
 use super::whole;
 use crate::{error::EncodeError, folder::Folder};
@@ -11,7 +11,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// The frame of a folder's tokenizer; `None` when it depends on the text.
+    /// Determines the frame of a model's tokenizer; `None` if it depends on the text.
     pub(crate) fn of(folder: &Folder) -> Result<Option<Self>, EncodeError> {
         if let Some((bos, eos)) = folder.explicit_frame {
             let id = |wanted: bool, name| {

@@ -1,28 +1,28 @@
-//! Checks at load that the pieces of a text have the tokens of the text.
+//! Self-test at load: the pieces of a text, encoded separately, must have the same tokens as the text.
 
 use super::{
-    cuts::{Cuts, Least},
+    cuts::{Cuts, MinPiece},
     whole,
 };
 use crate::error::EncodeError;
 
-/// Texts tried at load.
+/// Number of random texts.
 const TEXTS: usize = 64;
 
-/// What a text is made of, in wild order: what word splitters treat differently.
+/// Parts of random texts: inputs that word splitters treat differently.
 const ATOMS: [&str; 40] = [
     "the", "Router", "HELLO", "don't", "I'll", "we'RE", "x", " a", " word", " Word", "  two", " ", "  ",
     "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\n  ", "0", "7", "12345", " 3", ".", ", ", "!?", "...", "(",
     ") {", "_", "-", "//", "'s", "\"", "é", "e\u{301}", "中文", "😀", "\u{a0}",
 ];
 
-/// The places that hold: all of them, those at special tokens, or none.
+/// Returns the split positions that pass the test: all, those at special tokens, or none.
 pub(crate) fn proven(inner: &tokenizers::Tokenizer, mut cuts: Cuts) -> Result<Option<Cuts>, EncodeError> {
     loop {
         if holds(inner, &cuts)? {
             return Ok(Some(cuts));
         }
-        tracing::info!(reuse = cuts.reuse().label(), "the self-test failed: tokens of pieces differ");
+        tracing::info!(reuse = cuts.reuse().label(), "tokenizer self-test failed for this reuse");
         match cuts.reuse() {
             super::Reuse::Words => match cuts.without_words() {
                 Some(fewer) => cuts = fewer,
@@ -34,7 +34,7 @@ pub(crate) fn proven(inner: &tokenizers::Tokenizer, mut cuts: Cuts) -> Result<Op
 }
 
 fn holds(inner: &tokenizers::Tokenizer, cuts: &Cuts) -> Result<bool, EncodeError> {
-    let everywhere = Least { special: 1, word: 1 };
+    let everywhere = MinPiece { special: 1, word: 1 };
     let mut random = Random(0x5eed);
     for _ in 0..TEXTS {
         let text = text(&mut random, cuts.contents());
@@ -53,7 +53,7 @@ fn text(random: &mut Random, special: &[String]) -> String {
     let mut text = String::new();
     for _ in 0..48 {
         match random.below(8) {
-            // Two words, so that every text has places between words.
+            // Two words, so that every text can be split between words.
             0 => text.push_str("one two"),
             1 if !special.is_empty() => {
                 text.extend(special.get(random.below(special.len())).map(String::as_str));
@@ -64,7 +64,7 @@ fn text(random: &mut Random, special: &[String]) -> String {
     text
 }
 
-/// Splitmix64: the same texts at every load.
+/// SplitMix64 with a fixed seed: the texts are the same at every load.
 struct Random(u64);
 
 impl Random {

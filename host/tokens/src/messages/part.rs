@@ -1,21 +1,21 @@
-//! One part of a message's content.
+//! A part of a message's content.
 
 use minijinja::{Value, value::ValueKind};
 
 use crate::{error::EncodeError, template::json};
 
-/// A part that is text, or that stands for a tool.
+/// A text, or a reference to a tool.
 #[derive(Debug)]
 pub(crate) enum Part {
     Text {
         text: Value,
-        /// Keys that OpenAI's API does not know; templates of lists see them.
+        /// Keys that are not part of OpenAI's API. Templates that expect lists see them.
         extra: Vec<(Value, Value)>,
     },
     ToolReference(Value),
 }
 
-/// Keys that name a medium, as type or as key of a part.
+/// Types and keys of parts that contain media.
 const MEDIA: [&str; 13] = [
     "audio_embeds",
     "audio_url",
@@ -32,7 +32,7 @@ const MEDIA: [&str; 13] = [
     "video_url",
 ];
 
-/// Keys that do not count as extra.
+/// Keys of the API, which are not passed as extra keys.
 const KNOWN: [&str; 18] = [
     "audio_embeds",
     "audio_url",
@@ -54,10 +54,11 @@ const KNOWN: [&str; 18] = [
     "video_url",
 ];
 
-/// A line that one client puts before its system prompt, with a value that changes each time. vLLM drops it.
+/// Header line that one client puts before its system prompt, with a value that changes in each request. vLLM
+/// drops it.
 const BILLING: &str = "x-anthropic-billing-header";
 
-/// Reads a part; `None` for a text that is null.
+/// Parses a part; `None` for a null text.
 pub(crate) fn read_part(part: &Value) -> Result<Option<Part>, EncodeError> {
     if part.as_str().is_some() {
         return Ok(Some(Part::of_text(part.clone())));
@@ -92,7 +93,7 @@ pub(crate) fn read_part(part: &Value) -> Result<Option<Part>, EncodeError> {
     }
 }
 
-/// The parts as one text, as templates of text want it.
+/// Joins the parts to one text, for templates that expect a string.
 pub(crate) fn join(mut parts: Vec<Part>) -> Value {
     if parts.len() == 1 {
         match parts.pop() {
@@ -125,7 +126,7 @@ impl Part {
         }
     }
 
-    /// Drops the billing line; `None` when nothing is left.
+    /// Removes the billing line; `None` if nothing is left.
     pub(crate) fn without_billing(self) -> Option<Self> {
         match self {
             Self::Text { text, extra } if text.as_str().is_some_and(|text| text.starts_with(BILLING)) => {

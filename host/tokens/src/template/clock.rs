@@ -1,11 +1,11 @@
-//! `strftime_now`: the time comes with the request; nothing here reads a clock.
+//! `strftime_now`. The time is an argument; this crate reads no clock.
 
 use std::{fmt::Write, time::SystemTime};
 
 use chrono::DateTime;
 use minijinja::{Error, ErrorKind};
 
-/// The time in UTC by Python's `strftime` directives.
+/// Formats a time in UTC with Python's `strftime` directives.
 pub(crate) fn format(now: SystemTime, format: &str) -> Result<String, Error> {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);

@@ -1,8 +1,8 @@
-//! Whether a template wants the content of a message as text or as a list of parts.
+//! Detects whether a template expects the content of a message as a string or as a list of parts.
 //!
-//! Engines decide by the template's syntax tree: a template that loops over the content of a message wants parts. The
-//! rules are those of `_detect_content_format` in vLLM's `renderers/hf.py`. The tree is read as JSON, so that this file
-//! need not name every kind of node.
+//! Engines decide by the template's syntax tree: a template that loops over the content of a message expects
+//! parts. The rules follow `_detect_content_format` in vLLM's `renderers/hf.py`. The tree is converted to
+//! JSON, so that this file need not name every kind of node.
 
 use std::collections::HashMap;
 
@@ -13,16 +13,16 @@ use minijinja::{
 };
 use serde_json::Value as Node;
 
-/// The shape of a message's content.
+/// Form of a message's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentFormat {
-    /// One text; parts are joined by line ends. vLLM calls it `string`.
+    /// A string; parts are joined with newlines. vLLM calls it `string`.
     Text,
     /// A list of parts. vLLM calls it `openai`.
     Parts,
 }
 
-/// A `{% for %}` of the template.
+/// A `{% for %}` loop of the template.
 struct Loop<'a> {
     node: &'a Node,
     over: &'a Node,
@@ -30,7 +30,7 @@ struct Loop<'a> {
 }
 
 impl ContentFormat {
-    /// The format that a template wants.
+    /// Returns the format that a template expects.
     pub(crate) fn detect(source: &str) -> Result<Self, Error> {
         let white = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
         let tree = parse(source, "chat", SyntaxConfig, white)?;
@@ -49,7 +49,7 @@ fn loops_over_content(root: &Node) -> bool {
         loops.iter().filter(|found| is_messages(found.over)).filter_map(|found| found.target).collect();
     let is_content = |node: &Node| message.iter().any(|name| touches(node, name, Some("content")));
     let calls = all(root, "expr", "Call");
-    // For each loop inside a macro: the parameters that somewhere receive a message's content.
+    // For each loop inside a macro: the parameters that receive a message's content from any call.
     let mut inside: HashMap<*const Node, Vec<&str>> = HashMap::new();
     for declared in all(root, "stmt", "Macro") {
         let parameters = content_parameters(declared, &calls, &is_content);
@@ -67,7 +67,7 @@ fn loops_over_content(root: &Node) -> bool {
     })
 }
 
-/// The names under which a variable, or a slice of it, is known.
+/// Returns the names that are assigned a variable, or a slice of it.
 fn aliases<'a>(root: &'a Node, name: &'a str) -> Vec<&'a str> {
     let mut names = vec![name];
     let sets = all(root, "stmt", "Set");
@@ -85,7 +85,7 @@ fn aliases<'a>(root: &'a Node, name: &'a str) -> Vec<&'a str> {
     names
 }
 
-/// The parameters of a macro that some call gives the content of a message.
+/// Returns the parameters of a macro that receive the content of a message from any call.
 fn content_parameters<'a>(
     declared: &'a Node,
     calls: &[&'a Node],
@@ -111,7 +111,8 @@ fn content_parameters<'a>(
     found
 }
 
-/// Whether an expression is the variable (or its `key`), a slice of it, or either through filters and tests.
+/// Returns whether an expression is the variable (or its `key`), a slice of it, or either through filters and
+/// tests.
 fn touches(node: &Node, name: &str, key: Option<&str>) -> bool {
     match kind(node) {
         Some("Filter" | "Test" | "Slice") => {
@@ -141,7 +142,7 @@ fn kind(node: &Node) -> Option<&str> {
     node.get("expr").and_then(Node::as_str)
 }
 
-/// A node is its tag beside `inner: [fields, span]`.
+/// Returns the fields of a node, which is a tag beside `inner: [fields, span]`.
 fn field<'a>(node: &'a Node, name: &str) -> Option<&'a Node> {
     node.get("inner")?.get(0)?.get(name)
 }

@@ -1,4 +1,4 @@
-//! JSON of a request as values that print like Python's wherever a template turns them into text.
+//! JSON of a request as template values that print like Python's.
 
 use std::{fmt, sync::Arc};
 
@@ -13,15 +13,15 @@ use serde::{
 
 use super::python;
 
-/// A value read from JSON.
+/// Converts JSON to a template value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Json(pub(crate) Value);
 
-/// A list or a map of the template engine, printed by Python's rules.
+/// A list or a map that prints by Python's rules.
 #[derive(Debug)]
 struct Shown(DynObject);
 
-/// A map in the order of its entries.
+/// A map that keeps the order of its entries.
 pub(crate) fn map(entries: impl IntoIterator<Item = (impl Into<Value>, Value)>) -> Value {
     shown(entries.into_iter().map(|(key, value)| (key.into(), value)).collect::<Value>())
 }

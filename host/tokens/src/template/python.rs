@@ -1,4 +1,4 @@
-//! Values as Python prints them: `str`, `repr`, and `json.dumps` as transformers calls it.
+//! Prints values as Python does: `str`, `repr`, and `json.dumps` with the arguments of transformers.
 
 use std::fmt::{self, Write};
 
@@ -7,7 +7,7 @@ use minijinja::{
     value::{Kwargs, ValueKind},
 };
 
-/// How `json.dumps` is to write.
+/// Arguments of `json.dumps`.
 struct Style {
     ascii: bool,
     indent: Option<String>,
@@ -16,7 +16,7 @@ struct Style {
     sorted: bool,
 }
 
-/// `{{ value }}`.
+/// Prints a value as `{{ value }}` does.
 pub(crate) fn print(value: &Value, out: &mut Output<'_>) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => out.write_str(text).map_err(Error::from),
@@ -24,7 +24,7 @@ pub(crate) fn print(value: &Value, out: &mut Output<'_>) -> Result<(), Error> {
     }
 }
 
-/// `str(value)`.
+/// Returns `str(value)`.
 pub(crate) fn text(value: &Value) -> String {
     let mut out = String::new();
     match value.as_str() {
@@ -35,7 +35,7 @@ pub(crate) fn text(value: &Value) -> String {
     out
 }
 
-/// The filter `tojson`, with the arguments that transformers gives it.
+/// The filter `tojson`, with the arguments that transformers passes.
 pub(crate) fn tojson(
     value: &Value,
     ensure_ascii: Option<Value>,
@@ -207,7 +207,7 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
+/// Prints a float as `repr` does: with the fewest digits, and with an exponent below 1e-4 and from 1e16 on.
 fn float_text(float: f64) -> String {
     if float.is_nan() {
         return "nan".to_owned();
@@ -226,7 +226,7 @@ fn float_text(float: f64) -> String {
 }
 
 fn escape(out: &mut String, args: fmt::Arguments<'_>) {
-    // Writing into a string cannot fail.
+    // Writing to a string cannot fail.
     let _ = out.write_fmt(args);
 }
 

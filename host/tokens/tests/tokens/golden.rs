@@ -1,7 +1,8 @@
-//! Texts and tokens as vLLM 0.32 with transformers 5.19 makes them of the same requests, templates and tokenizer.
+//! Texts and tokens equal those of vLLM 0.32 with transformers 5.19 for the same requests, templates and
+//! tokenizer.
 //!
-//! `POINTSMAN_MODEL` and `POINTSMAN_GOLDEN` name a model folder and a file of the same shape for the ignored test; there
-//! `template` is the text of a template.
+//! The ignored test reads a model directory from `POINTSMAN_MODEL` and a file of the same format from
+//! `POINTSMAN_GOLDEN`, in which `template` is the text of a template.
 
 use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
 
@@ -14,7 +15,7 @@ use crate::support::fixtures;
 #[derive(Deserialize)]
 struct Case {
     name: String,
-    /// The name of a template; the model's own when missing.
+    /// Name of a template; the model's own if missing.
     template: Option<String>,
     body: Box<RawValue>,
     text: Option<String>,
@@ -29,7 +30,7 @@ struct Seen {
     ids: Vec<u32>,
 }
 
-/// Tokenizers by the text of their template: a real vocabulary takes long to load.
+/// Tokenizers by the text of their template, because a real vocabulary takes long to load.
 #[derive(Default)]
 struct Loaded(BTreeMap<Option<String>, Tokenizer>);
 
@@ -60,7 +61,7 @@ fn run(tokenizer: &Tokenizer, body: &str) -> Result<Seen, EncodeError> {
     })
 }
 
-/// What differs from vLLM, if anything does.
+/// Returns the differences from vLLM.
 fn difference(case: &Case, tokenizer: Result<&Tokenizer, EncodeError>) -> Option<String> {
     match (tokenizer.and_then(|tokenizer| run(tokenizer, case.body.get())), &case.error) {
         (Err(_), Some(_)) => None,

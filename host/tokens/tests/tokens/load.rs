@@ -1,4 +1,4 @@
-//! What is read of a model folder, and what is said of a bad one.
+//! Loading of model directories, and the errors for invalid ones.
 
 use std::{fs, time::UNIX_EPOCH};
 

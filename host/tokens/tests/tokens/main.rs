@@ -1,4 +1,4 @@
-//! Model folders, chat templates against vLLM's own output, and the cache against plain encoding.
+//! Model directories, chat templates compared with vLLM's output, and the cache compared with plain encoding.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! The cache never changes a token, and switches itself off where it would.
+//! The cache never changes a token, and is disabled for tokenizers where it would.
 
 use std::{sync::LazyLock, time::UNIX_EPOCH};
 
@@ -23,7 +23,7 @@ fn content() -> impl Strategy<Value = String> {
     proptest::collection::vec(atom, 0..400).prop_map(|atoms| atoms.concat())
 }
 
-/// Tokenizers that live through all cases, so that their caches fill and forget.
+/// Tokenizers that all cases share, so that their caches fill and evict.
 struct Pair {
     cached: Tokenizer,
     plain: Tokenizer,
@@ -75,7 +75,7 @@ proptest! {
     }
 }
 
-/// 100 KB of text in which no two pieces are the same.
+/// Returns 100 KB of text in which no two pieces are equal.
 fn story() -> String {
     (0..4000).map(|n| format!("{n} long stories of trains ")).collect()
 }
@@ -101,7 +101,7 @@ fn the_next_turn_encodes_only_what_is_new() {
 #[test]
 fn a_message_is_known_whatever_follows_it() {
     let model = Model::copied();
-    // Nothing ends a message but the beginning of the next one.
+    // A message only ends where the next one starts.
     model.write(
         "chat_template.jinja",
         "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}{% endfor %}<|im_end|>",
@@ -153,7 +153,7 @@ fn threads_share_a_cache() {
     });
 }
 
-/// Loads a changed fixture, and checks that whatever it reuses is right.
+/// Loads a changed fixture, and checks that reuse does not change its tokens.
 fn reuse_of(change: impl FnOnce(&mut Value)) -> Reuse {
     let model = Model::copied();
     model.change("tokenizer.json", change);
@@ -167,7 +167,7 @@ fn reuse_of(change: impl FnOnce(&mut Value)) -> Reuse {
     cached.reuse()
 }
 
-/// A tokenizer in the way of SentencePiece.
+/// Returns a tokenizer in the style of SentencePiece.
 fn metaspace(scheme: &str) -> Reuse {
     reuse_of(|file| {
         *file = serde_json::from_str(&file.to_string().replace('Ġ', "▁")).unwrap();
@@ -210,7 +210,8 @@ fn a_vocabulary_that_spans_words_is_not_cut_between_words() {
 
 #[test]
 fn a_mark_that_looks_like_a_space_is_none() {
-    // As in the vocabularies of DeepSeek: byte-level, and names with marks that SentencePiece uses for spaces.
+    // As in DeepSeek's vocabularies: byte-level, with SentencePiece's space marks in the names of special
+    // tokens.
     let reuse = reuse_of(|file| {
         file["model"]["vocab"]["<end▁of>"] = json!(5000);
         file["added_tokens"]

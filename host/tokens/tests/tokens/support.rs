@@ -1,4 +1,4 @@
-//! Model folders for tests: the fixture, and changed copies of it.
+//! Model directories for tests: the fixture, and changed copies of it.
 
 use std::{
     fs,
@@ -9,12 +9,12 @@ use pointsman_tokens::{LoadOptions, Tokenizer};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The folder with fixtures.
+/// Directory of the fixtures.
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
-/// The fixture's tokenizer without a cache.
+/// Loads the fixture's tokenizer without a cache.
 pub(crate) fn uncached(folder: &Path) -> Tokenizer {
     Tokenizer::load_with(folder, &LoadOptions { cache_bytes: 0, ..LoadOptions::default() }).unwrap()
 }
