@@ -15,7 +15,7 @@ use pointsman_embedded_policies::KV_AWARE;
 use pointsman_policy_runtime::{Limits, PolicyEngine, load};
 use pointsman_routing::{
     Decider, Decisions, NativeMode, Normalize, OnFailure, Origin, Picker, Program, Query, Routed, Router,
-    RouterConfig, RouterConfigOverride, Slot, SlotSet, Slots, Subject, WeightedScorer, facts::Wants,
+    RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, WeightedScorer, facts::Wants,
 };
 use pointsman_workers::{
     DpRank, Health, IndexConfig, Leg, ModelName, Overlaps, Prefix, PrefixIndex, Registry, Salt, WorkerId,
@@ -30,8 +30,8 @@ fn tokens() -> Vec<u32> {
     (0..8_192_u32).map(|place| place.wrapping_mul(2_654_435_761) % 50_000).collect()
 }
 
-fn subject(prefix: Prefix) -> Subject {
-    Subject {
+fn subject(prefix: Prefix) -> RoutingRequest {
+    RoutingRequest {
         prompt_tokens: 8_192,
         prompt_tokens_estimated: false,
         block_size: 16,
@@ -123,7 +123,7 @@ fn bench(c: &mut Criterion) {
             model: &model,
             leg: Leg::Aggregated,
             attempt: 0,
-            subject: &subject,
+            request: &subject,
             pin: None,
             session: None,
             planned: None,

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, sync::Arc};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderValue, Response};
-use pointsman_routing::{CandidateId, Subject};
+use pointsman_routing::{CandidateId, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -45,7 +45,7 @@ pub(crate) struct Drive {
     /// The prompt's cached tokens as the prefill leg says; the decode leg's own number says nothing true then.
     pub(crate) cached_tokens: Option<u32>,
     pub(crate) explain: bool,
-    subject: Subject,
+    subject: RoutingRequest,
     snapshot: Arc<Snapshot>,
     queue: VecDeque<Action>,
     prefill: Upstreaming<PrefillDone>,
@@ -95,7 +95,7 @@ impl<T> Default for Upstreaming<T> {
 /// A request that can be served: what was parsed, measured and planned.
 pub(crate) struct Planned {
     pub(crate) request: Arc<Request>,
-    pub(crate) subject: Subject,
+    pub(crate) subject: RoutingRequest,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) planning: Planning,
     /// The client asked who decided.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{
-    CandidateId, CostTerms, Explained, Query, RouterConfigOverride, Subject, cost, scope::Scope,
+    CandidateId, CostTerms, Query, RoutePreview, RouterConfigOverride, RoutingRequest, cost, scope::Scope,
 };
 use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) fn preview(
     app: &App,
     request: &Arc<Request>,
-    subject: &Subject,
+    subject: &RoutingRequest,
     snapshot: &Snapshot,
     planning: &Planning,
 ) -> Result<Value, Cause> {
@@ -63,12 +63,12 @@ pub(crate) fn preview(
     Ok(answer)
 }
 
-fn routed(app: &App, query: &Query<'_>, over: &RouterConfigOverride) -> Result<Explained, Cause> {
+fn routed(app: &App, query: &Query<'_>, over: &RouterConfigOverride) -> Result<RoutePreview, Cause> {
     app.router.preview(query, over).map_err(|error| Cause::of_route(error, app.settings.busy_status))
 }
 
 /// A leg's receipt, the load of its worker, and every candidate with what speaks for it.
-fn leg(told: &Explained) -> Value {
+fn leg(told: &RoutePreview) -> Value {
     let load = told.candidate.load();
     let runner_up = told.receipt.runner_up();
     let candidates = told.terms.iter().map(|(id, terms)| candidate(told, *id, terms, runner_up));
@@ -86,7 +86,7 @@ fn leg(told: &Explained) -> Value {
 
 /// `cost` is the one that was ranked by, when it is known; `native_cost` that of the terms.
 fn candidate(
-    told: &Explained,
+    told: &RoutePreview,
     (worker, dp_rank): CandidateId,
     terms: &CostTerms,
     runner_up: Option<(pointsman_workers::WorkerId, pointsman_workers::DpRank, f32)>,

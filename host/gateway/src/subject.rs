@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_routing::Subject;
+use pointsman_routing::RoutingRequest;
 use pointsman_workers::{Prefix, Salt};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -21,7 +21,7 @@ pub struct Measure {
 
 /// What routing may know of a request. `tokens` are its ids where the client did not give them and a tokenizer could.
 #[must_use]
-pub fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> Subject {
+pub fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> RoutingRequest {
     let hints = &request.hints;
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
@@ -38,7 +38,7 @@ pub fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> 
         }
     };
     let hash = |text: &String| xxh3_64_with_seed(text.as_bytes(), measure.salt);
-    Subject {
+    RoutingRequest {
         prompt_tokens,
         prompt_tokens_estimated: estimated,
         block_size: size,
@@ -82,7 +82,7 @@ mod tests {
 
     const MEASURE: Measure = Measure { block_size: 4, bytes_per_token: 4, salt: 1 };
 
-    fn of(body: &str) -> Subject {
+    fn of(body: &str) -> RoutingRequest {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());
         subject(
             &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, HintTrust::Trusted).unwrap(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use pointsman_routing::{Call, Decision, Failure, Moment, Observed, Plan, RouterConfigOverride};
+use pointsman_routing::{Call, Decision, Failure, Moment, ObservedOutcome, Plan, RouterConfigOverride};
 use pointsman_workers::Leg;
 use wasmtime::{Store, Trap};
 
@@ -182,7 +182,7 @@ impl Instance {
     }
 
     /// What became of decisions, when it exports `learning`.
-    pub(crate) fn observe(&mut self, moment: Moment, outcomes: &[Observed]) -> Result<(), Failure> {
+    pub(crate) fn observe(&mut self, moment: Moment, outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
         let Moment { now_us, seed } = moment;
         // Nothing is routed here; what it may read of the call is the time and the randomness.
         self.begin(&Call { leg: Leg::Aggregated, attempt: 0, rows: 0, seed, now_us });

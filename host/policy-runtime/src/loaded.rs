@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use pointsman_routing::{
-    Call, Decision, Digest, Failure, Moment, Observed, Origin, Plan, Policy, PolicyInfo,
+    Call, Decision, Digest, Failure, Moment, ObservedOutcome, Origin, Plan, Policy, PolicyInfo,
     RouterConfigOverride, World, facts::Wants,
 };
 use sha2::{Digest as _, Sha256};
@@ -227,7 +227,7 @@ impl Policy for LoadedPolicy {
         self.pool.call(|instance| instance.decode_config(call, facts))
     }
 
-    fn observe(&self, moment: Moment, outcomes: &[Observed]) -> Result<(), Failure> {
+    fn observe(&self, moment: Moment, outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
         self.pool.observe(|instance| instance.observe(moment, outcomes))
     }
 }

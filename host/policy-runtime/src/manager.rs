@@ -206,8 +206,8 @@ impl PolicyManager {
         let mut status = self.status.load_full();
         let fresh = Arc::make_mut(&mut status);
         for ((slot, state), status) in self.slots.iter().zip(&self.states).zip(&mut fresh.slots) {
-            let lineup = slot.lineup();
-            status.refresh(&lineup.active, lineup.canary.as_ref(), lineup.shadow.as_ref(), state);
+            let snapshot = slot.snapshot();
+            status.refresh(&snapshot.active, snapshot.canary.as_ref(), snapshot.shadow.as_ref(), state);
         }
         status
     }

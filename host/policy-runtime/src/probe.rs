@@ -1,7 +1,7 @@
 //! The probe: made-up inputs, asked twice, the second time of another instance. What fails here never serves.
 
 use pointsman_routing::{
-    Call, Failure, Moment, Observed, World,
+    Call, Failure, Moment, ObservedOutcome, World,
     facts::{FactType, RequestFact, Wants, WorkerColumn, WorkerFact},
 };
 use pointsman_workers::{DpRank, Leg, WorkerId};
@@ -75,7 +75,7 @@ const NOW_US: u64 = 1_700_000_000_000_000;
 
 /// Tells a policy that learns of made-up outcomes: one that went well, one that was tried again, and one whose client left.
 pub(crate) fn tell(instance: &mut Instance) -> Result<(), Failure> {
-    let fine = Observed {
+    let fine = ObservedOutcome {
         decision: None,
         seed: 0x5eed,
         leg: Leg::Prefill,
@@ -93,8 +93,8 @@ pub(crate) fn tell(instance: &mut Instance) -> Result<(), Failure> {
         cached_predicted: Some(512),
         cached_reported: Some(496),
     };
-    let none = Observed { ttft: None, itl: None, cached_reported: None, output_tokens: 0, ..fine };
-    let outcomes = [fine, Observed { retried: true, ..fine }, Observed { status: 499, ..none }];
+    let none = ObservedOutcome { ttft: None, itl: None, cached_reported: None, output_tokens: 0, ..fine };
+    let outcomes = [fine, ObservedOutcome { retried: true, ..fine }, ObservedOutcome { status: 499, ..none }];
     instance.observe(Moment { now_us: NOW_US, seed: 0x5eed }, &outcomes)
 }
 

@@ -13,7 +13,7 @@ use pointsman_policy_runtime::{
     Access, Command, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine, PolicyManager, Probation,
     Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
 };
-use pointsman_routing::{Call, Failure, Mode, NativeMode, Program, Slot, SlotKind};
+use pointsman_routing::{Call, Failure, Lane, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
 use pointsman_workers::Leg;
 use tempfile::TempDir;
@@ -235,7 +235,7 @@ fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
     let asked = tokio::time::Instant::now();
     let slot = (SlotKind::Prefill, None);
     let done =
-        runtime.block_on(managed.manager.execute(Command::RollBack { slot, lane: Mode::Active })).unwrap();
+        runtime.block_on(managed.manager.execute(Command::RollBack { slot, lane: Lane::Active })).unwrap();
     let answered = asked.elapsed();
     assert_eq!((done.changed[0].result, done.changed[0].reason), ("rolled_back", "command"));
     assert_eq!(

@@ -15,7 +15,7 @@ use pointsman_policy_runtime::{
     PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec, SlotStatus,
     Source, TrustRules,
 };
-use pointsman_routing::{Digest, Failure, Mode, Normalize, Picker, Program, Slot, SlotKind};
+use pointsman_routing::{Digest, Failure, Lane, Normalize, Picker, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
 use sha2::Digest as _;
 use tempfile::TempDir;
@@ -114,11 +114,11 @@ impl TestManager {
         self.ask(Command::Reload).unwrap()
     }
 
-    fn promote(&self, from: Option<Mode>) -> Result<Report, CommandError> {
+    fn promote(&self, from: Option<Lane>) -> Result<Report, CommandError> {
         self.ask(Command::Promote { slot: NAME, from })
     }
 
-    fn roll_back(&self, lane: Mode) -> Result<Report, CommandError> {
+    fn roll_back(&self, lane: Lane) -> Result<Report, CommandError> {
         self.ask(Command::RollBack { slot: NAME, lane })
     }
 
@@ -213,8 +213,8 @@ fn a_canary_that_fails_in_its_first_calls_is_withdrawn_and_stays_out_of_every_la
     let managed = plain(&[]);
     managed.put("prefill.canary.wasm", HOSTILE);
     managed.until("a canary", |slot| slot.canary.is_some());
-    let lineup = managed.slot.lineup();
-    let canary = &lineup.canary.as_ref().unwrap().active;
+    let snapshot = managed.slot.snapshot();
+    let canary = &snapshot.canary.as_ref().unwrap().handle;
     canary.note::<()>(&Err(Failure::Timeout), Duration::ZERO);
     let after = managed.until("withdrawn", |slot| slot.canary.is_none() && slot.rollbacks == 1);
     assert_eq!((after.generation.0, after.quarantined.len(), after.refusals[0].kind), (1, 1, "rolled_back"));
@@ -261,7 +261,7 @@ fn another_active_file_ends_a_promotion_and_another_canary_file_is_a_canary() {
     managed.put("prefill.canary.wasm", WEIGHTED_RANDOM);
     managed.until("a canary", |slot| slot.canary.is_some());
     assert_eq!(managed.promote(None).unwrap_err(), CommandError::Ambiguous("prefill".into()));
-    managed.promote(Some(Mode::Shadow)).unwrap();
+    managed.promote(Some(Lane::Shadow)).unwrap();
     managed.holds(|slot| {
         slot.source == Source::Promoted && slot.policy == "least-loaded" && slot.shadow.is_none()
     });
@@ -277,16 +277,16 @@ fn another_active_file_ends_a_promotion_and_another_canary_file_is_a_canary() {
 fn a_rollback_by_command_outlives_scans_of_the_unchanged_file_and_goes_one_step() {
     let managed = plain(&[]);
     assert_eq!(
-        managed.roll_back(Mode::Active).unwrap_err(),
+        managed.roll_back(Lane::Active).unwrap_err(),
         CommandError::NothingToRollBack("prefill".into())
     );
     managed.put("prefill.wasm", LEAST_LOADED);
     managed.until("active", |slot| slot.policy == "least-loaded");
-    let report = managed.roll_back(Mode::Active).unwrap();
+    let report = managed.roll_back(Lane::Active).unwrap();
     assert_eq!((report.changed[0].result, report.changed[0].generation.unwrap().0), ("rolled_back", 3));
     managed.holds(|slot| slot.policy == "kv-aware" && slot.generation.0 == 3 && slot.quarantined.len() == 1);
     assert_eq!(
-        managed.roll_back(Mode::Active).unwrap_err(),
+        managed.roll_back(Lane::Active).unwrap_err(),
         CommandError::NothingToRollBack("prefill".into())
     );
     managed.put("prefill.wasm", WEIGHTED_RANDOM);
@@ -301,15 +301,15 @@ fn a_rollback_by_command_outlives_scans_of_the_unchanged_file_and_goes_one_step(
 fn a_promoted_canary_that_is_rolled_back_gives_the_file_back_and_is_no_canary_again() {
     let managed = plain(&[("prefill.wasm", WEIGHTED_RANDOM), ("prefill.canary.wasm", LEAST_LOADED)]);
     managed.until("a canary", |slot| slot.canary.is_some());
-    managed.promote(Some(Mode::Canary)).unwrap();
-    managed.roll_back(Mode::Active).unwrap();
+    managed.promote(Some(Lane::Canary)).unwrap();
+    managed.roll_back(Lane::Active).unwrap();
     managed.holds(|slot| {
         slot.policy == "weighted-random" && slot.source == Source::File && slot.canary.is_none()
     });
     // A trial may be ended by command too.
     managed.put("prefill.canary.wasm", HOSTILE);
     managed.until("a canary", |slot| slot.canary.is_some());
-    assert_eq!(managed.roll_back(Mode::Canary).unwrap().changed[0].result, "withdrawn");
+    assert_eq!(managed.roll_back(Lane::Canary).unwrap().changed[0].result, "withdrawn");
     managed.holds(|slot| slot.canary.is_none());
 }
 
@@ -397,5 +397,5 @@ fn a_trial_of_the_configuration_needs_no_file_and_its_share_can_be_changed_alone
     spec.canary.share = 0.5;
     managed.ask(Command::Configure { specs: vec![(NAME, spec)], trust: TrustRules::default() }).unwrap();
     managed.until("another share", |slot| slot.canary.as_ref().is_some_and(|canary| canary.share == 0.5));
-    assert_eq!(managed.slot.lineup().canary.as_ref().unwrap().active.generation, before.generation);
+    assert_eq!(managed.slot.snapshot().canary.as_ref().unwrap().handle.generation, before.generation);
 }

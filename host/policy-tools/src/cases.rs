@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use pointsman_routing::{
-    Observed,
+    ObservedOutcome,
     facts::{FactType, Wants},
 };
 use serde::Deserialize;
@@ -32,7 +32,7 @@ pub(crate) struct Case {
     /// Numbers that the slot's state has beforehand.
     pub(crate) state: BTreeMap<String, i64>,
     /// What is observed before the question is put.
-    pub(crate) outcomes: Vec<Observed>,
+    pub(crate) outcomes: Vec<ObservedOutcome>,
     /// Request facts.
     pub(crate) request: Values,
     /// Worker facts, one table a candidate (prefill candidates for a decode override).
@@ -197,7 +197,7 @@ impl RawCase {
             seed: self.seed,
             now_us: self.now_us,
             state: self.state,
-            outcomes: self.outcomes.into_iter().map(Observed::from).collect(),
+            outcomes: self.outcomes.into_iter().map(ObservedOutcome::from).collect(),
             request,
             rows,
             decode,

@@ -14,7 +14,8 @@ use std::{
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_routing::{
     Call, Decisions, Digest, Failure, OnFailure, Origin, Picker, Policy, PolicyInfo, Program, Query, Router,
-    RouterConfig, RouterConfigOverride, Slot, SlotSet, Slots, Subject, WeightedScorer, World, facts::Wants,
+    RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, WeightedScorer, World,
+    facts::Wants,
 };
 use pointsman_workers::{BlockHash, Health, IndexConfig, Leg, ModelName, PrefixIndex, Registry, WorkerSpec};
 use tokio::time::{Duration, Instant};
@@ -82,8 +83,8 @@ fn router(decisions: Decisions) -> Router {
         .recording(decisions)
 }
 
-fn subject() -> Subject {
-    Subject {
+fn request() -> RoutingRequest {
+    RoutingRequest {
         prompt_tokens: 64,
         prompt_tokens_estimated: false,
         block_size: 16,
@@ -126,13 +127,13 @@ fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("record");
     for rows in [64_u32, 1_024] {
         let registry = fleet(rows);
-        let (snapshot, model, subject) = (registry.snapshot(), ModelName::new("m"), subject());
+        let (snapshot, model, request) = (registry.snapshot(), ModelName::new("m"), request());
         let query = Query {
             snapshot: &snapshot,
             model: &model,
             leg: Leg::Aggregated,
             attempt: 0,
-            subject: &subject,
+            request: &request,
             pin: None,
             session: None,
             planned: None,

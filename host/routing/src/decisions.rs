@@ -19,21 +19,21 @@ use tokio::time::Duration;
 
 use crate::{
     facts::{UnknownFact, Wants},
-    receipt::Shadowed,
-    recipe::Recipe,
+    receipt::ShadowResult,
     slot::NativeMode,
+    summary::ProgramSummary,
 };
 
-mod brief;
-pub(crate) mod reads;
+mod encoding;
 mod record;
+pub(crate) mod recorder;
 mod shard;
-pub(crate) mod tape;
-mod words;
+pub(crate) mod state_reads;
+mod summary;
 
-pub use brief::Brief;
 pub use record::Record;
 use shard::Shard;
+pub use summary::DecisionSummary;
 
 /// Shards at most.
 const SHARDS: usize = 16;
@@ -60,19 +60,19 @@ pub struct Decisions {
 
 /// What is known of a decision besides its inputs.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct DecisionHeader {
     /// The model asked for.
     pub model: ModelName,
     /// What the slot ran.
-    pub recipe: Arc<Recipe>,
+    pub program: Arc<ProgramSummary>,
     /// The leg routed; for a plan, the decode leg that it is about.
     pub leg: Leg,
     /// 0 for its first try.
     pub attempt: u32,
     /// Who decided.
-    pub by: By,
+    pub by: DecidedBy,
     /// What was decided.
-    pub ending: Ending,
+    pub result: DecisionResult,
     /// The seed of the decision.
     pub seed: u64,
     /// Microseconds since the Unix epoch.
@@ -82,7 +82,7 @@ pub struct Head {
     /// Cached prefix blocks at the choice: device, host, disk; `None` when nobody asked for them.
     pub cached_blocks: Option<[u32; 3]>,
     /// What the shadow would have done, when it was asked.
-    pub shadow: Option<Shadowed>,
+    pub shadow: Option<ShadowResult>,
     /// Time the whole decision took.
     pub took: Duration,
     /// What became of the request; `None` while it runs.
@@ -96,7 +96,7 @@ pub struct Head {
 
 /// Who decided; the texts that belong to it are kept with the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum DecidedBy {
     /// The policy in the slot.
     Policy,
     /// The native selector in the slot.
@@ -113,7 +113,7 @@ pub enum By {
 
 /// What was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum DecisionResult {
     /// This candidate.
     Chosen(WorkerId, DpRank),
     /// `remote`, `local` or `shed`, with the decode candidate that was asked about.
@@ -224,7 +224,7 @@ impl Decisions {
     /// A copy of one decision, when it is still kept and `wanted`. `wanted` gets the request's id too, and has to be quick:
     /// the decision is held meanwhile.
     #[must_use]
-    pub fn get(&self, id: DecisionId, wanted: impl FnOnce(&Head, &str) -> bool) -> Option<Record> {
+    pub fn get(&self, id: DecisionId, wanted: impl FnOnce(&DecisionHeader, &str) -> bool) -> Option<Record> {
         let (number, shard) = self.find(id)?;
         let (head, words) = shard.copy(number, wanted)?;
         Some(Record::new(id, head, words, self.always.clone()))
@@ -243,7 +243,7 @@ impl Decisions {
     }
 
     /// Records a decision: `texts` are kept in any case, `words` when they fit.
-    pub(crate) fn record(&self, head: Head, texts: &[u32], words: &[u32]) -> Option<DecisionId> {
+    pub(crate) fn record(&self, head: DecisionHeader, texts: &[u32], words: &[u32]) -> Option<DecisionId> {
         let count = self.shards.len();
         let ticket = self.ticket.fetch_add(1, Ordering::Relaxed);
         let home = ticket.checked_rem(count)?;
@@ -280,7 +280,7 @@ impl Decisions {
     }
 }
 
-impl By {
+impl DecidedBy {
     /// Stable label, as [`crate::Decider::label`].
     #[must_use]
     pub fn label(self) -> &'static str {

@@ -20,7 +20,7 @@ use crate::{
     decisions::DecisionId,
     policy::Failure,
     scope::Scope,
-    slot::{Active, Mode, Slot, SlotKind},
+    slot::{GenerationHandle, Lane, Slot, SlotKind},
     slots::Slots,
 };
 
@@ -33,7 +33,7 @@ const GATHER: Duration = Duration::from_millis(50);
 
 /// What became of one decision: the request that it was made for is over. Mirrors `record outcome` of `wit/policy.wit`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Observed {
+pub struct ObservedOutcome {
     /// The decision as receipts name it; `None` when it was not recorded.
     pub decision: Option<DecisionId>,
     /// The seed of the decision.
@@ -79,19 +79,19 @@ pub struct Moment {
 
 /// Whose decision an outcome belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct DecisionSource {
     /// The slot.
     pub slot: SlotKind,
     /// The model that was asked for.
     pub model: ModelName,
     /// The lane that decided.
-    pub mode: Mode,
+    pub lane: Lane,
 }
 
 /// The queue. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct Learning {
-    queue: SyncSender<(Asked, Observed)>,
+    queue: SyncSender<(DecisionSource, ObservedOutcome)>,
     counts: Arc<Counts>,
 }
 
@@ -120,7 +120,7 @@ impl Learning {
     }
 
     /// Leaves an outcome to be given later. Never waits.
-    pub fn leave(&self, asked: Asked, outcome: Observed) {
+    pub fn submit(&self, asked: DecisionSource, outcome: ObservedOutcome) {
         if self.queue.try_send((asked, outcome)).is_err() {
             self.counts.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -135,7 +135,7 @@ impl Learning {
     }
 }
 
-fn give(outcomes: &Receiver<(Asked, Observed)>, slots: &Slots, counts: &Counts) {
+fn give(outcomes: &Receiver<(DecisionSource, ObservedOutcome)>, slots: &Slots, counts: &Counts) {
     while let Ok((asked, first)) = outcomes.recv() {
         // One wake-up for many requests.
         thread::sleep(GATHER);
@@ -147,17 +147,17 @@ fn give(outcomes: &Receiver<(Asked, Observed)>, slots: &Slots, counts: &Counts) 
             }
         }
         for (asked, batch) in batches {
-            teach(slots.get(&asked.model, asked.slot), asked.mode, &batch, counts);
+            teach(slots.get(&asked.model, asked.slot), asked.lane, &batch, counts);
         }
     }
 }
 
 /// Gives a lane's outcomes to the generation that is in force there now, or to the active one when the lane has none any more: what
 /// was learnt is about workers, and is the slot's.
-fn teach(slot: &Slot, mode: Mode, outcomes: &[Observed], counts: &Counts) {
-    let lineup = slot.lineup();
-    let canary = lineup.canary.as_ref().filter(|_| mode == Mode::Canary);
-    let active: &Active = canary.map_or(&lineup.active, |canary| &canary.active);
+fn teach(slot: &Slot, lane: Lane, outcomes: &[ObservedOutcome], counts: &Counts) {
+    let snapshot = slot.snapshot();
+    let canary = snapshot.canary.as_ref().filter(|_| lane == Lane::Canary);
+    let active: &GenerationHandle = canary.map_or(&snapshot.active, |canary| &canary.handle);
     let _scope = Scope::generation(active.generation);
     for policy in active.program.policies().filter(|policy| policy.info().learns) {
         for batch in outcomes.chunks(BATCH) {
@@ -175,7 +175,7 @@ fn teach(slot: &Slot, mode: Mode, outcomes: &[Observed], counts: &Counts) {
     }
 }
 
-fn tell(active: &Active, policy: &str, failure: &Failure) {
+fn tell(active: &GenerationHandle, policy: &str, failure: &Failure) {
     let generation = active.generation.0;
     tracing::warn!(policy, generation, kind = failure.kind(), %failure, "a policy failed to observe");
 }

@@ -15,26 +15,28 @@ mod policy;
 mod program;
 mod query;
 mod receipt;
-mod recipe;
 mod router;
 pub mod scope;
 mod slot;
 mod slots;
+mod summary;
 
 pub use config::RouterConfig;
 pub use cost::{CostTerms, cost};
-pub use decisions::{Brief, By, DecisionId, Decisions, Ending, Head, Outcome, Record};
-pub use learning::{Asked, Learning, Moment, Observed};
+pub use decisions::{
+    DecidedBy, DecisionHeader, DecisionId, DecisionResult, DecisionSummary, Decisions, Outcome, Record,
+};
+pub use learning::{DecisionSource, Learning, Moment, ObservedOutcome};
 pub use policy::{
     Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, ShedReason,
     World,
 };
-pub use query::{CandidateId, Query, Subject};
-pub use receipt::{Decider, Receipt, Shadowed};
-pub use recipe::{Recipe, Step};
-pub use router::{Explained, OnFailure, Planned, RouteError, Routed, Router};
+pub use query::{CandidateId, Query, RoutingRequest};
+pub use receipt::{Decider, Receipt, ShadowResult};
+pub use router::{OnFailure, OverrideDecision, RouteError, RoutePreview, Routed, Router};
 pub use slot::{
-    Active, Agreement, CALL_BUCKETS_US, CallStats, Generation, Lineup, Mode, NativeMode, Normalize, Opinion,
-    Picker, Program, Slot, SlotEvent, SlotKind, Trial, WeightedScorer,
+    AgreementStats, CALL_BUCKETS_US, CallStats, Generation, GenerationHandle, Lane, NativeMode, Normalize,
+    Picker, Program, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot, Trial, WeightedScorer,
 };
 pub use slots::{SlotSet, Slots};
+pub use summary::{PolicySummary, ProgramSummary};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     facts::Wants,
-    learning::{Moment, Observed},
+    learning::{Moment, ObservedOutcome},
 };
 
 /// What every policy function is told besides facts. Mirrors `record call` of `wit/policy.wit`, which never grows.
@@ -215,7 +215,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Failure`] when it did not come to an end.
-    fn observe(&self, _moment: Moment, _outcomes: &[Observed]) -> Result<(), Failure> {
+    fn observe(&self, _moment: Moment, _outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
         Err(self.lacks("observe"))
     }
 

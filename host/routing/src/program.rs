@@ -3,13 +3,13 @@
 use crate::{
     check,
     cost::cost,
-    decisions::tape::Tape,
-    facts::columns::Gathered,
+    decisions::recorder::Recorder,
+    facts::columns::DecisionFacts,
     native::Cursors,
     pick,
     policy::{Call, Decision, Failure, Policy, ShedReason},
     router::Purpose,
-    slot::{Active, NativeMode, Picker, Program, WeightedScorer},
+    slot::{GenerationHandle, NativeMode, Picker, Program, WeightedScorer},
 };
 
 /// What a program said.
@@ -31,7 +31,7 @@ pub(crate) enum Verdict {
 #[derive(Default)]
 pub(crate) struct Buffers {
     /// What the policies were handed.
-    pub(crate) tape: Tape,
+    pub(crate) recorder: Recorder,
     kept: Vec<u32>,
     one: Vec<f32>,
     /// The weighed costs of the rows that were ranked last, for receipts.
@@ -40,8 +40,8 @@ pub(crate) struct Buffers {
 
 /// One run: the generation, the question, the buffers.
 pub(crate) struct Run<'a> {
-    pub(crate) active: &'a Active,
-    pub(crate) gathered: &'a Gathered<'a>,
+    pub(crate) active: &'a GenerationHandle,
+    pub(crate) gathered: &'a DecisionFacts<'a>,
     pub(crate) cursors: &'a Cursors,
     pub(crate) buffers: &'a mut Buffers,
     pub(crate) purpose: Purpose,
@@ -108,11 +108,12 @@ impl Run<'_> {
         let mut step = 0;
         for filter in filters {
             let call = self.call(rows.len());
-            let Buffers { tape, kept, .. } = &mut *self.buffers;
-            let facts = tape.stage(step, rows, |out| self.gathered.write(&filter.info().wants, rows, out));
+            let Buffers { recorder, kept, .. } = &mut *self.buffers;
+            let facts =
+                recorder.stage(step, rows, |out| self.gathered.write(&filter.info().wants, rows, out));
             step += 1;
             let outcome = filter.keep(&call, facts, kept);
-            tape.take_state(filter.info());
+            recorder.take_state(filter.info());
             outcome.map_err(Stop::Failed)?;
             check::kept(kept, rows.len()).map_err(Stop::Failed)?;
             let kept = kept.iter().filter_map(|place| rows.get(*place as usize).copied());
@@ -128,8 +129,8 @@ impl Run<'_> {
     fn select(&mut self, step: u32, selector: &dyn Policy, rows: &[u32]) -> Result<Verdict, Stop> {
         let call = self.call(rows.len());
         let write = |out: &mut Vec<u32>| self.gathered.write(&selector.info().wants, rows, out);
-        let decision = selector.select(&call, self.buffers.tape.stage(step, rows, write));
-        self.buffers.tape.take_state(selector.info());
+        let decision = selector.select(&call, self.buffers.recorder.stage(step, rows, write));
+        self.buffers.recorder.take_state(selector.info());
         match decision.map_err(Stop::Failed)? {
             Decision::Abstain => Ok(Verdict::Abstained),
             Decision::Shed(shed) => Ok(Verdict::Shed(check::shed(shed).map_err(Stop::Failed)?)),
@@ -154,9 +155,9 @@ impl Run<'_> {
         let buffers = &mut *self.buffers;
         for (step, scorer) in (first..).zip(scorers) {
             let wants = &scorer.policy.info().wants;
-            let facts = buffers.tape.stage(step, rows, |out| self.gathered.write(wants, rows, out));
+            let facts = buffers.recorder.stage(step, rows, |out| self.gathered.write(wants, rows, out));
             let outcome = scorer.policy.score(&call, facts, &mut buffers.one);
-            buffers.tape.take_state(scorer.policy.info());
+            buffers.recorder.take_state(scorer.policy.info());
             outcome.map_err(Stop::Failed)?;
             check::costs(&buffers.one, rows.len()).map_err(Stop::Failed)?;
             pick::normalize(scorer.normalize, &mut buffers.one);

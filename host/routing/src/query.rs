@@ -8,7 +8,7 @@ use crate::policy::RouterConfigOverride;
 
 /// What is known of a request, the same for all its legs. Holds no prompt text.
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct RoutingRequest {
     /// Input sequence length, tokens.
     pub prompt_tokens: u32,
     /// Whether `prompt_tokens` was estimated from bytes.
@@ -68,7 +68,7 @@ pub struct Query<'a> {
     /// 0, then one more for each retry of the leg.
     pub attempt: u32,
     /// What is known of the request.
-    pub subject: &'a Subject,
+    pub request: &'a RoutingRequest,
     /// The worker (and rank) a hint pins this leg to.
     pub pin: Option<(WorkerId, Option<DpRank>)>,
     /// The candidate this leg's session is bound to (spec F8); chosen when it is eligible and no hint pins another.
@@ -100,7 +100,7 @@ impl Query<'_> {
     }
 }
 
-impl Subject {
+impl RoutingRequest {
     /// Blocks the prompt fills, the last one counted whole.
     #[must_use]
     pub fn request_blocks(&self) -> u32 {

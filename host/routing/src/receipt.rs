@@ -7,10 +7,10 @@ use serde::Serialize;
 use tokio::time::Duration;
 
 use crate::{
-    decisions::{By, DecisionId},
+    decisions::{DecidedBy, DecisionId},
     policy::Digest,
     query::CandidateId,
-    slot::{Generation, Mode, NativeMode, SlotKind},
+    slot::{Generation, Lane, NativeMode, SlotKind},
 };
 
 /// Who made a decision.
@@ -41,7 +41,7 @@ pub enum Decider {
 
 /// What the slot's shadow would have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Shadowed {
+pub struct ShadowResult {
     /// Its generation.
     pub generation: Generation,
     /// Where the request would have gone; `None` when it had no usable answer, no opinion, or would have refused.
@@ -64,9 +64,10 @@ pub struct Receipt {
     /// The generation pinned.
     pub generation: Generation,
     /// Whether that is the active generation or a canary.
-    pub mode: Mode,
+    #[serde(rename = "mode")]
+    pub lane: Lane,
     /// What the shadow said, when one was asked.
-    pub shadow: Option<Shadowed>,
+    pub shadow: Option<ShadowResult>,
     /// The policy's name, when the slot has one.
     pub policy: Option<Arc<str>>,
     /// The policy's digest, when the slot has one.
@@ -111,14 +112,14 @@ impl Receipt {
 
 impl Decider {
     /// Who it was, without the words.
-    pub(crate) fn by(&self) -> By {
+    pub(crate) fn by(&self) -> DecidedBy {
         match self {
-            Self::Policy => By::Policy,
-            Self::Native { mode } => By::Native(*mode),
-            Self::Fallback { reason, .. } => By::Fallback(reason),
-            Self::Pin => By::Pin,
-            Self::Session => By::Session,
-            Self::Plan => By::Plan,
+            Self::Policy => DecidedBy::Policy,
+            Self::Native { mode } => DecidedBy::Native(*mode),
+            Self::Fallback { reason, .. } => DecidedBy::Fallback(reason),
+            Self::Pin => DecidedBy::Pin,
+            Self::Session => DecidedBy::Session,
+            Self::Plan => DecidedBy::Plan,
         }
     }
 

@@ -10,27 +10,27 @@ use tokio::time::Instant;
 use crate::{
     config::RouterConfig,
     cost::CostTerms,
-    decisions::{Decisions, tape::ALWAYS},
-    facts::columns::{Gathered, Inputs, Needs},
+    decisions::{Decisions, recorder::ALWAYS},
+    facts::columns::{DecisionFacts, Inputs, Needs},
     native::Cursors,
     policy::ShedReason,
     program::{Buffers, Run, Verdict},
     query::{CandidateId, Query},
-    receipt::{Decider, Receipt, Shadowed},
+    receipt::{Decider, Receipt, ShadowResult},
     scope::Scope,
-    slot::{Active, NativeMode, Program, SlotKind},
+    slot::{GenerationHandle, NativeMode, Program, SlotKind},
     slots::Slots,
 };
 
 mod answer;
 mod eligible;
-mod keep;
 mod plan;
+mod record_decision;
 mod shadow;
 
-pub use answer::{Explained, RouteError, Routed};
+pub use answer::{RouteError, RoutePreview, Routed};
 use eligible::{candidate_rows, settled};
-pub use plan::Planned;
+pub use plan::OverrideDecision;
 
 /// What to do when a policy gives no usable answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -126,7 +126,7 @@ impl Router {
     /// [`RouteError`] when no worker may serve it, or the policy refuses.
     pub fn route(&self, query: &Query<'_>, over: &crate::RouterConfigOverride) -> Result<Routed, RouteError> {
         let started = Instant::now();
-        let config = self.config.with(&query.subject.config).with(over);
+        let config = self.config.with(&query.request.config).with(over);
         let chosen = match self.choose(query, config, Purpose::Route) {
             Ok(chosen) => chosen,
             Err(error) => {
@@ -135,22 +135,22 @@ impl Router {
             }
         };
         let candidate = chosen.candidate.clone();
-        let subject = query.subject;
+        let request = query.request;
         let [device, host, disk] = chosen.cached;
-        let cached_tokens = (device + host + disk).saturating_mul(subject.block_size);
+        let cached_tokens = (device + host + disk).saturating_mul(request.block_size);
         let booking = candidate.book(&BookingRequest {
             leg: query.leg,
-            prompt_tokens: subject.prompt_tokens,
-            new_prefill_tokens: subject.prompt_tokens.saturating_sub(cached_tokens),
-            prefix: subject.prefix.clone(),
-            total_prompt_blocks: subject.request_blocks(),
-            block_size: subject.block_size,
-            expected_output_tokens: subject.expected_output_tokens,
+            prompt_tokens: request.prompt_tokens,
+            new_prefill_tokens: request.prompt_tokens.saturating_sub(cached_tokens),
+            prefix: request.prefix.clone(),
+            total_prompt_blocks: request.request_blocks(),
+            block_size: request.block_size,
+            expected_output_tokens: request.expected_output_tokens,
             assume_kv_reuse: config.assume_kv_reuse,
             track_prefill_tokens: config.track_prefill_tokens,
         });
         // F5: the decision itself is what approximate mode knows of caches.
-        self.index.record(candidate.worker.id(), candidate.rank, subject.prefix.hashes(), started);
+        self.index.record(candidate.worker.id(), candidate.rank, request.prefix.hashes(), started);
         let mut receipt = chosen.receipt(query, started);
         receipt.id = self.keep(query, config, &receipt);
         Ok(Routed { candidate, booking, receipt })
@@ -165,13 +165,13 @@ impl Router {
         &self,
         query: &Query<'_>,
         over: &crate::RouterConfigOverride,
-    ) -> Result<Explained, RouteError> {
+    ) -> Result<RoutePreview, RouteError> {
         let started = Instant::now();
-        let config = self.config.with(&query.subject.config).with(over);
+        let config = self.config.with(&query.request.config).with(over);
         let mut chosen = self.choose(query, config, Purpose::Preview)?;
         let terms = std::mem::take(&mut chosen.terms);
         let candidate = chosen.candidate.clone();
-        Ok(Explained { candidate, receipt: chosen.receipt(query, started), config, terms })
+        Ok(RoutePreview { candidate, receipt: chosen.receipt(query, started), config, terms })
     }
 
     /// Chooses without booking or recording.
@@ -181,31 +181,31 @@ impl Router {
         config: RouterConfig,
         purpose: Purpose,
     ) -> Result<Chosen, RouteError> {
-        let lineup = self.slots.get(query.model, SlotKind::of(query.leg)).lineup();
-        let active = lineup.serving(query.subject);
-        let on_failure = lineup.on_failure.unwrap_or(self.on_failure);
+        let snapshot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
+        let active = snapshot.serving(query.request);
+        let on_failure = snapshot.on_failure.unwrap_or(self.on_failure);
         let _scope = Scope::decision(active.generation, purpose == Purpose::Preview, query.request_id);
         let pool = query.snapshot.pool(query.model, query.leg);
         SCRATCH.with_borrow_mut(|scratch| {
             let Scratch { rows, inputs, buffers, beside } = scratch;
-            buffers.tape.clear();
+            buffers.recorder.clear();
             candidate_rows(query, pool, rows)?;
             buffers.costs.clear();
             let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-            buffers.tape.begin(&active.recipe, rows);
+            buffers.recorder.begin(&active.summary, rows);
             let settled = settled(query, pool, rows);
             let asks = purpose == Purpose::Route && settled.is_none();
-            let shadow = lineup.shadowing(query.subject).filter(|_| asks);
+            let shadow = snapshot.shadowing(query.request).filter(|_| asks);
             let always = self.always(query, purpose);
             let all = query.pin.is_some() || explains(query, purpose);
             let needs = if all { Needs::ALL } else { needs(&active.program).or(Needs::of(always)) };
             let needs = needs.or(beside.begin(shadow.map(|shadow| &**shadow), rows));
             inputs.compute(needs, query, &config, pool, rows, &self.index);
             let mut cached_known = needs.cached;
-            let gathered = Gathered::new(query, config, pool, inputs);
+            let gathered = DecisionFacts::new(query, config, pool, inputs);
             let terms = if explains(query, purpose) { terms(&gathered, rows) } else { Vec::new() };
             if settled.is_none() && !always.is_empty() {
-                buffers.tape.stage(ALWAYS, rows, |out| gathered.write(always, rows, out));
+                buffers.recorder.stage(ALWAYS, rows, |out| gathered.write(always, rows, out));
             }
             let mut choice = match settled {
                 Some((row, decider)) => Choice::Row(row, decider, None),
@@ -215,7 +215,7 @@ impl Router {
                 // The fallback ranks by inputs that the policy may not have wanted.
                 inputs.compute(Needs::ALL, query, &config, pool, beside.rows_or(rows), &self.index);
                 cached_known = true;
-                let gathered = Gathered::new(query, config, pool, inputs);
+                let gathered = DecisionFacts::new(query, config, pool, inputs);
                 let row = self.rank_natively(active, &gathered, rows, buffers, purpose)?;
                 choice = Choice::Row(row, Decider::Fallback { reason, detail }, None);
             }
@@ -223,7 +223,7 @@ impl Router {
                 return Err(no_worker(query, String::new()));
             };
             let shadow = shadow.and_then(|shadow| {
-                beside.ask(self, shadow, &Gathered::new(query, config, pool, inputs), row)
+                beside.ask(self, shadow, &DecisionFacts::new(query, config, pool, inputs), row)
             });
             let candidate = pool.get(row as usize).cloned().ok_or_else(|| no_worker(query, String::new()))?;
             let costs = if query.explain { explained(pool, rows, &buffers.costs) } else { Vec::new() };
@@ -246,8 +246,8 @@ impl Router {
     /// The fallback's word, which is always there as long as a row is.
     fn rank_natively(
         &self,
-        active: &Active,
-        gathered: &Gathered<'_>,
+        active: &GenerationHandle,
+        gathered: &DecisionFacts<'_>,
         rows: &[u32],
         buffers: &mut Buffers,
         purpose: Purpose,
@@ -261,8 +261,8 @@ impl Router {
 
     fn ask_program(
         &self,
-        (active, on_failure): (&Active, OnFailure),
-        gathered: &Gathered<'_>,
+        (active, on_failure): (&GenerationHandle, OnFailure),
+        gathered: &DecisionFacts<'_>,
         rows: &mut Vec<u32>,
         buffers: &mut Buffers,
         purpose: Purpose,
@@ -325,7 +325,7 @@ enum Choice {
 }
 
 struct Chosen {
-    active: Arc<Active>,
+    active: Arc<GenerationHandle>,
     candidate: Candidate,
     decider: Decider,
     reason: Option<String>,
@@ -333,7 +333,7 @@ struct Chosen {
     cached: [u32; 3],
     cached_known: bool,
     costs: Vec<(WorkerId, pointsman_workers::DpRank, f32)>,
-    shadow: Option<Shadowed>,
+    shadow: Option<ShadowResult>,
     terms: Vec<(CandidateId, CostTerms)>,
 }
 
@@ -346,7 +346,7 @@ impl Chosen {
             attempt: query.attempt,
             slot: SlotKind::of(query.leg),
             generation: self.active.generation,
-            mode: self.active.mode,
+            lane: self.active.lane,
             shadow: self.shadow,
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
@@ -366,7 +366,7 @@ impl Chosen {
     }
 }
 
-fn note(active: &Active, verdict: &Verdict, took: std::time::Duration) {
+fn note(active: &GenerationHandle, verdict: &Verdict, took: std::time::Duration) {
     match verdict {
         Verdict::Failed(failure) => active.note::<()>(&Err(failure.clone()), took),
         _ => active.note(&Ok(()), took),
@@ -387,7 +387,7 @@ fn explains(query: &Query<'_>, purpose: Purpose) -> bool {
     purpose == Purpose::Preview && query.explain
 }
 
-fn terms(gathered: &Gathered<'_>, rows: &[u32]) -> Vec<(CandidateId, CostTerms)> {
+fn terms(gathered: &DecisionFacts<'_>, rows: &[u32]) -> Vec<(CandidateId, CostTerms)> {
     let of = |row: &u32| {
         let candidate = gathered.pool.get(*row as usize)?;
         Some(((candidate.worker.id(), candidate.rank), gathered.terms(*row)))

@@ -7,7 +7,7 @@ use std::{
     marker::PhantomData,
 };
 
-use crate::{decisions::reads, slot::Generation};
+use crate::{decisions::state_reads, slot::Generation};
 
 #[derive(Clone, Copy, Default)]
 struct Current {
@@ -97,14 +97,14 @@ pub fn with_request<T>(read: impl FnOnce(Option<&str>) -> T) -> T {
 /// Notes what a policy found in its slot's state; `None`: nothing. Kept for the receipt where a decision is recorded.
 pub fn note_state_read(key: &str, before: Option<&[u8]>) {
     if CURRENT.get().named {
-        reads::note_read(key, before);
+        state_reads::note_read(key, before);
     }
 }
 
 /// Notes that a policy writes to its slot's state: what it reads there later in this call is its own.
 pub fn note_state_write(key: &str) {
     if CURRENT.get().named {
-        reads::note_write(key);
+        state_reads::note_write(key);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Slots: the places a policy fills, and the generations that fill them one after the other.
 //!
-//! Readers pin one [`Lineup`] by a lock-free load and keep it for the leg. One writer (the policy manager) installs, tries and
-//! rolls back. Failures are reported by the router through [`Active::note`]; what to do about them is the writer's call.
+//! Readers pin one [`SlotSnapshot`] by a lock-free load and keep it for the leg. One writer (the policy manager) installs, tries and
+//! rolls back. Failures are reported by the router through [`GenerationHandle::note`]; what to do about them is the writer's call.
 
 use std::{
     fmt,
@@ -19,16 +19,16 @@ use tokio::sync::mpsc;
 
 use crate::router::OnFailure;
 
-mod active;
 mod content;
-mod lineup;
+mod generation;
+mod snapshot;
 mod stats;
 
-pub use active::{Active, SlotEvent};
-use active::{LaneStats, Place};
 pub use content::{NativeMode, Normalize, Picker, Program, WeightedScorer};
-pub use lineup::{Lineup, Trial};
-pub use stats::{Agreement, CALL_BUCKETS_US, CallStats, Opinion};
+pub use generation::{GenerationHandle, SlotEvent};
+use generation::{LaneStats, Place};
+pub use snapshot::{SlotSnapshot, Trial};
+pub use stats::{AgreementStats, CALL_BUCKETS_US, CallStats, ShadowVerdict};
 
 /// The number of one loaded version of a slot's content; counts up from 1 and is never used twice in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -52,7 +52,7 @@ pub enum SlotKind {
 /// The lanes of a slot: how a generation takes part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum Lane {
     /// It serves.
     #[default]
     Active,
@@ -65,7 +65,7 @@ pub enum Mode {
 /// A place that a policy fills, for one model or for all.
 pub struct Slot {
     place: Place,
-    lineup: ArcSwap<Lineup>,
+    snapshot: ArcSwap<SlotSnapshot>,
     /// The program before the active one, for rollback; its lock makes writers take turns. No reader touches it.
     previous: Mutex<Option<Program>>,
     last: AtomicU64,
@@ -84,11 +84,12 @@ impl Slot {
         let place = Place { kind, model, events };
         let stats: [LaneStats; 3] = Default::default();
         let [serving, ..] = &stats;
-        let first = Active::new(place.clone(), Generation(1), Mode::Active, program, serving.clone());
-        let lineup = Lineup { active: Arc::new(first), canary: None, shadow: None, on_failure: None };
+        let first =
+            GenerationHandle::new(place.clone(), Generation(1), Lane::Active, program, serving.clone());
+        let snapshot = SlotSnapshot { active: Arc::new(first), canary: None, shadow: None, on_failure: None };
         Self {
             place,
-            lineup: ArcSwap::from_pointee(lineup),
+            snapshot: ArcSwap::from_pointee(snapshot),
             previous: Mutex::new(None),
             last: AtomicU64::new(1),
             stats,
@@ -109,41 +110,41 @@ impl Slot {
 
     /// Pins everybody who takes part now. Never waits.
     #[must_use]
-    pub fn lineup(&self) -> Arc<Lineup> {
-        self.lineup.load_full()
+    pub fn snapshot(&self) -> Arc<SlotSnapshot> {
+        self.snapshot.load_full()
     }
 
     /// Pins the active generation. Never waits.
     #[must_use]
-    pub fn pin(&self) -> Arc<Active> {
-        self.lineup.load().active.clone()
+    pub fn pin(&self) -> Arc<GenerationHandle> {
+        self.snapshot.load().active.clone()
     }
 
     /// Calls of a lane, all its generations together.
     #[must_use]
-    pub fn stats(&self, mode: Mode) -> &Arc<CallStats> {
-        &self.lane(mode).calls
+    pub fn stats(&self, lane: Lane) -> &Arc<CallStats> {
+        &self.lane(lane).calls
     }
 
     /// Batches of outcomes that a lane was given, all its generations together.
     #[must_use]
-    pub fn observed(&self, mode: Mode) -> &Arc<CallStats> {
-        &self.lane(mode).observed
+    pub fn observed(&self, lane: Lane) -> &Arc<CallStats> {
+        &self.lane(lane).observed
     }
 
-    fn lane(&self, mode: Mode) -> &LaneStats {
+    fn lane(&self, lane: Lane) -> &LaneStats {
         let [active, canary, shadow] = &self.stats;
-        match mode {
-            Mode::Active => active,
-            Mode::Canary => canary,
-            Mode::Shadow => shadow,
+        match lane {
+            Lane::Active => active,
+            Lane::Canary => canary,
+            Lane::Shadow => shadow,
         }
     }
 
     /// Puts `program` in force as the next generation and keeps the one before for [`Slot::rollback`].
     pub fn install(&self, program: Program) -> Generation {
         let mut previous = self.previous.lock();
-        let before = self.lineup.load_full();
+        let before = self.snapshot.load_full();
         *previous = Some(before.active.program.clone());
         self.swap(&before, program)
     }
@@ -152,62 +153,62 @@ impl Slot {
     pub fn rollback(&self) -> Option<Generation> {
         let mut previous = self.previous.lock();
         let program = previous.take()?;
-        Some(self.swap(&self.lineup.load_full(), program))
+        Some(self.swap(&self.snapshot.load_full(), program))
     }
 
     /// Puts `program` on trial beside the active one, for a share (0 to 1) of requests, in place of the trial that lane has.
     /// The active lane has no trials: `None`.
-    pub fn try_out(&self, mode: Mode, program: Program, share: f64) -> Option<Generation> {
+    pub fn try_out(&self, lane: Lane, program: Program, share: f64) -> Option<Generation> {
         let _turn = self.previous.lock();
-        let active = Arc::new(self.make(mode, program));
-        let generation = active.generation;
-        self.put(mode, Some(Trial { active, share })).then_some(generation)
+        let handle = Arc::new(self.make(lane, program));
+        let generation = handle.generation;
+        self.put(lane, Some(Trial { handle, share })).then_some(generation)
     }
 
     /// Changes a trial's share of requests; its generation stays.
-    pub fn set_share(&self, mode: Mode, share: f64) {
+    pub fn set_share(&self, lane: Lane, share: f64) {
         let _turn = self.previous.lock();
-        let lineup = self.lineup.load_full();
-        let trial = if mode == Mode::Canary { &lineup.canary } else { &lineup.shadow };
+        let snapshot = self.snapshot.load_full();
+        let trial = if lane == Lane::Canary { &snapshot.canary } else { &snapshot.shadow };
         if let Some(trial) = trial {
-            self.put(mode, Some(Trial { active: trial.active.clone(), share }));
+            self.put(lane, Some(Trial { handle: trial.handle.clone(), share }));
         }
     }
 
     /// Ends a trial: from the next leg on nobody asks it.
-    pub fn withdraw(&self, mode: Mode) {
+    pub fn withdraw(&self, lane: Lane) {
         let _turn = self.previous.lock();
-        self.put(mode, None);
+        self.put(lane, None);
     }
 
     /// Sets what a failure leads to here; `None`: what the router says.
     pub fn set_on_failure(&self, on_failure: Option<OnFailure>) {
         let _turn = self.previous.lock();
-        let lineup = self.lineup.load_full();
-        self.lineup.store(Arc::new(Lineup { on_failure, ..(*lineup).clone() }));
+        let snapshot = self.snapshot.load_full();
+        self.snapshot.store(Arc::new(SlotSnapshot { on_failure, ..(*snapshot).clone() }));
     }
 
-    fn put(&self, mode: Mode, trial: Option<Trial>) -> bool {
-        let mut lineup = (*self.lineup.load_full()).clone();
-        match mode {
-            Mode::Active => return false,
-            Mode::Canary => lineup.canary = trial,
-            Mode::Shadow => lineup.shadow = trial,
+    fn put(&self, lane: Lane, trial: Option<Trial>) -> bool {
+        let mut snapshot = (*self.snapshot.load_full()).clone();
+        match lane {
+            Lane::Active => return false,
+            Lane::Canary => snapshot.canary = trial,
+            Lane::Shadow => snapshot.shadow = trial,
         }
-        self.lineup.store(Arc::new(lineup));
+        self.snapshot.store(Arc::new(snapshot));
         true
     }
 
-    fn swap(&self, before: &Lineup, program: Program) -> Generation {
-        let active = Arc::new(self.make(Mode::Active, program));
+    fn swap(&self, before: &SlotSnapshot, program: Program) -> Generation {
+        let active = Arc::new(self.make(Lane::Active, program));
         let generation = active.generation;
-        self.lineup.store(Arc::new(Lineup { active, ..before.clone() }));
+        self.snapshot.store(Arc::new(SlotSnapshot { active, ..before.clone() }));
         generation
     }
 
-    fn make(&self, mode: Mode, program: Program) -> Active {
+    fn make(&self, lane: Lane, program: Program) -> GenerationHandle {
         let number = Generation(self.last.fetch_add(1, Ordering::Relaxed) + 1);
-        Active::new(self.place.clone(), number, mode, program, self.lane(mode).clone())
+        GenerationHandle::new(self.place.clone(), number, lane, program, self.lane(lane).clone())
     }
 }
 
@@ -244,7 +245,7 @@ impl SlotKind {
     }
 }
 
-impl Mode {
+impl Lane {
     /// Every lane.
     pub const ALL: [Self; 3] = [Self::Active, Self::Canary, Self::Shadow];
 
@@ -265,7 +266,7 @@ impl fmt::Display for SlotKind {
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

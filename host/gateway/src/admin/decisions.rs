@@ -13,7 +13,7 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::stream;
-use pointsman_routing::{DecisionId, Decisions, Ending, Head, Record};
+use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, Record};
 use serde_json::json;
 use tokio::time::Duration;
 
@@ -152,23 +152,25 @@ impl Filter {
         old.then(|| decisions.get(id, |head, request| self.takes(head, request))).flatten()
     }
 
-    fn takes(&self, head: &Head, request: &str) -> bool {
+    fn takes(&self, head: &DecisionHeader, request: &str) -> bool {
         let same = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
-        let worker = match head.ending {
-            Ending::Chosen(worker, _) | Ending::Planned(_, Some((worker, _))) => Some(worker.0),
+        let worker = match head.result {
+            DecisionResult::Chosen(worker, _) | DecisionResult::Planned(_, Some((worker, _))) => {
+                Some(worker.0)
+            }
             _ => None,
         };
-        let policy = || head.recipe.head().map_or("native", |step| &step.name);
+        let policy = || head.program.ranker().map_or("native", |step| &step.name);
         // What is still under way has no code and no time yet.
         let outcome = head.outcome.as_ref();
         let slow =
             |least: Duration| outcome.and_then(|outcome| outcome.ttft).is_some_and(|ttft| ttft >= least);
         same(&self.model, head.model.as_str())
             && same(&self.leg, head.leg.as_str())
-            && same(&self.slot, head.recipe.slot.as_str())
+            && same(&self.slot, head.program.slot.as_str())
             && self.worker.is_none_or(|wanted| worker == Some(wanted))
             && self.policy.as_deref().is_none_or(|wanted| wanted == policy())
-            && self.generation.is_none_or(|wanted| head.recipe.generation.0 == wanted)
+            && self.generation.is_none_or(|wanted| head.program.generation.0 == wanted)
             && same(&self.decider, head.by.label())
             && self.code.as_deref().is_none_or(|wanted| outcome.is_some_and(|outcome| outcome.code == wanted))
             && self.min_ttft.is_none_or(slow)

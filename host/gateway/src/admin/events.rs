@@ -15,7 +15,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::{future::select_all, stream};
 use parking_lot::Mutex;
-use pointsman_routing::{Brief, DecisionId, Decisions};
+use pointsman_routing::{DecisionId, DecisionSummary, Decisions};
 use serde::Serialize;
 use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
@@ -50,7 +50,7 @@ struct Reader {
 }
 
 /// Decisions that were copied, so that each is copied once when it is made and once when its request is over.
-type Known = HashMap<DecisionId, Brief>;
+type Known = HashMap<DecisionId, DecisionSummary>;
 
 impl Default for Feed {
     fn default() -> Self {
@@ -171,7 +171,7 @@ fn newest(decisions: &Decisions, known: &mut Known) -> serde_json::Value {
         let old = known.remove(&id);
         let over = old.as_ref().is_some_and(|brief| brief.outcome.is_some());
         let fresh = || decisions.get(id, |head, _| old.is_none() || head.outcome.is_some());
-        let fresh = if over { None } else { fresh().map(|record| record.brief()) };
+        let fresh = if over { None } else { fresh().map(|record| record.summary()) };
         if let Some(brief) = fresh.or(old) {
             list.push(json!(brief));
             now.insert(id, brief);

@@ -12,7 +12,7 @@ use axum::{
     response::IntoResponse,
 };
 use pointsman_policy_runtime::{Command, CommandError, Report, SlotName};
-use pointsman_routing::{Mode, SlotKind};
+use pointsman_routing::{Lane, SlotKind};
 use pointsman_workers::ModelName;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,9 +29,9 @@ pub(super) struct Which {
     /// The model whose own slot is meant.
     model: Option<String>,
     /// The trial to promote.
-    from: Option<Mode>,
+    from: Option<Lane>,
     /// The lane to roll back.
-    lane: Option<Mode>,
+    lane: Option<Lane>,
 }
 
 /// Why an operator's word was not done.

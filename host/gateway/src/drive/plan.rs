@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_routing::{CandidateId, Plan, Query, SlotKind, Subject};
+use pointsman_routing::{CandidateId, Plan, Query, RoutingRequest, SlotKind};
 use pointsman_workers::{Candidate, Leg, Role, Snapshot};
 
 use crate::{
@@ -29,7 +29,7 @@ pub(crate) struct Planning {
 pub(crate) fn plan(
     app: &App,
     request: &Arc<Request>,
-    subject: &Subject,
+    subject: &RoutingRequest,
     snapshot: &Snapshot,
     id: Option<&str>,
 ) -> Result<Planning, Cause> {
@@ -91,7 +91,7 @@ fn is_up(candidate: &Candidate) -> bool {
 pub(crate) fn question<'a>(
     app: &App,
     request: &'a Request,
-    subject: &'a Subject,
+    subject: &'a RoutingRequest,
     snapshot: &'a Snapshot,
     leg: Leg,
 ) -> Query<'a> {
@@ -105,7 +105,7 @@ pub(crate) fn question<'a>(
         model: &request.model,
         leg: probed.map_or(leg, |worker| own_leg(worker.spec().role)),
         attempt: 0,
-        subject,
+        request: subject,
         pin,
         session: affinity.and_then(|session| app.sessions.get(session, leg)),
         planned: None,

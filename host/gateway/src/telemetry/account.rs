@@ -3,8 +3,8 @@
 use std::{cmp::Ordering, sync::Arc};
 
 use pointsman_routing::{
-    Asked, Decider, DecisionId, Decisions, Learning, Mode, Observed, Outcome as Recorded, Planned, Receipt,
-    SlotKind, Subject,
+    Decider, DecisionId, DecisionSource, Decisions, Lane, Learning, ObservedOutcome, Outcome as Recorded,
+    OverrideDecision, Receipt, RoutingRequest, SlotKind,
 };
 use pointsman_workers::{Leg, ModelName};
 use tokio::time::{Duration, Instant};
@@ -45,7 +45,7 @@ pub struct Account {
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
     id: Option<DecisionId>,
-    mode: Mode,
+    mode: Lane,
     seed: u64,
     learns: bool,
     by_policy: bool,
@@ -98,7 +98,7 @@ impl Account {
     }
 
     /// Takes the receipt of a decision.
-    pub fn decided(&mut self, receipt: Receipt, subject: &Subject) {
+    pub fn decided(&mut self, receipt: Receipt, subject: &RoutingRequest) {
         self.metrics.route.observe(seconds(receipt.took));
         let slot = receipt.slot.as_str();
         let policy = receipt.policy.as_ref().unwrap_or(&NATIVE).clone();
@@ -222,25 +222,25 @@ impl Account {
     /// Leaves the outcome to the policies that learn.
     fn teach(&self) {
         let Some(learning) = &self.learning else { return };
-        let asked = |slot, mode| Asked { slot, model: self.model.clone(), mode };
+        let asked = |slot, mode| DecisionSource { slot, model: self.model.clone(), lane: mode };
         for (receipt, retried) in self.decided_legs().filter(|(receipt, _)| receipt.learns) {
-            learning.leave(asked(receipt.slot, receipt.mode), self.observed(receipt, retried));
+            learning.submit(asked(receipt.slot, receipt.lane), self.observed(receipt, retried));
         }
         // A decode override is judged by the leg that answered, or was to.
         let answering = self.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
         if let (Some(word), Some(receipt)) = (self.word.filter(|word| word.learns), answering) {
-            let observed = Observed {
+            let observed = ObservedOutcome {
                 decision: word.id,
                 seed: word.seed,
                 by_policy: word.by_policy,
                 ..self.observed(receipt, false)
             };
-            learning.leave(asked(SlotKind::DecodeOverride, word.mode), observed);
+            learning.submit(asked(SlotKind::DecodeOverride, word.mode), observed);
         }
     }
 
-    fn observed(&self, receipt: &Receipt, retried: bool) -> Observed {
-        Observed {
+    fn observed(&self, receipt: &Receipt, retried: bool) -> ObservedOutcome {
+        ObservedOutcome {
             decision: receipt.id,
             seed: receipt.seed,
             leg: receipt.leg,
@@ -264,8 +264,8 @@ impl Account {
 impl Word {
     /// The word of a plan that was made with this seed.
     #[must_use]
-    pub fn of(planned: &Planned, seed: u64) -> Self {
-        let Planned { id, mode, learns, fallback, .. } = *planned;
+    pub fn of(planned: &OverrideDecision, seed: u64) -> Self {
+        let OverrideDecision { id, lane: mode, learns, fallback, .. } = *planned;
         Self { id, mode, seed, learns, by_policy: fallback.is_none() }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pointsman_routing::{
-    Call, Decision, DecisionId, Failure, Observed, Plan, RouterConfigOverride, ShedReason,
+    Call, Decision, DecisionId, Failure, ObservedOutcome, Plan, RouterConfigOverride, ShedReason,
 };
 use pointsman_workers::Leg;
 
@@ -106,7 +106,7 @@ disaggregation!(plan_da, over_da, decode_override_async);
 macro_rules! outcome {
     ($name:ident, $module:ident) => {
         pub(super) fn $name(
-            seen: &Observed,
+            seen: &ObservedOutcome,
         ) -> crate::bindings::$module::exports::pointsman::policy::learning::Outcome {
             use crate::bindings::$module::exports::pointsman::policy::learning as wit;
             wit::Outcome {

@@ -1,6 +1,6 @@
 //! What an operator may ask of the manager while it runs, and what comes of it. The manager's own thread does it, between scans.
 
-use pointsman_routing::{Generation, Mode, SlotKind};
+use pointsman_routing::{Generation, Lane, SlotKind};
 use pointsman_workers::ModelName;
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -21,14 +21,14 @@ pub enum Command {
         /// Which slot.
         slot: SlotName,
         /// Which lane.
-        lane: Mode,
+        lane: Lane,
     },
     /// Make a trial the active generation.
     Promote {
         /// Which slot.
         slot: SlotName,
         /// Which trial; `None`: the only one there is.
-        from: Option<Mode>,
+        from: Option<Lane>,
     },
     /// Take new specs, and a new trust, and apply what changed.
     Configure {
@@ -56,7 +56,7 @@ pub struct Change {
     /// Its model.
     pub model: Option<String>,
     /// The lane.
-    pub lane: Mode,
+    pub lane: Lane,
     /// `installed`, `kept`, `refused`, `removed`, `rolled_back`, `withdrawn` or `promoted`.
     pub result: &'static str,
     /// Why.

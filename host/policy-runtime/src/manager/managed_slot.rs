@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, path::PathBuf, sync::Arc};
 
-use pointsman_routing::{Digest, Failure, Mode, Slot, SlotEvent};
+use pointsman_routing::{Digest, Failure, Lane, Slot, SlotEvent};
 
 use super::{
     Probation, SlotConfig,
@@ -44,23 +44,23 @@ pub(super) struct ManagedSlot {
 
 impl ManagedSlot {
     pub(super) fn new(config: SlotConfig) -> Self {
-        let lane = |mode: Mode| {
+        let lane = |mode: Lane| {
             let label = config.slot.kind();
             let name = match mode {
-                Mode::Active => format!("{label}.wasm"),
+                Lane::Active => format!("{label}.wasm"),
                 mode => format!("{label}.{mode}.wasm"),
             };
             let model = config.slot.model().map(|model| PathBuf::from(model.as_str())).unwrap_or_default();
             ManagedLane::new(
                 model.join(name),
-                config.initial.filter(|_| mode == Mode::Active).map(|initial| initial.0),
+                config.initial.filter(|_| mode == Lane::Active).map(|initial| initial.0),
             )
         };
         config.slot.set_on_failure(config.spec.on_failure);
         Self {
-            active: lane(Mode::Active),
-            canary: lane(Mode::Canary),
-            shadow: lane(Mode::Shadow),
+            active: lane(Lane::Active),
+            canary: lane(Lane::Canary),
+            shadow: lane(Lane::Shadow),
             slot: config.slot,
             spec: config.spec,
             access: config.access,
@@ -102,17 +102,17 @@ impl ManagedSlot {
 
     /// Reads what each lane should run, and applies what is new.
     pub(super) fn scan(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
-        Mode::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
+        Lane::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
     }
 
     /// Goes on with the lanes that waited for a compile. Their files are read again: only what is still wanted is installed.
     pub(super) fn resume(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
-        let waited = Mode::ALL.into_iter().filter(|mode| std::mem::take(&mut self.lane(*mode).pending));
-        let waited: Vec<Mode> = waited.collect();
+        let waited = Lane::ALL.into_iter().filter(|mode| std::mem::take(&mut self.lane(*mode).pending));
+        let waited: Vec<Lane> = waited.collect();
         waited.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
     }
 
-    fn scan_lane(&mut self, mode: Mode, builder: &mut ProgramBuilder) -> Option<Change> {
+    fn scan_lane(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.pending = false;
@@ -129,7 +129,7 @@ impl ManagedSlot {
             return self.keep_out(mode, &planned);
         }
         let settled = self.lane(mode).is_settled(planned.fingerprint);
-        if mode != Mode::Active {
+        if mode != Lane::Active {
             self.slot.set_share(mode, spec.share);
         }
         if settled { self.name_source(mode, &planned) } else { self.bring_in(mode, planned, &spec, builder) }
@@ -137,7 +137,7 @@ impl ManagedSlot {
 
     fn bring_in(
         &mut self,
-        mode: Mode,
+        mode: Lane,
         mut planned: Planned,
         spec: &LaneSpec,
         builder: &mut ProgramBuilder,
@@ -165,7 +165,7 @@ impl ManagedSlot {
         }
         lane.load_ms = took;
         let gone = source == Source::Default && lane.in_force.is_some_and(|old| old.source == Source::File);
-        if mode == Mode::Active {
+        if mode == Lane::Active {
             self.slot.install(program);
             self.previous = self.active.in_force;
             (self.removed, self.state) =
@@ -189,7 +189,7 @@ impl ManagedSlot {
     }
 
     /// Content that was rolled back lies there (again): it stays out, and who put it there is told.
-    fn keep_out(&mut self, mode: Mode, planned: &Planned) -> Option<Change> {
+    fn keep_out(&mut self, mode: Lane, planned: &Planned) -> Option<Change> {
         let lane = self.lane(mode);
         if lane.wanted.replace(planned.fingerprint) == Some(planned.fingerprint) {
             return None;
@@ -201,14 +201,14 @@ impl ManagedSlot {
     }
 
     /// A trial of which neither file nor spec is left.
-    fn end_trial(&mut self, mode: Mode) -> Option<Change> {
+    fn end_trial(&mut self, mode: Lane) -> Option<Change> {
         let lane = self.lane(mode);
         (lane.wanted, lane.held) = (None, None);
         let was = lane.in_force.is_some();
         if was || lane.refusal.is_some() {
             lane.emptied();
         }
-        if !was || mode == Mode::Active {
+        if !was || mode == Lane::Active {
             return None;
         }
         self.slot.withdraw(mode);
@@ -216,14 +216,14 @@ impl ManagedSlot {
     }
 
     /// The content in force may have come another way than it lies there now: what was promoted is the file, by and by.
-    fn name_source(&mut self, mode: Mode, planned: &Planned) -> Option<Change> {
+    fn name_source(&mut self, mode: Lane, planned: &Planned) -> Option<Change> {
         let source = if planned.has_own() { Source::File } else { Source::Default };
         let content = self.lane(mode).in_force.as_mut()?;
         if content.fingerprint != planned.fingerprint || content.source == source {
             return None;
         }
         content.source = source;
-        if mode == Mode::Active {
+        if mode == Lane::Active {
             self.state = if planned.has_own() { SlotState::Active } else { SlotState::Default };
         }
         Some(self.change(mode, "kept", "same_content"))
@@ -231,11 +231,11 @@ impl ManagedSlot {
 
     /// Judges a failure of a generation in force; the change when it had to go.
     pub(super) fn failed(&mut self, event: &SlotEvent, probation: Probation) -> Option<Change> {
-        let lineup = self.slot.lineup();
-        let trial = match event.mode {
-            Mode::Active => Some(&lineup.active),
-            Mode::Canary => lineup.canary.as_ref().map(|trial| &trial.active),
-            Mode::Shadow => lineup.shadow.as_ref().map(|trial| &trial.active),
+        let snapshot = self.slot.snapshot();
+        let trial = match event.lane {
+            Lane::Active => Some(&snapshot.active),
+            Lane::Canary => snapshot.canary.as_ref().map(|trial| &trial.handle),
+            Lane::Shadow => snapshot.shadow.as_ref().map(|trial| &trial.handle),
         };
         let present = trial.is_some_and(|active| active.generation == event.generation);
         let stopped = event.failure == Failure::Timeout;
@@ -245,32 +245,32 @@ impl ManagedSlot {
         if !present || event.calls > probation.calls || !(stopped || often) {
             return None;
         }
-        if event.mode == Mode::Active && (self.removed || self.previous.is_none()) {
+        if event.lane == Lane::Active && (self.removed || self.previous.is_none()) {
             return None;
         }
-        let content = self.leave(event.mode)?;
+        let content = self.leave(event.lane)?;
         self.rollbacks += 1;
-        let file = self.lane(event.mode).file.display().to_string();
+        let file = self.lane(event.lane).file.display().to_string();
         let record = RefusalRecord::rolled_back(file, content.main, event, now_ms());
-        tracing::warn!(slot = slot_label(&self.name()), lane = %event.mode, message = record.message, "policy rolled back");
+        tracing::warn!(slot = slot_label(&self.name()), lane = %event.lane, message = record.message, "policy rolled back");
         self.remember(record);
-        let result = if event.mode == Mode::Active { "rolled_back" } else { "withdrawn" };
-        Some(self.change(event.mode, result, event.failure.kind()))
+        let result = if event.lane == Lane::Active { "rolled_back" } else { "withdrawn" };
+        Some(self.change(event.lane, result, event.failure.kind()))
     }
 
     /// An operator's word: away with what runs in this lane.
-    pub(super) fn roll_back(&mut self, mode: Mode) -> Result<Change, CommandError> {
+    pub(super) fn roll_back(&mut self, mode: Lane) -> Result<Change, CommandError> {
         let name = slot_label(&self.name());
         self.leave(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
         tracing::info!(slot = name, lane = %mode, "policy rolled back by command");
-        let result = if mode == Mode::Active { "rolled_back" } else { "withdrawn" };
+        let result = if mode == Lane::Active { "rolled_back" } else { "withdrawn" };
         Ok(self.change(mode, result, "command"))
     }
 
     /// Takes what is in force out of a lane and quarantines it. `None` when there is nothing, or nothing to go back to.
-    fn leave(&mut self, mode: Mode) -> Option<Content> {
+    fn leave(&mut self, mode: Lane) -> Option<Content> {
         let content = self.lane(mode).in_force?;
-        if mode == Mode::Active {
+        if mode == Lane::Active {
             let previous = self.previous?;
             self.slot.rollback()?;
             self.previous = None;
@@ -292,26 +292,26 @@ impl ManagedSlot {
     /// An operator's word: a trial becomes the active generation, with its instances as they are.
     pub(super) fn promote(
         &mut self,
-        from: Option<Mode>,
+        from: Option<Lane>,
         builder: &ProgramBuilder,
     ) -> Result<Change, CommandError> {
         let name = slot_label(&self.name());
-        let lineup = self.slot.lineup();
-        let mode = match (from, &lineup.canary, &lineup.shadow) {
+        let snapshot = self.slot.snapshot();
+        let mode = match (from, &snapshot.canary, &snapshot.shadow) {
             (Some(mode), ..) => mode,
             (None, Some(_), Some(_)) => return Err(CommandError::Ambiguous(name)),
-            (None, Some(_), None) => Mode::Canary,
-            (None, None, _) => Mode::Shadow,
+            (None, Some(_), None) => Lane::Canary,
+            (None, None, _) => Lane::Shadow,
         };
-        let trial = if mode == Mode::Canary { &lineup.canary } else { &lineup.shadow };
-        let (Some(trial), Some(content), true) = (trial, self.lane(mode).in_force, mode != Mode::Active)
+        let trial = if mode == Lane::Canary { &snapshot.canary } else { &snapshot.shadow };
+        let (Some(trial), Some(content), true) = (trial, self.lane(mode).in_force, mode != Lane::Active)
         else {
             return Err(CommandError::NothingToPromote(name));
         };
         if let Some(digest) = content.main {
             builder.trust.pinned(&self.active.file, digest).map_err(CommandError::Refused)?;
         }
-        self.slot.install(trial.active.program.clone());
+        self.slot.install(trial.handle.program.clone());
         self.slot.withdraw(mode);
         self.previous = self.active.in_force;
         self.active.held = Some(self.active.wanted);
@@ -322,10 +322,10 @@ impl ManagedSlot {
         // Its file may lie there for long: it is no trial any more.
         lane.held = Some(Some(content.fingerprint));
         tracing::info!(slot = name, from = %mode, "policy promoted");
-        Ok(self.change(Mode::Active, "promoted", mode.as_str()))
+        Ok(self.change(Lane::Active, "promoted", mode.as_str()))
     }
 
-    fn refuse(&mut self, mode: Mode, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
+    fn refuse(&mut self, mode: Lane, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
         let record = self.lane(mode).refuse(fingerprint, refused)?;
         tracing::warn!(slot = slot_label(&self.name()), lane = %mode, file = record.file, kind = record.kind, message = record.message, "policy refused");
         let reason = record.kind;
@@ -340,30 +340,30 @@ impl ManagedSlot {
         }
     }
 
-    fn change(&self, lane: Mode, result: &'static str, reason: &'static str) -> Change {
-        let lineup = self.slot.lineup();
+    fn change(&self, lane: Lane, result: &'static str, reason: &'static str) -> Change {
+        let snapshot = self.slot.snapshot();
         let generation = match lane {
-            Mode::Active => Some(lineup.active.generation),
-            Mode::Canary => lineup.canary.as_ref().map(|trial| trial.active.generation),
-            Mode::Shadow => lineup.shadow.as_ref().map(|trial| trial.active.generation),
+            Lane::Active => Some(snapshot.active.generation),
+            Lane::Canary => snapshot.canary.as_ref().map(|trial| trial.handle.generation),
+            Lane::Shadow => snapshot.shadow.as_ref().map(|trial| trial.handle.generation),
         };
         let (slot, model) = self.name();
         Change { slot, model: model.map(|model| model.to_string()), lane, result, reason, generation }
     }
 
-    fn lane(&mut self, mode: Mode) -> &mut ManagedLane {
+    fn lane(&mut self, mode: Lane) -> &mut ManagedLane {
         match mode {
-            Mode::Active => &mut self.active,
-            Mode::Canary => &mut self.canary,
-            Mode::Shadow => &mut self.shadow,
+            Lane::Active => &mut self.active,
+            Lane::Canary => &mut self.canary,
+            Lane::Shadow => &mut self.shadow,
         }
     }
 
-    fn spec_of(&self, mode: Mode) -> &LaneSpec {
+    fn spec_of(&self, mode: Lane) -> &LaneSpec {
         match mode {
-            Mode::Active => &self.spec.active,
-            Mode::Canary => &self.spec.canary,
-            Mode::Shadow => &self.spec.shadow,
+            Lane::Active => &self.spec.active,
+            Lane::Canary => &self.spec.canary,
+            Lane::Shadow => &self.spec.shadow,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use pointsman_routing::{
-    Active, Digest, Generation, Mode, Origin, Program, SlotEvent, SlotKind, Trial, World,
+    Digest, Generation, GenerationHandle, Lane, Origin, Program, SlotEvent, SlotKind, Trial, World,
 };
 use serde::Serialize;
 
@@ -211,19 +211,19 @@ impl RefusalRecord {
 
 impl ManagedSlot {
     /// The name of what a lane runs now.
-    pub(super) fn policy(&self, lane: Mode) -> Option<String> {
-        let lineup = self.slot.lineup();
-        let trial = |trial: &Option<Trial>| trial.as_ref().map(|trial| name(&trial.active.program));
+    pub(super) fn policy(&self, lane: Lane) -> Option<String> {
+        let snapshot = self.slot.snapshot();
+        let trial = |trial: &Option<Trial>| trial.as_ref().map(|trial| name(&trial.handle.program));
         match lane {
-            Mode::Active => Some(name(&lineup.active.program)),
-            Mode::Canary => trial(&lineup.canary),
-            Mode::Shadow => trial(&lineup.shadow),
+            Lane::Active => Some(name(&snapshot.active.program)),
+            Lane::Canary => trial(&snapshot.canary),
+            Lane::Shadow => trial(&snapshot.shadow),
         }
     }
 
     pub(super) fn status(&self) -> SlotStatus {
-        let lineup = self.slot.lineup();
-        let active = &lineup.active;
+        let snapshot = self.slot.snapshot();
+        let active = &snapshot.active;
         let info = active.program.ranker();
         SlotStatus {
             slot: self.slot.kind(),
@@ -249,8 +249,14 @@ impl ManagedSlot {
             refusals: self.refusals.clone(),
             grants: names(&self.spec.active),
             memory: self.may_remember().then(|| MemoryStatus::of(self.memory())),
-            canary: lineup.canary.as_ref().map(|trial| trial_status(trial, &self.canary, &self.spec.canary)),
-            shadow: lineup.shadow.as_ref().map(|trial| trial_status(trial, &self.shadow, &self.spec.shadow)),
+            canary: snapshot
+                .canary
+                .as_ref()
+                .map(|trial| trial_status(trial, &self.canary, &self.spec.canary)),
+            shadow: snapshot
+                .shadow
+                .as_ref()
+                .map(|trial| trial_status(trial, &self.shadow, &self.spec.shadow)),
         }
     }
 }
@@ -259,7 +265,7 @@ impl SlotStatus {
     /// The numbers that requests move, as they are now.
     pub(super) fn refresh(
         &mut self,
-        active: &Active,
+        active: &GenerationHandle,
         canary: Option<&Trial>,
         shadow: Option<&Trial>,
         memory: &State,
@@ -273,9 +279,9 @@ impl SlotStatus {
         }
         for (status, trial) in [(&mut self.canary, canary), (&mut self.shadow, shadow)] {
             if let (Some(status), Some(trial)) = (status, trial)
-                && status.generation == trial.active.generation
+                && status.generation == trial.handle.generation
             {
-                status.count(&trial.active);
+                status.count(&trial.handle);
             }
         }
     }
@@ -289,7 +295,7 @@ impl MemoryStatus {
 }
 
 impl LaneStatus {
-    fn count(&mut self, active: &Active) {
+    fn count(&mut self, active: &GenerationHandle) {
         (self.calls, self.failures) = (active.calls(), active.failures());
         self.breaker_open = active.breaker.is_open();
         let [(_, agree), (_, disagree), (_, failed)] = active.agreement.counts();
@@ -302,7 +308,7 @@ fn names(spec: &LaneSpec) -> Vec<&'static str> {
 }
 
 fn trial_status(trial: &Trial, lane: &ManagedLane, spec: &LaneSpec) -> LaneStatus {
-    let active = &trial.active;
+    let active = &trial.handle;
     let info = active.program.ranker();
     let mut status = LaneStatus {
         generation: active.generation,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pointsman_routing::Observed;
+use pointsman_routing::ObservedOutcome;
 use pointsman_workers::{DpRank, Leg, WorkerId};
 use serde::Deserialize;
 
@@ -49,7 +49,7 @@ impl Default for RawOutcome {
     }
 }
 
-impl From<RawOutcome> for Observed {
+impl From<RawOutcome> for ObservedOutcome {
     fn from(raw: RawOutcome) -> Self {
         let time = |micros: u32| Duration::from_micros(u64::from(micros));
         Self {

@@ -10,12 +10,15 @@ use serde::{
 use serde_json::{Value, json};
 use tokio::time::Duration;
 
-use super::{By, DecisionId, Ending, Head, Outcome, reads::Reads, tape::ALWAYS, words::Words};
+use super::{
+    DecidedBy, DecisionHeader, DecisionId, DecisionResult, Outcome, encoding::Words, recorder::ALWAYS,
+    state_reads::Reads,
+};
 use crate::{
     facts::{FactType, Wants},
     policy::World,
     query::CandidateId,
-    recipe::{Recipe, Step},
+    summary::{PolicySummary, ProgramSummary},
 };
 
 /// One decision, copied.
@@ -24,7 +27,7 @@ pub struct Record {
     /// Its name.
     pub id: DecisionId,
     /// What is known besides the inputs.
-    pub head: Head,
+    pub head: DecisionHeader,
     words: Vec<u32>,
     always: Arc<Wants>,
 }
@@ -74,7 +77,7 @@ impl<'a> Stage<'a> {
 }
 
 impl Record {
-    pub(super) fn new(id: DecisionId, head: Head, words: Vec<u32>, always: Arc<Wants>) -> Self {
+    pub(super) fn new(id: DecisionId, head: DecisionHeader, words: Vec<u32>, always: Arc<Wants>) -> Self {
         Self { id, head, words, always }
     }
 
@@ -126,8 +129,8 @@ impl Parts<'_> {
         Some(Costed { row, worker, dp_rank, cost: self.cost(row) })
     }
 
-    pub(super) fn chosen(&self, ending: Ending) -> Option<Costed> {
-        let Ending::Chosen(worker, rank) = ending else { return None };
+    pub(super) fn chosen(&self, result: DecisionResult) -> Option<Costed> {
+        let DecisionResult::Chosen(worker, rank) = result else { return None };
         let row = self.candidates.iter().position(|candidate| *candidate == (worker, rank))?;
         self.costed(u32::try_from(row).ok()?)
     }
@@ -145,9 +148,9 @@ impl Parts<'_> {
 impl Serialize for Record {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (head, parts) = (&self.head, self.parts());
-        let recipe = &*head.recipe;
-        let named = recipe.head();
-        let chosen = parts.chosen(head.ending);
+        let summary = &*head.program;
+        let named = summary.ranker();
+        let chosen = parts.chosen(head.result);
         let runner_up = parts.runner_up(chosen.as_ref());
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("id", &self.id)?;
@@ -155,9 +158,9 @@ impl Serialize for Record {
         map.serialize_entry("model", &head.model)?;
         map.serialize_entry("leg", &head.leg)?;
         map.serialize_entry("attempt", &head.attempt)?;
-        map.serialize_entry("slot", &recipe.slot)?;
-        map.serialize_entry("generation", &recipe.generation)?;
-        map.serialize_entry("mode", &recipe.mode)?;
+        map.serialize_entry("slot", &summary.slot)?;
+        map.serialize_entry("generation", &summary.generation)?;
+        map.serialize_entry("mode", &summary.lane)?;
         map.serialize_entry("shadow", &head.shadow)?;
         map.serialize_entry("policy", &named.map(|step| &step.name))?;
         map.serialize_entry("digest", &named.map(|step| step.digest))?;
@@ -168,15 +171,15 @@ impl Serialize for Record {
             &json!({ "seed": head.seed, "now_us": head.now_us, "temperature": head.temperature }),
         )?;
         map.serialize_entry("candidates", &parts.candidates)?;
-        let stages = Stages { stages: &parts.stages, reads: &parts.reads, recipe, always: &self.always };
+        let stages = Stages { stages: &parts.stages, reads: &parts.reads, summary, always: &self.always };
         map.serialize_entry("stages", &stages)?;
-        map.serialize_entry("picker", &recipe.picker)?;
+        map.serialize_entry("picker", &summary.picker)?;
         map.serialize_entry("left", &parts.left)?;
         map.serialize_entry("costs", &parts.costs)?;
-        map.serialize_entry("choice", &choice(head.ending, chosen))?;
+        map.serialize_entry("choice", &choice(head.result, chosen))?;
         map.serialize_entry("runner_up", &runner_up)?;
-        map.serialize_entry("plan", &plan(head.ending))?;
-        map.serialize_entry("refused", &refused(head.ending, &parts.detail))?;
+        map.serialize_entry("plan", &plan(head.result))?;
+        map.serialize_entry("refused", &refused(head.result, &parts.detail))?;
         map.serialize_entry("cached_blocks", &head.cached_blocks)?;
         map.serialize_entry("inputs_dropped", &head.cut)?;
         map.serialize_entry("took_us", &(head.took.as_secs_f64() * 1e6))?;
@@ -185,30 +188,30 @@ impl Serialize for Record {
     }
 }
 
-pub(super) fn decider(by: By, detail: &str) -> Value {
+pub(super) fn decider(by: DecidedBy, detail: &str) -> Value {
     match by {
-        By::Fallback(reason) => json!({ "by": "fallback", "reason": reason, "detail": detail }),
-        By::Native(mode) => json!({ "by": "native", "mode": mode }),
+        DecidedBy::Fallback(reason) => json!({ "by": "fallback", "reason": reason, "detail": detail }),
+        DecidedBy::Native(mode) => json!({ "by": "native", "mode": mode }),
         other => json!({ "by": other.label() }),
     }
 }
 
 /// The candidate, also when the inputs that say its row were dropped.
-pub(super) fn choice(ending: Ending, chosen: Option<Costed>) -> Value {
-    match (ending, chosen) {
+pub(super) fn choice(result: DecisionResult, chosen: Option<Costed>) -> Value {
+    match (result, chosen) {
         (_, Some(chosen)) => json!(chosen),
-        (Ending::Chosen(worker, dp_rank), None) => json!({ "worker": worker, "dp_rank": dp_rank }),
+        (DecisionResult::Chosen(worker, dp_rank), None) => json!({ "worker": worker, "dp_rank": dp_rank }),
         _ => Value::Null,
     }
 }
 
-pub(super) fn plan(ending: Ending) -> Value {
-    let Ending::Planned(word, decode) = ending else { return Value::Null };
+pub(super) fn plan(result: DecisionResult) -> Value {
+    let DecisionResult::Planned(word, decode) = result else { return Value::Null };
     json!({ "word": word, "decode": decode })
 }
 
-pub(super) fn refused(ending: Ending, detail: &str) -> Value {
-    let Ending::Refused(code) = ending else { return Value::Null };
+pub(super) fn refused(result: DecisionResult, detail: &str) -> Value {
+    let DecisionResult::Refused(code) = result else { return Value::Null };
     json!({ "code": code, "detail": detail })
 }
 
@@ -227,7 +230,7 @@ impl Serialize for Outcome {
 struct Stages<'a> {
     stages: &'a [Stage<'a>],
     reads: &'a [Reads],
-    recipe: &'a Recipe,
+    summary: &'a ProgramSummary,
     always: &'a Wants,
 }
 
@@ -235,7 +238,7 @@ impl Serialize for Stages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.stages.len()))?;
         for (number, stage) in (0_u32..).zip(self.stages) {
-            let step = self.recipe.steps.get(stage.step as usize);
+            let step = self.summary.policies.get(stage.step as usize);
             let wants = step.map_or(self.always, |step| &step.wants);
             let reads = self.reads.iter().find(|reads| reads.stage == number);
             let step = step.filter(|_| stage.step != ALWAYS);
@@ -248,7 +251,7 @@ impl Serialize for Stages<'_> {
 /// A stage with the names of its facts.
 struct Told<'a> {
     stage: &'a Stage<'a>,
-    step: Option<&'a Step>,
+    step: Option<&'a PolicySummary>,
     wants: &'a Wants,
     reads: Option<&'a Reads>,
 }

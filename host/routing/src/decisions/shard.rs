@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::{Head, Outcome, words};
+use super::{DecisionHeader, Outcome, encoding};
 
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -17,7 +17,7 @@ pub(super) struct Shard {
 pub(super) struct Ring {
     /// Rising; beside `heads`, so that they can be searched and copied quickly.
     numbers: VecDeque<u64>,
-    heads: VecDeque<(Head, Extent)>,
+    heads: VecDeque<(DecisionHeader, Extent)>,
     keep: usize,
     next: u64,
     circle: Box<[u32]>,
@@ -62,14 +62,14 @@ impl Shard {
     pub(super) fn copy(
         &self,
         number: u64,
-        wanted: impl FnOnce(&Head, &str) -> bool,
-    ) -> Option<(Head, Vec<u32>)> {
+        wanted: impl FnOnce(&DecisionHeader, &str) -> bool,
+    ) -> Option<(DecisionHeader, Vec<u32>)> {
         let mut ring = self.ring.lock();
         self.write_late(&mut ring);
         let place = ring.place(number)?;
         let (head, extent) = ring.heads.get(place)?;
         let words = ring.circle.get(extent.start..extent.start + extent.len)?;
-        let request = words::first_text(words);
+        let request = encoding::first_text(words);
         wanted(head, &request).then(|| (head.clone(), words.to_vec()))
     }
 
@@ -93,7 +93,7 @@ impl Shard {
 
 impl Ring {
     /// Puts a decision in under the next number, which is at least `least`.
-    pub(super) fn push(&mut self, least: u64, mut head: Head, texts: &[u32], words: &[u32]) -> u64 {
+    pub(super) fn push(&mut self, least: u64, mut head: DecisionHeader, texts: &[u32], words: &[u32]) -> u64 {
         head.cut = texts.len() + words.len() > self.circle.len();
         let words = if head.cut { &[] } else { words };
         let len = texts.len() + words.len();

@@ -3,16 +3,16 @@ use std::sync::atomic::AtomicBool;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::{Value, json};
 
-use super::{tape::Tape, *};
+use super::{recorder::Recorder, *};
 use crate::{
     policy::{Digest, World},
-    recipe::Step,
-    slot::{Generation, Mode, SlotKind},
+    slot::{Generation, Lane, SlotKind},
+    summary::PolicySummary,
 };
 
-fn recipe() -> Arc<Recipe> {
+fn summary() -> Arc<ProgramSummary> {
     let wants = Wants::resolve(&["temperature", "session-hash"], &["worker-id", "kv-usage", "dp-rank"]);
-    let step = Step {
+    let step = PolicySummary {
         name: "fake".into(),
         version: "1".into(),
         digest: Digest([1; 32]),
@@ -20,23 +20,23 @@ fn recipe() -> Arc<Recipe> {
         wants: wants.unwrap(),
         weighed: None,
     };
-    Arc::new(Recipe {
+    Arc::new(ProgramSummary {
         slot: SlotKind::Prefill,
         generation: Generation(3),
-        mode: Mode::Active,
-        steps: vec![step],
+        lane: Lane::Active,
+        policies: vec![step],
         picker: None,
     })
 }
 
-fn head(recipe: &Arc<Recipe>, seed: u64) -> Head {
-    Head {
+fn head(summary: &Arc<ProgramSummary>, seed: u64) -> DecisionHeader {
+    DecisionHeader {
         model: ModelName::new("m"),
-        recipe: recipe.clone(),
+        program: summary.clone(),
         leg: Leg::Prefill,
         attempt: 0,
-        by: By::Policy,
-        ending: Ending::Chosen(WorkerId(1), DpRank(0)),
+        by: DecidedBy::Policy,
+        result: DecisionResult::Chosen(WorkerId(1), DpRank(0)),
         seed,
         now_us: 5,
         temperature: 0.0,
@@ -51,11 +51,17 @@ fn head(recipe: &Arc<Recipe>, seed: u64) -> Head {
 }
 
 /// Records a decision whose facts are `rows` times its seed.
-fn put(decisions: &Decisions, recipe: &Arc<Recipe>, tape: &mut Tape, seed: u64, rows: usize) -> DecisionId {
-    tape.begin(recipe, &[]);
-    tape.stage(0, &[], |out| out.extend(std::iter::repeat_n(seed as u32, rows)));
-    tape.end(&[], None, &[], [&format!("request-{seed}"), "", ""]);
-    decisions.record(head(recipe, seed), tape.texts(), tape.words()).unwrap()
+fn put(
+    decisions: &Decisions,
+    summary: &Arc<ProgramSummary>,
+    recorder: &mut Recorder,
+    seed: u64,
+    rows: usize,
+) -> DecisionId {
+    recorder.begin(summary, &[]);
+    recorder.stage(0, &[], |out| out.extend(std::iter::repeat_n(seed as u32, rows)));
+    recorder.end(&[], None, &[], [&format!("request-{seed}"), "", ""]);
+    decisions.record(head(summary, seed), recorder.texts(), recorder.words()).unwrap()
 }
 
 /// The words after a stage's head are the seed, whole and unmixed.
@@ -73,15 +79,15 @@ fn copy(decisions: &Decisions, id: DecisionId) -> Option<Record> {
 
 #[test]
 fn the_ring_keeps_the_newest_within_both_bounds_whatever_their_size() {
-    let recipe = recipe();
+    let summary = summary();
     let mut random = SmallRng::seed_from_u64(7);
-    let mut tape = Tape::default();
+    let mut recorder = Recorder::default();
     for (keep, bytes) in [(1, 4_096), (3, 8_192), (10, 20_000), (100, 65_536), (1_000, 1_000_000)] {
         let decisions = Decisions::new(keep, bytes, Wants::default());
         let mut ids = Vec::new();
         for seed in 0..5_000 {
             let rows = random.random_range(0..if seed % 50 == 0 { 2_000 } else { 60 });
-            ids.push(put(&decisions, &recipe, &mut tape, seed, rows));
+            ids.push(put(&decisions, &summary, &mut recorder, seed, rows));
             if seed % 97 == 0 || seed > 4_990 {
                 let kept = decisions.ids();
                 assert!(kept.len() <= keep, "{} of {keep}", kept.len());
@@ -101,13 +107,13 @@ fn the_ring_keeps_the_newest_within_both_bounds_whatever_their_size() {
 
 #[test]
 fn inputs_that_do_not_fit_are_left_out_and_the_rest_is_kept() {
-    let (recipe, mut tape) = (recipe(), Tape::default());
+    let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 4_096, Wants::default());
-    let id = put(&decisions, &recipe, &mut tape, 1, 5_000);
+    let id = put(&decisions, &summary, &mut recorder, 1, 5_000);
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     assert_eq!((&json["inputs_dropped"], &json["request_id"]), (&json!(true), &json!("request-1")));
     assert_eq!(json["choice"], json!({ "worker": 1, "dp_rank": 0 }));
-    let id = put(&decisions, &recipe, &mut tape, 2, 10);
+    let id = put(&decisions, &summary, &mut recorder, 2, 10);
     assert!(!copy(&decisions, id).unwrap().head.cut);
 }
 
@@ -121,16 +127,16 @@ fn a_ring_of_nothing_keeps_nothing() {
 
 #[test]
 fn columns_are_told_by_name_and_type() {
-    let (recipe, mut tape) = (recipe(), Tape::default());
+    let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 65_536, Wants::default());
-    tape.begin(&recipe, &[4, 7]);
+    recorder.begin(&summary, &[4, 7]);
     let worker_ids = [0xffff_fff0, 2, 1, 0];
     let rest = [0.25_f32.to_bits(), f32::NAN.to_bits(), 0, 1];
-    tape.stage(0, &[4, 7], |out| {
+    recorder.stage(0, &[4, 7], |out| {
         out.extend([0.1_f32.to_bits(), 9, 1].into_iter().chain(worker_ids).chain(rest));
     });
-    tape.end(&[], None, &[2.5, 1.5], ["r", "why not", ""]);
-    let id = decisions.record(head(&recipe, 8), tape.texts(), tape.words()).unwrap();
+    recorder.end(&[], None, &[2.5, 1.5], ["r", "why not", ""]);
+    let id = decisions.record(head(&summary, 8), recorder.texts(), recorder.words()).unwrap();
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     let stage = &json["stages"][0];
     assert_eq!(stage["request"]["session-hash"], json!(9 + (1_u64 << 32)));
@@ -146,13 +152,15 @@ fn columns_are_told_by_name_and_type() {
 
 #[test]
 fn filters_leave_rows_which_are_told_by_their_places() {
-    let (recipe, mut tape) = (recipe(), Tape::default());
+    let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 65_536, Wants::default());
-    tape.begin(&recipe, &[2, 5, 9]);
-    tape.stage(0, &[2, 5, 9], |_| {});
-    tape.stage(0, &[2, 9], |_| {});
-    tape.end(&[], Some(&[9]), &[1.0], ["r", "", ""]);
-    let id = decisions.record(Head { stages: 2, ..head(&recipe, 1) }, tape.texts(), tape.words()).unwrap();
+    recorder.begin(&summary, &[2, 5, 9]);
+    recorder.stage(0, &[2, 5, 9], |_| {});
+    recorder.stage(0, &[2, 9], |_| {});
+    recorder.end(&[], Some(&[9]), &[1.0], ["r", "", ""]);
+    let id = decisions
+        .record(DecisionHeader { stages: 2, ..head(&summary, 1) }, recorder.texts(), recorder.words())
+        .unwrap();
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     let kept = |stage: usize| json["stages"][stage]["kept"].clone();
     assert_eq!((kept(0), kept(1), &json["left"]), (Value::Null, json!([0, 2]), &json!([2])));
@@ -160,9 +168,9 @@ fn filters_leave_rows_which_are_told_by_their_places() {
 
 #[test]
 fn an_outcome_is_written_down_also_while_somebody_reads() {
-    let (recipe, mut tape) = (recipe(), Tape::default());
+    let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 4_096, Wants::default());
-    let id = put(&decisions, &recipe, &mut tape, 1, 0);
+    let id = put(&decisions, &summary, &mut recorder, 1, 0);
     let outcome = Outcome {
         status: 200,
         code: "ok",
@@ -194,10 +202,10 @@ fn writers_and_readers_at_once_lose_and_mix_nothing() {
         let writer = |first: u64| {
             let (decisions, stop) = (&decisions, &stop);
             scope.spawn(move || {
-                let (recipe, mut tape) = (recipe(), Tape::default());
+                let (summary, mut recorder) = (summary(), Recorder::default());
                 let mut ids = Vec::new();
                 for seed in (first..).step_by(2).take(30_000) {
-                    ids.push(put(decisions, &recipe, &mut tape, seed, (seed % 90) as usize));
+                    ids.push(put(decisions, &summary, &mut recorder, seed, (seed % 90) as usize));
                 }
                 stop.store(true, Ordering::Relaxed);
                 ids
@@ -225,14 +233,14 @@ fn writers_and_readers_at_once_lose_and_mix_nothing() {
 
 #[test]
 fn the_newest_are_the_first_of_all_ids_and_a_brief_says_what_the_record_says() {
-    let (recipe, mut tape) = (recipe(), Tape::default());
+    let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(100, 1 << 20, Wants::default());
-    let ids: Vec<_> = (0..70).map(|seed| put(&decisions, &recipe, &mut tape, seed, 5)).collect();
+    let ids: Vec<_> = (0..70).map(|seed| put(&decisions, &summary, &mut recorder, seed, 5)).collect();
     assert_eq!(decisions.newest(9), decisions.ids()[..9]);
     assert_eq!(decisions.newest(500), decisions.ids());
     let record = copy(&decisions, ids[3]).unwrap();
     let (whole, brief) =
-        (serde_json::to_value(&record).unwrap(), serde_json::to_value(record.brief()).unwrap());
+        (serde_json::to_value(&record).unwrap(), serde_json::to_value(record.summary()).unwrap());
     for field in ["id", "request_id", "leg", "slot", "decider", "choice", "runner_up", "plan", "outcome"] {
         assert_eq!(brief[field], whole[field], "{field}");
     }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Inputs of one decision, shared by every policy of the slot and by the native selectors.
-pub(crate) struct Gathered<'a> {
+pub(crate) struct DecisionFacts<'a> {
     pub(crate) query: &'a Query<'a>,
     pub(crate) config: RouterConfig,
     pub(crate) pool: &'a [Candidate],
@@ -79,9 +79,9 @@ impl Inputs {
         self.cached.resize(pool.len(), [0; 3]);
         self.after_admission.clear();
         self.after_admission.resize(pool.len(), 0);
-        let subject = query.subject;
+        let request = query.request;
         if needs.cached {
-            index.matches(subject.prefix.hashes(), &mut self.overlaps);
+            index.matches(request.prefix.hashes(), &mut self.overlaps);
         }
         let reuse = config.assume_kv_reuse;
         for row in rows.iter().map(|row| *row as usize) {
@@ -89,11 +89,11 @@ impl Inputs {
             if let Some(cached) = self.cached.get_mut(row).filter(|_| needs.cached) {
                 let matched = self.overlaps.get(candidate.worker.id(), candidate.rank);
                 *cached =
-                    [matched.device, matched.host, matched.disk].map(|marks| subject.prefix.blocks(marks));
+                    [matched.device, matched.host, matched.disk].map(|marks| request.prefix.blocks(marks));
             }
             if let Some(blocks) = self.after_admission.get_mut(row).filter(|_| needs.after_admission) {
                 *blocks =
-                    candidate.load().blocks_after_admission(&subject.prefix, subject.request_blocks(), reuse);
+                    candidate.load().blocks_after_admission(&request.prefix, request.request_blocks(), reuse);
             }
         }
     }
@@ -104,7 +104,7 @@ impl Inputs {
     }
 }
 
-impl<'a> Gathered<'a> {
+impl<'a> DecisionFacts<'a> {
     pub(crate) fn new(
         query: &'a Query<'a>,
         config: RouterConfig,
@@ -158,10 +158,10 @@ impl<'a> Gathered<'a> {
 
     /// The terms of the native cost of the candidate at `row` of the pool.
     pub(crate) fn terms(&self, row: u32) -> CostTerms {
-        let subject = self.query.subject;
+        let request = self.query.request;
         let mut terms = CostTerms {
-            prompt_tokens: subject.prompt_tokens,
-            block_size: subject.block_size,
+            prompt_tokens: request.prompt_tokens,
+            block_size: request.block_size,
             ..CostTerms::default()
         };
         let position = row as usize;
@@ -185,7 +185,7 @@ impl<'a> Gathered<'a> {
         // D3: what the prefill worker prefers wins over the client's word on the same taint.
         let topology = self.topology.as_ref();
         let own = |taint: &String| topology.is_some_and(|(other, _)| other == taint);
-        let client = self.query.subject.preferred_taints.iter().filter(|(taint, _)| !own(taint));
+        let client = self.query.request.preferred_taints.iter().filter(|(taint, _)| !own(taint));
         let client = client.map(|(taint, weight)| (taint, *weight));
         let all = client.chain(topology.map(|(taint, weight)| (taint, *weight)));
         all.filter(|(taint, _)| taints.contains(*taint)).map(|(_, weight)| weight).sum()
@@ -200,7 +200,7 @@ impl<'a> Gathered<'a> {
 
     fn write_fact(&self, fact: WorkerFact, rows: &[u32], out: &mut Vec<u32>) {
         use WorkerFact as F;
-        let subject = self.query.subject;
+        let request = self.query.request;
         match fact {
             // Two columns: written by the caller.
             F::WorkerId => {}
@@ -234,7 +234,7 @@ impl<'a> Gathered<'a> {
             }
             F::LoraLoaded => self.column(rows, out, |_, c| {
                 u32::from(
-                    subject
+                    request
                         .lora
                         .as_deref()
                         .is_some_and(|lora| c.worker.spec().loras.iter().any(|l| l == lora)),
@@ -254,23 +254,23 @@ impl<'a> Gathered<'a> {
 
     fn push_request(&self, fact: RequestFact, out: &mut Vec<u32>) {
         use RequestFact as F;
-        let (subject, config) = (self.query.subject, &self.config);
+        let (request, config) = (self.query.request, &self.config);
         let value = match fact {
-            F::PromptTokens => subject.prompt_tokens,
-            F::PromptTokensEstimated => u32::from(subject.prompt_tokens_estimated),
-            F::RequestBlocks => subject.request_blocks(),
-            F::BlockSize => subject.block_size,
-            F::N => subject.n,
-            F::MaxTokens => subject.max_tokens.unwrap_or(0),
-            F::ExpectedOutputTokens => subject.expected_output_tokens.unwrap_or(0),
-            F::TtftTargetUs => subject.ttft_target_us.unwrap_or(0),
-            F::ItlTargetUs => subject.itl_target_us.unwrap_or(0),
-            F::Priority => subject.priority.to_bits(),
-            F::PriorityJump => subject.priority_jump_s.to_bits(),
-            F::SessionHash => return push_u64(subject.session_hash.unwrap_or(0), out),
-            F::LoraHash => return push_u64(subject.lora_hash.unwrap_or(0), out),
-            F::TenantHash => return push_u64(subject.tenant_hash.unwrap_or(0), out),
-            F::TenantActiveRequests => subject.tenant_active_requests,
+            F::PromptTokens => request.prompt_tokens,
+            F::PromptTokensEstimated => u32::from(request.prompt_tokens_estimated),
+            F::RequestBlocks => request.request_blocks(),
+            F::BlockSize => request.block_size,
+            F::N => request.n,
+            F::MaxTokens => request.max_tokens.unwrap_or(0),
+            F::ExpectedOutputTokens => request.expected_output_tokens.unwrap_or(0),
+            F::TtftTargetUs => request.ttft_target_us.unwrap_or(0),
+            F::ItlTargetUs => request.itl_target_us.unwrap_or(0),
+            F::Priority => request.priority.to_bits(),
+            F::PriorityJump => request.priority_jump_s.to_bits(),
+            F::SessionHash => return push_u64(request.session_hash.unwrap_or(0), out),
+            F::LoraHash => return push_u64(request.lora_hash.unwrap_or(0), out),
+            F::TenantHash => return push_u64(request.tenant_hash.unwrap_or(0), out),
+            F::TenantActiveRequests => request.tenant_active_requests,
             F::OverlapScoreCredit => single(config.overlap_score_credit),
             F::HostCacheCredit => single(config.host_cache_credit),
             F::DiskCacheCredit => single(config.disk_cache_credit),

@@ -22,7 +22,7 @@ impl Policy for Pupil {
         &self.info
     }
 
-    fn observe(&self, _: Moment, outcomes: &[Observed]) -> Result<(), Failure> {
+    fn observe(&self, _: Moment, outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
         self.given.lock().push(outcomes.iter().map(|outcome| outcome.seed).collect());
         self.failure.clone().map_or(Ok(()), Err)
     }
@@ -57,12 +57,12 @@ fn class(failure: Option<Failure>, learns: bool) -> Class {
     Class { slots: Slots::new(set, []), given, events }
 }
 
-fn asked(mode: Mode) -> Asked {
-    Asked { slot: SlotKind::Prefill, model: ModelName::new("m"), mode }
+fn asked(lane: Lane) -> DecisionSource {
+    DecisionSource { slot: SlotKind::Prefill, model: ModelName::new("m"), lane }
 }
 
-fn outcome(seed: u64) -> Observed {
-    Observed {
+fn outcome(seed: u64) -> ObservedOutcome {
+    ObservedOutcome {
         decision: None,
         seed,
         leg: Leg::Prefill,
@@ -100,7 +100,7 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 fn outcomes_come_in_batches_of_bounded_size_in_their_order() {
     let class = class(None, true);
     let learning = Learning::start(class.slots.clone()).unwrap();
-    (0..700).for_each(|seed| learning.leave(asked(Mode::Active), outcome(seed)));
+    (0..700).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));
     until("all are given", || count(&learning, "given") == 700);
     let given = class.given.lock();
     assert!(given.len() < 10 && given.iter().all(|batch| batch.len() <= BATCH), "{given:?}");
@@ -113,7 +113,7 @@ fn who_leaves_an_outcome_never_waits_and_what_is_too_much_is_counted() {
     let class = class(None, true);
     let learning = Learning::start(class.slots.clone()).unwrap();
     let many = QUEUE as u64 * 2;
-    (0..many).for_each(|seed| learning.leave(asked(Mode::Active), outcome(seed)));
+    (0..many).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));
     assert!(count(&learning, "dropped") > 0);
     until("the rest is given", || count(&learning, "given") + count(&learning, "dropped") == many);
 }
@@ -123,7 +123,7 @@ fn a_policy_that_fails_is_left_alone_for_a_while_and_its_decisions_go_on() {
     let mut class = class(Some(Failure::Timeout), true);
     let learning = Learning::start(class.slots.clone()).unwrap();
     let slot = class.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
-    (0..300).for_each(|seed| learning.leave(asked(Mode::Active), outcome(seed)));
+    (0..300).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));
     until("they are accounted for", || count(&learning, "failed") + count(&learning, "withheld") == 300);
     assert!(count(&learning, "withheld") > 0, "one timeout is enough");
     assert_eq!(class.given.lock().len(), 1);
@@ -133,7 +133,7 @@ fn a_policy_that_fails_is_left_alone_for_a_while_and_its_decisions_go_on() {
     assert!(class.events.try_recv().is_err(), "no reason for a rollback");
     let timeouts =
         |stats: &crate::slot::CallStats| stats.outcomes().find(|(kind, _)| *kind == "timeout").unwrap().1;
-    assert_eq!((timeouts(slot.observed(Mode::Active)), timeouts(slot.stats(Mode::Active))), (1, 0));
+    assert_eq!((timeouts(slot.observed(Lane::Active)), timeouts(slot.stats(Lane::Active))), (1, 0));
 }
 
 #[test]
@@ -142,14 +142,14 @@ fn a_lane_s_outcomes_go_to_who_is_in_force_there_and_else_to_the_active_generati
     let slot = class.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
     let learning = Learning::start(class.slots.clone()).unwrap();
     let canary = Arc::default();
-    slot.try_out(Mode::Canary, pupil(None, true, &canary), 0.5);
-    learning.leave(asked(Mode::Canary), outcome(1));
-    learning.leave(asked(Mode::Active), outcome(2));
+    slot.try_out(Lane::Canary, pupil(None, true, &canary), 0.5);
+    learning.submit(asked(Lane::Canary), outcome(1));
+    learning.submit(asked(Lane::Active), outcome(2));
     until("the canary has its own", || *canary.lock() == [[1]]);
-    slot.withdraw(Mode::Canary);
+    slot.withdraw(Lane::Canary);
     let active = Arc::default();
     slot.install(pupil(None, true, &active));
-    learning.leave(asked(Mode::Canary), outcome(3));
+    learning.submit(asked(Lane::Canary), outcome(3));
     until("the active one has it", || *active.lock() == [[3]]);
     assert!(class.given.lock().is_empty(), "who does not learn is given nothing");
 }

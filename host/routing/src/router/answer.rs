@@ -8,7 +8,7 @@ use crate::{
 
 /// What would be chosen now, and what the native cost is made of.
 #[derive(Debug)]
-pub struct Explained {
+pub struct RoutePreview {
     /// The choice.
     pub candidate: Candidate,
     /// Why.

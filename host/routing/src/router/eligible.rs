@@ -96,17 +96,17 @@ pub(super) fn settled(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Op
 
 /// Why `candidate` may not serve the leg, if so (spec F6).
 fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
-    let subject = query.subject;
+    let request = query.request;
     let spec = candidate.worker.spec();
     let allowed =
-        subject.allowed_workers.is_empty() || subject.allowed_workers.contains(&candidate.worker.id());
+        request.allowed_workers.is_empty() || request.allowed_workers.contains(&candidate.worker.id());
     if !allowed {
         return Some(Refused::Other("not allowed by the request"));
     }
-    if !subject.required_taints.iter().all(|taint| spec.taints.contains(taint)) {
+    if !request.required_taints.iter().all(|taint| spec.taints.contains(taint)) {
         return Some(Refused::Other("lacks a required taint"));
     }
-    if let Some(lora) = subject.lora.as_deref().filter(|_| !spec.loras.is_empty())
+    if let Some(lora) = request.lora.as_deref().filter(|_| !spec.loras.is_empty())
         && !spec.loras.iter().any(|loaded| loaded == lora)
     {
         return Some(Refused::Other("lacks the LoRA"));

@@ -9,22 +9,22 @@ use super::{OnFailure, Purpose, Router, SCRATCH, Scratch, eligible::eligible_row
 use crate::{
     check,
     decisions::DecisionId,
-    facts::columns::{Gathered, Inputs, Needs},
+    facts::columns::{DecisionFacts, Inputs, Needs},
     policy::{Call, Failure, Plan, Policy, RouterConfigOverride, ShedReason},
     query::{CandidateId, Query},
     scope::Scope,
-    slot::{Active, Generation, Mode, Opinion, Program, SlotKind},
+    slot::{Generation, GenerationHandle, Lane, Program, ShadowVerdict, SlotKind},
 };
 
 /// A decode override's word for one request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Planned {
+pub struct OverrideDecision {
     /// Remote, local or shed.
     pub plan: Plan,
     /// The generation that said so.
     pub generation: Generation,
     /// Its lane.
-    pub mode: Mode,
+    pub lane: Lane,
     /// Whether it learns from what becomes of its word.
     pub learns: bool,
     /// Why the policy's word was not used, when it was not.
@@ -41,22 +41,29 @@ impl Router {
     /// Facts of workers are gathered only when the policy wants any: one row for the previewed decode choice, the whole
     /// matrix for prefill. Without a usable answer the plan is remote, which is always legal.
     #[must_use]
-    pub fn plan(&self, query: &Query<'_>) -> Planned {
+    pub fn plan(&self, query: &Query<'_>) -> OverrideDecision {
         let started = Instant::now();
-        let lineup = self.slots.get(query.model, SlotKind::DecodeOverride).lineup();
-        let active = lineup.serving(query.subject);
-        let (generation, mode, learns) = (active.generation, active.mode, active.learns);
-        let remote =
-            Planned { plan: Plan::Remote, generation, mode, learns, fallback: None, decode: None, id: None };
+        let snapshot = self.slots.get(query.model, SlotKind::DecodeOverride).snapshot();
+        let active = snapshot.serving(query.request);
+        let (generation, lane, learns) = (active.generation, active.lane, active.learns);
+        let remote = OverrideDecision {
+            plan: Plan::Remote,
+            generation,
+            lane,
+            learns,
+            fallback: None,
+            decode: None,
+            id: None,
+        };
         let planned = match &active.program {
             Program::DecodeOverride(policy) => {
-                SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&active.recipe, &[]));
+                SCRATCH.with_borrow_mut(|scratch| scratch.buffers.recorder.begin(&active.summary, &[]));
                 let mut planned =
                     match self.ask(query, active, |policy| self.decide(active, policy, query), policy) {
-                        Ok((plan, decode)) => Planned { plan, decode, ..remote },
+                        Ok((plan, decode)) => OverrideDecision { plan, decode, ..remote },
                         Err(reason) => {
-                            let plan = plan_without(lineup.on_failure.unwrap_or(self.on_failure));
-                            Planned { plan, fallback: Some(reason), ..remote }
+                            let plan = plan_without(snapshot.on_failure.unwrap_or(self.on_failure));
+                            OverrideDecision { plan, fallback: Some(reason), ..remote }
                         }
                     };
                 planned.id = self.keep_plan(query, &planned, started);
@@ -64,22 +71,22 @@ impl Router {
             }
             _ => remote,
         };
-        if let Some(shadow) = lineup.shadowing(query.subject) {
+        if let Some(shadow) = snapshot.shadowing(query.request) {
             self.compare(shadow, query, &planned.plan);
         }
         planned
     }
 
     /// Asks the shadow for its plan, and counts whether it is the one in force.
-    fn compare(&self, shadow: &Active, query: &Query<'_>, plan: &Plan) {
+    fn compare(&self, shadow: &GenerationHandle, query: &Query<'_>, plan: &Plan) {
         let Program::DecodeOverride(policy) = &shadow.program else { return };
         let _scope = Scope::preview();
-        SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&shadow.recipe, &[]));
+        SCRATCH.with_borrow_mut(|scratch| scratch.buffers.recorder.begin(&shadow.summary, &[]));
         let opinion = match self.ask(query, shadow, |policy| self.decide(shadow, policy, query), policy) {
-            Ok((other, _)) if other == *plan => Opinion::Agrees,
-            Ok(_) => Opinion::Disagrees,
+            Ok((other, _)) if other == *plan => ShadowVerdict::Agrees,
+            Ok(_) => ShadowVerdict::Disagrees,
             Err("breaker_open" | "not_ready") => return,
-            Err(_) => Opinion::Failed,
+            Err(_) => ShadowVerdict::Failed,
         };
         shadow.agreement.note(opinion);
     }
@@ -87,22 +94,22 @@ impl Router {
     /// The override of the router config for the decode leg, and why it is the native one when it is.
     #[must_use]
     pub fn decode_config(&self, query: &Query<'_>) -> (RouterConfigOverride, Option<&'static str>) {
-        let lineup = self.slots.get(query.model, SlotKind::DecodeOverride).lineup();
-        let active = lineup.serving(query.subject);
+        let snapshot = self.slots.get(query.model, SlotKind::DecodeOverride).snapshot();
+        let active = snapshot.serving(query.request);
         let Program::DecodeOverride(policy) = &active.program else {
             return (RouterConfigOverride::DECODE_DEFAULT, None);
         };
         let call = |policy: &Arc<dyn Policy>| {
             SCRATCH.with_borrow_mut(|scratch| {
                 let Scratch { inputs, buffers, .. } = scratch;
-                let config = self.config.with(&query.subject.config);
-                buffers.tape.begin(&active.recipe, &[]);
-                let facts = buffers.tape.stage(0, &[], |out| {
-                    Gathered::new(query, config, &[], inputs).write_request(&policy.info().wants, out);
+                let config = self.config.with(&query.request.config);
+                buffers.recorder.begin(&active.summary, &[]);
+                let facts = buffers.recorder.stage(0, &[], |out| {
+                    DecisionFacts::new(query, config, &[], inputs).write_request(&policy.info().wants, out);
                 });
                 let over = policy.decode_config(&call_of(query, 0), facts);
                 // It is not recorded; nothing of it may be taken for what the next call reads.
-                buffers.tape.take_state(policy.info());
+                buffers.recorder.take_state(policy.info());
                 let over = over?;
                 over.check().map_err(Failure::Invalid)?;
                 Ok(over)
@@ -117,7 +124,7 @@ impl Router {
     fn ask<T>(
         &self,
         query: &Query<'_>,
-        active: &Active,
+        active: &GenerationHandle,
         call: impl FnOnce(&Arc<dyn Policy>) -> Result<T, Failure>,
         policy: &Arc<dyn Policy>,
     ) -> Result<T, &'static str> {
@@ -134,24 +141,24 @@ impl Router {
 
     fn decide(
         &self,
-        active: &Active,
+        active: &GenerationHandle,
         policy: &Arc<dyn Policy>,
         query: &Query<'_>,
     ) -> Result<(Plan, Option<CandidateId>), Failure> {
         let wants = &policy.info().wants;
-        let config = self.config.with(&query.subject.config);
+        let config = self.config.with(&query.request.config);
         if wants.worker.is_empty() {
             return SCRATCH.with_borrow_mut(|Scratch { inputs, buffers, .. }| {
-                let gathered = Gathered::new(query, config, &[], inputs);
-                let facts = buffers.tape.stage(0, &[], |out| gathered.write_request(wants, out));
+                let gathered = DecisionFacts::new(query, config, &[], inputs);
+                let facts = buffers.recorder.stage(0, &[], |out| gathered.write_request(wants, out));
                 let plan = policy.decide(&call_of(query, 0), facts, &[], &[]);
-                buffers.tape.take_state(policy.info());
+                buffers.recorder.take_state(policy.info());
                 Ok((plan.and_then(check::plan)?, None))
             });
         }
         // Nobody to decode on: routing the leg will say so in its own words.
         let preview = self.choose(query, config, Purpose::Preview);
-        SCRATCH.with_borrow_mut(|scratch| scratch.buffers.tape.begin(&active.recipe, &[]));
+        SCRATCH.with_borrow_mut(|scratch| scratch.buffers.recorder.begin(&active.summary, &[]));
         let Ok(preview) = preview else { return Ok((Plan::Remote, None)) };
         let prefill = Query { leg: Leg::Prefill, ..*query };
         let pool = query.snapshot.pool(query.model, Leg::Prefill);
@@ -161,17 +168,17 @@ impl Router {
             if eligible_rows(&prefill, pool, rows).is_err() {
                 rows.clear();
             }
-            buffers.tape.begin(&active.recipe, rows);
-            let facts = buffers.tape.stage(0, rows, |out| {
+            buffers.recorder.begin(&active.summary, rows);
+            let facts = buffers.recorder.stage(0, rows, |out| {
                 self.gather(inputs, wants, query, config, decode, &[0]);
-                Gathered::new(query, config, decode, inputs).write(wants, &[0], out);
+                DecisionFacts::new(query, config, decode, inputs).write(wants, &[0], out);
                 self.gather(inputs, wants, &prefill, config, pool, rows);
-                Gathered::new(&prefill, config, pool, inputs).write_workers(wants, rows, out);
+                DecisionFacts::new(&prefill, config, pool, inputs).write_workers(wants, rows, out);
             });
             let (request, facts) = facts.split_at_checked(wants.request_width()).unwrap_or_default();
             let (decode, matrix) = facts.split_at_checked(wants.worker_width()).unwrap_or_default();
             let plan = policy.decide(&call_of(query, rows.len()), request, decode, matrix);
-            buffers.tape.take_state(policy.info());
+            buffers.recorder.take_state(policy.info());
             Ok((plan.and_then(check::plan)?, Some((preview.candidate.worker.id(), preview.candidate.rank))))
         })
     }

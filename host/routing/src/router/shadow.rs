@@ -4,13 +4,13 @@ use tokio::time::Instant;
 
 use super::{Purpose, Router, needs, note};
 use crate::{
-    facts::columns::{Gathered, Needs},
+    facts::columns::{DecisionFacts, Needs},
     policy::Failure,
     program::{Buffers, Run, Verdict},
     query::CandidateId,
-    receipt::Shadowed,
+    receipt::ShadowResult,
     scope::Scope,
-    slot::{Active, Opinion, Program},
+    slot::{GenerationHandle, Program, ShadowVerdict},
 };
 
 /// Buffers of the shadow's run: what the active one left in its own (costs, rows) belongs to the receipt.
@@ -22,7 +22,7 @@ pub(super) struct Beside {
 
 impl Beside {
     /// Keeps the rows as they are before the active one's filters; what the shadow needs besides.
-    pub(super) fn begin(&mut self, shadow: Option<&Active>, rows: &[u32]) -> Needs {
+    pub(super) fn begin(&mut self, shadow: Option<&GenerationHandle>, rows: &[u32]) -> Needs {
         self.rows.clear();
         let Some(shadow) = shadow else { return Needs::default() };
         self.rows.extend_from_slice(rows);
@@ -38,16 +38,16 @@ impl Beside {
     pub(super) fn ask(
         &mut self,
         router: &Router,
-        shadow: &Active,
-        gathered: &Gathered<'_>,
+        shadow: &GenerationHandle,
+        gathered: &DecisionFacts<'_>,
         chosen: u32,
-    ) -> Option<Shadowed> {
+    ) -> Option<ShadowResult> {
         if !shadow.breaker.try_call() {
             return None;
         }
         let started = Instant::now();
         let Self { rows, buffers } = self;
-        buffers.tape.begin(&shadow.recipe, rows);
+        buffers.recorder.begin(&shadow.summary, rows);
         // A preview moves no round-robin cursor, and leaves the slot's state as it is.
         let _scope = Scope::decision(shadow.generation, true, gathered.query.request_id);
         let purpose = Purpose::Preview;
@@ -56,10 +56,10 @@ impl Beside {
             note(shadow, &verdict, started.elapsed());
         }
         let opinion = match &verdict {
-            Verdict::Row(row, _) if *row == chosen => Opinion::Agrees,
+            Verdict::Row(row, _) if *row == chosen => ShadowVerdict::Agrees,
             Verdict::Failed(Failure::NotReady) => return None,
-            Verdict::Failed(_) => Opinion::Failed,
-            _ => Opinion::Disagrees,
+            Verdict::Failed(_) => ShadowVerdict::Failed,
+            _ => ShadowVerdict::Disagrees,
         };
         shadow.agreement.note(opinion);
         let id = |row: u32| -> Option<CandidateId> {
@@ -70,6 +70,6 @@ impl Beside {
             Verdict::Row(row, _) => id(row),
             _ => None,
         };
-        Some(Shadowed { generation: shadow.generation, choice, agrees: opinion == Opinion::Agrees })
+        Some(ShadowResult { generation: shadow.generation, choice, agrees: opinion == ShadowVerdict::Agrees })
     }
 }

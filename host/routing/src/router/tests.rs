@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
-    Call, Decision, Digest, Failure, Generation, Mode, Origin, Picker, Plan, Policy, PolicyInfo,
-    RouterConfigOverride, Slot, SlotEvent, SlotSet, Subject, WeightedScorer, World, facts::Wants,
+    Call, Decision, Digest, Failure, Generation, Lane, Origin, Picker, Plan, Policy, PolicyInfo,
+    RouterConfigOverride, RoutingRequest, Slot, SlotEvent, SlotSet, WeightedScorer, World, facts::Wants,
 };
 
 /// A policy that answers as told.
@@ -142,8 +142,8 @@ fn choose(row: u32) -> Result<Decision, Failure> {
     Ok(Decision::Choose { row, costs: vec![], reason: None })
 }
 
-fn subject() -> Subject {
-    Subject {
+fn request() -> RoutingRequest {
+    RoutingRequest {
         prompt_tokens: 64,
         prompt_tokens_estimated: false,
         block_size: 16,
@@ -168,13 +168,18 @@ fn subject() -> Subject {
     }
 }
 
-fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, leg: Leg, subject: &'a Subject) -> Query<'a> {
+fn query<'a>(
+    snapshot: &'a Snapshot,
+    model: &'a ModelName,
+    leg: Leg,
+    request: &'a RoutingRequest,
+) -> Query<'a> {
     Query {
         snapshot,
         model,
         leg,
         attempt: 0,
-        subject,
+        request,
         pin: None,
         session: None,
         planned: None,
@@ -190,17 +195,17 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, leg: Leg, subject: &'
 
 impl House {
     fn route(&self, leg: Leg, change: impl FnOnce(&mut Query<'_>)) -> Result<Routed, RouteError> {
-        self.route_as(leg, &subject(), change)
+        self.route_as(leg, &request(), change)
     }
 
     fn route_as(
         &self,
         leg: Leg,
-        subject: &Subject,
+        request: &RoutingRequest,
         change: impl FnOnce(&mut Query<'_>),
     ) -> Result<Routed, RouteError> {
         let (snapshot, model) = (self.registry.snapshot(), ModelName::new("m"));
-        let mut query = query(&snapshot, &model, leg, subject);
+        let mut query = query(&snapshot, &model, leg, request);
         change(&mut query);
         self.router.route(&query, &RouterConfigOverride::default())
     }
@@ -346,14 +351,14 @@ fn f6_only_eligible_candidates_are_offered() {
     let house = house(Program::Native(NativeMode::LeastLoaded));
     house.worker(1).set_health(Health::Unhealthy);
     assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
-    let gold = Subject { required_taints: vec!["silver".into()], ..subject() };
+    let gold = RoutingRequest { required_taints: vec!["silver".into()], ..request() };
     let error = house.route_as(Leg::Prefill, &gold, |_| {}).unwrap_err();
     assert_eq!(error.to_string(), "no prefill worker is eligible (of 2; last: lacks a required taint)");
-    let allowed = Subject { allowed_workers: vec![WorkerId(4)], ..subject() };
+    let allowed = RoutingRequest { allowed_workers: vec![WorkerId(4)], ..request() };
     assert_eq!(house.route_as(Leg::Decode, &allowed, |_| {}).unwrap().receipt.worker, WorkerId(4));
     let tried = [(WorkerId(3), DpRank(0))];
-    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
-    let again = Query { tried: &tried, ..query(&snapshot, &model, Leg::Decode, &subject) };
+    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let again = Query { tried: &tried, ..query(&snapshot, &model, Leg::Decode, &request) };
     let routed = house.router.route(&again, &RouterConfigOverride::default()).unwrap();
     assert_eq!(routed.receipt.worker, WorkerId(4));
 }
@@ -408,8 +413,8 @@ fn d4_the_decode_override_sees_one_decode_row_and_the_whole_prefill_matrix() {
         ))
     };
     let house = house(Program::Native(NativeMode::LeastLoaded));
-    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
-    let query = query(&snapshot, &model, Leg::Decode, &subject);
+    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let query = query(&snapshot, &model, Leg::Decode, &request);
     assert_eq!(house.router.plan(&query).plan, Plan::Remote);
     assert_eq!(house.router.decode_config(&query).0, RouterConfigOverride::DECODE_DEFAULT);
     house.router.slots().get(&model, SlotKind::DecodeOverride).install(policy(Plan::Local));
@@ -456,13 +461,13 @@ fn a_new_generation_is_seen_by_the_next_decision_and_a_rollback_restores_the_con
 fn a_canary_serves_its_share_and_a_session_stays_with_what_it_met() {
     let house = house(selector(choose(0)));
     let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
-    let canary = slot.try_out(Mode::Canary, selector(choose(1)), 0.2);
+    let canary = slot.try_out(Lane::Canary, selector(choose(1)), 0.2);
     let met = |draw, session_hash| {
-        let subject = Subject { draw, session_hash, ..subject() };
-        let receipt = house.route_as(Leg::Prefill, &subject, |_| {}).unwrap().receipt;
-        assert_eq!(receipt.worker.0 == 2, receipt.mode == Mode::Canary);
-        assert_eq!(Some(receipt.generation) == canary, receipt.mode == Mode::Canary);
-        receipt.mode == Mode::Canary
+        let request = RoutingRequest { draw, session_hash, ..request() };
+        let receipt = house.route_as(Leg::Prefill, &request, |_| {}).unwrap().receipt;
+        assert_eq!(receipt.worker.0 == 2, receipt.lane == Lane::Canary);
+        assert_eq!(Some(receipt.generation) == canary, receipt.lane == Lane::Canary);
+        receipt.lane == Lane::Canary
     };
     let drawn = (0..4_000).filter(|draw| met(*draw, None)).count();
     assert!((700..900).contains(&drawn), "{drawn} of 4000");
@@ -472,45 +477,46 @@ fn a_canary_serves_its_share_and_a_session_stays_with_what_it_met() {
         assert!((0..20).all(|draw| met(draw * 977, Some(session)) == first), "session {session}");
     }
     // Nobody who met it at a smaller share loses it at a larger one; at 0 nobody meets it.
-    slot.set_share(Mode::Canary, 0.0);
+    slot.set_share(Lane::Canary, 0.0);
     assert_eq!((0..1_000).filter(|draw| met(*draw, None)).count(), 0);
-    slot.withdraw(Mode::Canary);
-    assert!(slot.lineup().canary.is_none());
+    slot.withdraw(Lane::Canary);
+    assert!(slot.snapshot().canary.is_none());
 }
 
 #[test]
 fn a_canary_whose_breaker_is_open_gives_way_to_the_active_one() {
     let house = house(selector(choose(1)));
     let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
-    slot.try_out(Mode::Canary, selector(Err(Failure::Timeout)), 1.0);
+    slot.try_out(Lane::Canary, selector(Err(Failure::Timeout)), 1.0);
     let receipt = || house.route(Leg::Prefill, |_| {}).unwrap().receipt;
     assert_eq!(receipt().decider.fallback(), Some("timeout"));
     let next = receipt();
-    assert_eq!((next.mode, &next.decider, next.worker), (Mode::Active, &Decider::Policy, WorkerId(2)));
+    assert_eq!((next.lane, &next.decider, next.worker), (Lane::Active, &Decider::Policy, WorkerId(2)));
 }
 
 #[test]
 fn a_shadow_is_asked_on_the_same_facts_and_never_acts() {
     let mut house = house(selector(choose(0)));
     let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
-    let shadow = || slot.lineup().shadow.as_ref().unwrap().active.agreement.counts().map(|(_, count)| count);
+    let shadow =
+        || slot.snapshot().shadow.as_ref().unwrap().handle.agreement.counts().map(|(_, count)| count);
     let receipt = |house: &House| house.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
     // It wants what the active one does not, and ranks the other worker first: worker 2 holds nothing.
-    house.router.index().record(WorkerId(1), DpRank(0), subject().prefix.hashes(), Instant::now());
+    house.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
     std::thread::sleep(std::time::Duration::from_millis(50));
-    let generation = slot.try_out(Mode::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
+    let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
     let told = receipt(&house);
-    let said = Shadowed { generation, choice: Some((WorkerId(2), DpRank(0))), agrees: false };
-    assert_eq!((told.worker, told.mode, told.shadow), (WorkerId(1), Mode::Active, Some(said)));
+    let said = ShadowResult { generation, choice: Some((WorkerId(2), DpRank(0))), agrees: false };
+    assert_eq!((told.worker, told.lane, told.shadow), (WorkerId(1), Lane::Active, Some(said)));
     assert_eq!(
         (shadow(), told.costs.as_slice()),
         ([0, 1, 0], [].as_slice()),
         "its costs are not the receipt's"
     );
-    slot.try_out(Mode::Shadow, selector(choose(0)), 1.0);
+    slot.try_out(Lane::Shadow, selector(choose(0)), 1.0);
     assert_eq!((receipt(&house).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0]));
     // It fails, and would refuse: nobody notices but its own counters and the policy manager.
-    slot.try_out(Mode::Shadow, selector(Err(Failure::Timeout)), 1.0);
+    slot.try_out(Lane::Shadow, selector(Err(Failure::Timeout)), 1.0);
     let told = receipt(&house);
     assert_eq!(
         (told.worker, told.decider, told.shadow.unwrap().choice),
@@ -519,15 +525,15 @@ fn a_shadow_is_asked_on_the_same_facts_and_never_acts() {
     assert_eq!(receipt(&house).shadow, None, "its breaker is open");
     assert_eq!(shadow(), [0, 0, 1]);
     let event = house.events.try_recv().unwrap();
-    assert_eq!((event.mode, event.failure), (Mode::Shadow, Failure::Timeout));
+    assert_eq!((event.lane, event.failure), (Lane::Shadow, Failure::Timeout));
     let refusing = crate::ShedReason { status: 529, reason: "no".into() };
-    slot.try_out(Mode::Shadow, selector(Ok(Decision::Shed(refusing))), 1.0);
+    slot.try_out(Lane::Shadow, selector(Ok(Decision::Shed(refusing))), 1.0);
     assert_eq!((receipt(&house).worker, shadow()), (WorkerId(1), [0, 1, 0]));
     // A request that nobody is asked about, and a preview, are no evidence.
     let pinned = house.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
     assert_eq!(pinned.receipt.shadow, None);
-    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
-    let query = query(&snapshot, &model, Leg::Prefill, &subject);
+    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let query = query(&snapshot, &model, Leg::Prefill, &request);
     house.router.preview(&query, &RouterConfigOverride::default()).unwrap();
     assert_eq!(shadow(), [0, 1, 0]);
 }
@@ -538,14 +544,14 @@ fn a_shadow_sees_the_rows_that_the_active_one_s_filters_dropped_and_its_share_ho
     let last = fake(World::Selector, (&[], &[]), Answer::Select(choose(0)));
     let house = house(Program::Selector { filters: vec![keep], selector: last });
     let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
-    slot.try_out(Mode::Shadow, selector(choose(0)), 0.25);
+    slot.try_out(Lane::Shadow, selector(choose(0)), 0.25);
     let asked = (0..2_000).filter_map(|draw| {
-        let subject = Subject { draw, ..subject() };
-        let receipt = house.route_as(Leg::Prefill, &subject, |_| {}).unwrap().receipt;
+        let request = RoutingRequest { draw, ..request() };
+        let receipt = house.route_as(Leg::Prefill, &request, |_| {}).unwrap().receipt;
         assert_eq!(receipt.worker, WorkerId(2));
         receipt.shadow
     });
-    let asked: Vec<Shadowed> = asked.collect();
+    let asked: Vec<ShadowResult> = asked.collect();
     assert!(asked.iter().all(|said| said.choice == Some((WorkerId(1), DpRank(0)))));
     assert!((430..570).contains(&asked.len()), "{}", asked.len());
 }
@@ -558,12 +564,13 @@ fn a_shadow_of_the_decode_override_is_compared_by_its_plan() {
     };
     let house = house(Program::Native(NativeMode::Kv));
     let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::DecodeOverride).clone();
-    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
-    let query = query(&snapshot, &model, Leg::Decode, &subject);
-    let counts = || slot.lineup().shadow.as_ref().unwrap().active.agreement.counts().map(|(_, count)| count);
-    slot.try_out(Mode::Shadow, plan(Plan::Local), 1.0);
+    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let query = query(&snapshot, &model, Leg::Decode, &request);
+    let counts =
+        || slot.snapshot().shadow.as_ref().unwrap().handle.agreement.counts().map(|(_, count)| count);
+    slot.try_out(Lane::Shadow, plan(Plan::Local), 1.0);
     assert_eq!((house.router.plan(&query).plan, counts()), (Plan::Remote, [0, 1, 0]));
-    slot.try_out(Mode::Shadow, plan(Plan::Remote), 1.0);
+    slot.try_out(Lane::Shadow, plan(Plan::Remote), 1.0);
     assert_eq!((house.router.plan(&query).plan, counts()), (Plan::Remote, [1, 0, 0]));
 }
 
@@ -641,8 +648,8 @@ fn refusals_and_fallbacks_are_recorded_and_previews_and_questions_without_an_id_
 
     let quiet = recording(house(selector(choose(0))), &[]);
     quiet.route(Leg::Prefill, |query| query.request_id = None).unwrap();
-    let (snapshot, model, subject) = (quiet.registry.snapshot(), ModelName::new("m"), subject());
-    let query = query(&snapshot, &model, Leg::Prefill, &subject);
+    let (snapshot, model, request) = (quiet.registry.snapshot(), ModelName::new("m"), request());
+    let query = query(&snapshot, &model, Leg::Prefill, &request);
     quiet.router.preview(&query, &RouterConfigOverride::default()).unwrap();
     quiet
         .route(Leg::Prefill, |query| query.tried = &[(WorkerId(1), DpRank(0)), (WorkerId(2), DpRank(0))])
@@ -656,8 +663,8 @@ fn a_plan_is_recorded_with_the_decode_row_and_the_prefill_matrix() {
     let policy =
         fake(World::DecodeOverride, (&["block-size"], &["worker-id"]), Answer::Plan(Plan::Local, over));
     let house = recording(house(Program::DecodeOverride(policy)), &["n"]);
-    let (snapshot, model, subject) = (house.registry.snapshot(), ModelName::new("m"), subject());
-    let planned = house.router.plan(&query(&snapshot, &model, Leg::Decode, &subject));
+    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let planned = house.router.plan(&query(&snapshot, &model, Leg::Decode, &request));
     let told = recorded(&house).remove(0);
     assert_eq!(
         (&told["id"], &told["slot"]),

@@ -21,7 +21,7 @@ pub struct CallStats {
 
 /// Where a shadow would have sent requests, against where they went.
 #[derive(Debug, Default)]
-pub struct Agreement {
+pub struct AgreementStats {
     agree: AtomicU64,
     disagree: AtomicU64,
     failed: AtomicU64,
@@ -29,7 +29,7 @@ pub struct Agreement {
 
 /// What came of asking a shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opinion {
+pub enum ShadowVerdict {
     /// The same choice.
     Agrees,
     /// Another choice, or none.
@@ -93,12 +93,12 @@ fn place(failure: &Failure) -> usize {
     }
 }
 
-impl Agreement {
-    pub(crate) fn note(&self, opinion: Opinion) {
+impl AgreementStats {
+    pub(crate) fn note(&self, opinion: ShadowVerdict) {
         let counter = match opinion {
-            Opinion::Agrees => &self.agree,
-            Opinion::Disagrees => &self.disagree,
-            Opinion::Failed => &self.failed,
+            ShadowVerdict::Agrees => &self.agree,
+            ShadowVerdict::Disagrees => &self.disagree,
+            ShadowVerdict::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }

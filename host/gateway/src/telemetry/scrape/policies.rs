@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use pointsman_policy_runtime::{LaneStatus, ManagerStatus, MemoryStatus, SlotStatus, Usage};
-use pointsman_routing::{CALL_BUCKETS_US, Digest, Mode, Slot, SlotKind};
+use pointsman_routing::{CALL_BUCKETS_US, Digest, Lane, Slot, SlotKind};
 use pointsman_workers::ModelName;
 
 use super::{counter, family, gauge};
@@ -55,7 +55,7 @@ fn generations(out: &mut String, status: &ManagerStatus) {
     );
     let mut info = Vec::new();
     for slot in &status.slots {
-        let mut add = |mode: Mode, policy: &str, version: Option<&String>, digest: Option<Digest>| {
+        let mut add = |mode: Lane, policy: &str, version: Option<&String>, digest: Option<Digest>| {
             let version = version.map_or("", String::as_str);
             let digest = digest.map(|digest| digest.short()).unwrap_or_default();
             let labels = format!(
@@ -66,7 +66,7 @@ fn generations(out: &mut String, status: &ManagerStatus) {
             );
             info.push((labels, 1));
         };
-        add(Mode::Active, &slot.policy, slot.version.as_ref(), slot.digest);
+        add(Lane::Active, &slot.policy, slot.version.as_ref(), slot.digest);
         for (mode, lane) in lanes(slot) {
             add(mode, &lane.policy, lane.version.as_ref(), lane.digest);
         }
@@ -92,7 +92,7 @@ fn trials(out: &mut String, status: &ManagerStatus) {
         "Share of requests that a canary or shadow takes part in",
         &share.collect::<Vec<_>>(),
     );
-    let shadows = all().filter(|(_, mode, _)| *mode == Mode::Shadow);
+    let shadows = all().filter(|(_, mode, _)| *mode == Lane::Shadow);
     let shadows = shadows.flat_map(|(slot, _, lane)| {
         let counts = [("agree", lane.agree), ("disagree", lane.disagree), ("failed", lane.failed)];
         counts.map(|(result, count)| {
@@ -115,7 +115,7 @@ fn learning(out: &mut String, app: &App) {
     counter(out, "pointsman_policy_outcomes", "Outcomes of decisions for policies that learn", &counts);
     let mut batches = Vec::new();
     for slot in app.policies.slots() {
-        for mode in [Mode::Active, Mode::Canary] {
+        for mode in [Lane::Active, Lane::Canary] {
             let stats = slot.observed(mode);
             if stats.cumulative().last().is_some_and(|count| *count > 0) {
                 let line = |(outcome, count): (&str, u64)| {
@@ -132,9 +132,9 @@ fn learning(out: &mut String, app: &App) {
 /// Calls by outcome, and their times.
 fn calls(out: &mut String, app: &App) {
     let lanes = || {
-        let each = |slot: &std::sync::Arc<Slot>| Mode::ALL.map(|mode| (slot.clone(), mode));
+        let each = |slot: &std::sync::Arc<Slot>| Lane::ALL.map(|mode| (slot.clone(), mode));
         app.policies.slots().iter().flat_map(each).filter(|(slot, mode)| {
-            *mode == Mode::Active || slot.stats(*mode).cumulative().last().is_some_and(|count| *count > 0)
+            *mode == Lane::Active || slot.stats(*mode).cumulative().last().is_some_and(|count| *count > 0)
         })
     };
     let mut outcomes = Vec::new();
@@ -160,9 +160,9 @@ fn calls(out: &mut String, app: &App) {
     }
 }
 
-fn lanes(slot: &SlotStatus) -> impl Iterator<Item = (Mode, &LaneStatus)> {
-    let canary = slot.canary.iter().map(|lane| (Mode::Canary, lane));
-    canary.chain(slot.shadow.iter().map(|lane| (Mode::Shadow, lane)))
+fn lanes(slot: &SlotStatus) -> impl Iterator<Item = (Lane, &LaneStatus)> {
+    let canary = slot.canary.iter().map(|lane| (Lane::Canary, lane));
+    canary.chain(slot.shadow.iter().map(|lane| (Lane::Shadow, lane)))
 }
 
 fn of(slot: &SlotStatus) -> String {

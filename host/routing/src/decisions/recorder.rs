@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use pointsman_workers::Candidate;
 
-use super::reads;
-use crate::{policy::PolicyInfo, recipe::Recipe};
+use super::state_reads;
+use crate::{policy::PolicyInfo, summary::ProgramSummary};
 
 /// The step of a stage that nobody was asked in: facts that are recorded in any case.
 pub(crate) const ALWAYS: u32 = u32::MAX;
@@ -19,7 +19,7 @@ const LONGEST: usize = 512;
 
 /// The words of one decision. Lives with its thread, and is used again for the next.
 #[derive(Default)]
-pub(crate) struct Tape {
+pub(crate) struct Recorder {
     words: Vec<u32>,
     texts: Vec<u32>,
     /// Positions in the pool of the candidates, rising.
@@ -28,24 +28,24 @@ pub(crate) struct Tape {
     /// What policies read of the state, stage by stage, and how many of them did.
     state: Vec<u32>,
     reads: u32,
-    recipe: Option<Arc<Recipe>>,
+    summary: Option<Arc<ProgramSummary>>,
 }
 
-impl Tape {
+impl Recorder {
     /// Forgets the decision before.
     pub(crate) fn clear(&mut self) {
         self.words.clear();
         self.first.clear();
         self.state.clear();
         (self.stages, self.reads) = (0, 0);
-        self.recipe = None;
+        self.summary = None;
     }
 
     /// Begins a decision among `rows`, positions of the pool.
-    pub(crate) fn begin(&mut self, recipe: &Arc<Recipe>, rows: &[u32]) {
+    pub(crate) fn begin(&mut self, summary: &Arc<ProgramSummary>, rows: &[u32]) {
         self.clear();
         self.first.extend_from_slice(rows);
-        self.recipe = Some(recipe.clone());
+        self.summary = Some(summary.clone());
     }
 
     /// Writes a stage's facts and gives them to be read. `rows` are some of those that the decision began with.
@@ -65,7 +65,7 @@ impl Tape {
 
     /// Takes what the policy of the last stage read of its slot's state.
     pub(crate) fn take_state(&mut self, policy: &PolicyInfo) {
-        if policy.remembers && reads::take(self.stages.saturating_sub(1), &mut self.state) {
+        if policy.remembers && state_reads::take(self.stages.saturating_sub(1), &mut self.state) {
             self.reads += 1;
         }
     }
@@ -93,8 +93,8 @@ impl Tape {
         }
     }
 
-    pub(crate) fn recipe(&self) -> Option<&Arc<Recipe>> {
-        self.recipe.as_ref()
+    pub(crate) fn program(&self) -> Option<&Arc<ProgramSummary>> {
+        self.summary.as_ref()
     }
 
     pub(crate) fn stages(&self) -> u32 {

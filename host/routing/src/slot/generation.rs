@@ -9,15 +9,15 @@ use pointsman_workers::{Breaker, BreakerRules, ModelName};
 use tokio::{sync::mpsc, time::Duration};
 
 use super::{
-    Generation, Mode, SlotKind,
+    Generation, Lane, SlotKind,
     content::Program,
-    stats::{Agreement, CallStats},
+    stats::{AgreementStats, CallStats},
 };
-use crate::{policy::Failure, recipe::Recipe};
+use crate::{policy::Failure, summary::ProgramSummary};
 
 /// One generation in force.
 #[derive(Debug)]
-pub struct Active {
+pub struct GenerationHandle {
     /// Its number.
     pub generation: Generation,
     /// What it runs.
@@ -29,11 +29,11 @@ pub struct Active {
     /// Some policy of it learns.
     pub learns: bool,
     /// Whether it serves, tries, or only looks on.
-    pub mode: Mode,
+    pub lane: Lane,
     /// What it runs, as records tell it.
-    pub(crate) recipe: Arc<Recipe>,
+    pub(crate) summary: Arc<ProgramSummary>,
     /// As a shadow: how often it would have chosen the same.
-    pub agreement: Agreement,
+    pub agreement: AgreementStats,
     place: Place,
     stats: LaneStats,
     observed: AtomicU64,
@@ -64,7 +64,7 @@ pub struct SlotEvent {
     /// The slot's model; `None` is every model without a slot of its own.
     pub model: Option<ModelName>,
     /// The lane of the generation that failed.
-    pub mode: Mode,
+    pub lane: Lane,
     /// The generation that failed.
     pub generation: Generation,
     /// Calls it had served when it failed, this one included.
@@ -75,24 +75,24 @@ pub struct SlotEvent {
     pub failure: Failure,
 }
 
-impl Active {
+impl GenerationHandle {
     pub(super) fn new(
         place: Place,
         generation: Generation,
-        mode: Mode,
+        lane: Lane,
         program: Program,
         stats: LaneStats,
     ) -> Self {
         let learns = program.policies().any(|policy| policy.info().learns);
         Self {
             generation,
-            recipe: Arc::new(Recipe::of(place.kind, generation, mode, &program)),
+            summary: Arc::new(ProgramSummary::of(place.kind, generation, lane, &program)),
             learns,
             program,
             breaker: Breaker::new(BreakerRules::POLICY),
             observing: Breaker::new(BreakerRules::POLICY),
-            mode,
-            agreement: Agreement::default(),
+            lane,
+            agreement: AgreementStats::default(),
             place,
             stats,
             observed: AtomicU64::new(0),
@@ -116,7 +116,7 @@ impl Active {
                 let _ = self.place.events.send(SlotEvent {
                     slot: self.place.kind,
                     model: self.place.model.clone(),
-                    mode: self.mode,
+                    lane: self.lane,
                     generation: self.generation,
                     calls,
                     failures,

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use serde::{Serialize, Serializer};
 
-use super::{tape::write_bytes, words::Words};
+use super::{encoding::Words, recorder::write_bytes};
 
 /// Bytes of the keys and values that are noted of one call.
 const ROOM: usize = 8_192;

@@ -11,7 +11,7 @@ use super::{
 
 /// A decision without its inputs; every field is as in the whole record (docs/receipts.md).
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Brief {
+pub struct DecisionSummary {
     /// Its name.
     pub id: DecisionId,
     /// When it was made, milliseconds since the Unix epoch.
@@ -22,7 +22,7 @@ pub struct Brief {
     attempt: u32,
     slot: &'static str,
     generation: u64,
-    mode: crate::slot::Mode,
+    mode: crate::slot::Lane,
     policy: Option<String>,
     decider: Value,
     reason: String,
@@ -38,24 +38,24 @@ pub struct Brief {
 impl Record {
     /// The record without its inputs.
     #[must_use]
-    pub fn brief(&self) -> Brief {
+    pub fn summary(&self) -> DecisionSummary {
         let (head, parts) = (&self.head, self.parts());
-        let chosen = parts.chosen(head.ending);
-        Brief {
+        let chosen = parts.chosen(head.result);
+        DecisionSummary {
             id: self.id,
             at_ms: head.now_us / 1_000,
             runner_up: parts.runner_up(chosen.as_ref()),
             model: head.model.to_string(),
             leg: head.leg,
             attempt: head.attempt,
-            slot: head.recipe.slot.as_str(),
-            generation: head.recipe.generation.0,
-            mode: head.recipe.mode,
-            policy: head.recipe.head().map(|step| step.name.to_string()),
+            slot: head.program.slot.as_str(),
+            generation: head.program.generation.0,
+            mode: head.program.lane,
+            policy: head.program.ranker().map(|step| step.name.to_string()),
             decider: decider(head.by, &parts.detail),
-            choice: choice(head.ending, chosen),
-            plan: plan(head.ending),
-            refused: refused(head.ending, &parts.detail),
+            choice: choice(head.result, chosen),
+            plan: plan(head.result),
+            refused: refused(head.result, &parts.detail),
             took_us: head.took.as_secs_f64() * 1e6,
             outcome: head.outcome,
             request_id: parts.request_id,

@@ -1,4 +1,4 @@
-//! Reads back what a tape wrote.
+//! Reads back what a recorder wrote.
 
 /// Reads words one after another.
 pub(super) struct Words<'a>(pub(super) &'a [u32]);

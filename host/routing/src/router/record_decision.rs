@@ -3,25 +3,25 @@
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
-use super::{Planned, Purpose, RouteError, Router, SCRATCH};
+use super::{OverrideDecision, Purpose, RouteError, Router, SCRATCH};
 use crate::{
     config::RouterConfig,
-    decisions::{By, DecisionId, Ending, Head},
+    decisions::{DecidedBy, DecisionHeader, DecisionId, DecisionResult},
     facts::Wants,
     policy::Plan,
     query::Query,
-    receipt::{Decider, Receipt, Shadowed},
+    receipt::{Decider, Receipt, ShadowResult},
 };
 
 static NOTHING: Wants = Wants { request: Vec::new(), worker: Vec::new() };
 
-/// What a record tells of a decision, besides what the tape holds.
+/// What a record tells of a decision, besides what the recorder holds.
 struct Told<'a> {
-    by: By,
-    ending: Ending,
+    by: DecidedBy,
+    result: DecisionResult,
     temperature: f32,
     cached_blocks: Option<[u32; 3]>,
-    shadow: Option<Shadowed>,
+    shadow: Option<ShadowResult>,
     costed: bool,
     reason: &'a str,
     detail: &'a str,
@@ -46,7 +46,7 @@ impl Router {
         };
         let told = Told {
             by: receipt.decider.by(),
-            ending: Ending::Chosen(receipt.worker, receipt.rank),
+            result: DecisionResult::Chosen(receipt.worker, receipt.rank),
             temperature: config.temperature as f32,
             cached_blocks: receipt.cached_known.then_some(receipt.cached_blocks),
             shadow: receipt.shadow,
@@ -65,7 +65,7 @@ impl Router {
         error: &RouteError,
         started: Instant,
     ) {
-        let asked = SCRATCH.with_borrow(|scratch| scratch.buffers.tape.stages() > 0);
+        let asked = SCRATCH.with_borrow(|scratch| scratch.buffers.recorder.stages() > 0);
         let code = match error {
             RouteError::Shed(_) => "shed",
             RouteError::PolicyFailed(_) => "policy_failed",
@@ -73,8 +73,8 @@ impl Router {
         };
         if asked && self.records(query) {
             let told = Told {
-                by: By::Policy,
-                ending: Ending::Refused(code),
+                by: DecidedBy::Policy,
+                result: DecisionResult::Refused(code),
                 temperature: config.temperature as f32,
                 cached_blocks: None,
                 shadow: None,
@@ -90,7 +90,7 @@ impl Router {
     pub(super) fn keep_plan(
         &self,
         query: &Query<'_>,
-        planned: &Planned,
+        planned: &OverrideDecision,
         started: Instant,
     ) -> Option<DecisionId> {
         let (word, reason) = match &planned.plan {
@@ -99,8 +99,8 @@ impl Router {
             Plan::Shed(shed) => ("shed", shed.reason.as_str()),
         };
         let told = Told {
-            by: planned.fallback.map_or(By::Policy, By::Fallback),
-            ending: Ending::Planned(word, planned.decode),
+            by: planned.fallback.map_or(DecidedBy::Policy, DecidedBy::Fallback),
+            result: DecisionResult::Planned(word, planned.decode),
             temperature: 0.0,
             cached_blocks: None,
             shadow: None,
@@ -123,18 +123,18 @@ impl Router {
         took: tokio::time::Duration,
     ) -> Option<DecisionId> {
         let request_id = query.request_id.filter(|_| self.decisions.is_on())?;
-        let plans = matches!(told.ending, Ending::Planned(..));
+        let plans = matches!(told.result, DecisionResult::Planned(..));
         let pool = query.snapshot.pool(query.model, if plans { Leg::Prefill } else { leg });
         SCRATCH.with_borrow_mut(|scratch| {
-            let (tape, rows) = (&mut scratch.buffers.tape, &scratch.rows);
+            let (recorder, rows) = (&mut scratch.buffers.recorder, &scratch.rows);
             let costs = if told.costed { scratch.buffers.costs.as_slice() } else { &[] };
-            let head = Head {
+            let head = DecisionHeader {
                 model: query.model.clone(),
-                recipe: tape.recipe()?.clone(),
+                program: recorder.program()?.clone(),
                 leg,
                 attempt: query.attempt,
                 by: told.by,
-                ending: told.ending,
+                result: told.result,
                 seed: query.seed,
                 now_us: query.now_us,
                 temperature: told.temperature,
@@ -143,13 +143,13 @@ impl Router {
                 took,
                 outcome: None,
                 cut: false,
-                stages: tape.stages(),
-                reads: tape.reads(),
+                stages: recorder.stages(),
+                reads: recorder.reads(),
             };
             // A plan drops no rows, and may have been made without looking at any.
             let rows = if plans { None } else { Some(rows.as_slice()) };
-            tape.end(pool, rows, costs, [request_id, told.reason, told.detail]);
-            self.decisions.record(head, tape.texts(), tape.words())
+            recorder.end(pool, rows, costs, [request_id, told.reason, told.detail]);
+            self.decisions.record(head, recorder.texts(), recorder.words())
         })
     }
 }

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use super::active::Active;
-use crate::{query::Subject, router::OnFailure};
+use super::generation::GenerationHandle;
+use crate::{query::RoutingRequest, router::OnFailure};
 
-/// The generations of a slot at one moment. A leg pins one lineup and keeps it.
+/// The generations of a slot at one moment. A leg pins one snapshot and keeps it.
 #[derive(Clone, Debug)]
-pub struct Lineup {
+pub struct SlotSnapshot {
     /// Serves.
-    pub active: Arc<Active>,
+    pub active: Arc<GenerationHandle>,
     /// Serves a share of requests.
     pub canary: Option<Trial>,
-    /// Asked beside whoever serves; never acts.
+    /// Asked beside the generation that serves; never acts.
     pub shadow: Option<Trial>,
     /// What a failure leads to here; `None`: what the router says.
     pub on_failure: Option<OnFailure>,
@@ -22,7 +22,7 @@ pub struct Lineup {
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// The generation.
-    pub active: Arc<Active>,
+    pub handle: Arc<GenerationHandle>,
     /// Share of requests, 0 to 1.
     pub share: f64,
 }
@@ -30,23 +30,23 @@ pub struct Trial {
 /// Makes shadows and canaries of one share take different requests.
 const SHADOW: u64 = 0x5368_6164_6f77_2e31;
 
-impl Lineup {
-    /// Who serves this request. A session meets the same one for as long as the lineup stands; requests without a session are
+impl SlotSnapshot {
+    /// Who serves this request. A session meets the same one for as long as the snapshot stands; requests without a session are
     /// drawn one by one, all legs of one alike. A canary whose breaker is open gives way to the active one.
     #[must_use]
-    pub fn serving(&self, subject: &Subject) -> &Arc<Active> {
-        let key = subject.session_hash.unwrap_or(subject.draw);
+    pub fn serving(&self, request: &RoutingRequest) -> &Arc<GenerationHandle> {
+        let key = request.session_hash.unwrap_or(request.draw);
         match &self.canary {
-            Some(canary) if within(key, canary.share) && !canary.active.breaker.is_paused() => &canary.active,
+            Some(canary) if within(key, canary.share) && !canary.handle.breaker.is_paused() => &canary.handle,
             _ => &self.active,
         }
     }
 
     /// The shadow, when it is asked about this request.
     #[must_use]
-    pub fn shadowing(&self, subject: &Subject) -> Option<&Arc<Active>> {
+    pub fn shadowing(&self, request: &RoutingRequest) -> Option<&Arc<GenerationHandle>> {
         let shadow = self.shadow.as_ref()?;
-        within(subject.draw ^ SHADOW, shadow.share).then_some(&shadow.active)
+        within(request.draw ^ SHADOW, shadow.share).then_some(&shadow.handle)
     }
 }
 
