@@ -12,7 +12,7 @@ use std::time::Duration;
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
 use pointsman_gateway::config::Config;
 use pointsman_policy_runtime::{Access, Limits, LoadedPolicy, PolicyEngine, compile};
-use pointsman_policy_tools::replay::{Judge, Report, replay};
+use pointsman_policy_tools::replay::{RankBy, Report, replay};
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_test_guests::{LEARNED_TTFT, LOW_QUEUE, TENANT_LIMIT};
@@ -68,7 +68,7 @@ async fn again_with(cluster: &TestCluster, query: &str, policy: &[u8], settings:
     let export = cluster.admin.get(&format!("/decisions/export?{query}")).await.unwrap();
     assert_eq!(export.headers["content-type"], "application/x-ndjson");
     let (policy, access) = loaded(policy, settings);
-    replay(&policy, access.state(), &*export.body, Judge::Policy).unwrap()
+    replay(&policy, access.state(), &*export.body, RankBy::Policy).unwrap()
 }
 
 #[tokio::test]
@@ -154,8 +154,8 @@ async fn a_filter_decides_again_too_and_facts_that_were_not_recorded_are_named()
     assert_eq!((scorers.decisions, scorers.agree), (10, 10), "{:?}", scorers.differences);
     let export = cluster.admin.get("/decisions/export?slot=decode").await.unwrap();
     let (policy, access) = loaded(LEAST_LOADED, "{}");
-    let error = replay(&policy, access.state(), &*export.body, Judge::Policy).unwrap_err().to_string();
-    assert!(error.contains("`least-loaded` wants: `engine-queue` (in 10 decisions)"), "{error}");
+    let error = replay(&policy, access.state(), &*export.body, RankBy::Policy).unwrap_err().to_string();
+    assert!(error.contains("\"least-loaded\" asks for: `engine-queue` (in 10 decisions)"), "{error}");
     assert!(error.ends_with(r#"`[decisions] facts = ["engine-queue"]`"#), "{error}");
 }
 

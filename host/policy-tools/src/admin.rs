@@ -1,23 +1,31 @@
-//! `pointsman policy reload`, `rollback`, `promote`: an operator's word to a running daemon, over its admin listener.
+//! `pointsman policy reload`, `rollback` and `promote`: ask a running gateway through its admin listener.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
 use http::{Request, header};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::output::print;
 
-/// Which daemon.
+/// Longest time to wait for the gateway, which may compile a policy before it answers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Characters of a path segment or query value that are escaped.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+/// Longest answer that is printed, bytes.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+
+/// A running gateway.
 #[derive(Debug, Args)]
 pub(crate) struct Gateway {
-    /// Its admin listener.
+    /// Address of the gateway's admin listener.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     admin: String,
-    /// File with its admin token.
+    /// File with the admin token.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
@@ -32,27 +40,27 @@ pub struct ReloadArgs {
 /// Arguments of `rollback`.
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
-    /// prefill, decode, aggregated or decode-override.
+    /// Slot: prefill, decode, aggregated or decode-override.
     slot: String,
-    /// The model whose own slot is meant.
+    /// Model, for a slot of one model.
     #[arg(long)]
     model: Option<String>,
-    /// active, canary or shadow.
+    /// Lane of the slot: active, canary or shadow.
     #[arg(long, default_value = "active")]
     lane: String,
     #[command(flatten)]
     gateway: Gateway,
 }
 
-/// Which slot, and of which daemon.
+/// Arguments of `promote`.
 #[derive(Debug, Args)]
 pub struct PromoteArgs {
-    /// prefill, decode, aggregated or decode-override.
+    /// Slot: prefill, decode, aggregated or decode-override.
     slot: String,
-    /// The model whose own slot is meant.
+    /// Model, for a slot of one model.
     #[arg(long)]
     model: Option<String>,
-    /// canary or shadow; needed when both are there.
+    /// Lane to promote: canary or shadow; required if the slot has both.
     #[arg(long)]
     from: Option<String>,
     #[command(flatten)]
@@ -80,7 +88,7 @@ impl PromoteArgs {
 }
 
 impl Gateway {
-    /// Prints the daemon's answer; a failure when it says no.
+    /// Sends the request and prints the answer. Returns a failure if the gateway refuses.
     fn post(&self, path: &str) -> anyhow::Result<ExitCode> {
         let url = format!("{}{path}", self.admin.trim_end_matches('/'));
         let mut request = Request::post(&url);
@@ -92,28 +100,30 @@ impl Gateway {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (status, body) = runtime.block_on(async {
             let client = Client::builder(TokioExecutor::new()).build_http();
-            let response = client.request(request).await.with_context(|| url.clone())?;
-            let (parts, body) = response.into_parts();
-            anyhow::Ok((parts.status, body.collect().await?.to_bytes()))
+            let exchange = async {
+                let response = client.request(request).await?;
+                let (parts, body) = response.into_parts();
+                let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await;
+                anyhow::Ok((parts.status, body.map_err(|error| anyhow::anyhow!(error))?.to_bytes()))
+            };
+            let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
+            let answer = answer.with_context(|| format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()));
+            answer.and_then(|exchange| exchange).with_context(|| format!("cannot reach the gateway at {url}"))
         })?;
         print(&format!("{}\n", String::from_utf8_lossy(&body)))?;
         Ok(if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
+/// Builds a query string from the values that are given.
 fn query(pairs: &[(&str, Option<&String>)]) -> String {
     let given = pairs.iter().filter_map(|(key, value)| Some(format!("{key}={}", encoded((*value)?))));
     let given: Vec<String> = given.collect();
     if given.is_empty() { String::new() } else { format!("?{}", given.join("&")) }
 }
 
-/// Percent-encoded, all but plain letters, digits and a few marks.
 fn encoded(value: &str) -> String {
-    let one = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    value.bytes().map(one).collect()
+    utf8_percent_encode(value, RESERVED).to_string()
 }
 
 #[cfg(test)]
@@ -121,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_with_a_slash_are_encoded_and_absent_keys_left_out() {
+    fn a_query_escapes_values_and_omits_absent_keys() {
         let model = "org/na me".to_owned();
         assert_eq!(query(&[("from", None), ("model", Some(&model))]), "?model=org%2Fna%20me");
         assert_eq!(query(&[("from", None)]), "");

@@ -1,4 +1,4 @@
-//! `pointsman policy bench`: what a call of a compiled policy costs, and what it takes to load it.
+//! `pointsman policy bench`: measures the time per call of a compiled policy, and the time to load it.
 
 use std::{fmt::Write as _, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -12,47 +12,49 @@ use crate::{
     policy_file::{LimitArgs, PolicyFile, refused},
 };
 
-/// What the warm median of a call may be: rows, microseconds.
+/// Budget for the median time of a call after warm-up: rows, microseconds.
 const BUDGETS: [(u32, f64); 2] = [(64, 0.7), (1_024, 3.0)];
 
-/// Calls before any is measured.
+/// Calls before the first measured call.
 const WARM_UP: usize = 1_000;
 
-/// Most calls that are measured for a row count.
-const MOST_CALLS: usize = 2_000_000;
+/// Largest number of measured calls per row count.
+const MAX_CALLS: usize = 2_000_000;
 
-/// Which file, and how long.
+/// Arguments of `bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The facts are made up, and those of an ordinary request: nobody asks why, no taint is preferred. Calls are made one after another on one thread.
-Times are of the wall clock, in microseconds; use a release build of pointsman on an idle machine. The WebAssembly instructions of a
-call are counted apart, in code that counts; they are the same on every machine.
-Exit code: 0 when it was measured, within the budget or not; 1 when a call failed; 2 when the file is refused.")]
+The facts are generated, as for an ordinary request: without `explain` and without preferred taints. One thread
+makes one call after another. Times are wall-clock times in microseconds; use a release build of pointsman on an
+idle machine. The number of WebAssembly instructions comes from a separate run; it is the same on every machine.
+Exit code: 0 when the policy was measured, within the budget or not; 1 when a call failed; 2 when the file is
+refused.")]
 pub struct BenchArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
-    /// JSON object handed to `configure`.
+    /// Settings, as a JSON object.
     #[arg(long, value_name = "JSON", default_value = "{}")]
     settings: String,
-    /// Candidate rows of a call, up to 65536; one measurement each.
+    /// Candidate rows per call, up to 65536; one measurement for each number.
     #[arg(long, value_delimiter = ',', default_value = "8,64,512,1024",
         value_parser = clap::value_parser!(u32).range(1..=65_536))]
     rows: Vec<u32>,
-    /// Seconds that each row count is measured for; it ends sooner after 2,000,000 calls.
+    /// Seconds to measure each number of rows; ends earlier after 2,000,000 calls.
     #[arg(long, default_value = "1", value_parser = seconds)]
     seconds: Duration,
-    /// Ask as the probe of admission does, which costs more: to be explained, with preferred taints in every row.
+    /// Use the facts of the load-time probe, which cost more: with `explain` and preferred taints in every
+    /// row.
     #[arg(long)]
     probe: bool,
     #[command(flatten)]
     limits: LimitArgs,
 }
 
-/// Times of the calls with one row count.
+/// Times of the calls with one number of rows.
 #[derive(Debug)]
 struct Measured {
     rows: u32,
-    /// Nanoseconds, rising.
+    /// Nanoseconds, sorted.
     times: Vec<u64>,
 }
 
@@ -64,9 +66,9 @@ impl BenchArgs {
         let load = begun.elapsed();
         let info = policy.info();
         print(&format!(
-            "file    {}, {} bytes\npolicy  {} {}, {}, asks for {} request and {} worker facts\n\
+            "file    {}, {} bytes\npolicy  {} {}, {}, reads {} request facts and {} worker facts\n\
              load    {:.1} ms from bytes to ready; compile {:.1} ms, a warm instance {:.3} ms\n\
-             clock   {} ns to read it twice, counted in each time below\n\
+             clock   {} ns per measurement, included in each time below\n\
              {:>6} {:>9} {:>9} {:>9} {:>9} {:>11}\n",
             self.file.display(),
             file.bytes.len(),
@@ -115,14 +117,14 @@ impl BenchArgs {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    let seconds: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
     if !(0.001..=3_600.0).contains(&seconds) {
         return Err(format!("{text} is not within 0.001 to 3600 seconds"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Calls for as long as was asked, each with a seed of its own.
+/// Calls the policy for the given time, each time with another seed.
 fn measure(policy: &LoadedPolicy, question: &Question, long: Duration) -> Result<Measured, Failure> {
     let facts = question.facts();
     let (mut kept, mut costs) = (Vec::new(), Vec::new());
@@ -147,7 +149,7 @@ fn measure(policy: &LoadedPolicy, question: &Question, long: Duration) -> Result
     let mut times = Vec::new();
     let mut now = Instant::now();
     let end = now + long;
-    for seed in (0..).take(MOST_CALLS) {
+    for seed in (0..).take(MAX_CALLS) {
         let begun = Instant::now();
         one(seed)?;
         now = Instant::now();
@@ -160,7 +162,7 @@ fn measure(policy: &LoadedPolicy, question: &Question, long: Duration) -> Result
     Ok(Measured { rows: question.call.rows, times })
 }
 
-/// What reading the clock twice takes.
+/// Measures the time between two reads of the clock.
 fn clock() -> Measured {
     let mut times: Vec<u64> = (0..10_000)
         .map(|_| {
@@ -176,29 +178,29 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether the medians are within the budget; row counts that were not measured are not judged.
+/// Compares the medians with the budget.
 fn verdict(measured: &[Measured]) -> String {
     let mut text = String::new();
     for (rows, budget) in BUDGETS {
         let _ = match measured.iter().find(|measured| measured.rows == rows) {
             Some(measured) => {
                 let p50 = microseconds(measured.quantile(0.5));
-                let word = if p50 <= budget { "within" } else { "OVER" };
-                writeln!(text, "budget  {rows} rows: p50 {p50:.3} us, {word} the budget of {budget} us")
+                let relation = if p50 <= budget { "within" } else { "OVER" };
+                writeln!(text, "budget  {rows} rows: p50 {p50:.3} us, {relation} the budget of {budget} us")
             }
             None => writeln!(text, "budget  {rows} rows: not measured"),
         };
     }
     if cfg!(debug_assertions) {
         text.push_str(
-            "note    this is a debug build of pointsman: the host's side of a call is slow in it\n",
+            "note    this is a debug build of pointsman; calls are much slower than in a release build\n",
         );
     }
     text
 }
 
 impl Measured {
-    /// The nearest rank, nanoseconds; 0 of none.
+    /// Returns the quantile by nearest rank, nanoseconds; 0 without calls.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_judges_what_was_measured() {
+    fn the_verdict_compares_measured_row_counts_with_the_budget() {
         let text = verdict(&[Measured { rows: 64, times: vec![700] }]);
         assert!(text.contains("64 rows: p50 0.700 us, within the budget of 0.7 us"), "{text}");
         assert!(text.contains("1024 rows: not measured"), "{text}");

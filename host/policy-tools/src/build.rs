@@ -1,4 +1,4 @@
-//! `pointsman policy build`: a policy's folder into a component.
+//! `pointsman policy build`: builds a policy project into a component.
 
 use std::{fs, path::PathBuf, process::ExitCode};
 
@@ -6,21 +6,24 @@ use anyhow::Context as _;
 use clap::Args;
 use pointsman_guest_build::Project;
 
-use crate::output::print;
+use crate::output::{print, spinner};
 
-/// Which folder, and where to.
+/// Arguments of `build`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The language is told by the folder: Cargo.toml is Rust, policy.py is Python, policy.js is JavaScript.
-Python needs python3 with venv, JavaScript needs Node 20 with npm; their tools are installed on first use, under --tools.")]
+The files decide the language: Cargo.toml is Rust, policy.py is Python, policy.js is JavaScript.
+Python needs python3 with venv, JavaScript needs Node 20 with npm. The first build installs their
+tools under --tools.
+Exit code: 0 when the component was built, 2 when it was not.")]
 pub struct BuildArgs {
-    /// The policy's folder.
+    /// The project directory.
     #[arg(default_value = ".")]
     dir: PathBuf,
-    /// The component [default: NAME.wasm in the folder].
+    /// The component to write [default: NAME.wasm in the project directory].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Where tools for Python and JavaScript are kept; several policies may share it [default: target/tools in the folder].
+    /// Directory of the tools for Python and JavaScript; projects may share it [default: target/tools in the
+    /// project].
     #[arg(long, value_name = "DIR")]
     tools: Option<PathBuf>,
 }
@@ -28,7 +31,10 @@ pub struct BuildArgs {
 impl BuildArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let project = Project::open(&self.dir, self.tools.as_deref())?;
-        let built = project.build()?;
+        let built = {
+            let _spinner = spinner(format!("building {}", self.dir.display()));
+            project.build()?
+        };
         let out = self.out.clone().unwrap_or_else(|| self.dir.join(format!("{}.wasm", built.name)));
         fs::write(&out, &built.bytes).with_context(|| out.display().to_string())?;
         print(&format!(

@@ -1,4 +1,4 @@
-//! `pointsman policy inspect`: what a file is, and whether this host would admit it.
+//! `pointsman policy inspect`: describes a policy file and checks whether this host would load it.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -9,12 +9,15 @@ use crate::{
     policy_file::{LimitArgs, read, refused},
 };
 
-/// Which file, with which settings.
+/// Arguments of `inspect`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Exit code: 0 when the host would load the policy, 1 when the policy or its settings are refused, 2 when the
+file cannot be read or is not a policy.")]
 pub struct InspectArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
-    /// JSON object handed to `configure`.
+    /// Settings, as a JSON object.
     #[arg(long, value_name = "JSON", default_value = "{}")]
     settings: String,
     #[command(flatten)]
@@ -28,7 +31,8 @@ impl InspectArgs {
                 .map_err(|refusal| refused(&self.file, &refusal))?;
         let form = if found.core_module { "core module with WIT metadata" } else { "component" };
         let mut text = format!(
-            "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\nimports   {}\ngrants    {}\nexports   {}\n",
+            "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\n\
+             imports   {}\ngrants    {}\nexports   {}\n",
             self.file.display(),
             found.digest,
             found.size,

@@ -1,7 +1,8 @@
 //! The commands of policy authors and operators (`pointsman policy …`), and the replay of recorded decisions.
 //!
-//! The commands load a policy with the same runtime as the gateway, so a policy that passes here is admitted there. This
-//! crate contains no HTTP server and does not know the gateway: commands for a running gateway use its admin port.
+//! The commands load a policy with the same runtime as the gateway, so a policy that passes here is admitted
+//! there. This crate contains no HTTP server and does not know the gateway: commands for a running gateway
+//! use its admin port.
 
 use std::process::ExitCode;
 
@@ -10,11 +11,11 @@ use clap::Subcommand;
 mod admin;
 mod bench;
 mod build;
-mod cases;
 mod inspect;
 mod new;
 mod oci;
 mod output;
+mod place;
 mod policy_file;
 pub mod replay;
 mod run;
@@ -36,9 +37,9 @@ pub enum PolicyCommand {
     New(new::NewArgs),
     /// Build a policy project in Rust, Python or JavaScript into a component.
     Build(build::BuildArgs),
-    /// Copy a policy file and its signature, if there is one, to an OCI image layout or a directory.
+    /// Copy a policy file and its signature to an OCI image layout or a directory.
     Push(transfer::PushArgs),
-    /// Copy a policy file and its signature, if there is one, from an OCI image layout or a directory; digests are checked.
+    /// Copy a policy file and its signature from an OCI image layout or a directory.
     Pull(transfer::PullArgs),
     /// Make a running gateway read its policy directory now.
     Reload(admin::ReloadArgs),

@@ -1,4 +1,4 @@
-//! `pointsman policy new`: a project folder for a policy, from the templates beside this crate. What is in them is `templates`.
+//! `pointsman policy new`: creates a project for a policy. The content of its files is in `templates`.
 
 use std::{
     fs,
@@ -16,50 +16,50 @@ mod templates;
 
 use templates::{rust, script};
 
-/// Name, world and places.
+/// Arguments of `new`.
 #[derive(Debug, Args)]
 pub struct NewArgs {
-    /// Its name, also its crate's: lower case letters, digits and single dashes.
+    /// Name of the policy and its crate: lower case letters, digits and single dashes.
     #[arg(value_parser = name)]
     name: String,
-    /// The question it answers.
+    /// World of the policy: the question that it answers.
     #[arg(long)]
     world: ProjectWorld,
-    /// What it is written in.
+    /// Language of the policy.
     #[arg(long, value_enum, default_value = "rust")]
     lang: ProjectLanguage,
-    /// The folder to write, which must be empty or not exist [default: ./NAME].
+    /// Project directory; must be empty or not exist [default: ./NAME].
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The Rust SDK: folder `policies/sdk` of a Pointsman checkout. Without it, Cargo.toml says where to set it.
+    /// Directory `policies/sdk` of a Pointsman checkout, for Rust; without it, set the path in Cargo.toml.
     #[arg(long, value_name = "PATH")]
     sdk: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ProjectWorld {
-    /// Which row?
+    /// Chooses a worker.
     Selector,
-    /// What does each row cost?
+    /// Assigns a cost to each worker.
     Scorer,
-    /// Which rows may stay?
+    /// Removes workers.
     Filter,
-    /// Is remote prefill worth it, and how is decode to be routed?
+    /// Decides between remote and local prefill, and how decode is routed.
     DecodeOverride,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ProjectLanguage {
-    /// A cargo package on the SDK: fastest by far.
+    /// A cargo package that uses the SDK; by far the fastest.
     Rust,
-    /// One file, made a component by componentize-py.
+    /// One file; componentize-py builds the component.
     Python,
-    /// One file, made a component by componentize-js.
+    /// One file; componentize-js builds the component.
     Js,
 }
 
-/// Where the SDK lies when nobody says: a checkout beside the project.
-const USUAL_SDK: &str = "../pointsman/policies/sdk";
+/// Path of the SDK without `--sdk`: in a checkout beside the project.
+const DEFAULT_SDK: &str = "../pointsman/policies/sdk";
 
 impl NewArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
@@ -74,7 +74,7 @@ impl NewArgs {
         if self.lang == ProjectLanguage::Rust && sdk.is_none() {
             print("next   set the path of the SDK in Cargo.toml\n")?;
         }
-        print(&format!("next   cd {}; README.md has the three commands\n", dir.display()))?;
+        print(&format!("next   cd {}; README.md has the next commands\n", dir.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -93,26 +93,26 @@ fn name(text: &str) -> Result<String, String> {
     if sound {
         Ok(text.to_owned())
     } else {
-        Err("a name is lower case letters, digits and single dashes, and begins with a letter".to_owned())
+        Err("use lower case letters, digits and single dashes, and begin with a letter".to_owned())
     }
 }
 
-/// The SDK's folder as an absolute path, as the project may lie anywhere.
+/// Returns the SDK's directory as an absolute path, because the project may be anywhere.
 fn checked_sdk(path: &Path) -> anyhow::Result<PathBuf> {
     let path = path.canonicalize().with_context(|| format!("--sdk {}", path.display()))?;
     let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap_or_default();
     if !manifest.contains("name = \"pointsman-policy-sdk\"") {
-        bail!("--sdk {}: not the folder of pointsman-policy-sdk", path.display());
+        bail!("--sdk {}: not the directory of the crate pointsman-policy-sdk", path.display());
     }
     Ok(path)
 }
 
-/// Makes the folder, or takes an empty one. Nothing of anybody's is written over.
+/// Creates the directory, or accepts an empty one. Never overwrites a file.
 fn make_empty(dir: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     let mut entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
     match entries.next() {
-        Some(_) => bail!("{}: the folder is not empty", dir.display()),
+        Some(_) => bail!("{}: the directory is not empty; name another one with --dir", dir.display()),
         None => Ok(()),
     }
 }
@@ -127,12 +127,13 @@ fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases;
+    use crate::test::fact_table;
+    use pointsman_policy_cases as cases;
 
     #[test]
     fn names_are_crate_names() {
-        for sound in ["a", "shortest-queue", "p2c", "a-1"] {
-            assert_eq!(name(sound), Ok(sound.to_owned()));
+        for valid in ["a", "shortest-queue", "p2c", "a-1"] {
+            assert_eq!(name(valid), Ok(valid.to_owned()));
         }
         for wrong in ["", "Shortest", "-a", "a-", "a--b", "1a", "a_b", "a/b", "../a", "ä"] {
             assert!(name(wrong).is_err(), "{wrong}");
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn every_template_is_filled_and_its_cases_are_sound() {
+    fn every_rust_template_is_filled_and_its_cases_are_well_formed() {
         for world in ProjectWorld::value_variants() {
             let args = NewArgs {
                 name: "my-rule".to_owned(),
@@ -156,16 +157,19 @@ mod tests {
                     assert!(!text.contains("{{") && !text.contains("}}"), "{world:?} {file}: {text}");
                 }
                 let text = |name| &files.iter().find(|(file, _)| *file == name).expect(name).1;
-                assert_eq!(cases::parse(text("cases.toml")).expect("sound cases").len(), 2);
-                let manifest: toml::Table = text("Cargo.toml").parse().expect("sound manifest");
+                assert_eq!(
+                    cases::parse(text("cases.toml"), &fact_table()).expect("well-formed cases").len(),
+                    3
+                );
+                let manifest: toml::Table = text("Cargo.toml").parse().expect("well-formed manifest");
                 let path = manifest["dependencies"]["pointsman-policy-sdk"]["path"].as_str();
-                assert_eq!(path, Some(sdk.map_or(USUAL_SDK, |sdk| sdk.to_str().expect("text"))));
+                assert_eq!(path, Some(sdk.map_or(DEFAULT_SDK, |sdk| sdk.to_str().expect("text"))));
             }
         }
     }
 
     #[test]
-    fn every_script_is_filled_and_says_its_world() {
+    fn every_script_template_is_filled_and_names_its_world() {
         for world in ProjectWorld::value_variants() {
             for (lang, rule) in [(ProjectLanguage::Python, "policy.py"), (ProjectLanguage::Js, "policy.js")] {
                 let args = NewArgs { name: "my-rule".to_owned(), world: *world, lang, dir: None, sdk: None };
@@ -174,9 +178,12 @@ mod tests {
                     assert!(!text.contains("{{") && !text.contains("}}"), "{world:?} {file}: {text}");
                 }
                 let text = |name| &files.iter().find(|(file, _)| *file == name).expect(name).1;
-                assert_eq!(cases::parse(text("cases.toml")).expect("sound cases").len(), 2);
+                assert_eq!(
+                    cases::parse(text("cases.toml"), &fact_table()).expect("well-formed cases").len(),
+                    3
+                );
                 assert!(text(rule).contains("my-rule"));
-                let manifest: toml::Table = text("policy.toml").parse().expect("sound manifest");
+                let manifest: toml::Table = text("policy.toml").parse().expect("well-formed manifest");
                 assert_eq!(manifest["name"].as_str(), Some("my-rule"));
                 let worlds = ["selector", "scorer", "filter", "decode-override"];
                 assert!(manifest["world"].as_str().is_some_and(|world| worlds.contains(&world)));

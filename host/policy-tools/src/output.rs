@@ -1,6 +1,8 @@
 //! Output of the commands.
 
-use std::io::Write as _;
+use std::{io::Write as _, time::Duration};
+
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 /// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
@@ -8,4 +10,15 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
+}
+
+/// Shows a spinner with a message on standard error until it is dropped. Shows nothing when that is not a
+/// terminal.
+pub(crate) fn spinner(message: String) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let spinner = ProgressBar::new_spinner().with_style(style).with_message(message);
+    let spinner = spinner.with_finish(ProgressFinish::AndClear);
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    spinner
 }

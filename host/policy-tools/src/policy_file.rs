@@ -10,6 +10,8 @@ use clap::Args;
 use pointsman_policy_runtime::{Access, CompiledPolicy, Limits, LoadedPolicy, PolicyEngine, Refusal};
 use pointsman_routing::Origin;
 
+use crate::output::spinner;
+
 /// Limits of a policy instance. A limit that is not given has the gateway's default.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
@@ -46,8 +48,9 @@ impl PolicyFile {
     pub(crate) fn read(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
         let bytes = read(path)?;
         let engine = PolicyEngine::new(limits.limits())
-            .map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
+            .map_err(|error| anyhow::anyhow!("cannot create the policy engine: {error:#}"))?;
         let access = Access::new(&Access::ALL);
+        let _spinner = spinner(format!("compiling {}", path.display()));
         let compiled = pointsman_policy_runtime::compile(&engine, &bytes, &access)
             .map_err(|refusal| refused(path, &refusal))?;
         Ok(Self { path: path.to_owned(), bytes, limits: limits.limits(), compiled, access })
@@ -58,13 +61,14 @@ impl PolicyFile {
         self.compiled.configure(Origin::File(self.path.clone()), settings)
     }
 
-    /// Loads the policy on an engine that counts instructions. Counting slows a call down, so each call may take
-    /// ten times the deadline.
+    /// Loads the policy on an engine that counts instructions. Counting slows a call down, so each call may
+    /// take ten times the deadline.
     pub(crate) fn counting(&self, settings: &str) -> anyhow::Result<LoadedPolicy> {
         let Limits { deadline, configure_deadline, .. } = self.limits;
         let limits =
             Limits { deadline: deadline * 10, configure_deadline: configure_deadline * 10, ..self.limits };
-        let engine = PolicyEngine::counting(limits).map_err(|error| anyhow::anyhow!("{error:#}"))?;
+        let engine = PolicyEngine::counting(limits)
+            .map_err(|error| anyhow::anyhow!("cannot create the counting policy engine: {error:#}"))?;
         let policy = pointsman_policy_runtime::compile(&engine, &self.bytes, &self.access)
             .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), settings));
         policy.map_err(|refusal| refused(&self.path, &refusal))
@@ -72,7 +76,7 @@ impl PolicyFile {
 }
 
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| path.display().to_string())
+    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 pub(crate) fn refused(path: &Path, refusal: &Refusal) -> anyhow::Error {

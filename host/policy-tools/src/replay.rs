@@ -1,7 +1,8 @@
-//! Decides recorded decisions again with a given policy, and tells where it differs (`pointsman policy run`).
+//! Replays recorded decisions with a policy and reports the differences (`pointsman policy run`).
 //!
-//! The policy is handed the recorded words, seed and time, and finds in the state what was there, so that the policy that decided then decides the same now, bit
-//! for bit. Knows the lines of `/decisions/export`, and neither HTTP nor the command line.
+//! The policy gets the recorded facts, seed and time, and finds the recorded values in its state. The policy
+//! that made a decision therefore makes the same one again, bit for bit. This module reads the lines of
+//! `/decisions/export`; it does not know HTTP or the command line.
 
 use std::{collections::BTreeMap, io::BufRead};
 
@@ -12,102 +13,103 @@ use pointsman_routing::{
 };
 use serde::Serialize;
 
-mod line;
+mod recorded_decision;
 
-use line::{Lacks, Line};
+use recorded_decision::{MissingFacts, RecordedDecision};
 
-/// What came of a recording.
+/// Result of replaying a recording.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// Decisions that were decided again.
+    /// Number of replayed decisions.
     pub decisions: u64,
-    /// How many came out the same.
+    /// Number of decisions that the policy made as recorded.
     pub agree: u64,
-    /// Both by leg.
+    /// Both numbers by leg.
     pub legs: BTreeMap<String, Share>,
-    /// Decisions that the policy was not asked about, by why.
+    /// Number of decisions that were not replayed, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// The others.
+    /// The decisions that differ.
     pub differences: Vec<Difference>,
 }
 
-/// Decisions of one leg.
+/// Numbers of one leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// That were decided again.
+    /// Number of replayed decisions.
     pub decisions: u64,
-    /// That came out the same.
+    /// Number of decisions that the policy made as recorded.
     pub agree: u64,
 }
 
-/// Whose costs say how much a difference matters.
+/// Costs that rank the differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judge {
-    /// This policy's: by how much it finds the recorded choice dearer.
+pub enum RankBy {
+    /// Costs of the replayed policy: how much more it assigns to the recorded choice.
     Policy,
-    /// The recorded ones: by how much what decided would have found this policy's choice dearer.
+    /// Recorded costs: how much more they assign to the choice of the replayed policy.
     Recorded,
 }
 
-/// A decision that came out otherwise.
+/// A decision that the policy makes differently.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// The decision.
+    /// Id of the decision.
     pub id: String,
-    /// Its leg.
+    /// Leg of the request.
     pub leg: String,
-    /// What was decided.
+    /// The recorded decision.
     pub recorded: String,
-    /// Cost of that as recorded, when it is known.
+    /// Recorded cost of the recorded choice, if known.
     pub recorded_cost: Option<f32>,
-    /// What the policy says.
+    /// The decision of the policy.
     pub new: String,
-    /// Cost of that, as the policy says.
+    /// The policy's cost of its own choice.
     pub new_cost: Option<f32>,
-    /// By how much what was decided is dearer, as the policy says; `None` when it gives no costs.
+    /// By how much the recorded choice costs more, by the policy's costs; `None` if it returns none.
     pub by: Option<f32>,
-    /// Cost of what the policy says as recorded, when it is known.
+    /// Recorded cost of the policy's choice, if known.
     pub new_cost_recorded: Option<f32>,
-    /// By how much what the policy says is dearer, as recorded; `None` when costs are not known.
+    /// By how much the policy's choice costs more, by the recorded costs; `None` if they are not known.
     pub by_recorded: Option<f32>,
     /// Recorded worker facts in which the two candidates differ.
-    pub facts: Vec<Contrast>,
+    pub facts: Vec<FactDifference>,
 }
 
-/// A worker fact of two candidates.
+/// A worker fact in which two candidates differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Contrast {
-    /// Its name.
+pub struct FactDifference {
+    /// Name of the fact.
     pub fact: String,
-    /// The candidate's that was chosen, as the record spells it.
+    /// Value of the recorded choice, as written in the recording.
     pub recorded: String,
-    /// That of the one the policy says.
+    /// Value of the policy's choice.
     pub new: String,
 }
 
-/// Why a recording cannot be decided again.
+/// Reason why a recording cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The file cannot be read.
     #[error("{0}")]
     Read(#[from] std::io::Error),
-    /// A line is no decision.
+    /// A line is not a decision: its number and the problem.
     #[error("line {0}: {1}")]
     Line(usize, String),
-    /// The policy wants what was not recorded.
+    /// The policy asks for facts that were not recorded.
     #[error(
-        "the recording lacks what `{policy}` wants: {}; record it with `[decisions] facts = [{}]`",
-        told(.facts), quoted(.facts)
+        "the recording lacks facts that \"{policy}\" asks for: {}; \
+         record them with `[decisions] facts = [{}]`",
+        counted(.facts), quoted(.facts)
     )]
     Facts {
-        /// The policy.
+        /// Name of the policy.
         policy: String,
-        /// Decisions that lack it, by the fact's name.
+        /// Number of decisions that lack the fact, by its name.
         facts: BTreeMap<String, u64>,
     },
 }
 
-/// A policy's answer, or the recorded one.
+/// A recorded or replayed decision.
 #[derive(Clone, Debug, PartialEq)]
 enum Answer {
     Row(u32),
@@ -118,16 +120,16 @@ enum Answer {
     Failed(String),
 }
 
-/// Decides every decision of a recording again; the differences that `judge` finds greatest come first. `state` is what the
-/// policy remembers by; it is lost.
+/// Replays every decision of a recording. The report lists the largest differences first, as `costs` ranks
+/// them. Overwrites `state`, which the policy reads.
 ///
 /// # Errors
-/// [`ReplayError`] when the recording cannot be read, or does not have what the policy wants.
+/// [`ReplayError`] if the recording cannot be read, or lacks facts that the policy asks for.
 pub fn replay(
     policy: &dyn Policy,
     state: &State,
     recording: impl BufRead,
-    judge: Judge,
+    costs: RankBy,
 ) -> Result<Report, ReplayError> {
     let mut report = Report::default();
     let mut lacking: BTreeMap<String, u64> = BTreeMap::new();
@@ -136,7 +138,7 @@ pub fn replay(
         if text.trim().is_empty() {
             continue;
         }
-        let line: Line =
+        let line: RecordedDecision =
             serde_json::from_str(&text).map_err(|error| ReplayError::Line(number, error.to_string()))?;
         let recorded = match recorded(&line, policy.info().world) {
             Ok(recorded) => recorded,
@@ -151,36 +153,39 @@ pub fn replay(
             *report.skipped.entry(why.to_owned()).or_default() += 1;
             continue;
         }
-        match again(policy, &line) {
+        match ask(policy, &line) {
             Ok((new, costs)) => report.note(&line, &recorded, &new, &costs),
-            Err(Lacks(names)) => names.into_iter().for_each(|name| *lacking.entry(name).or_default() += 1),
+            Err(MissingFacts(names)) => {
+                names.into_iter().for_each(|name| *lacking.entry(name).or_default() += 1)
+            }
         }
     }
     if !lacking.is_empty() {
         return Err(ReplayError::Facts { policy: policy.info().name.to_string(), facts: lacking });
     }
-    let weight = |difference: &Difference| match judge {
-        Judge::Policy => difference.by,
-        Judge::Recorded => difference.by_recorded,
+    let weight = |difference: &Difference| match costs {
+        RankBy::Policy => difference.by,
+        RankBy::Recorded => difference.by_recorded,
     };
-    // Those without a cost come last.
+    // Differences without a cost come last.
     let weight = |difference: &Difference| weight(difference).unwrap_or(f32::MIN);
     report.differences.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
     Ok(report)
 }
 
-/// Puts into the state what was read of it, and nothing else.
-fn remember(state: &State, line: &Line, policy: &str) -> Result<(), &'static str> {
+/// Sets the state to the values that the recorded call read.
+fn remember(state: &State, line: &RecordedDecision, policy: &str) -> Result<(), &'static str> {
     state.clear();
-    let read = line.state(policy).ok_or("more of the state was read than is recorded")?;
+    let read = line.state(policy).ok_or("the recording does not hold all state that was read")?;
     for (key, value) in read {
-        state.set(key, &value, 0, 0).map_err(|_| "the state it read does not fit")?;
+        state.set(key, &value, 0, 0).map_err(|_| "the recorded state exceeds the limits")?;
     }
     Ok(())
 }
 
-/// What was decided, as a policy of this world would say it; or why it has no say.
-fn recorded(line: &Line, world: World) -> Result<Answer, String> {
+/// Returns the recorded decision as a policy of this world would return it, or why such a policy did not make
+/// it.
+fn recorded(line: &RecordedDecision, world: World) -> Result<Answer, String> {
     if line.inputs_dropped {
         return Err("inputs were dropped".to_owned());
     }
@@ -209,8 +214,8 @@ fn recorded(line: &Line, world: World) -> Result<Answer, String> {
     line.choice.as_ref().and_then(|choice| choice.row).map(Answer::Row).ok_or_else(|| "no choice".to_owned())
 }
 
-/// Asks the policy; its answer, and its costs by the candidates' rows.
-fn again(policy: &dyn Policy, line: &Line) -> Result<(Answer, Vec<(u32, f32)>), Lacks> {
+/// Asks the policy; returns its answer and its costs by candidate row.
+fn ask(policy: &dyn Policy, line: &RecordedDecision) -> Result<(Answer, Vec<(u32, f32)>), MissingFacts> {
     let info = policy.info();
     let rows = if info.world == World::Filter { line.all_rows() } else { line.left_rows() };
     let call = |rows: usize| Call {
@@ -251,17 +256,18 @@ fn again(policy: &dyn Policy, line: &Line) -> Result<(Answer, Vec<(u32, f32)>), 
     })
 }
 
-/// As the slot would: one scorer alone, on the recorded scale and with the recorded picker where there was one.
+/// Scores and picks as the slot does with this scorer alone: with the recorded normalisation, weight and
+/// picker.
 fn score(
     policy: &dyn Policy,
-    line: &Line,
+    line: &RecordedDecision,
     call: &Call,
     facts: &[u32],
 ) -> Result<(Option<usize>, Vec<f32>), Failure> {
     let mut costs = Vec::new();
     policy.score(call, facts, &mut costs)?;
     if costs.len() != call.rows as usize || costs.iter().any(|cost| !cost.is_finite()) {
-        return Err(Failure::Invalid("the costs are not one finite number a row".to_owned()));
+        return Err(Failure::Invalid("the costs are not one finite number per row".to_owned()));
     }
     let (weight, scale) = line.only_scorer().unwrap_or((1.0, Normalize::None));
     normalize(scale, &mut costs);
@@ -270,10 +276,11 @@ fn score(
     Ok((pick(picker, &costs, line.call.temperature, call.seed), costs))
 }
 
-/// Asks as it was recorded; where that gives another row and no costs, once more to be told them.
+/// Asks the selector as recorded. If it chooses another row and returns no costs, asks again with `explain`
+/// set.
 fn select(
     policy: &dyn Policy,
-    line: &Line,
+    line: &RecordedDecision,
     call: &Call,
     facts: &[u32],
     rows: &[u32],
@@ -290,7 +297,8 @@ fn select(
         return Ok((Answer::Row(row), costs));
     }
     let mut explained = facts.to_vec();
-    let Some(explain) = line::place_of_explain(&policy.info().wants).and_then(|at| explained.get_mut(at))
+    let Some(explain) =
+        recorded_decision::explain_index(&policy.info().wants).and_then(|at| explained.get_mut(at))
     else {
         return Ok((Answer::Row(row), costs));
     };
@@ -303,8 +311,8 @@ fn select(
 }
 
 impl Report {
-    fn note(&mut self, line: &Line, recorded: &Answer, new: &Answer, costs: &[(u32, f32)]) {
-        // Where the policy had no opinion the fallback's choice was right, if it is the same.
+    fn note(&mut self, line: &RecordedDecision, recorded: &Answer, new: &Answer, costs: &[(u32, f32)]) {
+        // The recorded policy abstained and the fallback chose: the same choice by this policy agrees.
         let chosen = line.choice.as_ref().and_then(|choice| choice.row);
         let same = recorded == new
             || (*recorded == Answer::Abstain && chosen.map(Answer::Row).as_ref() == Some(new));
@@ -319,29 +327,33 @@ impl Report {
     }
 }
 
-fn difference(line: &Line, recorded: &Answer, new: &Answer, costs: &[(u32, f32)]) -> Difference {
+fn difference(line: &RecordedDecision, recorded: &Answer, new: &Answer, costs: &[(u32, f32)]) -> Difference {
     let chosen = line.choice.as_ref().and_then(|choice| choice.row);
     let proposed = if let Answer::Row(row) = new { Some(*row) } else { None };
-    let says = |row: Option<u32>| costs.iter().find(|(other, _)| Some(*other) == row).map(|(_, cost)| *cost);
-    let dearer = |dear: Option<f32>, cheap: Option<f32>| dear.zip(cheap).map(|(dear, cheap)| dear - cheap);
-    let (recorded_cost, new_cost) = (line.choice.as_ref().and_then(|choice| choice.cost), says(proposed));
+    let cost_of =
+        |row: Option<u32>| costs.iter().find(|(other, _)| Some(*other) == row).map(|(_, cost)| *cost);
+    let excess = |high: Option<f32>, low: Option<f32>| high.zip(low).map(|(high, low)| high - low);
+    let (recorded_cost, new_cost) = (line.choice.as_ref().and_then(|choice| choice.cost), cost_of(proposed));
     let new_cost_recorded = proposed.and_then(|row| line.cost(row));
     Difference {
         id: line.id.clone(),
         leg: line.leg.as_str().to_owned(),
-        recorded: recorded.told(line),
+        recorded: recorded.describe(line),
         recorded_cost,
-        new: new.told(line),
+        new: new.describe(line),
         new_cost,
-        by: dearer(says(chosen), new_cost),
+        by: excess(cost_of(chosen), new_cost),
         new_cost_recorded,
-        by_recorded: dearer(new_cost_recorded, recorded_cost),
-        facts: chosen.zip(proposed).map(|(chosen, row)| line.contrasts(chosen, row)).unwrap_or_default(),
+        by_recorded: excess(new_cost_recorded, recorded_cost),
+        facts: chosen
+            .zip(proposed)
+            .map(|(chosen, row)| line.fact_differences(chosen, row))
+            .unwrap_or_default(),
     }
 }
 
 impl Answer {
-    fn told(&self, line: &Line) -> String {
+    fn describe(&self, line: &RecordedDecision) -> String {
         match self {
             Self::Row(row) => match line.candidates.get(*row as usize) {
                 Some((worker, rank)) => format!("{worker}/{rank}"),
@@ -356,7 +368,7 @@ impl Answer {
     }
 }
 
-fn told(facts: &BTreeMap<String, u64>) -> String {
+fn counted(facts: &BTreeMap<String, u64>) -> String {
     let one = |(name, count): (&String, &u64)| format!("`{name}` (in {count} decisions)");
     facts.iter().map(one).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! `pointsman policy run`: recorded decisions decided again with a compiled policy.
+//! `pointsman policy run`: replays recorded decisions with a compiled policy.
 
 use std::{fmt::Write as _, fs::File, io::BufReader, path::PathBuf, process::ExitCode};
 
@@ -10,35 +10,36 @@ use serde_json::json;
 use crate::{
     output::print,
     policy_file::{LimitArgs, PolicyFile, refused},
-    replay::{Contrast, Difference, Judge, Report, replay},
+    replay::{Difference, FactDifference, RankBy, Report, replay},
 };
 
-/// Differences that are shown.
-const SHOWN: usize = 10;
+/// Number of differences in the text report.
+const MAX_SHOWN: usize = 10;
 
-/// Which policy, and which decisions.
+/// Arguments of `run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The decisions are lines of the gateway's `GET /decisions/export`:
   curl -s 'http://127.0.0.1:9090/decisions/export?slot=prefill' > decisions.jsonl
-A filter is asked in the place of the first filter, a scorer or selector in that of what chose among the rows left.
-Exit code: 0 when all agree, 1 when some differ, 2 when the file is refused or the recording lacks what the policy wants.")]
+A filter replaces the first recorded filter. A scorer or selector replaces the policy that made the choice.
+Exit code: 0 when all decisions agree, 1 when some differ, 2 when the file is refused or the recording lacks
+facts that the policy asks for.")]
 pub struct RunArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
-    /// The recorded decisions, one a line.
+    /// The recorded decisions, one per line.
     #[arg(long, value_name = "FILE")]
     receipts: PathBuf,
-    /// JSON object handed to `configure`, or a file that has it.
+    /// Settings: a JSON object, or a file with one.
     #[arg(long, value_name = "JSON|FILE", default_value = "{}")]
     settings: String,
-    /// Tell everything as JSON.
+    /// Print the whole report as JSON.
     #[arg(long)]
     json: bool,
-    /// The greatest differences are those by the recorded costs: where what decided finds this policy's choice dearest.
+    /// Rank differences by the recorded costs instead of this policy's costs.
     #[arg(long)]
     as_recorded: bool,
-    /// Differences do not make the command fail.
+    /// Exit with 0 although decisions differ.
     #[arg(long)]
     allow_differences: bool,
     #[command(flatten)]
@@ -54,13 +55,13 @@ impl RunArgs {
         };
         let policy = file.load(&settings).map_err(|refusal| refused(&self.file, &refusal))?;
         let recording = File::open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
-        let judge = if self.as_recorded { Judge::Recorded } else { Judge::Policy };
-        let report = replay(&policy, file.access.state(), BufReader::new(recording), judge)
+        let rank_by = if self.as_recorded { RankBy::Recorded } else { RankBy::Policy };
+        let report = replay(&policy, file.access.state(), BufReader::new(recording), rank_by)
             .with_context(|| self.receipts.display().to_string())?;
         let info = policy.info();
         if self.json {
-            let told = json!({ "policy": info.name, "digest": info.digest, "report": report });
-            print(&format!("{told}\n"))?;
+            let document = json!({ "policy": info.name, "digest": info.digest, "report": report });
+            print(&format!("{document}\n"))?;
         } else {
             print(&text(&format!("{} {}", info.name, info.version), &report))?;
         }
@@ -78,16 +79,16 @@ fn text(policy: &str, report: &Report) -> String {
     for (why, count) in skipped {
         let _ = writeln!(text, "skipped {count}: {why}");
     }
-    for difference in differences.iter().take(SHOWN) {
+    for difference in differences.iter().take(MAX_SHOWN) {
         text.push_str(&line(difference));
     }
-    if differences.len() > SHOWN {
-        let _ = writeln!(text, "        and {} more", differences.len() - SHOWN);
+    if differences.len() > MAX_SHOWN {
+        let _ = writeln!(text, "        and {} more", differences.len() - MAX_SHOWN);
     }
     text
 }
 
-/// What differs as this policy says, as was recorded, and in which facts.
+/// Describes a difference by this policy's costs, by the recorded costs and by the facts that differ.
 fn line(difference: &Difference) -> String {
     let cost = |cost: Option<f32>| cost.map(|cost| format!(" (cost {cost})")).unwrap_or_default();
     let Difference { id, leg, recorded, new, .. } = difference;
@@ -98,7 +99,8 @@ fn line(difference: &Difference) -> String {
         let _ = writeln!(text, "        as recorded {new} costs {cost}, dearer by {by}");
     }
     if !difference.facts.is_empty() {
-        let one = |Contrast { fact, recorded, new }: &Contrast| format!("{fact} {recorded} | {new}");
+        let one =
+            |FactDifference { fact, recorded, new }: &FactDifference| format!("{fact} {recorded} | {new}");
         let facts: Vec<String> = difference.facts.iter().map(one).collect();
         let _ = writeln!(text, "        {recorded} | {new}: {}", facts.join(", "));
     }

@@ -1,51 +1,43 @@
-//! `pointsman policy test`: the cases of a `cases.toml` against the compiled component.
+//! `pointsman policy test`: runs the cases of a `cases.toml` against the compiled component.
 
-use std::{fmt, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
+use pointsman_policy_cases::{self as cases, Answer, Case, FactTable, FactType, Report, Values};
 use pointsman_policy_runtime::{LoadedPolicy, Refusal};
-use pointsman_routing::{Call, Decision, Failure, Moment, Plan, Policy, ShedReason, World, scope::Scope};
-use pointsman_workers::Leg;
+use pointsman_routing::{
+    Call, Decision, Failure, Moment, ObservedOutcome, Plan, Policy, World,
+    facts::{self, RequestFact, Wants, WorkerFact},
+    scope::Scope,
+};
+use pointsman_workers::{DpRank, Leg, WorkerId};
 
 use crate::{
-    cases::{self, Case, Expect, ExpectedPlan},
     output::print,
     policy_file::{LimitArgs, PolicyFile, refused},
 };
 
-/// Which file, and which cases.
+/// Arguments of `test`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit code: 0 when every case passed, 1 when one failed, 2 when the file is refused or the cases cannot be read.")]
+Exit code: 0 when every case passed, 1 when one failed, 2 when the file is refused or the cases cannot
+be read.")]
 pub struct TestArgs {
     /// The component, or core module with embedded WIT metadata.
     file: PathBuf,
-    /// The cases: TOML, the same format that the SDK runs natively.
+    /// The cases, in the format that the SDK's native tests also read.
     #[arg(long, value_name = "FILE", default_value = "cases.toml")]
     cases: PathBuf,
-    /// JSON object handed to `configure` for the cases that give no settings [default: {}].
+    /// Settings, as a JSON object, for cases that have none [default: {}].
     #[arg(long, value_name = "JSON")]
     settings: Option<String>,
     #[command(flatten)]
     limits: LimitArgs,
 }
 
-/// What a case came to.
-#[derive(Debug)]
-enum Answer {
-    Row(u32),
-    Abstain,
-    Shed(ShedReason),
-    Costs(Vec<f32>),
-    Keep(Vec<u32>),
-    Plan(ExpectedPlan),
-    Refused(Refusal),
-    Failed(Failure),
-}
-
-/// Loads the policy with each case's settings; neighbours with the same settings share one load. Only one is held, as
-/// the instances of all of them together are limited.
+/// The policy, loaded with the settings of the current case. Neighbouring cases with the same settings share
+/// one load. Only one is kept because the engine limits the instances of all loads together.
 struct Loads<'a> {
     file: &'a PolicyFile,
     current: Option<(String, Result<LoadedPolicy, Refusal>)>,
@@ -57,27 +49,19 @@ impl TestArgs {
         let default = self.settings.as_deref().unwrap_or("{}");
         let mut loads = Loads { file: &file, current: None };
         match loads.with(default) {
-            // A policy may have settings it cannot do without: then each case gives its own.
+            // A policy may require settings; then each case has its own.
             Err(Refusal::Configure(_)) if self.settings.is_none() => {}
             Err(refusal) => return Err(refused(&self.file, refusal)),
             Ok(_) => {}
         }
         let text = std::fs::read_to_string(&self.cases).with_context(|| self.cases.display().to_string())?;
-        let cases = cases::parse(&text).with_context(|| self.cases.display().to_string())?;
-        let mut failed = 0_usize;
-        let mut report = String::new();
+        let cases = cases::parse(&text, &fact_table()).with_context(|| self.cases.display().to_string())?;
+        let mut report = Report::default();
         for case in &cases {
-            let answer = loads.answer(case, default);
-            if answer.meets(&case.expect) {
-                report.push_str(&format!("ok      {}\n", case.name));
-            } else {
-                failed += 1;
-                report.push_str(&format!("FAILED  {}: expected {}, got {answer}\n", case.name, case.expect));
-            }
+            report.record(case, &loads.answer(case, default));
         }
-        report.push_str(&format!("{} passed, {failed} failed\n", cases.len() - failed));
-        print(&report)?;
-        Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        print(&format!("{report}\n"))?;
+        Ok(if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -98,41 +82,45 @@ impl Loads<'_> {
         state.clear();
         for (key, number) in &case.state {
             if let Err(error) = state.set(key, &number.to_le_bytes(), 0, 0) {
-                return Answer::Failed(Failure::Error(format!("state `{key}`: {error}")));
+                return Answer::Failed(format!("state \"{key}\": {error}"));
             }
         }
         let answer = match self.with(case.settings.as_deref().unwrap_or(default)) {
-            Ok(policy) => {
-                observe(policy, case).and_then(|()| ask(policy, case)).unwrap_or_else(Answer::Failed)
-            }
-            Err(refusal) => Answer::Refused(refusal.clone()),
+            Ok(policy) => observe(policy, case)
+                .and_then(|()| ask(policy, case))
+                .unwrap_or_else(|failure| Answer::Failed(format!("{failure} ({})", failure.kind()))),
+            Err(Refusal::Configure(message)) => Answer::Refused(message.clone()),
+            Err(refusal) => Answer::Refused(format!("{refusal} ({})", refusal.kind())),
         };
         if matches!(answer, Answer::Failed(_)) {
-            // The instance is spent: the next case gets a fresh load rather than wait for a rebuild.
+            // The instance cannot be used again; a new load is quicker than waiting for it to be rebuilt.
             self.current = None;
         }
         answer
     }
 }
 
-/// What a case observes is there when its question is put.
+/// Lets the policy observe the outcomes of a case, which its state then reflects.
 fn observe(policy: &dyn Policy, case: &Case) -> Result<(), Failure> {
     if case.outcomes.is_empty() {
         return Ok(());
     }
-    policy.observe(Moment { now_us: case.now_us, seed: case.seed }, &case.outcomes)
+    let outcomes: Vec<ObservedOutcome> = case.outcomes.iter().map(observed).collect();
+    policy.observe(Moment { now_us: case.now_us, seed: case.seed }, &outcomes)
 }
 
-/// The one call of a case, as the native runner makes it.
+/// Makes the one call of a case, with the same arguments as the SDK's native tests.
 fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
     let info = policy.info();
-    let rows = u32::try_from(case.rows.len()).unwrap_or(u32::MAX);
-    let call = Call { leg: Leg::Prefill, attempt: 0, rows, seed: case.seed, now_us: case.now_us };
-    // What one case writes is not there in the next.
+    let call =
+        Call { leg: Leg::Prefill, attempt: 0, rows: case.row_count(), seed: case.seed, now_us: case.now_us };
+    // A preview, so that state written by one case is absent in the next.
     let _preview = Scope::preview();
-    let request = cases::request_words(&info.wants, &case.request);
-    let candidates = cases::worker_words(&info.wants, &case.rows);
+    let request = request_words(&info.wants, &case.request);
+    let candidates = worker_words(&info.wants, &case.rows);
     let facts = || [request.as_slice(), candidates.as_slice()].concat();
+    let shed =
+        |reason: pointsman_routing::ShedReason| Answer::Shed { status: reason.status, reason: reason.reason };
     match info.world {
         World::Filter => {
             let mut kept = Vec::new();
@@ -147,77 +135,74 @@ fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
         World::Selector => Ok(match policy.select(&call, &facts())? {
             Decision::Choose { row, .. } => Answer::Row(row),
             Decision::Abstain => Answer::Abstain,
-            Decision::Shed(reason) => Answer::Shed(reason),
+            Decision::Shed(reason) => shed(reason),
         }),
         World::DecodeOverride => {
-            let decode = cases::worker_words(&info.wants, std::slice::from_ref(&case.decode));
+            let decode = worker_words(&info.wants, std::slice::from_ref(&case.decode));
             Ok(match policy.decide(&call, &request, &decode, &candidates)? {
-                Plan::Remote => Answer::Plan(ExpectedPlan::Remote),
-                Plan::Local => Answer::Plan(ExpectedPlan::Local),
-                Plan::Shed(reason) => Answer::Shed(reason),
+                Plan::Remote => Answer::Plan(cases::Plan::Remote),
+                Plan::Local => Answer::Plan(cases::Plan::Local),
+                Plan::Shed(reason) => shed(reason),
             })
         }
     }
 }
 
-impl Answer {
-    fn meets(&self, expect: &Expect) -> bool {
-        match (expect, self) {
-            (Expect::Row(expected), Self::Row(row)) => expected == row,
-            (Expect::Abstain, Self::Abstain) => true,
-            (Expect::Costs(expected), Self::Costs(costs)) => {
-                expected.len() == costs.len() && expected.iter().zip(costs).all(|(a, b)| near(*a, *b))
-            }
-            (Expect::Keep(expected), Self::Keep(rows)) => expected == rows,
-            (Expect::Plan(expected), Self::Plan(plan)) => expected == plan,
-            (Expect::Shed(status), Self::Shed(reason)) => *status == reason.status,
-            (Expect::Refused(part), Self::Refused(refusal)) => refusal.to_string().contains(part.as_str()),
-            _ => false,
-        }
+fn observed(outcome: &cases::Outcome) -> ObservedOutcome {
+    let time = |micros: u32| Duration::from_micros(u64::from(micros));
+    ObservedOutcome {
+        decision: None,
+        seed: outcome.seed,
+        leg: match outcome.leg {
+            cases::Leg::Prefill => Leg::Prefill,
+            cases::Leg::Decode => Leg::Decode,
+            cases::Leg::Aggregated => Leg::Aggregated,
+        },
+        attempt: outcome.attempt,
+        worker: WorkerId(outcome.worker_id),
+        rank: DpRank(outcome.dp_rank),
+        by_policy: outcome.by_policy,
+        retried: outcome.retried,
+        status: outcome.status,
+        ttft: outcome.ttft_us.map(time),
+        itl: outcome.itl_us.map(time),
+        duration: Duration::from_micros(outcome.duration_us),
+        prompt_tokens: outcome.prompt_tokens,
+        output_tokens: outcome.output_tokens,
+        cached_predicted: outcome.cached_predicted,
+        cached_reported: outcome.cached_reported,
     }
 }
 
-/// Within 1e-3 or a millionth of what was expected.
-fn near(expected: f32, cost: f32) -> bool {
-    (cost - expected).abs() <= 1e-3_f32.max(expected.abs() * 1e-6)
+/// Returns the host's fact table in the form that checks cases.
+pub(crate) fn fact_table() -> FactTable {
+    let request = RequestFact::ALL.iter().map(|fact| ("request", fact.name(), type_name(fact.ty())));
+    let worker = WorkerFact::ALL.iter().map(|fact| ("worker", fact.name(), type_name(fact.ty())));
+    FactTable::new(request.chain(worker))
 }
 
-impl fmt::Display for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Row(row) => Expect::Row(*row).fmt(f),
-            Self::Abstain => Expect::Abstain.fmt(f),
-            Self::Costs(costs) => write!(f, "costs {costs:?}"),
-            Self::Keep(rows) => write!(f, "keep {rows:?}"),
-            Self::Plan(plan) => Expect::Plan(*plan).fmt(f),
-            Self::Shed(ShedReason { status, reason }) => write!(f, "shed {status}: {reason}"),
-            Self::Refused(refusal) => write!(f, "refused ({}): {refusal}", refusal.kind()),
-            Self::Failed(failure) => write!(f, "failure ({}): {failure}", failure.kind()),
-        }
+fn type_name(ty: facts::FactType) -> &'static str {
+    match ty {
+        facts::FactType::U32 => "u32",
+        facts::FactType::F32 => "f32",
+        facts::FactType::U64 => "u64",
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn costs_may_differ_by_rounding_only() {
-        let costs = |costs: &[f32]| Answer::Costs(costs.to_vec());
-        let expect = Expect::Costs(vec![1.0, 2_000_000.0]);
-        assert!(costs(&[1.0009, 2_000_001.0]).meets(&expect));
-        assert!(!costs(&[1.002, 2_000_000.0]).meets(&expect));
-        assert!(!costs(&[1.0, f32::NAN]).meets(&expect));
-        assert!(!costs(&[1.0]).meets(&expect));
+fn fact_type(ty: facts::FactType) -> FactType {
+    match ty {
+        facts::FactType::U32 => FactType::U32,
+        facts::FactType::F32 => FactType::F32,
+        facts::FactType::U64 => FactType::U64,
     }
+}
 
-    #[test]
-    fn an_answer_of_another_kind_never_meets() {
-        let refusal = Refusal::Configure("x: 1 is too many".to_owned());
-        assert!(Answer::Refused(refusal.clone()).meets(&Expect::Refused("too many".to_owned())));
-        assert!(!Answer::Refused(refusal).meets(&Expect::Refused("too few".to_owned())));
-        assert!(!Answer::Row(0).meets(&Expect::Refused(String::new())));
-        assert!(!Answer::Abstain.meets(&Expect::Row(0)));
-        assert!(!Answer::Failed(Failure::Timeout).meets(&Expect::Abstain));
-    }
+fn request_words(wants: &Wants, values: &Values) -> Vec<u32> {
+    cases::request_words(wants.request.iter().map(|fact| (fact.name(), fact_type(fact.ty()))), values)
+}
+
+fn worker_words(wants: &Wants, rows: &[Values]) -> Vec<u32> {
+    let columns: Vec<_> =
+        wants.worker.iter().map(|column| (column.to_string(), fact_type(column.ty()))).collect();
+    cases::worker_words(columns.iter().map(|(name, ty)| (name.as_str(), *ty)), rows)
 }

@@ -5,8 +5,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use crate::view::{Facts, Wants};
 
 /// Which upstream call of a request is being routed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leg {
     /// Prefill and decode on one worker.
     Aggregated,
@@ -97,8 +96,7 @@ pub struct RouterConfigOverride {
 }
 
 /// What became of one decision: the request it was made for is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The decision as receipts name it; 0 when it was not recorded.
     pub decision: u64,

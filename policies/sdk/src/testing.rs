@@ -1,80 +1,20 @@
-//! Native tests: builds the facts a policy asked for, and runs the cases of a `cases.toml`.
+//! Native tests: builds the facts that a policy asked for, and runs the cases of a `cases.toml`.
 //!
-//! A case gives request facts, rows of worker facts (missing ones are 0), settings, and what is expected.
+//! `pointsman policy test` runs the same file against the compiled component, with the same results.
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use pointsman_policy_cases::{self as cases, Answer, Case, FactTable, FactType, Number, Report};
 
 use crate::{
-    Call, Decision, DecodeOverride, Facts, Filter, Moment, Outcome, Plan, Policy, Scorer, Selector, Wants,
-    configure, facts,
+    Call, Decision, DecodeOverride, Facts, Filter, Leg, Moment, Outcome, Plan, Policy, Scorer, Selector,
+    Shed, Wants, configure, facts,
 };
 
-/// Named values of facts.
+/// Values of facts by name, for tests that lay out facts themselves.
 pub type Values = BTreeMap<String, f64>;
 
-/// One row of `cases.toml`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Case {
-    /// What it shows.
-    pub name: String,
-    /// The operator's settings.
-    #[serde(default)]
-    pub settings: toml::Table,
-    /// Seed of the call.
-    #[serde(default)]
-    pub seed: u64,
-    /// Microseconds since the Unix epoch.
-    #[serde(default)]
-    pub now_us: u64,
-    /// Numbers that the slot's state has beforehand.
-    #[serde(default)]
-    pub state: BTreeMap<String, i64>,
-    /// What is observed before the question is put.
-    #[serde(default)]
-    pub outcomes: Vec<Outcome>,
-    /// Request facts.
-    #[serde(default)]
-    pub request: Values,
-    /// Worker facts, one table a candidate (prefill candidates for a decode override).
-    #[serde(default)]
-    pub rows: Vec<Values>,
-    /// Worker facts of the previewed decode worker; decode overrides only.
-    #[serde(default)]
-    pub decode: Values,
-    /// What is expected.
-    pub expect: Expect,
-}
-
-/// What a case expects; exactly one is given.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Expect {
-    /// A selector chooses this row.
-    Row(u32),
-    /// A selector has no opinion.
-    Abstain,
-    /// A scorer's costs, within 1e-3 or a millionth.
-    Costs(Vec<f32>),
-    /// A filter keeps these rows.
-    Keep(Vec<u32>),
-    /// A decode override decides `remote` or `local`.
-    Plan(String),
-    /// A selector or a decode override refuses the request with this status.
-    Shed(u16),
-    /// The settings are refused with a text that contains this.
-    Refused(String),
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Cases {
-    case: Vec<Case>,
-}
-
-/// The words of one call, as a host would hand them over.
+/// The words of one call, as the host lays them out.
 #[derive(Debug, Default)]
 pub struct Words {
     request: Vec<u32>,
@@ -83,163 +23,158 @@ pub struct Words {
 }
 
 impl Words {
-    /// Lays out what `wants` asked for.
+    /// Lays out the facts that `wants` asks for. Facts that are not given are 0.
+    ///
+    /// # Panics
+    /// Panics at an unknown fact and at a value that does not fit its fact.
     #[must_use]
+    #[expect(clippy::panic, reason = "a test with a wrong fact has to fail")]
     pub fn lay_out(wants: &Wants, request: &Values, rows: &[Values]) -> Self {
-        let mut words = Self { rows: rows.len(), ..Self::default() };
-        for name in wants.request_names() {
-            words.request.extend(encode("request", name, request.get(name).copied().unwrap_or(0.0)));
-        }
-        for name in wants.worker_names() {
-            let values: Vec<Vec<u32>> = rows
-                .iter()
-                .map(|row| encode("worker", name, row.get(name).copied().unwrap_or(0.0)))
-                .collect();
-            let width = values.first().map_or(0, Vec::len);
-            for place in 0..width {
-                words.columns.extend(values.iter().filter_map(|value| value.get(place).copied()));
-            }
-        }
-        words
+        let table = FactTable::new(facts::ALL.iter().copied());
+        let encode = |values: &Values, ty: &dyn Fn(&str) -> Result<FactType, String>| {
+            let words = values.iter().map(|(name, value)| {
+                let words = ty(name).and_then(|ty| Number::from(*value).words(ty));
+                (name.clone(), words.unwrap_or_else(|problem| panic!("fact {name}: {problem}")))
+            });
+            words.collect::<cases::Values>()
+        };
+        let request = encode(request, &|name| table.request(name));
+        let rows: Vec<_> = rows.iter().map(|row| encode(row, &|name| table.worker(name))).collect();
+        Self::encode(&table, wants, &request, &rows)
     }
 
-    /// The view a policy reads.
+    /// The view that a policy reads.
     #[must_use]
     pub fn facts(&self) -> Facts<'_> {
         Facts::new(&self.request, &self.columns, self.rows)
     }
-}
 
-/// Reads the cases of a `cases.toml`.
-///
-/// # Errors
-/// toml's words.
-pub fn parse(text: &str) -> Result<Vec<Case>, String> {
-    toml::from_str::<Cases>(text).map(|cases| cases.case).map_err(|error| error.to_string())
+    fn encode(table: &FactTable, wants: &Wants, request: &cases::Values, rows: &[cases::Values]) -> Self {
+        let known = |ty: Result<FactType, String>| ty.unwrap_or(FactType::U32);
+        let wanted = wants.request_names().iter().map(|name| (name.as_str(), known(table.request(name))));
+        let columns = wants.worker_names().iter().map(|name| (name.as_str(), known(table.worker(name))));
+        Self {
+            request: cases::request_words(wanted, request),
+            columns: cases::worker_words(columns, rows),
+            rows: rows.len(),
+        }
+    }
 }
 
 /// Runs every case on a selector.
 ///
 /// # Errors
-/// Every case that differs, with what was expected and what came.
+/// Returns the report when a case fails, or says what is wrong with the file.
 pub fn run_selector<P: Selector>(text: &str) -> Result<(), String> {
-    run::<P>(text, |policy, case, wants| {
-        let words = Words::lay_out(wants, &case.request, &case.rows);
-        match policy.select(&call(case), &words.facts()) {
-            Ok(Decision::Choose { row, .. }) if matches!(case.expect, Expect::Row(expected) if expected == row) => {
-                Ok(())
-            }
-            Ok(Decision::Abstain) if matches!(case.expect, Expect::Abstain) => Ok(()),
-            Ok(Decision::Shed(shed)) if matches!(case.expect, Expect::Shed(status) if status == shed.status) => {
-                Ok(())
-            }
-            other => Err(format!("{other:?}")),
-        }
+    run::<P>(text, |policy, call, case| {
+        Ok(match policy.select(call, &case.candidates.facts())? {
+            Decision::Choose { row, .. } => Answer::Row(row),
+            Decision::Abstain => Answer::Abstain,
+            Decision::Shed(reason) => shed(reason),
+        })
     })
 }
 
 /// Runs every case on a scorer.
 ///
 /// # Errors
-/// Every case that differs, with what was expected and what came.
+/// Returns the report when a case fails, or says what is wrong with the file.
 pub fn run_scorer<P: Scorer>(text: &str) -> Result<(), String> {
-    run::<P>(text, |policy, case, wants| {
-        let words = Words::lay_out(wants, &case.request, &case.rows);
-        let costs = policy.score(&call(case), &words.facts()).map_err(|error| format!("{error:?}"))?;
-        let near = |a: f32, b: f32| (a - b).abs() <= 1e-3_f32.max(b.abs() * 1e-6);
-        match &case.expect {
-            Expect::Costs(expected)
-                if expected.len() == costs.len()
-                    && expected.iter().zip(&costs).all(|(a, b)| near(*b, *a)) =>
-            {
-                Ok(())
-            }
-            _ => Err(format!("{costs:?}")),
-        }
-    })
+    run::<P>(text, |policy, call, case| Ok(Answer::Costs(policy.score(call, &case.candidates.facts())?)))
 }
 
 /// Runs every case on a filter.
 ///
 /// # Errors
-/// Every case that differs, with what was expected and what came.
+/// Returns the report when a case fails, or says what is wrong with the file.
 pub fn run_filter<P: Filter>(text: &str) -> Result<(), String> {
-    run::<P>(text, |policy, case, wants| {
-        let words = Words::lay_out(wants, &case.request, &case.rows);
-        match policy.keep(&call(case), &words.facts()) {
-            Ok(kept) if matches!(&case.expect, Expect::Keep(expected) if *expected == kept) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
+    run::<P>(text, |policy, call, case| Ok(Answer::Keep(policy.keep(call, &case.candidates.facts())?)))
 }
 
 /// Runs every case on a decode override's `decide`.
 ///
 /// # Errors
-/// Every case that differs, with what was expected and what came.
+/// Returns the report when a case fails, or says what is wrong with the file.
 pub fn run_decode_override<P: DecodeOverride>(text: &str) -> Result<(), String> {
-    run::<P>(text, |policy, case, wants| {
-        let decode = Words::lay_out(wants, &case.request, std::slice::from_ref(&case.decode));
-        let prefill = Words::lay_out(wants, &case.request, &case.rows);
-        let plan = match policy.decide(&call(case), &decode.facts(), &prefill.facts()) {
-            Ok(Plan::Remote) => "remote".to_owned(),
-            Ok(Plan::Local) => "local".to_owned(),
-            Ok(Plan::Shed(shed)) if matches!(case.expect, Expect::Shed(status) if status == shed.status) => {
-                return Ok(());
-            }
-            other => format!("{other:?}"),
-        };
-        if matches!(&case.expect, Expect::Plan(expected) if *expected == plan) { Ok(()) } else { Err(plan) }
+    run::<P>(text, |policy, call, case| {
+        Ok(match policy.decide(call, &case.decode.facts(), &case.candidates.facts())? {
+            Plan::Remote => Answer::Plan(cases::Plan::Remote),
+            Plan::Local => Answer::Plan(cases::Plan::Local),
+            Plan::Shed(reason) => shed(reason),
+        })
     })
 }
 
-fn run<P: Policy>(text: &str, one: impl Fn(&P, &Case, &Wants) -> Result<(), String>) -> Result<(), String> {
-    let cases = parse(text)?;
-    let mut wrong = String::new();
+/// The facts of a case, laid out for a policy.
+struct CaseWords {
+    decode: Words,
+    candidates: Words,
+}
+
+fn run<P: Policy>(
+    text: &str,
+    ask: impl Fn(&P, &Call, &CaseWords) -> Result<Answer, crate::Error>,
+) -> Result<(), String> {
+    let table = FactTable::new(facts::ALL.iter().copied());
+    let cases = cases::parse(text, &table).map_err(|error| format!("cases.toml: {error}"))?;
+    let mut report = Report::default();
     for case in &cases {
         #[cfg(feature = "state")]
         crate::state::testing::preset(&case.state);
-        let settings = serde_json::to_string(&case.settings).unwrap_or_default();
-        let outcome = match (configure::<P>(&settings), &case.expect) {
-            (Err(error), Expect::Refused(part)) if error.contains(part.as_str()) => Ok(()),
-            (Err(error), _) => Err(format!("refused: {error}")),
-            (Ok((policy, wants)), _) => {
-                if !case.outcomes.is_empty() {
-                    policy.observe(&Moment { now_us: case.now_us, seed: case.seed }, &case.outcomes);
-                }
-                one(&policy, case, &wants)
+        let answer = match configure::<P>(case.settings.as_deref().unwrap_or("{}")) {
+            Err(message) => Answer::Refused(message),
+            Ok((policy, wants)) => {
+                observe(&policy, case);
+                let lay_out = |rows: &[cases::Values]| Words::encode(&table, &wants, &case.request, rows);
+                let words = CaseWords {
+                    decode: lay_out(std::slice::from_ref(&case.decode)),
+                    candidates: lay_out(&case.rows),
+                };
+                ask(&policy, &call(case), &words).unwrap_or_else(|error| Answer::Failed(format!("{error:?}")))
             }
         };
-        if let Err(got) = outcome {
-            wrong.push_str(&format!("case `{}`: expected {:?}, got {got}\n", case.name, case.expect));
-        }
+        report.record(case, &answer);
     }
-    match (cases.is_empty(), wrong.is_empty()) {
-        (true, _) => Err("no cases".to_owned()),
-        (false, true) => Ok(()),
-        (false, false) => Err(wrong),
+    if report.all_passed() { Ok(()) } else { Err(report.to_string()) }
+}
+
+fn observe(policy: &impl Policy, case: &Case) {
+    if case.outcomes.is_empty() {
+        return;
     }
+    let outcomes: Vec<Outcome> = case.outcomes.iter().map(outcome).collect();
+    policy.observe(&Moment { now_us: case.now_us, seed: case.seed }, &outcomes);
+}
+
+fn outcome(outcome: &cases::Outcome) -> Outcome {
+    Outcome {
+        decision: 0,
+        seed: outcome.seed,
+        leg: match outcome.leg {
+            cases::Leg::Prefill => Leg::Prefill,
+            cases::Leg::Decode => Leg::Decode,
+            cases::Leg::Aggregated => Leg::Aggregated,
+        },
+        attempt: outcome.attempt,
+        worker_id: outcome.worker_id,
+        dp_rank: outcome.dp_rank,
+        by_policy: outcome.by_policy,
+        retried: outcome.retried,
+        status: outcome.status,
+        ttft_us: outcome.ttft_us,
+        itl_us: outcome.itl_us,
+        duration_us: outcome.duration_us,
+        prompt_tokens: outcome.prompt_tokens,
+        output_tokens: outcome.output_tokens,
+        cached_predicted: outcome.cached_predicted,
+        cached_reported: outcome.cached_reported,
+    }
+}
+
+fn shed(reason: Shed) -> Answer {
+    Answer::Shed { status: reason.status, reason: reason.reason }
 }
 
 fn call(case: &Case) -> Call {
-    Call {
-        rows: u32::try_from(case.rows.len()).unwrap_or(u32::MAX),
-        seed: case.seed,
-        now_us: case.now_us,
-        ..Call::default()
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "test values fit their facts' types"
-)]
-fn encode(scope: &str, name: &str, value: f64) -> Vec<u32> {
-    let known = facts::ALL.iter().find(|(its, fact, _)| *its == scope && *fact == name).map(|(_, _, ty)| *ty);
-    match known.unwrap_or(if name.starts_with("label-number/") { "f32" } else { "u32" }) {
-        "f32" => vec![(value as f32).to_bits()],
-        "u64" => vec![value as u64 as u32, (value as u64 >> 32) as u32],
-        _ => vec![value as u32],
-    }
+    Call { rows: case.row_count(), seed: case.seed, now_us: case.now_us, ..Call::default() }
 }

@@ -1,26 +1,26 @@
-//! The files of a new project: which templates they are made of, and what is filled in.
+//! The files of a new project: templates, and the values that fill them.
 
 use std::path::Path;
 
-use super::{ProjectLanguage, ProjectWorld, USUAL_SDK};
+use super::{DEFAULT_SDK, ProjectLanguage, ProjectWorld};
 
-/// Memory that a Python or JavaScript instance runs well in, bytes.
+/// Memory for an instance of a Python or JavaScript policy, bytes.
 const SCRIPT_MEMORY: &str = "67108864";
 
-/// A file of a template.
+/// Content of a template.
 macro_rules! template {
     ($name:literal) => {
         include_str!(concat!("../../templates/", $name))
     };
 }
 
-/// What differs from world to world.
+/// Values and templates of a world.
 struct World {
-    /// The SDK's feature, which is also the world's name in WIT.
+    /// Feature of the SDK, and name of the world in WIT.
     feature: &'static str,
-    /// What `export!` and `testing::run_…` call it.
+    /// Name of the world in `export!` and `testing::run_…`.
     function: &'static str,
-    /// A slot that it may fill.
+    /// A slot for policies of this world.
     slot: &'static str,
     cases: &'static str,
     rust: &'static str,
@@ -28,16 +28,16 @@ struct World {
     js: &'static str,
 }
 
-/// The files of a cargo package.
+/// Returns the files of a Rust project: paths and contents.
 pub(super) fn rust(name: &str, world: ProjectWorld, sdk: Option<&Path>) -> Vec<(&'static str, String)> {
     let world = world.describe();
     let note = match sdk {
-        Some(_) => "# The SDK of the Pointsman checkout that this folder was made from.",
+        Some(_) => "# The SDK that was given to `pointsman policy new`.",
         None => {
-            "# SET THIS: the folder `policies/sdk` of a Pointsman checkout, absolute or relative to this file."
+            "# SET THIS: the directory `policies/sdk` of a Pointsman checkout, absolute or relative to this file."
         }
     };
-    let path = sdk.map_or_else(|| USUAL_SDK.to_owned(), |path| path.display().to_string());
+    let path = sdk.map_or_else(|| DEFAULT_SDK.to_owned(), |path| path.display().to_string());
     let fill = |template: &str| {
         template
             .replace("{{name}}", name)
@@ -57,7 +57,7 @@ pub(super) fn rust(name: &str, world: ProjectWorld, sdk: Option<&Path>) -> Vec<(
     ]
 }
 
-/// The files of a policy that is one script.
+/// Returns the files of a project in Python or JavaScript: paths and contents.
 pub(super) fn script(
     name: &str,
     world: ProjectWorld,

@@ -1,6 +1,6 @@
 use super::*;
 
-fn line(more: &str) -> Line {
+fn line(more: &str) -> RecordedDecision {
     let text = format!(
         r#"{{"id":"1f","leg":"prefill","attempt":0,"call":{{"seed":1,"now_us":2,"temperature":0.5}},
         "candidates":[[4294967298,0],[7,1],[9,0]],"inputs_dropped":false,{more}}}"#
@@ -19,7 +19,7 @@ fn wants(request: &[&str], worker: &[&str]) -> pointsman_routing::facts::Wants {
 }
 
 #[test]
-fn words_are_made_of_every_stage_s_facts_for_the_rows_that_are_asked_about() {
+fn words_combine_the_facts_of_all_stages_for_the_requested_rows() {
     let line = line(&format!(r#""decider":{{"by":"policy"}},{STAGES}"#));
     let wants =
         wants(&["prompt-tokens", "explain", "temperature"], &["engine-queue", "worker-id", "kv-usage"]);
@@ -33,17 +33,18 @@ fn words_are_made_of_every_stage_s_facts_for_the_rows_that_are_asked_about() {
 }
 
 #[test]
-fn what_is_lacking_is_named() {
+fn missing_facts_are_named() {
     let line = line(&format!(r#""decider":{{"by":"policy"}},{STAGES}"#));
-    let Lacks(names) = line.words(&wants(&["n"], &["error-ppm", "kv-usage"]), &[0, 1]).unwrap_err();
+    let MissingFacts(names) = line.words(&wants(&["n"], &["error-ppm", "kv-usage"]), &[0, 1]).unwrap_err();
     assert_eq!(names, ["n", "error-ppm"]);
     let error = ReplayError::Facts { policy: "p".to_owned(), facts: BTreeMap::from([("n".to_owned(), 3)]) };
-    let expected = "the recording lacks what `p` wants: `n` (in 3 decisions); record it with `[decisions] facts = [\"n\"]`";
+    let expected = "the recording lacks facts that \"p\" asks for: `n` (in 3 decisions); \
+                    record them with `[decisions] facts = [\"n\"]`";
     assert_eq!(error.to_string(), expected);
 }
 
 #[test]
-fn what_no_policy_decided_is_skipped_and_says_why() {
+fn decisions_that_no_policy_made_are_skipped_with_the_reason() {
     let case = |more: &str, world| recorded(&line(&format!("{more},\"stages\":[]")), world);
     let fell = |reason: &str| format!(r#""decider":{{"by":"fallback","reason":"{reason}"}}"#);
     assert_eq!(case(&fell("timeout"), World::Scorer), Err("fallback: timeout".to_owned()));
@@ -57,7 +58,7 @@ fn what_no_policy_decided_is_skipped_and_says_why() {
 }
 
 #[test]
-fn a_difference_tells_both_costs_of_both_sides_and_the_facts_that_differ() {
+fn a_difference_has_both_costs_of_both_choices_and_the_facts_that_differ() {
     let chosen = r#""decider":{"by":"policy"},"choice":{"row":0,"cost":1.5},"costs":[1.5,4.0]"#;
     let line = line(&format!("{chosen},{STAGES}"));
     let found = difference(&line, &Answer::Row(0), &Answer::Row(2), &[(0, 9.0), (2, 8.0)]);
@@ -66,12 +67,12 @@ fn a_difference_tells_both_costs_of_both_sides_and_the_facts_that_differ() {
         (Some(1.5), Some(4.0), Some(2.5))
     );
     assert_eq!((found.new_cost, found.by), (Some(8.0), Some(1.0)));
-    let contrast = |fact: &str, recorded: &str, new: &str| Contrast {
+    let differs = |fact: &str, recorded: &str, new: &str| FactDifference {
         fact: fact.to_owned(),
         recorded: recorded.to_owned(),
         new: new.to_owned(),
     };
-    assert_eq!(found.facts, [contrast("engine-queue", "1", "3"), contrast("kv-usage", "0.1", "0.3")]);
+    assert_eq!(found.facts, [differs("engine-queue", "1", "3"), differs("kv-usage", "0.1", "0.3")]);
     let shed = difference(&line, &Answer::Row(0), &Answer::Shed, &[]);
     assert_eq!((shed.by, shed.by_recorded, shed.facts), (None, None, Vec::new()));
 }

@@ -1,4 +1,4 @@
-//! A line of `/decisions/export`, and the words that a policy reads made from it.
+//! One line of `/decisions/export`, and the encoding of its facts for a policy.
 
 use std::collections::BTreeMap;
 
@@ -10,29 +10,30 @@ use pointsman_workers::Leg;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Contrast;
+use super::FactDifference;
 
-/// Facts that name a candidate: two always differ in them.
-const NAMES: [&str; 2] = ["worker-id", "dp-rank"];
+/// Facts that identify a candidate, so that any two candidates differ in them.
+const IDENTITY_FACTS: [&str; 2] = ["worker-id", "dp-rank"];
 
-/// Facts that a policy wants and the recording does not have.
+/// Names of facts that a policy asks for and the recording missing.
 #[derive(Debug)]
-pub(super) struct Lacks(pub(super) Vec<String>);
+pub(super) struct MissingFacts(pub(super) Vec<String>);
 
-/// Numbers as they are spelt: a single must not go through a double.
+/// Facts by name. Numbers stay text until their type is known, because a single must not be rounded to a
+/// double.
 type Facts = BTreeMap<String, Box<RawValue>>;
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Line {
+pub(super) struct RecordedDecision {
     pub(super) id: String,
     pub(super) leg: Leg,
     pub(super) attempt: u32,
     pub(super) decider: Decider,
-    pub(super) call: CallLine,
+    pub(super) call: RecordedCall,
     pub(super) candidates: Vec<(u64, u32)>,
     pub(super) picker: Option<Picker>,
     pub(super) choice: Option<Choice>,
-    pub(super) plan: Option<PlanLine>,
+    pub(super) plan: Option<RecordedPlan>,
     pub(super) refused: Option<Refused>,
     pub(super) inputs_dropped: bool,
     stages: Vec<Stage>,
@@ -47,7 +48,7 @@ pub(super) struct Decider {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct CallLine {
+pub(super) struct RecordedCall {
     pub(super) seed: u64,
     pub(super) now_us: u64,
     pub(super) temperature: f32,
@@ -60,7 +61,7 @@ pub(super) struct Choice {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct PlanLine {
+pub(super) struct RecordedPlan {
     pub(super) word: String,
 }
 
@@ -80,14 +81,14 @@ struct Stage {
     request: Facts,
     decode: Option<Facts>,
     workers: Facts,
-    /// What was there where a policy read the slot's state.
+    /// Values that the policy read from the slot's state, by key; `None` for an absent key.
     #[serde(default)]
     state: BTreeMap<String, Option<Box<RawValue>>>,
     #[serde(default)]
     state_cut: bool,
 }
 
-/// What a decode override reads.
+/// Facts as a decode override reads them.
 #[derive(Debug, Default)]
 pub(super) struct PlanWords {
     pub(super) request: Vec<u32>,
@@ -96,43 +97,44 @@ pub(super) struct PlanWords {
     pub(super) rows: usize,
 }
 
-/// Low and high word.
+/// Low and high word of a value.
 type Words = (u32, u32);
 
-impl Line {
+impl RecordedDecision {
     pub(super) fn all_rows(&self) -> Vec<u32> {
         (0_u32..).zip(&self.candidates).map(|(row, _)| row).collect()
     }
 
-    /// The rows that the last policy had before it.
+    /// Returns the rows that the last policy chose from.
     pub(super) fn left_rows(&self) -> Vec<u32> {
         self.left.clone().unwrap_or_else(|| self.all_rows())
     }
 
-    /// The recorded cost of a row.
+    /// Returns the recorded cost of a row.
     pub(super) fn cost(&self, row: u32) -> Option<f32> {
-        let place = self.left_rows().iter().position(|left| *left == row)?;
-        self.costs.as_ref()?.get(place).copied()
+        let index = self.left_rows().iter().position(|left| *left == row)?;
+        self.costs.as_ref()?.get(index).copied()
     }
 
-    /// Worker facts in which two rows differ, by name; a fact that several policies were told is told once.
-    pub(super) fn contrasts(&self, recorded: u32, new: u32) -> Vec<Contrast> {
+    /// Returns the worker facts in which two rows differ, by name. A fact that several policies read appears
+    /// once.
+    pub(super) fn fact_differences(&self, recorded: u32, new: u32) -> Vec<FactDifference> {
         let mut found = BTreeMap::new();
         for stage in self.stages.iter().filter(|stage| stage.decode.is_none()) {
             for (fact, values) in &stage.workers {
-                let value = |row| stage.place(row).and_then(|place| spelt(values).nth(place));
+                let value = |row| stage.index_of(row).and_then(|index| numbers(values).nth(index));
                 if let (Some(old), Some(new)) = (value(recorded), value(new))
                     && old != new
-                    && !NAMES.contains(&fact.as_str())
+                    && !IDENTITY_FACTS.contains(&fact.as_str())
                 {
                     found.insert(fact.clone(), (old.to_owned(), new.to_owned()));
                 }
             }
         }
-        found.into_iter().map(|(fact, (recorded, new))| Contrast { fact, recorded, new }).collect()
+        found.into_iter().map(|(fact, (recorded, new))| FactDifference { fact, recorded, new }).collect()
     }
 
-    /// All rows where there was no filter.
+    /// Returns the rows that the first filter kept; all rows if there was no filter.
     pub(super) fn kept_by_the_first_filter(&self) -> Vec<u32> {
         let mut stages = self.stages.iter().skip_while(|stage| stage.world.as_deref() != Some("filter"));
         let next = stages.next().and_then(|_| stages.next());
@@ -142,14 +144,14 @@ impl Line {
         }
     }
 
-    /// What the slot's state had where anybody read it, and where a policy of this name did: what it read itself comes last.
-    /// `None`: more was read than is recorded, or it is not spelt as a value.
+    /// Returns the recorded state by key. Values that this policy read come last, so that they take
+    /// precedence. Returns `None` if more state was read than recorded, or a value is malformed.
     pub(super) fn state(&self, policy: &str) -> Option<Vec<(&str, Vec<u8>)>> {
-        let (its, others): (Vec<&Stage>, Vec<_>) =
+        let (own, others): (Vec<&Stage>, Vec<_>) =
             self.stages.iter().partition(|stage| stage.policy.as_deref() == Some(policy));
         let mut state = Vec::new();
-        // Of several that read a key the first knew it as it was.
-        for stage in others.into_iter().rev().chain(its.into_iter().rev()) {
+        // The first policy that read a key saw the value from before the decision; reversing puts it last.
+        for stage in others.into_iter().rev().chain(own.into_iter().rev()) {
             if stage.state_cut {
                 return None;
             }
@@ -162,30 +164,30 @@ impl Line {
         Some(state)
     }
 
-    /// Weight and scale of the scorer, when there was exactly one.
+    /// Returns weight and normalisation of the scorer if there was exactly one.
     pub(super) fn only_scorer(&self) -> Option<(f32, Normalize)> {
         let mut scorers = self.stages.iter().filter(|stage| stage.world.as_deref() == Some("scorer"));
         let only = scorers.next().filter(|_| scorers.next().is_none())?;
         Some((only.weight?, only.normalize?))
     }
 
-    /// What a filter, scorer or selector reads of `rows`.
-    pub(super) fn words(&self, wants: &Wants, rows: &[u32]) -> Result<Vec<u32>, Lacks> {
-        let (mut words, mut lacks) = (Vec::new(), Vec::new());
-        self.write_request(wants, &mut words, &mut lacks);
+    /// Encodes the facts of `rows` as a filter, scorer or selector reads them.
+    pub(super) fn words(&self, wants: &Wants, rows: &[u32]) -> Result<Vec<u32>, MissingFacts> {
+        let (mut words, mut missing) = (Vec::new(), Vec::new());
+        self.write_request(wants, &mut words, &mut missing);
         for column in &wants.worker {
             match self.column(column, rows) {
                 Some(values) => write_column(column.ty(), &values, &mut words),
-                None => lacks.push(column.to_string()),
+                None => missing.push(column.to_string()),
             }
         }
-        if lacks.is_empty() { Ok(words) } else { Err(Lacks(lacks)) }
+        if missing.is_empty() { Ok(words) } else { Err(MissingFacts(missing)) }
     }
 
-    /// What a decode override reads.
-    pub(super) fn plan_words(&self, wants: &Wants) -> Result<PlanWords, Lacks> {
-        let (mut words, mut lacks) = (PlanWords::default(), Vec::new());
-        self.write_request(wants, &mut words.request, &mut lacks);
+    /// Encodes the facts as a decode override reads them.
+    pub(super) fn plan_words(&self, wants: &Wants) -> Result<PlanWords, MissingFacts> {
+        let (mut words, mut missing) = (PlanWords::default(), Vec::new());
+        self.write_request(wants, &mut words.request, &mut missing);
         let stage = self.stages.iter().find(|stage| stage.world.as_deref() == Some("decode-override"));
         for column in &wants.worker {
             let (name, ty) = (column.to_string(), column.ty());
@@ -196,21 +198,21 @@ impl Line {
                     write_column(ty, &row, &mut words.decode);
                     write_column(ty, &rows, &mut words.prefill);
                 }
-                _ => lacks.push(name),
+                _ => missing.push(name),
             }
         }
         if !wants.worker.is_empty() {
             words.rows = stage.map_or(0, |stage| stage.rows as usize);
         }
-        if lacks.is_empty() { Ok(words) } else { Err(Lacks(lacks)) }
+        if missing.is_empty() { Ok(words) } else { Err(MissingFacts(missing)) }
     }
 
-    fn write_request(&self, wants: &Wants, words: &mut Vec<u32>, lacks: &mut Vec<String>) {
+    fn write_request(&self, wants: &Wants, words: &mut Vec<u32>, missing: &mut Vec<String>) {
         for fact in &wants.request {
             let recorded = self.stages.iter().find_map(|stage| stage.request.get(fact.name()));
             let value = match (recorded, fact) {
                 (Some(raw), _) => number(raw.get(), fact.ty()),
-                // Nobody asked why, as far as anybody knows.
+                // Not recorded means that the client did not ask for an explanation.
                 (None, RequestFact::Explain) => Some((0, 0)),
                 (None, RequestFact::Temperature) => Some((self.call.temperature.to_bits(), 0)),
                 (None, _) => None,
@@ -220,17 +222,17 @@ impl Line {
                     words.push(low);
                     words.extend((fact.ty() == FactType::U64).then_some(high));
                 }
-                None => lacks.push(fact.name().to_owned()),
+                None => missing.push(fact.name().to_owned()),
             }
         }
     }
 
-    /// A column for `rows`, from a stage that has it for all of them.
+    /// Returns the column of a worker fact for `rows`, from a stage that recorded it for all of them.
     fn column(&self, column: &WorkerColumn, rows: &[u32]) -> Option<Vec<Words>> {
         let name = column.to_string();
         let recorded = self.stages.iter().filter(|stage| stage.decode.is_none()).find_map(|stage| {
             let values = list(stage.workers.get(&name)?, column.ty())?;
-            rows.iter().map(|row| values.get(stage.place(*row)?).copied()).collect()
+            rows.iter().map(|row| values.get(stage.index_of(*row)?).copied()).collect()
         });
         let candidate = |row: &u32| self.candidates.get(*row as usize).copied();
         recorded.or_else(|| match column {
@@ -246,8 +248,8 @@ impl Line {
 }
 
 impl Stage {
-    /// Where a candidate's values stand in its columns.
-    fn place(&self, row: u32) -> Option<usize> {
+    /// Returns the index of a candidate row in the columns of this stage.
+    fn index_of(&self, row: u32) -> Option<usize> {
         match &self.kept {
             None => Some(row as usize),
             Some(kept) => kept.binary_search(&row).ok(),
@@ -255,10 +257,10 @@ impl Stage {
     }
 }
 
-/// The place of the fact `explain` among a policy's words.
-pub(super) fn place_of_explain(wants: &Wants) -> Option<usize> {
-    let place = wants.request.iter().position(|fact| *fact == RequestFact::Explain)?;
-    Some(wants.request.iter().take(place).map(|fact| fact.ty().width()).sum())
+/// Returns the index of the fact `explain` among the words of a policy.
+pub(super) fn explain_index(wants: &Wants) -> Option<usize> {
+    let index = wants.request.iter().position(|fact| *fact == RequestFact::Explain)?;
+    Some(wants.request.iter().take(index).map(|fact| fact.ty().width()).sum())
 }
 
 fn write_column(ty: FactType, values: &[Words], words: &mut Vec<u32>) {
@@ -269,11 +271,11 @@ fn write_column(ty: FactType, values: &[Words], words: &mut Vec<u32>) {
 }
 
 fn list(raw: &RawValue, ty: FactType) -> Option<Vec<Words>> {
-    spelt(raw).map(|text| number(text, ty)).collect()
+    numbers(raw).map(|text| number(text, ty)).collect()
 }
 
-/// The numbers of a list as they are spelt.
-fn spelt(raw: &RawValue) -> impl Iterator<Item = &str> {
+/// Splits a JSON list into its numbers, as written.
+fn numbers(raw: &RawValue) -> impl Iterator<Item = &str> {
     let inner = raw.get().trim().trim_start_matches('[').trim_end_matches(']').trim();
     inner.split(',').map(str::trim).filter(|text| !text.is_empty())
 }
@@ -291,7 +293,7 @@ fn number(text: &str, ty: FactType) -> Option<Words> {
     }
 }
 
-/// A value of the state: a number of eight bytes, or bytes in hexadecimal.
+/// Decodes a value of the state: a number, stored in eight bytes, or bytes in hexadecimal.
 fn value(text: &str) -> Option<Vec<u8>> {
     let Some(hex) = text.strip_prefix("\"0x").and_then(|text| text.strip_suffix('"')) else {
         return text.parse::<i64>().ok().map(|number| number.to_le_bytes().to_vec());

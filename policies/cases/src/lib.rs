@@ -1,0 +1,84 @@
+//! The format of `cases.toml`: test cases for a policy, each a set of facts and the expected answer.
+//!
+//! The SDK runs a file natively (feature `testing`) and `pointsman policy test` runs it against the compiled
+//! component. Both read, check and judge cases with this crate, so both report the same results. This crate
+//! does not run policies; guests never link it.
+
+mod answer;
+mod facts;
+mod outcome;
+mod parse;
+mod report;
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+pub use answer::Answer;
+pub use facts::{FactTable, FactType, Number, Values, request_words, worker_words};
+pub use outcome::{Leg, Outcome};
+pub use parse::{CasesError, parse};
+pub use report::Report;
+
+/// One `[[case]]` of the file, with names and values checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// What the case shows; reports identify the case by it.
+    pub name: String,
+    /// The operator's settings as a JSON object, if the case has any.
+    pub settings: Option<String>,
+    /// Seed of the call.
+    pub seed: u64,
+    /// Time of the call, microseconds since the Unix epoch.
+    pub now_us: u64,
+    /// Numbers in the slot's state before the call.
+    pub state: BTreeMap<String, i64>,
+    /// Outcomes that the policy observes before the call.
+    pub outcomes: Vec<Outcome>,
+    /// Request facts; facts that are not given are 0.
+    pub request: Values,
+    /// Worker facts, one table per candidate row. For a decode override these are the prefill candidates.
+    pub rows: Vec<Values>,
+    /// Worker facts of the previewed decode worker; for decode overrides only.
+    pub decode: Values,
+    /// The expected answer.
+    pub expect: Expect,
+}
+
+/// The expected answer of a case.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Expect {
+    /// A selector chooses this row.
+    Row(u32),
+    /// A selector abstains.
+    Abstain,
+    /// A scorer returns these costs, up to rounding: within 1e-3, or within a millionth of a larger cost.
+    Costs(Vec<f32>),
+    /// A filter keeps these rows.
+    Keep(Vec<u32>),
+    /// A decode override decides `remote` or `local`.
+    Plan(Plan),
+    /// A selector or a decode override rejects the request with this HTTP status.
+    Shed(u16),
+    /// The policy refuses its settings with a message that contains this text.
+    Refused(String),
+}
+
+/// Where a decode override prefills the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Plan {
+    /// On a prefill worker.
+    Remote,
+    /// On the decode worker.
+    Local,
+}
+
+impl Case {
+    /// Returns the number of candidate rows.
+    #[must_use]
+    pub fn row_count(&self) -> u32 {
+        u32::try_from(self.rows.len()).unwrap_or(u32::MAX)
+    }
+}
