@@ -1,4 +1,4 @@
-//! `bench`: criterion's benches, and whole routers side by side.
+//! `bench`: criterion's benches, routers side by side, and the prefix index beside another one.
 
 mod criterion;
 mod gateway;
@@ -7,25 +7,27 @@ mod index;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    bench: Option<Bench>,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
-    /// The criterion benches, all or one.
+enum Bench {
+    /// Run the criterion benches, all or one.
     Criterion(criterion::Args),
-    /// The gateway beside nginx and direct calls: CPU time, added latency, memory; interleaved rounds.
+    /// Measure the gateway beside nginx and direct calls: CPU time, added latency, memory; in interleaved
+    /// rounds.
     Gateway(gateway::Args),
-    /// The prefix index beside that of NVIDIA Dynamo's KV router: blocks stored, lookups, bytes; interleaved rounds.
+    /// Measure the prefix index beside that of NVIDIA Dynamo's KV router: events, lookups, bytes;
+    /// interleaved.
     Index(index::Args),
 }
 
-/// Runs what was asked for; all criterion benches when nothing was.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match &args.what {
+/// Runs a bench; all criterion benches when none is named.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    match &args.bench {
         None => criterion::run(&criterion::Args::default()),
-        Some(What::Criterion(args)) => criterion::run(args),
-        Some(What::Gateway(args)) => gateway::run(args),
-        Some(What::Index(args)) => index::run(args),
+        Some(Bench::Criterion(args)) => criterion::run(args),
+        Some(Bench::Gateway(args)) => gateway::run(args).await,
+        Some(Bench::Index(args)) => index::run(args),
     }
 }

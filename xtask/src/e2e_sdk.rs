@@ -2,7 +2,10 @@
 
 use std::process::Command;
 
-use crate::{fleet, setup, sh};
+use crate::{
+    fleet::{self, EngineSpec},
+    setup, sh,
+};
 
 const SCRIPT: &str = r#"
 import sys
@@ -30,29 +33,19 @@ print(f"streamed {len(parts)} chunks, {usage.completion_tokens} tokens: {text!r}
 "#;
 
 /// Installs the SDK into a venv under target/, starts a fleet and runs the script against it.
-pub(crate) fn run() -> anyhow::Result<()> {
+pub(crate) async fn run() -> anyhow::Result<()> {
     setup::run()?;
-    let bin = fleet::build()?;
+    let bin = fleet::build("release")?;
     let venv = sh::root().join("target/venv-openai");
     if !sh::succeeds(Command::new(venv.join("bin/python")).args(["-c", "import openai"])) {
         sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        sh::run(Command::new(venv.join("bin/pip")).args([
-            "install",
-            "--quiet",
-            "--only-binary",
-            ":all:",
-            "openai",
-        ]))?;
+        let mut pip = Command::new(venv.join("bin/pip"));
+        sh::run(pip.args(["install", "--quiet", "--only-binary", ":all:", "openai"]))?;
     }
     let dir = tempfile::Builder::new().prefix("pointsman-sdk-").tempdir()?;
-    let (mut engines, mut workers) = (Vec::new(), Vec::new());
-    for role in ["prefill", "decode"] {
-        let engine = fleet::engine(&bin, dir.path(), role, &["--role", role, "--itl-ms", "2"])?;
-        workers.push(format!("role={role},engine=vllm,url=http://{}", engine.listening()));
-        engines.push(engine);
-    }
-    let fleet = fleet::gateway(&bin, dir.path(), engines, "", &workers)?;
+    let engines = ["prefill", "decode"].map(|role| EngineSpec::new("vllm", role, "--itl-ms 2"));
+    let fleet = fleet::start(&bin, dir.path(), &engines, "").await?;
     let mut python = Command::new(venv.join("bin/python"));
-    python.args(["-c", SCRIPT, &format!("http://{}/v1", fleet.client())]);
+    python.args(["-c", SCRIPT, &format!("http://{}/v1", fleet.gateway.listening())]);
     sh::run(&mut python)
 }

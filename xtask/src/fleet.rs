@@ -1,110 +1,64 @@
-//! Real processes on free loopback ports: simulated engines and the gateway. Ended, by pid, when dropped.
+//! Real processes on free loopback ports: simulated engines and the gateway.
+//!
+//! Each [`Process`] ends its own child by its process id when it is dropped, and no other process.
 
 use std::{
-    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
-use crate::{http, sh};
+pub(crate) use self::{
+    build::{build, target_dir},
+    engines::EngineSpec,
+    process::{End, Process, free_port},
+};
+use crate::client::Client;
 
-/// A process that told where it listens.
-#[derive(Debug)]
-pub(crate) struct Process {
-    pub(crate) name: String,
-    pub(crate) told: Value,
-    child: Child,
-}
+mod build;
+mod engines;
+mod process;
 
-/// The gateway, its engines, and its policy folder.
+/// Longest wait until every worker is eligible.
+const READY: Duration = Duration::from_secs(20);
+
+/// The gateway, its engines, and the policy directory that it watches.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     pub(crate) gateway: Process,
     pub(crate) engines: Vec<Process>,
     pub(crate) policies: PathBuf,
+    /// Client of the admin port.
+    pub(crate) admin: Client,
+    /// Client of the request port.
+    pub(crate) client: Client,
 }
 
-impl Process {
-    fn start(name: &str, mut command: Command, log: &Path) -> anyhow::Result<Self> {
-        let stderr = std::fs::File::create(log.join(format!("{name}.log")))?;
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(stderr)
-            .spawn()
-            .with_context(|| format!("could not start {name}"))?;
-        let out = child.stdout.take().context("no stdout")?;
-        let mut line = String::new();
-        BufReader::new(out).read_line(&mut line)?;
-        let told = serde_json::from_str(&line).with_context(|| {
-            format!("{name} did not start; see {}", log.join(format!("{name}.log")).display())
-        })?;
-        Ok(Self { name: name.to_owned(), told, child })
-    }
-
-    /// Where it listens, `host:port`.
-    pub(crate) fn listening(&self) -> String {
-        self.told["listening"].as_str().unwrap_or_default().to_owned()
-    }
-
-    /// Ends it at once, as a crash would.
-    pub(crate) fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Lets it go on without us.
-    pub(crate) fn leave(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// Builds the binaries and answers their folder; or the folder that `POINTSMAN_BIN` names, as it is.
-pub(crate) fn build() -> anyhow::Result<PathBuf> {
-    if let Some(bin) = std::env::var_os("POINTSMAN_BIN") {
-        return Ok(bin.into());
-    }
-    sh::run(sh::cargo().args([
-        "build",
-        "--release",
-        "--locked",
-        "--package",
-        "pointsman-gateway",
-        "--package",
-        "pointsman-sim",
-    ]))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| sh::root().join("target"), PathBuf::from);
-    Ok(target.join("release"))
-}
-
-/// Starts an engine.
-pub(crate) fn engine(bin: &Path, dir: &Path, name: &str, args: &[&str]) -> anyhow::Result<Process> {
-    let mut command = Command::new(bin.join("pointsman-sim"));
-    command.args(["--listen", "127.0.0.1:0"]).args(args);
-    Process::start(name, command, dir)
-}
-
-/// Starts the gateway in front of engines and waits until it is ready.
-pub(crate) fn gateway(
+/// Starts simulated engines and the gateway in front of them.
+pub(crate) async fn start(
     bin: &Path,
     dir: &Path,
-    engines: Vec<Process>,
+    engines: &[EngineSpec],
+    config: &str,
+) -> anyhow::Result<Fleet> {
+    let (mut processes, mut workers) = (Vec::new(), Vec::new());
+    for (place, spec) in engines.iter().enumerate() {
+        let process = spec.start(bin, dir, place + 1)?;
+        workers.push(spec.worker_flag(place + 1, &process.announced));
+        processes.push(process);
+    }
+    let mut fleet = gateway(bin, dir, config, &workers).await?;
+    fleet.engines = processes;
+    Ok(fleet)
+}
+
+/// Starts the gateway in front of running workers and waits until all of them are eligible.
+pub(crate) async fn gateway(
+    bin: &Path,
+    dir: &Path,
     config: &str,
     workers: &[String],
 ) -> anyhow::Result<Fleet> {
@@ -112,56 +66,105 @@ pub(crate) fn gateway(
     std::fs::create_dir_all(&policies)?;
     let file = dir.join("pointsman.toml");
     std::fs::write(&file, config)?;
-    let mut command = Command::new(bin.join("pointsman"));
+    let mut command = std::process::Command::new(bin.join("pointsman"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
-    command
-        .arg("--config")
-        .arg(file)
-        .arg("--policies")
-        .arg(&policies)
-        .env("RUST_LOG", "info,pointsman::access=warn");
+    command.arg("--config").arg(file).arg("--policies").arg(&policies);
+    command.env("RUST_LOG", "info,pointsman::access=warn");
     for worker in workers {
         command.args(["--worker", worker]);
     }
-    let gateway = Process::start("gateway", command, dir)?;
-    let fleet = Fleet { gateway, engines, policies };
+    let gateway = Process::announcing("gateway", command, dir)?;
+    let admin =
+        Client::new(gateway.announced["admin"].as_str().context("the gateway announced no admin port")?);
+    let client = Client::new(&gateway.listening());
+    let fleet = Fleet { gateway, engines: Vec::new(), policies, admin, client };
     let started = Instant::now();
-    while started.elapsed() < Duration::from_secs(20) {
-        let workers = http::get(&fleet.admin(), "/workers").unwrap_or_default();
-        let workers: Value = serde_json::from_str(&workers).unwrap_or_default();
-        let all = workers["workers"]
-            .as_array()
-            .is_some_and(|all| !all.is_empty() && all.iter().all(|one| one["ineligible"].is_null()));
-        if all {
-            return Ok(fleet);
+    while !fleet.eligible().await {
+        if started.elapsed() > READY {
+            bail!("a worker was not eligible after {READY:?}; see {}", fleet.gateway.log.display());
         }
-        std::thread::sleep(Duration::from_millis(50));
+        sleep(Duration::from_millis(50)).await;
     }
-    bail!("the workers did not become ready; see {}", dir.display())
+    Ok(fleet)
 }
 
 impl Fleet {
-    /// Where operators connect.
-    pub(crate) fn admin(&self) -> String {
-        self.gateway.told["admin"].as_str().unwrap_or_default().to_owned()
+    /// Address of the admin port, `host:port`.
+    pub(crate) fn admin_address(&self) -> String {
+        self.gateway.announced["admin"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Where clients connect.
-    pub(crate) fn client(&self) -> String {
-        self.gateway.listening()
-    }
-
-    /// Renames a policy into place.
+    /// Installs a policy by renaming it into the watched directory.
     pub(crate) fn drop_policy(&self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
         let staged = self.policies.join(".staged");
         std::fs::write(&staged, bytes)?;
         Ok(std::fs::rename(staged, self.policies.join(name))?)
     }
 
-    /// The state of a slot, from the admin port.
-    pub(crate) fn slot(&self, kind: &str) -> anyhow::Result<Value> {
-        let status: Value = serde_json::from_str(&http::get(&self.admin(), "/policies")?)?;
-        let slots = status["slots"].as_array().context("no slots")?;
-        slots.iter().find(|slot| slot["slot"] == kind).cloned().with_context(|| format!("no slot {kind}"))
+    /// State of a slot, from the admin port.
+    pub(crate) async fn slot(&self, name: &str) -> anyhow::Result<Value> {
+        let status = self.admin.json("/policies").await?;
+        let slots = status["slots"].as_array().context("/policies lists no slots")?;
+        let slot = slots.iter().find(|slot| slot["slot"] == name);
+        slot.cloned().with_context(|| format!("/policies lists no slot `{name}`"))
+    }
+
+    /// Text of `/metrics`.
+    pub(crate) async fn metrics(&self) -> anyhow::Result<String> {
+        self.admin.get("/metrics").await
+    }
+
+    /// Waits until no request is booked, and returns how many still were after `limit`.
+    pub(crate) async fn booked(&self, limit: Duration) -> anyhow::Result<u64> {
+        let started = Instant::now();
+        loop {
+            let booked = active_requests(&self.admin.json("/workers").await?);
+            if booked == 0 || started.elapsed() > limit {
+                return Ok(booked);
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// A number of the engines' state, summed over the engines that answer.
+    pub(crate) async fn engines_sum(&self, pointer: &str) -> u64 {
+        let mut sum = 0;
+        for engine in &self.engines {
+            let state = engine.client().json("/sim/state").await.unwrap_or_default();
+            let value = state.pointer(pointer);
+            sum += value.and_then(|value| value.as_u64().or(value.as_bool().map(u64::from))).unwrap_or(0);
+        }
+        sum
+    }
+
+    /// Lets the processes run on after this command, and returns their process ids.
+    pub(crate) fn detach(self) -> Vec<u32> {
+        std::iter::once(self.gateway).chain(self.engines).map(Process::detach).collect()
+    }
+
+    async fn eligible(&self) -> bool {
+        let workers = self.admin.json("/workers").await.unwrap_or_default();
+        let workers = workers["workers"].as_array();
+        workers.is_some_and(|all| !all.is_empty() && all.iter().all(|one| one["ineligible"].is_null()))
+    }
+}
+
+fn active_requests(workers: &Value) -> u64 {
+    let workers = workers["workers"].as_array().into_iter().flatten();
+    let ranks = workers.flat_map(|worker| worker["ranks"].as_array().into_iter().flatten());
+    ranks.filter_map(|rank| rank["active_requests"].as_u64()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::active_requests;
+
+    #[test]
+    fn active_requests_are_summed_over_workers_and_ranks() {
+        let workers = serde_json::json!({ "workers": [
+            { "ranks": [{ "active_requests": 1 }, { "active_requests": 2 }] },
+            { "ranks": [{ "active_requests": 4 }] }, { "ranks": [] },
+        ]});
+        assert_eq!(active_requests(&workers), 7);
     }
 }

@@ -1,27 +1,31 @@
-//! A steady load: clients that send small requests at set times, whatever became of the ones before (open loop), and judge every
-//! answer. What they saw is told when they stop.
+//! Load generators: a fixed request rate, and a fixed number of clients.
 
 use std::{
-    fmt,
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    future::Future,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
+use futures_util::{StreamExt as _, stream};
+use parking_lot::Mutex;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use crate::client::{CHAT, Client, Outcome};
 
 const BODY: &str =
     r#"{"model":"tiny","max_tokens":1,"messages":[{"role":"user","content":"a small question"}]}"#;
 
-/// Clients at work.
-pub(crate) struct Load {
+/// Clients that send small requests on a schedule (open loop). A slow answer delays no other client's
+/// request.
+pub(crate) struct FixedRate {
     shared: Arc<Shared>,
-    clients: Vec<JoinHandle<Vec<(Instant, Duration)>>>,
+    clients: JoinSet<Vec<Duration>>,
 }
 
 #[derive(Default)]
@@ -32,124 +36,119 @@ struct Shared {
     problem: Mutex<Option<String>>,
 }
 
-/// What clients saw.
-pub(crate) struct Seen {
+/// Result of a load.
+#[derive(Debug)]
+pub(crate) struct Summary {
     pub(crate) sent: u64,
     pub(crate) failed: u64,
-    /// The first failure.
+    /// First failure.
     pub(crate) problem: Option<String>,
-    /// When each request was due, and how long after that its answer was there.
-    pub(crate) answers: Vec<(Instant, Duration)>,
+    /// Time from when each request was due to its answer. The timer adds up to a millisecond.
+    pub(crate) latencies: Vec<Duration>,
 }
 
-impl Load {
-    /// Starts `clients` threads, which send `rate` requests a second together.
-    pub(crate) fn start(address: &str, rate: u32, clients: u32) -> Self {
+impl FixedRate {
+    /// Starts `clients` tasks that send `rate` requests a second in total.
+    pub(crate) fn start(client: &Client, rate: u32, clients: u32) -> Self {
         let shared = Arc::new(Shared::default());
         let gap = Duration::from_secs(1) * clients / rate;
-        let begun = Instant::now();
-        let one = |place: u32| {
-            let (shared, address) = (shared.clone(), address.to_owned());
-            thread::spawn(move || client(&shared, &address, begun + gap * place / clients, gap))
-        };
-        Self { clients: (0..clients).map(one).collect(), shared }
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
+        for place in 0..clients {
+            tasks.spawn(send(shared.clone(), client.clone(), start + gap * place / clients, gap));
+        }
+        Self { shared, clients: tasks }
     }
 
-    /// Requests that failed so far.
+    /// Number of requests that failed so far.
     pub(crate) fn failed(&self) -> u64 {
         self.shared.failed.load(Ordering::Relaxed)
     }
 
-    /// Ends the clients.
-    pub(crate) fn stop(self) -> Seen {
+    /// Stops the clients after their current request.
+    pub(crate) async fn stop(self) -> Summary {
         self.shared.stop.store(true, Ordering::Relaxed);
-        let answers = self.clients.into_iter().flat_map(|client| client.join().unwrap_or_default()).collect();
-        let problem = self.shared.problem.lock().ok().and_then(|mut problem| problem.take());
+        let latencies = self.clients.join_all().await.into_iter().flatten().collect();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Seen { sent: get(&self.shared.sent), failed: get(&self.shared.failed), problem, answers }
+        Summary {
+            sent: get(&self.shared.sent),
+            failed: get(&self.shared.failed),
+            problem: self.shared.problem.lock().take(),
+            latencies,
+        }
     }
 }
 
-fn client(shared: &Shared, address: &str, mut due: Instant, gap: Duration) -> Vec<(Instant, Duration)> {
-    let (mut connection, mut answers) = (None, Vec::new());
+impl Summary {
+    /// Returns an error when a request failed.
+    pub(crate) fn all_served(&self) -> anyhow::Result<()> {
+        let problem = self.problem.as_deref().unwrap_or_default();
+        anyhow::ensure!(self.failed == 0, "{} requests failed, the first: {problem}", self.failed);
+        Ok(())
+    }
+}
+
+async fn send(shared: Arc<Shared>, client: Client, mut due: Instant, gap: Duration) -> Vec<Duration> {
+    let mut latencies = Vec::new();
     while !shared.stop.load(Ordering::Relaxed) {
-        thread::sleep(due.saturating_duration_since(Instant::now()));
+        sleep_until(due).await;
         shared.sent.fetch_add(1, Ordering::Relaxed);
-        match ask(&mut connection, address) {
-            Ok(()) => answers.push((due, due.elapsed())),
-            Err(error) => {
-                connection = None;
+        match client.outcome(CHAT, BODY, false).await {
+            Outcome::Whole => latencies.push(due.elapsed()),
+            other => {
                 shared.failed.fetch_add(1, Ordering::Relaxed);
-                if let Ok(mut problem) = shared.problem.lock() {
-                    problem.get_or_insert_with(|| format!("{error:#}"));
-                }
+                shared.problem.lock().get_or_insert_with(|| format!("{other:?}"));
             }
         }
         due += gap;
     }
-    answers
+    latencies
 }
 
-/// One request on a connection that is kept.
-fn ask(connection: &mut Option<BufReader<TcpStream>>, address: &str) -> anyhow::Result<()> {
-    if connection.is_none() {
-        let stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-        *connection = Some(BufReader::new(stream));
+/// Runs `work` for each turn below `count`, at most `clients` at once (closed loop).
+pub(crate) async fn closed_loop<F: Future<Output = ()>>(
+    count: u64,
+    clients: usize,
+    work: impl FnMut(u64) -> F,
+) {
+    stream::iter(0..count).map(work).buffer_unordered(clients).for_each(|()| std::future::ready(())).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, time::Duration};
+
+    use tokio::time::Instant;
+
+    use super::{FixedRate, closed_loop};
+    use crate::client::Client;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_loop_runs_every_turn_with_so_many_at_once() {
+        let (turns, now, most) = (Cell::new(0), Cell::new(0), Cell::new(0));
+        let (turns, now, most) = (&turns, &now, &most);
+        let started = Instant::now();
+        closed_loop(100, 10, |turn| async move {
+            now.set(now.get() + 1);
+            most.set(most.get().max(now.get()));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            now.set(now.get() - 1);
+            turns.set(turns.get() + turn);
+        })
+        .await;
+        assert_eq!((turns.get(), most.get()), (4_950, 10));
+        assert_eq!(started.elapsed().as_secs(), 10);
     }
-    let reader = connection.as_mut().context("no connection")?;
-    let length = BODY.len();
-    let request = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{BODY}"
-    );
-    reader.get_mut().write_all(request.as_bytes())?;
-    let mut status = String::new();
-    reader.read_line(&mut status)?;
-    let (mut line, mut length) = (String::new(), None);
-    loop {
-        line.clear();
-        ensure!(reader.read_line(&mut line)? > 0, "closed in the head after {status:?}");
-        let header = line.trim_end().to_ascii_lowercase();
-        if header.is_empty() {
-            break;
+
+    #[tokio::test]
+    async fn requests_that_cannot_be_sent_are_failures() {
+        let port = crate::fleet::free_port().unwrap();
+        let load = FixedRate::start(&Client::new(&format!("127.0.0.1:{port}")), 1_000, 4);
+        while load.failed() < 8 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        if let Some(value) = header.strip_prefix("content-length:") {
-            length = Some(value.trim().parse()?);
-        }
-    }
-    let mut body = vec![0; length.context("an answer without a length")?];
-    reader.read_exact(&mut body)?;
-    let text = String::from_utf8_lossy(&body);
-    ensure!(status.starts_with("HTTP/1.1 200"), "{}: {text}", status.trim_end());
-    ensure!(text.contains("\"choices\""), "no completion: {text}");
-    Ok(())
-}
-
-/// Memory of a process, megabytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
-    /// All that is resident: what follows, and pages of the binary and libraries.
-    pub(crate) resident: f64,
-    /// Heap, stacks, guests and their code.
-    pub(crate) anonymous: f64,
-}
-
-impl Memory {
-    /// What a process has now.
-    pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let megabytes = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let kilobytes: f64 = line.context("not told")?.trim().trim_end_matches("kB").trim().parse()?;
-            Ok::<_, anyhow::Error>(kilobytes * 1_024.0 / 1e6)
-        };
-        Ok(Self { resident: megabytes("VmRSS:")?, anonymous: megabytes("RssAnon:")? })
-    }
-}
-
-impl fmt::Display for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} MB resident, {:.1} anonymous", self.resident, self.anonymous)
+        let summary = load.stop().await;
+        assert_eq!(summary.failed, summary.sent);
+        assert!(summary.all_served().unwrap_err().to_string().contains("could not send a request"));
     }
 }

@@ -1,37 +1,39 @@
-//! Developer and set-up commands. One file a command.
+//! Developer and set-up commands, one file each.
 
 #![expect(clippy::indexing_slicing, reason = "indexing a JSON value answers null")]
-#![expect(clippy::disallowed_types, reason = "tools without tokio measure with the standard clock")]
+#![allow(clippy::disallowed_types, reason = "a command that starts no runtime reads the standard clock")]
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 mod bench;
-mod churn;
 mod ci;
+mod client;
 mod demo;
 mod e2e_kv;
 mod e2e_sdk;
 mod e2e_vllm;
-mod engine;
 mod fleet;
 mod fuzz;
 mod hostile;
-mod http;
-mod langs;
 mod load;
+mod metrics_text;
 mod models;
+mod nightly;
 mod oracle;
 mod page;
 mod policies;
-mod reload;
+mod proc;
+mod reload_soak;
 mod setup;
 mod sh;
 mod shadow;
 mod spec;
+mod stats;
 mod storm;
 mod structure;
+mod table;
 mod test;
 
 /// Developer and set-up commands of Pointsman.
@@ -44,82 +46,80 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Print sizes of the source tree; fail when it breaks a module rule.
-    Structure(structure::Args),
     /// Install the WebAssembly targets that policies are built for.
     Setup,
-    /// Run the main job: engines, gateway, clients, policies swapped live; prints a table.
+    /// Show the gateway at work: engines, clients, policies swapped live, a worker killed; ends with a table.
     Demo(demo::Args),
-    /// Set up, then run every test.
+    /// Run every test.
     Test,
-    /// What CI runs: format, lints, docs, tests.
+    /// Run what CI runs: format, line width, module rules, lints, docs, models, tests.
     Ci,
+    /// Run what CI has no time for, and print one table.
+    Nightly(nightly::Args),
     /// Run the benches.
     Bench(bench::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
-    /// Build, test and measure the policies in Python and JavaScript; needs python3 and npm, not part of CI.
-    Langs,
-    /// Stream a chat completion with the OpenAI Python SDK through a running gateway.
-    E2eSdk,
-    /// Requests through faults of every kind, and clients that leave; checks that nothing is lost.
-    Storm(storm::Args),
-    /// Every number of docs/behaviour.md with the tests that are named by it.
+    /// Print the sizes of the source tree and check the module rules.
+    Structure(structure::Args),
+    /// List every number of docs/behaviour.md with the tests that are named after it.
     Spec(spec::Args),
-    /// Real vLLM engines (prefill and decode, NIXL, on CPU) behind the gateway: same tokens, KV transferred, nothing leaked.
-    E2eVllm(e2e_vllm::Args),
-    /// Real vLLM engines with KV events: predicted cached blocks beside reported ones, hit rate beside round-robin's.
-    E2eKv(e2e_kv::Args),
-    /// Hashes, index and cost beside NVIDIA Dynamo's KV router (crate `dynamo-kv-router`); not part of CI.
-    Oracle(oracle::Args),
-    /// What threads share without a lock, in every order (the loom model checker), and each rule broken once; part of CI.
-    Models(models::Args),
-    /// Memory of the index: ten million blocks within its budget, and workers that come and go leave nothing.
-    Churn,
-    /// Fuzz what reads bytes of strangers: events, frames, streams, bodies (needs cargo-fuzz).
-    Fuzz(fuzz::Args),
-    /// The admin port's page in Chromium, before real processes; writes docs/page.png. Needs chromium, node and npm, not part of CI.
-    Page,
-    /// Bad policies of every kind, one after another, into a gateway under load: each ends as it must, no request fails.
+    /// Inject faults of every kind, or disconnect clients, and check that nothing is lost.
+    Storm(storm::Args),
+    /// Install bad policies of every kind under load: each ends as specified, and no request fails.
     Hostile(hostile::Args),
-    /// Reload a policy many times under load and time each from rename to first decision.
-    Reload(reload::Args),
-    /// A trace served by kv-aware while another policy looks on; then its receipts are decided again by that policy.
+    /// Reload policies a thousand times under load: nothing fails, decisions stay quick, memory stays.
+    ReloadSoak(reload_soak::Args),
+    /// Compare the decisions of a shadow policy with those of the same policy on the recorded receipts.
     Shadow(shadow::Args),
-    /// A thousand reloads under a steady load: nothing fails, decisions near a swap are as quick, memory stays.
-    ReloadSoak(reload::soak::Args),
+    /// Check lock-free code in every order of its threads' steps, with the loom model checker.
+    Models(models::Args),
+    /// Fuzz the parsers of untrusted bytes; needs cargo-fuzz.
+    Fuzz(fuzz::Args),
+    /// Compare hashes, index and cost with NVIDIA Dynamo's KV router.
+    Oracle(oracle::Args),
+    /// Stream a chat completion with the OpenAI Python SDK through a gateway.
+    E2eSdk,
+    /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
+    E2eVllm(e2e_vllm::Args),
+    /// Compare predicted with reported cached blocks on real vLLM engines with KV events.
+    E2eKv(e2e_kv::Args),
+    /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
+    Page,
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Structure(args) => structure::run(&args),
-        Command::Setup => setup::run(),
-        Command::Demo(args) => demo::run(&args),
-        Command::Test => test::run(),
-        Command::Ci => ci::run(),
-        Command::Bench(args) => bench::run(&args),
-        Command::Policies(args) => policies::run(&args),
-        Command::Langs => langs::run(),
-        Command::E2eSdk => e2e_sdk::run(),
-        Command::Storm(args) => storm::run(&args),
-        Command::Spec(args) => spec::run(&args),
-        Command::E2eVllm(args) => e2e_vllm::run(&args),
-        Command::E2eKv(args) => e2e_kv::run(&args),
-        Command::Oracle(args) => oracle::run(&args),
-        Command::Models(args) => models::run(&args),
-        Command::Churn => churn::run(),
-        Command::Fuzz(args) => fuzz::run(&args),
-        Command::Page => page::run(),
-        Command::Hostile(args) => hostile::run(&args),
-        Command::Reload(args) => reload::run(&args),
-        Command::Shadow(args) => shadow::run(&args),
-        Command::ReloadSoak(args) => reload::soak::run(&args),
-    };
-    match outcome {
+    match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            sh::tell(&format!("error: {error:#}"));
+            sh::status(&format!("error: {error:#}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+#[tokio::main]
+async fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Setup => setup::run(),
+        Command::Demo(args) => demo::run(&args).await,
+        Command::Test => test::run(),
+        Command::Ci => ci::run(),
+        Command::Nightly(args) => nightly::run(&args),
+        Command::Bench(args) => bench::run(&args).await,
+        Command::Policies(args) => policies::run(&args),
+        Command::Structure(args) => structure::run(&args),
+        Command::Spec(args) => spec::run(&args),
+        Command::Storm(args) => storm::run(&args).await,
+        Command::Hostile(args) => hostile::run(&args).await,
+        Command::ReloadSoak(args) => reload_soak::run(&args).await,
+        Command::Shadow(args) => shadow::run(&args).await,
+        Command::Models(args) => models::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
+        Command::Oracle(args) => oracle::run(&args),
+        Command::E2eSdk => e2e_sdk::run().await,
+        Command::E2eVllm(args) => e2e_vllm::run(&args).await,
+        Command::E2eKv(args) => e2e_kv::run(&args).await,
+        Command::Page => page::run().await,
     }
 }

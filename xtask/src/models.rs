@@ -1,13 +1,13 @@
 //! `models`: checks the host's lock-free code with the loom model checker, in every interleaving. `tests/models` is a
 //! workspace of its own, because it compiles the host's files with `cfg(loom)`.
 
-use crate::sh;
+use crate::{fleet, sh};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only models and flaws whose names contain this.
+    /// Run only models and flaws whose names contain this.
     filter: Option<String>,
-    /// Preemptions in one execution at most; each more takes many times as long.
+    /// Largest number of preemptions in one execution; each more takes many times as long.
     #[arg(long, default_value_t = 2)]
     preemptions: u32,
 }
@@ -18,10 +18,8 @@ impl Default for Args {
     }
 }
 
-/// Runs them, each in a process of its own; then each rule broken, which has to be noticed.
+/// Runs each model in a process of its own, then each flaw, which the checker has to find.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let around = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| sh::root().join("target"), std::path::PathBuf::from);
     let mut cargo = sh::cargo();
     cargo.args([
         "run",
@@ -33,5 +31,5 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         "--",
     ]);
     cargo.args(["--preemptions", &args.preemptions.to_string()]).args(&args.filter);
-    sh::run(cargo.env("CARGO_TARGET_DIR", around.join("models")))
+    sh::run(cargo.env("CARGO_TARGET_DIR", fleet::target_dir().join("models")))
 }

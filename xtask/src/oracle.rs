@@ -1,5 +1,6 @@
-//! `oracle`: hashes, index and cost beside NVIDIA Dynamo's KV router. The comparison is a workspace of its own in
-//! `tests/oracle`, because the oracle brings a hundred crates and pins its tokio; CI does not build it.
+//! `oracle`: hashes, index and cost beside NVIDIA Dynamo's KV router. The comparison in `tests/oracle` is a
+//! workspace of its own, because the other router brings a hundred crates and pins its tokio. CI does not
+//! build it.
 
 use std::{
     path::PathBuf,
@@ -8,13 +9,13 @@ use std::{
 
 use anyhow::ensure;
 
-use crate::sh;
+use crate::{fleet, sh};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only tests whose names contain this.
+    /// Run only tests whose names contain this.
     filter: Option<String>,
-    /// Write tests/fixtures/oracle_cost.json anew, the oracle's costs that CI compares ours with, before the tests.
+    /// First rewrite tests/fixtures/oracle_cost.json, the other router's costs that CI compares ours with.
     #[arg(long)]
     write_table: bool,
 }
@@ -23,13 +24,13 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.write_table {
         let table = cargo("run").args(["--bin", "cost-table"]).stderr(Stdio::inherit()).output()?;
-        ensure!(table.status.success(), "no table");
+        ensure!(table.status.success(), "the program cost-table ended with {}", table.status);
         std::fs::write(sh::root().join("tests/fixtures/oracle_cost.json"), table.stdout)?;
     }
     sh::run(cargo("test").args(["--tests", "--"]).args(&args.filter))
 }
 
-/// A cargo command on the comparison's workspace, with a target folder of its own.
+/// A cargo command on the comparison's workspace, with a target directory of its own.
 pub(crate) fn cargo(command: &str) -> Command {
     let mut cargo = sh::cargo();
     cargo.args([command, "--manifest-path", "tests/oracle/Cargo.toml", "--locked"]);
@@ -37,9 +38,7 @@ pub(crate) fn cargo(command: &str) -> Command {
     cargo
 }
 
-/// Where it is built.
+/// Target directory of the comparison.
 pub(crate) fn target() -> PathBuf {
-    let around =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| sh::root().join("target"), PathBuf::from);
-    around.join("oracle")
+    fleet::target_dir().join("oracle")
 }

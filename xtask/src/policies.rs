@@ -1,30 +1,38 @@
-//! `policies`: builds every policy of the tree into a component. `--all`: those in Python and JavaScript too.
+//! `policies`: builds every policy of the repository into a component. `--all` includes Python and
+//! JavaScript.
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     time::Instant,
 };
 
 use anyhow::Context as _;
 use pointsman_guest_build::{GuestBuild, Project};
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 
-use crate::{setup, sh};
+use crate::{fleet, setup, sh};
 
-/// Folders of policies in languages whose tools are not Rust's.
-pub(crate) const LANGUAGES: [&str; 2] = ["python", "js"];
+/// Directories below `policies/` with policies that are not written in Rust.
+const LANGUAGES: [&str; 2] = ["python", "js"];
+/// Memory of an instance in which both languages run well, bytes.
+const SCRIPT_MEMORY: &str = "67108864";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Folder for the components [default: target/policies].
+    /// Directory for the components [default: target/policies].
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Those in Python and JavaScript too: needs python3 and npm, and installs their tools under target/ on first use.
+    /// Build the policies in Python and JavaScript too. Needs python3 and npm; installs tools under target/.
     #[arg(long)]
     all: bool,
+    /// Test the policies in Python and JavaScript with the cases of the same policies in Rust, and measure
+    /// them.
+    #[arg(long, requires = "all")]
+    test: bool,
 }
 
-/// Builds each folder of policies/ that has a policy.toml.
+/// Builds each directory of `policies/` that has a `policy.toml`.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     let out = args.out.clone().unwrap_or_else(|| sh::root().join("target/policies"));
@@ -32,34 +40,46 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let bytes = GuestBuild::new(&sh::root(), &format!("policy-{name}")).build()?;
         store(&out, &name, &bytes)?;
     }
-    if args.all {
-        scripts(&out)?;
-    }
-    Ok(())
+    let built = if args.all { scripts(&out)? } else { Vec::new() };
+    if args.test { test(&built) } else { Ok(()) }
 }
 
-/// Builds the policies in Python and JavaScript and answers where they are: folder of the source, component.
-pub(crate) fn scripts(out: &Path) -> anyhow::Result<Vec<(PathBuf, PathBuf)>> {
+/// Builds the policies in Python and JavaScript; returns each policy's name and component.
+fn scripts(out: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let mut built = Vec::new();
     let tools = sh::root().join("target/langs");
     for language in LANGUAGES {
         let folder = sh::root().join("policies").join(language);
         for name in projects(&folder)? {
-            let source = folder.join(&name);
-            let begun = Instant::now();
-            let project = Project::open(&source, Some(&tools))?;
-            let component = project.build()?;
+            let started = Instant::now();
+            let component = Project::open(&folder.join(&name), Some(&tools))?.build()?;
             let path = store(out, &format!("{language}-{name}"), &component.bytes)?;
-            sh::tell(&format!("built in {:.1} s", begun.elapsed().as_secs_f64()));
-            built.push((source, path));
+            sh::status(&format!("built in {:.1} s", started.elapsed().as_secs_f64()));
+            built.push((name, path));
         }
     }
     Ok(built)
 }
 
+fn test(built: &[(String, PathBuf)]) -> anyhow::Result<()> {
+    let pointsman = fleet::build("release")?.join("pointsman");
+    for (name, component) in built {
+        let policy = |command: &str| {
+            let mut run = Command::new(&pointsman);
+            run.args(["policy", command, "--memory-bytes", SCRIPT_MEMORY, "--deadline-ms", "20"])
+                .arg(component);
+            run
+        };
+        let cases = sh::root().join("policies").join(name).join("cases.toml");
+        sh::run(policy("test").arg("--cases").arg(cases))?;
+        sh::run(policy("bench").args(["--rows", "8,64,512"]))?;
+    }
+    Ok(())
+}
+
 fn projects(folder: &Path) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+    for entry in std::fs::read_dir(folder).with_context(|| format!("could not list {}", folder.display()))? {
         let entry = entry?;
         if entry.path().join("policy.toml").is_file() {
             names.push(entry.file_name().to_string_lossy().into_owned());
@@ -70,9 +90,9 @@ fn projects(folder: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 fn store(out: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<PathBuf> {
-    std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    std::fs::create_dir_all(out).with_context(|| format!("could not create {}", out.display()))?;
     let path = out.join(format!("{name}.wasm"));
-    std::fs::write(&path, bytes).with_context(|| path.display().to_string())?;
+    std::fs::write(&path, bytes).with_context(|| format!("could not write {}", path.display()))?;
     let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     sh::print(&format!("{name:<20} {:>8} bytes  sha256 {digest}", bytes.len()));
     Ok(path)

@@ -1,4 +1,4 @@
-//! `setup`: the WebAssembly targets.
+//! `setup`: installs the WebAssembly targets.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use pointsman_guest_build::{Target, has_target};
 
 use crate::sh;
 
-/// Installs what is missing; says what to do when it cannot.
+/// Installs the missing targets; returns an error that says how to install them by other means.
 pub(crate) fn run() -> anyhow::Result<()> {
     let missing: Vec<&str> = [Target::Unknown, Target::Wasip2]
         .into_iter()
@@ -17,15 +17,15 @@ pub(crate) fn run() -> anyhow::Result<()> {
         })
         .collect();
     if missing.is_empty() {
-        sh::tell("setup: the WebAssembly targets are installed");
+        sh::status("setup: the WebAssembly targets are installed");
         return Ok(());
     }
     let mut rustup = Command::new("rustup");
     rustup.current_dir(sh::root()).args(["target", "add"]).args(&missing);
     if let Err(error) = sh::run(&mut rustup) {
         bail!(
-            "{error:#}\nThe Rust targets {} are needed to build policies. Install them for the toolchain of \
-             rust-toolchain.toml, by `rustup target add {}` where rustup may download, or from your distribution.",
+            "could not install the Rust targets {}, which policies are built for: {error:#}\nInstall them for the \
+             toolchain of rust-toolchain.toml with `rustup target add {}`, or from your distribution.",
             missing.join(" and "),
             missing.join(" ")
         );

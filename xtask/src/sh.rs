@@ -1,54 +1,66 @@
-//! Running commands, and saying what is done.
+//! Runs external commands and writes to the terminal.
 
-use std::{io::Write as _, path::PathBuf, process::Command};
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, bail};
 
-/// The workspace's root.
+/// Root of the workspace.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this command, in the workspace's root.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
     cargo
 }
 
-/// Runs a command to its end; its output is ours.
+/// Runs a command to its end with its output on the terminal.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let shown = show(command);
-    tell(&format!("$ {shown}"));
-    let status = command.status().with_context(|| format!("could not run `{shown}`"))?;
-    if !status.success() {
-        bail!("`{shown}` ended with {status}");
+    status(&format!("$ {shown}"));
+    let ended = command.status().with_context(|| format!("could not start `{shown}`"))?;
+    if !ended.success() {
+        bail!("`{shown}` ended with {ended}");
     }
     Ok(())
 }
 
-/// Whether a command can be run and succeeds; its output is swallowed.
+/// Whether a command can be started and succeeds. Its output is discarded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// The commit of the workspace, or nothing outside a clone.
+/// Short hash of the checked-out commit; empty outside a clone.
 pub(crate) fn commit() -> String {
     let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root()).output();
     head.map(|head| String::from_utf8_lossy(&head.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-/// A line to the person at the terminal.
-pub(crate) fn tell(line: &str) {
+/// Files of the repository that git tracks and whose names end so, relative to its root.
+pub(crate) fn tracked_files(ending: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let list = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
+    let list = list.context("could not start git")?;
+    let names = String::from_utf8_lossy(&list.stdout).into_owned();
+    Ok(names.split('\0').filter(|name| name.ends_with(ending)).map(PathBuf::from).collect())
+}
+
+/// Prints what is being done, to standard error.
+pub(crate) fn status(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A line of the result.
+/// Prints a line of the result, to standard output.
 pub(crate) fn print(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// A live bar.
+/// Shows a progress bar.
 pub(crate) fn progress(count: u64, what: &str) -> indicatif::ProgressBar {
     let bar = indicatif::ProgressBar::new(count);
     let style = indicatif::ProgressStyle::with_template("{msg:>10} {bar:40} {pos}/{len} {elapsed}");
@@ -58,9 +70,26 @@ pub(crate) fn progress(count: u64, what: &str) -> indicatif::ProgressBar {
 }
 
 fn show(command: &Command) -> String {
-    let program = std::path::Path::new(command.get_program());
+    let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(command.get_program());
-    let words =
-        std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy().into_owned());
-    words.collect::<Vec<_>>().join(" ")
+    let parts =
+        std::iter::once(name).chain(command.get_args()).map(|part| part.to_string_lossy().into_owned());
+    parts.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::{show, tracked_files};
+
+    #[test]
+    fn commands_are_shown_without_their_directory() {
+        assert_eq!(show(Command::new("/usr/bin/cargo").args(["test", "--locked"])), "cargo test --locked");
+    }
+
+    #[test]
+    fn tracked_files_are_relative_to_the_root() {
+        assert!(tracked_files(".rs").unwrap().contains(&"xtask/src/sh.rs".into()));
+    }
 }

@@ -1,4 +1,4 @@
-//! `spec`: every number of docs/behaviour.md with the tests whose names begin with it, as the test runner lists them.
+//! `spec`: every number of docs/behaviour.md with the tests whose names begin with it.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::sh;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Count only; do not list the tests.
+    /// Print counts only.
     #[arg(long)]
     short: bool,
 }
 
-/// Prints the table; an error when a number has no test.
+/// Prints the table; returns an error when a number has no test.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let behaviour = std::fs::read_to_string(sh::root().join("docs/behaviour.md"))?;
     let numbers = numbers(&behaviour);
@@ -34,11 +34,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     sh::print(&format!("{} numbers, {named_tests} tests named by one, of {}", numbers.len(), tests.len()));
-    ensure!(empty.is_empty(), "no test for: {}", empty.join(", "));
+    ensure!(empty.is_empty(), "numbers without a test: {}", empty.join(", "));
     Ok(())
 }
 
-/// The numbers with the beginning of their text: items `- X1 …`, and rows of table I as `I_<code>`.
+/// Numbers with the beginning of their text: items `- X1 …`, and codes in the table of errors as `I_<code>`.
 fn numbers(text: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut errors = false;
@@ -62,20 +62,33 @@ fn numbers(text: &str) -> BTreeMap<String, String> {
     found
 }
 
-fn is_number(word: &str) -> bool {
-    let mut letters = word.chars();
+fn is_number(text: &str) -> bool {
+    let mut letters = text.chars();
     letters.next().is_some_and(|first| ('A'..='H').contains(&first))
         && letters.next().is_some_and(|second| second.is_ascii_digit())
-        && word.len() <= 4
+        && text.len() <= 4
 }
 
 fn tests() -> anyhow::Result<Vec<String>> {
     let mut list = sh::cargo();
     list.args(["nextest", "list", "--workspace", "--message-format", "json"]);
-    let output = list.output().context("could not run cargo nextest; cargo install cargo-nextest")?;
+    let output = list.output().context("could not start cargo nextest: cargo install cargo-nextest")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let listed: Value = serde_json::from_slice(&output.stdout)?;
-    let suites = listed["rust-suites"].as_object().context("no suites")?.values();
+    let suites = listed["rust-suites"].as_object().context("cargo nextest listed no suites")?.values();
     let cases = suites.flat_map(|suite| suite["testcases"].as_object().into_iter().flatten());
     Ok(cases.map(|(name, _)| name.rsplit("::").next().unwrap_or(name).to_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::numbers;
+
+    #[test]
+    fn items_and_error_codes_are_numbers() {
+        let text = "- A1 The first rule.\n- Z9 not a section\n- word\n## I. Errors\n| 504 | why | `deadline`, `timeout` |\n\
+                    ## J.\n| `x` |\n- H12b The last.\n";
+        let found: Vec<String> = numbers(text).into_keys().collect();
+        assert_eq!(found, ["A1", "H12b", "I_deadline", "I_timeout"]);
+    }
 }

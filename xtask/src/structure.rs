@@ -19,7 +19,7 @@ mod syntax;
 
 use modules::Crate;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Measure another checkout instead, without the rules.
     #[arg(long, value_name = "DIR")]

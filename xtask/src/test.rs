@@ -1,8 +1,8 @@
-//! `test`: everything, after the set-up. nextest when it is there, else cargo's own runner.
+//! `test`: every test of the workspace, with nextest when it is installed, else with cargo's own runner.
 
 use crate::{setup, sh};
 
-/// Sets up and runs every test.
+/// Installs the targets and runs every test.
 pub(crate) fn run() -> anyhow::Result<()> {
     setup::run()?;
     if sh::succeeds(sh::cargo().args(["nextest", "--version"])) {
@@ -15,7 +15,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
             "--status-level",
             "fail",
         ]))?;
-        // nextest leaves documentation examples out.
+        // nextest does not run documentation examples.
         return sh::run(sh::cargo().args(["test", "--workspace", "--locked", "--doc", "--quiet"]));
     }
     sh::run(sh::cargo().args(["test", "--workspace", "--locked"]))

@@ -107,6 +107,10 @@ pub struct SimConfig {
     pub tolerant: bool,
     /// Keep this many of the last requests for [`SimHandle::recorded`](crate::SimHandle::recorded).
     pub record: usize,
+    /// Adds the time of its write to every event, and writes each event on its own.
+    pub stamp: bool,
+    /// Serves every endpoint below any first path segment too.
+    pub any_prefix: bool,
     /// Faults in force from the start.
     pub faults: Vec<Fault>,
 }
@@ -141,6 +145,8 @@ impl Default for SimConfig {
             natural_len: 256,
             tolerant: false,
             record: 0,
+            stamp: false,
+            any_prefix: false,
             faults: Vec::new(),
         }
     }

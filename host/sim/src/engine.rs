@@ -3,7 +3,7 @@
 //! It knows sequences, handoffs and rooms; it must not know HTTP or the shape of an answer.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
-pub use self::counters::Handoffs;
+pub use self::counters::{Disconnect, Handoffs};
 pub(crate) use self::{
     abort::{AbortGuard, Aborts},
     clock::Clock,
-    counters::{Counters, HandoffResult, InFlight, Outcome},
+    counters::{Counters, HandoffResult, InFlight, Outcome, monotonic_nanos},
     rooms::{PrefillSeat, RoomFailure, Rooms},
     sequence::{Finish, Given, Link, Local, Plan, Sequence, Source, Step},
 };
@@ -103,6 +103,8 @@ pub struct SimState {
     pub client_disconnects: u64,
     /// Requests by `leg/outcome`.
     pub requests: HashMap<String, u64>,
+    /// Faults that hit a request, by kind.
+    pub faults_fired: BTreeMap<String, u64>,
     /// Prompt tokens looked up in the prefix cache, and found there.
     pub prefix_queries: u64,
     /// Prompt tokens found in the prefix cache.
@@ -240,6 +242,7 @@ impl Engine {
             prefix_queries: counts.prefix_queries,
             prefix_hits: counts.prefix_hits,
             generated_tokens: self.counters.generated(),
+            faults_fired: self.faults.fired(),
         }
     }
 }

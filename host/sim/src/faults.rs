@@ -1,6 +1,8 @@
 //! Faults: what an engine does wrong on purpose, switchable while it runs. Says which fault hits a request, not how the
 //! HTTP side acts it out.
 
+use std::collections::BTreeMap;
+
 use parking_lot::Mutex;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde::{Deserialize, Serialize};
@@ -104,6 +106,7 @@ pub(crate) struct FaultBoard {
 struct Inner {
     faults: Vec<Fault>,
     rng: SmallRng,
+    fired: BTreeMap<String, u64>,
 }
 
 /// The faults that hit one request.
@@ -140,11 +143,31 @@ impl Fault {
     }
 }
 
+impl FaultKind {
+    /// Its name in JSON, with the status of a status fault: `status-503`.
+    fn label(&self) -> String {
+        match self {
+            Self::Refuse => "refuse".to_owned(),
+            Self::Status { status, .. } => format!("status-{status}"),
+            Self::HangBeforeHeaders => "hang-before-headers".to_owned(),
+            Self::HangAfterHeaders => "hang-after-headers".to_owned(),
+            Self::Stall { .. } => "stall".to_owned(),
+            Self::Cut { .. } => "cut".to_owned(),
+            Self::Garbage { .. } => "garbage".to_owned(),
+            Self::WrongContentType => "wrong-content-type".to_owned(),
+            Self::SlowHealth { .. } => "slow-health".to_owned(),
+            Self::FirstTokenEos => "first-token-eos".to_owned(),
+            Self::PartialParams { .. } => "partial-params".to_owned(),
+            Self::TransferFail => "transfer-fail".to_owned(),
+        }
+    }
+}
+
 impl FaultBoard {
     pub(crate) fn new(faults: Vec<Fault>, seed: u64) -> Self {
         // Another stream than the jitter's, so that switching a fault on does not move the times.
         let rng = SmallRng::seed_from_u64(seed ^ 0x5eed_fa17);
-        Self { inner: Mutex::new(Inner { faults, rng }) }
+        Self { inner: Mutex::new(Inner { faults, rng, fired: BTreeMap::new() }) }
     }
 
     pub(crate) fn replace(&self, faults: Vec<Fault>) {
@@ -155,10 +178,15 @@ impl FaultBoard {
         self.inner.lock().faults.clone()
     }
 
+    /// How many requests each kind of fault hit since the start.
+    pub(crate) fn fired(&self) -> BTreeMap<String, u64> {
+        self.inner.lock().fired.clone()
+    }
+
     /// Draws the faults of one request and counts their hits.
     pub(crate) fn pick(&self, leg: FaultLeg) -> Picked {
         let mut inner = self.inner.lock();
-        let Inner { faults, rng } = &mut *inner;
+        let Inner { faults, rng, fired } = &mut *inner;
         let mut picked = Vec::new();
         for fault in faults.iter_mut() {
             let fits = match fault.leg {
@@ -172,6 +200,7 @@ impl FaultBoard {
             if let Some(times) = &mut fault.times {
                 *times -= 1;
             }
+            *fired.entry(fault.kind.label()).or_default() += 1;
             picked.push(fault.kind.clone());
         }
         Picked(picked)

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::{DefaultBodyLimit, Request, State},
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderValue, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+
+use tower::ServiceExt as _;
 
 pub(crate) use self::request::{Body, OneOrMany};
 use crate::{config::Dialect, engine::Engine, failure::Failure};
@@ -46,14 +48,29 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
         Dialect::Openai => engine_routes,
     };
     let alive = middleware::from_fn_with_state(Arc::clone(engine), alive);
-    engine_routes
+    let routes = engine_routes
         .layer(alive)
         .route("/sim/state", get(control::state))
         .route("/sim/requests", get(control::requests))
+        .route("/sim/disconnects", get(control::disconnects))
         .route("/sim/faults", get(control::faults).post(control::set_faults))
-        .fallback(not_found)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Arc::clone(engine))
+        .with_state(Arc::clone(engine));
+    if !engine.config.any_prefix {
+        return routes.fallback(not_found);
+    }
+    let below = routes.clone().fallback(not_found);
+    routes.fallback(move |request: Request| below.clone().oneshot(without_prefix(request)))
+}
+
+/// Removes the first segment of a request's path.
+fn without_prefix(mut request: Request) -> Request {
+    let whole = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let rest = whole.get(1..).and_then(|path| path.find('/')).and_then(|end| whole.get(end + 1..));
+    if let Some(uri) = rest.and_then(|rest| Uri::try_from(rest).ok()) {
+        *request.uri_mut() = uri;
+    }
+    request
 }
 
 /// A dead engine answers nothing but its death; our own `/sim` still works.

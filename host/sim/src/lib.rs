@@ -5,7 +5,7 @@
 //! drops, reuses or mixes up a handoff is answered as an engine would answer it, and counted. It must not know the gateway.
 
 pub use config::{Dialect, Leg, Role, SimConfig};
-pub use engine::{Handoffs, Recorded, SimState};
+pub use engine::{Disconnect, Handoffs, Recorded, SimState};
 pub use faults::{Fault, FaultKind, FaultLeg};
 pub use sim::{Sim, SimHandle, StartError};
 

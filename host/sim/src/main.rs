@@ -92,9 +92,15 @@ struct Args {
     /// A decode with incomplete parameters is refused instead of killing the engine.
     #[arg(long)]
     tolerant: bool,
-    /// Keep this many of the last requests for `GET /sim/requests`.
+    /// Keep this many of the last requests for `GET /sim/requests`, and of disconnects for `GET /sim/disconnects`.
     #[arg(long, default_value_t = 0)]
     record: usize,
+    /// Add the time of its write to every event as `"t"`, nanoseconds of the monotonic clock, and write each on its own.
+    #[arg(long)]
+    stamp: bool,
+    /// Serve every endpoint below any first path segment too, so that one engine can stand for many workers.
+    #[arg(long)]
+    any_prefix: bool,
     /// A fault in force from the start, as JSON, e.g. '{"kind":"status","status":503,"share":0.1,"leg":"prefill"}';
     /// may be given again. Kinds: refuse, status, hang-before-headers, hang-after-headers, stall, cut, garbage,
     /// wrong-content-type, slow-health, first-token-eos, partial-params, transfer-fail.
@@ -194,6 +200,8 @@ fn config(args: Args) -> anyhow::Result<SimConfig> {
         natural_len: args.natural_len,
         tolerant: args.tolerant,
         record: args.record,
+        stamp: args.stamp,
+        any_prefix: args.any_prefix,
         faults: args.faults,
     })
 }

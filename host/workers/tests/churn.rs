@@ -1,4 +1,5 @@
-//! Workers that join and leave do not leak memory. `cargo xtask churn` prints the figures.
+//! Workers that join and leave do not leak memory. `cargo xtask nightly --only index-memory`
+//! prints the figures.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
 use std::{sync::Arc, time::Duration};

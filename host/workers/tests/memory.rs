@@ -1,7 +1,8 @@
 //! The index's resident memory stays within its budget.
 //!
-//! `cargo xtask churn` prints the figures. It runs each test in a process of its own, because memory that an earlier
-//! index freed would falsify them.
+//! `cargo xtask nightly --only index-memory` prints the figures. It runs each test in a process of its own,
+//! because memory that
+//! an earlier index freed would falsify them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
 use std::time::Duration;
@@ -102,7 +103,7 @@ fn time_to_evict(depth: u64) -> Duration {
 }
 
 #[test]
-#[ignore = "measures time: cargo xtask churn"]
+#[ignore = "measures time: cargo xtask nightly --only index-memory"]
 fn h4_evicting_a_block_takes_the_same_time_for_shallow_and_deep_prompts() {
     let [shallow, deep] = [500, 20_000].map(time_to_evict);
     eprintln!("time per evicted block: {shallow:?} with 500 branches, {deep:?} with 20,000 branches");
@@ -110,19 +111,19 @@ fn h4_evicting_a_block_takes_the_same_time_for_shallow_and_deep_prompts() {
 }
 
 #[test]
-#[ignore = "minutes without optimisation: cargo xtask churn"]
+#[ignore = "minutes without optimisation: cargo xtask nightly --only index-memory"]
 fn h4_ten_million_blocks_by_events_stay_within_the_budget() {
     fill("events", 16);
 }
 
 #[test]
-#[ignore = "minutes without optimisation: cargo xtask churn"]
+#[ignore = "minutes without optimisation: cargo xtask nightly --only index-memory"]
 fn h4_ten_million_blocks_by_one_engine_s_events_stay_within_the_budget() {
     fill("events", 1);
 }
 
 #[test]
-#[ignore = "minutes without optimisation: cargo xtask churn"]
+#[ignore = "minutes without optimisation: cargo xtask nightly --only index-memory"]
 fn h4_ten_million_blocks_by_decisions_stay_within_the_budget() {
     fill("decisions", 16);
 }

@@ -4,7 +4,7 @@ use crate::{setup, sh};
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Only this bench, as `policy_call` or `pipeline`.
+    /// Run only this bench, for example `policy_call` or `pipeline`.
     bench: Option<String>,
 }
 

@@ -1,7 +1,9 @@
-//! `bench gateway`: routers in turn, round by round, in one run, in front of the same engine and the same clients.
+//! `bench gateway`: routers in turn, round by round, in front of the same engines and behind the same
+//! clients.
 //!
-//! The figure of merit is the router's own CPU time; the engine and the clients live in this process, share its clock, and
-//! stamp every event, so that a hop is measured from the engine's write to the client's read.
+//! The figure of merit is the router's own CPU time from `/proc`, which the load of engines and clients does
+//! not distort. Engines stamp every event on the machine's monotonic clock, so a hop is the time from the
+//! engine's write to the client's read.
 
 use std::{io::Write as _, path::PathBuf, time::Duration};
 
@@ -10,75 +12,80 @@ use serde_json::json;
 
 use crate::{fleet, setup, sh};
 
-mod client;
-mod cpu;
+mod clients;
 mod engines;
+mod figures;
+mod rivals;
 mod routers;
+mod run;
 mod scenario;
 mod versus;
 
 use engines::Engines;
+use figures::Figures;
 use routers::Router;
-use scenario::{Figures, Scenario};
+use scenario::Scenario;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Rounds; figures are medians over them, ratios are taken within a round.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Scenarios by letter; all when not given.
+    /// Scenarios by letter [default: all].
     #[arg(long, value_delimiter = ',')]
     scenarios: Vec<String>,
-    /// A share of each scenario's requests, for a quick look.
+    /// Share of each scenario's requests to send, for a quick look.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// A Python environment with rivals in it (vllm-router, sglang-router): they are measured in the same rounds.
-    #[arg(long)]
+    /// Python environment with vllm-router and sglang-router, which run in the same rounds.
+    #[arg(long, value_name = "VENV")]
     rivals: Option<PathBuf>,
-    /// Directory with another build of `pointsman`: both builds run in every round, and the ratios are printed.
+    /// Directory with another build of `pointsman`: both builds run in every round, and the ratios are
+    /// printed.
     #[arg(long, value_name = "DIR")]
     versus: Option<PathBuf>,
-    /// A model folder with tokenizer.json: the scenarios that count in tokens run too.
-    #[arg(long)]
+    /// Model directory with tokenizer.json; required by the scenarios that count tokens.
+    #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// A JSON line a figure is appended here.
+    /// File to which one JSON line a router and scenario is appended.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
 }
 
-/// Runs the rounds and prints the table.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0, "--rounds 0 measures nothing");
-    setup::run()?;
-    let programs = Programs {
-        bin: fleet::build()?,
-        versus: args.versus.clone(),
-        rivals: args.rivals.clone(),
-        tokenizer: args.tokenizer.clone(),
-    };
+/// Runs the rounds and prints the tables.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(args.rounds > 0, "--rounds 0 measures nothing: pass at least 1");
     if let Some(versus) = &args.versus {
         let binary = versus.join("pointsman");
         ensure!(binary.is_file(), "--versus: {} does not exist", binary.display());
     }
-    let chosen: Vec<&Scenario> = scenario::ALL
-        .iter()
-        .filter(|one| !one.tokens || args.tokenizer.is_some())
-        .filter(|one| args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == one.name))
-        .collect();
-    ensure!(!chosen.is_empty(), "no such scenario; there are: {}", scenario::names());
+    setup::run()?;
+    if routers::nginx_program().is_none() {
+        sh::status("nginx is not installed and takes no part: apt-get install nginx-light");
+    }
+    let programs = Programs {
+        bin: fleet::build("release")?,
+        versus: args.versus.clone(),
+        rivals: args.rivals.clone(),
+        tokenizer: args.tokenizer.clone(),
+    };
+    let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some());
+    ensure!(!chosen.is_empty(), "no scenario is called {:?}: expected {}", args.scenarios, scenario::names());
     let out = sh::root().join(&args.out);
     std::fs::create_dir_all(out.parent().context("--out names no file")?)?;
     let mut out = std::fs::OpenOptions::new().append(true).create(true).open(out)?;
     let commit = sh::commit();
     let mut comparison = Vec::new();
     for scenario in chosen {
-        sh::tell(&format!("({}) {}", scenario.name, scenario.says));
-        let rounds = (0..args.rounds)
-            .map(|round| one_round(scenario, &programs, args.scale, round))
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        for (name, figures) in table(scenario, &programs.routers(scenario), &rounds) {
+        sh::status(&format!("({}) {}", scenario.name, scenario.description));
+        let mut rounds = Vec::new();
+        for round in 0..args.rounds {
+            rounds.push(one_round(scenario, &programs, args.scale, round).await?);
+        }
+        for (name, figures) in figures::table(scenario, &programs.routers(scenario), &rounds) {
             let line = json!({
-                "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds, "figures": figures,
+                "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds,
+                "figures": figures,
             });
             writeln!(out, "{line}")?;
         }
@@ -100,99 +107,39 @@ struct Programs {
 }
 
 impl Programs {
-    /// The routers that take part.
+    /// Routers that are installed and can serve the scenario.
     fn routers(&self, scenario: &Scenario) -> Vec<Router> {
-        let here = |router: &Router| match router {
+        let installed = |router: &Router| match router {
             Router::Versus => self.versus.is_some(),
+            Router::Nginx => routers::nginx_program().is_some(),
             other => !other.is_rival() || self.rivals.is_some(),
         };
-        Router::ALL.into_iter().filter(|router| here(router) && router.can(scenario)).collect()
+        Router::ALL.into_iter().filter(|router| installed(router) && router.can_serve(scenario)).collect()
     }
 }
 
+/// Figures of one round by router.
 type Round = Vec<(&'static str, Figures)>;
 
-fn one_round(scenario: &Scenario, programs: &Programs, scale: f64, round: usize) -> anyhow::Result<Round> {
-    let engines = Engines::start(scenario)?;
-    let mut figures = Vec::new();
+async fn one_round(
+    scenario: &Scenario,
+    programs: &Programs,
+    scale: f64,
+    round: usize,
+) -> anyhow::Result<Round> {
+    let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
+    let engines = Engines::start(scenario, &programs.bin, dir.path())?;
     let routers = programs.routers(scenario);
-    // Each round begins with another router, so that none is always first.
-    let order = routers.iter().cycle().skip(round % routers.len()).take(routers.len());
-    for kind in order {
-        let router = kind.start(scenario, &engines, programs).with_context(|| kind.name().to_owned())?;
-        std::thread::sleep(Duration::from_millis(300));
-        scenario.run(&router, (scale * 0.1).min(0.1)).with_context(|| kind.name().to_owned())?;
-        let measured = scenario.run(&router, scale).with_context(|| kind.name().to_owned())?;
-        sh::tell(&format!("  round {round} {:<13} {}", kind.name(), measured.short()));
-        figures.push((kind.name(), measured));
+    let mut figures = Vec::new();
+    // Each round begins with another router, so that no router is always first.
+    for kind in routers.iter().cycle().skip(round % routers.len()).take(routers.len()) {
+        let name = kind.name();
+        let router = kind.start(scenario, &engines, programs).await.with_context(|| name.to_owned())?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        run::run(scenario, &router, (scale * 0.1).min(0.1)).await.with_context(|| name.to_owned())?;
+        let measured = run::run(scenario, &router, scale).await.with_context(|| name.to_owned())?;
+        sh::status(&format!("  round {round} {name:<13} {}", measured.short()));
+        figures.push((name, measured));
     }
     Ok(figures)
-}
-
-fn table(
-    scenario: &Scenario,
-    routers: &[Router],
-    rounds: &[Round],
-) -> Vec<(&'static str, serde_json::Value)> {
-    sh::print(&format!(
-        "\n({}) {}\n{:<13} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
-        scenario.name,
-        scenario.says,
-        "router",
-        "CPU s/1000",
-        "x nginx",
-        "us/event",
-        "TTFT p50",
-        "TTFT p99",
-        "hop p50",
-        "hop p99",
-        "ev/chunk",
-        "req/s",
-        "RSS MB"
-    ));
-    let of = |name: &str, figure: fn(&Figures) -> f64| -> Vec<f64> {
-        rounds
-            .iter()
-            .flatten()
-            .filter(|(other, _)| *other == name)
-            .map(|(_, figures)| figure(figures))
-            .collect()
-    };
-    let cpu = |figures: &Figures| figures.cpu_per_1000_s;
-    let floor = of("nginx", cpu);
-    let mut lines = Vec::new();
-    for kind in routers {
-        let name = kind.name();
-        let ratio: Vec<f64> = of(name, cpu).iter().zip(&floor).map(|(cpu, floor)| cpu / floor).collect();
-        let shown = [
-            median(of(name, cpu)),
-            median(ratio.clone()),
-            median(of(name, |figures| figures.cpu_per_event_us)),
-            median(of(name, |figures| figures.ttft_p50_ms)),
-            median(of(name, |figures| figures.ttft_p99_ms)),
-            median(of(name, |figures| figures.hop_p50_us)),
-            median(of(name, |figures| figures.hop_p99_us)),
-            median(of(name, |figures| figures.events_per_chunk)),
-            median(of(name, |figures| figures.per_second)),
-            median(of(name, |figures| figures.rss_mb)),
-        ];
-        let [per_1000, ratio, per_event, p50, p99, hop50, hop99, chunk, rate, rss] = shown;
-        sh::print(&format!(
-            "{name:<13} {per_1000:>12.3} {ratio:>9.2} {per_event:>9.2} {p50:>9.3} {p99:>9.3} {hop50:>9.0} {hop99:>9.0} {chunk:>8.2} {rate:>9.0} {rss:>9.1}"
-        ));
-        lines.push((
-            name,
-            json!({
-                "cpu_s_per_1000": per_1000, "ratio_to_nginx": ratio, "cpu_us_per_event": per_event,
-                "ttft_ms": [p50, p99], "hop_us": [hop50, hop99], "events_per_chunk": chunk,
-                "requests_per_s": rate, "rss_mb": rss,
-            }),
-        ));
-    }
-    lines
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

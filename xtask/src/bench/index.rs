@@ -6,28 +6,28 @@ use anyhow::Context as _;
 
 use crate::{oracle, sh};
 
-/// All but the rounds are what is replayed; `tests/oracle` has the bench itself.
+/// Options that are passed to the bench in `tests/oracle`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Mooncake trace, JSON lines with `hash_ids` [default: the excerpt in tests/fixtures].
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Engines that serve it.
+    /// Engines that serve the trace.
     #[arg(long, default_value_t = 64)]
     workers: u64,
-    /// Tokens in a block; a hash id of the trace is 512 tokens, so it becomes 512 / this many blocks.
+    /// Tokens in a block. A hash id of the trace stands for 512 tokens.
     #[arg(long, default_value_t = 64)]
     block_tokens: usize,
-    /// Tokens an engine's cache holds; what is beyond is evicted.
+    /// Tokens in an engine's cache; more are evicted.
     #[arg(long, default_value_t = 1_000_000)]
     cache_tokens: usize,
-    /// Only this many prompts of the trace.
+    /// Use only this many prompts of the trace.
     #[arg(long)]
     prompts: Option<usize>,
-    /// Rounds; each measures both sides, and a ratio is taken within one.
+    /// Rounds; each measures both sides, and ratios are taken within a round.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Writer threads of the oracle (Pointsman has one).
+    /// Writer threads of the oracle; Pointsman has one.
     #[arg(long, default_value_t = 2)]
     oracle_threads: usize,
     /// Blocks stored a second while lookups are timed.
@@ -54,9 +54,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         bench.args(["--prompts", &prompts.to_string()]);
     }
     if let Some(trace) = &args.trace {
-        bench
-            .arg("--trace")
-            .arg(std::fs::canonicalize(trace).with_context(|| format!("{}", trace.display()))?);
+        bench.arg("--trace").arg(
+            std::fs::canonicalize(trace)
+                .with_context(|| format!("could not find the trace {}", trace.display()))?,
+        );
     }
     sh::run(&mut bench)
 }

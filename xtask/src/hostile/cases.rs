@@ -1,33 +1,34 @@
-//! The bad policies, and what has to become of each.
+//! The bad policies and how each has to end.
 
 use anyhow::{Context as _, ensure};
 use pointsman_guest_build::{GuestBuild, Target};
 
 use crate::sh;
 
-/// What is put into the policy folder.
+/// What is installed in the policy directory.
 pub(super) enum Content {
     Bytes(Vec<u8>),
-    /// A named pipe that nobody writes to.
+    /// A named pipe without a writer.
     Pipe,
 }
 
-/// What has to become of it.
+/// How a case has to end.
 pub(super) enum Expected {
-    /// Refused with this kind; the last good one serves on.
+    /// Refused with this kind; the last good policy continues to serve.
     Refused(&'static str),
-    /// Admitted, fails in its calls with one of these failures, the fallback serves meanwhile, rolled back and quarantined.
+    /// Admitted, then its calls fail in one of these ways and the fallback serves. It is rolled back and
+    /// quarantined.
     RolledBack(Vec<&'static str>),
-    /// Is told to be no slot's.
+    /// Listed as a file that belongs to no slot.
     Stray,
-    /// Harmless within its limits: it serves.
+    /// Serves: limits keep it harmless.
     Serves,
 }
 
 /// One bad policy.
 pub(super) struct Case {
     pub(super) name: String,
-    /// Its file in the policy folder.
+    /// File name in the policy directory.
     pub(super) file: &'static str,
     pub(super) content: Content,
     pub(super) expected: Expected,
@@ -35,12 +36,12 @@ pub(super) struct Case {
 
 use Expected::{Refused, RolledBack, Serves, Stray};
 
-/// An export, its guest and slot, and the deeds of its own with the failures they are.
+/// An export, its guest and slot file, and its own deeds with the failure that each causes.
 type World<'a> = (&'a str, &'a [u8], &'static str, &'a [(&'a str, &'static str)]);
 
 const SCRIPT: &str = "pointsman-rogue:good 0";
-/// Good calls of an instance before a deed that is to pass admission: more than the probe makes, and so few that one failure
-/// after them is above the share that a probation allows.
+/// Good calls of an instance before a deed that has to pass admission: more than the probe makes, and so few
+/// that one failure after them exceeds the share that a probation allows.
 const LATER: u32 = 14;
 const PREFILL: &str = "prefill.wasm";
 /// This slot grants `state`.
@@ -82,18 +83,18 @@ impl Guests {
         })
     }
 
-    /// What fills the state of its slot.
+    /// A policy that fills the state of its slot.
     pub(super) fn flood(&self) -> anyhow::Result<Vec<u8>> {
         scripted(&self.stateful, "state-flood", LATER)
     }
 }
 
-/// The guest with another script: other behaviour, and another digest.
+/// Replaces the script in a guest, which changes its behaviour and its digest.
 fn scripted(guest: &[u8], deed: &str, after: u32) -> anyhow::Result<Vec<u8>> {
     let at = guest.windows(SCRIPT.len()).position(|part| part == SCRIPT.as_bytes());
-    let at = at.context("the guest has no script")?;
+    let at = at.context("the guest contains no script")?;
     let script = format!("{deed} {after}");
-    ensure!(script.len() <= 64, "a script of {} bytes", script.len());
+    ensure!(script.len() <= 64, "the script has {} bytes, more than 64", script.len());
     let mut bytes = guest.to_vec();
     let place = bytes.get_mut(at..at + 64).context("the script is cut off")?;
     place.fill(b' ');
@@ -112,7 +113,8 @@ fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
     out
 }
 
-/// All cases, those of a slot together. What is rolled back stays out for good, so that each round has contents of its own.
+/// All cases, grouped by slot. Content that was rolled back is never admitted again, so each round has its
+/// own.
 pub(super) fn all(guests: &Guests, round: u32) -> anyhow::Result<Vec<Case>> {
     let mut cases = files(guests);
     cases.extend(introductions(guests)?);
@@ -128,7 +130,7 @@ pub(super) fn all(guests: &Guests, round: u32) -> anyhow::Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Files that are no policy, or not one for their place.
+/// Files that are not a policy, or not one for their slot.
 fn files(guests: &Guests) -> Vec<Case> {
     let Guests { selector, stateful, sockets, planner, filter, core, .. } = guests;
     let half = |bytes: &[u8]| bytes.get(..bytes.len() / 2).unwrap_or_default().to_vec();
@@ -138,7 +140,7 @@ fn files(guests: &Guests) -> Vec<Case> {
     let needy = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x02\x0d\x01\x03env\x05clock\0\0";
     let prefill: Vec<(&str, Vec<u8>, &str)> = vec![
         ("empty file", Vec::new(), "not_wasm"),
-        ("garbage", b"this is no policy at all".repeat(400), "not_wasm"),
+        ("garbage", b"this is not a policy".repeat(400), "not_wasm"),
         ("truncated component", half(selector), "malformed"),
         ("64 bytes overwritten", scrambled, "malformed"),
         ("33 MiB", vec![0; 33 << 20], "too_large"),
@@ -162,13 +164,13 @@ fn files(guests: &Guests) -> Vec<Case> {
         content: Content::Pipe,
         ..case("named pipe", PREFILL, Vec::new(), Refused("unreadable"))
     });
-    cases.push(case("no slot's name", "prefil.wasm", selector.clone(), Stray));
+    cases.push(case("name of no slot", "prefil.wasm", selector.clone(), Stray));
     cases.push(case("selector as decode override", OVERRIDE, selector.clone(), Refused("wrong_slot")));
     cases.push(case("filter as decode override", OVERRIDE, filter.clone(), Refused("wrong_slot")));
     cases
 }
 
-/// `describe` and `configure`.
+/// Policies that fail in `describe` or `configure`.
 fn introductions(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let table = [
         ("describe-trap", "configure"),
@@ -190,7 +192,8 @@ fn introductions(guests: &Guests) -> anyhow::Result<Vec<Case>> {
         .collect()
 }
 
-/// Calls, each kind once at once, where the probe meets it, and once after a while, where requests do.
+/// Policies that fail in calls: once at once, where the probe meets the failure, and once later, where
+/// requests do.
 fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let common = [
         ("trap", "trap"),
@@ -208,7 +211,7 @@ fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     ];
     let scorer = [("nan", "invalid"), ("infinite", "invalid"), ("short", "invalid"), ("huge", "invalid")];
     let filter = [("unsorted", "invalid"), ("twice", "invalid"), ("beyond", "invalid"), ("huge", "invalid")];
-    // `decide` answers a word; the rest is `decode-config`.
+    // `decide` only answers yes or no; the others are failures of `decode-config`.
     let planner =
         [("config-loop", "timeout"), ("config-trap", "trap"), ("nan", "invalid"), ("negative", "invalid")];
     let worlds: [World<'_>; 4] = [
@@ -240,11 +243,11 @@ fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let memory = scripted(&guests.selector, "memory", 0)?;
     cases.push(case("select: answers by its own memory", PREFILL, memory, Refused("not_deterministic")));
     let panics = scripted(&guests.wasi, "trap", LATER)?;
-    cases.push(case("panics with words on WASI's stderr", PREFILL, panics, RolledBack(vec!["trap"])));
+    cases.push(case("panics with a message on WASI's stderr", PREFILL, panics, RolledBack(vec!["trap"])));
     Ok(cases)
 }
 
-/// What happens while a policy learns: the probe refuses it, and later nobody is harmed.
+/// Policies that fail while they learn: the probe refuses them, and a later failure harms no request.
 fn learners(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let mut cases = Vec::new();
     for deed in ["observe-trap", "observe-loop", "observe-hoard"] {
@@ -255,12 +258,12 @@ fn learners(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// How a deed may end: on a slow core, work in plenty is stopped by the deadline before it fails by itself.
+/// How a deed may end: on a slow core the deadline stops long work before it fails by itself.
 fn ends(deed: &str, failure: &'static str) -> Vec<&'static str> {
     if matches!(deed, "overflow" | "long-error" | "huge") { vec![failure, "timeout"] } else { vec![failure] }
 }
 
-/// What limits make harmless.
+/// Policies that limits make harmless.
 fn harmless(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let table = [
         ("select: leaks 12 KiB a call", PREFILL, &guests.selector, "leak"),

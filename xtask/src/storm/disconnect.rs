@@ -1,29 +1,33 @@
-//! Clients that leave at random times: upstream work stops where it may, and what was committed is consumed.
+//! Clients that disconnect at random times: upstream work stops where it may, and committed handoffs are
+//! consumed.
 
 use std::{
-    io::{BufRead, BufReader, Write},
-    net::TcpStream,
+    collections::HashMap,
     path::Path,
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
-use rand::RngExt;
-use serde_json::json;
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout_at};
 
-use super::{Outcome, booked, by_reason, engines, turns};
+use super::LEAKS;
 use crate::{
-    engine::{self, Engine, Pace},
-    fleet, sh,
+    client::{CHAT, Client},
+    fleet::{self, EngineSpec, Fleet},
+    load::closed_loop,
+    metrics_text,
+    proc::monotonic_nanos,
+    sh,
+    stats::{quantile, sorted},
+    table::Checks,
 };
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Clients.
+    /// Clients of each part.
     #[arg(long, default_value_t = 2_000)]
     clients: u64,
     /// Clients at once.
@@ -31,161 +35,155 @@ pub(crate) struct Args {
     at_once: usize,
 }
 
-/// When each marked stream was seen to be left, by the engine; nanoseconds of the shared clock.
-static LEFT: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+/// Longest time from a client's disconnect to the engine's notice, p99, milliseconds.
+const NOTICE_MS: f64 = 100.0;
 
-fn noticed(marker: u64) {
-    if let Ok(mut left) = LEFT.lock() {
-        left.push((marker, engine::now()));
-    }
+/// What a client saw before it disconnected.
+#[derive(Debug, Default)]
+struct Visit {
+    /// The answer's `id`, from the first event.
+    id: Option<String>,
+    /// A token arrived.
+    token: bool,
+    /// The client disconnected before the answer's end.
+    left: bool,
 }
 
-pub(super) fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
-    let mut outcome = Outcome::default();
-    stops_at_once(args, bin, &mut outcome)?;
+pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
+    let mut checks = Checks::default();
+    stops_at_once(args, bin, &mut checks).await?;
     for dialect in ["vllm", "sglang"] {
-        consumes(args, bin, dialect, &mut outcome)?;
+        consumes(args, bin, dialect, &mut checks).await?;
     }
-    outcome.end()
+    checks.finish()
 }
 
-/// How soon the decode leg ends once its client left after the first token (E2), on engines that look for it every 2 ms.
-fn stops_at_once(args: &Args, bin: &Path, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let pace = Pace {
-        prefill: Duration::from_millis(20),
-        event: Duration::from_millis(2),
-        events: 2_000,
-        left: Some(noticed),
-        ..Pace::default()
-    };
-    let engine = Engine::start(pace)?;
+/// Measures how soon the decode engine notices that the client of a stream left.
+async fn stops_at_once(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;
-    let workers = ["prefill", "decode"]
-        .map(|role| format!("role={role},engine=vllm,url=http://{}/{role}", engine.address));
-    let fleet = fleet::gateway(bin, dir.path(), Vec::new(), "", &workers)?;
-    let gone: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+    let flags =
+        "--overhead-ms 20 --prefill-ms-per-token 0 --itl-ms 2 --jitter 0 --load-factor 1 --record 10000";
+    let engines = ["prefill", "decode"].map(|role| EngineSpec::new("vllm", role, flags));
+    let fleet = fleet::start(bin, dir.path(), &engines, "").await?;
+    let left: Mutex<Vec<(String, u64)>> = Mutex::default();
     let progress = sh::progress(args.clients, "clients");
-    turns(args.clients, args.at_once, |turn| {
-        let stay = Duration::from_millis(rand::rng().random_range(0..250));
-        if visit(&fleet.client(), Some(turn), stay, true).unwrap_or(false)
-            && let Ok(mut gone) = gone.lock()
-        {
-            gone.push((turn, engine::now()));
-        }
-        progress.inc(1);
-    });
-    progress.finish_and_clear();
-    thread::sleep(Duration::from_millis(500));
-    let left = LEFT.lock().map(|left| left.clone()).unwrap_or_default();
-    let gone = gone.into_inner().unwrap_or_default();
-    let mut took: Vec<u64> = gone
-        .iter()
-        .filter_map(|(turn, at)| {
-            let (_, seen) = left.iter().find(|(marker, _)| marker == turn)?;
-            Some(seen.saturating_sub(*at) / 1_000)
-        })
-        .collect();
-    took.sort_unstable();
-    let at =
-        |share: usize| took.get((took.len().saturating_sub(1)) * share / 100).copied().unwrap_or(u64::MAX);
-    let missed = gone.len() - took.len();
-    outcome.row("clients that left after the first token", gone.len(), !gone.is_empty());
-    outcome.row("of these, decode legs that were not ended", missed, missed == 0);
-    let shown = format!("{:.1} / {:.1} ms", at(50) as f64 / 1e3, at(99) as f64 / 1e3);
-    outcome.row("client left -> engine sees it, p50 / p99 (limit 100 ms)", shown, at(99) < 100_000);
-    let left = booked(&fleet, Duration::from_secs(5))?;
-    outcome.row("bookings left", left, left == 0);
-    Ok(())
-}
-
-/// What was committed is consumed, on engines that count handoffs strictly.
-fn consumes(args: &Args, bin: &Path, dialect: &str, outcome: &mut Outcome) -> anyhow::Result<()> {
-    let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;
-    let (mut processes, mut workers) = (Vec::new(), Vec::new());
-    for role in ["prefill", "decode"] {
-        for place in 0..2 {
-            let flags = ["--engine", dialect, "--role", role, "--bootstrap-port", "0", "--lease-s", "5"];
-            let times = ["--overhead-ms", "20", "--prefill-ms-per-token", "0.05", "--itl-ms", "5"];
-            let flags: Vec<&str> = flags.into_iter().chain(times).collect();
-            let process = fleet::engine(bin, dir.path(), &format!("{role}-{place}"), &flags)?;
-            let mut worker = format!("role={role},engine={dialect},url=http://{}", process.listening());
-            if dialect == "sglang" && role == "prefill" {
-                worker.push_str(&format!(",bootstrap_port={}", process.told["bootstrap_port"]));
+    closed_loop(args.clients, args.at_once, |_| {
+        let (fleet, left, progress) = (&fleet, &left, &progress);
+        async move {
+            let visit = visit(&fleet.client, stay(), true).await;
+            if let Some(id) = visit.id.filter(|_| visit.token && visit.left) {
+                left.lock().push((id, monotonic_nanos()));
             }
-            workers.push(worker);
-            processes.push(process);
+            progress.inc(1);
         }
-    }
-    let fleet = fleet::gateway(bin, dir.path(), processes, "", &workers)?;
-    let served = AtomicU64::new(0);
-    let progress = sh::progress(args.clients, dialect);
-    turns(args.clients, args.at_once, |_| {
-        let stay = Duration::from_millis(rand::rng().random_range(0..250));
-        let stream = rand::rng().random_bool(0.7);
-        let answered = visit(&fleet.client(), None, stay, stream).unwrap_or(false);
-        served.fetch_add(u64::from(answered), Ordering::Relaxed);
-        progress.inc(1);
-    });
-    progress.finish_and_clear();
-    let left = booked(&fleet, Duration::from_secs(10))?;
-    thread::sleep(Duration::from_secs(6));
-    let handoffs = by_reason(&fleet, "pointsman_handoffs_total")?;
-    let complete = handoffs.get("complete").copied().unwrap_or(0);
-    outcome.row(
-        &format!("{dialect}: clients, of which saw a token"),
-        format!("{}, {}", args.clients, served.into_inner()),
-        true,
-    );
-    if dialect == "vllm" {
-        // Both ends of a pull count it.
-        let pulled = engines(&fleet, "/handoffs/pulled") / 2;
-        outcome.row("vllm: handoffs committed, pulled", format!("{complete}, {pulled}"), complete == pulled);
-    }
-    let aborted = engines(&fleet, "/aborted");
-    outcome.row(&format!("{dialect}: sequences aborted"), aborted, true);
-    for (what, pointer) in [
-        ("handoffs stranded", "/stranded"),
-        ("blocks pinned", "/pinned_blocks"),
-        ("sequences running", "/running"),
-        ("sequences waiting", "/waiting"),
-        ("handoffs used twice", "/handoffs/reused"),
-        ("rooms used twice", "/duplicate_rooms"),
-    ] {
-        let count = engines(&fleet, pointer);
-        outcome.row(&format!("{dialect}: {what}"), count, count == 0);
-    }
-    outcome.row(&format!("{dialect}: bookings left"), left, left == 0);
-    Ok(())
-}
-
-/// A client that reads for `stay` and then leaves; whether it saw a token.
-fn visit(address: &str, marker: Option<u64>, stay: Duration, stream: bool) -> anyhow::Result<bool> {
-    let body = json!({
-        "model": "tiny", "stream": stream, "max_tokens": 400, "ignore_eos": true, "marker": marker.unwrap_or(0),
-        "messages": [{ "role": "user", "content": format!("{} leaves ", rand::random::<u32>()).repeat(12) }],
     })
-    .to_string();
-    let mut out = TcpStream::connect(address)?;
-    let leaves = Instant::now() + stay;
-    write!(
-        out,
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
-    out.set_read_timeout(Some(Duration::from_millis(2)))?;
-    let mut reader = BufReader::new(out);
-    let (mut token, mut line) = (false, Vec::new());
-    while Instant::now() < leaves {
-        // A read that timed out keeps what it has in `line`.
-        match reader.read_until(b'\n', &mut line) {
-            Ok(0) => break,
-            Ok(_) => {
-                token |=
-                    line.windows(10).any(|window| window == b"\"content\":") && !line.ends_with(b"\"\"}\n");
-                line.clear();
+    .await;
+    progress.finish_and_clear();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let noticed = disconnects(&fleet).await?;
+    let left = left.into_inner();
+    let took = left.iter().filter_map(|(id, at)| Some(noticed.get(id)?.saturating_sub(*at)));
+    #[expect(clippy::cast_precision_loss, reason = "a time to show")]
+    let took = sorted(took.map(|nanos| nanos as f64 / 1e6).collect());
+    checks.check("clients that disconnected after the first token", left.len(), !left.is_empty());
+    checks.none("of these, decode legs that were not stopped", (left.len() - took.len()) as u64);
+    let [p50, p99] = [quantile(&took, 0.5), quantile(&took, 0.99)];
+    let shown = format!("{p50:.1} / {p99:.1} ms");
+    checks.check("disconnect to notice at the engine, p50 / p99 (limit 100 ms)", shown, p99 < NOTICE_MS);
+    checks.none("bookings left", fleet.booked(Duration::from_secs(5)).await?);
+    Ok(())
+}
+
+/// When each answer's connection was closed by its reader, by the answer's id, as the engines recorded it.
+async fn disconnects(fleet: &Fleet) -> anyhow::Result<HashMap<String, u64>> {
+    let mut all = HashMap::new();
+    for engine in &fleet.engines {
+        let list = engine.client().json("/sim/disconnects").await?;
+        for entry in list.as_array().into_iter().flatten() {
+            if let (Some(id), Some(at)) = (entry["id"].as_str(), entry["at_ns"].as_u64()) {
+                all.insert(id.to_owned(), at);
             }
-            Err(_) => {}
         }
     }
-    Ok(token)
+    Ok(all)
+}
+
+/// Checks that committed handoffs are consumed, on engines that count them strictly.
+async fn consumes(args: &Args, bin: &Path, dialect: &str, checks: &mut Checks) -> anyhow::Result<()> {
+    let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;
+    let flags = "--lease-s 5 --overhead-ms 20 --prefill-ms-per-token 0.05 --itl-ms 5";
+    let engines = ["prefill", "decode"].map(|role| vec![EngineSpec::new(dialect, role, flags); 2]).concat();
+    let fleet = fleet::start(bin, dir.path(), &engines, "").await?;
+    let (tokens, left) = (AtomicU64::new(0), AtomicU64::new(0));
+    let progress = sh::progress(args.clients, dialect);
+    closed_loop(args.clients, args.at_once, |_| {
+        let (fleet, tokens, left, progress) = (&fleet, &tokens, &left, &progress);
+        async move {
+            let stream = rand::rng().random_bool(0.7);
+            let visit = visit(&fleet.client, stay(), stream).await;
+            tokens.fetch_add(u64::from(visit.token), Ordering::Relaxed);
+            left.fetch_add(u64::from(visit.left), Ordering::Relaxed);
+            progress.inc(1);
+        }
+    })
+    .await;
+    progress.finish_and_clear();
+    let booked = fleet.booked(Duration::from_secs(10)).await?;
+    // Leases end after 5 s.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let left = left.into_inner();
+    checks.check(&format!("{dialect}: clients that disconnected"), left, left > 0);
+    checks.show(&format!("{dialect}: clients that saw a token"), tokens.into_inner());
+    if dialect == "vllm" {
+        let metrics = fleet.metrics().await?;
+        let complete =
+            metrics_text::sum_with(&metrics, "pointsman_handoffs_total", &[("reason", "complete")]);
+        // Both engines of a pull count it.
+        let pulled = fleet.engines_sum("/handoffs/pulled").await / 2;
+        #[expect(clippy::cast_precision_loss, reason = "a count of thousands")]
+        let equal = complete == pulled as f64;
+        checks.check("vllm: handoffs committed, pulled", format!("{complete}, {pulled}"), equal);
+    }
+    checks.show(&format!("{dialect}: sequences aborted"), fleet.engines_sum("/aborted").await);
+    let leaks = [("handoffs stranded", "/stranded"), ("blocks pinned", "/pinned_blocks")];
+    for (what, pointer) in leaks.into_iter().chain(LEAKS) {
+        checks.none(&format!("{dialect}: {what}"), fleet.engines_sum(pointer).await);
+    }
+    checks.none(&format!("{dialect}: bookings left"), booked);
+    Ok(())
+}
+
+fn stay() -> Duration {
+    Duration::from_millis(rand::rng().random_range(0..250))
+}
+
+/// Sends a request, reads for `stay`, and disconnects.
+async fn visit(client: &Client, stay: Duration, stream: bool) -> Visit {
+    let body = json!({
+        "model": "tiny", "stream": stream, "max_tokens": 400, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": format!("{} leaves ", rand::random::<u32>()).repeat(12) }],
+    });
+    let mut visit = Visit::default();
+    let read = async {
+        let mut answer = client.stream(CHAT, &[], body.to_string()).await?;
+        while let Some(event) = answer.next().await? {
+            visit.note(&event);
+        }
+        Ok::<_, anyhow::Error>(())
+    };
+    // The timeout drops the answer, which closes the connection.
+    let ended = timeout_at(Instant::now() + stay, read).await;
+    visit.left = ended.is_err();
+    visit
+}
+
+impl Visit {
+    fn note(&mut self, event: &str) {
+        let json: Value = serde_json::from_str(event.trim_start_matches("data: ")).unwrap_or_default();
+        let text = json.pointer("/choices/0/delta/content").and_then(Value::as_str);
+        self.token |= text.is_some_and(|text| !text.is_empty());
+        if self.id.is_none() {
+            self.id = json["id"].as_str().map(str::to_owned);
+        }
+    }
 }

@@ -1,148 +1,164 @@
-//! Requests while a share of all legs meets a fault, of every kind that the engine model has.
+//! Requests while a share of all legs meets a fault of every kind that the simulated engine has.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use serde_json::json;
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use tokio::time::Instant;
 
-use super::{Outcome, booked, by_reason, engines, turns};
-use crate::{fleet, fleet::Fleet, http, sh};
+use super::LEAKS;
+use crate::{
+    client::{CHAT, Outcome},
+    fleet::{self, EngineSpec, Fleet},
+    load::closed_loop,
+    metrics_text, sh,
+    table::Checks,
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Requests.
+    /// Requests to send.
     #[arg(long, default_value_t = 10_000)]
     requests: u64,
-    /// Share of legs that meet some fault.
+    /// Share of legs that meet a fault.
     #[arg(long, default_value_t = 0.05)]
     share: f64,
-    /// Clients at once.
+    /// Requests at once.
     #[arg(long, default_value_t = 48)]
     clients: usize,
 }
 
-/// Longest a request may take before it counts as hanging.
+/// A request that takes longer counts as hanging. The gateway's own deadline is 4 s a leg.
 const HANG: Duration = Duration::from_secs(20);
 
-const CONFIG: &str = r#"
-[timeouts]
-request = "4s"
-[probe]
-interval = "300ms"
-"#;
+const CONFIG: &str = "[timeouts]\nrequest = \"4s\"\n[probe]\ninterval = \"300ms\"\n";
 
 /// How requests ended for their clients.
 #[derive(Default)]
 struct Tally {
     whole: AtomicU64,
     streamed: AtomicU64,
-    told: AtomicU64,
+    errors: AtomicU64,
     lost: AtomicU64,
     slowest_ms: AtomicU64,
 }
 
 impl Tally {
-    fn ask(&self, address: &str, turn: u64) {
-        let begun = Instant::now();
+    async fn send(&self, fleet: &Fleet, turn: u64) {
+        let started = Instant::now();
         let stream = turn.is_multiple_of(2);
         let body = json!({
             "model": "tiny", "stream": stream, "max_tokens": 6, "ignore_eos": true,
             "messages": [{ "role": "user", "content": format!("storm {} ", turn % 97).repeat(12) }],
         });
-        let counter = match http::outcome(address, "/v1/chat/completions", &body.to_string(), stream) {
-            http::Outcome::Whole => &self.whole,
-            http::Outcome::Streamed => &self.streamed,
-            http::Outcome::OneError => &self.told,
-            http::Outcome::Neither(problem) => {
-                sh::tell(&format!("request {turn}: {problem}"));
+        let counter = match fleet.client.outcome(CHAT, body.to_string(), stream).await {
+            Outcome::Whole => &self.whole,
+            Outcome::Streamed => &self.streamed,
+            Outcome::OneError => &self.errors,
+            Outcome::Neither(problem) => {
+                sh::status(&format!("request {turn}: {problem}"));
                 &self.lost
             }
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        let took = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.slowest_ms.fetch_max(took, Ordering::Relaxed);
+    }
+
+    fn report(&self, requests: u64, checks: &mut Checks) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let errors = get(&self.errors);
+        checks.show(
+            "whole answers, complete streams",
+            format!("{}, {}", get(&self.whole), get(&self.streamed)),
+        );
+        checks.check("requests that ended in one valid error (limit 20 %)", errors, errors * 5 < requests);
+        checks.none("requests that ended in anything else", get(&self.lost));
+        let slowest = Duration::from_millis(get(&self.slowest_ms));
+        let shown = format!("{:.1} s", slowest.as_secs_f64());
+        checks.check("slowest request (deadline 4 s)", shown, slowest < HANG);
     }
 }
 
-pub(super) fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
+pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
+    ensure!(args.share > 0.0, "--share {}: pass a share above 0, or no fault is injected", args.share);
     let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;
-    let fleet = start(bin, dir.path())?;
+    let flags = "--room-wait-s 300 --overhead-ms 1 --prefill-ms-per-token 0.01 --itl-ms 1 --lease-s 6";
+    let roles = [("vllm", "prefill"), ("vllm", "decode"), ("sglang", "prefill"), ("sglang", "decode")];
+    let engines = roles.map(|(dialect, role)| vec![EngineSpec::new(dialect, role, flags); 2]).concat();
+    let fleet = fleet::start(bin, dir.path(), &engines, CONFIG).await?;
     for engine in &fleet.engines {
-        http::post(&engine.listening(), "/sim/faults", &faults(args.share))?;
+        engine.client().post("/sim/faults", json!(faults(args.share)).to_string()).await?;
     }
     let (progress, tally, started) =
         (sh::progress(args.requests, "requests"), Tally::default(), Instant::now());
-    turns(args.requests, args.clients, |turn| {
-        tally.ask(&fleet.client(), turn);
-        progress.inc(1);
-    });
+    closed_loop(args.requests, args.clients, |turn| {
+        let (tally, fleet, progress) = (&tally, &fleet, &progress);
+        async move {
+            tally.send(fleet, turn).await;
+            progress.inc(1);
+        }
+    })
+    .await;
     progress.finish_and_clear();
     let took = started.elapsed().as_secs_f64();
-    let left = booked(&fleet, Duration::from_secs(10))?;
-    // Leases end; what nobody pulled is counted as stranded then.
-    std::thread::sleep(Duration::from_secs(8));
-    let mut outcome = Outcome::default();
-    outcome.row("requests", format!("{} in {took:.0} s", args.requests), true);
-    clients_saw(&tally, args.requests, &mut outcome);
-    outcome.row("bookings left", left, left == 0);
-    outcome.row("retries by leg", format!("{:?}", by_reason(&fleet, "pointsman_retries_total")?), true);
-    let dropped = by_reason(&fleet, "pointsman_handoffs_total")?.get("stranded").copied().unwrap_or(0);
-    outcome.row("committed handoffs that the gateway dropped", dropped, dropped == 0);
-    for (what, pointer) in [
-        ("handoffs used twice", "/handoffs/reused"),
-        ("rooms used twice", "/duplicate_rooms"),
-        ("engines killed by a handoff", "/dead"),
-        ("sequences still running", "/running"),
-        ("sequences still waiting", "/waiting"),
-    ] {
-        let count = engines(&fleet, pointer);
-        outcome.row(what, count, count == 0);
+    let fired = fired(&fleet).await?;
+    for engine in &fleet.engines {
+        engine.client().post("/sim/faults", "[]").await?;
     }
-    // A decode engine that fails before it pulls leaves the blocks to their lease: a handoff is dispatched once (E5).
-    outcome.row("leases that ended, after faults of decode engines", engines(&fleet, "/stranded"), true);
-    outcome.end()
+    let booked = fleet.booked(Duration::from_secs(10)).await?;
+    // Leases end after 6 s; blocks that were not pulled by then are counted as stranded.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let mut checks = Checks::default();
+    checks.show("requests", format!("{} in {took:.0} s", args.requests));
+    for kind in faults(args.share).iter().map(label) {
+        let count = fired.get(&kind).copied().unwrap_or(0);
+        checks.check(&format!("faults injected: {kind}"), count, count > 0);
+    }
+    tally.report(args.requests, &mut checks);
+    checks.none("bookings left", booked);
+    let metrics = fleet.metrics().await?;
+    for (reason, count) in metrics_text::by_label(&metrics, "pointsman_retries_total", "reason") {
+        checks.show(&format!("retries after {reason}"), count);
+    }
+    let dropped = metrics_text::sum_with(&metrics, "pointsman_handoffs_total", &[("reason", "stranded")]);
+    checks.check("committed handoffs that the gateway dropped", dropped, dropped == 0.0);
+    for (what, pointer) in LEAKS {
+        checks.none(what, fleet.engines_sum(pointer).await);
+    }
+    checks.none("engines that a bad handoff killed", fleet.engines_sum("/dead").await);
+    // A decode engine that fails before it pulls leaves the blocks to their lease: a handoff is dispatched
+    // once.
+    checks.show("leases that ended after faults of decode engines", fleet.engines_sum("/stranded").await);
+    checks.finish()
 }
 
-fn clients_saw(tally: &Tally, requests: u64, outcome: &mut Outcome) {
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let (whole, streamed, told) = (get(&tally.whole), get(&tally.streamed), get(&tally.told));
-    outcome.row("whole answers, streams to their end", format!("{whole}, {streamed}"), true);
-    outcome.row("ended in one valid error", told, told * 5 < requests);
-    outcome.row("ended in anything else", get(&tally.lost), get(&tally.lost) == 0);
-    let slowest = Duration::from_millis(get(&tally.slowest_ms));
-    let shown = format!("{:.1} s", slowest.as_secs_f64());
-    outcome.row("slowest request (deadline 4 s)", shown, slowest < HANG);
-}
-
-/// Two engines of each dialect and role, and the gateway.
-fn start(bin: &Path, dir: &Path) -> anyhow::Result<Fleet> {
-    let (mut processes, mut workers) = (Vec::new(), Vec::new());
-    for (engine, role) in
-        [("vllm", "prefill"), ("vllm", "decode"), ("sglang", "prefill"), ("sglang", "decode")]
-    {
-        for place in 0..2 {
-            let name = format!("{engine}-{role}-{place}");
-            let flags = ["--engine", engine, "--role", role, "--bootstrap-port", "0", "--room-wait-s", "300"];
-            let quick =
-                ["--overhead-ms", "1", "--prefill-ms-per-token", "0.01", "--itl-ms", "1", "--lease-s", "6"];
-            let flags: Vec<&str> = flags.into_iter().chain(quick).collect();
-            let process = fleet::engine(bin, dir, &name, &flags)?;
-            let mut worker = format!("role={role},engine={engine},url=http://{}", process.listening());
-            if engine == "sglang" && role == "prefill" {
-                worker.push_str(&format!(",bootstrap_port={}", process.told["bootstrap_port"]));
-            }
-            workers.push(worker);
-            processes.push(process);
+/// How often each kind of fault fired, summed over the engines.
+async fn fired(fleet: &Fleet) -> anyhow::Result<BTreeMap<String, u64>> {
+    let mut fired = BTreeMap::new();
+    for engine in &fleet.engines {
+        let state = engine.client().json("/sim/state").await?;
+        let counts = state["faults_fired"].as_object().context("/sim/state has no field `faults_fired`")?;
+        for (kind, count) in counts {
+            *fired.entry(kind.clone()).or_default() += count.as_u64().unwrap_or(0);
         }
     }
-    fleet::gateway(bin, dir, processes, CONFIG, &workers)
+    Ok(fired)
 }
 
-/// Every kind of fault, with an equal part of `share`.
-fn faults(share: f64) -> String {
+/// Name under which an engine counts a fault.
+fn label(fault: &Value) -> String {
+    let kind = fault["kind"].as_str().unwrap_or_default();
+    fault["status"].as_u64().map_or_else(|| kind.to_owned(), |status| format!("{kind}-{status}"))
+}
+
+/// Every kind of fault, each with an equal part of `share`.
+fn faults(share: f64) -> Vec<Value> {
     let mut kinds = vec![
         json!({ "kind": "refuse" }),
         json!({ "kind": "status", "status": 500 }),
@@ -162,5 +178,20 @@ fn faults(share: f64) -> String {
     let each = share / kinds.len() as f64;
     kinds.iter_mut().for_each(|kind| kind["share"] = json!(each));
     kinds.push(json!({ "kind": "slow-health", "ms": 400, "share": share, "leg": "health" }));
-    json!(kinds).to_string()
+    kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{faults, label};
+
+    #[test]
+    fn the_share_is_divided_among_the_faults_of_requests() {
+        let faults = faults(0.13);
+        let requests = faults.iter().filter(|fault| fault["leg"].is_null());
+        let total: f64 = requests.filter_map(|fault| fault["share"].as_f64()).sum();
+        assert!((total - 0.13).abs() < 1e-9, "{total}");
+        let labels: Vec<String> = faults.iter().map(label).collect();
+        assert_eq!(labels[..2], ["refuse", "status-500"]);
+    }
 }

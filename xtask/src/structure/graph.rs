@@ -21,7 +21,8 @@ pub(crate) struct SiblingCircle {
     pub(crate) examples: Vec<String>,
 }
 
-/// Imports between the files of a crate. A path that goes through a re-export counts as an import of the defining module.
+/// Imports between the files of a crate. A path that goes through a re-export counts as an import of the
+/// defining module.
 pub(crate) fn imports(krate: &Crate) -> Imports {
     let resolver = Resolver::new(krate);
     let mut edges = Imports::new();
@@ -79,7 +80,8 @@ fn is_family(krate: &Crate, circle: &[usize]) -> bool {
     paths.iter().all(|path| path == parent || (path.len() == parent.len() + 1 && path.starts_with(parent)))
 }
 
-/// Strongly connected components of more than one node: a node is in a circle with those it reaches and that reach it.
+/// Strongly connected components of more than one node: a node is in a circle with those it reaches and that
+/// reach it.
 fn circles(nodes: usize, edges: &Imports) -> Vec<Vec<usize>> {
     let reach: Vec<BTreeSet<usize>> = (0..nodes).map(|from| reachable(from, edges)).collect();
     let reaches = |a: usize, b: usize| reach.get(a).is_some_and(|reached| reached.contains(&b));

@@ -8,7 +8,8 @@ use std::{
 
 use super::{graph, modules::Crate, shown, sizes, syntax};
 
-/// Crates of the product that each crate of `host` may depend on. A crate that is missing here may depend on none.
+/// Crates of the product that each crate of `host` may depend on. A crate that is missing here may depend on
+/// none.
 const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-gateway",

@@ -1,4 +1,5 @@
-//! What the checks read from a syntax tree: declared modules, names that a module imports, and paths it mentions.
+//! What the checks read from a syntax tree: declared modules, names that a module imports, and paths it
+//! mentions.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens as _;

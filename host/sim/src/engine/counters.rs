@@ -1,7 +1,7 @@
 //! What is counted, and the guard that counts a request's end exactly once.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -60,6 +60,16 @@ pub(crate) struct Counters {
     handoffs: Mutex<Handoffs>,
     requests: Mutex<BTreeMap<(Leg, Outcome), u64>>,
     generated: AtomicU64,
+    disconnects: Mutex<VecDeque<Disconnect>>,
+}
+
+/// A client that left before the end of its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disconnect {
+    /// The answer's `id`.
+    pub id: String,
+    /// When the engine noticed, nanoseconds of the monotonic clock.
+    pub at_ns: u64,
 }
 
 /// A request from its acceptance on. Dropped without an outcome, its client has left.
@@ -67,6 +77,8 @@ pub(crate) struct InFlight {
     engine: Arc<Engine>,
     leg: Leg,
     ended: bool,
+    /// The answer's `id`, once it has one.
+    pub(crate) id: Option<String>,
 }
 
 impl Counters {
@@ -89,6 +101,18 @@ impl Counters {
 
     pub(crate) fn end(&self, leg: Leg, outcome: Outcome) {
         *self.requests.lock().entry((leg, outcome)).or_default() += 1;
+    }
+
+    fn disconnected(&self, id: String, keep: usize) {
+        let mut log = self.disconnects.lock();
+        log.push_back(Disconnect { id, at_ns: monotonic_nanos() });
+        while log.len() > keep {
+            log.pop_front();
+        }
+    }
+
+    pub(crate) fn disconnect_log(&self) -> Vec<Disconnect> {
+        self.disconnects.lock().iter().cloned().collect()
     }
 
     pub(crate) fn handoffs(&self) -> Handoffs {
@@ -139,6 +163,13 @@ impl Handoffs {
     }
 }
 
+/// Nanoseconds of the machine's monotonic clock, which other processes can read too.
+pub(crate) fn monotonic_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
+}
+
 impl Outcome {
     fn as_str(self) -> &'static str {
         match self {
@@ -155,12 +186,12 @@ impl Outcome {
 
 impl InFlight {
     pub(crate) fn new(engine: &Arc<Engine>, leg: Leg) -> Self {
-        Self { engine: Arc::clone(engine), leg, ended: false }
+        Self { engine: Arc::clone(engine), leg, ended: false, id: None }
     }
 
     /// A guard that counts nothing any more.
     pub(crate) fn over(of: &Self) -> Self {
-        Self { engine: Arc::clone(&of.engine), leg: of.leg, ended: true }
+        Self { engine: Arc::clone(&of.engine), leg: of.leg, ended: true, id: None }
     }
 
     pub(crate) fn end(&mut self, outcome: Outcome) {
@@ -172,6 +203,9 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
+        if let (false, Some(id)) = (self.ended, self.id.take()) {
+            self.engine.counters.disconnected(id, self.engine.config.record);
+        }
         self.end(Outcome::Disconnected);
     }
 }

@@ -14,7 +14,7 @@ use futures_util::{
 
 use super::{json, refuse};
 use crate::{
-    engine::{AbortGuard, Engine, Finish, InFlight, Outcome, Sequence, Step},
+    engine::{AbortGuard, Engine, Finish, InFlight, Outcome, Sequence, Step, monotonic_nanos},
     failure::Failure,
     faults::Break,
     wire::{Choice, Meta, Shape, Usage},
@@ -169,6 +169,11 @@ impl Events {
                 if let (true, Some(End::Close(outcome))) = (self.queue.is_empty(), self.end) {
                     self.flight.end(outcome);
                 }
+                if self.answer.engine.config.stamp {
+                    // hyper writes what it has as soon as the body is not ready.
+                    tokio::task::yield_now().await;
+                    return Some(Ok(stamped(&bytes)));
+                }
                 return Some(Ok(bytes));
             }
             match self.end {
@@ -246,6 +251,17 @@ impl Events {
                 self.end = Some(End::Cut);
             }
         }
+    }
+}
+
+/// An event with the time of its write as its last field.
+fn stamped(event: &Bytes) -> Bytes {
+    match event.strip_suffix(b"}\n\n") {
+        Some(open) => {
+            let stamp = format!(",\"t\":\"{}\"}}\n\n", monotonic_nanos());
+            Bytes::from([open, stamp.as_bytes()].concat())
+        }
+        None => event.clone(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Abort (SGLang's own), and ours: `/sim/state`, `/sim/faults`, `/sim/requests`.
+//! Abort (SGLang's own), and ours: `/sim/state`, `/sim/faults`, `/sim/requests`, `/sim/disconnects`.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::refuse;
 use crate::{
-    engine::{Engine, Recorded, SimState},
+    engine::{Disconnect, Engine, Recorded, SimState},
     failure::Failure,
     faults::Fault,
 };
@@ -44,6 +44,10 @@ pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Json<SimState> {
 
 pub(super) async fn requests(State(engine): State<Arc<Engine>>) -> Json<Vec<Recorded>> {
     Json(engine.recorded())
+}
+
+pub(super) async fn disconnects(State(engine): State<Arc<Engine>>) -> Json<Vec<Disconnect>> {
+    Json(engine.counters.disconnect_log())
 }
 
 pub(super) async fn faults(State(engine): State<Arc<Engine>>) -> Json<Vec<Fault>> {

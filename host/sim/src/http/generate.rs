@@ -68,6 +68,7 @@ async fn serve(
         return response;
     }
     let id = response_id(engine.config.dialect, chat, headers, &body);
+    flight.id = (engine.config.record > 0).then(|| id.clone());
     match start(engine, chat, &body, leg, &faults, id).await {
         Ok(answer) if body.stream => answer.stream(flight, faults.body_break()),
         Ok(answer) => answer.whole(flight, faults.body_break()).await,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::client::*;
-use pointsman_sim::{Dialect, Role, Sim, SimConfig, StartError};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, Sim, SimConfig, StartError};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -332,4 +332,52 @@ async fn starting_and_ending() {
     let mut byte = [0; 1];
     let reset = tokio::io::AsyncReadExt::read(&mut client, &mut byte).await;
     assert_eq!(reset.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn one_engine_stands_for_many_workers_and_stamps_its_events() {
+    let sim = start_with(Dialect::Vllm, Role::Aggregated, |config| {
+        (config.any_prefix, config.stamp) = (true, true);
+    })
+    .await;
+    for path in ["/health", "/v1/models", "/w17/health", "/w17/v1/models"] {
+        assert_eq!(get(&sim, path).await.status, 200, "{path}");
+    }
+    assert_eq!(get(&sim, "/w17/nothing").await.status, 404);
+    let mut body = chat("hi");
+    body["stream"] = json!(true);
+    let events = post(&sim, &format!("/w3{CHAT}"), &body).await.events();
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    let stamps: Vec<u64> = events
+        .iter()
+        .filter(|event| *event != "[DONE]")
+        .map(|event| serde_json::from_str::<Value>(event).unwrap()["t"].as_str().unwrap().parse().unwrap())
+        .collect();
+    assert!(stamps.len() > 4 && stamps.is_sorted() && stamps[0] > 0, "{stamps:?}");
+}
+
+#[tokio::test]
+async fn disconnects_are_recorded_with_the_answer_s_id_and_faults_are_counted() {
+    let sim = start_with(Dialect::Vllm, Role::Aggregated, |config| {
+        (config.record, config.itl) = (8, Duration::from_millis(5));
+        config.faults = vec![Fault {
+            times: Some(1),
+            ..Fault::always(FaultKind::Status { status: 503, retry_after: None })
+        }];
+    })
+    .await;
+    assert_eq!(post(&sim, CHAT, &chat("hi")).await.status, 503);
+    assert_eq!(sim.state().faults_fired, [("status-503".to_owned(), 1)].into());
+    let mut body = chat("hi");
+    (body["stream"], body["max_tokens"], body["ignore_eos"]) = (json!(true), json!(5_000), json!(true));
+    let client = open(&sim, CHAT, &body).await;
+    eventually(&sim, "it runs", |state| state.running == 1).await;
+    drop(client);
+    eventually(&sim, "the disconnect is noticed", |state| state.client_disconnects == 1).await;
+    let log = get(&sim, "/sim/disconnects").await.json();
+    assert_eq!(log.as_array().unwrap().len(), 1, "{log}");
+    assert!(
+        log[0]["id"].as_str().unwrap().starts_with("chatcmpl-") && log[0]["at_ns"].as_u64() > Some(0),
+        "{log}"
+    );
 }

@@ -15,9 +15,9 @@ use super::{
 use crate::id::BlockHash;
 use run::{Branch, Run};
 
-/// Twentieths added to the counted bytes. Fitted to `cargo xtask churn`, where resident memory was 1.27 and
-/// 1.34 times what runs and block table had allocated. Fragmentation is the likely cause: tables are rebuilt
-/// while runs move into the space that the old ones leave. That has not been shown.
+/// Twentieths added to the counted bytes. Fitted to `cargo xtask nightly --only index-memory`, where resident
+/// memory was 1.27 and 1.34 times what runs and block table had allocated. Fragmentation is the likely cause:
+/// tables are rebuilt while runs move into the space that the old ones leave. That has not been shown.
 const FRAGMENTATION_TWENTIETHS: usize = 9;
 
 /// How often a block is stored, by tier.

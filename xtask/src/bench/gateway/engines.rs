@@ -1,37 +1,87 @@
-//! What stands behind the routers of a scenario: engines of this process, a listener each.
+//! Simulated engines behind the routers: no model time, and every event stamped with the time of its write.
 
-use std::net::SocketAddr;
+use std::path::Path;
 
-use super::scenario::{Pair, Scenario, Shape};
-use crate::engine::{Engine, Pace};
+use super::scenario::{Handshake, Scenario, Shape};
+use crate::fleet::{EngineSpec, Process};
 
-/// A scenario's engines.
+/// Engines of a scenario.
 #[derive(Debug)]
 pub(super) struct Engines {
-    /// Of P/D: those that prefill.
-    pub(super) prefill: Vec<SocketAddr>,
-    /// All others.
-    pub(super) serving: Vec<SocketAddr>,
+    pub(super) prefill: Vec<Engine>,
+    /// Decode engines of pairs, or engines that serve whole requests.
+    pub(super) serving: Vec<Engine>,
+    /// Engines for clients that make the calls of both legs themselves. Empty unless the scenario has pairs.
+    pub(super) relayed: Vec<Engine>,
+}
+
+/// A running engine and the `--worker` flag that registers it.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) address: String,
+    pub(super) bootstrap_port: u64,
+    pub(super) flag: String,
+    _process: Process,
 }
 
 impl Engines {
-    pub(super) fn start(scenario: &Scenario) -> anyhow::Result<Self> {
-        let pace = Pace { event: scenario.pace, events: scenario.events, ..Pace::default() };
-        let start = |count: usize, pace: Pace| -> anyhow::Result<Vec<SocketAddr>> {
-            (0..count).map(|_| Ok(Engine::start(pace)?.address)).collect()
-        };
+    pub(super) fn start(scenario: &Scenario, bin: &Path, dir: &Path) -> anyhow::Result<Self> {
+        let pace = scenario.pace.as_millis();
+        let flags = format!(
+            "--threads 1 --stamp --jitter 0 --load-factor 1 --overhead-ms 0 --prefill-ms-per-token 0 \
+             --kv-transfer-us-per-token 0 --itl-ms {pace} --max-num-seqs 1024 --max-model-len 1000000 \
+             --blocks 200000 --natural-len 4096 --lease-s 5"
+        );
+        let mut place = 0;
+        let mut start =
+            |count: usize, dialect: &str, role: &str, more: &str| -> anyhow::Result<Vec<Engine>> {
+                let spec = EngineSpec::new(dialect, role, &format!("{flags} {more}"));
+                let engines = (0..count).map(|_| {
+                    place += 1;
+                    let process = spec.start(bin, dir, place)?;
+                    Ok(Engine {
+                        address: process.listening(),
+                        bootstrap_port: process.announced["bootstrap_port"].as_u64().unwrap_or(0),
+                        flag: spec.worker_flag(place, &process.announced),
+                        _process: process,
+                    })
+                });
+                engines.collect()
+            };
+        let none = Vec::new;
         Ok(match scenario.shape {
             // A thousand workers are a thousand paths of one engine.
-            Shape::Single { workers } if workers > 16 => {
-                Self { prefill: Vec::new(), serving: start(1, pace)? }
-            }
-            Shape::Single { workers } => {
-                Self { prefill: Vec::new(), serving: start(workers as usize, pace)? }
-            }
-            Shape::Disaggregated(pair) => Self {
-                prefill: start(2, Pace { sglang_prefill: pair == Pair::Sglang, ..pace })?,
-                serving: start(2, pace)?,
+            Shape::Aggregated { workers } if workers > 16 => Self {
+                prefill: none(),
+                serving: start(1, "vllm", "aggregated", "--any-prefix")?,
+                relayed: none(),
             },
+            Shape::Aggregated { workers } => {
+                Self { prefill: none(), serving: start(workers, "vllm", "aggregated", "")?, relayed: none() }
+            }
+            Shape::Disaggregated(handshake) => {
+                let dialect = if handshake == Handshake::Vllm { "vllm" } else { "sglang" };
+                Self {
+                    prefill: start(2, dialect, "prefill", "")?,
+                    serving: start(2, dialect, "decode", "")?,
+                    relayed: start(2, dialect, "aggregated", "")?,
+                }
+            }
         })
+    }
+
+    /// Engines that a router without knowledge of legs relays to.
+    pub(super) fn relay_targets(&self) -> &[Engine] {
+        if self.relayed.is_empty() { &self.serving } else { &self.relayed }
+    }
+
+    /// `--worker` flags of the gateway.
+    pub(super) fn worker_flags(&self, shape: Shape) -> Vec<String> {
+        match (shape, self.serving.first()) {
+            (Shape::Aggregated { workers }, Some(engine)) if workers > 16 => (0..workers)
+                .map(|n| format!("role=aggregated,engine=vllm,url=http://{}/w{n}", engine.address))
+                .collect(),
+            _ => self.prefill.iter().chain(&self.serving).map(|engine| engine.flag.clone()).collect(),
+        }
     }
 }

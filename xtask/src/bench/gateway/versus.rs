@@ -1,7 +1,7 @@
 //! Compares two builds of the gateway that ran in the same rounds.
 
-use super::{Round, median, scenario::Figures};
-use crate::sh;
+use super::{Round, figures::Figures};
+use crate::{sh, stats::median};
 
 /// This build's figures over those of the other build.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,8 @@ pub(super) struct Comparison {
     memory: f64,
 }
 
-/// Takes each ratio within a round, so that a disturbance hits both builds alike, and then the median of the rounds.
+/// Takes each ratio within a round, so that a disturbance hits both builds alike, and then the median of the
+/// rounds.
 pub(super) fn row(scenario: &'static str, rounds: &[Round]) -> Comparison {
     let ratios = |figure: fn(&Figures) -> f64| -> Vec<f64> {
         let of = |round: &Round, router: &str| {

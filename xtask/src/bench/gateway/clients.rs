@@ -1,0 +1,82 @@
+//! One request of the bench, with the time of every event.
+
+use anyhow::ensure;
+use bytes::Bytes;
+
+use crate::{
+    client::{CHAT, Client, EventSplitter},
+    proc::monotonic_nanos,
+};
+
+/// What clients measured.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// From sending a request to its first event, or to the whole answer.
+    pub(super) ttft_ns: Vec<f64>,
+    /// From the engine's write of an event to the client's read.
+    pub(super) hops_ns: Vec<f64>,
+    /// Events that carry a stamp.
+    pub(super) events: u64,
+    /// Pieces in which streams arrived.
+    pub(super) chunks: u64,
+}
+
+/// Sends a request and reads the answer to its end. Returns an error when the answer is not whole.
+pub(super) async fn post(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
+    let started = monotonic_nanos();
+    let mut answer = client.stream(CHAT, &[], body).await?;
+    ensure!(answer.status == 200, "a request was answered with status {}", answer.status);
+    let (mut splitter, mut events, mut done, mut length) = (EventSplitter::default(), 0, false, 0);
+    while let Some(piece) = answer.piece().await? {
+        let now = monotonic_nanos();
+        if length == 0 {
+            seen.ttft_ns.push(nanos(now - started));
+        }
+        length += piece.len();
+        splitter.push(&piece);
+        while let Some(event) = splitter.next() {
+            done |= event.contains("[DONE]");
+            if let Some(sent) = stamp(&event) {
+                events += 1;
+                seen.hops_ns.push(nanos(now.saturating_sub(sent)));
+            }
+        }
+        seen.chunks += u64::from(events > 0);
+    }
+    ensure!(length > 0, "an answer was empty");
+    ensure!(events == 0 || done, "a stream ended without [DONE]");
+    seen.events += events;
+    Ok(())
+}
+
+/// Time at which the engine wrote the event, nanoseconds of the monotonic clock.
+fn stamp(event: &str) -> Option<u64> {
+    let (_, rest) = event.rsplit_once("\"t\":\"")?;
+    rest.split('"').next()?.parse().ok()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure to show")]
+fn nanos(value: u64) -> f64 {
+    value as f64
+}
+
+impl Seen {
+    /// Adds what another client measured.
+    pub(super) fn add(&mut self, other: Self) {
+        self.ttft_ns.extend(other.ttft_ns);
+        self.hops_ns.extend(other.hops_ns);
+        self.events += other.events;
+        self.chunks += other.chunks;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stamp;
+
+    #[test]
+    fn stamps() {
+        assert_eq!(stamp(r#"data: {"id":"t","choices":[],"t":"0000000000000042"}"#), Some(42));
+        assert_eq!(stamp("data: [DONE]"), None);
+    }
+}

@@ -1,0 +1,100 @@
+//! Clients of the demo, each of which sends the next request of the trace.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use indicatif::ProgressBar;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use crate::client::{Client, Streamed};
+
+/// Clients at once.
+const CLIENTS: usize = 12;
+
+/// What clients saw.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) outcomes: Vec<Streamed>,
+    /// Streams that the killed worker cut after their first event. The gateway cannot retry a stream that has
+    /// begun.
+    pub(super) cut: usize,
+}
+
+/// Running clients.
+pub(super) struct Clients {
+    shared: Arc<Shared>,
+    tasks: JoinSet<Seen>,
+}
+
+struct Shared {
+    client: Client,
+    bodies: Vec<String>,
+    next: AtomicUsize,
+    answered: AtomicUsize,
+    killed: AtomicBool,
+}
+
+impl Clients {
+    pub(super) fn start(client: &Client, bodies: Vec<String>, bar: &ProgressBar) -> Self {
+        let shared = Arc::new(Shared {
+            client: client.clone(),
+            bodies,
+            next: AtomicUsize::new(0),
+            answered: AtomicUsize::new(0),
+            killed: AtomicBool::new(false),
+        });
+        let mut tasks = JoinSet::new();
+        for _ in 0..CLIENTS {
+            tasks.spawn(send(shared.clone(), bar.clone()));
+        }
+        Self { shared, tasks }
+    }
+
+    /// Waits until so many requests were answered, 50 s at most.
+    pub(super) async fn until_answered(&self, requests: usize) {
+        let started = Instant::now();
+        while self.shared.answered.load(Ordering::SeqCst) < requests
+            && started.elapsed() < Duration::from_secs(50)
+        {
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Records that a worker is about to be killed.
+    pub(super) fn note_kill(&self) {
+        self.shared.killed.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) async fn finish(&mut self) -> Seen {
+        let mut seen = Seen::default();
+        while let Some(ended) = self.tasks.join_next().await {
+            if let Ok(one) = ended {
+                seen.outcomes.extend(one.outcomes);
+                seen.cut += one.cut;
+            }
+        }
+        seen
+    }
+}
+
+async fn send(shared: Arc<Shared>, bar: ProgressBar) -> Seen {
+    let mut seen = Seen::default();
+    while let Some(body) = shared.bodies.get(shared.next.fetch_add(1, Ordering::SeqCst)) {
+        let before = shared.killed.load(Ordering::SeqCst);
+        let outcome = shared.client.stream_chat(&[], body.clone()).await;
+        let during_kill = !before && shared.killed.load(Ordering::SeqCst);
+        seen.cut += usize::from(during_kill && outcome.problem.is_some() && outcome.events > 1);
+        seen.outcomes.push(outcome);
+        shared.answered.fetch_add(1, Ordering::SeqCst);
+        bar.inc(1);
+    }
+    seen
+}

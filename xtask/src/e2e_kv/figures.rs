@@ -1,0 +1,95 @@
+//! Figures of one router.
+
+use std::time::Duration;
+
+use crate::{
+    metrics_text::{sum, sum_with},
+    sh,
+};
+
+/// How one router did.
+#[derive(Debug)]
+pub(super) struct Figures {
+    requests: u64,
+    /// Conversations that failed.
+    pub(super) failed: u64,
+    equal: f64,
+    over: f64,
+    under: f64,
+    /// Prompts without token ids.
+    pub(super) not_tokenized: f64,
+    prompt_tokens: f64,
+    cached_tokens: f64,
+    took: Duration,
+}
+
+impl Figures {
+    /// Reads the gateway's metrics after a run.
+    pub(super) fn new(metrics: &str, requests: u64, failed: u64, took: Duration) -> Self {
+        let predictions = |reason| sum_with(metrics, "pointsman_predictions_total", &[("reason", reason)]);
+        Self {
+            requests,
+            failed,
+            equal: predictions("equal"),
+            over: predictions("over"),
+            under: predictions("under"),
+            not_tokenized: sum(metrics, "pointsman_not_tokenized_total"),
+            prompt_tokens: sum(metrics, "pointsman_prompt_tokens_total"),
+            cached_tokens: sum(metrics, "pointsman_cached_tokens_total"),
+            took,
+        }
+    }
+
+    /// Share of the predictions that were equal to the engine's report.
+    pub(super) fn equal_share(&self) -> f64 {
+        self.equal / (self.equal + self.over + self.under).max(1.0)
+    }
+
+    /// Share of prompt tokens that the engines found in their caches.
+    pub(super) fn hit_rate(&self) -> f64 {
+        self.cached_tokens / self.prompt_tokens.max(1.0)
+    }
+
+    fn line(&self, name: &str) -> String {
+        format!(
+            "| {name:<12} | {:>8} | {:>6} | {:>7} | {:>5} | {:>5} | {:>10.2} | {:>7.1}% | {:>7.0} |",
+            self.requests,
+            self.failed,
+            self.equal,
+            self.over,
+            self.under,
+            self.equal_share() * 100.0,
+            self.hit_rate() * 100.0,
+            self.took.as_secs_f64()
+        )
+    }
+}
+
+/// Prints one line for each router.
+pub(super) fn print(kv_aware: &Figures, round_robin: Option<&Figures>) {
+    sh::print(&format!(
+        "| {:<12} | {:>8} | {:>6} | {:>7} | {:>5} | {:>5} | {:>10} | {:>8} | {:>7} |",
+        "router", "requests", "failed", "equal", "over", "under", "equal %", "hit rate", "seconds"
+    ));
+    sh::print(&kv_aware.line("kv-aware"));
+    if let Some(round_robin) = round_robin {
+        sh::print(&round_robin.line("round-robin"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Figures;
+
+    #[test]
+    fn shares_are_those_of_the_metrics() {
+        let metrics = "pointsman_predictions_total{reason=\"equal\"} 99\n\
+            pointsman_predictions_total{reason=\"over\"} 1\n\
+            pointsman_prompt_tokens_total 200\npointsman_cached_tokens_total 50\n\
+            pointsman_not_tokenized_total{reason=\"timeout\"} 2\n";
+        let figures = Figures::new(metrics, 100, 0, Duration::ZERO);
+        assert_eq!((figures.equal_share(), figures.hit_rate(), figures.not_tokenized), (0.99, 0.25, 2.0));
+    }
+}

@@ -1,0 +1,77 @@
+//! Description of a simulated engine and the `--worker` flag that registers it.
+
+use std::{path::Path, process::Command};
+
+use serde_json::Value;
+
+use super::Process;
+
+/// One simulated engine.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineSpec {
+    dialect: String,
+    pub(crate) role: String,
+    flags: Vec<String>,
+    /// Appended to the `--worker` flag.
+    worker: String,
+}
+
+impl EngineSpec {
+    /// Describes an engine; `flags` are those of `pointsman-sim`, separated by spaces.
+    pub(crate) fn new(dialect: &str, role: &str, flags: &str) -> Self {
+        Self {
+            dialect: dialect.to_owned(),
+            role: role.to_owned(),
+            flags: flags.split_whitespace().map(str::to_owned).collect(),
+            worker: String::new(),
+        }
+    }
+
+    /// Appends fields to the `--worker` flag.
+    pub(crate) fn worker(mut self, fields: &str) -> Self {
+        self.worker = format!(",{fields}");
+        self
+    }
+
+    /// Name of the engine's process and log file; `place` counts from 1.
+    pub(crate) fn name(&self, place: usize) -> String {
+        format!("{}-{}-{place}", self.dialect, self.role)
+    }
+
+    pub(crate) fn start(&self, bin: &Path, dir: &Path, place: usize) -> anyhow::Result<Process> {
+        let mut command = Command::new(bin.join("pointsman-sim"));
+        command.args(["--listen", "127.0.0.1:0", "--bootstrap-port", "0"]);
+        command.args(["--engine", &self.dialect, "--role", &self.role]).args(&self.flags);
+        Process::announcing(&self.name(place), command, dir)
+    }
+
+    /// Makes the `--worker` flag of an engine that announced its ports.
+    pub(crate) fn worker_flag(&self, place: usize, announced: &Value) -> String {
+        let url = announced["listening"].as_str().unwrap_or_default();
+        let mut flag =
+            format!("id={place},role={},engine={},url=http://{url}{}", self.role, self.dialect, self.worker);
+        if let (Some(port), "sglang", "prefill") =
+            (announced["bootstrap_port"].as_u64(), self.dialect.as_str(), self.role.as_str())
+        {
+            flag.push_str(&format!(",bootstrap_port={port}"));
+        }
+        flag
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::EngineSpec;
+
+    #[test]
+    fn worker_flags() {
+        let announced = json!({ "listening": "127.0.0.1:5", "bootstrap_port": 9 });
+        let flag = |dialect, role| EngineSpec::new(dialect, role, "").worker_flag(2, &announced);
+        assert_eq!(flag("vllm", "decode"), "id=2,role=decode,engine=vllm,url=http://127.0.0.1:5");
+        assert!(flag("sglang", "prefill").ends_with(",bootstrap_port=9"));
+        let ranks = EngineSpec::new("vllm", "prefill", "--dp-size 4").worker("dp_size=4");
+        assert!(ranks.worker_flag(1, &announced).ends_with("127.0.0.1:5,dp_size=4"));
+    }
+}

@@ -1,0 +1,189 @@
+//! A child process that ends with its handle.
+
+use std::{
+    fs::File,
+    io::{BufRead as _, BufReader},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use crate::{client::Client, proc};
+
+/// A running child. Dropping it ends the child, by process id.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) name: String,
+    /// First line of its standard output as JSON; null when it announces nothing.
+    pub(crate) announced: Value,
+    pub(crate) log: PathBuf,
+    child: Child,
+    end: End,
+}
+
+/// How a child is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// SIGKILL, as in a crash.
+    Kill,
+    /// SIGTERM: a master process ends its own workers then.
+    Terminate,
+    /// SIGKILL to the child and its descendants, which it would leave behind otherwise.
+    KillTree,
+}
+
+impl Process {
+    /// Starts a program that prints one line of JSON once it listens.
+    pub(crate) fn announcing(name: &str, mut command: Command, dir: &Path) -> anyhow::Result<Self> {
+        command.stdout(Stdio::piped());
+        let mut process = Self::spawn(name, command, dir, End::Kill)?;
+        let stdout = process.child.stdout.take().context("the child has no stdout")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        process.announced = serde_json::from_str(&line).with_context(|| {
+            format!("{name} did not start: it printed `{}`; see {}", line.trim(), process.log.display())
+        })?;
+        Ok(process)
+    }
+
+    /// Starts a program whose output goes to a log file.
+    pub(crate) fn logging(name: &str, mut command: Command, dir: &Path, end: End) -> anyhow::Result<Self> {
+        command.stdout(File::create(dir.join(format!("{name}.out")))?);
+        Self::spawn(name, command, dir, end)
+    }
+
+    fn spawn(name: &str, mut command: Command, dir: &Path, end: End) -> anyhow::Result<Self> {
+        let log = dir.join(format!("{name}.log"));
+        command.stdin(Stdio::null()).stderr(File::create(&log)?);
+        let child = command.spawn().with_context(|| {
+            format!("could not start {name} ({})", command.get_program().to_string_lossy())
+        })?;
+        Ok(Self { name: name.to_owned(), announced: Value::Null, log, child, end })
+    }
+
+    /// Address that it announced, `host:port`.
+    pub(crate) fn listening(&self) -> String {
+        self.announced["listening"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Client of the announced address.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.listening())
+    }
+
+    /// Process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends the child and waits for it.
+    pub(crate) fn stop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        match self.end {
+            End::Kill => drop(self.child.kill()),
+            End::Terminate => signal("-TERM", self.pid()),
+            End::KillTree => proc::descendants(self.pid()).into_iter().for_each(|pid| signal("-KILL", pid)),
+        }
+        let _ = self.child.wait();
+    }
+
+    /// Waits until GET `/health` of `address` succeeds.
+    pub(crate) async fn healthy(&mut self, address: &str, limit: Duration) -> anyhow::Result<()> {
+        let (client, started) = (Client::new(address), Instant::now());
+        while client.get("/health").await.is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended with {status}; see {}", self.name, self.log.display());
+            }
+            if started.elapsed() > limit {
+                bail!("{} is not healthy after {limit:?}; see {}", self.name, self.log.display());
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
+    /// Lets the child run on after this command, and returns its process id.
+    pub(crate) fn detach(self) -> u32 {
+        let pid = self.pid();
+        std::mem::forget(self);
+        pid
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn signal(signal: &str, pid: u32) {
+    let _ = Command::new("kill").args([signal, &pid.to_string()]).status();
+}
+
+/// A loopback port that was free a moment ago.
+pub(crate) fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, process::Command};
+
+    use super::{End, Process};
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_dropped_process_is_gone_and_its_neighbour_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |name| {
+            Process::announcing(name, shell("echo '{\"listening\":\"x\"}'; exec sleep 60"), dir.path())
+        };
+        let (one, other) = (start("one").unwrap(), start("other").unwrap());
+        let pids = [one.pid(), other.pid()];
+        assert_eq!(one.listening(), "x");
+        drop(one);
+        let alive = pids.map(|pid| Path::new(&format!("/proc/{pid}")).exists());
+        assert_eq!(alive, [false, true]);
+    }
+
+    #[test]
+    fn kill_tree_ends_descendants() {
+        let dir = tempfile::tempdir().unwrap();
+        let process = Process::logging("tree", shell("sleep 60 & wait"), dir.path(), End::KillTree).unwrap();
+        let mut tree = Vec::new();
+        while tree.len() < 2 {
+            tree = crate::proc::descendants(process.pid());
+        }
+        drop(process);
+        // The grandchild belongs to init now, which may take a moment to reap it.
+        let is_alive = |pid: &u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z"))
+        };
+        for _ in 0..200 {
+            if !tree.iter().any(is_alive) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("processes of {tree:?} are alive");
+    }
+
+    #[test]
+    fn a_program_that_announces_nothing_did_not_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Process::announcing("mute", shell("echo no port"), dir.path()).unwrap_err();
+        assert!(error.to_string().starts_with("mute did not start: it printed `no port`"), "{error}");
+    }
+}

@@ -1,0 +1,263 @@
+//! Installs a case, waits for its end, and compares that with what is specified.
+
+use std::{
+    process::Command,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    cases::{Case, Content, Expected, Guests},
+    verdict::{Evidence, refusal_cell},
+};
+use crate::{fleet::Fleet, load::FixedRate, metrics_text::samples, proc::Memory, sh};
+
+/// Longest time in which a case has to end as specified.
+const LIMIT: Duration = Duration::from_secs(60);
+const RELOADS: &str = "pointsman_policy_reloads_total";
+const CALLS: &str = "pointsman_policy_calls_total";
+
+/// The fleet that cases are run against.
+pub(super) struct Run {
+    pub(super) fleet: Fleet,
+    pub(super) guests: Guests,
+}
+
+/// What identifies the content that a case installed.
+struct Installed {
+    digest: String,
+    /// Wall clock in milliseconds before the file was renamed.
+    at_ms: u64,
+    /// Calls that had failed in the expected way before.
+    failures: u64,
+}
+
+impl Run {
+    /// Swaps good policies a few times and fills the slot's state to its limit. Returns the memory after
+    /// that.
+    pub(super) async fn warm_up(&self) -> anyhow::Result<Memory> {
+        sh::status("warming up");
+        self.install_and_wait("decode.wasm", &self.guests.flood()?).await?;
+        sleep(Duration::from_secs(8)).await;
+        for _ in 0..4 {
+            self.install_good().await?;
+            sleep(Duration::from_secs(1)).await;
+            for file in ["prefill.wasm", "decode.wasm", "decode-override.wasm"] {
+                std::fs::remove_file(self.fleet.policies.join(file))?;
+            }
+            sleep(Duration::from_millis(2_500)).await;
+        }
+        self.settled().await
+    }
+
+    /// Returns the memory once good policies have served for a while: the smallest of ten samples.
+    pub(super) async fn settled(&self) -> anyhow::Result<Memory> {
+        self.install_good().await?;
+        sleep(Duration::from_secs(5)).await;
+        let mut smallest = Memory::of(self.fleet.gateway.pid())?;
+        for _ in 1..10 {
+            sleep(Duration::from_millis(200)).await;
+            let sample = Memory::of(self.fleet.gateway.pid())?;
+            smallest = if sample.resident < smallest.resident { sample } else { smallest };
+        }
+        Ok(smallest)
+    }
+
+    /// Runs a case. Returns its row and whether it ended as specified without a failed request.
+    pub(super) async fn row(&self, case: &Case, load: &FixedRate) -> (String, bool) {
+        let failed = load.failed();
+        let outcome = self.outcome(case).await;
+        let passed = outcome.is_ok() && load.failed() == failed;
+        let Evidence { policies, metrics } = outcome
+            .unwrap_or_else(|error| Evidence { policies: format!("{error:#}"), metrics: String::new() });
+        let (expected, mark) = (case.expected.shown(), if passed { "ok" } else { "FAILED" });
+        let row =
+            format!("| {} | `{}` | {expected} | {policies} | {metrics} | {mark} |", case.name, case.file);
+        (row, passed)
+    }
+
+    async fn outcome(&self, case: &Case) -> anyhow::Result<Evidence> {
+        let at_ms = u64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis())?;
+        let failures = self.failures(case).await?;
+        let installed = Installed { digest: self.install(case)?, at_ms, failures };
+        match &case.expected {
+            Expected::Refused(kind) => self.refused(case, kind, &installed).await,
+            Expected::RolledBack(kinds) => self.rolled_back(case, kinds, &installed).await,
+            Expected::Serves => self.serves(case, &installed.digest).await,
+            Expected::Stray => self.stray(case).await,
+        }
+    }
+
+    async fn install_good(&self) -> anyhow::Result<()> {
+        let [selector, planner] = &self.guests.good;
+        self.install_and_wait("prefill.wasm", selector).await?;
+        self.install_and_wait("decode.wasm", selector).await?;
+        self.install_and_wait("decode-override.wasm", planner).await
+    }
+
+    async fn install_and_wait(&self, file: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        self.fleet.drop_policy(file, bytes)?;
+        let (digest, started) = (hex(bytes), Instant::now());
+        while self.slot(file).await?["digest"].as_str() != Some(&digest) {
+            ensure!(started.elapsed() < LIMIT, "{file} does not serve after {LIMIT:?}");
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    async fn slot(&self, file: &str) -> anyhow::Result<Value> {
+        self.fleet.slot(file.trim_end_matches(".wasm")).await
+    }
+
+    /// Renames the case's file into place and returns its digest.
+    fn install(&self, case: &Case) -> anyhow::Result<String> {
+        match &case.content {
+            Content::Bytes(bytes) => {
+                self.fleet.drop_policy(case.file, bytes)?;
+                Ok(hex(bytes))
+            }
+            Content::Pipe => {
+                let staged = self.fleet.policies.join(".pipe");
+                sh::run(Command::new("mkfifo").arg(&staged))?;
+                std::fs::rename(staged, self.fleet.policies.join(case.file))?;
+                Ok(String::new())
+            }
+        }
+    }
+
+    /// Waits for the newest refusal of the case's content.
+    async fn refusal(&self, case: &Case, installed: &Installed) -> anyhow::Result<Value> {
+        let started = Instant::now();
+        loop {
+            let slot = self.slot(case.file).await?;
+            let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
+            let found = records.iter().rev().find(|record| {
+                let same = record["digest"].as_str().is_none_or(|digest| digest == installed.digest);
+                same && record["at_ms"].as_u64().is_some_and(|at| at >= installed.at_ms)
+            });
+            if let Some(record) = found {
+                return Ok(record.clone());
+            }
+            ensure!(started.elapsed() < LIMIT, "neither refused nor rolled back: {}", slot["policy"]);
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn refused(&self, case: &Case, kind: &str, installed: &Installed) -> anyhow::Result<Evidence> {
+        let record = self.refusal(case, installed).await?;
+        ensure!(record["kind"] == kind, "{}: {}", record["kind"], record["message"]);
+        ensure!(
+            self.slot(case.file).await?["digest"] != installed.digest,
+            "it serves although it was refused"
+        );
+        let counted = self.reloads("refused", kind).await?;
+        Ok(Evidence { policies: refusal_cell(&record), metrics: format!("refused/{kind} {counted}") })
+    }
+
+    async fn rolled_back(
+        &self,
+        case: &Case,
+        failures: &[&str],
+        installed: &Installed,
+    ) -> anyhow::Result<Evidence> {
+        let record = self.refusal(case, installed).await?;
+        ensure!(record["kind"] == "rolled_back", "{}: {}", record["kind"], record["message"]);
+        let slot = self.slot(case.file).await?;
+        ensure!(slot["state"] == "rolled-back", "the slot's state is {}", slot["state"]);
+        ensure!(slot["digest"] != installed.digest, "it serves although it was rolled back");
+        let quarantined = slot["quarantined"].as_array().context("the slot has no field `quarantined`")?;
+        ensure!(quarantined.iter().any(|one| *one == installed.digest), "it is not quarantined");
+        let calls = self.failures(case).await?.saturating_sub(installed.failures);
+        ensure!(calls > 0, "no call failed in the expected way: {}", record["message"]);
+        let mut reloads = 0;
+        for failure in failures {
+            reloads += self.reloads("rolled_back", failure).await.unwrap_or(0);
+        }
+        ensure!(reloads > 0, "{RELOADS} did not count the rollback");
+        let metrics = format!("rolled_back {reloads}, calls +{calls}");
+        Ok(Evidence { policies: refusal_cell(&record), metrics })
+    }
+
+    /// Waits until it served well over a thousand calls, of which fewer than 1 % may fail.
+    async fn serves(&self, case: &Case, digest: &str) -> anyhow::Result<Evidence> {
+        let started = Instant::now();
+        let lines = self.log_lines()?;
+        loop {
+            let slot = self.slot(case.file).await?;
+            let calls = slot["calls"].as_u64().unwrap_or(0);
+            if slot["digest"] == digest && calls > 1_500 {
+                let failures = slot["failures"].as_u64().unwrap_or(u64::MAX);
+                ensure!(failures * 100 < calls, "{failures} of {calls} calls failed");
+                let (lines, took) = (self.log_lines()? - lines, started.elapsed().as_secs_f64());
+                #[expect(clippy::cast_precision_loss, reason = "lines of a log")]
+                let rate = lines as f64 / took;
+                ensure!(rate < 100.0, "the log grows by {rate:.0} lines a second; the limit is 100");
+                self.install_good().await?;
+                let policies = format!("serves: {calls} calls, {failures} failed");
+                return Ok(Evidence { policies, metrics: format!("{rate:.0} log lines a second") });
+            }
+            let last = slot["refusals"].as_array().and_then(|all| all.last());
+            ensure!(started.elapsed() < LIMIT, "it does not serve: {}", last.unwrap_or(&slot["policy"]));
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn stray(&self, case: &Case) -> anyhow::Result<Evidence> {
+        let started = Instant::now();
+        loop {
+            let status = self.fleet.admin.json("/policies").await?;
+            let strays = status["strays"].as_array().context("/policies has no field `strays`")?;
+            if strays.iter().any(|stray| stray == case.file) {
+                std::fs::remove_file(self.fleet.policies.join(case.file))?;
+                let counted = self.reloads("refused", "no_slot").await?;
+                let metrics = format!("refused/no_slot {counted}");
+                return Ok(Evidence { policies: "listed among the strays".to_owned(), metrics });
+            }
+            ensure!(started.elapsed() < LIMIT, "/policies does not list it among the strays");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Calls of the case's slot that failed in one of the expected ways.
+    async fn failures(&self, case: &Case) -> anyhow::Result<u64> {
+        let Expected::RolledBack(failures) = &case.expected else { return Ok(0) };
+        let slot = case.file.trim_end_matches(".wasm");
+        let metrics = self.fleet.metrics().await?;
+        let calls = samples(&metrics, CALLS).into_iter().filter(|sample| {
+            let failed = failures.iter().any(|failure| sample.has_value(failure));
+            failed && sample.has_value(slot) && sample.has_value("active")
+        });
+        Ok(whole(calls.map(|sample| sample.value).sum()))
+    }
+
+    /// Value of the counter of reloads with this result and kind, which has to exist.
+    async fn reloads(&self, result: &str, kind: &str) -> anyhow::Result<u64> {
+        let metrics = self.fleet.metrics().await?;
+        let found = samples(&metrics, RELOADS)
+            .into_iter()
+            .find(|sample| sample.has_value(result) && sample.has_value(kind))
+            .with_context(|| format!("/metrics has no {RELOADS} with {result} and {kind}"))?;
+        Ok(whole(found.value))
+    }
+
+    fn log_lines(&self) -> anyhow::Result<usize> {
+        Ok(std::fs::read(&self.fleet.gateway.log)?.iter().filter(|byte| **byte == b'\n').count())
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counters are whole and positive"
+)]
+fn whole(value: f64) -> u64 {
+    value as u64
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,99 @@
+//! CPU time and memory of processes, from `/proc`, and the clock that processes share.
+
+use std::{fmt, fs};
+
+use anyhow::Context as _;
+
+/// Memory of a process, megabytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// Everything that is resident, including pages of the binary and of libraries.
+    pub(crate) resident: f64,
+    /// Heap, stacks, guest memories and compiled guest code.
+    pub(crate) anonymous: f64,
+}
+
+impl Memory {
+    /// Reads the memory of one process now.
+    pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))
+            .with_context(|| format!("could not read the memory of process {pid}"))?;
+        Ok(Self { resident: megabytes(&status, "VmRSS:")?, anonymous: megabytes(&status, "RssAnon:")? })
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} MB resident, {:.1} MB anonymous", self.resident, self.anonymous)
+    }
+}
+
+/// CPU time that a process and its children used so far, nanoseconds: the scheduler's count of every live
+/// thread.
+pub(crate) fn cpu_nanos(pid: u32) -> u64 {
+    family(pid).into_iter().map(threads_nanos).sum()
+}
+
+/// Resident memory of a process and its children, megabytes.
+pub(crate) fn resident_mb(pid: u32) -> f64 {
+    family(pid).into_iter().filter_map(|pid| Some(Memory::of(pid).ok()?.resident)).sum()
+}
+
+/// A process and all its descendants, the deepest first.
+pub(crate) fn descendants(pid: u32) -> Vec<u32> {
+    let mut all: Vec<u32> = children(pid).into_iter().flat_map(descendants).collect();
+    all.push(pid);
+    all
+}
+
+/// Nanoseconds of the machine's monotonic clock, which all processes share.
+pub(crate) fn monotonic_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
+}
+
+fn family(pid: u32) -> Vec<u32> {
+    std::iter::once(pid).chain(children(pid)).collect()
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+fn threads_nanos(pid: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let on_cpu = |stat: String| stat.split_whitespace().next()?.parse::<u64>().ok();
+    threads.filter_map(|thread| on_cpu(fs::read_to_string(thread.path().join("schedstat")).ok()?)).sum()
+}
+
+fn megabytes(status: &str, field: &str) -> anyhow::Result<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let value = line.with_context(|| format!("/proc/PID/status has no field {field}"))?;
+    let kilobytes: f64 = value.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kilobytes * 1_024.0 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Memory, cpu_nanos, descendants, megabytes, resident_mb};
+
+    #[test]
+    fn kilobytes_become_megabytes() {
+        let status = "Name:\tpointsman\nVmRSS:\t   2000 kB\nRssAnon:\t    1000 kB\n";
+        assert_eq!(megabytes(status, "VmRSS:").unwrap(), 2.048);
+        assert!(megabytes(status, "VmSwap:").is_err());
+    }
+
+    #[test]
+    fn this_process_uses_memory_and_cpu() {
+        let pid = std::process::id();
+        assert!(cpu_nanos(pid) > 0);
+        assert!(resident_mb(pid) >= Memory::of(pid).unwrap().anonymous);
+        assert_eq!(descendants(pid).last(), Some(&pid));
+    }
+}
