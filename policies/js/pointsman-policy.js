@@ -1,10 +1,14 @@
-// Write a Pointsman routing policy in JavaScript: facts by name instead of one flat list of numbers.
+// Helper for Pointsman routing policies in JavaScript.
 //
-// `selector`, `scorer`, `filter` and `decodeOverride` take an object: `name`, `version`, `requestFacts`, `workerFacts`,
-// `settings` (the known ones with their defaults; others are refused), `configure(settings)`, and the function of the world.
-// They answer the exports of the component. This file is copied beside the policy; it needs nothing else.
+// `selector`, `scorer`, `filter` and `decodeOverride` take an object and return the exports of the component. The object has `name`,
+// `version`, `requestFacts`, `workerFacts`, `settings` (the known settings with their defaults; an unknown one is an error),
+// `configure(settings)`, which throws an Error when they are invalid, and the function of the world.
+//
+// A candidate is a row, numbered from 0. `call` has `leg`, `attempt`, `rows`, `seed` (a BigInt, for `Rng`) and `nowUs`
+// (microseconds since the Unix epoch). `facts["n"]` is a number of the request; `facts["engine-queue"]` is an array with one value
+// for each row. The build copies this file beside the policy. See policies/js/least-loaded/policy.js for a complete example.
 
-// Facts that are not one u32. wit/facts.md has all of them; a test of the house holds these lists against it.
+// Facts that are not one u32. wit/facts.md lists all facts; a test compares these sets with it.
 const U64 = new Set(["session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "worker-id"]);
 const F32 = new Set([
   "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
@@ -14,7 +18,7 @@ const F32 = new Set([
 
 const MASK = (1n << 64n) - 1n;
 
-/** SplitMix64 from the call's seed, the only randomness there is. The Rust SDK draws the same numbers. */
+/** SplitMix64. Seed it with `call.seed`, the only source of randomness. The Rust SDK draws the same numbers. */
 export class Rng {
   #state;
 
@@ -22,6 +26,7 @@ export class Rng {
     this.#state = seed;
   }
 
+  /** Returns 64 uniform bits as a BigInt. */
   bits() {
     this.#state = (this.#state + 0x9e3779b97f4a7c15n) & MASK;
     let mixed = ((this.#state ^ (this.#state >> 30n)) * 0xbf58476d1ce4e5b9n) & MASK;
@@ -29,12 +34,13 @@ export class Rng {
     return mixed ^ (mixed >> 31n);
   }
 
+  /** Returns a uniform number from 0 up to, but not including, `bound`; 0 when `bound` is 0. */
   below(bound) {
     return Number((this.bits() * BigInt(bound)) >> 64n);
   }
 }
 
-/** Throw it to refuse the request: 429, 503 or 529, and a text for the client. */
+/** Throw this to refuse the request, with status 429, 503 or 529 and a message for the client. */
 export class Shed {
   constructor(status, reason) {
     this.status = status;
@@ -42,9 +48,9 @@ export class Shed {
   }
 }
 
-/** The row of the least cost, ties uniform; null when there is no row. */
+/** Returns the row of the lowest cost. Ties are drawn uniformly. null: there is no row, or every cost is NaN. */
 export function least(costs, seed) {
-  // One pass, by index: without a JIT an iterator costs more than the rule.
+  // One pass with an index: without a JIT, an iterator costs more than the comparison.
   let lowest = Infinity;
   let rows = [];
   for (let row = 0; row < costs.length; row += 1) {
@@ -60,9 +66,9 @@ export function least(costs, seed) {
   return rows.length === 1 ? rows[0] : rows[new Rng(seed).below(rows.length)];
 }
 
-/** World `selector`: `select(call, facts)` answers a row, `{ row, costs, reason }`, or null to abstain. */
+/** World `selector`: `select(call, facts)` returns a row, `{ row, costs, reason }`, or null to abstain. */
 export function selector(rule) {
-  const { policy, columns } = introduce(rule);
+  const { policy, columns } = baseExports(rule);
   const select = (call, words) =>
     guarded(() => {
       const chosen = rule.select(call, columns(words, call.rows));
@@ -73,23 +79,26 @@ export function selector(rule) {
   return { policy, selecting: { select } };
 }
 
-/** World `scorer`: `score(call, facts)` answers one cost a row. */
+/** World `scorer`: `score(call, facts)` returns one finite cost for each row, lower is better. */
 export function scorer(rule) {
-  const { policy, columns } = introduce(rule);
+  const { policy, columns } = baseExports(rule);
   const score = (call, words) => guarded(() => Float32Array.from(rule.score(call, columns(words, call.rows))));
   return { policy, scoring: { score } };
 }
 
-/** World `filter`: `keep(call, facts)` answers the rows that stay, rising. */
+/** World `filter`: `keep(call, facts)` returns the rows to keep, in rising order. */
 export function filter(rule) {
-  const { policy, columns } = introduce(rule);
+  const { policy, columns } = baseExports(rule);
   const keep = (call, words) => guarded(() => Uint32Array.from(rule.keep(call, columns(words, call.rows))));
   return { policy, filtering: { keep } };
 }
 
-/** World `decode-override`: `decide(call, decode, prefill)` answers "remote" or "local"; `decodeConfig(call, facts)` an override. */
+/**
+ * World `decode-override`: `decide(call, decode, prefill)` returns "remote" or "local"; `decodeConfig(call, facts)` returns the
+ * router settings to replace for the decode leg.
+ */
 export function decodeOverride(rule) {
-  const { policy } = introduce(rule);
+  const { policy } = baseExports(rule);
   const { requestFacts = [], workerFacts = [] } = rule;
   const decide = (call, request, decode, prefill) =>
     guarded(() => {
@@ -102,7 +111,7 @@ export function decodeOverride(rule) {
   return { policy, disaggregation: { decide, decodeConfig } };
 }
 
-function introduce(rule) {
+function baseExports(rule) {
   const { requestFacts = [], workerFacts = [], settings: defaults = {} } = rule;
   const split = requestFacts.reduce((width, name) => width + widthOf(name), 0);
   const policy = {
@@ -124,7 +133,7 @@ function introduce(rule) {
   return { policy, columns };
 }
 
-/** Request facts as numbers (BigInt when 64 bits wide), worker facts as arrays with one value a row. */
+/** Returns request facts as numbers (BigInt when 64 bits wide), and worker facts as arrays with one value for each row. */
 function named(requestFacts, workerFacts, request, matrix, rows) {
   const facts = { rows };
   let place = 0;
@@ -155,7 +164,7 @@ function widthOf(name) {
   return U64.has(name) ? 2 : 1;
 }
 
-/** An exception that leaves the guest would cost its instance: all of them become the contract's error. */
+/** Turns exceptions into errors of the contract. One that left the guest would destroy the instance. */
 function guarded(answer, shed) {
   try {
     return answer();

@@ -1,8 +1,16 @@
-"""Write a Pointsman routing policy in Python: facts by name instead of one flat list of numbers.
+"""Helper for Pointsman routing policies in Python.
 
-A policy is a class with `name`, `version`, the facts it wants, and the function of its world (`select`, `score`, `keep`, or
-`decide` and `decode_config`). `export` makes of it the classes that componentize-py looks for in the app module. This file
-is copied beside the policy; it needs nothing but Python.
+A policy is a subclass of `Policy` with a name, a version, the facts that it asks for, and the methods of its world:
+
+- selector: `select(call, facts)` returns a row, `(row, costs, reason)`, or None to abstain
+- scorer: `score(call, facts)` returns one finite cost for each row, lower is better
+- filter: `keep(call, facts)` returns the rows to keep, in rising order
+- decode override: `decide(call, decode, prefill)` returns "remote" or "local", and `decode_config(call, facts)` returns a dict
+  of router settings to replace for the decode leg
+
+A candidate is a row, numbered from 0. `call` has `leg`, `attempt`, `rows`, `seed` (for `Rng`) and `now_us` (microseconds since
+the Unix epoch). `export(MyPolicy, globals())` at the end of the file exports the class from the component. The build copies
+this file beside the policy. See policies/python/least-loaded/policy.py for a complete example.
 """
 
 import json
@@ -13,7 +21,7 @@ from componentize_py_types import Err
 
 MASK = (1 << 64) - 1
 
-# Facts that are not one u32. wit/facts.md has all of them; a test of the house holds these lists against it.
+# Facts that are not one u32. wit/facts.md lists all facts; a test compares these sets with it.
 U64 = frozenset({"session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "worker-id"})
 F32 = frozenset({
     "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
@@ -23,7 +31,7 @@ F32 = frozenset({
 
 
 class Policy:
-    """Who a policy is and what it wants. `settings` are the known settings with their defaults; others are refused."""
+    """Base class of policies. `settings` has the known settings with their defaults; an unknown setting is an error."""
 
     name = "unnamed"
     version = "0.1.0"
@@ -32,11 +40,11 @@ class Policy:
     settings: dict = {}
 
     def configure(self, settings: dict) -> None:
-        """Keeps the settings. Raise `ValueError` with a text for the operator when they make no sense."""
+        """Takes the settings. Raise `ValueError` with a message for the operator when they are invalid."""
 
 
 class Columns:
-    """The facts of one call: `facts["n"]` is a number of the request, `facts["engine-queue"]` a list, one value a row."""
+    """The facts of one call. `facts["n"]` is a number of the request; `facts["engine-queue"]` is a list, one value for each row."""
 
     def __init__(self, request: list[str], worker: list[str], words, columns, rows: int):
         self._values, self.rows = {}, rows
@@ -55,23 +63,25 @@ class Columns:
 
 
 class Rng:
-    """SplitMix64 from the call's seed, the only randomness there is. The Rust SDK draws the same numbers."""
+    """SplitMix64. Seed it with `call.seed`, the only source of randomness. The Rust SDK draws the same numbers."""
 
     def __init__(self, seed: int):
         self._state = seed
 
     def bits(self) -> int:
+        """Returns 64 uniform bits."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & MASK
         mixed = ((self._state ^ (self._state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & MASK
         return mixed ^ (mixed >> 31)
 
     def below(self, bound: int) -> int:
+        """Returns a uniform number in range(bound); 0 when `bound` is 0."""
         return (self.bits() * bound) >> 64
 
 
 class Shed(Exception):
-    """Raise it to refuse the request: 429, 503 or 529, and a text for the client."""
+    """Raise this to refuse the request, with status 429, 503 or 529 and a message for the client."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
@@ -79,11 +89,11 @@ class Shed(Exception):
 
 
 class Unsupported(Exception):
-    """Raise it when the question is outside what the policy was made for."""
+    """Raise this for a call that the policy does not support. The slot's fallback then decides."""
 
 
 def least(costs: list[float], seed: int) -> int | None:
-    """The row of the least cost, ties uniform; None when there is no row."""
+    """Returns the row of the lowest cost. Ties are drawn uniformly. None: there is no row, or every cost is NaN."""
     finite = [cost for cost in costs if not math.isnan(cost)]
     if not finite:
         return None
@@ -93,14 +103,14 @@ def least(costs: list[float], seed: int) -> int | None:
 
 
 def export(policy_class, module: dict) -> None:
-    """Puts the exports of the policy's world into `module`; call it as `export(MyPolicy, globals())`."""
-    from wit_world.exports import policy as about
+    """Exports a policy: call `export(MyPolicy, globals())`. It adds the classes that componentize-py looks for."""
+    from wit_world.exports import policy as wit
 
     state = {}
 
     class Exported:
         def describe(self):
-            return about.About(policy_class.name, policy_class.version)
+            return wit.About(policy_class.name, policy_class.version)
 
         def configure(self, settings: str):
             policy = policy_class()
@@ -113,7 +123,7 @@ def export(policy_class, module: dict) -> None:
             except (ValueError, TypeError) as problem:
                 raise Err(str(problem)) from problem
             state["policy"] = policy
-            return about.Wants(list(policy.request_facts), list(policy.worker_facts))
+            return wit.Wants(list(policy.request_facts), list(policy.worker_facts))
 
     def columns(words, rows: int) -> Columns:
         policy = state["policy"]
@@ -207,7 +217,7 @@ def _guarded(types, answer, shed=None):
         return shed(types.ShedReason(refusal.status, refusal.reason))
     except Unsupported as problem:
         raise Err(types.Error_Unsupported(str(problem))) from problem
-    except Exception as problem:  # an exception that leaves the guest would cost its instance
+    except Exception as problem:  # an exception that left the guest would destroy the instance
         raise Err(types.Error_Internal(f"{type(problem).__name__}: {problem}")) from problem
 
 

@@ -1,5 +1,6 @@
-//! A whole routing decision as shipped, and its parts: an 8k-token prompt, the default policy in Wasm, the index with every
-//! fourth worker holding some of the prompt, booking and recording included. Hashing is apart: it is done once a request.
+//! A whole routing decision as shipped, and its parts: an 8k-token prompt, the default policy in Wasm, the
+//! index with every fourth worker holding some of the prompt, booking and recording included. Hashing is
+//! apart: it is done once a request.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,7 +13,7 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_embedded_policies::KV_AWARE;
-use pointsman_policy_runtime::{Limits, PolicyEngine, load};
+use pointsman_policy_runtime::{Capacity, Limits, PolicyEngine, load};
 use pointsman_routing::{
     Decider, Decisions, NativeMode, Normalize, OnFailure, Origin, Picker, Program, Query, Routed, Router,
     RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, WeightedScorer, facts::Wants,
@@ -65,8 +66,8 @@ fn fleet(workers: u64) -> Registry {
     registry
 }
 
-/// Every fourth worker holds some of the prompt, to different depths; all speak for their caches themselves, so that no
-/// decision changes what the next one finds.
+/// Every fourth worker holds some of the prompt, to different depths; all speak for their caches themselves,
+/// so that no decision changes what the next one finds.
 fn index(workers: u64, tokens: &[u32]) -> Arc<PrefixIndex> {
     let index = PrefixIndex::new(IndexConfig { byte_budget: 1 << 30, ..IndexConfig::default() }).unwrap();
     for id in 1..=workers {
@@ -103,7 +104,7 @@ fn assert_decided(by: &str, routed: &Routed) {
 }
 
 fn bench(c: &mut Criterion) {
-    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let policy = Arc::new(load(&engine, KV_AWARE, Origin::Embedded, "{}").unwrap());
     // As `[slots]` has it when nothing is configured.
     let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Normalize::None }];

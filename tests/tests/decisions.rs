@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
 use pointsman_gateway::config::Config;
-use pointsman_policy_runtime::{Access, Limits, LoadedPolicy, PolicyEngine, compile};
+use pointsman_policy_runtime::{Access, Capacity, Limits, LoadedPolicy, PolicyEngine, compile};
 use pointsman_policy_tools::replay::{RankBy, Report, replay};
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
@@ -55,7 +55,11 @@ async fn fleet(change: impl FnOnce(&mut Config)) -> TestCluster {
 }
 
 fn loaded(bytes: &[u8], settings: &str) -> (LoadedPolicy, Access) {
-    let engine = PolicyEngine::new(Limits { deadline: Duration::from_secs(1), ..Limits::default() }).unwrap();
+    let engine = PolicyEngine::new(
+        Limits { deadline: Duration::from_secs(1), ..Limits::default() },
+        Capacity::detect(),
+    )
+    .unwrap();
     let access = Access::new(&Access::ALL);
     (compile(&engine, bytes, &access).unwrap().configure(Origin::Embedded, settings).unwrap(), access)
 }

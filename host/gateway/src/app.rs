@@ -254,7 +254,8 @@ fn build(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<App> {
     for worker in &config.workers {
         registry.upsert(worker.clone());
     }
-    let (slots, manager) = slots::build(config)?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let (slots, manager) = slots::build(config, cpus)?;
     let index = prefix_index(config)?;
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));

@@ -6,5 +6,7 @@ use clap::Parser;
 use pointsman_gateway::cli::Cli;
 
 fn main() -> ExitCode {
+    // A policy file that makes the compiler panic is refused and logged, without a backtrace.
+    std::panic::set_hook(pointsman_policy_runtime::panic_hook(std::panic::take_hook()));
     Cli::parse().run()
 }

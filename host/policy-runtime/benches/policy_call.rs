@@ -1,5 +1,5 @@
-//! What a call of every shipped policy costs as a component, beside the same code linked natively: the same facts, those of an
-//! ordinary request, as `pointsman policy bench` asks.
+//! What a call of every shipped policy costs as a component, beside the same code linked natively: the same
+//! facts, those of an ordinary request, as `pointsman policy bench` asks.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]
 
@@ -7,7 +7,7 @@ use std::{hint::black_box, path::Path, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_guest_build::GuestBuild;
-use pointsman_policy_runtime::{Access, Limits, LoadedPolicy, PolicyEngine, Question, compile};
+use pointsman_policy_runtime::{Access, Capacity, Limits, LoadedPolicy, PolicyEngine, Question, compile};
 use pointsman_policy_sdk::{Call, DecodeOverride, Facts, Filter, Scorer, Selector, configure};
 use pointsman_routing::{Origin, Policy, World};
 
@@ -81,7 +81,7 @@ fn ask(policy: &LoadedPolicy, question: &Question, facts: &[u32], kept: &mut Vec
 }
 
 fn bench(c: &mut Criterion) {
-    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let mut group = c.benchmark_group("policy_call");
     group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(50);
     for (name, native) in shipped() {

@@ -1,25 +1,26 @@
-//! What the operator lets the policy of a slot reach besides facts: grants, and the slot's state and log behind them.
+//! What a slot's policies may import: the grants of the operator, and the state and log limit that they give
+//! access to.
 
 use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::{guest::LogLimit, state::State};
+use crate::{log_limit::LogLimit, state::State};
 
-/// One thing a policy may import.
+/// An interface that the operator permits policies to import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grant {
-    /// Lines in the operator's log.
+    /// `log`: lines in the daemon's log.
     Log,
-    /// What it remembers between calls.
+    /// `state`: values kept between calls.
     State,
-    /// WASI interfaces, which answer from an empty context: no files, no environment, the call's clock and randomness.
+    /// WASI, with an empty context: no files, no environment, and the clock and randomness of the call.
     Wasi,
 }
 
 impl Grant {
-    /// Its name in the configuration.
+    /// Returns the name in the configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -30,7 +31,7 @@ impl Grant {
     }
 }
 
-/// What one slot's policies may reach. Clones share it.
+/// Grants of one slot, with the slot's state and log limit. Clones share state and limit.
 #[derive(Clone, Debug)]
 pub struct Access {
     grants: Arc<[Grant]>,
@@ -39,24 +40,24 @@ pub struct Access {
 }
 
 impl Access {
-    /// What a slot grants when its entry says nothing: words, and WASI without a world behind it.
+    /// Grants of a slot whose entry has none: log lines, and WASI with an empty context.
     pub const DEFAULT: [Grant; 2] = [Grant::Log, Grant::Wasi];
-    /// Everything there is.
+    /// All grants.
     pub const ALL: [Grant; 3] = [Grant::Log, Grant::State, Grant::Wasi];
 
-    /// Access with an empty state of its own.
+    /// Makes access with an empty state of its own.
     #[must_use]
     pub fn new(grants: &[Grant]) -> Self {
         Self { grants: grants.into(), state: Arc::default(), log: Arc::default() }
     }
 
-    /// Whether this may be imported.
+    /// Whether the slot grants this.
     #[must_use]
     pub fn grants(&self, grant: Grant) -> bool {
         self.grants.contains(&grant)
     }
 
-    /// The same slot's state and log under other grants.
+    /// Returns access to the same state and log limit with other grants.
     #[must_use]
     pub fn granting(&self, grants: &[Grant]) -> Self {
         Self { grants: grants.into(), ..self.clone() }
@@ -66,7 +67,7 @@ impl Access {
         &self.grants
     }
 
-    /// What the policies of this slot remember.
+    /// Returns the state that the slot's policies share.
     #[must_use]
     pub fn state(&self) -> &Arc<State> {
         &self.state

@@ -1,4 +1,5 @@
-//! Admission before a byte runs: size, magic, world, version, imports, compile. Each step has its own refusal.
+//! Checks of a policy file before any of it runs: size, magic number, world, version, imports, compile. Each
+//! has its own refusal. Knows neither settings nor instances.
 
 use std::collections::BTreeSet;
 
@@ -14,28 +15,30 @@ use crate::{
     refusal::Refusal,
 };
 
-/// WASI interfaces a guest may import; all of them answer from an empty context.
+/// WASI interfaces that a guest may import. Their context is empty.
 const WASI: [&str; 5] = ["wasi:cli/", "wasi:clocks/", "wasi:filesystem/", "wasi:io/", "wasi:random/"];
-/// The contract's package, and the line of versions this host serves.
+/// Package of the contract.
 const PACKAGE: &str = "pointsman:policy/";
+/// Prefix of the contract versions that this host serves.
 const VERSION: &str = "0.1.";
 
-/// What a component is, as its types say.
+/// What the types of a component say about it.
 #[derive(Debug)]
 pub(crate) struct Outline {
     pub(crate) world: World,
     pub(crate) imports: BTreeSet<String>,
     pub(crate) exports: BTreeSet<String>,
-    /// The contract's version it was built against.
+    /// Contract version that it was built against.
     pub(crate) version: String,
+    /// Whether it imports WASI.
     pub(crate) wasi: bool,
-    /// It exports `learning`.
+    /// Whether it exports `learning`.
     pub(crate) learns: bool,
-    /// What its imports need, beyond types.
+    /// Grants that its imports need.
     pub(crate) needs: Vec<Grant>,
 }
 
-/// The component in `bytes`: as it is, or made from a core module with embedded WIT metadata.
+/// Returns the component in `bytes`. A core module with embedded WIT metadata is encoded as a component.
 pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> {
     if bytes.len() > limit {
         return Err(Refusal::TooLarge { size: bytes.len(), limit });
@@ -44,20 +47,20 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
         Some([0, b'a', b's', b'm', _, _, 1, 0]) => Ok(bytes.to_vec()),
         Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {
             let refused = |error: &dyn std::fmt::Display| Refusal::NotAComponent(format!("{error:#}"));
-            whole(bytes).map_err(|error| refused(&error))?;
+            check_complete(bytes).map_err(|error| refused(&error))?;
             let encode = || {
                 let encoder = wit_component::ComponentEncoder::default().validate(true).module(bytes);
                 encoder.and_then(|mut encoder| encoder.encode())
             };
             match catch_panic(encode) {
                 Ok(encoded) => encoded.map_err(|error| refused(&error)),
-                Err(_) => Err(refused(&"its metadata cannot be read")),
+                Err(_) => Err(refused(&"its WIT metadata cannot be read")),
             }
         }
         _ => {
             let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
             Err(Refusal::NotWasm(if head.is_empty() {
-                "nothing: it is empty".to_owned()
+                "nothing, it is empty".to_owned()
             } else {
                 head.join(" ")
             }))
@@ -65,12 +68,12 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
     }
 }
 
-/// Whether every section is there to its end: what makes components of modules panics over one that was cut off.
-fn whole(module: &[u8]) -> Result<(), wasmparser::BinaryReaderError> {
+/// Checks that no section is truncated. The component encoder panics over a truncated module.
+fn check_complete(module: &[u8]) -> Result<(), wasmparser::BinaryReaderError> {
     wasmparser::Parser::new(0).parse_all(module).try_for_each(|section| section.map(drop))
 }
 
-/// Reads the world, the version and the imports from the component's own types.
+/// Reads the world, the version and the imports from the types of the component.
 pub(crate) fn outline(component: &[u8]) -> Result<Outline, Refusal> {
     let decoded =
         wit_parser::decoding::decode(component).map_err(|error| Refusal::Malformed(format!("{error:#}")))?;
@@ -84,7 +87,7 @@ pub(crate) fn outline(component: &[u8]) -> Result<Outline, Refusal> {
     let types = resolve.worlds.get(world).ok_or_else(|| Refusal::Malformed("no world".to_owned()))?;
     let imports = names(types.imports.keys().collect());
     let exports = names(types.exports.keys().collect());
-    let (kind, version) = kind_of(&exports)?;
+    let (kind, version) = world_of(&exports)?;
     let mut needs = Vec::new();
     for import in &imports {
         let grant = grant_of(import).ok_or_else(|| Refusal::ForbiddenImport(import.clone()))?;
@@ -96,8 +99,8 @@ pub(crate) fn outline(component: &[u8]) -> Result<Outline, Refusal> {
     Ok(Outline { world: kind, imports, exports, version, wasi, learns, needs })
 }
 
-/// Everything that is imported was granted by the operator.
-pub(crate) fn granted(outline: &Outline, access: &Access) -> Result<(), Refusal> {
+/// Checks that the slot grants every import.
+pub(crate) fn check_grants(outline: &Outline, access: &Access) -> Result<(), Refusal> {
     let missing = outline.imports.iter().find_map(|import| {
         let grant = grant_of(import)??;
         (!access.grants(grant)).then(|| Refusal::NotGranted { import: import.clone(), grant })
@@ -105,7 +108,7 @@ pub(crate) fn granted(outline: &Outline, access: &Access) -> Result<(), Refusal>
     missing.map_or(Ok(()), Err)
 }
 
-/// Compiles, links and type-checks. Slow: never on a request's path.
+/// Compiles, links and type-checks. Takes from milliseconds to seconds: never call it while a request waits.
 pub(crate) fn link(engine: &PolicyEngine, component: &[u8], outline: &Outline) -> Result<Linked, Refusal> {
     let compiled = Component::from_binary(engine.engine(), component)
         .map_err(|error| Refusal::Compile(format!("{error:#}")))?;
@@ -114,13 +117,14 @@ pub(crate) fn link(engine: &PolicyEngine, component: &[u8], outline: &Outline) -
     Linked::new(outline.world, outline.wasi, outline.learns, pre)
 }
 
-fn kind_of(exports: &BTreeSet<String>) -> Result<(World, String), Refusal> {
-    let ours = exports.iter().filter_map(|export| export.strip_prefix(PACKAGE)?.split_once('@'));
-    let ours: Vec<(&str, &str)> = ours.collect();
-    if let Some((interface, version)) = ours.iter().find(|(_, version)| !version.starts_with(VERSION)) {
+/// Finds the world and the contract version that the exports fit.
+fn world_of(exports: &BTreeSet<String>) -> Result<(World, String), Refusal> {
+    let interfaces = exports.iter().filter_map(|export| export.strip_prefix(PACKAGE)?.split_once('@'));
+    let interfaces: Vec<(&str, &str)> = interfaces.collect();
+    if let Some((interface, version)) = interfaces.iter().find(|(_, version)| !version.starts_with(VERSION)) {
         return Err(Refusal::WrongVersion { found: format!("{PACKAGE}{interface}@{version}") });
     }
-    let worlds: Vec<(World, &str)> = ours
+    let worlds: Vec<(World, &str)> = interfaces
         .iter()
         .filter_map(|(interface, version)| match *interface {
             "filtering" => Some((World::Filter, *version)),
@@ -130,9 +134,9 @@ fn kind_of(exports: &BTreeSet<String>) -> Result<(World, String), Refusal> {
             _ => None,
         })
         .collect();
-    let introduces = ours.iter().any(|(interface, _)| *interface == "policy");
+    let describes = interfaces.iter().any(|(interface, _)| *interface == "policy");
     match worlds.as_slice() {
-        [(world, version)] if introduces => Ok((*world, (*version).to_owned())),
+        [(world, version)] if describes => Ok((*world, (*version).to_owned())),
         _ => {
             let names: Vec<&str> = exports.iter().map(String::as_str).collect();
             Err(Refusal::WrongWorld(if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }))
@@ -140,10 +144,11 @@ fn kind_of(exports: &BTreeSet<String>) -> Result<(World, String), Refusal> {
     }
 }
 
-/// What an import needs: nothing for types, a grant, or `None` when no grant would do.
+/// Returns the grant that an import needs: `Some(None)` for types, which need none, and `None` when no grant
+/// permits it.
 fn grant_of(import: &str) -> Option<Option<Grant>> {
-    if let Some(ours) = import.strip_prefix(PACKAGE) {
-        return match ours.split_once('@')?.0 {
+    if let Some(interface) = import.strip_prefix(PACKAGE) {
+        return match interface.split_once('@')?.0 {
             "types" => Some(None),
             "log" => Some(Some(Grant::Log)),
             "state" => Some(Some(Grant::State)),

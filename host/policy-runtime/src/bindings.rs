@@ -1,5 +1,5 @@
-//! Host bindings of each world, in two forms: called synchronously (guests without WASI), and by `call_async` (guests that
-//! import it; the sync WASI linker would block inside tokio).
+//! Host bindings of each world, in two forms: called synchronously (guests without WASI), and by `call_async`
+//! (guests that import it; the sync WASI linker would block inside tokio).
 
 macro_rules! bindings {
     ($module:ident, $world:literal $(, $async:ident)?) => {

@@ -1,68 +1,89 @@
-//! Code of others that may panic over a file: its panic becomes an error and one line of the log.
+//! Turns a panic of the compiler, or of the component encoder, into an error.
 //!
-//! No backtrace is made of it. With `RUST_BACKTRACE=1` one maps all debug information of the binary, which is more memory than
-//! the daemon takes, and it stays: a file in the policy folder must not be able to do that.
+//! A file in the policy directory can make them panic. The thread that reads the file must survive, and no
+//! backtrace may be captured: with `RUST_BACKTRACE=1` the default hook maps all debug information of the
+//! binary, 146 MB that stay mapped. A hook belongs to the process, so this library only makes one
+//! ([`panic_hook`]), and the binary installs it.
 
 use std::{
     any::Any,
     cell::Cell,
-    panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind},
-    sync::Once,
+    panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind},
 };
 
-type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Send + Sync>;
-
-static INSTALLED: Once = Once::new();
+/// A hook as [`std::panic::set_hook`] takes it.
+pub type PanicHook = Box<dyn Fn(&PanicHookInfo<'_>) + Send + Sync>;
 
 thread_local! {
-    /// A panic of this thread is somebody's error here, and no defect to be traced.
-    static CONTAINED: Cell<bool> = const { Cell::new(false) };
+    /// Whether a panic of this thread becomes an error. The hook runs on the panicking thread and gets no
+    /// other context.
+    static CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does what may panic, and answers what the panic said.
+/// Runs `work` and returns its result, or the message of its panic.
 pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    INSTALLED.call_once(|| panic::set_hook(quiet(panic::take_hook())));
-    let outer = CONTAINED.replace(true);
+    let outer = CAUGHT.replace(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));
-    CONTAINED.set(outer);
-    outcome.map_err(|said| words(&*said))
+    CAUGHT.set(outer);
+    outcome.map_err(|payload| message(&*payload))
 }
 
-/// The hook before, but for panics that are contained.
-fn quiet(before: Hook) -> Hook {
+/// Makes a panic hook that logs one line, without a backtrace, for a panic over a policy file, and passes
+/// every other panic to `next`.
+///
+/// ```
+/// std::panic::set_hook(pointsman_policy_runtime::panic_hook(std::panic::take_hook()));
+/// ```
+#[must_use]
+pub fn panic_hook(next: PanicHook) -> PanicHook {
     Box::new(move |panic| {
-        if CONTAINED.get() {
-            let place = panic.location().map(ToString::to_string);
-            tracing::warn!(place, said = words(panic.payload()), "a policy's file made its reader panic");
+        if CAUGHT.get() {
+            let location = panic.location().map(ToString::to_string);
+            tracing::warn!(location, panic = message(panic.payload()), "policy file made the compiler panic");
         } else {
-            before(panic);
+            next(panic);
         }
     })
 }
 
-fn words(said: &(dyn Any + Send)) -> String {
-    let text = said.downcast_ref::<&str>().copied();
-    text.or_else(|| said.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words").to_owned()
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("panic without a message").to_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
+    use std::{
+        panic,
+        sync::{
+            Arc,
+            atomic::{AtomicU32, Ordering},
+        },
     };
 
     use super::*;
 
+    /// Counts panics that reach it.
+    fn counting_hook() -> (Arc<AtomicU32>, PanicHook) {
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = count.clone();
+        let hook = move |_: &PanicHookInfo<'_>| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
+        (count, Box::new(hook))
+    }
+
     #[test]
-    fn a_contained_panic_is_an_error_and_never_meets_the_hook_that_traces() {
-        let traced = Arc::new(AtomicU32::new(0));
-        let _ = catch_panic(|| ());
-        let count = traced.clone();
-        panic::set_hook(quiet(Box::new(move |_| {
-            count.fetch_add(1, Ordering::SeqCst);
-        })));
+    fn a_caught_panic_is_an_error_and_meets_the_next_hook_only_where_the_binary_installed_no_other() {
+        let (seen, hook) = counting_hook();
+        panic::set_hook(hook);
         assert_eq!(catch_panic(|| 5), Ok(5));
+        assert_eq!(catch_panic(|| panic!("caught")), Err::<(), _>("caught".to_owned()));
+        assert_eq!(seen.load(Ordering::SeqCst), 1, "the library leaves the hook of the process alone");
+
+        let (traced, hook) = counting_hook();
+        panic::set_hook(panic_hook(hook));
         let nested = catch_panic(|| {
             let inner = catch_panic(|| panic!("in {}", "words"));
             assert_eq!(inner, Err::<(), _>("in words".to_owned()));

@@ -1,7 +1,8 @@
-//! The one wasmtime engine, its ticker and its maintenance thread.
+//! The wasmtime engine, the thread that advances its epoch, and the maintenance thread.
 //!
-//! Guests are looked at by epochs, one tick a millisecond while any of them runs, and stopped by the CPU time they took
-//! (see `guest`). Stores are rebuilt and dropped by the maintenance thread: a request that met a trap pays for neither.
+//! The epoch advances every millisecond while a guest runs. At each tick the guest's CPU time is compared
+//! with its limit (see `guest`). The maintenance thread rebuilds and drops stores, so that no request pays
+//! for another one's trap.
 
 use std::{
     path::PathBuf,
@@ -16,28 +17,26 @@ use wasmtime::{
 };
 
 use crate::{
+    capacity::Capacity,
     guest::Guest,
     meter::{Meter, Usage},
     ticker::{Running, Ticker},
 };
 
-/// Instances that all policies together may have.
-const INSTANCES: u32 = 1_000;
-
-/// What a guest may use.
+/// Limits of one guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Largest file, bytes.
     pub file_bytes: usize,
     /// Most linear memory of an instance, bytes.
     pub memory_bytes: usize,
-    /// CPU time a call may take. Its thread may be descheduled meanwhile: that is not the guest's doing.
+    /// CPU time of a call. Time in which its thread was descheduled does not count.
     pub deadline: Duration,
-    /// CPU time that instantiation, `describe` and `configure` may take together.
+    /// CPU time of instantiation, `describe` and `configure` together.
     pub configure_deadline: Duration,
-    /// CPU time that a batch of outcomes may take. No request waits for it.
+    /// CPU time of a batch of outcomes. No request waits for it.
     pub observe_deadline: Duration,
-    /// Calls after which an instance is replaced by a fresh one.
+    /// Calls after which a fresh instance replaces an instance.
     pub calls_per_instance: u32,
 }
 
@@ -54,7 +53,7 @@ impl Default for Limits {
     }
 }
 
-/// The engine. Cheap to clone.
+/// The engine that compiles and runs policies. Clones share it.
 #[derive(Clone)]
 pub struct PolicyEngine {
     inner: Arc<Inner>,
@@ -65,11 +64,12 @@ struct Inner {
     plain: Linker<Guest>,
     wasi: Linker<Guest>,
     limits: Limits,
+    capacity: Capacity,
     cache: Option<Cache>,
     meter: Arc<Meter>,
     ticker: Arc<Ticker>,
     chores: mpsc::Sender<Chore>,
-    counts: bool,
+    counts_instructions: bool,
 }
 
 /// Work for the maintenance thread.
@@ -79,44 +79,41 @@ impl PolicyEngine {
     /// Builds the engine and starts its two threads, which end when the last clone is dropped.
     ///
     /// # Errors
-    /// wasmtime's words, or the operating system gives no thread.
-    pub fn new(limits: Limits) -> wasmtime::Result<Self> {
-        Self::build(limits, None, false)
+    /// wasmtime rejects the configuration, or the operating system starts no thread.
+    pub fn new(limits: Limits, capacity: Capacity) -> wasmtime::Result<Self> {
+        Self::build(limits, capacity, None, false)
     }
 
-    /// As [`PolicyEngine::new`], with guests that count the WebAssembly instructions they run, and are slower by it.
+    /// As [`PolicyEngine::new`], for guests that count the WebAssembly instructions they run. Counting makes
+    /// them slower.
     ///
     /// # Errors
     /// As [`PolicyEngine::new`].
-    pub fn counting(limits: Limits) -> wasmtime::Result<Self> {
-        Self::build(limits, None, true)
+    pub fn counting(limits: Limits, capacity: Capacity) -> wasmtime::Result<Self> {
+        Self::build(limits, capacity, None, true)
     }
 
-    /// As [`PolicyEngine::new`], with compiled policies kept in `dir` from one start to the next. Who may write there may
-    /// run code in this process: the folder is the daemon's own.
+    /// As [`PolicyEngine::new`], and keeps compiled policies in `dir` between starts. Anybody who can write
+    /// there can run code in this process: only the daemon may have write access.
     ///
     /// # Errors
-    /// As [`PolicyEngine::new`]; or the folder cannot be used.
-    pub fn with_cache(limits: Limits, dir: PathBuf) -> wasmtime::Result<Self> {
+    /// As [`PolicyEngine::new`], or the directory cannot be used.
+    pub fn with_cache(limits: Limits, capacity: Capacity, dir: PathBuf) -> wasmtime::Result<Self> {
         let mut config = CacheConfig::new();
-        // wasmtime wants the folder by its whole name.
+        // wasmtime requires an absolute path.
         config.with_directory(std::path::absolute(dir)?);
-        Self::build(limits, Some(Cache::new(config)?), false)
+        Self::build(limits, capacity, Some(Cache::new(config)?), false)
     }
 
-    fn build(limits: Limits, cache: Option<Cache>, counts: bool) -> wasmtime::Result<Self> {
-        let config = |pool| {
-            let mut config = config(pool);
-            config.cache(cache.clone()).consume_fuel(counts);
-            config
-        };
-        let engine = match Engine::new(&config(Some(pool(limits)))) {
-            Ok(engine) => engine,
-            Err(error) => {
-                tracing::warn!(%error, "no room for pooled instances; policies are instantiated on demand");
-                Engine::new(&config(None))?
-            }
-        };
+    fn build(
+        limits: Limits,
+        capacity: Capacity,
+        cache: Option<Cache>,
+        counts_instructions: bool,
+    ) -> wasmtime::Result<Self> {
+        let engine = pooling_or_on_demand(limits, capacity, |config| {
+            config.cache(cache.clone()).consume_fuel(counts_instructions);
+        })?;
         let mut plain = Linker::new(&engine);
         Guest::link_ours(&mut plain)?;
         let mut wasi = Linker::new(&engine);
@@ -140,22 +137,28 @@ impl PolicyEngine {
                 plain,
                 wasi,
                 limits,
+                capacity,
                 cache,
                 meter: Arc::default(),
                 ticker,
                 chores,
-                counts,
+                counts_instructions,
             }),
         })
     }
 
-    /// What guests may use.
+    /// Limits of every guest.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
 
-    /// What policies take now.
+    /// Number of instances that a policy keeps warm for requests.
+    pub(crate) fn instances_per_policy(&self) -> usize {
+        self.inner.capacity.instances_per_policy()
+    }
+
+    /// Instances, memory and cache hits of all policies together.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let cache = self.inner.cache.as_ref();
@@ -168,18 +171,18 @@ impl PolicyEngine {
         &self.inner.meter
     }
 
-    /// Held while guests run: they are stopped only as long as the clock ticks.
+    /// Keeps the epoch advancing while the guard lives. Without it no guest is stopped at its deadline.
     pub(crate) fn running(&self) -> Running<'_> {
         self.inner.ticker.running()
     }
 
-    /// A store within the limits.
+    /// Makes a store that enforces the limits.
     pub(crate) fn store(&self, guest: Guest) -> Store<Guest> {
         let mut store = Store::new(&self.inner.engine, guest);
         store.limiter(|guest| guest);
         store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
-        if self.inner.counts {
-            // It fails only where nothing is counted.
+        if self.inner.counts_instructions {
+            // This fails only in an engine that does not count.
             let _ = store.set_fuel(u64::MAX);
         }
         store
@@ -193,7 +196,7 @@ impl PolicyEngine {
         if wasi { &self.inner.wasi } else { &self.inner.plain }
     }
 
-    /// Has something done by the maintenance thread.
+    /// Runs `chore` on the maintenance thread.
     pub(crate) fn later(&self, chore: impl FnOnce() + Send + 'static) {
         let _ = self.inner.chores.send(Box::new(chore));
     }
@@ -205,31 +208,62 @@ impl std::fmt::Debug for PolicyEngine {
     }
 }
 
-fn config(pool: Option<PoolingAllocationConfig>) -> Config {
+/// Builds the wasmtime engine. When the address space cannot be reserved (a container may limit it), memories
+/// shrink first; an engine without a pool comes last.
+fn pooling_or_on_demand(
+    limits: Limits,
+    capacity: Capacity,
+    customize: impl Fn(&mut Config),
+) -> wasmtime::Result<Engine> {
+    let build = |mut config: Config| {
+        customize(&mut config);
+        Engine::new(&config)
+    };
+    if capacity.has_wide_memories() {
+        match build(pooling(limits, capacity)) {
+            Ok(engine) => return Ok(engine),
+            Err(error) => {
+                tracing::warn!(%error, "memories of 4 GiB do not fit; guests run with bounds checks");
+            }
+        }
+    }
+    let mut narrow = pooling(limits, capacity);
+    narrow.memory_reservation(u64::try_from(limits.memory_bytes).unwrap_or(u64::MAX));
+    match build(narrow) {
+        Ok(engine) => Ok(engine),
+        Err(error) => {
+            tracing::warn!(%error, "instance pool does not fit; instances are made on demand");
+            build(basic())
+        }
+    }
+}
+
+fn basic() -> Config {
     let mut config = Config::new();
     config.wasm_component_model(true);
     config.concurrency_support(false);
     config.epoch_interruption(true);
     // A compile runs on one thread of low priority: requests keep their cores.
     config.parallel_compilation(false);
-    if let Some(pool) = pool {
-        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
-    }
     config
 }
 
-fn pool(limits: Limits) -> PoolingAllocationConfig {
+fn pooling(limits: Limits, capacity: Capacity) -> Config {
+    let instances = u32::try_from(capacity.instances()).unwrap_or(u32::MAX);
     let mut pool = PoolingAllocationConfig::default();
-    pool.total_component_instances(INSTANCES);
-    pool.total_core_instances(INSTANCES * 4);
-    pool.total_memories(INSTANCES);
-    pool.total_tables(INSTANCES * 4);
-    pool.total_stacks(INSTANCES);
-    // Every slot that was ever used keeps the memory below: one that is free is used again before one that never was. By
-    // default a hundred would be left to the policies that had them, which do not come back.
+    pool.total_component_instances(instances);
+    // Componentizers add modules of their own to a policy's: adapters and shims, without memories.
+    pool.total_core_instances(instances.saturating_mul(4));
+    pool.total_memories(instances);
+    pool.total_tables(instances.saturating_mul(4));
+    pool.total_stacks(instances);
+    // Every place that was ever used keeps memory, so free places are used again before new ones. By default
+    // a hundred free places would stay reserved for the policies that had them, which do not come back.
     pool.max_unused_warm_slots(0);
     pool.max_memory_size(limits.memory_bytes);
     pool.linear_memory_keep_resident(64 * 1024);
     pool.table_keep_resident(4 * 1024);
-    pool
+    let mut config = basic();
+    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    config
 }

@@ -26,10 +26,8 @@ use crate::{
 };
 
 mod log;
-mod log_limit;
 
 use log::GuestLog;
-pub(crate) use log_limit::LogLimit;
 
 /// A store's data.
 pub(crate) struct Guest {

@@ -1,20 +1,20 @@
-//! What a policy says of itself, and whether a host can live with it: names are labels of metrics, receipts and log lines, and any
-//! text of a guest may be as long as its memory.
+//! Checks what a policy says about itself. Names become labels of metrics, receipts and log lines, and a text
+//! of a guest can be as long as its memory.
 
 use pointsman_routing::facts::Wants;
 
 use crate::refusal::Refusal;
 
-/// Bytes kept of a text that a guest answers: an error, a reason.
-const TEXT: usize = 512;
-/// Bytes of a policy's name, and of its version.
-const NAME: usize = 64;
-/// Bytes of a fact's name.
-const FACT: usize = 256;
-/// Facts of a policy, those of the request and of candidates together.
-const FACTS: usize = 256;
+/// Bytes kept of an error or a reason.
+const MAX_TEXT_BYTES: usize = 512;
+/// Longest name and longest version, bytes.
+const MAX_LABEL_BYTES: usize = 64;
+/// Longest name of a fact, bytes.
+const MAX_FACT_BYTES: usize = 256;
+/// Most facts of a policy, request and worker facts together.
+const MAX_FACTS: usize = 256;
 
-/// What a policy says of itself at load.
+/// What `describe` and `configure` return.
 pub(crate) struct GuestInfo {
     pub(crate) name: String,
     pub(crate) version: String,
@@ -23,10 +23,11 @@ pub(crate) struct GuestInfo {
 }
 
 impl GuestInfo {
-    /// The facts it wants, once everything it says can be shown.
+    /// Resolves the facts that the policy wants, once its name, version and fact names are valid.
     pub(crate) fn check(&self) -> Result<Wants, Refusal> {
         let label = |text: &str| {
-            text.len() <= NAME && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b))
+            text.len() <= MAX_LABEL_BYTES
+                && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b))
         };
         if self.name.is_empty() || !label(&self.name) {
             return Err(Refusal::BadName { what: "name", text: truncate(self.name.clone()) });
@@ -35,12 +36,14 @@ impl GuestInfo {
             return Err(Refusal::BadName { what: "version", text: truncate(self.version.clone()) });
         }
         let asked = self.request_facts.len() + self.worker_facts.len();
-        if asked > FACTS {
-            return Err(Refusal::TooManyFacts { asked, limit: FACTS });
+        if asked > MAX_FACTS {
+            return Err(Refusal::TooManyFacts { asked, limit: MAX_FACTS });
         }
-        if let Some(fact) = self.request_facts.iter().chain(&self.worker_facts).find(|f| f.len() > FACT) {
+        if let Some(fact) =
+            self.request_facts.iter().chain(&self.worker_facts).find(|f| f.len() > MAX_FACT_BYTES)
+        {
             return Err(Refusal::UnknownFact(truncate(format!(
-                "a fact's name of {} bytes: {fact}",
+                "fact name of {} bytes, the limit is {MAX_FACT_BYTES}: {fact}",
                 fact.len()
             ))));
         }
@@ -49,10 +52,10 @@ impl GuestInfo {
     }
 }
 
-/// A guest's text, short enough to keep.
+/// Shortens a text of a guest to [`MAX_TEXT_BYTES`], at a character boundary.
 pub(crate) fn truncate(mut text: String) -> String {
-    if text.len() > TEXT {
-        text.truncate(text.floor_char_boundary(TEXT));
+    if text.len() > MAX_TEXT_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
         text.shrink_to_fit();
     }
     text
@@ -71,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_label_is_refused_as_are_too_many_facts() {
+    fn invalid_names_and_too_many_facts_are_refused() {
         assert_eq!(kind(&about("kv-aware", vec!["active-requests".into()])), "fine");
         for name in ["", "two\nlines", "a \"quoted\" name", &"n".repeat(65)] {
             assert_eq!(kind(&about(name, vec![])), "bad_name", "{name:?}");
@@ -84,6 +87,6 @@ mod tests {
     fn a_long_text_is_cut_between_characters() {
         assert_eq!(truncate("short".into()), "short");
         let long = truncate("\u{20ac}".repeat(1_000));
-        assert!(long.len() <= TEXT && long.chars().all(|letter| letter == '\u{20ac}'));
+        assert!(long.len() <= MAX_TEXT_BYTES && long.chars().all(|letter| letter == '\u{20ac}'));
     }
 }

@@ -1,60 +1,63 @@
-//! What a file is, for `pointsman policy inspect`: the same admission as in production, told instead of used.
+//! Describes a policy file, for `pointsman policy inspect`. It runs the admission of production and keeps no
+//! policy.
 
 use pointsman_routing::{Digest, Origin, Policy, World};
 
 use crate::{
     access::{Access, Grant},
     admission,
+    capacity::Capacity,
     engine::{Limits, PolicyEngine},
     loaded::{compile, digest},
     refusal::Refusal,
 };
 
-/// What is known of a policy file.
+/// Description of a policy file.
 #[derive(Debug)]
 pub struct Inspection {
-    /// SHA-256 of the file.
+    /// SHA-256 of the file's bytes.
     pub digest: Digest,
-    /// Bytes of the file.
+    /// Size of the file, bytes.
     pub size: usize,
-    /// Whether it was a core module that had to be made a component.
+    /// Whether the file is a core module, which the host encodes as a component.
     pub core_module: bool,
-    /// The world it fills.
+    /// World that its exports fit.
     pub world: World,
-    /// The contract's version it was built against.
+    /// Contract version that it was built against.
     pub contract: String,
-    /// What it imports.
+    /// Imported interfaces.
     pub imports: Vec<String>,
-    /// What its slot has to grant.
+    /// Grants that its slot must have.
     pub needs: Vec<Grant>,
-    /// What it exports.
+    /// Exported interfaces.
     pub exports: Vec<String>,
-    /// Its name, version and facts; or why it would not be admitted.
+    /// What `describe` and `configure` return, or why a slot would refuse the file.
     pub policy: Result<Described, Refusal>,
 }
 
-/// What a policy says of itself.
+/// What a policy returns from `describe` and `configure`.
 #[derive(Debug)]
 pub struct Described {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its version.
+    /// Version.
     pub version: String,
-    /// Request facts it asks for.
+    /// Names of the request facts that it asks for.
     pub request_facts: Vec<String>,
-    /// Worker facts it asks for.
+    /// Names of the worker facts that it asks for.
     pub worker_facts: Vec<String>,
 }
 
-/// Reads a policy file, and runs the whole of admission on it with `settings` and within `limits`. Everything
-/// is granted; what a slot would have to grant is told.
+/// Runs all checks of admission on a file, with `settings` and within `limits`. All imports are granted;
+/// [`Inspection::needs`] lists what a slot would have to grant.
 ///
 /// # Errors
-/// [`Refusal`] when it is no policy at all.
+/// [`Refusal`] when the file is not a component that fits a world.
 pub fn inspect(bytes: &[u8], settings: &str, limits: Limits) -> Result<Inspection, Refusal> {
     let component = admission::component(bytes, limits.file_bytes)?;
     let outline = admission::outline(&component)?;
-    let engine = PolicyEngine::new(limits).map_err(|error| Refusal::Compile(format!("{error:#}")))?;
+    let engine = PolicyEngine::new(limits, Capacity { cpus: 1, policies: 1 })
+        .map_err(|error| Refusal::Compile(format!("{error:#}")))?;
     let policy = compile(&engine, bytes, &Access::new(&Access::ALL));
     let policy = policy.and_then(|policy| policy.configure(Origin::Embedded, settings)).map(|policy| {
         let info = policy.info();

@@ -1,12 +1,14 @@
-//! The policy runtime: turns files into loaded policies, runs them within their limits, and keeps slots up to date.
+//! The policy runtime: turns files into loaded policies, runs them within their limits, and keeps slots up to
+//! date.
 //!
-//! Knows WebAssembly and files; knows no HTTP and no requests. What a policy is asked, and what its answer means, is
-//! `routing`'s. Nothing here is ever waited for by a request: calls are bounded by a deadline, and loading, rebuilding and
-//! dropping happen on threads of their own.
+//! Knows WebAssembly and files; knows no HTTP and no requests. What a policy is asked, and what its answer
+//! means, is `routing`'s. Nothing here is ever waited for by a request: calls are bounded by a deadline, and
+//! loading, rebuilding and dropping happen on threads of their own.
 
 mod access;
 mod admission;
 mod bindings;
+mod capacity;
 mod catch_panic;
 mod engine;
 mod guest;
@@ -14,6 +16,7 @@ mod guest_info;
 mod inspect;
 mod instance;
 mod loaded;
+mod log_limit;
 mod manager;
 mod meter;
 mod pool;
@@ -26,6 +29,8 @@ mod ticker;
 mod trust;
 
 pub use access::{Access, Grant};
+pub use capacity::Capacity;
+pub use catch_panic::{PanicHook, panic_hook};
 pub use engine::{Limits, PolicyEngine};
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};

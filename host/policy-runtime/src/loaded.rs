@@ -68,7 +68,7 @@ pub fn compile(engine: &PolicyEngine, bytes: &[u8], access: &Access) -> Result<C
     let begun = Instant::now();
     let component = admission::component(bytes, engine.limits().file_bytes)?;
     let outline = admission::outline(&component)?;
-    admission::granted(&outline, access)?;
+    admission::check_grants(&outline, access)?;
     let linked = admission::link(engine, &component, &outline)?;
     Ok(CompiledPolicy {
         engine: engine.clone(),
@@ -239,7 +239,7 @@ mod tests {
     use pointsman_test_guests::LOW_QUEUE;
 
     use super::*;
-    use crate::engine::Limits;
+    use crate::{capacity::Capacity, engine::Limits};
 
     /// Tells which thread drops it.
     struct Witness(mpsc::Sender<Option<String>>);
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_a_policy_is_made_of_is_dropped_by_the_thread_for_chores() {
-        let engine = PolicyEngine::new(Limits::default()).expect("an engine");
+        let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
         let compiled = compile(&engine, LOW_QUEUE, &Access::default()).expect("admitted");
         let (dropped, told) = mpsc::channel();
         let (witness, builder) = (Witness(dropped), engine.clone());
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn policies_that_are_gone_leave_no_memory_behind_for_each() {
-        let engine = PolicyEngine::new(Limits::default()).expect("an engine");
+        let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
         let mut instances = 0;
         for turn in 0..20 {
             // A section that nobody reads: other content.

@@ -1,10 +1,11 @@
-//! The policy manager: the one writer of the slots. Watches the policy folder, admits what appears there, installs it, and
-//! rolls back what fails in its first calls.
+//! The policy manager, the only writer of the slots. It watches the policy directory, loads what appears
+//! there, installs it, and rolls back what fails in its first calls.
 //!
-//! A file's name says its slot and lane (`prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`, …); `parts/NAME.wasm` are
-//! parts that specs name. Content decides whether anything changed. It runs on a thread of its own,
-//! as operators' commands and failures do; compiling is done beside it (`compile_queue`), and what was made is installed if it is still
-//! what the folder says.
+//! The name of a file selects slot and lane: `prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`.
+//! Files in `parts/` are those that specs name. The manager compares content, not times, to find changes.
+//! Scans, commands and failures run on one thread; compiles run on two others (`compile_queue`). When a
+//! compile has finished, the lane's files are read again, so that only content that is still wanted is
+//! installed.
 
 use std::{
     path::PathBuf,
@@ -28,15 +29,18 @@ use crate::{
 
 mod command;
 mod compile_queue;
+mod compiler;
 mod folder;
 mod managed_lane;
 mod managed_slot;
 mod manager_task;
+mod plan;
 mod program_builder;
+mod record;
 mod status;
 
-use command::Order;
-pub use command::{Change, Command, CommandError, Report, SlotName};
+use command::QueuedCommand;
+pub use command::{Command, CommandError, Report, SlotName};
 use compile_queue::CompileQueue;
 use folder::Folder;
 use managed_lane::Content;
@@ -44,18 +48,16 @@ pub use managed_lane::Source;
 use managed_slot::ManagedSlot;
 use manager_task::ManagerTask;
 use program_builder::{BuildError, ProgramBuilder};
-pub use status::{
-    ChangeRecord, LaneStatus, ManagerStatus, MemoryStatus, PartStatus, RefusalRecord, ReloadCount, SlotState,
-    SlotStatus,
-};
+pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount};
+pub use status::{LaneStatus, ManagerStatus, MemoryStatus, PartStatus, SlotState, SlotStatus};
 
-/// How a fresh generation is watched.
+/// When a new generation is rolled back.
 #[derive(Clone, Copy, Debug)]
 pub struct Probation {
-    /// Its first calls, in which failures lead to a rollback.
+    /// Number of first calls in which failures can lead to a roll-back.
     pub calls: u64,
-    /// Share of failed calls, 0 to 1, above which it is rolled back. A call that had to be stopped at its deadline is
-    /// enough by itself.
+    /// Share of failed calls, 0 to 1, above which the generation is rolled back. One call that exceeds its
+    /// deadline is enough, whatever the share.
     pub failure_share: f64,
 }
 
@@ -65,43 +67,44 @@ impl Default for Probation {
     }
 }
 
-/// One slot to manage.
+/// A slot to manage.
 #[derive(Debug)]
 pub struct SlotConfig {
     /// The slot.
     pub slot: Arc<Slot>,
-    /// What it runs.
+    /// What it shall run.
     pub spec: SlotSpec,
-    /// What its policies may reach; the state behind it is kept through reloads.
+    /// Grants, state and log limit of its policies. The state survives reloads.
     pub access: Access,
-    /// What its first generation was made of; `None`: of something else than the spec says.
+    /// Content of its first generation. `None`: the generation does not run what the spec names.
     pub initial: Option<InitialContent>,
 }
 
-/// What to manage.
+/// Slots and timing of a manager.
 #[derive(Debug)]
 pub struct ManagerConfig {
     /// The slots.
     pub slots: Vec<SlotConfig>,
-    /// How fresh generations are watched.
+    /// When new generations are rolled back.
     pub probation: Probation,
-    /// Quiet time after a change before files are read.
+    /// Time without further changes before files are read.
     pub debounce: Duration,
-    /// How often files are read whatever the watch says.
+    /// Interval of scans that no change caused.
     pub rescan: Duration,
 }
 
-/// The folder dir, before there is anything to manage: makes the first generations.
+/// The opened policy directory. It builds the first generations, and then becomes part of a
+/// [`PolicyManager`].
 pub struct PolicyDir {
     builder: ProgramBuilder,
     changes: mpsc::UnboundedReceiver<()>,
 }
 
-/// Stands for the content that a first generation was made of.
+/// Identifies the content of a first generation.
 #[derive(Clone, Copy, Debug)]
 pub struct InitialContent(Content);
 
-/// A running manager. Dropping it ends its thread; the slots keep serving.
+/// A running manager. Dropping it ends its thread, and the slots go on serving.
 #[derive(Debug)]
 pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,
@@ -109,39 +112,39 @@ pub struct PolicyManager {
     states: Vec<Arc<State>>,
     engine: PolicyEngine,
     changed: watch::Receiver<u64>,
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<QueuedCommand>,
     stop: Arc<tokio::sync::Notify>,
 }
 
 impl PolicyDir {
-    /// Opens the policy folder; without one slots run what their specs say.
+    /// Opens the policy directory. Without one, slots run what their specs name.
     ///
     /// # Errors
-    /// There is no such folder.
+    /// `dir` is not a directory.
     pub fn open(engine: &PolicyEngine, dir: Option<PathBuf>, trust: TrustRules) -> std::io::Result<Self> {
         let (folder, changes) = Folder::open(dir)?;
         Ok(Self { builder: ProgramBuilder::new(engine.clone(), folder, trust), changes })
     }
 
-    /// Makes what a lane runs while its own file is not there.
+    /// Builds the program that a lane runs without its own file.
     ///
     /// # Errors
-    /// The refusal of the first part that cannot be used.
+    /// Refusal of the first part that cannot be used.
     pub fn initial(
         &mut self,
         kind: SlotKind,
         spec: &LaneSpec,
         access: &Access,
     ) -> Result<(Program, InitialContent), Refusal> {
-        let planned = self.builder.plan(None, spec).map_err(|refused| *refused.refusal)?;
-        let mut planned = planned.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
-        let program = self.builder.assemble(kind, &mut planned, spec, access);
-        let program = program.map_err(|halt| match halt {
+        let plan = self.builder.plan(None, spec).map_err(|refused| *refused.refusal)?;
+        let mut plan = plan.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
+        let program = self.builder.build(kind, &mut plan, spec, access);
+        let program = program.map_err(|error| match error {
             BuildError::Refused(refused) => *refused.refusal,
-            // Only a running manager has a compile_queue to wait for.
+            // Unreachable: only a running manager has a queue.
             BuildError::Pending => Refusal::MissingPart(kind.to_string()),
         })?;
-        let (fingerprint, main) = (planned.fingerprint, planned.main());
+        let (fingerprint, main) = (plan.fingerprint, plan.main_digest());
         Ok((program, InitialContent(Content { fingerprint, main, source: Source::Default })))
     }
 }
@@ -153,10 +156,10 @@ impl std::fmt::Debug for PolicyDir {
 }
 
 impl PolicyManager {
-    /// Reads the folder once, so that what lies there serves from the first request on, and then goes on watching it.
+    /// Reads the directory once, so that its files serve from the first request on, and then watches it.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The operating system starts no thread.
     pub fn start(
         dir: PolicyDir,
         config: ManagerConfig,
@@ -164,43 +167,43 @@ impl PolicyManager {
     ) -> std::io::Result<Self> {
         let PolicyDir { builder, changes } = dir;
         let (publish, changed) = watch::channel(0);
-        let (orders, commands) = mpsc::unbounded_channel();
+        let (commands, queued) = mpsc::unbounded_channel();
         let status = Arc::new(ArcSwap::from_pointee(ManagerStatus::default()));
-        let engine = builder.engine.clone();
+        let engine = builder.compiler.engine.clone();
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
         let states = config.slots.iter().map(|slot| slot.access.state().clone()).collect();
         let managed = config.slots.into_iter().map(ManagedSlot::new).collect();
         let mut task = ManagerTask::new(builder, managed, config.probation, status.clone(), publish);
-        // The first scan compiles by itself: what lies there serves from the first request on.
+        // The first scan compiles on this thread, so that files serve from the first request on.
         task.scan();
-        let (forged, made) = mpsc::unbounded_channel();
-        task.use_compile_queue(CompileQueue::start(&engine, &forged)?);
+        let (results, compiled) = mpsc::unbounded_channel();
+        task.use_compile_queue(CompileQueue::start(&engine, &results)?);
         let stop = Arc::new(tokio::sync::Notify::new());
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         std::thread::Builder::new().name("pointsman-policies".to_owned()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = task.run(changes, events, commands, made, config.debounce, config.rescan) => {}
+                    () = task.run(changes, events, queued, compiled, config.debounce, config.rescan) => {}
                     () = stopped.notified() => {}
                 }
             });
         })?;
-        Ok(Self { status, slots, states, engine, changed, orders, stop })
+        Ok(Self { status, slots, states, engine, changed, commands, stop })
     }
 
-    /// Has something done, and waits until it is: a reload and new specs wait for compiles, theirs and those under way; a
-    /// rollback and a promotion wait for none.
+    /// Runs a command and waits for its report. `Reload` and `Configure` wait for all pending compiles;
+    /// `RollBack` and `Promote` wait for none.
     ///
     /// # Errors
-    /// [`CommandError`] when it cannot be done.
+    /// [`CommandError`] when the command fails.
     pub async fn execute(&self, command: Command) -> Result<Report, CommandError> {
         let (answer, answered) = oneshot::channel();
-        self.orders.send((command, answer)).map_err(|_| CommandError::Ended)?;
+        self.commands.send((command, answer)).map_err(|_| CommandError::Ended)?;
         answered.await.map_err(|_| CommandError::Ended)?
     }
 
-    /// What every slot runs, and what was refused and why. Counts are those of now.
+    /// Returns the status of every slot, with the present counts.
     #[must_use]
     pub fn status(&self) -> Arc<ManagerStatus> {
         let mut status = self.status.load_full();
@@ -212,19 +215,19 @@ impl PolicyManager {
         status
     }
 
-    /// Every slot, in the order of the status.
+    /// Returns every slot, in the order of the status.
     #[must_use]
     pub fn slots(&self) -> &[Arc<Slot>] {
         &self.slots
     }
 
-    /// What policies take now, all slots together.
+    /// Returns instances, memory and cache hits of all policies together.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.engine.usage()
     }
 
-    /// Changes with every status.
+    /// Returns a receiver whose value changes with every change of the status.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.changed.clone()

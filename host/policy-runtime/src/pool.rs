@@ -50,7 +50,7 @@ impl Pool {
         learns: bool,
         build: Box<Build>,
     ) -> Result<Arc<Self>, String> {
-        let deciding = std::thread::available_parallelism().map_or(2, usize::from) * 2;
+        let deciding = engine.instances_per_policy();
         let mut shards = Vec::new();
         for _ in 0..deciding + usize::from(learns) {
             shards.push(Mutex::new(Some(build()?)));

@@ -1,151 +1,165 @@
-//! Why a file did not become a policy: one variant a step of admission, each naming the offending value.
+//! Why a file does not become a policy: one variant for each check, with the offending value.
 
 use pointsman_routing::{Digest, Failure, SlotKind, World};
 
 use crate::access::Grant;
 
-/// Why a policy file was refused.
+/// Why a policy file is refused. The message is shown behind the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The file cannot be read.
-    #[error("cannot be read: {0}")]
+    #[error("the file cannot be read: {0}; check its type and permissions")]
     Unreadable(String),
-    /// Larger than allowed.
-    #[error("{size} bytes, allowed are {limit}")]
+    /// The file is larger than a policy may be.
+    #[error("the file has {size} bytes; the limit is {limit}")]
     TooLarge {
-        /// Bytes it has.
+        /// Size of the file, bytes.
         size: usize,
-        /// Bytes it may have.
+        /// Largest permitted size, bytes.
         limit: usize,
     },
-    /// Not WebAssembly at all.
-    #[error("not WebAssembly: begins with {0}")]
+    /// The file does not begin as WebAssembly does.
+    #[error(
+        "not WebAssembly: the file starts with {0}; expected a component or a core module with WIT metadata"
+    )]
     NotWasm(String),
-    /// A core module without embedded WIT metadata, or one that does not fit it.
-    #[error("a core module that is no component: {0}")]
+    /// A core module without embedded WIT metadata, or with metadata that does not fit it.
+    #[error("the core module cannot be made a component: {0}; build it with `pointsman policy build`")]
     NotAComponent(String),
-    /// Does not parse.
-    #[error("malformed: {0}")]
+    /// The component cannot be parsed.
+    #[error("malformed component: {0}; build the file again, or copy it again if it was truncated")]
     Malformed(String),
-    /// Exports no world of ours, or more than one.
-    #[error("fills no world of pointsman:policy: exports {0}")]
+    /// The exports fit no world of the contract, or more than one.
+    #[error(
+        "exports {0}, which fit no world of pointsman:policy; export `policy` and one of filtering, scoring, \
+         selecting, disaggregation"
+    )]
     WrongWorld(String),
     /// Built against another version of the contract.
-    #[error("built against {found}, this host serves pointsman:policy@0.1")]
+    #[error("built against {found}; this host serves pointsman:policy@0.1, so build it against that")]
     WrongVersion {
         /// The interface with its version.
         found: String,
     },
-    /// Imports what no policy may have.
-    #[error("imports `{0}`, which is not granted")]
+    /// Imports an interface that no policy may import.
+    #[error("imports `{0}`, which no policy may import; remove the import")]
     ForbiddenImport(String),
-    /// Imports what its slot does not grant.
-    #[error("imports `{import}`, and the slot does not grant `{}`", .grant.as_str())]
+    /// Imports an interface that its slot does not grant.
+    #[error(
+        "imports `{import}`, and the slot does not grant it; add \"{}\" to the slot's `grants`",
+        .grant.as_str()
+    )]
     NotGranted {
         /// The interface.
         import: String,
-        /// What the operator would have to grant.
+        /// The grant that would permit it.
         grant: Grant,
     },
-    /// Does not link: an import is missing, or a function has another type than the contract says.
-    #[error("does not fit the contract: {0}")]
+    /// Does not link: an import is missing, or a function has another type than in the contract.
+    #[error("does not fit the contract: {0}; build it against this host's WIT")]
     Contract(String),
     /// Does not compile.
-    #[error("does not compile: {0}")]
+    #[error("compiling failed: {0}")]
     Compile(String),
-    /// Could not be instantiated within its limits.
-    #[error("cannot be instantiated: {0}")]
+    /// An instance could not be created within the limits.
+    #[error("instantiating failed: {0}; see `memory_bytes` and `configure_deadline` in [policies]")]
     Instantiate(String),
-    /// `describe` or `configure` failed, or ran past its deadline.
-    #[error("configure: {0}")]
+    /// `describe` or `configure` failed, or exceeded its deadline.
+    #[error("configure failed: {0}")]
     Configure(String),
-    /// Its name or version cannot be shown.
-    #[error("its {what} `{text}` is no label: at most 64 letters, digits, `-`, `_`, `.` and `+`")]
+    /// The name or version cannot be used as a label.
+    #[error("the {what} `{text}` is not a valid label; use 1 to 64 letters, digits, `-`, `_`, `.` and `+`")]
     BadName {
         /// `name` or `version`.
         what: &'static str,
         /// The text, or its beginning.
         text: String,
     },
-    /// Asks for more facts than a host hands over.
-    #[error("asks for {asked} facts, allowed are {limit}")]
+    /// Asks for more facts than the host passes.
+    #[error("asks for {asked} facts; the limit is {limit}")]
     TooManyFacts {
-        /// Facts it asks for.
+        /// Number of facts it asks for.
         asked: usize,
-        /// Facts it may ask for.
+        /// Largest permitted number.
         limit: usize,
     },
-    /// Asks for a fact this host does not have.
+    /// Asks for a fact that this host does not have.
     #[error("{0}")]
     UnknownFact(String),
-    /// Gave no usable answer to made-up inputs.
-    #[error("probe with {rows} rows: {failure}")]
+    /// A call with made-up facts failed, or its result cannot be used.
+    #[error("the probe with {rows} rows failed: {failure}")]
     Probe {
-        /// Candidate rows of the probe.
+        /// Candidate rows of the call.
         rows: u32,
-        /// What came.
+        /// The failure of the call.
         failure: Failure,
     },
-    /// Answered the same question differently in a fresh instance.
-    #[error("not deterministic: the same call with {rows} rows gave two answers")]
+    /// Two instances gave different answers to the same call.
+    #[error(
+        "not deterministic: the same call with {rows} rows gave two answers; take time and randomness from the \
+         call only"
+    )]
     NotDeterministic {
-        /// Candidate rows of the probe.
+        /// Candidate rows of the call.
         rows: u32,
     },
-    /// Did not come to an end with made-up outcomes.
-    #[error("observe: {0}")]
+    /// `observe` failed on made-up outcomes.
+    #[error("observe failed on made-up outcomes: {0}")]
     Observe(Failure),
-    /// Its world does not belong in the slot its file name says.
-    #[error("a {world} cannot fill the slot {slot}")]
+    /// The world does not fit the slot that the file name selects.
+    #[error("a {world} cannot fill the slot {slot}; rename the file after a slot that runs a {world}")]
     WrongSlot {
-        /// Its world.
+        /// The policy's world.
         world: World,
         /// The slot.
         slot: SlotKind,
     },
-    /// Its file name is no slot's.
-    #[error("no slot has this file name; slots are {0}")]
+    /// The file name selects no slot.
+    #[error("the file name selects no slot; expected one of {0}")]
     NoSlot(String),
-    /// Was rolled back before.
-    #[error("quarantined: {0}")]
+    /// This content was rolled back before.
+    #[error("quarantined: {0}; change the file or its settings to try again")]
     Quarantined(String),
-    /// A part of the slot is neither in the folder nor built in.
-    #[error("part `{0}` is not in the folder, and no policy of that name is built in")]
+    /// A part of the slot is neither in the directory nor built in.
+    #[error(
+        "part `{0}` is not in the policy directory, and there is no built-in policy of that name; add the \
+         file"
+    )]
     MissingPart(String),
-    /// A policy stands where its world does not belong.
-    #[error("`{name}` is a {world}, and stands among the {among}")]
+    /// A policy is configured where its world does not fit.
+    #[error("`{name}` is a {world} and cannot be one of the {among}; move it, or name another policy there")]
     Misplaced {
         /// The part.
         name: String,
         /// Its world.
         world: World,
-        /// Where it stands.
+        /// Where it is configured: `filters` or `scorers`.
         among: &'static str,
     },
-    /// Signatures are required, and there is none beside the file.
-    #[error("no signature: `.minisig` is missing beside it")]
+    /// Signatures are required, and the file has none.
+    #[error("the file is not signed; put its `.minisig` beside it")]
     Unsigned,
-    /// The signature file is none.
-    #[error("the signature cannot be used: {0}")]
+    /// The signature file cannot be decoded.
+    #[error("the signature cannot be used: {0}; sign the file again with minisign")]
     BadSignature(String),
-    /// Signed by a key that is not trusted.
-    #[error("signed by a key that is not trusted")]
+    /// The signing key is not trusted.
+    #[error("the signing key is not trusted; add it to `trusted_keys`, or sign with one of those")]
     UntrustedKey,
-    /// The signature is by a trusted key, and not of these bytes.
-    #[error("the content is not what was signed")]
+    /// The signature is by a trusted key, for other bytes.
+    #[error("the content differs from what was signed; sign the file again")]
     Tampered,
-    /// Its digest is not the one that is written down.
-    #[error("sha256 {found} is not the pinned {pinned}")]
+    /// The digest differs from the pinned one.
+    #[error("sha256 {found} differs from the pinned {pinned}; change the pin or restore the file")]
     PinMismatch {
-        /// Its digest.
+        /// Digest of the file.
         found: Digest,
-        /// The digest of the configuration.
+        /// Digest in the configuration.
         pinned: Digest,
     },
 }
 
 impl Refusal {
-    /// Stable label.
+    /// Returns the stable label for metrics, `/policies` and log lines.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
-//! What a slot is to run, as the operator wrote it: parts by name, how they are weighed, what is on trial beside.
+//! What a slot shall run, as the operator configured it: policies by name, scorer weights, and trials.
 //!
-//! A spec names; it holds no code. The manager reads the files it names and makes a program of them, all or nothing.
+//! A spec holds names and no code. The manager reads the files that it names and builds one program of them,
+//! or none.
 
 use std::path::PathBuf;
 
@@ -11,13 +12,13 @@ use crate::access::{Access, Grant};
 /// One policy of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// As the operator calls it.
+    /// Name in the configuration.
     pub name: String,
-    /// Its file, relative to the policy folder. While it is there it wins over the built-in one.
+    /// File, relative to the policy directory. While it exists it is used instead of the built-in policy.
     pub file: Option<PathBuf>,
-    /// The built-in policy of this name.
+    /// Built-in policy of this name.
     pub embedded: Option<&'static [u8]>,
-    /// JSON object handed to `configure`.
+    /// JSON object passed to `configure`.
     pub settings: String,
 }
 
@@ -26,59 +27,59 @@ pub struct Part {
 pub struct ScorerPart {
     /// The scorer.
     pub part: Part,
-    /// Multiplies its normalized costs.
+    /// Factor of its normalized costs.
     pub weight: f32,
-    /// Scale of its costs.
+    /// How its costs are normalized.
     pub normalize: Normalize,
 }
 
-/// What chooses among the rows that filters left.
+/// What chooses among the rows that the filters keep.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rank {
-    /// A native selector; in the decode-override slot: the native default.
+    /// A native selector. In the decode-override slot: the native default.
     Native(NativeMode),
-    /// A selector, a scorer by itself, or a decode override.
+    /// A selector, a single scorer, or a decode override.
     Policy(Part),
-    /// Weighed scorers and a picker.
+    /// Weighted scorers and a picker.
     Scorers {
         /// At least one.
         scorers: Vec<ScorerPart>,
-        /// Picks from the weighed costs.
+        /// Picks a row by the weighted sums of the costs.
         picker: Picker,
     },
 }
 
-/// What one lane of a slot runs. The lane's own file, while it is there, takes the place of `rank`; a filter in it runs after
-/// `filters` and narrows what `rank` then ranks.
+/// What one lane of a slot runs. While the lane's own file exists, it replaces `rank`. If it is a filter, it
+/// runs after `filters` instead, and `rank` ranks the rows that it keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaneSpec {
-    /// JSON object handed to `configure` of the policy in the lane's own file.
+    /// JSON object passed to `configure` of the policy in the lane's own file.
     pub settings: String,
-    /// What its policies may import.
+    /// Grants of its policies.
     pub grants: Vec<Grant>,
-    /// Run in order, before anything else.
+    /// Filters, in the order they run, before `rank`.
     pub filters: Vec<Part>,
-    /// What ranks while there is no file. A trial may have nothing: then it is one only while its file is there.
+    /// What ranks without a file. `None` in a trial: the trial exists only while its file does.
     pub rank: Option<Rank>,
-    /// Share of requests that a trial takes part in, 0 to 1.
+    /// Share of the requests that a trial takes part in, 0 to 1.
     pub share: f64,
 }
 
 /// What a slot runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotSpec {
-    /// What serves.
+    /// The lane that serves.
     pub active: LaneSpec,
-    /// What serves a share of requests.
+    /// The lane that serves a share of the requests.
     pub canary: LaneSpec,
-    /// What looks on.
+    /// The lane whose choices are only compared.
     pub shadow: LaneSpec,
-    /// What a failure leads to in this slot; `None`: what the router says.
+    /// What happens after a failure in this slot. `None`: the router's setting.
     pub on_failure: Option<OnFailure>,
 }
 
 impl Part {
-    /// A built-in policy, whatever the folder holds.
+    /// Makes a part from a built-in policy, without a file.
     #[must_use]
     pub fn embedded(name: &str, bytes: &'static [u8], settings: String) -> Self {
         Self { name: name.to_owned(), file: None, embedded: Some(bytes), settings }
@@ -86,13 +87,13 @@ impl Part {
 }
 
 impl LaneSpec {
-    /// A lane that runs `rank`, and hands `{}` to the policy in its file.
+    /// Makes a lane that runs `rank`, and passes `{}` to a policy in its own file.
     #[must_use]
     pub fn of(rank: Rank) -> Self {
         Self { rank: Some(rank), ..Self::file_only(1.0) }
     }
 
-    /// A trial that there is only while its file is there.
+    /// Makes a trial that exists only while its file does.
     #[must_use]
     pub fn file_only(share: f64) -> Self {
         let grants = Access::DEFAULT.to_vec();
@@ -101,7 +102,8 @@ impl LaneSpec {
 }
 
 impl SlotSpec {
-    /// A slot that runs `rank`, with trials only from files: canaries for a twentieth of requests, shadows for all.
+    /// Makes a slot that runs `rank`. Its trials come from files: a canary serves 5 % of the requests, a
+    /// shadow sees all.
     #[must_use]
     pub fn of(rank: Rank) -> Self {
         Self {
@@ -112,6 +114,6 @@ impl SlotSpec {
         }
     }
 
-    /// Share of requests of a canary that does not say.
+    /// Default share of the requests that a canary serves.
     pub const CANARY_SHARE: f64 = 0.05;
 }

@@ -1,8 +1,9 @@
-//! The epoch's clock: ticks every millisecond while some guest runs, and sleeps when none does.
+//! Advances the epoch every millisecond while a guest runs, and sleeps when none does.
 //!
-//! No wake-up is lost: the clock says that it sleeps and then changes `running` by nothing, a guest changes `running` and then asks
-//! whether the clock sleeps. Changes of one number have an order: either the clock's comes later and tells it of the guest, or
-//! the guest's does, and brings with it what the clock said before. `cargo xtask models` tries it.
+//! No wake-up is lost. The ticker sets `asleep` and then adds 0 to `running`; a guest adds 1 to `running` and
+//! then reads `asleep`. Both are read-modify-write operations on `running`, so one comes first: either the
+//! ticker sees the guest, or the guest sees `asleep` and wakes the ticker. The loom model in tests/models
+//! checks this (`cargo xtask models`).
 
 use std::{sync::OnceLock, time::Duration};
 
@@ -11,14 +12,14 @@ use crate::sync::{
     thread::{self, Thread},
 };
 
-/// One tick of the epoch.
+/// Time between two ticks.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
-/// Ticks without a guest after which the clock sleeps: calls that follow closely need not wake it. All idle ticks are alike,
-/// so one is enough for the model checker.
-const LINGER: u32 = if cfg!(loom) { 1 } else { 3 };
+/// Ticks without a guest before the ticker sleeps, so that calls in quick succession need not wake it. All
+/// idle ticks are equal, so one is enough for the model checker.
+const IDLE_TICKS: u32 = if cfg!(loom) { 1 } else { 3 };
 
-/// Who runs, and whether the clock sleeps.
+/// Counts running guests, and wakes the ticker's thread when the first one starts.
 #[derive(Debug, Default)]
 pub(crate) struct Ticker {
     running: AtomicUsize,
@@ -26,12 +27,12 @@ pub(crate) struct Ticker {
     thread: OnceLock<Thread>,
 }
 
-/// A guest may run as long as this is held: the clock ticks.
+/// Keeps the ticker awake while it lives.
 #[derive(Debug)]
 pub(crate) struct Running<'a>(&'a Ticker);
 
 impl Ticker {
-    /// A guest begins to run.
+    /// Registers a guest that starts to run, and wakes the ticker.
     pub(crate) fn running(&self) -> Running<'_> {
         self.running.fetch_add(1, Ordering::AcqRel);
         if self.asleep.load(Ordering::Acquire)
@@ -42,20 +43,21 @@ impl Ticker {
         Running(self)
     }
 
-    /// Ticks as long as `tick` answers `true`.
+    /// Calls `tick` every [`TICK`] until it returns `false`. Blocks the thread.
     pub(crate) fn run(&self, mut tick: impl FnMut() -> bool) {
         let _ = self.thread.set(thread::current());
         let mut idle = 0;
         while tick() {
             thread::sleep(TICK);
             idle = if self.running.load(Ordering::Relaxed) == 0 { idle + 1 } else { 0 };
-            if idle < LINGER {
+            if idle < IDLE_TICKS {
                 continue;
             }
-            // Either this sees the guest that begins now, or that guest sees the clock asleep and wakes it.
+            // Either this addition sees a guest that starts now, or that guest sees `asleep` and unparks this
+            // thread.
             self.asleep.store(true, Ordering::Release);
             if self.running.fetch_add(0, Ordering::AcqRel) == 0 {
-                // Not for ever: the engine may be dropped meanwhile, and nobody would say so.
+                // With a timeout: nothing wakes this thread when the engine is dropped.
                 thread::park_timeout(Duration::from_secs(1));
             }
             self.asleep.store(false, Ordering::Release);

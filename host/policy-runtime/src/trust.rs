@@ -1,5 +1,5 @@
-//! Who may bring policies: signatures by trusted keys, and digests that are written down. Both are looked at before a byte of a
-//! file is parsed.
+//! Which policy files are trusted: signatures by trusted keys, and pinned digests. Both are checked before
+//! any byte of a file is parsed.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -8,33 +8,33 @@ use pointsman_routing::Digest;
 
 use crate::refusal::Refusal;
 
-/// What a file must show to be looked at.
+/// Conditions that a policy file must meet before it is parsed.
 #[derive(Clone, Default)]
 pub struct TrustRules {
-    /// Keys of which one must have signed every file; `None`: files need no signature.
+    /// Every file must be signed with one of these keys. `None`: signatures are not required.
     keys: Option<Vec<PublicKey>>,
-    /// The digest that a file must have, by its path in the folder without `.wasm`.
+    /// Pinned digests, by path in the policy directory without `.wasm`.
     pins: BTreeMap<String, Digest>,
 }
 
 impl TrustRules {
-    /// A trust that asks for signatures when there are `keys`, and for the digests in `pins`.
+    /// Makes rules that require signatures when there are `keys`, and the digests in `pins`.
     ///
     /// # Errors
-    /// Names the first key that is none.
+    /// The first key that is not a minisign public key.
     pub fn new(keys: Option<&[String]>, pins: BTreeMap<String, Digest>) -> Result<Self, String> {
         let key = |text: &String| {
-            // A key as `minisign -G` prints it, or the whole of its `.pub` file.
+            // A key as `minisign -G` prints it, or the content of its `.pub` file.
             let text = text.trim();
             let line = text.lines().last().unwrap_or(text);
             PublicKey::from_base64(line)
-                .map_err(|error| format!("`{line}` is no minisign public key: {error}"))
+                .map_err(|error| format!("`{line}` is not a minisign public key: {error}"))
         };
         let keys = keys.map(|keys| keys.iter().map(key).collect::<Result<Vec<_>, _>>()).transpose()?;
         Ok(Self { keys, pins })
     }
 
-    /// Whether `bytes` may be looked at as `file`. `signature` reads the text of its signature file.
+    /// Checks the signature and the pin of `file`. `signature` reads the text of its signature file.
     pub(crate) fn check(
         &self,
         file: &Path,
@@ -44,13 +44,13 @@ impl TrustRules {
     ) -> Result<(), Refusal> {
         if let Some(keys) = &self.keys {
             let text = signature().ok_or(Refusal::Unsigned)?;
-            signed(keys, bytes, &text)?;
+            check_signature(keys, bytes, &text)?;
         }
-        self.pinned(file, digest)
+        self.check_pin(file, digest)
     }
 
-    /// Whether the digest is the one that is written down for `file`, when one is.
-    pub(crate) fn pinned(&self, file: &Path, digest: Digest) -> Result<(), Refusal> {
+    /// Checks that the digest is the pinned one, when `file` has a pin.
+    pub(crate) fn check_pin(&self, file: &Path, digest: Digest) -> Result<(), Refusal> {
         let name = file.with_extension("");
         match self.pins.get(&*name.to_string_lossy()) {
             Some(wanted) if *wanted != digest => Err(Refusal::PinMismatch { found: digest, pinned: *wanted }),
@@ -59,7 +59,7 @@ impl TrustRules {
     }
 }
 
-fn signed(keys: &[PublicKey], bytes: &[u8], text: &str) -> Result<(), Refusal> {
+fn check_signature(keys: &[PublicKey], bytes: &[u8], text: &str) -> Result<(), Refusal> {
     let signature = Signature::decode(text).map_err(|error| Refusal::BadSignature(error.to_string()))?;
     let mut refusal = Refusal::UntrustedKey;
     for key in keys {

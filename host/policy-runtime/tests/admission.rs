@@ -1,16 +1,17 @@
-//! Admission and calls, on real components: what is accepted, what is refused and why, and how a live guest is stopped.
+//! Admission and calls, on real components: what is accepted, what is refused and why, and how a live guest
+//! is stopped.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
 use std::sync::Arc;
 
-use pointsman_policy_runtime::{Limits, LoadedPolicy, PolicyEngine, Refusal, inspect, load};
+use pointsman_policy_runtime::{Capacity, Limits, LoadedPolicy, PolicyEngine, Refusal, inspect, load};
 use pointsman_routing::{Call, Decision, Failure, Origin, Plan, Policy, World};
 use pointsman_test_guests::{CHATTY, HOSTILE, HOSTILE_CORE, LOW_QUEUE};
 use pointsman_workers::Leg;
 
 fn engine() -> PolicyEngine {
-    PolicyEngine::new(Limits::default()).unwrap()
+    PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap()
 }
 
 fn admit(bytes: &[u8], settings: &str) -> Result<LoadedPolicy, Refusal> {
@@ -66,9 +67,10 @@ fn every_step_of_admission_refuses_with_its_own_reason() {
     for (bytes, settings, expected) in cases {
         assert_eq!(kind(bytes, settings), expected, "{settings} {} bytes", bytes.len());
     }
-    let tight = PolicyEngine::new(Limits { file_bytes: 1_000, ..Limits::default() }).unwrap();
+    let tight =
+        PolicyEngine::new(Limits { file_bytes: 1_000, ..Limits::default() }, Capacity::detect()).unwrap();
     let refusal = load(&tight, HOSTILE, Origin::Embedded, "{}").unwrap_err();
-    assert_eq!(refusal.to_string(), format!("{} bytes, allowed are 1000", HOSTILE.len()));
+    assert_eq!(refusal.to_string(), format!("the file has {} bytes; the limit is 1000", HOSTILE.len()));
 }
 
 fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {

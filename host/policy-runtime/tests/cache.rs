@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 
-use pointsman_policy_runtime::{Limits, PolicyEngine, load};
+use pointsman_policy_runtime::{Capacity, Limits, PolicyEngine, load};
 use pointsman_routing::Origin;
 use pointsman_test_guests::{HOSTILE, WEIGHTED_RANDOM};
 
@@ -10,7 +10,9 @@ use pointsman_test_guests::{HOSTILE, WEIGHTED_RANDOM};
 fn a_second_start_finds_policies_compiled() {
     let dir = tempfile::tempdir().unwrap();
     let counts = || {
-        let engine = PolicyEngine::with_cache(Limits::default(), dir.path().join("cache")).unwrap();
+        let engine =
+            PolicyEngine::with_cache(Limits::default(), Capacity::detect(), dir.path().join("cache"))
+                .unwrap();
         for bytes in [HOSTILE, WEIGHTED_RANDOM] {
             load(&engine, bytes, Origin::Embedded, "{}").unwrap();
         }
@@ -23,11 +25,11 @@ fn a_second_start_finds_policies_compiled() {
 
 #[test]
 fn instances_are_counted_while_they_live_and_their_memory_at_its_most() {
-    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let capacity = Capacity { cpus: 3, policies: 1 };
+    let engine = PolicyEngine::new(Limits::default(), capacity).unwrap();
     let policy = load(&engine, HOSTILE, Origin::Embedded, "{}").unwrap();
-    let shards = std::thread::available_parallelism().map_or(2, usize::from) as u64 * 2;
     let usage = engine.usage();
-    assert_eq!(usage.instances, shards, "those of admission are gone");
+    assert_eq!(usage.instances, 6, "two for each CPU; those of admission are gone");
     assert!((64 * 1024..=16 << 20).contains(&usage.memory_peak_bytes), "{usage:?}");
     drop(policy);
     // They are dropped by the maintenance thread.
@@ -43,6 +45,7 @@ fn instances_are_counted_while_they_live_and_their_memory_at_its_most() {
 #[test]
 fn a_folder_that_cannot_be_used_is_an_error() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let error = PolicyEngine::with_cache(Limits::default(), file.path().join("cache")).unwrap_err();
+    let error = PolicyEngine::with_cache(Limits::default(), Capacity::detect(), file.path().join("cache"))
+        .unwrap_err();
     assert!(format!("{error:#}").contains("cache"), "{error:#}");
 }

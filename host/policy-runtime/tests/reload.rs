@@ -10,8 +10,8 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
-    Access, Command, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine, PolicyManager, Probation,
-    Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
+    Access, Capacity, Command, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine, PolicyManager,
+    Probation, Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
 };
 use pointsman_routing::{Call, Failure, Lane, NativeMode, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -33,7 +33,7 @@ fn house_in(dir: TempDir, settings: &str) -> TestManager {
 
 fn house_of(dir: TempDir, spec: SlotSpec) -> TestManager {
     let (sender, events) = mpsc::unbounded_channel();
-    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), TrustRules::default()).unwrap();
     let access = Access::default();
     let (program, initial) = policies.initial(SlotKind::Prefill, &spec.active, &access).unwrap();
@@ -119,7 +119,11 @@ fn a_broken_file_is_refused_and_the_last_good_one_kept() {
     managed.drop_in(b"garbage");
     let after = managed.until(|slot, _| !slot.refusals.is_empty());
     assert_eq!((after.generation, after.refusals[0].kind), (good.generation, "not_wasm"));
-    assert_eq!(after.refusals[0].message, "not WebAssembly: begins with 67 61 72 62 61 67 65");
+    assert_eq!(
+        after.refusals[0].message,
+        "not WebAssembly: the file starts with 67 61 72 62 61 67 65; \
+         expected a component or a core module with WIT metadata"
+    );
     // The same bytes are not tried again.
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(managed.manager.status().slots[0].refusals.len(), 1);
@@ -185,12 +189,16 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
 
 #[test]
 fn a_folder_that_does_not_exist_is_an_error_that_names_it() {
-    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let error = PolicyDir::open(&engine, Some("/no/such/folder".into()), TrustRules::default()).unwrap_err();
-    assert_eq!(error.to_string(), "policy folder /no/such/folder: no such folder");
+    assert_eq!(
+        error.to_string(),
+        "opening the policy directory /no/such/folder: it is not a directory; create it"
+    );
 }
 
-/// A policy that takes long to compile: beside its own module it carries one of many functions, which nobody calls.
+/// A policy that takes long to compile: beside its own module it carries one of many functions, which nobody
+/// calls.
 fn slow_to_compile() -> Vec<u8> {
     let body = "(i32.mul (i32.add (local.get 0) (i32.const 7)) (i32.xor (local.get 0) (i32.const 99)))";
     let functions: String =
@@ -274,7 +282,10 @@ fn a_pipe_or_a_file_too_large_is_refused_unread() {
         std::process::Command::new("mkfifo").arg(managed.path("prefill.wasm")).status().unwrap().success()
     );
     let refused = managed.until(|slot, _| slot.refusals.len() == 1);
-    assert_eq!(refused.refusals[0].message, "cannot be read: it is no plain file");
+    assert_eq!(
+        refused.refusals[0].message,
+        "the file cannot be read: it is not a regular file; check its type and permissions"
+    );
     // Sparse: 64 GiB by its name.
     let large = fs::File::create(managed.path(".large")).unwrap();
     large.set_len(64 << 30).unwrap();

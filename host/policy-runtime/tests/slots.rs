@@ -1,4 +1,5 @@
-//! A slot's lanes on a real folder: composed slots, trials, promotion, rollback by command, signatures and pins.
+//! A slot's lanes on a real folder: composed slots, trials, promotion, rollback by command, signatures and
+//! pins.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +12,7 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
 use pointsman_policy_runtime::{
-    Access, Command, CommandError, LaneSpec, Limits, ManagerConfig, ManagerStatus, Part, PolicyDir,
+    Access, Capacity, Command, CommandError, LaneSpec, Limits, ManagerConfig, ManagerStatus, Part, PolicyDir,
     PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec, SlotStatus,
     Source, TrustRules,
 };
@@ -36,7 +37,7 @@ fn managed(spec: SlotSpec, trust: TrustRules, files: &[(&str, &[u8])]) -> TestMa
         fs::write(dir.path().join(name), bytes).unwrap();
     }
     let (sender, events) = mpsc::unbounded_channel();
-    let engine = PolicyEngine::new(Limits::default()).unwrap();
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), trust).unwrap();
     let access = Access::default();
     let made = policies.initial(SlotKind::Prefill, &spec.active, &access).ok();
@@ -146,9 +147,13 @@ fn a_composed_slot_serves_from_its_parts_and_a_new_part_is_a_new_generation_of_t
     managed.put("parts/low-queue.wasm", LEAST_LOADED);
     let refused = managed.until("refused", |slot| !slot.refusals.is_empty());
     assert_eq!((refused.refusals[0].kind, refused.generation.0), ("misplaced", 1));
-    assert_eq!(refused.refusals[0].message, "`low-queue` is a selector, and stands among the filters");
+    assert_eq!(
+        refused.refusals[0].message,
+        "`low-queue` is a selector and cannot be one of the filters; move it, or name another policy there"
+    );
     assert_eq!(refused.refusals[0].file, "parts/low-queue.wasm");
-    // A part with a byte more behind is other content, and the slot's own file takes the place of the scorers only.
+    // A part with a byte more behind is other content, and the slot's own file takes the place of the scorers
+    // only.
     managed.put("prefill.wasm", WEIGHTED_RANDOM);
     managed.put("parts/low-queue.wasm", LOW_QUEUE);
     let own = managed.until("own file", |slot| slot.policy == "low-queue+weighted-random");
@@ -383,7 +388,7 @@ fn a_pinned_file_must_have_its_digest_even_when_it_comes_by_promotion() {
 #[test]
 fn a_key_that_is_none_is_named() {
     let error = TrustRules::new(Some(&["RWQ".to_owned()]), BTreeMap::new()).unwrap_err();
-    assert!(error.starts_with("`RWQ` is no minisign public key"), "{error}");
+    assert!(error.starts_with("`RWQ` is not a minisign public key"), "{error}");
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! What a policy remembers, on a real component: granted or refused, shared, kept through reloads, untouched by probes and
-//! previews.
+//! What a policy remembers, on a real component: granted or refused, shared, kept through reloads, untouched
+//! by probes and previews.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
 use std::sync::Arc;
 
 use pointsman_policy_runtime::{
-    Access, Grant, Limits, LoadedPolicy, PolicyEngine, Refusal, compile, inspect,
+    Access, Capacity, Grant, Limits, LoadedPolicy, PolicyEngine, Refusal, compile, inspect,
 };
 use pointsman_routing::{Call, Decision, Origin, Policy, scope};
 use pointsman_test_guests::{CHATTY, TENANT_LIMIT};
@@ -16,7 +16,7 @@ const SETTINGS: &str = r#"{"requests":3,"window-ms":1000}"#;
 const GRANTED: [Grant; 2] = [Grant::Log, Grant::State];
 
 fn engine() -> PolicyEngine {
-    PolicyEngine::new(Limits::default()).unwrap()
+    PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap()
 }
 
 fn load(engine: &PolicyEngine, access: &Access) -> LoadedPolicy {
@@ -47,10 +47,11 @@ fn refusal(bytes: &[u8], grants: &[Grant]) -> Refusal {
 fn an_import_that_is_not_granted_refuses_the_policy_and_names_the_grant() {
     let refused = refusal(TENANT_LIMIT, &Access::DEFAULT);
     assert_eq!(refused.kind(), "not_granted");
-    let text = "imports `pointsman:policy/state@0.1.1`, and the slot does not grant `state`";
+    let text = "imports `pointsman:policy/state@0.1.1`, and the slot does not grant it; \
+                add \"state\" to the slot's `grants`";
     assert_eq!(refused.to_string(), text);
     let refused = refusal(CHATTY, &[Grant::Log, Grant::State]);
-    assert!(refused.to_string().ends_with("does not grant `wasi`"), "{refused}");
+    assert!(refused.to_string().ends_with("add \"wasi\" to the slot's `grants`"), "{refused}");
     let inspection = inspect(TENANT_LIMIT, SETTINGS, Limits::default()).unwrap();
     assert_eq!(
         (inspection.needs, inspection.policy.unwrap().name.as_str()),

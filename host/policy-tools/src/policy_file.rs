@@ -7,7 +7,9 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
-use pointsman_policy_runtime::{Access, CompiledPolicy, Limits, LoadedPolicy, PolicyEngine, Refusal};
+use pointsman_policy_runtime::{
+    Access, Capacity, CompiledPolicy, Limits, LoadedPolicy, PolicyEngine, Refusal,
+};
 use pointsman_routing::Origin;
 
 use crate::output::spinner;
@@ -47,7 +49,7 @@ pub(crate) struct PolicyFile {
 impl PolicyFile {
     pub(crate) fn read(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
         let bytes = read(path)?;
-        let engine = PolicyEngine::new(limits.limits())
+        let engine = PolicyEngine::new(limits.limits(), Capacity::detect())
             .map_err(|error| anyhow::anyhow!("cannot create the policy engine: {error:#}"))?;
         let access = Access::new(&Access::ALL);
         let _spinner = spinner(format!("compiling {}", path.display()));
@@ -67,7 +69,7 @@ impl PolicyFile {
         let Limits { deadline, configure_deadline, .. } = self.limits;
         let limits =
             Limits { deadline: deadline * 10, configure_deadline: configure_deadline * 10, ..self.limits };
-        let engine = PolicyEngine::counting(limits)
+        let engine = PolicyEngine::counting(limits, Capacity::detect())
             .map_err(|error| anyhow::anyhow!("cannot create the counting policy engine: {error:#}"))?;
         let policy = pointsman_policy_runtime::compile(&engine, &self.bytes, &self.access)
             .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), settings));

@@ -1,8 +1,8 @@
-//! Builds policies into WebAssembly components: guest crates for build scripts, `cargo xtask policies` and tests; folders
-//! of any supported language for `pointsman policy build`.
+//! Builds policies into WebAssembly components: guest crates for build scripts, `cargo xtask policies` and
+//! tests; folders of any supported language for `pointsman policy build`.
 //!
-//! A guest build has a target folder of its own, so that it never waits for the lock of the cargo that runs it, and a
-//! cleaned environment, so that the flags of the host build do not reach it.
+//! A guest build has a target folder of its own, so that it never waits for the lock of the cargo that runs
+//! it, and a cleaned environment, so that the flags of the host build do not reach it.
 
 use std::{
     env,

@@ -58,7 +58,8 @@ impl Language {
 }
 
 impl Project {
-    /// Reads the project in `folder`. Tools and intermediate files go to `tools` [default: target/tools in the folder].
+    /// Reads the project in `folder`. Tools and intermediate files go to `tools` [default: target/tools in
+    /// the folder].
     ///
     /// # Errors
     /// [`GuestBuildError::Project`] when it is no project, naming what is missing.

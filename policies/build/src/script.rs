@@ -1,7 +1,7 @@
 //! Python and JavaScript policies: their tools, installed once into a folder of ours, and the call of them.
 //!
-//! Sources are copied into a folder beside the tools, together with the helper module and the contract: nothing is written
-//! into the source tree, and a policy builds wherever it lies.
+//! Sources are copied into a folder beside the tools, together with the helper module and the contract:
+//! nothing is written into the source tree, and a policy builds wherever it lies.
 
 use std::{
     env, fs,

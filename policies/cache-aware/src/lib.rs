@@ -1,4 +1,4 @@
-//! Selector: the best cached prefix while the load is balanced, else the least loaded.
+//! Selector: the worker with the best cached prefix while the load is balanced, else the least loaded one.
 
 mod rule;
 

@@ -1,25 +1,28 @@
-//! Which of three costs decides: load, match or free cache. Knows columns of numbers, not facts.
+//! Chooses which of three costs decides: load, prefix match or free cache. Knows columns of numbers and no
+//! facts.
 
 use serde::Deserialize;
 
-/// When the load is out of balance, and when a match is worth following.
+/// Thresholds of imbalance and of a useful prefix match.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Thresholds {
-    /// Share of the prompt's blocks above which the best match serves.
+    /// Share of the prompt's blocks, 0 to 1. A worker that has more of them cached can serve as the best
+    /// match.
     pub cache_threshold: f32,
-    /// Active requests by which the most and the least loaded may differ in balance.
+    /// Largest difference in active requests between the most and the least loaded worker at which the load
+    /// is balanced.
     pub balance_abs_threshold: u32,
-    /// Factor by which they may differ in balance.
+    /// Largest ratio of the two at which the load is balanced.
     pub balance_rel_threshold: f32,
 }
 
-/// Worker facts, one slice a fact, all of one length.
+/// Worker facts, one slice for each fact, all of equal length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Columns<'a> {
-    /// Requests booked.
+    /// Active requests.
     pub(crate) requests: &'a [u32],
-    /// Blocks booked after admission.
+    /// KV blocks in use, with this request.
     pub(crate) decode_blocks: &'a [u32],
     /// KV blocks of the engine; 0 when unknown.
     pub(crate) total_blocks: &'a [u32],
@@ -31,14 +34,14 @@ pub(crate) struct Columns<'a> {
     pub(crate) disk: &'a [u32],
 }
 
-/// What decides.
+/// Cost that decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Branch {
-    /// The load is out of balance: active requests.
+    /// Active requests: the load is out of balance.
     LeastLoaded,
-    /// Somebody has enough of the prefix: the share that is not cached.
+    /// Share of the prompt that is not cached: a worker has enough of the prefix.
     BestMatch,
-    /// Neither: booked blocks, more for a smaller cache.
+    /// KV blocks in use, more for a smaller cache: neither of the above.
     MostFree,
 }
 
@@ -49,10 +52,10 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// The share is between 0 and 1, the factor finite and at least 1.
+    /// Checks the thresholds.
     ///
     /// # Errors
-    /// Names the first that is not.
+    /// Names the first threshold that is out of range.
     pub fn check(&self) -> Result<(), String> {
         let Self { cache_threshold: share, balance_rel_threshold: factor, .. } = self;
         if !(0.0..=1.0).contains(share) {
@@ -64,7 +67,7 @@ impl Thresholds {
         Ok(())
     }
 
-    /// What decides, and what each row costs by it.
+    /// Returns what decides, and the cost of each row.
     pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> (Branch, Vec<f32>) {
         if self.out_of_balance(columns.requests) {
             return (Branch::LeastLoaded, columns.requests.iter().copied().map(single).collect());
@@ -85,7 +88,7 @@ impl Thresholds {
 }
 
 impl Columns<'_> {
-    /// The share of the prompt's blocks that each row has cached, at most 1.
+    /// Returns the share of the prompt's blocks that each row has cached, at most 1.
     fn matches(&self, request_blocks: u32) -> Vec<f32> {
         let rows = self.device.iter().zip(self.host).zip(self.disk);
         rows.map(|((device, host), disk)| {
@@ -95,7 +98,8 @@ impl Columns<'_> {
         .collect()
     }
 
-    /// Blocks that each row lacks to the largest cache when empty. Unless all sizes are known they count as equal.
+    /// Returns the blocks in use of each row, plus the blocks that its cache is smaller than the largest.
+    /// Without all sizes, caches count as equal.
     fn occupied(&self) -> Vec<f32> {
         let sized = self.total_blocks.iter().all(|total| *total > 0);
         let largest = self.total_blocks.iter().copied().max().unwrap_or(0);
@@ -109,7 +113,7 @@ impl Columns<'_> {
 }
 
 impl Branch {
-    /// Why, for the receipt.
+    /// Returns the reason for the receipt.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::LeastLoaded => "load out of balance: least loaded",

@@ -1,4 +1,4 @@
-//! Decode override: remote prefill only where it is worth it (behaviour D2, D4).
+//! Decode override: remote prefill only where it pays [D2, D4].
 
 mod rule;
 
@@ -7,7 +7,8 @@ use pointsman_policy_sdk::{
 };
 use rule::{DecodeWorker, Settings, local};
 
-/// The policy, configured. Switched off it asks for no facts, which saves the host the preview of the decode worker.
+/// The configured policy. Switched off, it asks for no facts, so that the host need not preview the decode
+/// worker.
 #[derive(Debug)]
 pub struct ConditionalDisagg {
     settings: Settings,
@@ -65,7 +66,7 @@ impl DecodeOverride for ConditionalDisagg {
     }
 
     fn decode_config(&self, _: &Call, _: &Facts<'_>) -> Result<RouterConfigOverride, Error> {
-        // The blocks come to the decode worker whatever it has cached, and its prefill load is nobody's concern.
+        // The decode worker receives all blocks, whatever it has cached, and does not prefill.
         Ok(RouterConfigOverride {
             overlap_score_credit: Some(0.0),
             assume_kv_reuse: Some(false),

@@ -1,24 +1,24 @@
-//! When the decode worker should prefill by itself.
+//! Decides when the decode worker prefills by itself.
 
 use serde::Deserialize;
 
-/// What the operator may set.
+/// Settings of the operator.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// Off: every prefill is remote.
+    /// `false`: every prefill is remote.
     pub enabled: bool,
-    /// Local only below this many new (not cached) prompt tokens.
+    /// Local only below this number of new prompt tokens, those that are not cached.
     pub max_new_tokens: u32,
-    /// Local only when new tokens are less than this share of the prompt.
+    /// Local only when new tokens are below this share of the prompt, 0 to 1.
     pub max_new_share: f32,
-    /// Local as well when even the least busy prefill worker has more prompt tokens than this waiting; 0: never.
+    /// Local also when every prefill worker has more waiting prompt tokens than this; 0: never.
     pub prefill_busy_tokens: u32,
-    /// Never local when the decode worker has more prompt tokens than this waiting.
+    /// Never local when the decode worker has more waiting prompt tokens than this.
     pub decode_busy_tokens: u32,
-    /// Never local when the decode worker's KV cache is fuller than this.
+    /// Never local when the decode worker uses more than this share of its KV cache, 0 to 1.
     pub decode_busy_kv_usage: f32,
-    /// Never local when the engine's own load figures are older than this, or missing, milliseconds.
+    /// Never local when the engine's load figures are missing, or older than this many milliseconds.
     pub max_load_age_ms: u32,
 }
 
@@ -36,26 +36,26 @@ impl Default for Settings {
     }
 }
 
-/// The decode worker that would be chosen now.
+/// The previewed decode worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodeWorker {
-    /// Whether its engine can prefill without a handoff.
+    /// Whether it can prefill by itself.
     pub(crate) can_prefill: bool,
-    /// Prompt tokens that wait there.
+    /// Waiting prompt tokens.
     pub(crate) prefill_tokens: u32,
-    /// Requests that wait in the engine.
+    /// Waiting requests in the engine.
     pub(crate) queue: u32,
-    /// Share of its KV cache in use.
+    /// Share of its KV cache in use, 0 to 1.
     pub(crate) kv_usage: f32,
-    /// Age of the engine's figures.
+    /// Age of the engine's figures, milliseconds.
     pub(crate) load_age_ms: u32,
 }
 
 impl Settings {
-    /// Shares lie in [0, 1].
+    /// Checks that shares lie in [0, 1].
     ///
     /// # Errors
-    /// Names the first that does not.
+    /// Names the first one that does not.
     pub fn check(&self) -> Result<(), String> {
         let shares =
             [("max-new-share", self.max_new_share), ("decode-busy-kv-usage", self.decode_busy_kv_usage)];
@@ -66,8 +66,8 @@ impl Settings {
     }
 }
 
-/// Whether to prefill on the decode worker: few new tokens, or the prefill pool is busy; never when the decode worker
-/// cannot, is busy itself, or nobody knows whether it is.
+/// Whether to prefill on the decode worker: when there are few new tokens, or the prefill pool is busy. Never
+/// when the decode worker cannot prefill, is busy, or has no recent figures.
 #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^24 where the share matters")]
 pub(crate) fn local(
     settings: &Settings,

@@ -1,4 +1,4 @@
-// Selector: the least loaded worker, ties uniform. The same rule as policies/least-loaded, and the same cases.
+// Selector: the least loaded worker. Ties are drawn uniformly. Same rule and test cases as policies/least-loaded.
 
 import { least, selector } from "./pointsman-policy.js";
 

@@ -1,19 +1,19 @@
-//! The cost, column by column: passes without branches, which the compiler turns into SIMD.
+//! Computes the cost column by column. The passes have no branches, so that the compiler uses SIMD.
 
-/// The router config in force and the request's size.
+/// Router settings of the request, and its size.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
-    /// ISL, tokens.
+    /// Input sequence length (ISL), tokens.
     pub prompt_tokens: u32,
     /// Tokens in a block; 0 counts as 1.
     pub block_size: u32,
-    /// Credit for a block on the device.
+    /// Credit for a block cached on the device.
     pub credit: f32,
-    /// Credit for a block in host memory.
+    /// Credit for a block cached in host memory.
     pub host_credit: f32,
-    /// Credit for a block on disk.
+    /// Credit for a block cached on disk.
     pub disk_credit: f32,
-    /// Weight of the prefill term.
+    /// Weight of prefill load.
     pub load_scale: f32,
     /// Cost of an active request, blocks.
     pub request_weight: f32,
@@ -21,14 +21,14 @@ pub struct Weights {
     pub track_prefill_tokens: bool,
 }
 
-/// Worker facts, one slice a fact, all of one length.
+/// Worker facts, one slice for each fact, all of equal length.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
-    /// Tokens whose prefill has not completed.
+    /// Prompt tokens whose prefill has not ended.
     pub prefill_tokens: &'a [u32],
-    /// Blocks booked after admission.
+    /// KV blocks in use, with this request.
     pub decode_blocks: &'a [u32],
-    /// Requests booked.
+    /// Active requests.
     pub requests: &'a [u32],
     /// Cached prefix blocks on the device.
     pub device: &'a [u32],
@@ -40,9 +40,10 @@ pub struct Columns<'a> {
     pub preference: &'a [f32],
 }
 
-/// One cost a row, in blocks: `load_scale * max(0, (prefill_tokens + ISL) / block - credit_blocks) + decode_blocks +
-/// request_weight * requests`. Not tracking prefill tokens, the first term has no load; with a credit above 0
-/// `max(0, decode_blocks - credit_blocks)` stands for both. Preferred taints multiply by `exp(-tanh(sum))`.
+/// Returns the cost of each row, in blocks: `load_scale * max(0, (prefill_tokens + ISL) / block -
+/// credit_blocks) + decode_blocks + request_weight * requests`. Without tracking of prefill tokens the first
+/// term has no load, and with a credit above 0 `max(0, decode_blocks - credit_blocks)` replaces the first two
+/// terms. Preferred taints multiply the cost by `exp(-tanh(sum))`.
 #[must_use]
 pub fn costs(weights: &Weights, columns: &Columns<'_>) -> Vec<f32> {
     let mut costs = credit_blocks(weights, columns);
@@ -85,10 +86,11 @@ fn add_tracked(weights: &Weights, columns: &Columns<'_>, costs: &mut [f32]) {
     }
 }
 
-/// Most requests prefer nothing: one pass that only looks, and no exponentials.
+/// Applies preferred taints. Most requests have none, so that one pass without exponentials finds nothing to
+/// do.
 fn prefer(preference: &[f32], costs: &mut [f32]) {
     let bits = preference.iter().fold(0, |bits, sum| bits | sum.to_bits());
-    // Neither sign of zero prefers anything.
+    // Zero of either sign is no preference.
     if bits << 1 == 0 {
         return;
     }
@@ -97,7 +99,7 @@ fn prefer(preference: &[f32], costs: &mut [f32]) {
     }
 }
 
-/// What is above zero. `f32::max` has rules for what is no number, and a call for each row to keep them.
+/// Returns `value` if it is above zero, else zero. `f32::max` handles NaN by a function call for each row.
 fn positive(value: f32) -> f32 {
     if value > 0.0 { value } else { 0.0 }
 }

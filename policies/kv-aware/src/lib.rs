@@ -1,11 +1,11 @@
-//! Scorer: prefix overlap and load in one cost (behaviour G).
+//! Scorer: prefix overlap and load in one cost [G].
 
 pub mod cost;
 
 use cost::{Columns, Weights, costs};
 use pointsman_policy_sdk::{Call, Column, Error, Facts, NoSettings, Policy, Scorer, Slot, Wants, facts};
 
-/// The policy, configured. All its parameters are facts: the router config in force for the request.
+/// The configured policy. Its parameters are facts: the router settings of the request.
 #[derive(Debug)]
 pub struct KvAware {
     prompt_tokens: Slot<u32>,

@@ -2,7 +2,7 @@
 
 use pointsman_policy_sdk::{Call, Column, Error, Facts, NoSettings, Policy, Scorer, Wants, facts};
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct KvUtilization {
     usage: Column<f32>,

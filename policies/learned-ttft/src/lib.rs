@@ -1,5 +1,6 @@
-//! Scorer that learns: a moving average of each worker's time to first token, kept in the host's state, times the requests it
-//! would then have. Now and then a row drawn at random costs nothing, so that what became slow is tried again.
+//! Scorer that learns. The cost is the moving average of a worker's time to first token, kept in the host's
+//! state, times the number of its requests with this one. A small share of decisions gives a random row the
+//! cost 0, so that slow workers are tried again.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,17 +9,17 @@ use pointsman_policy_sdk::{
 };
 use serde::Deserialize;
 
-/// What the operator may set.
+/// Settings of the operator.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// Weight of a new time in the moving average.
+    /// Weight of a new time in the moving average, above 0 and at most 1.
     pub weight: f64,
-    /// Share of decisions that explore.
+    /// Share of decisions that explore, 0 to 1.
     pub explore: f64,
-    /// What a failed leg counts as, milliseconds.
+    /// Time that a failed leg counts as, milliseconds.
     pub failure_ms: u32,
-    /// Life of what was learnt of a worker, milliseconds.
+    /// Time after which a worker without outcomes is unknown again, milliseconds.
     pub forget_ms: u32,
 }
 
@@ -28,7 +29,7 @@ impl Default for Settings {
     }
 }
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct LearnedTtft {
     settings: Settings,
@@ -37,7 +38,7 @@ pub struct LearnedTtft {
     requests: Column<u32>,
 }
 
-/// A rank of a worker.
+/// A worker's id and data-parallel rank.
 type Candidate = (u64, u32);
 
 impl Policy for LearnedTtft {
@@ -60,7 +61,7 @@ impl Policy for LearnedTtft {
         })
     }
 
-    /// Only here anything is written, and by one instance at a time: read, average, write.
+    /// Updates the averages. Only one instance observes at a time, so that reading and writing need no lock.
     fn observe(&self, _: &Moment, outcomes: &[Outcome]) {
         let mut averages: BTreeMap<Candidate, i64> = BTreeMap::new();
         for outcome in outcomes {
@@ -71,14 +72,15 @@ impl Policy for LearnedTtft {
         }
         let life = Duration::from_millis(u64::from(self.settings.forget_ms));
         for (candidate, average) in averages {
-            // Without room it goes on with what it knows.
+            // When the state is full, the old average stays.
             let _ = state::set(&key(candidate), &average.to_le_bytes(), life);
         }
     }
 }
 
 impl LearnedTtft {
-    /// What an outcome says of its worker, microseconds; nothing when the client did not wait for a token.
+    /// Returns the time that an outcome counts as, microseconds. `None`: the client disconnected before the
+    /// first token.
     fn time(&self, outcome: &Outcome) -> Option<i64> {
         let failed = outcome.retried || outcome.status >= 500;
         match outcome.ttft_us {
@@ -94,7 +96,7 @@ impl Scorer for LearnedTtft {
         let rows = requests.len();
         let times: Vec<Option<i64>> =
             (0..rows).map(|row| learnt((self.worker.at(facts, row), self.rank.at(facts, row)))).collect();
-        // Who is not known yet is taken to be as quick as the quickest.
+        // An unknown worker counts as fast as the fastest known one.
         let quickest = times.iter().flatten().copied().min().unwrap_or(1);
         #[expect(
             clippy::cast_precision_loss,
@@ -116,7 +118,7 @@ fn key((worker, rank): Candidate) -> String {
     format!("{worker:x}/{rank}")
 }
 
-/// The moving average of a candidate, microseconds.
+/// Returns the moving average of a candidate, microseconds.
 fn learnt(candidate: Candidate) -> Option<i64> {
     state::number(&key(candidate))
 }

@@ -1,4 +1,4 @@
-//! Selector: the least loaded worker, ties uniform.
+//! Selector: the least loaded worker. Ties are drawn uniformly.
 
 mod load;
 
@@ -7,7 +7,7 @@ use pointsman_policy_sdk::{
     Call, Column, Decision, Error, Facts, Policy, Rng, Selector, Slot, Wants, facts, least,
 };
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct LeastLoaded {
     weights: Weights,

@@ -1,4 +1,4 @@
-//! What "loaded" means: a weighed sum.
+//! The load of a worker: a weighted sum.
 
 use serde::Deserialize;
 
@@ -6,11 +6,11 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Weights {
-    /// Per request booked here.
+    /// Weight of an active request.
     pub active_requests: f32,
-    /// Per 1,000 prompt tokens whose prefill has not completed.
+    /// Weight of 1,000 prompt tokens whose prefill has not ended.
     pub prefill_kilotokens: f32,
-    /// Per request waiting in the engine itself.
+    /// Weight of a waiting request in the engine.
     pub engine_queue: f32,
 }
 
@@ -21,10 +21,10 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// Weights are finite and not negative.
+    /// Checks that weights are finite and not negative.
     ///
     /// # Errors
-    /// Names the first that is not.
+    /// Names the first one that is not.
     pub fn check(&self) -> Result<(), String> {
         let all = [
             ("active-requests", self.active_requests),
@@ -37,7 +37,7 @@ impl Weights {
         }
     }
 
-    /// One cost a row.
+    /// Returns the cost of each row.
     #[expect(clippy::cast_precision_loss, reason = "loads are far below 2^24")]
     pub fn costs(&self, requests: &[u32], prefill_tokens: &[u32], queue: &[u32]) -> Vec<f32> {
         let rows = requests.iter().zip(prefill_tokens).zip(queue);

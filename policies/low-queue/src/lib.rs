@@ -1,13 +1,13 @@
-//! Filter: keeps the workers whose engine queue is short; when none is, those with the shortest.
+//! Filter: keeps the workers with a short engine queue. When no queue is short, keeps the shortest.
 
 use pointsman_policy_sdk::{Call, Column, Error, Facts, Filter, Policy, Wants, facts};
 use serde::Deserialize;
 
-/// What the operator may set.
+/// Settings of the operator.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// Longest queue, requests, that counts as short.
+    /// Longest queue that counts as short, requests.
     pub threshold: u32,
 }
 
@@ -17,7 +17,7 @@ impl Default for Settings {
     }
 }
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct LowQueue {
     settings: Settings,

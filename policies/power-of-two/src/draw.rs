@@ -1,18 +1,19 @@
-//! Two different rows at random, and the less loaded of them. Knows columns of numbers, not facts.
+//! Draws two different rows and compares them. Knows columns of numbers and no facts.
 
 use pointsman_policy_sdk::Rng;
 
-/// Two rows that compete: the same one twice when there is no other.
+/// Two drawn rows, or the only row twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
-    /// Drawn first; keeps a tie.
+    /// First drawn; wins a tie.
     pub(crate) first: usize,
-    /// Drawn second.
+    /// Second drawn.
     pub(crate) second: usize,
 }
 
 impl Pair {
-    /// Draws from `0..rows`; every ordered pair of different rows is as likely. `None` without rows.
+    /// Draws from `0..rows`. All ordered pairs of different rows are equally likely. `None`: there are no
+    /// rows.
     pub(crate) fn draw(rows: usize, rng: &mut Rng) -> Option<Self> {
         match rows {
             0 => None,
@@ -25,7 +26,7 @@ impl Pair {
         }
     }
 
-    /// The row with fewer requests, at a tie with fewer prefill tokens, then the first drawn.
+    /// Returns the row with fewer requests; at a tie, with fewer prefill tokens; then the first drawn.
     pub(crate) fn less_loaded(self, requests: &[u32], prefill_tokens: &[u32]) -> usize {
         let load = |row: usize| (requests.get(row), prefill_tokens.get(row));
         if load(self.second) < load(self.first) { self.second } else { self.first }

@@ -7,7 +7,7 @@ use pointsman_policy_sdk::{
     Call, Column, Decision, Error, Facts, NoSettings, Policy, Rng, Selector, Slot, Wants, facts,
 };
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct PowerOfTwo {
     explain: Slot<u32>,
@@ -44,7 +44,7 @@ impl Selector for PowerOfTwo {
     }
 }
 
-/// What `explain` shows: the active requests of every row.
+/// Returns the costs for an explanation: the active requests of every row.
 #[expect(clippy::cast_precision_loss, reason = "loads are far below 2^24")]
 fn costs(requests: &[u32]) -> Vec<f32> {
     requests.iter().map(|requests| *requests as f32).collect()

@@ -1,11 +1,11 @@
-//! Scorer: engine queue, KV usage and cached prefix, weighed as llm-d does by default.
+//! Scorer: engine queue, KV usage and cached prefix, weighted as llm-d does by default.
 
 mod scores;
 
 use pointsman_policy_sdk::{Call, Column, Error, Facts, Policy, Scorer, Slot, Wants, facts};
 use scores::{Columns, Settings};
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct QueueKvPrefix {
     settings: Settings,

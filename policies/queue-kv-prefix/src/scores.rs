@@ -1,13 +1,14 @@
-//! Three scores in [0, 1], higher better, and the cost made of them. Knows columns of numbers, not facts or calls.
+//! Three scores in [0, 1], higher is better, and the cost that combines them. Knows columns of numbers, no
+//! facts and no calls.
 //!
-//! Passes over columns without branches, which the compiler turns into SIMD.
+//! The passes over columns have no branches, so that the compiler uses SIMD.
 
 use serde::Deserialize;
 
-/// The load age of a worker that has no figures.
+/// Load age of a worker without figures.
 const NO_FIGURES: u32 = u32::MAX;
 
-/// Weights of the scores, and how long load figures hold.
+/// Weights of the scores, and the age limit of load figures.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
@@ -17,16 +18,16 @@ pub struct Settings {
     pub kv: f32,
     /// Weight of the prefix score.
     pub prefix: f32,
-    /// Load figures older than this, milliseconds, count as unknown.
+    /// Age above which load figures count as unknown, milliseconds.
     pub max_load_age_ms: u32,
 }
 
-/// Worker facts, one slice a fact, all of one length.
+/// Worker facts, one slice for each fact, all of equal length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Columns<'a> {
-    /// Requests waiting in the engine.
+    /// Waiting requests in the engine.
     pub(crate) queue: &'a [u32],
-    /// Share of the KV cache in use.
+    /// Share of the KV cache in use, 0 to 1.
     pub(crate) kv_usage: &'a [f32],
     /// Age of the two above, milliseconds.
     pub(crate) load_age_ms: &'a [u32],
@@ -45,10 +46,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Weights are finite and not negative, and so is their sum: no cost exceeds it.
+    /// Checks that the weights and their sum are finite and not negative. No cost exceeds the sum.
     ///
     /// # Errors
-    /// Names the first that is not.
+    /// Names the first weight that is not.
     pub fn check(&self) -> Result<(), String> {
         let all = [("queue", self.queue), ("kv", self.kv), ("prefix", self.prefix)];
         if let Some((name, weight)) = all.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
@@ -61,7 +62,8 @@ impl Settings {
         }
     }
 
-    /// One cost a row: the sum of `weight * (1 - score)`. Rows of unknown load cost the mean load of the known ones.
+    /// Returns the cost of each row: the sum of `weight * (1 - score)`. Rows of unknown load get the mean of
+    /// the known ones.
     pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> Vec<f32> {
         let mut costs = self.load_costs(columns);
         let blocks = single(request_blocks);
@@ -73,7 +75,7 @@ impl Settings {
         costs
     }
 
-    /// The queue and KV terms of each row.
+    /// Returns the queue and KV terms of each row.
     fn load_costs(&self, columns: &Columns<'_>) -> Vec<f32> {
         let rows = || columns.queue.iter().zip(columns.kv_usage).zip(columns.load_age_ms);
         let (mut shortest, mut longest, mut unknown) = (u32::MAX, 0, 0);
@@ -99,7 +101,7 @@ impl Settings {
         costs
     }
 
-    /// Whether what the engine said can be believed.
+    /// Whether the engine's figures are recent and valid.
     fn known(&self, kv_usage: f32, age_ms: u32) -> bool {
         let fresh = age_ms <= self.max_load_age_ms.min(NO_FIGURES - 1);
         fresh & kv_usage.is_finite()
@@ -112,7 +114,7 @@ fn queue_score(queue: u32, shortest: u32, longest: u32) -> f32 {
 }
 
 fn kv_score(usage: f32) -> f32 {
-    // `f32::clamp` and `f32::min` have rules for what is no number, and take a call for each row to keep them.
+    // `f32::clamp` and `f32::min` handle NaN by a function call for each row.
     let used = if usage > 0.0 { usage } else { 0.0 };
     1.0 - if used < 1.0 { used } else { 1.0 }
 }
@@ -123,7 +125,8 @@ fn prefix_score(cached: f32, request_blocks: f32) -> f32 {
     if request_blocks > 0.0 { score } else { 0.0 }
 }
 
-/// The mean of the known costs, 0 when there are none; the others are 0. In double: a sum of large costs must not overflow.
+/// Returns the mean of the known costs, 0 when there are none. Unknown costs are 0. The sum is an `f64`,
+/// which large costs cannot overflow.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -1,4 +1,5 @@
-//! The generated bindings of each world, and the glue between them and the SDK's types. Only [`crate::export!`] uses it.
+//! The generated bindings of each world, and the glue between them and the SDK's types. Only
+//! [`crate::export!`] uses it.
 
 #[doc(hidden)]
 pub mod __glue {
@@ -58,7 +59,8 @@ pub mod __glue {
         }
     }
 
-    /// One module a world: bindings, conversions, and the macro that implements the exports for a policy type.
+    /// One module a world: bindings, conversions, and the macro that implements the exports for a policy
+    /// type.
     macro_rules! world {
         ($feature:literal, $name:ident, $world:literal, $bindings:literal, $bind:ident, $interface:ident, $($function:tt)*) => {
             #[cfg(all(feature = $feature, target_family = "wasm"))]

@@ -1,5 +1,13 @@
-//! The facts a policy may ask for, as typed constants. `wit/facts.md` documents them; a test of the workspace holds the
-//! two against the host's own table.
+//! The facts that a policy can ask for, as typed constants. `wit/facts.md` describes them. A test compares
+//! both with the host's table.
+//!
+//! ```
+//! # use pointsman_policy_sdk::{Wants, facts};
+//! let mut wants = Wants::default();
+//! let prompt = wants.request(facts::PROMPT_TOKENS);
+//! let queue = wants.worker(facts::ENGINE_QUEUE);
+//! assert_eq!(wants.worker_names(), ["engine-queue"]);
+//! ```
 
 use std::marker::PhantomData;
 
@@ -11,13 +19,13 @@ pub struct RequestFact<T>(&'static str, PhantomData<T>);
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerFact<T>(&'static str, PhantomData<T>);
 
-/// A type that a fact's value may have.
+/// A type of fact values.
 pub trait FactValue: Copy {
-    /// Its name in `wit/facts.md`.
+    /// Name in `wit/facts.md`.
     const TYPE: &'static str;
-    /// Slots (or columns) it takes.
+    /// Number of 32-bit values (or columns of them) that it takes.
     const WIDTH: usize;
-    /// Its value from its slots; `high` is 0 unless it takes two.
+    /// Makes the value from its 32-bit halves. `high` is 0 for types of one.
     fn from_words(low: u32, high: u32) -> Self;
 }
 
@@ -46,7 +54,7 @@ impl FactValue for u64 {
 }
 
 impl<T> RequestFact<T> {
-    /// The name it is asked for by.
+    /// Returns the name by which policies ask for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0
@@ -54,7 +62,7 @@ impl<T> RequestFact<T> {
 }
 
 impl<T> WorkerFact<T> {
-    /// The name it is asked for by.
+    /// Returns the name by which policies ask for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0
@@ -67,7 +75,7 @@ macro_rules! table {
         $($(#[doc = $rd])* pub const $request: RequestFact<$rty> = RequestFact($rname, PhantomData);)*
         $($(#[doc = $wd])* pub const $worker: WorkerFact<$wty> = WorkerFact($wname, PhantomData);)*
 
-        /// Every fact: scope, name, type.
+        /// All facts: scope (`request` or `worker`), name, and type.
         pub const ALL: &[(&str, &str, &str)] = &[
             $(("request", $rname, <$rty as FactValue>::TYPE),)*
             $(("worker", $wname, <$wty as FactValue>::TYPE),)*
@@ -81,13 +89,13 @@ table! {
         PROMPT_TOKENS = "prompt-tokens": u32,
         /// 1 when `prompt-tokens` is an estimate from bytes (no tokenizer), else 0.
         PROMPT_TOKENS_ESTIMATED = "prompt-tokens-estimated": u32,
-        /// Blocks the prompt fills, the last one counted whole.
+        /// KV blocks that the prompt fills. A partial last block counts as one.
         REQUEST_BLOCKS = "request-blocks": u32,
         /// Tokens in a block.
         BLOCK_SIZE = "block-size": u32,
-        /// Choices asked for.
+        /// Number of choices that the client asked for (`n`).
         N = "n": u32,
-        /// The client's cap on output tokens; 0 when it gave none.
+        /// Client's limit of output tokens; 0 when there is none.
         MAX_TOKENS = "max-tokens": u32,
         /// Expected output sequence length, tokens; 0 when unknown.
         EXPECTED_OUTPUT_TOKENS = "expected-output-tokens": u32,
@@ -107,17 +115,17 @@ table! {
         TENANT_HASH = "tenant-hash": u64,
         /// Requests of this tenant now in the gateway.
         TENANT_ACTIVE_REQUESTS = "tenant-active-requests": u32,
-        /// Credit for a block cached on the device, as in force.
+        /// Credit for a block cached on the device, after overrides.
         OVERLAP_SCORE_CREDIT = "overlap-score-credit": f32,
         /// Credit for a block cached in host memory.
         HOST_CACHE_CREDIT = "host-cache-credit": f32,
         /// Credit for a block cached on disk.
         DISK_CACHE_CREDIT = "disk-cache-credit": f32,
-        /// Weight of the prefill term, as in force.
+        /// Weight of prefill load in the cost, after overrides.
         PREFILL_LOAD_SCALE = "prefill-load-scale": f32,
         /// Weight of the count of active requests.
         ACTIVE_REQUEST_WEIGHT = "active-request-weight": f32,
-        /// The picker's softmax temperature, as in force.
+        /// Temperature of the softmax picker, after overrides.
         TEMPERATURE = "temperature": f32,
         /// 1 when equal blocks count as shared, else 0.
         ASSUME_KV_REUSE = "assume-kv-reuse": u32,
@@ -125,11 +133,11 @@ table! {
         TRACK_PREFILL_TOKENS = "track-prefill-tokens": u32,
         /// Credit multiplier for caches shared between workers.
         SHARED_CACHE_MULTIPLIER = "shared-cache-multiplier": f32,
-        /// Worker of the other leg when it is already chosen; 0 when not.
+        /// Id of the worker of the other leg; 0 while it is not chosen.
         OTHER_LEG_WORKER_ID = "other-leg-worker-id": u64,
-        /// Rank of the other leg's worker; 4294967295 when not chosen.
+        /// Data-parallel rank of that worker; 4294967295 while it is not chosen.
         OTHER_LEG_DP_RANK = "other-leg-dp-rank": u32,
-        /// 1 when the request asked why: a selector should return its costs.
+        /// 1 when the request asks for an explanation, so that a selector should return its costs, else 0.
         EXPLAIN = "explain": u32,
     }
     worker {
@@ -137,13 +145,13 @@ table! {
         WORKER_ID = "worker-id": u64,
         /// The candidate's data-parallel rank.
         DP_RANK = "dp-rank": u32,
-        /// Requests booked here now.
+        /// Requests that the gateway has assigned to the candidate and that have not ended.
         ACTIVE_REQUESTS = "active-requests": u32,
-        /// Prompt tokens booked here whose prefill has not completed.
+        /// Prompt tokens of those requests whose prefill has not ended.
         ACTIVE_PREFILL_TOKENS = "active-prefill-tokens": u32,
-        /// Blocks booked here after admission: this request's own included, a shared prefix counted once.
+        /// KV blocks that the candidate would hold with this request. A shared prefix counts once.
         DECODE_BLOCKS = "decode-blocks": u32,
-        /// KV blocks the engine has; 0 when unknown.
+        /// KV blocks of the engine; 0 when unknown.
         TOTAL_BLOCKS = "total-blocks": u32,
         /// Blocks of this prompt's prefix cached on the device.
         CACHED_BLOCKS_DEVICE = "cached-blocks-device": u32,
@@ -151,31 +159,31 @@ table! {
         CACHED_BLOCKS_HOST = "cached-blocks-host": u32,
         /// Blocks of this prompt's prefix cached on disk, beyond the host's.
         CACHED_BLOCKS_DISK = "cached-blocks-disk": u32,
-        /// Requests the engine itself says are running; 0 when unknown.
+        /// Running requests that the engine reports; 0 when unknown.
         ENGINE_RUNNING = "engine-running": u32,
-        /// Requests the engine itself says are waiting; 0 when unknown.
+        /// Waiting requests that the engine reports; 0 when unknown.
         ENGINE_QUEUE = "engine-queue": u32,
-        /// Share of the KV cache in use as the engine says, 0 to 1; 0 when unknown.
+        /// Share of the KV cache in use that the engine reports, 0 to 1; 0 when unknown.
         KV_USAGE = "kv-usage": f32,
-        /// Age of the engine's own load figures, milliseconds; 4294967295 when there are none.
+        /// Age of the figures that the engine reports, milliseconds; 4294967295 when there are none.
         LOAD_AGE_MS = "load-age-ms": u32,
-        /// Sum of the weights of the preferred taints that this candidate has.
+        /// Sum of the weights of the request's preferred taints that the candidate has.
         TAINT_PREFERENCE = "taint-preference": f32,
         /// Topology steps to the other leg's worker; 0 when the same domain or unknown.
         TOPOLOGY_DISTANCE = "topology-distance": u32,
-        /// 1 when the request's LoRA is loaded here, else 0.
+        /// 1 when the request's LoRA is loaded on the worker, else 0.
         LORA_LOADED = "lora-loaded": u32,
-        /// 1 when the request's session is bound here, else 0.
+        /// 1 when the request's session is bound to the candidate, else 0.
         SESSION_BOUND = "session-bound": u32,
-        /// Moving average of time to first token, microseconds; 0 when none seen.
+        /// Moving average of the time to first token, microseconds; 0 before the first request.
         TTFT_EWMA_US = "ttft-ewma-us": u32,
-        /// Moving average of inter-token latency, microseconds; 0 when none seen.
+        /// Moving average of the inter-token latency, microseconds; 0 before the first request.
         ITL_EWMA_US = "itl-ewma-us": u32,
-        /// Moving share of legs that failed, parts per million.
+        /// Moving average of the share of failed legs, parts per million.
         ERROR_PPM = "error-ppm": u32,
-        /// 1 when the worker can prefill without a handoff, else 0.
+        /// 1 when the decode worker can prefill by itself, else 0.
         LOCAL_PREFILL = "local-prefill": u32,
-        /// Requests the worker may have at once; 0 when unlimited.
+        /// Limit of concurrent requests of the worker; 0 when there is none.
         MAX_CONCURRENCY = "max-concurrency": u32,
     }
 }

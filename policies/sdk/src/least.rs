@@ -1,13 +1,18 @@
-//! The row of the least cost, ties uniform: the last step of most selectors. Passes without branches over lanes, which the
-//! compiler turns into SIMD.
+//! Finds the row of the lowest cost: the last step of most selectors. The passes have no branches, so that
+//! the compiler uses SIMD.
 
 use crate::Rng;
 
-/// Costs that are looked at together.
+/// Number of costs that one step compares.
 const LANES: usize = 16;
 
-/// The row of the least cost; among equal ones a uniform draw from the call's seed. `None` when there is no row, or no cost
-/// that is a number.
+/// Returns the row of the lowest cost. Among equal costs `rng` draws one, uniformly. `None`: there is no row,
+/// or every cost is NaN.
+///
+/// ```
+/// # use pointsman_policy_sdk::{Rng, least};
+/// assert_eq!(least(&[3.0, 1.5, f32::NAN], &mut Rng::new(7)), Some(1));
+/// ```
 #[must_use]
 pub fn least(costs: &[f32], rng: &mut Rng) -> Option<usize> {
     let least = minimum(costs);

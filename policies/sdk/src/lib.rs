@@ -1,8 +1,17 @@
-//! Guest SDK: write a routing policy in ten lines.
+//! SDK for routing policies in Rust.
 //!
-//! A policy is a type that implements [`Policy`] (who it is, what it wants) and one of [`Filter`], [`Scorer`], [`Selector`]
-//! or [`DecodeOverride`]; [`export!`] turns it into a component of `wit/policy.wit`. Facts are asked for once, by the
-//! constants of [`facts`], and read as slices without copying. The same code runs natively in tests (feature `testing`).
+//! A policy is a type that implements [`Policy`] (its name, settings and facts) and one of [`Filter`],
+//! [`Scorer`], [`Selector`] or [`DecodeOverride`]. [`export!`] turns the type into a WebAssembly component of
+//! `wit/policy.wit`.
+//!
+//! A policy asks for its facts once, in [`Policy::configure`], with the constants in [`facts`]. Each call
+//! then passes their values as slices, without copying: one value per request fact, and one column per worker
+//! fact with one value per candidate. A candidate is a row; answers name rows by number, from 0. The same
+//! code runs natively in tests (feature `testing`).
+//!
+//! # Example
+//!
+//! A selector that chooses the candidate with the fewest active requests:
 //!
 //! ```
 //! use pointsman_policy_sdk::{self as sdk, Call, Column, Decision, Facts, Policy, Selector, Wants, facts};
@@ -49,9 +58,12 @@ pub use view::{Column, Facts, Slot, Wants};
 #[doc(hidden)]
 pub use bindings::__glue;
 
-/// Turns a policy type into the component's exports: `export!(selector MyPolicy)`; the world is one of `filter`, `scorer`,
-/// `selector`, `decode_override`, and the crate enables the SDK feature of that name. `export!(selector MyPolicy, learning)`, with the
-/// feature `learning`, is for a policy with [`Policy::observe`].
+/// Exports a policy type from the component.
+///
+/// `export!(selector MyPolicy)` exports a selector. The first argument is the world: `filter`, `scorer`,
+/// `selector` or `decode_override`. The crate must enable the SDK feature of that name (`decode-override` for
+/// the last). A policy that implements [`Policy::observe`] is exported with `export!(selector MyPolicy,
+/// learning)` and the feature `learning`.
 #[macro_export]
 macro_rules! export {
     ($world:ident $policy:ty) => {

@@ -1,139 +1,140 @@
-//! The traits a policy implements and the types its answers are made of. Mirrors `wit/policy.wit`.
+//! The traits that a policy implements, and the types of its arguments and answers. Mirrors `wit/policy.wit`.
 
 use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::view::{Facts, Wants};
 
-/// Which upstream call of a request is being routed.
+/// The part of a request that is being routed to a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leg {
-    /// Prefill and decode on one worker.
+    /// One worker computes the prompt and generates the tokens.
     Aggregated,
-    /// The prompt's KV blocks are computed.
+    /// The worker computes the prompt's KV blocks.
     #[default]
     Prefill,
-    /// Tokens are generated from transferred blocks.
+    /// The worker generates tokens from KV blocks that it receives.
     Decode,
 }
 
-/// What every function is told besides facts.
+/// Arguments that every call has besides facts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Call {
-    /// The leg that is being routed.
+    /// Leg that is being routed.
     pub leg: Leg,
-    /// 0 for the first try of the leg, one more for each retry.
+    /// 0 for the first attempt of the leg, plus 1 for each retry.
     pub attempt: u32,
-    /// Number of candidate rows.
+    /// Number of candidates, which is the length of every column of worker facts.
     pub rows: u32,
-    /// The only randomness; see [`crate::Rng`].
+    /// Seed for [`crate::Rng`]. Take randomness from it only, or the policy is refused as not deterministic.
     pub seed: u64,
-    /// The only clock: microseconds since the Unix epoch.
+    /// Time of the call, microseconds since the Unix epoch. Policies have no other clock.
     pub now_us: u64,
 }
 
-/// Why a policy has no answer.
+/// Why a call has no answer. The host counts a failure, and the slot's fallback decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The question is outside what this policy was made for.
+    /// The policy does not support the call, with the reason.
     Unsupported(String),
-    /// The policy found itself in a state it cannot answer from.
+    /// The policy failed, with the reason.
     Internal(String),
 }
 
-/// Refuse the request now.
+/// Refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shed {
-    /// 429, 503 or 529.
+    /// HTTP status for the client: 429, 503 or 529.
     pub status: u16,
-    /// Text for the client.
+    /// Message for the client.
     pub reason: String,
 }
 
-/// A selector's answer.
+/// Answer of a [`Selector`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// This row.
+    /// Chooses a candidate.
     Choose {
-        /// Row number.
+        /// Number of the candidate's row, from 0.
         row: u32,
-        /// One finite cost a row when the fact `explain` is 1, else empty.
+        /// Cost of each candidate, finite, lower is better. Needed when the fact `explain` is 1, else it may
+        /// be empty.
         costs: Vec<f32>,
-        /// Why, in the policy's own words.
+        /// Explanation for receipts and the decision record.
         reason: Option<String>,
     },
-    /// No opinion: the native fallback decides.
+    /// Leaves the choice to the slot's fallback.
     Abstain,
-    /// Refuse the request now.
+    /// Refuses the request.
     Shed(Shed),
 }
 
-/// Where the prompt is prefilled.
+/// Answer of [`DecodeOverride::decide`]: where the prompt is prefilled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// On a prefill worker.
+    /// On a prefill worker, which hands the KV blocks over.
     Remote,
-    /// On the decode worker.
+    /// On the decode worker itself.
     Local,
-    /// Refuse the request now.
+    /// Refuses the request.
     Shed(Shed),
 }
 
-/// Fields of the router config to replace for the decode leg; `None` keeps.
+/// Router settings for the decode leg of one request. `None` keeps the configured value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RouterConfigOverride {
-    /// Credit for a block cached on the device.
+    /// Credit for each block of the prompt that is cached on the device.
     pub overlap_score_credit: Option<f64>,
-    /// Weight of the prefill term.
+    /// Weight of prefill load in the cost.
     pub prefill_load_scale: Option<f64>,
-    /// Softmax temperature of the picker.
+    /// Temperature of the softmax picker; 0 picks the lowest cost.
     pub temperature: Option<f64>,
-    /// Whether equal blocks count as shared.
+    /// Whether requests with equal blocks count as sharing them.
     pub assume_kv_reuse: Option<bool>,
-    /// Whether prefill tokens count as load.
+    /// Whether tokens in prefill count as load.
     pub track_prefill_tokens: Option<bool>,
-    /// Credit multiplier for caches shared between workers.
+    /// Factor of the credit for caches that workers share.
     pub shared_cache_multiplier: Option<f64>,
 }
 
-/// What became of one decision: the request it was made for is over.
+/// Result of a request that the policy routed, for [`Policy::observe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The decision as receipts name it; 0 when it was not recorded.
+    /// Number of the decision in receipts; 0 when it was not recorded.
     pub decision: u64,
-    /// The seed of the call that decided.
+    /// Seed of the call that decided.
     pub seed: u64,
-    /// The leg; of a decode override, the leg that answered.
+    /// Leg. For a decode override: the leg that produced the answer.
     pub leg: Leg,
-    /// 0 for the leg's first try.
+    /// 0 for the first attempt of the leg, plus 1 for each retry.
     pub attempt: u32,
-    /// The worker that was chosen.
+    /// Id of the chosen worker.
     pub worker_id: u64,
-    /// Its rank.
+    /// Data-parallel rank of the chosen worker.
     pub dp_rank: u32,
-    /// The policy chose it; else a hint, a session or the fallback did.
+    /// Whether the policy chose the worker. Otherwise a hint, a session or the fallback did.
     pub by_policy: bool,
-    /// The same leg was decided again later: this worker did not serve the request.
+    /// Whether the leg was retried elsewhere, so that this worker did not serve the request.
     pub retried: bool,
-    /// HTTP status of the request; 499 when the client left.
+    /// HTTP status of the request; 499 when the client disconnected.
     pub status: u16,
-    /// Time to first token from the request's arrival, microseconds.
+    /// Time from the request's arrival to the first token, microseconds.
     pub ttft_us: Option<u32>,
-    /// Mean time between tokens, microseconds.
+    /// Mean time between output tokens, microseconds.
     pub itl_us: Option<u32>,
-    /// The whole request, microseconds.
+    /// Duration of the request, microseconds.
     pub duration_us: u64,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Output tokens.
+    /// Number of output tokens.
     pub output_tokens: u32,
-    /// Prompt tokens that were taken to be cached; `None` when nobody looked.
+    /// Number of prompt tokens that the gateway predicted to be cached. `None`: there was no lookup.
     pub cached_predicted: Option<u32>,
-    /// Prompt tokens that the engine says were cached; `None` when it did not say.
+    /// Number of prompt tokens that the engine reported as cached. `None`: it reported none.
     pub cached_reported: Option<u32>,
 }
 
 impl Default for Outcome {
-    /// A request that went well, by the policy's choice.
+    /// Returns a successful request on a worker that the policy chose.
     fn default() -> Self {
         Self {
             decision: 0,
@@ -156,77 +157,158 @@ impl Default for Outcome {
     }
 }
 
-/// When outcomes are observed.
+/// Time and randomness of one [`Policy::observe`] call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moment {
-    /// Microseconds since the Unix epoch.
+    /// Time, microseconds since the Unix epoch.
     pub now_us: u64,
-    /// The only randomness; see [`crate::Rng`].
+    /// Seed for [`crate::Rng`].
     pub seed: u64,
 }
 
-/// Settings of a policy that has none; anything else than `{}` is refused.
+/// Settings of a policy without settings. Any field is an error.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoSettings {}
 
-/// Who a policy is and what it wants.
+/// Name, settings and facts of a policy.
+///
+/// ```
+/// use pointsman_policy_sdk::{Column, Policy, Wants, facts};
+///
+/// #[derive(serde::Deserialize)]
+/// #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+/// struct Settings { limit: u32 }
+///
+/// struct QueueLimit { limit: u32, queue: Column<u32> }
+///
+/// impl Policy for QueueLimit {
+///     const NAME: &'static str = "queue-limit";
+///     type Settings = Settings;
+///     fn configure(settings: Settings, wants: &mut Wants) -> Result<Self, String> {
+///         if settings.limit == 0 {
+///             return Err("limit: 0 keeps no worker; use at least 1".into());
+///         }
+///         Ok(Self { limit: settings.limit, queue: wants.worker(facts::ENGINE_QUEUE) })
+///     }
+/// }
+/// ```
 pub trait Policy: Sized + Send + Sync + 'static {
-    /// Short name in lower case.
+    /// Name in metrics, receipts and log lines: 1 to 64 letters, digits, `-`, `_`, `.` and `+`.
     const NAME: &'static str;
-    /// Its version.
+    /// Version, under the same rule as the name.
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
-    /// What the operator may set; deny unknown fields, so that a misspelt one is told.
+    /// Settings of the operator. Use `deny_unknown_fields`, so that a misspelt name is an error.
     type Settings: DeserializeOwned;
 
-    /// Builds the policy and asks for its facts.
+    /// Builds the policy from its settings, and asks for its facts. Called once for each instance.
     ///
     /// # Errors
-    /// A text for the operator, when the settings make no sense.
+    /// A message for the operator when the settings are invalid. The policy is then refused.
     fn configure(settings: Self::Settings, wants: &mut Wants) -> Result<Self, String>;
 
-    /// What became of decisions, oldest first; called when the policy is exported with `learning`, off the request path. The
-    /// instance that observes never decides: what is learnt goes to `state` (feature `state`).
+    /// Learns from finished requests, oldest first. Called only when the policy is exported with `learning`,
+    /// and never while a request waits. The instance that observes does not route: pass what it learns
+    /// through [`crate::state`] (feature `state`).
     fn observe(&self, _moment: &Moment, _outcomes: &[Outcome]) {}
 }
 
-/// World `filter`.
+/// World `filter`: keeps some of the candidates.
+///
+/// ```
+/// # use pointsman_policy_sdk::{Call, Column, Error, Facts, Filter, NoSettings, Policy, Wants, facts};
+/// # struct Loaded(Column<u32>);
+/// # impl Policy for Loaded {
+/// #     const NAME: &'static str = "loaded";
+/// #     type Settings = NoSettings;
+/// #     fn configure(_: NoSettings, wants: &mut Wants) -> Result<Self, String> {
+/// #         Ok(Self(wants.worker(facts::LORA_LOADED)))
+/// #     }
+/// # }
+/// impl Filter for Loaded {
+///     fn keep(&self, _: &Call, facts: &Facts<'_>) -> Result<Vec<u32>, Error> {
+///         let rows = (0_u32..).zip(self.0.slice(facts));
+///         Ok(rows.filter(|(_, loaded)| **loaded == 1).map(|(row, _)| row).collect())
+///     }
+/// }
+/// ```
 pub trait Filter: Policy {
-    /// The surviving rows, rising.
+    /// Returns the rows to keep, in rising order without duplicates.
     ///
     /// # Errors
     /// [`Error`] when there is no answer.
     fn keep(&self, call: &Call, facts: &Facts<'_>) -> Result<Vec<u32>, Error>;
 }
 
-/// World `scorer`.
+/// World `scorer`: gives every candidate a cost.
+///
+/// ```
+/// # use pointsman_policy_sdk::{Call, Column, Error, Facts, NoSettings, Policy, Scorer, Wants, facts};
+/// # struct KvUsage(Column<f32>);
+/// # impl Policy for KvUsage {
+/// #     const NAME: &'static str = "kv-usage";
+/// #     type Settings = NoSettings;
+/// #     fn configure(_: NoSettings, wants: &mut Wants) -> Result<Self, String> {
+/// #         Ok(Self(wants.worker(facts::KV_USAGE)))
+/// #     }
+/// # }
+/// impl Scorer for KvUsage {
+///     fn score(&self, _: &Call, facts: &Facts<'_>) -> Result<Vec<f32>, Error> {
+///         Ok(self.0.slice(facts).to_vec())
+///     }
+/// }
+/// ```
 pub trait Scorer: Policy {
-    /// One finite cost a row, lower is better.
+    /// Returns one finite cost for each row, in order. Lower is better.
     ///
     /// # Errors
     /// [`Error`] when there is no answer.
     fn score(&self, call: &Call, facts: &Facts<'_>) -> Result<Vec<f32>, Error>;
 }
 
-/// World `selector`.
+/// World `selector`: chooses a candidate. The example of this crate is one.
 pub trait Selector: Policy {
-    /// Chooses a row.
+    /// Chooses a row, abstains, or refuses the request.
     ///
     /// # Errors
     /// [`Error`] when there is no answer.
     fn select(&self, call: &Call, facts: &Facts<'_>) -> Result<Decision, Error>;
 }
 
-/// World `decode-override`.
+/// World `decode-override`: decides between remote and local prefill, and sets the router for the decode leg.
+///
+/// ```
+/// # use pointsman_policy_sdk::{
+/// #     Call, DecodeOverride, Error, Facts, NoSettings, Plan, Policy, RouterConfigOverride, Slot, Wants, facts,
+/// # };
+/// # struct ShortIsLocal(Slot<u32>);
+/// # impl Policy for ShortIsLocal {
+/// #     const NAME: &'static str = "short-is-local";
+/// #     type Settings = NoSettings;
+/// #     fn configure(_: NoSettings, wants: &mut Wants) -> Result<Self, String> {
+/// #         Ok(Self(wants.request(facts::PROMPT_TOKENS)))
+/// #     }
+/// # }
+/// impl DecodeOverride for ShortIsLocal {
+///     fn decide(&self, _: &Call, decode: &Facts<'_>, _: &Facts<'_>) -> Result<Plan, Error> {
+///         Ok(if self.0.get(decode) < 512 { Plan::Local } else { Plan::Remote })
+///     }
+///
+///     fn decode_config(&self, _: &Call, _: &Facts<'_>) -> Result<RouterConfigOverride, Error> {
+///         Ok(RouterConfigOverride::default())
+///     }
+/// }
+/// ```
 pub trait DecodeOverride: Policy {
-    /// Remote or local prefill. `decode` has one row, the decode worker that would be chosen now; `prefill` one row a
-    /// prefill candidate; both have the request facts.
+    /// Decides where the prompt is prefilled. `decode` has one row: the decode worker that would be chosen
+    /// now, or no row when there is none. `prefill` has one row for each prefill candidate. Both have the
+    /// request facts.
     ///
     /// # Errors
     /// [`Error`] when there is no answer.
     fn decide(&self, call: &Call, decode: &Facts<'_>, prefill: &Facts<'_>) -> Result<Plan, Error>;
 
-    /// The override for the decode leg; `facts` has request facts only.
+    /// Returns the router settings for the decode leg. `facts` has request facts and no rows.
     ///
     /// # Errors
     /// [`Error`] when there is no answer.
@@ -234,17 +316,18 @@ pub trait DecodeOverride: Policy {
 }
 
 impl Decision {
-    /// Chooses a row without more words.
+    /// Chooses a row, without costs and reason.
     #[must_use]
     pub fn row(row: usize) -> Self {
         Self::Choose { row: u32::try_from(row).unwrap_or(u32::MAX), costs: Vec::new(), reason: None }
     }
 }
 
-/// Parses settings and configures a policy, as a host does at load.
+/// Parses `settings`, a JSON object, and configures a policy, as the host does when it loads one. Empty text
+/// stands for `{}`.
 ///
 /// # Errors
-/// What is wrong with the settings.
+/// A message that says what is wrong with the settings.
 pub fn configure<P: Policy>(settings: &str) -> Result<(P, Wants), String> {
     let text = if settings.trim().is_empty() { "{}" } else { settings };
     let settings = serde_json::from_str(text).map_err(|error| format!("settings: {error}"))?;

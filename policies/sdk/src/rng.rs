@@ -1,17 +1,24 @@
-//! Randomness from the call's seed: the only kind a policy has, so that decisions replay.
+//! Random numbers from a call's seed. Policies have no other randomness, so that decisions can be replayed.
 
-/// SplitMix64.
+/// SplitMix64, a generator of 64-bit numbers.
+///
+/// ```
+/// # use pointsman_policy_sdk::{Call, Rng};
+/// # let call = Call::default();
+/// let mut rng = Rng::new(call.seed);
+/// assert!(rng.below(6) < 6);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator for one call.
+    /// Makes a generator. Use the seed of the call.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// 64 uniform bits.
+    /// Returns 64 uniform bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,13 +26,13 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Uniform in `0..bound`; 0 when the bound is 0.
+    /// Returns a uniform number in `0..bound`; 0 when `bound` is 0.
     #[expect(clippy::cast_possible_truncation, reason = "the product's high half is below the bound")]
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.bits()) * bound as u128) >> 64) as usize
     }
 
-    /// Uniform in [0, 1).
+    /// Returns a uniform number in [0, 1).
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit exactly")]
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64

@@ -1,39 +1,49 @@
-//! What a policy remembers between calls, in the host: shared by all instances, kept through reloads, bounded.
+//! Values that the host keeps between calls. All instances of a slot share them, and they survive reloads,
+//! but no restart.
 //!
-//! Every write may fail, and any value may be gone: a policy decides without, then. Natively the same functions work on a
-//! memory of the thread ([`testing`]), whose time stands still, so that a policy with state is tested like any other.
+//! Every write can fail, and the host can remove any value: a policy must be able to decide without. Natively
+//! the functions work on a memory of the thread ([`testing`]) whose clock stands still, so that a policy with
+//! state can be tested like any other.
+//!
+//! ```
+//! use std::time::Duration;
+//! use pointsman_policy_sdk::state;
+//!
+//! let count = state::increment("tenant/7", 1, Duration::from_secs(1)).unwrap_or(0);
+//! assert_eq!((count, state::number("tenant/7")), (1, Some(1)));
+//! ```
 
 use std::time::Duration;
 
-/// Why nothing was written.
+/// Why a write failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateError {
-    /// The key is longer than the host allows.
+    /// The key is too long.
     KeyTooLong,
-    /// The value is longer than the host allows.
+    /// The value is too large.
     ValueTooLarge,
-    /// The slot's keys or bytes are used up.
+    /// The slot has reached its limit of keys or bytes.
     NoRoom,
-    /// The value is no number.
+    /// The value is not a number, which has 8 bytes, little-endian.
     NotANumber,
 }
 
-/// The value, when there is one.
+/// Returns the value of a key.
 #[must_use]
 pub fn get(key: &str) -> Option<Vec<u8>> {
     imp::get(key)
 }
 
-/// The number, when there is one.
+/// Returns the number that [`increment`] wrote. `None`: the key is missing, or its value is not a number.
 #[must_use]
 pub fn number(key: &str) -> Option<i64> {
     get(key).and_then(|value| value.try_into().ok()).map(i64::from_le_bytes)
 }
 
-/// Writes a value that lives for `ttl`, in whole milliseconds; zero: until it is deleted.
+/// Writes a value that expires after `ttl`, rounded up to milliseconds. A zero `ttl` never expires.
 ///
 /// # Errors
-/// [`StateError`], and nothing is changed.
+/// [`StateError`]; the old value stays.
 pub fn set(key: &str, value: &[u8], ttl: Duration) -> Result<(), StateError> {
     imp::set(key, value, milliseconds(ttl))
 }
@@ -43,16 +53,16 @@ pub fn delete(key: &str) {
     imp::delete(key);
 }
 
-/// Adds to a number in one step, whoever else does the same, and answers the sum. A missing one is 0 and then lives for
-/// `ttl` (zero: until it is deleted), which later steps do not extend.
+/// Adds to a number atomically and returns the sum. A missing number starts at 0 and expires after `ttl`
+/// (zero: never). Later additions do not extend that time.
 ///
 /// # Errors
-/// [`StateError`], and nothing is changed.
+/// [`StateError`]; the old value stays.
 pub fn increment(key: &str, delta: i64, ttl: Duration) -> Result<i64, StateError> {
     imp::increment(key, delta, milliseconds(ttl))
 }
 
-/// Rounded up: a short life must not become an endless one.
+/// Rounds up: 0 would mean that the value never expires.
 fn milliseconds(ttl: Duration) -> u32 {
     u32::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
@@ -67,7 +77,7 @@ mod imp {
     }
 
     pub(super) fn set(key: &str, value: &[u8], ttl_ms: u32) -> Result<(), StateError> {
-        state::set(key, value, ttl_ms).map_err(told)
+        state::set(key, value, ttl_ms).map_err(error)
     }
 
     pub(super) fn delete(key: &str) {
@@ -75,11 +85,11 @@ mod imp {
     }
 
     pub(super) fn increment(key: &str, delta: i64, ttl_ms: u32) -> Result<i64, StateError> {
-        state::increment(key, delta, ttl_ms).map_err(told)
+        state::increment(key, delta, ttl_ms).map_err(error)
     }
 
-    fn told(error: state::StateError) -> StateError {
-        match error {
+    fn error(failed: state::StateError) -> StateError {
+        match failed {
             state::StateError::KeyTooLong => StateError::KeyTooLong,
             state::StateError::ValueTooLarge => StateError::ValueTooLarge,
             state::StateError::NoRoom => StateError::NoRoom,
@@ -94,7 +104,7 @@ mod imp {
 
     use super::StateError;
 
-    /// Values, and when they end.
+    /// Values with the time at which they expire.
     #[derive(Default)]
     pub(super) struct Memory {
         pub(super) values: BTreeMap<String, (Vec<u8>, u64)>,
@@ -141,14 +151,14 @@ mod imp {
     }
 }
 
-/// The memory of native tests: one a thread, so that tests do not meet.
+/// The memory of native tests. Each thread has its own, so that tests do not interfere.
 #[cfg(not(target_family = "wasm"))]
 pub mod testing {
     use std::{collections::BTreeMap, time::Duration};
 
     use super::imp::{MEMORY, Memory};
 
-    /// Forgets everything but these numbers.
+    /// Replaces everything by these numbers, and resets clock and limit.
     pub fn preset(numbers: &BTreeMap<String, i64>) {
         let values =
             numbers.iter().map(|(key, number)| (key.clone(), (number.to_le_bytes().to_vec(), u64::MAX)));
@@ -156,13 +166,14 @@ pub mod testing {
         MEMORY.set(Memory { values, ..Memory::default() });
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub fn advance(time: Duration) {
         let passed = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         MEMORY.with_borrow_mut(|memory| memory.now_ms = memory.now_ms.saturating_add(passed));
     }
 
-    /// From now on there is no room, or there is again.
+    /// Sets whether [`super::set`], and [`super::increment`] of a missing key, fail with
+    /// [`super::StateError::NoRoom`].
     pub fn full(full: bool) {
         MEMORY.with_borrow_mut(|memory| memory.full = full);
     }

@@ -1,10 +1,11 @@
-//! Typed views of the flat facts: handles are given when a fact is asked for, and read without copying.
+//! Typed views of the flat facts. Asking for a fact returns a handle, and the handle reads the value of a
+//! call without copying.
 
 use std::marker::PhantomData;
 
 use crate::facts::{FactValue, RequestFact, WorkerFact};
 
-/// The facts a policy asks for, collected while it is configured.
+/// The facts that a policy asks for. Filled in [`crate::Policy::configure`].
 #[derive(Debug, Default)]
 pub struct Wants {
     request: Vec<String>,
@@ -13,15 +14,15 @@ pub struct Wants {
     worker_width: usize,
 }
 
-/// Where a request fact lies.
+/// Handle of a request fact.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot<T>(usize, PhantomData<T>);
 
-/// Where a column of worker facts lies.
+/// Handle of a worker fact, which has one value for each candidate.
 #[derive(Clone, Copy, Debug)]
 pub struct Column<T>(usize, PhantomData<T>);
 
-/// The facts of one call.
+/// The facts of one call. Handles from [`Wants`] read them.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     request: &'a [u32],
@@ -38,34 +39,34 @@ impl Wants {
         slot
     }
 
-    /// Asks for a column of worker facts.
+    /// Asks for a worker fact.
     pub fn worker<T: FactValue>(&mut self, fact: WorkerFact<T>) -> Column<T> {
         self.column(fact.name().to_owned())
     }
 
-    /// Asks for `label-is/<key>=<value>`: 1 where the worker's label has that value, else 0.
+    /// Asks for `label-is/<key>=<value>`: 1 for a worker whose label `key` is `value`, else 0.
     pub fn label_is(&mut self, key: &str, value: &str) -> Column<u32> {
         self.column(format!("label-is/{key}={value}"))
     }
 
-    /// Asks for `label-number/<key>`: the label as a number, 0 where it is none.
+    /// Asks for `label-number/<key>`: the label `key` as a number, 0 for a worker without one.
     pub fn label_number(&mut self, key: &str) -> Column<f32> {
         self.column(format!("label-number/{key}"))
     }
 
-    /// Names of the request facts, in order.
+    /// Returns the names of the request facts, in the order they were asked for.
     #[must_use]
     pub fn request_names(&self) -> &[String] {
         &self.request
     }
 
-    /// Names of the worker facts, in order.
+    /// Returns the names of the worker facts, in the order they were asked for.
     #[must_use]
     pub fn worker_names(&self) -> &[String] {
         &self.worker
     }
 
-    /// Slots that the request facts take.
+    /// Returns the number of 32-bit values that the request facts take: 2 for a `u64`, else 1.
     #[must_use]
     pub fn request_width(&self) -> usize {
         self.request_width
@@ -80,13 +81,13 @@ impl Wants {
 }
 
 impl<'a> Facts<'a> {
-    /// Facts as a call hands them over: request slots, then columns of `rows` slots each.
+    /// Makes facts from the flat values of a call: those of the request, and columns of `rows` values each.
     #[must_use]
     pub fn new(request: &'a [u32], columns: &'a [u32], rows: usize) -> Self {
         Self { request, columns, rows }
     }
 
-    /// Number of candidate rows.
+    /// Returns the number of candidates.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
@@ -98,7 +99,7 @@ impl<'a> Facts<'a> {
 }
 
 impl<T: FactValue> Slot<T> {
-    /// The value.
+    /// Returns the value in this call.
     #[must_use]
     pub fn get(&self, facts: &Facts<'_>) -> T {
         let word = |place: usize| facts.request.get(place).copied().unwrap_or(0);
@@ -107,7 +108,7 @@ impl<T: FactValue> Slot<T> {
 }
 
 impl<T: FactValue> Column<T> {
-    /// The value in a row; 0 past the end.
+    /// Returns the value of a candidate; 0 for a row that does not exist.
     #[must_use]
     pub fn at(&self, facts: &Facts<'_>, row: usize) -> T {
         let word = |place: usize| facts.column(place).get(row).copied().unwrap_or(0);
@@ -116,7 +117,7 @@ impl<T: FactValue> Column<T> {
 }
 
 impl Column<u32> {
-    /// The whole column.
+    /// Returns the values of all candidates.
     #[must_use]
     pub fn slice<'a>(&self, facts: &Facts<'a>) -> &'a [u32] {
         facts.column(self.0)
@@ -124,7 +125,7 @@ impl Column<u32> {
 }
 
 impl Column<f32> {
-    /// The whole column.
+    /// Returns the values of all candidates.
     #[must_use]
     pub fn slice<'a>(&self, facts: &Facts<'a>) -> &'a [f32] {
         bytemuck::cast_slice(facts.column(self.0))

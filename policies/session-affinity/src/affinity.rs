@@ -1,40 +1,41 @@
-//! Where a session belongs: the bound row, its rendezvous home, or, without a session, the least loaded row.
+//! Finds the row of a session: the bound one, else its rendezvous home. Without a session: the least loaded
+//! row.
 
 use pointsman_policy_sdk::Rng;
 use serde::Deserialize;
 
-/// What the operator may set.
+/// Settings of the operator.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// Active requests above which a row is passed over; 0: no limit.
+    /// Active requests above which a row is skipped; 0: no limit.
     pub max_active_requests: u32,
 }
 
 /// A candidate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
-    /// Requests booked.
+    /// Active requests.
     pub(crate) requests: u32,
-    /// Whether the request's session is bound here.
+    /// Whether the request's session is bound to the row.
     pub(crate) bound: bool,
-    /// What stands for the candidate in rendezvous hashing; see [`key`].
+    /// Key of the candidate in rendezvous hashing; see [`key`].
     pub(crate) key: u64,
 }
 
-/// What decided.
+/// Reason of a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// The session is bound to the row.
     Bound,
-    /// The row weighs most for the session.
+    /// The row has the largest weight for the session.
     Home,
-    /// There is no session: active requests.
+    /// There is no session, so that active requests decide.
     LeastLoaded,
 }
 
 impl Settings {
-    /// The row that serves, and why; `session` is 0 when there is none. `None` without rows.
+    /// Returns the row and the reason. `session` is 0 when there is none. `None`: there are no rows.
     pub(crate) fn choose(self, session: u64, rows: &[Row], rng: &mut Rng) -> Option<(usize, Why)> {
         let all_busy = rows.iter().all(|row| self.busy(row));
         let open = || rows.iter().enumerate().filter(|(_, row)| all_busy || !self.busy(row));
@@ -48,7 +49,7 @@ impl Settings {
         open().max_by_key(|(_, row)| weight(session, row.key)).map(|(row, _)| (row, Why::Home))
     }
 
-    /// One cost a row that agrees with what was chosen: none is less than the chosen row's.
+    /// Returns a cost for each row that agrees with the choice: the chosen row has the lowest.
     pub(crate) fn costs(self, session: u64, rows: &[Row], chosen: usize, why: Why) -> Vec<f32> {
         let all_busy = rows.iter().all(|row| self.busy(row));
         let cost = |(place, row): (usize, &Row)| match why {
@@ -68,7 +69,7 @@ impl Settings {
 }
 
 impl Why {
-    /// For the receipt.
+    /// Returns the reason for the receipt.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Bound => "session bound here",
@@ -78,29 +79,29 @@ impl Why {
     }
 }
 
-/// What stands for a worker's rank in rendezvous hashing.
+/// Returns the key of a worker's rank in rendezvous hashing.
 pub(crate) fn key(worker: u64, rank: u32) -> u64 {
     mix(worker ^ mix(u64::from(rank)))
 }
 
-/// The greatest weight among rows is the session's home.
+/// Returns the weight of a row for a session. The row with the largest weight is the session's home.
 fn weight(session: u64, key: u64) -> u64 {
     mix(session ^ key)
 }
 
-/// A one-to-one mix of 64 bits. Sessions move when it changes.
+/// Mixes 64 bits, one to one. A change of this function moves sessions.
 fn mix(word: u64) -> u64 {
     Rng::new(word).bits()
 }
 
-/// The row of fewest requests, ties uniform.
+/// Returns the row with the fewest requests. Ties are drawn uniformly.
 fn least(rows: &[Row], rng: &mut Rng) -> Option<usize> {
     let least = rows.iter().map(|row| row.requests).min()?;
     let ties = || rows.iter().enumerate().filter(|(_, row)| row.requests == least);
     ties().nth(rng.below(ties().count())).map(|(row, _)| row)
 }
 
-/// A weight's 24 highest bits, in [0, 1).
+/// Maps the 24 highest bits of a weight to [0, 1).
 #[expect(clippy::cast_precision_loss, reason = "24 bits fit exactly")]
 fn unit(weight: u64) -> f32 {
     (weight >> 40) as f32 / (1_u32 << 24) as f32

@@ -1,11 +1,11 @@
-//! Selector: a session stays with its worker.
+//! Selector: keeps a session on its worker.
 
 mod affinity;
 
 use affinity::{Row, Settings, key};
 use pointsman_policy_sdk::{Call, Column, Decision, Error, Facts, Policy, Rng, Selector, Slot, Wants, facts};
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct SessionAffinity {
     settings: Settings,

@@ -1,4 +1,5 @@
-//! Selector: so many requests a tenant and window, counted in the host's state; then the fewest active requests.
+//! Selector: limits the requests of each tenant in a time window, counted in the host's state, and chooses
+//! the fewest active requests.
 
 use std::time::Duration;
 
@@ -7,15 +8,15 @@ use pointsman_policy_sdk::{
 };
 use serde::Deserialize;
 
-/// What the operator may set.
+/// Settings of the operator.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Limit {
-    /// Requests of a tenant in a window.
+    /// Number of requests that a tenant can start in a window.
     pub requests: u32,
     /// Length of a window, milliseconds.
     pub window_ms: u32,
-    /// Whether requests without a tenant are limited too.
+    /// Whether requests without a tenant share a limit of their own.
     pub anonymous: bool,
 }
 
@@ -25,7 +26,7 @@ impl Default for Limit {
     }
 }
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct TenantLimit {
     limit: Limit,
@@ -34,8 +35,8 @@ pub struct TenantLimit {
 }
 
 impl TenantLimit {
-    /// Counts this request; whether its tenant has had more than the limit in this window. A counter that cannot be kept
-    /// lets everybody in: a limit is not worth an outage.
+    /// Counts this request. Returns whether its tenant exceeds the limit in this window. When the counter
+    /// cannot be written, the request passes: a limit is not worth an outage.
     fn exceeded(&self, call: &Call, tenant: u64) -> bool {
         let window = call.now_us / 1_000 / u64::from(self.limit.window_ms);
         let life = Duration::from_millis(u64::from(self.limit.window_ms) * 2);

@@ -1,13 +1,13 @@
-//! Selector: random, in proportion to the room a worker has left under its concurrency limit.
+//! Selector: chooses at random, in proportion to the free capacity of a worker under its concurrency limit.
 
 use pointsman_policy_sdk::{
     Call, Column, Decision, Error, Facts, NoSettings, Policy, Rng, Selector, Wants, facts,
 };
 
-/// Room of a worker without a limit.
+/// Free capacity of a worker without a limit, requests.
 const UNLIMITED: u32 = 1_024;
 
-/// The policy, configured.
+/// The configured policy.
 #[derive(Debug)]
 pub struct WeightedRandom {
     requests: Column<u32>,

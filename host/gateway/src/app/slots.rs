@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use pointsman_policy_runtime::{
-    Access, Limits, ManagerConfig, Part, PolicyDir, PolicyEngine, PolicyManager, Probation, Rank, SlotConfig,
-    SlotName, SlotSpec,
+    Access, Capacity, Limits, ManagerConfig, Part, PolicyDir, PolicyEngine, PolicyManager, Probation, Rank,
+    SlotConfig, SlotName, SlotSpec,
 };
 use pointsman_routing::{NativeMode, Program, Slot, SlotKind, SlotSet, Slots};
 use pointsman_workers::ModelName;
@@ -28,7 +28,7 @@ pub(crate) fn specs(config: &Config) -> Vec<(SlotName, SlotSpec)> {
 ///
 /// # Errors
 /// A built-in policy refuses its settings, or the policy folder is not there.
-pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
+pub(super) fn build(config: &Config, cpus: usize) -> anyhow::Result<(Slots, PolicyManager)> {
     let policies = &config.policies;
     let limits = Limits {
         deadline: policies.deadline,
@@ -37,16 +37,18 @@ pub(super) fn build(config: &Config) -> anyhow::Result<(Slots, PolicyManager)> {
         memory_bytes: policies.memory_bytes,
         ..Limits::default()
     };
+    let specs = specs(config);
+    let capacity = Capacity::for_specs(cpus, specs.iter().map(|(_, spec)| spec));
     let engine = match &policies.compile_cache {
-        Some(dir) => PolicyEngine::with_cache(limits, dir.clone()),
-        None => PolicyEngine::new(limits),
+        Some(dir) => PolicyEngine::with_cache(limits, capacity, dir.clone()),
+        None => PolicyEngine::new(limits, capacity),
     };
     let engine = engine.map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
     let trust = policies.trust().map_err(ConfigErrors)?;
     let mut dir = PolicyDir::open(&engine, policies.dir.clone(), trust)?;
     let (events, failures) = mpsc::unbounded_channel();
     let mut made = Vec::new();
-    for ((kind, model), spec) in specs(config) {
+    for ((kind, model), spec) in specs {
         let access = Access::default();
         let (program, initial) = match dir.initial(kind, &spec.active, &access) {
             Ok((program, initial)) => (program, Some(initial)),

@@ -12,7 +12,8 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use super::{Inputs, LogLimit};
+use super::Inputs;
+use crate::log_limit::LogLimit;
 
 /// Lines a guest may log in one call; the rest is dropped.
 const LINES_PER_CALL: u32 = 8;

@@ -1,95 +1,78 @@
-//! What an operator may ask of the manager while it runs, and what comes of it. The manager's own thread does it, between scans.
+//! Commands of operators, their reports and errors. The manager's thread runs them between scans.
 
-use pointsman_routing::{Generation, Lane, SlotKind};
+use pointsman_routing::{Lane, SlotKind};
 use pointsman_workers::ModelName;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
-use super::status::RefusalRecord;
+use super::record::{Change, RefusalRecord};
 use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
 
-/// A slot by name.
+/// A slot by kind and model. Without a model: the slot of all models that have none of their own.
 pub type SlotName = (SlotKind, Option<ModelName>);
 
-/// Something to do.
+/// A command of an operator.
 #[derive(Debug)]
 pub enum Command {
-    /// Read the folder now.
+    /// Reads the policy directory now.
     Reload,
-    /// Put the content before the present one in force again, or end a trial; what ran is quarantined.
+    /// Restores the previous content of the active lane, or ends a trial. Quarantines what ran.
     RollBack {
-        /// Which slot.
+        /// The slot.
         slot: SlotName,
-        /// Which lane.
+        /// The lane.
         lane: Lane,
     },
-    /// Make a trial the active generation.
+    /// Makes a trial the active generation.
     Promote {
-        /// Which slot.
+        /// The slot.
         slot: SlotName,
-        /// Which trial; `None`: the only one there is.
+        /// Lane of the trial. `None`: the only trial of the slot.
         from: Option<Lane>,
     },
-    /// Take new specs, and a new trust, and apply what changed.
+    /// Takes new specs and trust rules, and applies what changed.
     Configure {
-        /// Specs by slot; slots that are not named keep theirs.
+        /// New specs. Slots that are not listed keep theirs.
         specs: Vec<(SlotName, SlotSpec)>,
-        /// Who may bring policies from now on.
+        /// New trust rules. They hold for files that are read from now on.
         trust: TrustRules,
     },
 }
 
-/// What came of a command.
+/// Result of a command.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// What changed by it.
+    /// Changes that it caused.
     pub changed: Vec<Change>,
-    /// What stands refused after it, whether for long or only now.
+    /// Refusals in force afterwards, older ones included.
     pub refused: Vec<RefusalRecord>,
 }
 
-/// One change of a lane.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
-    /// The slot.
-    pub slot: SlotKind,
-    /// Its model.
-    pub model: Option<String>,
-    /// The lane.
-    pub lane: Lane,
-    /// `installed`, `kept`, `refused`, `removed`, `rolled_back`, `withdrawn` or `promoted`.
-    pub result: &'static str,
-    /// Why.
-    pub reason: &'static str,
-    /// The generation in force after it; none when the lane is empty.
-    pub generation: Option<Generation>,
-}
-
-/// Why a command was not done.
+/// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
-    /// There is no such slot.
-    #[error("there is no slot `{0}`")]
+    /// The slot does not exist.
+    #[error("unknown slot `{0}`; `GET /policies` lists the slots")]
     UnknownSlot(String),
-    /// Nothing came before.
-    #[error("slot `{0}` has nothing to roll back to")]
+    /// The lane has no previous content, or no trial.
+    #[error("slot `{0}` has nothing to roll back to; install other content instead")]
     NothingToRollBack(String),
-    /// Nothing is on trial.
-    #[error("slot `{0}` has nothing on trial to promote")]
+    /// The slot has no trial.
+    #[error("slot `{0}` has no trial to promote; add a canary or shadow file first")]
     NothingToPromote(String),
-    /// Both a canary and a shadow are there.
-    #[error("slot `{0}` has a canary and a shadow: say which to promote")]
+    /// The slot has both a canary and a shadow.
+    #[error("slot `{0}` has a canary and a shadow; name the one to promote")]
     Ambiguous(String),
-    /// The content may not be there.
+    /// The content cannot be used in the lane.
     #[error("{0}")]
     Refused(Refusal),
-    /// The manager is gone.
-    #[error("the policy manager has ended")]
+    /// The manager's thread has ended.
+    #[error("the policy manager has ended; restart the gateway")]
     Ended,
 }
 
-/// A command on its way to the manager.
-pub(super) type Order = (Command, oneshot::Sender<Result<Report, CommandError>>);
+/// A queued command, with the channel of its answer.
+pub(super) type QueuedCommand = (Command, oneshot::Sender<Result<Report, CommandError>>);
 
 /// Returns the label of a slot in messages and log fields: `prefill`, or `model/prefill`.
 pub(super) fn slot_label((kind, model): &SlotName) -> String {

@@ -1,5 +1,6 @@
-//! Where files become policies: two threads of low priority beside the manager, one for small files and one for large ones, so
-//! that a policy of a few kilobytes, or an operator's command, does not wait for one of many megabytes.
+//! Compiles policies on two threads of low priority: one for small files and one for large ones. A policy of
+//! a few kilobytes does not wait behind one of many megabytes, and the manager's thread stays free for
+//! commands.
 
 use std::{
     io,
@@ -20,21 +21,22 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Bytes of a small file: compiled within a second or so.
-const SMALL: usize = 1 << 20;
+/// Largest small file, bytes. Compiling one takes about a second at most.
+const MAX_SMALL_BYTES: usize = 1 << 20;
 
-/// Code, settings and file, and whose state it reaches with which grants.
+/// Identifies a loaded policy: code, settings, file, and the state and grants of its slot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct PolicyKey {
     digest: Digest,
     settings: String,
     file: Option<PathBuf>,
+    /// Address of the slot's state.
     state: usize,
     grants: Arc<[Grant]>,
 }
 
-/// A policy to load.
-pub(super) struct Job {
+/// A policy to compile and configure.
+pub(super) struct CompileJob {
     pub(super) digest: Digest,
     pub(super) bytes: Arc<[u8]>,
     pub(super) settings: String,
@@ -42,25 +44,26 @@ pub(super) struct Job {
     pub(super) access: Access,
 }
 
-/// What became of a job.
-pub(super) struct Made {
-    pub(super) outcome: Result<Arc<LoadedPolicy>, Refusal>,
+/// Result of a job.
+#[derive(Clone)]
+pub(super) struct CompileResult {
+    pub(super) policy: Result<Arc<LoadedPolicy>, Refusal>,
     pub(super) took: Duration,
 }
 
-/// The two threads. They end when this is dropped and their job is done.
+/// The two threads. After this is dropped they finish their job and end.
 pub(super) struct CompileQueue {
-    small: std_mpsc::Sender<Job>,
-    large: std_mpsc::Sender<Job>,
+    small: std_mpsc::Sender<CompileJob>,
+    large: std_mpsc::Sender<CompileJob>,
 }
 
-impl Job {
-    pub(super) fn key(&self) -> Key {
+impl CompileJob {
+    pub(super) fn key(&self) -> PolicyKey {
         let file = match &self.origin {
             Origin::File(file) => Some(file.clone()),
             Origin::Embedded => None,
         };
-        Key {
+        PolicyKey {
             digest: self.digest,
             settings: self.settings.clone(),
             file,
@@ -69,46 +72,48 @@ impl Job {
         }
     }
 
-    /// Does it, on this thread.
-    pub(super) fn run(&self, engine: &PolicyEngine) -> Made {
+    /// Runs the job on this thread.
+    pub(super) fn run(&self, engine: &PolicyEngine) -> CompileResult {
         let begun = Instant::now();
         let make =
             || compile(engine, &self.bytes, &self.access)?.configure(self.origin.clone(), &self.settings);
-        // A compiler that panics over a file must not take the thread with it.
-        let outcome = catch_panic(make)
-            .unwrap_or_else(|said| Err(Refusal::Compile(truncate(format!("the compiler panicked: {said}")))));
-        Made { outcome: outcome.map(Arc::new), took: begun.elapsed() }
+        // A panic over one file must not end the thread.
+        let outcome = catch_panic(make).unwrap_or_else(|panic| {
+            Err(Refusal::Compile(truncate(format!("the compiler panicked: {panic}"))))
+        });
+        CompileResult { policy: outcome.map(Arc::new), took: begun.elapsed() }
     }
 }
 
 impl CompileQueue {
-    /// Starts the threads; what they made goes to `made`.
+    /// Starts the threads. They send their results to `results`.
     pub(super) fn start(
         engine: &PolicyEngine,
-        made: &mpsc::UnboundedSender<(Key, Made)>,
+        results: &mpsc::UnboundedSender<(PolicyKey, CompileResult)>,
     ) -> io::Result<Self> {
         let one = |name: &str| {
-            let (sender, jobs) = std_mpsc::channel::<Job>();
-            let (engine, made) = (engine.clone(), made.clone());
+            let (sender, jobs) = std_mpsc::channel::<CompileJob>();
+            let (engine, results) = (engine.clone(), results.clone());
             std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-                // On Linux this lowers the calling thread alone: a compile yields to requests.
+                // On Linux this changes the calling thread only: compiles yield to requests.
                 if let Err(error) = rustix::process::setpriority_process(None, 19) {
-                    tracing::debug!(%error, "a compile thread keeps its priority");
+                    tracing::debug!(%error, "compile thread keeps its priority");
                 }
                 while let Ok(job) = jobs.recv() {
-                    if made.send((job.key(), job.run(&engine))).is_err() {
+                    if results.send((job.key(), job.run(&engine))).is_err() {
                         return;
                     }
                 }
             })?;
             Ok::<_, io::Error>(sender)
         };
-        Ok(Self { small: one("pointsman-forge-s")?, large: one("pointsman-forge-l")? })
+        Ok(Self { small: one("compile-small")?, large: one("compile-large")? })
     }
 
-    pub(super) fn take(&self, job: Job) {
-        let thread = if job.bytes.len() <= SMALL { &self.small } else { &self.large };
-        // They live as long as this does.
+    /// Queues a job.
+    pub(super) fn submit(&self, job: CompileJob) {
+        let thread = if job.bytes.len() <= MAX_SMALL_BYTES { &self.small } else { &self.large };
+        // The threads live as long as this queue.
         let _ = thread.send(job);
     }
 }

@@ -1,7 +1,8 @@
-//! The policy folder: its files, and a watch that only says that something changed.
+//! Reads the policy directory, and reports that something in it changed.
 //!
-//! The directory is watched, not the files: a file renamed into place, rewritten in place, or swapped by a symlink (as
-//! Kubernetes mounts do) all change the directory. What changed is decided by content.
+//! The directory is watched and not its files: renaming a file into place, rewriting it, and swapping a
+//! symlink (as Kubernetes mounts do) all change the directory. The manager compares content to find what
+//! changed.
 
 use std::{
     collections::BTreeSet,
@@ -14,28 +15,28 @@ use tokio::sync::mpsc;
 
 use crate::refusal::Refusal;
 
-/// The folder, within the policy folder, of parts that slots name.
+/// Subdirectory of the parts that slots name.
 pub(super) const PARTS: &str = "parts";
 
 pub(super) struct Folder {
     dir: Option<PathBuf>,
-    /// Watches as long as it lives.
+    /// Watches until it is dropped.
     _watcher: Option<notify::RecommendedWatcher>,
 }
 
 impl Folder {
-    /// Opens and watches `dir`; the receiver gets a note for every change.
+    /// Opens and watches `dir`. The receiver gets one `()` for every change.
     pub(super) fn open(dir: Option<PathBuf>) -> io::Result<(Self, mpsc::UnboundedReceiver<()>)> {
         let (sender, changes) = mpsc::unbounded_channel();
         let Some(dir) = dir else { return Ok((Self { dir: None, _watcher: None }, changes)) };
         if !dir.is_dir() {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
-                format!("policy folder {}: no such folder", dir.display()),
+                format!("opening the policy directory {}: it is not a directory; create it", dir.display()),
             ));
         }
         let handler = move |event: notify::Result<notify::Event>| {
-            // Reading the files is no news.
+            // The manager's own reads are events, too.
             if !event.is_ok_and(|event| event.kind.is_access()) {
                 let _ = sender.send(());
             }
@@ -47,20 +48,25 @@ impl Folder {
         match watched {
             Ok(watcher) => Ok((Self { dir: Some(dir), _watcher: Some(watcher) }, changes)),
             Err(error) => {
-                // Re-scans still find changes, only later.
-                tracing::warn!(dir = %dir.display(), %error, "the policy folder cannot be watched; it is read now and then");
+                // The periodic scans still find changes.
+                tracing::warn!(
+                    dir = %dir.display(),
+                    %error,
+                    "policy directory cannot be watched; changes wait for the next scan"
+                );
                 Ok((Self { dir: Some(dir), _watcher: None }, changes))
             }
         }
     }
 
-    /// Whether there is such a file.
+    /// Whether the file exists.
     pub(super) fn has(&self, file: &Path) -> bool {
         self.dir.as_ref().is_some_and(|dir| dir.join(file).exists())
     }
 
-    /// The content of a file of at most `limit` bytes; `None` when there is none, or no folder. What is no plain file (a pipe
-    /// nobody writes to, a device) is not dir, and of what is too large no byte is read.
+    /// Reads a file of at most `limit` bytes. `None`: there is no such file, or no directory. Pipes and
+    /// devices are not opened, since reading them could block, and a file that is too large is not read at
+    /// all.
     pub(super) fn read(&self, file: &Path, limit: usize) -> Option<Result<Vec<u8>, Refusal>> {
         match read(&self.dir.as_ref()?.join(file), limit) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -69,8 +75,8 @@ impl Folder {
         }
     }
 
-    /// `.wasm` files that are no slot's, sorted. Hidden folders (`..data` of a Kubernetes mount) and the folder of parts are
-    /// not looked into.
+    /// Lists `.wasm` files that belong to no slot, sorted. Skips hidden directories (`..data` of a Kubernetes
+    /// mount) and the directory of parts.
     pub(super) fn strays<'a>(&self, known: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
         let Some(dir) = &self.dir else { return Vec::new() };
         let known: BTreeSet<&Path> = known.collect();
@@ -82,14 +88,14 @@ impl Folder {
 
 fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
     if !std::fs::metadata(path)?.is_file() {
-        return Ok(Err(Refusal::Unreadable("it is no plain file".to_owned())));
+        return Ok(Err(Refusal::Unreadable("it is not a regular file".to_owned())));
     }
     let file = std::fs::File::open(path)?;
     let size = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
     if size > limit {
         return Ok(Err(Refusal::TooLarge { size, limit }));
     }
-    // It may grow while it is read.
+    // The file can grow while it is read.
     let mut bytes = Vec::with_capacity(size);
     file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > limit {

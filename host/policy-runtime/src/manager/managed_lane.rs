@@ -1,4 +1,5 @@
-//! One lane of a slot under management: what is in force there, what was refused, what holds.
+//! Content of one lane: what is active, what was refused, and which promotion holds. Knows no files and no
+//! engine.
 
 use std::path::PathBuf;
 
@@ -7,59 +8,64 @@ use serde::Serialize;
 
 use crate::guest_info::truncate;
 
-use super::{now_ms, program_builder::Refused, status::RefusalRecord};
+use super::{now_ms, plan::Refused, record::RefusalRecord};
 
-/// Scans in a row that must miss a file before its lane does without: a file may be replaced by removing it first.
-const MISSES: u8 = 2;
+/// Consecutive scans without a file after which its lane is emptied. A file may be replaced by removing it
+/// first.
+const MAX_MISSES: u8 = 2;
 
-/// Where content in force came from.
+/// Where the content of a lane comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// What the configuration names.
+    /// The configuration.
     Default,
     /// The lane's own file.
     File,
-    /// A trial that an operator promoted. It holds until what the active lane's file and configuration say changes.
+    /// A trial that an operator promoted. It stays until the active lane's file or configuration changes.
     Promoted,
 }
 
-/// Content that was made a program.
+/// Content that runs as a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) fingerprint: Digest,
-    /// The digest to show for it.
+    /// Digest to show for it: of the lane's own file, or of its only policy.
     pub(super) main: Option<Digest>,
     pub(super) source: Source,
 }
 
 pub(super) struct ManagedLane {
-    /// Relative to the folder.
+    /// The lane's own file, relative to the policy directory.
     pub(super) file: PathBuf,
-    pub(super) in_force: Option<Content>,
+    pub(super) content: Option<Content>,
     pub(super) since_ms: u64,
     pub(super) load_ms: u64,
-    /// What folder and configuration say now.
+    /// Fingerprint of what directory and configuration ask for now.
     pub(super) wanted: Option<Digest>,
-    /// While folder and configuration say this, an operator's promotion stands.
+    /// Fingerprint that an operator's promotion overrides. The promotion stays while directory and
+    /// configuration ask for it.
     pub(super) held: Option<Option<Digest>>,
-    /// The content that was refused last, and the refusal that stands.
+    /// Fingerprint of the content that was refused last.
     refused: Option<Digest>,
+    /// Refusal of what directory and configuration ask for now.
     pub(super) refusal: Option<RefusalRecord>,
-    /// Something that it wants is being compiled.
+    /// Whether a policy that it asks for is being compiled.
     pub(super) pending: bool,
+    /// Whether the file existed and has not been given up since.
     seen: bool,
+    /// Consecutive scans that missed the file.
     misses: u8,
 }
 
 impl ManagedLane {
-    pub(super) fn new(file: PathBuf, in_force: Option<Content>) -> Self {
+    pub(super) fn new(file: PathBuf, content: Option<Content>) -> Self {
         Self {
             file,
-            in_force,
+            content,
             since_ms: now_ms(),
             load_ms: 0,
-            wanted: in_force.map(|content| content.fingerprint),
+            wanted: content.map(|content| content.fingerprint),
             held: None,
             refused: None,
             refusal: None,
@@ -69,7 +75,8 @@ impl ManagedLane {
         }
     }
 
-    /// Whether a file that is not there now may only be on its way: it was there, and is missed for the first time.
+    /// Whether a missing file may only be in the middle of a replacement: it existed before, and too few
+    /// scans in a row missed it.
     pub(super) fn may_come_back(&mut self, there: bool) -> bool {
         if there {
             (self.seen, self.misses) = (true, 0);
@@ -79,37 +86,40 @@ impl ManagedLane {
             return false;
         }
         self.misses += 1;
-        if self.misses < MISSES {
+        if self.misses < MAX_MISSES {
             return true;
         }
         (self.seen, self.misses) = (false, 0);
         false
     }
 
-    /// Whether there is nothing to do about this content.
+    /// Records what the lane is asked to run. Returns whether that runs already, was refused already, or is
+    /// overridden by a promotion.
     pub(super) fn is_settled(&mut self, fingerprint: Digest) -> bool {
         self.wanted = Some(fingerprint);
         if self.held == Some(Some(fingerprint)) {
             return true;
         }
         self.held = None;
-        if self.in_force.is_some_and(|content| content.fingerprint == fingerprint) {
+        if self.content.is_some_and(|content| content.fingerprint == fingerprint) {
             (self.refused, self.refusal) = (None, None);
             return true;
         }
         self.refused == Some(fingerprint)
     }
 
-    pub(super) fn took_over(&mut self, content: Content) {
-        self.in_force = Some(content);
+    /// Records that `content` runs now.
+    pub(super) fn set_content(&mut self, content: Content) {
+        self.content = Some(content);
         (self.refused, self.refusal, self.since_ms) = (None, None, now_ms());
     }
 
-    pub(super) fn emptied(&mut self) {
-        (self.in_force, self.refusal, self.refused, self.since_ms) = (None, None, None, now_ms());
+    /// Records that nothing runs here any more.
+    pub(super) fn clear(&mut self) {
+        (self.content, self.refusal, self.refused, self.since_ms) = (None, None, None, now_ms());
     }
 
-    /// Takes a refusal; `None` when it is the one that stands already.
+    /// Records a refusal. Returns `None` for a repetition of the last one.
     pub(super) fn refuse(&mut self, fingerprint: Option<Digest>, refused: &Refused) -> Option<RefusalRecord> {
         self.refused = fingerprint;
         let record = RefusalRecord {

@@ -1,16 +1,17 @@
-//! One slot under management: its lanes, and what scans, failures and operators do to them.
+//! One managed slot: its lanes, and how scans, failures and commands change them.
 
 use std::{collections::VecDeque, path::PathBuf, sync::Arc};
 
-use pointsman_routing::{Digest, Failure, Lane, Slot, SlotEvent};
+use pointsman_routing::{Digest, GenerationHandle, Lane, Slot};
 
 use super::{
-    Probation, SlotConfig,
-    command::{Change, CommandError, SlotName, slot_label},
+    SlotConfig,
+    command::{CommandError, SlotName, slot_label},
     managed_lane::{Content, ManagedLane, Source},
-    now_ms,
-    program_builder::{BuildError, Planned, ProgramBuilder, Refused},
-    status::{RefusalRecord, SlotState},
+    plan::{Plan, Refused},
+    program_builder::{BuildError, ProgramBuilder},
+    record::{Change, RefusalRecord},
+    status::SlotState,
 };
 use crate::{
     access::{Access, Grant},
@@ -19,10 +20,11 @@ use crate::{
     state::State,
 };
 
-/// Refusals kept for the status.
-const KEPT: usize = 16;
-/// Quarantined contents kept.
-const QUARANTINED: usize = 32;
+mod report;
+mod rollback;
+
+/// Number of refusals in the status.
+const MAX_REFUSALS: usize = 16;
 
 pub(super) struct ManagedSlot {
     pub(super) slot: Arc<Slot>,
@@ -31,14 +33,15 @@ pub(super) struct ManagedSlot {
     pub(super) active: ManagedLane,
     pub(super) canary: ManagedLane,
     pub(super) shadow: ManagedLane,
-    /// What [`Slot::rollback`] would bring back.
+    /// Content that [`Slot::rollback`] restores.
     pub(super) previous: Option<Content>,
     pub(super) state: SlotState,
-    /// The content in force came by a removal: there is nothing better to go back to by itself.
+    /// Whether the active content replaced a removed file. Failures then cause no roll-back: the file is
+    /// gone.
     removed: bool,
     pub(super) rollbacks: u64,
     pub(super) refusals: VecDeque<RefusalRecord>,
-    /// What no lane of this slot takes again, as long as this process lives.
+    /// Content that no lane of this slot takes again until the process ends.
     quarantined: VecDeque<Content>,
 }
 
@@ -77,13 +80,13 @@ impl ManagedSlot {
         (self.slot.kind(), self.slot.model().cloned())
     }
 
-    /// What its policies remember.
+    /// Returns the state that its policies share.
     pub(super) fn memory(&self) -> &State {
         self.access.state()
     }
 
-    /// Whether a policy of any lane may remember anything.
-    pub(super) fn may_remember(&self) -> bool {
+    /// Whether any lane grants `state`.
+    pub(super) fn grants_state(&self) -> bool {
         let SlotSpec { active, canary, shadow, .. } = &self.spec;
         [active, canary, shadow].iter().any(|lane| lane.grants.contains(&Grant::State))
     }
@@ -92,7 +95,7 @@ impl ManagedSlot {
         [&self.active, &self.canary, &self.shadow]
     }
 
-    /// Takes another spec; the next scan applies it.
+    /// Takes a new spec. The next scan applies it.
     pub(super) fn configure(&mut self, spec: SlotSpec) {
         if self.spec.on_failure != spec.on_failure {
             self.slot.set_on_failure(spec.on_failure);
@@ -100,12 +103,13 @@ impl ManagedSlot {
         self.spec = spec;
     }
 
-    /// Reads what each lane should run, and applies what is new.
+    /// Reads what each lane shall run, and applies what is new.
     pub(super) fn scan(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
         Lane::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
     }
 
-    /// Goes on with the lanes that waited for a compile. Their files are read again: only what is still wanted is installed.
+    /// Scans the lanes that wait for a compile. Reading their files again makes sure that only what is still
+    /// wanted is installed.
     pub(super) fn resume(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
         let waited = Lane::ALL.into_iter().filter(|mode| std::mem::take(&mut self.lane(*mode).pending));
         let waited: Vec<Lane> = waited.collect();
@@ -116,34 +120,35 @@ impl ManagedSlot {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.pending = false;
-        let there = builder.folder.has(&lane.file);
-        if lane.may_come_back(there) {
+        let exists = builder.folder.has(&lane.file);
+        if lane.may_come_back(exists) {
             return None;
         }
-        let planned = match builder.plan(Some(&lane.file), &spec) {
+        let plan = match builder.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),
             Ok(None) => return self.end_trial(mode),
-            Ok(Some(planned)) => planned,
+            Ok(Some(plan)) => plan,
         };
-        if self.is_quarantined(planned.fingerprint) {
-            return self.keep_out(mode, &planned);
+        if self.is_quarantined(plan.fingerprint) {
+            return self.refuse_quarantined(mode, &plan);
         }
-        let settled = self.lane(mode).is_settled(planned.fingerprint);
+        let settled = self.lane(mode).is_settled(plan.fingerprint);
         if mode != Lane::Active {
             self.slot.set_share(mode, spec.share);
         }
-        if settled { self.name_source(mode, &planned) } else { self.bring_in(mode, planned, &spec, builder) }
+        if settled { self.update_source(mode, &plan) } else { self.install(mode, plan, &spec, builder) }
     }
 
-    fn bring_in(
+    /// Builds the program of a plan and puts it into the lane.
+    fn install(
         &mut self,
         mode: Lane,
-        mut planned: Planned,
+        mut plan: Plan,
         spec: &LaneSpec,
         builder: &mut ProgramBuilder,
     ) -> Option<Change> {
-        let before = planned.fingerprint;
-        let outcome = builder.assemble(self.slot.kind(), &mut planned, spec, &self.access);
+        let before = plan.fingerprint;
+        let outcome = builder.build(self.slot.kind(), &mut plan, spec, &self.access);
         let program = match outcome {
             Ok(program) => program,
             Err(BuildError::Refused(refused)) => return self.refuse(mode, Some(before), &refused),
@@ -152,61 +157,89 @@ impl ManagedSlot {
                 return None;
             }
         };
-        let took = u64::try_from(builder.took.as_millis()).unwrap_or(u64::MAX);
-        let source = if planned.has_own() { Source::File } else { Source::Default };
-        let content = Content { fingerprint: planned.fingerprint, main: planned.main(), source };
-        // A plan that grew may have become what is there already, or what must not be.
+        let load_ms = u64::try_from(builder.compiler.took().as_millis()).unwrap_or(u64::MAX);
+        let source = if plan.has_own_file() { Source::File } else { Source::Default };
+        let content = Content { fingerprint: plan.fingerprint, main: plan.main_digest(), source };
+        // Building can extend the plan, so that it is now content that runs already or is quarantined.
         if content.fingerprint != before && self.is_quarantined(content.fingerprint) {
-            return self.keep_out(mode, &planned);
+            return self.refuse_quarantined(mode, &plan);
         }
         let lane = self.lane(mode);
         if lane.is_settled(content.fingerprint) {
             return None;
         }
-        lane.load_ms = took;
-        let gone = source == Source::Default && lane.in_force.is_some_and(|old| old.source == Source::File);
+        lane.load_ms = load_ms;
+        let gone = source == Source::Default && lane.content.is_some_and(|old| old.source == Source::File);
         if mode == Lane::Active {
             self.slot.install(program);
-            self.previous = self.active.in_force;
+            self.previous = self.active.content;
             (self.removed, self.state) =
                 (gone, if source == Source::File { SlotState::Active } else { SlotState::Default });
         } else {
             self.slot.try_out(mode, program, spec.share);
         }
-        self.lane(mode).took_over(content);
-        tracing::info!(slot = slot_label(&self.name()), lane = %mode, load_ms = took, "policy installed");
+        self.lane(mode).set_content(content);
+        self.log_installed(mode, load_ms);
         let (result, reason) = if gone { ("removed", "file_gone") } else { ("installed", "changed") };
         Some(self.change(mode, result, reason))
+    }
+
+    /// Returns the generation that a lane runs.
+    fn running(&self, mode: Lane) -> Option<Arc<GenerationHandle>> {
+        let snapshot = self.slot.snapshot();
+        match mode {
+            Lane::Active => Some(snapshot.active.clone()),
+            Lane::Canary => snapshot.canary.as_ref().map(|trial| trial.handle.clone()),
+            Lane::Shadow => snapshot.shadow.as_ref().map(|trial| trial.handle.clone()),
+        }
+    }
+
+    fn log_installed(&self, mode: Lane, load_ms: u64) {
+        let Some(handle) = self.running(mode) else { return };
+        let (kind, model) = self.name();
+        let info = handle.program.ranker();
+        tracing::info!(
+            slot = %kind,
+            model = model.as_ref().map(|model| model.as_str()),
+            lane = %mode,
+            policy = report::program_name(&handle.program),
+            version = info.map(|info| &*info.version),
+            generation = handle.generation.0,
+            digest = info.map(|info| info.digest.to_string()),
+            load_ms,
+            "policy installed"
+        );
     }
 
     fn is_quarantined(&self, fingerprint: Digest) -> bool {
         self.quarantined.iter().any(|content| content.fingerprint == fingerprint)
     }
 
-    /// Digests to show for what is quarantined.
+    /// Returns the digests to show for quarantined content.
     pub(super) fn quarantined(&self) -> Vec<Digest> {
         self.quarantined.iter().map(|content| content.main.unwrap_or(content.fingerprint)).collect()
     }
 
-    /// Content that was rolled back lies there (again): it stays out, and who put it there is told.
-    fn keep_out(&mut self, mode: Lane, planned: &Planned) -> Option<Change> {
+    /// Refuses content that was rolled back, once for each time that it appears.
+    fn refuse_quarantined(&mut self, mode: Lane, plan: &Plan) -> Option<Change> {
         let lane = self.lane(mode);
-        if lane.wanted.replace(planned.fingerprint) == Some(planned.fingerprint) {
+        if lane.wanted.replace(plan.fingerprint) == Some(plan.fingerprint) {
             return None;
         }
         lane.held = None;
-        let refusal = Refusal::Quarantined("it was rolled back in this slot before".to_owned());
-        let refused = Refused { file: lane.file.clone(), digest: planned.main(), refusal: Box::new(refusal) };
+        let refusal = Refusal::Quarantined("this slot rolled it back before".to_owned());
+        let refused =
+            Refused { file: lane.file.clone(), digest: plan.main_digest(), refusal: Box::new(refusal) };
         self.refuse(mode, None, &refused)
     }
 
-    /// A trial of which neither file nor spec is left.
+    /// Ends a trial that has neither a file nor a spec any more.
     fn end_trial(&mut self, mode: Lane) -> Option<Change> {
         let lane = self.lane(mode);
         (lane.wanted, lane.held) = (None, None);
-        let was = lane.in_force.is_some();
+        let was = lane.content.is_some();
         if was || lane.refusal.is_some() {
-            lane.emptied();
+            lane.clear();
         }
         if !was || mode == Lane::Active {
             return None;
@@ -215,81 +248,22 @@ impl ManagedSlot {
         Some(self.change(mode, "removed", "file_gone"))
     }
 
-    /// The content in force may have come another way than it lies there now: what was promoted is the file, by and by.
-    fn name_source(&mut self, mode: Lane, planned: &Planned) -> Option<Change> {
-        let source = if planned.has_own() { Source::File } else { Source::Default };
-        let content = self.lane(mode).in_force.as_mut()?;
-        if content.fingerprint != planned.fingerprint || content.source == source {
+    /// Records that the running content now comes from another source. A promoted trial becomes the file's
+    /// content when an operator copies it there.
+    fn update_source(&mut self, mode: Lane, plan: &Plan) -> Option<Change> {
+        let source = if plan.has_own_file() { Source::File } else { Source::Default };
+        let content = self.lane(mode).content.as_mut()?;
+        if content.fingerprint != plan.fingerprint || content.source == source {
             return None;
         }
         content.source = source;
         if mode == Lane::Active {
-            self.state = if planned.has_own() { SlotState::Active } else { SlotState::Default };
+            self.state = if plan.has_own_file() { SlotState::Active } else { SlotState::Default };
         }
         Some(self.change(mode, "kept", "same_content"))
     }
 
-    /// Judges a failure of a generation in force; the change when it had to go.
-    pub(super) fn failed(&mut self, event: &SlotEvent, probation: Probation) -> Option<Change> {
-        let snapshot = self.slot.snapshot();
-        let trial = match event.lane {
-            Lane::Active => Some(&snapshot.active),
-            Lane::Canary => snapshot.canary.as_ref().map(|trial| &trial.handle),
-            Lane::Shadow => snapshot.shadow.as_ref().map(|trial| &trial.handle),
-        };
-        let present = trial.is_some_and(|active| active.generation == event.generation);
-        let stopped = event.failure == Failure::Timeout;
-        #[expect(clippy::cast_precision_loss, reason = "calls of a probation are few")]
-        let often =
-            event.failures >= 3 && event.failures as f64 > probation.failure_share * event.calls as f64;
-        if !present || event.calls > probation.calls || !(stopped || often) {
-            return None;
-        }
-        if event.lane == Lane::Active && (self.removed || self.previous.is_none()) {
-            return None;
-        }
-        let content = self.leave(event.lane)?;
-        self.rollbacks += 1;
-        let file = self.lane(event.lane).file.display().to_string();
-        let record = RefusalRecord::rolled_back(file, content.main, event, now_ms());
-        tracing::warn!(slot = slot_label(&self.name()), lane = %event.lane, message = record.message, "policy rolled back");
-        self.remember(record);
-        let result = if event.lane == Lane::Active { "rolled_back" } else { "withdrawn" };
-        Some(self.change(event.lane, result, event.failure.kind()))
-    }
-
-    /// An operator's word: away with what runs in this lane.
-    pub(super) fn roll_back(&mut self, mode: Lane) -> Result<Change, CommandError> {
-        let name = slot_label(&self.name());
-        self.leave(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
-        tracing::info!(slot = name, lane = %mode, "policy rolled back by command");
-        let result = if mode == Lane::Active { "rolled_back" } else { "withdrawn" };
-        Ok(self.change(mode, result, "command"))
-    }
-
-    /// Takes what is in force out of a lane and quarantines it. `None` when there is nothing, or nothing to go back to.
-    fn leave(&mut self, mode: Lane) -> Option<Content> {
-        let content = self.lane(mode).in_force?;
-        if mode == Lane::Active {
-            let previous = self.previous?;
-            self.slot.rollback()?;
-            self.previous = None;
-            self.active.took_over(previous);
-            self.active.held = None;
-            self.state = SlotState::RolledBack;
-            self.removed = false;
-        } else {
-            self.slot.withdraw(mode);
-            self.lane(mode).emptied();
-        }
-        if self.quarantined.len() >= QUARANTINED {
-            self.quarantined.pop_front();
-        }
-        self.quarantined.push_back(content);
-        Some(content)
-    }
-
-    /// An operator's word: a trial becomes the active generation, with its instances as they are.
+    /// Makes a trial the active generation, with its warm instances.
     pub(super) fn promote(
         &mut self,
         from: Option<Lane>,
@@ -304,22 +278,22 @@ impl ManagedSlot {
             (None, None, _) => Lane::Shadow,
         };
         let trial = if mode == Lane::Canary { &snapshot.canary } else { &snapshot.shadow };
-        let (Some(trial), Some(content), true) = (trial, self.lane(mode).in_force, mode != Lane::Active)
+        let (Some(trial), Some(content), true) = (trial, self.lane(mode).content, mode != Lane::Active)
         else {
             return Err(CommandError::NothingToPromote(name));
         };
         if let Some(digest) = content.main {
-            builder.trust.pinned(&self.active.file, digest).map_err(CommandError::Refused)?;
+            builder.trust.check_pin(&self.active.file, digest).map_err(CommandError::Refused)?;
         }
         self.slot.install(trial.handle.program.clone());
         self.slot.withdraw(mode);
-        self.previous = self.active.in_force;
+        self.previous = self.active.content;
         self.active.held = Some(self.active.wanted);
-        self.active.took_over(Content { source: Source::Promoted, ..content });
+        self.active.set_content(Content { source: Source::Promoted, ..content });
         (self.state, self.removed) = (SlotState::Active, false);
         let lane = self.lane(mode);
-        lane.emptied();
-        // Its file may lie there for long: it is no trial any more.
+        lane.clear();
+        // The file of the trial may stay in the directory. It must not start the trial again.
         lane.held = Some(Some(content.fingerprint));
         tracing::info!(slot = name, from = %mode, "policy promoted");
         Ok(self.change(Lane::Active, "promoted", mode.as_str()))
@@ -327,7 +301,14 @@ impl ManagedSlot {
 
     fn refuse(&mut self, mode: Lane, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
         let record = self.lane(mode).refuse(fingerprint, refused)?;
-        tracing::warn!(slot = slot_label(&self.name()), lane = %mode, file = record.file, kind = record.kind, message = record.message, "policy refused");
+        tracing::warn!(
+            slot = slot_label(&self.name()),
+            lane = %mode,
+            file = record.file,
+            kind = record.kind,
+            error = record.message,
+            "policy refused"
+        );
         let reason = record.kind;
         self.remember(record);
         Some(self.change(mode, "refused", reason))
@@ -335,18 +316,13 @@ impl ManagedSlot {
 
     fn remember(&mut self, record: RefusalRecord) {
         self.refusals.push_back(record);
-        if self.refusals.len() > KEPT {
+        if self.refusals.len() > MAX_REFUSALS {
             self.refusals.pop_front();
         }
     }
 
     fn change(&self, lane: Lane, result: &'static str, reason: &'static str) -> Change {
-        let snapshot = self.slot.snapshot();
-        let generation = match lane {
-            Lane::Active => Some(snapshot.active.generation),
-            Lane::Canary => snapshot.canary.as_ref().map(|trial| trial.handle.generation),
-            Lane::Shadow => snapshot.shadow.as_ref().map(|trial| trial.handle.generation),
-        };
+        let generation = self.running(lane).map(|handle| handle.generation);
         let (slot, model) = self.name();
         Change { slot, model: model.map(|model| model.to_string()), lane, result, reason, generation }
     }

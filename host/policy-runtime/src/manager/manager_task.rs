@@ -1,5 +1,5 @@
-//! The manager's thread: waits for changes, failures, commands and what was compiled, one at a time. Nothing it does itself is
-//! slow.
+//! The manager's loop: handles changes of the directory, failures, commands and finished compiles, one at a
+//! time. No handler is slow: compiles run elsewhere.
 
 use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,33 +12,35 @@ use tokio::{
 
 use super::{
     Probation,
-    command::{Change, Command, CommandError, Order, Report, SlotName, slot_label},
-    compile_queue::{CompileQueue, Key, Made},
+    command::{Command, CommandError, QueuedCommand, Report, SlotName, slot_label},
+    compile_queue::{CompileQueue, CompileResult, PolicyKey},
     managed_slot::ManagedSlot,
     now_ms,
     program_builder::ProgramBuilder,
-    status::{ChangeRecord, ManagerStatus, ReloadCount},
+    record::{Change, ChangeRecord, ReloadCount},
+    status::ManagerStatus,
 };
 use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
 
-/// Changes of lanes that are remembered.
-const HISTORY: usize = 50;
+/// Number of changes in the status.
+const MAX_HISTORY: usize = 50;
 
-/// Where a command's answer goes.
-type Answer = oneshot::Sender<Result<Report, CommandError>>;
+/// Channel of a command's answer.
+type Reply = oneshot::Sender<Result<Report, CommandError>>;
 
 pub(super) struct ManagerTask {
     builder: ProgramBuilder,
     managed: Vec<ManagedSlot>,
     probation: Probation,
     status: Arc<ArcSwap<ManagerStatus>>,
+    /// Number of the published status.
     publish: watch::Sender<u64>,
     counts: Vec<ReloadCount>,
     history: VecDeque<ChangeRecord>,
-    /// Files that are no slot's.
+    /// Files in the directory that belong to no slot.
     strays: Vec<PathBuf>,
-    /// Commands done but for compiles, with what changed so far.
-    waiting: Vec<(Vec<Change>, Answer)>,
+    /// Commands that wait for compiles, with what changed so far.
+    waiting: Vec<(Vec<Change>, Reply)>,
 }
 
 impl ManagerTask {
@@ -53,26 +55,26 @@ impl ManagerTask {
         Self { builder, managed, probation, status, publish, counts, history, strays, waiting }
     }
 
-    /// From now on compiles happen beside.
+    /// Compiles on other threads from now on.
     pub(super) fn use_compile_queue(&mut self, compile_queue: CompileQueue) {
-        self.builder.compile_queue = Some(compile_queue);
+        self.builder.compiler.use_queue(compile_queue);
     }
 
     pub(super) async fn run(
         &mut self,
         mut changes: mpsc::UnboundedReceiver<()>,
         mut events: mpsc::UnboundedReceiver<SlotEvent>,
-        mut commands: mpsc::UnboundedReceiver<Order>,
-        mut made: mpsc::UnboundedReceiver<(Key, Made)>,
+        mut commands: mpsc::UnboundedReceiver<QueuedCommand>,
+        mut compiled: mpsc::UnboundedReceiver<(PolicyKey, CompileResult)>,
         debounce: Duration,
         rescan: Duration,
     ) {
         let mut clock = ScanClock::new(debounce, rescan);
         loop {
             tokio::select! {
-                Some(event) = events.recv() => self.failed(&event),
-                Some((command, answer)) = commands.recv() => self.take(command, answer),
-                Some((key, outcome)) = made.recv() => self.resume(key, outcome),
+                Some(event) = events.recv() => self.handle_failure(&event),
+                Some((command, reply)) = commands.recv() => self.handle_command(command, reply),
+                Some((key, result)) = compiled.recv() => self.resume(key, result),
                 Some(()) = changes.recv() => clock.changed(),
                 () = tokio::time::sleep_until(clock.due) => {
                     self.scan();
@@ -82,35 +84,35 @@ impl ManagerTask {
         }
     }
 
-    /// Does a command, and answers it: at once, or when what it has to wait for is compiled.
-    fn take(&mut self, command: Command, answer: Answer) {
+    /// Runs a command and sends its report, at once or when all compiles have finished.
+    fn handle_command(&mut self, command: Command, reply: Reply) {
         let waits = matches!(command, Command::Reload | Command::Configure { .. });
-        match self.obey(command) {
-            Ok(changed) if waits && !self.builder.is_idle() => self.waiting.push((changed, answer)),
+        match self.run_command(command) {
+            Ok(changed) if waits && !self.builder.compiler.is_idle() => self.waiting.push((changed, reply)),
             outcome => {
                 let report = outcome.map(|changed| self.report(changed));
-                // Whoever asked may have stopped waiting; it is done all the same.
-                let _ = answer.send(report);
+                // The caller may have given up waiting; the command is done all the same.
+                let _ = reply.send(report);
             }
         }
     }
 
-    /// Goes on with what waited for a compile.
-    fn resume(&mut self, key: Key, made: Made) {
-        self.builder.made(key, made);
+    /// Takes a finished compile and continues with the lanes that wait for one.
+    fn resume(&mut self, key: PolicyKey, result: CompileResult) {
+        self.builder.compiler.finish(key, result);
         let mut changes = Vec::new();
         for managed in &mut self.managed {
             changes.extend(managed.resume(&mut self.builder));
         }
-        self.builder.tidy();
+        self.builder.compiler.release_unused();
         self.count(&changes);
         if !changes.is_empty() {
             self.publish();
         }
         self.waiting.iter_mut().for_each(|(changed, _)| changed.extend(changes.iter().cloned()));
-        if self.builder.is_idle() {
-            for (changed, answer) in std::mem::take(&mut self.waiting) {
-                let _ = answer.send(Ok(self.report(changed)));
+        if self.builder.compiler.is_idle() {
+            for (changed, reply) in std::mem::take(&mut self.waiting) {
+                let _ = reply.send(Ok(self.report(changed)));
             }
         }
     }
@@ -120,14 +122,14 @@ impl ManagerTask {
         Report { changed, refused: lanes.filter_map(|lane| lane.refusal.clone()).collect() }
     }
 
-    /// Reads what every slot should run and acts on what is new.
+    /// Reads what every slot shall run, and applies what is new.
     pub(super) fn scan(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
         for managed in &mut self.managed {
             changes.extend(managed.scan(&mut self.builder));
         }
-        self.builder.tidy();
-        let strays = self.note_strays();
+        self.builder.compiler.release_unused();
+        let strays = self.update_strays();
         self.count(&changes);
         if strays || !changes.is_empty() || *self.publish.borrow() == 0 {
             self.publish();
@@ -135,16 +137,16 @@ impl ManagerTask {
         changes
     }
 
-    fn failed(&mut self, event: &SlotEvent) {
+    fn handle_failure(&mut self, event: &SlotEvent) {
         let of = |managed: &&mut ManagedSlot| managed.name() == (event.slot, event.model.clone());
         let managed = self.managed.iter_mut().find(of);
-        if let Some(change) = managed.and_then(|managed| managed.failed(event, self.probation)) {
+        if let Some(change) = managed.and_then(|managed| managed.handle_failure(event, self.probation)) {
             self.count(&[change]);
             self.publish();
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<Vec<Change>, CommandError> {
+    fn run_command(&mut self, command: Command) -> Result<Vec<Change>, CommandError> {
         let changed = match command {
             Command::Reload => self.scan(),
             Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
@@ -174,7 +176,8 @@ impl ManagerTask {
         find(&mut self.managed, slot)
     }
 
-    fn note_strays(&mut self) -> bool {
+    /// Lists the stray files and logs new ones. Returns whether the list changed.
+    fn update_strays(&mut self) -> bool {
         let files = || self.managed.iter().flat_map(ManagedSlot::lanes).map(|lane| lane.file.as_path());
         let strays = self.builder.folder.strays(files());
         if strays == self.strays {
@@ -185,8 +188,9 @@ impl ManagerTask {
             strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
         for stray in &fresh {
             let refusal = Refusal::NoSlot(names.join(", "));
-            tracing::warn!(file = %stray.display(), kind = refusal.kind(), %refusal, "policy refused");
-            self.add("refused", refusal.kind());
+            let file = stray.display();
+            tracing::warn!(%file, kind = refusal.kind(), error = %refusal, "policy refused");
+            self.increment("refused", refusal.kind());
         }
         self.strays = strays;
         true
@@ -194,16 +198,16 @@ impl ManagerTask {
 
     fn count(&mut self, changes: &[Change]) {
         for change in changes {
-            self.add(change.result, change.reason);
+            self.increment(change.result, change.reason);
             self.remember(change);
         }
     }
 
-    /// What a scan changed is counted by the scan.
+    /// Counts the changes of commands that are no scan; a scan counts its own.
     fn count_commands(&mut self, changes: &[Change]) {
         for change in changes {
             if change.reason == "command" || change.result == "promoted" {
-                self.add(change.result, change.reason);
+                self.increment(change.result, change.reason);
                 self.remember(change);
             }
         }
@@ -215,13 +219,13 @@ impl ManagerTask {
             slot == change.slot && model.map(|model| model.to_string()) == change.model
         };
         let policy = self.managed.iter().find(of).and_then(|managed| managed.policy(change.lane));
-        if self.history.len() == HISTORY {
+        if self.history.len() == MAX_HISTORY {
             self.history.pop_front();
         }
         self.history.push_back(ChangeRecord { at_ms: now_ms(), change: change.clone(), policy });
     }
 
-    fn add(&mut self, result: &'static str, reason: &'static str) {
+    fn increment(&mut self, result: &'static str, reason: &'static str) {
         match self.counts.iter_mut().find(|count| count.result == result && count.reason == reason) {
             Some(count) => count.count += 1,
             None => self.counts.push(ReloadCount { result, reason, count: 1 }),
@@ -244,8 +248,8 @@ fn find<'a>(managed: &'a mut [ManagedSlot], slot: &SlotName) -> Result<&'a mut M
     found.ok_or_else(|| CommandError::UnknownSlot(slot_label(slot)))
 }
 
-/// When the folder is read next: once changes have been quiet for a while, or ten times that has passed since the first of
-/// them; and now and then whatever the watch says.
+/// Time of the next scan: after changes have paused for `quiet`, at the latest ten times `quiet` after the
+/// first of them, and every `rescan` without any.
 struct ScanClock {
     due: Instant,
     /// The first change since the last scan.

@@ -1,4 +1,4 @@
-//! What rendezvous hashing promises, and what the limit does.
+//! Properties of rendezvous hashing, and effects of the limit.
 
 use super::*;
 

@@ -1,0 +1,124 @@
+//! Reports a slot's status: what each of its lanes runs, with the figures of its programs.
+
+use pointsman_routing::{Lane, Policy, Program, Trial, World};
+
+use super::{
+    super::{
+        managed_lane::{ManagedLane, Source},
+        status::{LaneStatus, MemoryStatus, PartStatus, SlotStatus},
+    },
+    ManagedSlot,
+};
+use crate::spec::LaneSpec;
+
+impl ManagedSlot {
+    /// Returns the name of the policy that a lane runs.
+    pub(in super::super) fn policy(&self, lane: Lane) -> Option<String> {
+        self.running(lane).map(|handle| program_name(&handle.program))
+    }
+
+    pub(in super::super) fn status(&self) -> SlotStatus {
+        let snapshot = self.slot.snapshot();
+        let active = &snapshot.active;
+        let info = active.program.ranker();
+        SlotStatus {
+            slot: self.slot.kind(),
+            model: self.slot.model().map(ToString::to_string),
+            file: self.active.file.display().to_string(),
+            state: self.state,
+            source: self.active.content.map_or(Source::Default, |content| content.source),
+            generation: active.generation,
+            policy: program_name(&active.program),
+            version: info.map(|info| info.version.to_string()),
+            digest: info.map(|info| info.digest),
+            world: info.map(|info| info.world),
+            origin: info.map(|info| info.origin.clone()),
+            parts: parts(&active.program),
+            calls: active.calls(),
+            failures: active.failures(),
+            breaker_open: active.breaker.is_open(),
+            since_ms: self.active.since_ms,
+            load_ms: self.active.load_ms,
+            can_roll_back: self.previous.is_some(),
+            rollbacks: self.rollbacks,
+            quarantined: self.quarantined(),
+            refusals: self.refusals.clone(),
+            grants: grants(&self.spec.active),
+            memory: self.grants_state().then(|| MemoryStatus::of(self.memory())),
+            canary: snapshot
+                .canary
+                .as_ref()
+                .map(|trial| trial_status(trial, &self.canary, &self.spec.canary)),
+            shadow: snapshot
+                .shadow
+                .as_ref()
+                .map(|trial| trial_status(trial, &self.shadow, &self.spec.shadow)),
+        }
+    }
+}
+
+fn grants(spec: &LaneSpec) -> Vec<&'static str> {
+    spec.grants.iter().map(|grant| grant.as_str()).collect()
+}
+
+fn trial_status(trial: &Trial, lane: &ManagedLane, spec: &LaneSpec) -> LaneStatus {
+    let active = &trial.handle;
+    let info = active.program.ranker();
+    let mut status = LaneStatus {
+        generation: active.generation,
+        share: trial.share,
+        policy: program_name(&active.program),
+        version: info.map(|info| info.version.to_string()),
+        digest: info.map(|info| info.digest),
+        grants: grants(spec),
+        parts: parts(&active.program),
+        calls: 0,
+        failures: 0,
+        breaker_open: false,
+        since_ms: lane.since_ms,
+        agree: 0,
+        disagree: 0,
+        failed: 0,
+    };
+    status.update(active);
+    status
+}
+
+fn parts(program: &Program) -> Vec<PartStatus> {
+    let weights: Vec<f32> = match program {
+        Program::Scorers { scorers, .. } => scorers.iter().map(|scorer| scorer.weight).collect(),
+        _ => Vec::new(),
+    };
+    let mut weights = weights.into_iter();
+    let one = |policy: &std::sync::Arc<dyn Policy>| {
+        let info = policy.info();
+        PartStatus {
+            world: info.world,
+            policy: info.name.to_string(),
+            version: info.version.to_string(),
+            digest: info.digest,
+            origin: info.origin.clone(),
+            weight: if info.world == World::Scorer { weights.next() } else { None },
+            remembers: info.remembers,
+            learns: info.learns,
+        }
+    };
+    program.policies().map(one).collect()
+}
+
+pub(super) fn program_name(program: &Program) -> String {
+    match program {
+        Program::Native(mode) => {
+            let name = serde_json::to_value(mode).ok().and_then(|name| name.as_str().map(str::to_owned));
+            format!("native:{}", name.unwrap_or_default())
+        }
+        // The filter comes first: it may be the file that an operator added.
+        Program::Selector { filters, .. } | Program::Scorers { filters, .. } => {
+            let filter = filters.last().map(|filter| filter.info());
+            let named = program.ranker();
+            let names = filter.into_iter().chain(named).map(|info| &*info.name);
+            names.collect::<Vec<_>>().join("+")
+        }
+        Program::DecodeOverride(policy) => policy.info().name.to_string(),
+    }
+}

@@ -1,0 +1,130 @@
+//! Content of a lane before any of it is parsed: bytes, settings and weights, and the fingerprint of all of
+//! them.
+//!
+//! The fingerprint decides whether anything changed, and what is quarantined. The same code with other
+//! settings is other content.
+
+use std::{path::PathBuf, sync::Arc};
+
+use pointsman_routing::{Digest, NativeMode, Normalize, Origin, Picker};
+use sha2::{Digest as _, Sha256};
+
+use super::compile_queue::CompileJob;
+use crate::{
+    access::{Access, Grant},
+    refusal::Refusal,
+};
+
+/// Content of a lane: what its own file holds, and what its spec names.
+pub(super) struct Plan {
+    /// The policy in the lane's own file.
+    pub(super) own: Option<ResolvedPart>,
+    pub(super) filters: Vec<ResolvedPart>,
+    pub(super) rank: Option<PlannedRank>,
+    pub(super) fingerprint: Digest,
+}
+
+pub(super) enum PlannedRank {
+    Native(NativeMode),
+    Policy(ResolvedPart),
+    Scorers(Vec<(ResolvedPart, f32, Normalize)>, Picker),
+}
+
+/// Bytes and settings of one policy, with signature and pin checked.
+#[derive(Clone)]
+pub(super) struct ResolvedPart {
+    pub(super) name: String,
+    pub(super) bytes: Arc<[u8]>,
+    pub(super) digest: Digest,
+    pub(super) settings: String,
+    pub(super) origin: Origin,
+}
+
+/// A refusal with the file that it is about.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) file: PathBuf,
+    pub(super) digest: Option<Digest>,
+    pub(super) refusal: Box<Refusal>,
+}
+
+impl Plan {
+    pub(super) fn new(
+        own: Option<ResolvedPart>,
+        filters: Vec<ResolvedPart>,
+        rank: Option<PlannedRank>,
+        grants: &[Grant],
+    ) -> Self {
+        let fingerprint = fingerprint(own.as_ref(), &filters, rank.as_ref(), grants);
+        Self { own, filters, rank, fingerprint }
+    }
+
+    /// Adds the rank of the spec, which a filter in the lane's own file needs.
+    pub(super) fn add_rank(&mut self, rank: PlannedRank, grants: &[Grant]) {
+        self.fingerprint = fingerprint(self.own.as_ref(), &self.filters, Some(&rank), grants);
+        self.rank = Some(rank);
+    }
+
+    /// Returns the digest to show for the content: that of the lane's own file, or of its only ranking
+    /// policy.
+    pub(super) fn main_digest(&self) -> Option<Digest> {
+        let ranking = match &self.rank {
+            Some(PlannedRank::Policy(part)) => Some(part),
+            _ => None,
+        };
+        self.own.as_ref().or(ranking).map(|part| part.digest)
+    }
+
+    pub(super) fn has_own_file(&self) -> bool {
+        self.own.is_some()
+    }
+}
+
+impl ResolvedPart {
+    pub(super) fn job(&self, access: &Access) -> CompileJob {
+        CompileJob {
+            digest: self.digest,
+            bytes: self.bytes.clone(),
+            settings: self.settings.clone(),
+            origin: self.origin.clone(),
+            access: access.clone(),
+        }
+    }
+
+    pub(super) fn refused(&self, refusal: Refusal) -> Refused {
+        let file = match &self.origin {
+            Origin::File(file) => file.clone(),
+            Origin::Embedded => PathBuf::from(&self.name),
+        };
+        Refused { file, digest: Some(self.digest), refusal: Box::new(refusal) }
+    }
+}
+
+fn fingerprint(
+    own: Option<&ResolvedPart>,
+    filters: &[ResolvedPart],
+    rank: Option<&PlannedRank>,
+    grants: &[Grant],
+) -> Digest {
+    let mut hash = Sha256::new();
+    hash.update(format!("{grants:?}\n"));
+    let mut add = |label: &str, part: &ResolvedPart| {
+        hash.update(format!("{label}:{}:{}:{}\n", part.digest, part.settings.len(), part.settings));
+    };
+    filters.iter().for_each(|part| add("filter", part));
+    own.into_iter().for_each(|part| add("own", part));
+    match rank {
+        // The lane's own file and its only policy have the same label: content does not change by moving from
+        // one to the other.
+        Some(PlannedRank::Policy(part)) => add("own", part),
+        Some(PlannedRank::Scorers(parts, picker)) => {
+            for (part, weight, normalize) in parts {
+                add(&format!("scorer {weight} {normalize:?}"), part);
+            }
+            hash.update(format!("{picker:?}"));
+        }
+        Some(PlannedRank::Native(mode)) => hash.update(format!("{mode:?}")),
+        None => {}
+    }
+    Digest(hash.finalize().into())
+}

@@ -1,0 +1,69 @@
+//! Records of what happened to lanes: changes, refusals, and counts of both.
+
+use pointsman_routing::{Digest, Generation, Lane, SlotEvent, SlotKind};
+use serde::Serialize;
+
+/// A change of a lane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// The slot.
+    pub slot: SlotKind,
+    /// Model of the slot. `None`: all models without a slot of their own.
+    pub model: Option<String>,
+    /// The lane that changed.
+    pub lane: Lane,
+    /// `installed`, `kept`, `refused`, `removed`, `rolled_back`, `withdrawn` or `promoted`.
+    pub result: &'static str,
+    /// Cause, such as `changed`, `file_gone`, `command`, or the kind of a refusal or failure.
+    pub reason: &'static str,
+    /// Generation that the lane runs afterwards. `None`: the lane is empty.
+    pub generation: Option<Generation>,
+}
+
+/// A change of a lane with its time.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChangeRecord {
+    /// Time, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The change.
+    #[serde(flatten)]
+    pub change: Change,
+    /// Name of the policy that the lane runs afterwards. `None`: the lane is empty.
+    pub policy: Option<String>,
+}
+
+/// A file that was refused, or a generation that was rolled back.
+#[derive(Clone, Debug, Serialize)]
+pub struct RefusalRecord {
+    /// File, or name of the built-in policy.
+    pub file: String,
+    /// Digest of its content, when it could be read.
+    pub digest: Option<Digest>,
+    /// Stable label of the reason.
+    pub kind: &'static str,
+    /// Human-readable text.
+    pub message: String,
+    /// Time, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+}
+
+/// Number of changes with one result and reason.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReloadCount {
+    /// `installed`, `refused`, `removed`, `rolled_back`, `withdrawn` or `promoted`.
+    pub result: &'static str,
+    /// Cause, as in [`Change::reason`].
+    pub reason: &'static str,
+    /// Number of changes.
+    pub count: u64,
+}
+
+impl RefusalRecord {
+    pub(super) fn rolled_back(file: String, digest: Option<Digest>, event: &SlotEvent, at_ms: u64) -> Self {
+        let message = format!(
+            "rolled back after {} failures in its first {} calls; last failure: {}",
+            event.failures, event.calls, event.failure
+        );
+        Self { file, digest, kind: "rolled_back", message, at_ms }
+    }
+}
