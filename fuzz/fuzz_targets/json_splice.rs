@@ -16,7 +16,8 @@ fuzz_target!(|data: &[u8]| {
     let Some((choice, text)) = data.split_first() else { return };
     let tree = serde_json::from_slice::<Map<String, Value>>(text);
     let body = match JsonBody::parse(Bytes::copy_from_slice(text)) {
-        // What serde_json refuses because of its structure, and not because of what a number or an escape stands for.
+        // What serde_json refuses because of its structure, and not because of what a number or an escape
+        // stands for.
         Ok(body) => {
             let skipped = serde_json::from_slice::<std::collections::BTreeMap<String, serde::de::IgnoredAny>>(text);
             assert!(skipped.is_ok(), "{skipped:?}");

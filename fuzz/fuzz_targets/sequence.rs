@@ -1,5 +1,6 @@
-//! An engine's events on a bad line: lost, repeated, replayed in part, begun anew. The index may know less than the engine
-//! holds, never more. And events that no engine sends: nothing stays behind when the worker leaves.
+//! An engine's events on a bad line: lost, repeated, replayed in part, begun anew. The index may know less
+//! than the engine holds, never more. And events that no engine sends: nothing stays behind when the worker
+//! leaves.
 #![no_main]
 
 use std::{

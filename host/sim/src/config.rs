@@ -1,4 +1,4 @@
-//! What an engine is told at its start. Plain data with sane defaults (8B on an H100); nothing here does anything.
+//! Settings of an engine. Plain data; the defaults model an 8B model on an H100.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -12,20 +12,20 @@ use crate::{
     faults::Fault,
 };
 
-/// The engine whose HTTP is spoken.
+/// Engine whose HTTP interface is modelled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dialect {
-    /// vLLM; prefill and decode by NIXL parameters (completed handoff).
+    /// vLLM; handoff by NIXL parameters after the prefill has completed.
     #[default]
     Vllm,
-    /// SGLang; prefill and decode by bootstrap room.
+    /// SGLang; handoff by bootstrap room.
     Sglang,
-    /// Any OpenAI-compatible server; aggregated only.
+    /// Any other OpenAI-compatible server; aggregated only.
     Openai,
 }
 
-/// What the engine serves.
+/// Kind of requests that the engine serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -33,85 +33,86 @@ pub enum Role {
     Prefill,
     /// Decode legs.
     Decode,
-    /// Whole requests.
+    /// Complete requests.
     #[default]
     Aggregated,
 }
 
-/// What a request turned out to be.
+/// Leg of a request, as the engine recognises it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leg {
-    /// Computes the prompt for another engine.
+    /// Computes the prompt's KV for another engine.
     Prefill,
-    /// Takes the prompt's KV from another engine.
+    /// Reads the prompt's KV from another engine.
     Decode,
     /// Does both.
     Aggregated,
 }
 
-/// All settings of one engine. Times are on the engine's own clock, which `speedup` makes faster than the wall's.
+/// Settings of one engine. Durations are in engine time, which runs `speedup` times faster than wall-clock
+/// time.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// The HTTP it speaks.
+    /// HTTP dialect.
     pub dialect: Dialect,
-    /// What it serves.
+    /// Kind of requests that the engine serves.
     pub role: Role,
-    /// Where it listens; port 0 is any.
+    /// Address to listen on; port 0 for any free port.
     pub listen: SocketAddr,
-    /// The host that handoffs tell other engines; default: the listening address.
+    /// Host in handoff parameters, for other engines; default: the listening address.
     pub advertise_host: Option<String>,
-    /// Name of its only model.
+    /// Name of the only model.
     pub model: String,
-    /// Longest prompt plus answer, tokens.
+    /// Limit of prompt plus output tokens.
     pub max_model_len: u32,
-    /// SGLang prefill: port of the bootstrap server, 0 is any. Decode: the port assumed when a request names none.
+    /// SGLang prefill: port of the bootstrap server, 0 for any. Decode: port used when a request names none.
     pub bootstrap_port: u16,
-    /// vLLM: port of the side channel, 0 is any.
+    /// vLLM: port of the side channel, 0 for any.
     pub side_port: u16,
-    /// Data-parallel ranks it claims to have.
+    /// Number of data-parallel ranks that the engine reports.
     pub dp_size: u32,
-    /// Fixed part of a prefill.
+    /// Fixed duration of a prefill.
     pub overhead: Duration,
-    /// Prefill of one token that is not cached.
+    /// Additional duration for each token that is not cached.
     pub prefill_per_token: Duration,
-    /// Inter-token latency of a sequence alone.
+    /// Inter-token latency of a single sequence.
     pub itl: Duration,
-    /// KV transfer of one prompt token.
+    /// Duration of the KV transfer for each prompt token.
     pub transfer_per_token: Duration,
-    /// How much slower a full batch is than a sequence alone.
+    /// Slowdown factor of a full batch compared with a single sequence.
     pub load_factor: f64,
-    /// Share by which a decode step is slower while a prompt is computed beside it.
+    /// Fraction by which a decode step slows down while a prompt is computed in the same batch.
     pub interference: f64,
-    /// Standard deviation of all times, as a share.
+    /// Relative standard deviation of all durations.
     pub jitter: f64,
-    /// Seed of jitter and of faults with a share.
+    /// Seed of the jitter and of faults with a share.
     pub seed: u64,
-    /// Sequences admitted at once.
+    /// Limit of admitted sequences.
     pub max_num_seqs: u32,
-    /// Sequences that may wait; one more is refused with 503.
+    /// Limit of waiting sequences; further ones are refused with 503.
     pub max_waiting: u32,
-    /// KV blocks.
+    /// Number of KV blocks.
     pub blocks: u32,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_size: u32,
-    /// How long pinned blocks wait to be pulled.
+    /// Lease of pinned blocks.
     pub lease: Duration,
-    /// How long an SGLang leg waits for the other one.
+    /// Time that an SGLang leg waits for the other leg.
     pub room_wait: Duration,
-    /// How many times faster than the wall the engine's clock runs.
+    /// Speed of the engine's clock relative to wall-clock time.
     pub speedup: f64,
-    /// Tokens after which the model ends by itself, unless `ignore_eos`.
+    /// Output tokens after which the model generates EOS, unless `ignore_eos` is set.
     pub natural_len: u32,
-    /// A decode with incomplete parameters is refused instead of killing the engine.
+    /// Refuse a decode with incomplete parameters instead of stopping the engine.
     pub tolerant: bool,
-    /// Keep this many of the last requests for [`SimHandle::recorded`](crate::SimHandle::recorded).
+    /// Number of requests to keep for [`SimHandle::recorded`](crate::SimHandle::recorded).
     pub record: usize,
     /// Adds the time of its write to every event, and writes each event on its own.
     pub stamp: bool,
     /// Serves every endpoint below any first path segment too.
     pub any_prefix: bool,
-    /// Faults in force from the start.
+    /// Faults that are active from the start.
     pub faults: Vec<Fault>,
 }
 
@@ -153,10 +154,10 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// SGLang's bootstrap port when nobody names one.
+    /// SGLang's default bootstrap port.
     pub const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 
-    /// An engine whose prefill, decode and transfer take no time: for tests of protocol, not of timing.
+    /// Returns settings with which prefill, decode and transfer take no time, for tests of protocols.
     #[must_use]
     pub fn instant(dialect: Dialect, role: Role) -> Self {
         Self {
@@ -171,7 +172,7 @@ impl SimConfig {
         }
     }
 
-    /// Every value that makes no sense, named; empty when all is well.
+    /// Returns all invalid values with their problems; empty if all are valid.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let checks = [
@@ -224,7 +225,7 @@ impl SimConfig {
 }
 
 impl Role {
-    /// Its label.
+    /// Returns the label.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -236,7 +237,7 @@ impl Role {
 }
 
 impl Leg {
-    /// Its label.
+    /// Returns the label.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -248,7 +249,7 @@ impl Leg {
 }
 
 impl Dialect {
-    /// Its label, which is also what `/v1/models` says in `owned_by`.
+    /// Returns the label, which is also `owned_by` in `/v1/models`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_problems_are_named_at_once_with_their_values() {
+    fn all_problems_are_reported_at_once_with_their_values() {
         assert_eq!(SimConfig::default().problems(), Vec::<String>::new());
         let bad = SimConfig {
             dialect: Dialect::Openai,

@@ -1,7 +1,8 @@
-//! The engine without I/O: who runs, who waits, what is cached, what is pinned, how long a step takes.
+//! Engine model without I/O: scheduler, prefix cache, pinned blocks and durations.
 //!
-//! Time is an argument (`now`, since the engine's start), randomness is seeded, nothing here sleeps: the same core serves
-//! the HTTP engine and a replay in virtual time. It must not know HTTP, sockets or a dialect.
+//! Time is an argument (`now`, since the engine's start), randomness is seeded, and nothing sleeps, so the
+//! same core serves the HTTP engine and a replay in virtual time. It knows neither HTTP nor sockets nor
+//! dialects.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,77 +24,77 @@ mod pins;
 mod time;
 mod tokens;
 
-/// One sequence inside the core.
+/// Id of a sequence in the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JobId(u64);
 
-/// What a sequence needs.
+/// Requirements of a sequence.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Sequence hashes of the prompt's full blocks.
     pub chain: Arc<[u64]>,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub isl: u32,
-    /// Tokens it will generate.
+    /// Number of output tokens.
     pub out: u32,
 }
 
-/// Bounds of the scheduler.
+/// Limits of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Sequences admitted at once.
+    /// Limit of admitted sequences.
     pub max_num_seqs: u32,
-    /// Sequences that may wait for admission.
+    /// Limit of sequences that wait for admission.
     pub max_waiting: u32,
-    /// KV blocks.
+    /// Number of KV blocks.
     pub blocks: u32,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_size: u32,
 }
 
 /// A sequence was admitted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Started {
-    /// Prompt tokens whose KV was cached.
+    /// Number of cached prompt tokens.
     pub cached: u32,
-    /// Jitter of its prefill, its transfer and its decode steps, in that order.
+    /// Jitter of the prefill, the transfer and the decode steps, in this order.
     pub jitter: [f64; 3],
 }
 
 /// A sequence was accepted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Submitted {
-    /// Its name from here on.
+    /// Id of the sequence.
     pub id: JobId,
-    /// Set when it did not have to wait.
+    /// Set if the sequence did not have to wait.
     pub started: Option<Started>,
 }
 
-/// A sequence was not accepted.
+/// Why a sequence was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The queue is full.
-    #[error("{waiting} requests are waiting, {max} may")]
+    #[error("queue is full: {waiting} requests are waiting, limit {max}")]
     QueueFull {
-        /// Waiting now.
+        /// Number of waiting sequences.
         waiting: u32,
-        /// Allowed to wait.
+        /// Limit of waiting sequences.
         max: u32,
     },
-    /// It can never fit.
-    #[error("{need} KV blocks are needed, the engine has {capacity}")]
+    /// The sequence needs more blocks than the engine has.
+    #[error("request needs {need} KV blocks, the engine has {capacity}")]
     TooLarge {
-        /// Blocks it needs.
+        /// Number of blocks needed.
         need: u32,
-        /// Blocks there are.
+        /// Number of blocks of the engine.
         capacity: u32,
     },
 }
 
-/// What an admitted sequence does at the moment.
+/// Phase of an admitted sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Holds its blocks, waits for KV from elsewhere: not part of a batch.
+    /// Holds its blocks and waits for KV from another engine. Not part of a batch.
     Fetching,
     Prefilling,
     Decoding,
@@ -107,38 +108,38 @@ struct Admitted {
     jitter: [f64; 3],
 }
 
-/// Numbers of the moment.
+/// Current load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Sequences in the batch: prefilling or decoding.
+    /// Sequences in the batch, prefilling or decoding.
     pub running: u32,
-    /// Sequences in the queue, or admitted and waiting for KV.
+    /// Sequences in the queue, and admitted ones that wait for KV.
     pub waiting: u32,
-    /// Blocks that somebody holds.
+    /// Blocks in use.
     pub used_blocks: u32,
-    /// Blocks pinned for a handoff, counted in `used_blocks` too.
+    /// Blocks pinned for a handoff; included in `used_blocks`.
     pub pinned_blocks: u32,
 }
 
-/// Counts since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreCounts {
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
     /// Prompt tokens found there.
     pub prefix_hits: u64,
-    /// Handoffs whose lease ended before they were pulled.
+    /// Handoffs whose lease expired before they were pulled.
     pub stranded: u64,
 }
 
 /// A pinned handoff.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pinned {
-    /// The blocks that hold the prompt's KV.
+    /// Blocks with the prompt's KV.
     pub block_ids: Vec<u32>,
 }
 
-/// The scheduler, the cache, the pins and the clockwork of one engine.
+/// Scheduler, cache, pinned blocks and durations of one engine.
 #[derive(Debug)]
 pub struct EngineCore {
     limits: Limits,
@@ -155,7 +156,7 @@ pub struct EngineCore {
 }
 
 impl EngineCore {
-    /// An idle engine with an empty cache.
+    /// Creates an idle engine with an empty cache.
     #[must_use]
     pub fn new(limits: Limits, time: TimeModel, seed: u64) -> Self {
         Self {
@@ -173,10 +174,10 @@ impl EngineCore {
         }
     }
 
-    /// Takes a sequence in: it starts, waits in line, or is refused.
+    /// Submits a sequence, which starts, waits in the queue, or is refused.
     ///
     /// # Errors
-    /// [`Refusal`] when the queue is full or the sequence can never fit.
+    /// [`Refusal`] if the queue is full or the sequence can never fit.
     pub fn submit(&mut self, job: Job) -> Result<Submitted, Refusal> {
         let need = self.blocks_of(&job);
         if need > self.limits.blocks {
@@ -198,7 +199,7 @@ impl EngineCore {
         Ok(Submitted { id, started: None })
     }
 
-    /// The sequence ends or leaves, wherever it is; returns those that start in its place.
+    /// Removes a sequence in any phase. Returns the sequences that start in its place.
     pub fn leave(&mut self, id: JobId) -> Vec<(JobId, Started)> {
         if let Some(admitted) = self.admitted.remove(&id) {
             self.uncount(admitted.phase);
@@ -209,7 +210,7 @@ impl EngineCore {
         self.fill()
     }
 
-    /// Lets time pass: ends leases and transfers; returns those that start in the freed blocks.
+    /// Ends leases and transfers that are due. Returns the sequences that start in the freed blocks.
     pub fn advance(&mut self, now: Duration) -> Vec<(JobId, Started)> {
         for (hold, stranded) in self.pins.expire(now) {
             self.counts.stranded += u64::from(stranded);
@@ -218,33 +219,34 @@ impl EngineCore {
         self.fill()
     }
 
-    /// When [`EngineCore::advance`] has something to do next.
+    /// Returns the next time at which [`EngineCore::advance`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.pins.next_deadline()
     }
 
-    /// The sequence enters the batch to compute its prompt; returns how long that takes.
+    /// Adds a sequence to the batch to compute its prompt. Returns the duration.
     pub fn begin_prefill(&mut self, id: JobId) -> Duration {
         self.enter(id, Phase::Prefilling);
         let Some(admitted) = self.admitted.get(&id) else { return Duration::ZERO };
         self.time.prefill(admitted.isl, admitted.hold.cached(), self.running(), admitted.jitter[0])
     }
 
-    /// How long the sequence's KV is on its way from another engine.
+    /// Returns the duration of the sequence's KV transfer from another engine.
     #[must_use]
     pub fn transfer(&self, id: JobId) -> Duration {
         self.admitted.get(&id).map_or(Duration::ZERO, |job| self.time.transfer(job.isl, job.jitter[1]))
     }
 
-    /// The sequence's next token; returns how long that takes.
+    /// Starts the sequence's next decode step. Returns the duration.
     pub fn decode_step(&mut self, id: JobId) -> Duration {
         self.enter(id, Phase::Decoding);
         let Some(admitted) = self.admitted.get(&id) else { return Duration::ZERO };
         self.time.step(self.running(), self.prefilling, admitted.jitter[2])
     }
 
-    /// Keeps the prompt's blocks for a remote engine after the sequence leaves, until pulled or `lease` ends.
+    /// Pins the prompt's blocks for another engine after the sequence leaves, until they are pulled or
+    /// `lease` expires.
     pub fn pin(
         &mut self,
         now: Duration,
@@ -261,19 +263,19 @@ impl EngineCore {
         Some(Pinned { block_ids })
     }
 
-    /// A remote engine takes a pinned handoff; its blocks stay until the `transfer` it announces is over.
+    /// Hands a pinned handoff to another engine. Its blocks stay until the announced `transfer` is over.
     pub fn pull(&mut self, now: Duration, name: &str, ask: &Ask<'_>) -> Pull {
         self.pins.pull(now, name, ask)
     }
 
-    /// Names the blocks that the answer filled, so that the next turn of a conversation finds them.
+    /// Adds the blocks filled by the output to the cache, so that the next turn of a conversation finds them.
     pub fn seal(&mut self, id: JobId, chain: &[u64]) {
         if let Some(admitted) = self.admitted.get_mut(&id) {
             self.cache.name(&mut admitted.hold, chain);
         }
     }
 
-    /// Numbers of the moment.
+    /// Returns the current load.
     #[must_use]
     pub fn occupancy(&self) -> Occupancy {
         let fetching = count(self.admitted.len()) - self.running();
@@ -285,7 +287,7 @@ impl EngineCore {
         }
     }
 
-    /// Counts since the start.
+    /// Returns the counters since the start.
     #[must_use]
     pub fn counts(&self) -> CoreCounts {
         self.counts
@@ -299,7 +301,7 @@ impl EngineCore {
         (job.isl + job.out).div_ceil(self.limits.block_size)
     }
 
-    /// First in, first out: the head of the line blocks those behind it.
+    /// Admits waiting sequences first in, first out: the head of the queue blocks those behind it.
     fn fill(&mut self) -> Vec<(JobId, Started)> {
         let mut all = Vec::new();
         while let Some((id, job)) = self.queue.pop_front() {

@@ -1,5 +1,6 @@
-//! Handshakes, one a file. A dialect reads the handoff fields of a body, says which leg it is, and makes the sequences'
-//! links. It must not know the shape of answers ([`crate::wire`]) nor touch a socket of the gateway's.
+//! Handoff protocols, one per file. A protocol parses the handoff fields of a body, determines the leg, and
+//! creates the sequences' links. It knows neither the form of responses ([`crate::wire`]) nor the gateway's
+//! connections.
 
 use std::sync::Arc;
 
@@ -14,23 +15,23 @@ use crate::{
 mod bootstrap;
 mod nixl;
 
-/// What a link may need to know about its request.
+/// Facts about a request for its links.
 pub(crate) struct Incoming<'a> {
     pub(crate) engine: &'a Arc<Engine>,
     pub(crate) body: &'a Body,
     pub(crate) faults: &'a Picked,
-    /// The id of the response.
+    /// Id of the response.
     pub(crate) id: &'a str,
-    /// Sequences of the request: prompts times `n`.
+    /// Number of sequences: prompts times `n`.
     pub(crate) sequences: usize,
 }
 
-/// A handshake.
+/// A handoff protocol.
 pub(crate) trait Handshake: Sync {
-    /// Which leg a body is, by its handoff fields and the engine's role.
+    /// Determines the leg of a body by its handoff fields and the engine's role.
     fn leg(&self, engine: &Engine, body: &Body) -> Result<Leg, Failure>;
 
-    /// The link of sequence number `index`.
+    /// Creates the link of sequence number `index`.
     fn link(
         &self,
         leg: Leg,
@@ -38,13 +39,13 @@ pub(crate) trait Handshake: Sync {
         index: usize,
     ) -> Result<Box<dyn crate::engine::Link>, Failure>;
 
-    /// How long a prefill leg's answer is, whatever the body asks for; `None`: as long as asked.
+    /// Returns the fixed output length of a prefill leg; `None` to use the body's.
     fn prefill_answer(&self) -> Option<(u32, Finish)> {
         None
     }
 }
 
-/// No handshake: every request is served whole.
+/// No handoff: every request is served completely.
 struct Plain;
 
 impl Handshake for Plain {
@@ -66,7 +67,7 @@ impl Dialect {
         }
     }
 
-    /// Whether an engine of this role listens for other engines, and on which port.
+    /// Returns the port on which an engine of this role listens for other engines, if it does.
     pub(crate) fn side_port(self, role: Role, side: u16, bootstrap: u16) -> Option<u16> {
         match (self, role) {
             (Self::Vllm, Role::Prefill) => Some(side),

@@ -1,6 +1,6 @@
-//! The running engine: the core under a lock, driven by a real clock, with everything that is counted.
+//! The running engine: the core behind a lock, driven by a real clock, with its counters.
 //!
-//! It knows sequences, handoffs and rooms; it must not know HTTP or the shape of an answer.
+//! It knows sequences, handoffs and bootstrap rooms, but neither HTTP nor the form of responses.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -38,10 +38,10 @@ mod rooms;
 mod sequence;
 pub(crate) mod side;
 
-/// Everything one engine is.
+/// State of one engine.
 pub(crate) struct Engine {
     pub(crate) config: SimConfig,
-    /// A UUID, new in every process: NIXL's engine id.
+    /// NIXL's engine id: a UUID, new in every process.
     pub(crate) id: String,
     pub(crate) started_unix: u64,
     pub(crate) clock: Clock,
@@ -50,10 +50,10 @@ pub(crate) struct Engine {
     pub(crate) aborts: Aborts,
     pub(crate) rooms: Rooms,
     pub(crate) side: side::Client,
-    /// Host and port of the side channel or bootstrap server, as told to other engines.
+    /// Host and port of the side channel or bootstrap server, for other engines.
     pub(crate) advertised: (String, u16),
     scheduler: Mutex<Scheduler>,
-    /// The next deadline of the core may have moved.
+    /// Notified when the core's next deadline may have changed.
     moved: Notify,
     dead: AtomicBool,
     recorded: Mutex<VecDeque<Recorded>>,
@@ -64,12 +64,12 @@ struct Scheduler {
     waiting: HashMap<JobId, oneshot::Sender<Started>>,
 }
 
-/// One request as it arrived.
+/// A recorded request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recorded {
-    /// Path.
+    /// Path of the request.
     pub path: String,
-    /// What it was taken for; `None` when it was refused before that.
+    /// Recognised leg; `None` if the request was refused earlier.
     pub leg: Option<Leg>,
     /// Headers in order, names in lower case.
     pub headers: Vec<(String, String)>,
@@ -77,29 +77,29 @@ pub struct Recorded {
     pub body: String,
 }
 
-/// What `GET /sim/state` says.
+/// Response of `GET /sim/state`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SimState {
-    /// Whether a broken handoff killed the engine.
+    /// Whether a malformed handoff stopped the engine.
     pub dead: bool,
     /// Sequences in the batch.
     pub running: u32,
-    /// Sequences in line, or admitted and waiting for KV.
+    /// Sequences in the queue, and admitted ones that wait for KV.
     pub waiting: u32,
     /// Blocks in use.
     pub used_blocks: u32,
     /// Blocks pinned for a handoff.
     pub pinned_blocks: u32,
-    /// Handoffs that nobody pulled before their lease ended.
+    /// Handoffs that were not pulled before their lease expired.
     pub stranded: u64,
     /// Handoffs by result.
     pub handoffs: Handoffs,
-    /// Rooms used twice.
+    /// Bootstrap rooms used twice.
     pub duplicate_rooms: u64,
-    /// Requests that were aborted.
+    /// Aborted requests.
     pub aborted: u64,
-    /// Requests whose client left before the end.
+    /// Requests whose client disconnected before the end.
     pub client_disconnects: u64,
     /// Requests by `leg/outcome`.
     pub requests: HashMap<String, u64>,
@@ -109,11 +109,11 @@ pub struct SimState {
     pub prefix_queries: u64,
     /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub generated_tokens: u64,
 }
 
-/// A sequence's place in the engine, from submission on. Dropping it frees everything at once.
+/// A submitted sequence. Dropping it frees its resources at once.
 pub(crate) struct Ticket {
     engine: Arc<Engine>,
     pub(crate) id: JobId,
@@ -147,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// Takes a sequence in.
+    /// Submits a sequence.
     pub(crate) fn submit(self: &Arc<Self>, job: Job) -> Result<Ticket, Refusal> {
         let mut scheduler = self.scheduler.lock();
         self.catch_up(&mut scheduler);
@@ -163,7 +163,7 @@ impl Engine {
         Ok(Ticket { engine: Arc::clone(self), id: submitted.id, start })
     }
 
-    /// Runs `f` on the core, brought up to now.
+    /// Runs `f` on the core, advanced to the current time.
     pub(crate) fn with_core<T>(&self, f: impl FnOnce(&mut EngineCore) -> T) -> T {
         let mut scheduler = self.scheduler.lock();
         self.catch_up(&mut scheduler);
@@ -180,7 +180,7 @@ impl Engine {
         wake(scheduler, started);
     }
 
-    /// Ends leases and transfers when they are due, even when no request comes by.
+    /// Ends leases and transfers when they are due, also without requests.
     pub(crate) async fn sweep(&self, stop: CancellationToken) {
         loop {
             let deadline = self.with_core(|core| core.next_deadline());
@@ -202,10 +202,10 @@ impl Engine {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// What incomplete handoff parameters do to a real engine.
+    /// Stops the engine, as incomplete handoff parameters do with a real one.
     pub(crate) fn die(&self) {
         if !self.config.tolerant {
-            tracing::error!("incomplete kv_transfer_params: the engine is dead");
+            tracing::error!("engine stopped by incomplete kv_transfer_params");
             self.dead.store(true, Ordering::Release);
         }
     }
@@ -270,25 +270,25 @@ impl Drop for Ticket {
 fn wake(scheduler: &mut Scheduler, started: Vec<(JobId, Started)>) {
     for (id, started) in started {
         if let Some(sender) = scheduler.waiting.remove(&id) {
-            // A receiver that is gone has a ticket that is about to leave.
+            // If the receiver is gone, its sequence is about to be dropped.
             let _ = sender.send(started);
         }
     }
 }
 
-/// Seconds since 1970: what answers say in `created`, in the wall's time whatever the speedup.
+/// Returns the wall-clock time in seconds since the Unix epoch, for `created` in responses.
 pub(crate) fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A random UUID, version 4.
+/// Returns a random UUID, version 4.
 fn uuid() -> String {
     let hex = random_hex(32);
     let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default().to_owned();
     format!("{}-{}-4{}-a{}-{}", part(0, 8), part(8, 12), part(13, 16), part(17, 20), part(20, 32))
 }
 
-/// `len` random hex digits; ids are never seeded, two engines must not agree on them.
+/// Returns `len` random hex digits. Not seeded, because ids must differ between engines.
 pub(crate) fn random_hex(len: usize) -> String {
     let mut rng = rand::rng();
     (0..len).filter_map(|_| char::from_digit(rng.random_range(0..16), 16)).collect()

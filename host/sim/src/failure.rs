@@ -1,14 +1,14 @@
-//! Why a request is not served, in words that every dialect can put into its own error shape.
+//! Failures of requests, independent of the dialect's error format.
 
 use std::borrow::Cow;
 
 use crate::core::Refusal;
 
-/// A request that is not served.
+/// Why a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: u16,
-    /// The `type` of the error object.
+    /// `type` of the error object.
     pub(crate) kind: &'static str,
     pub(crate) message: Cow<'static, str>,
     pub(crate) param: Option<Cow<'static, str>>,
@@ -20,37 +20,37 @@ impl Failure {
         Self { status, kind, message: message.into(), param: None, retry_after: None }
     }
 
-    /// 400: a value is wrong.
+    /// Status 400: a value is invalid.
     pub(crate) fn bad(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(400, "BadRequestError", message)
     }
 
-    /// 400: the body does not have the right shape.
+    /// Status 400: the body is malformed.
     pub(crate) fn shape(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(400, "Bad Request", message)
     }
 
-    /// 404: no such model.
+    /// Status 404: the model is unknown.
     pub(crate) fn not_found(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(404, "NotFoundError", message)
     }
 
-    /// 500.
+    /// Status 500.
     pub(crate) fn internal(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(500, "InternalServerError", message)
     }
 
-    /// What vLLM says when its engine process is gone.
+    /// vLLM's response when its engine process has ended.
     pub(crate) fn engine_dead() -> Self {
         Self::internal("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     }
 
-    /// What vLLM says when a KV transfer fails.
+    /// vLLM's response when a KV transfer fails.
     pub(crate) fn transfer() -> Self {
         Self::internal("Internal server error")
     }
 
-    /// A status that a fault asked for.
+    /// Status of an injected fault.
     pub(crate) fn injected(status: u16, retry_after: Option<u32>) -> Self {
         let kind = match status {
             404 => "NotFoundError",

@@ -1,5 +1,5 @@
-//! Faults: what an engine does wrong on purpose, switchable while it runs. Says which fault hits a request, not how the
-//! HTTP side acts it out.
+//! Injected faults, which can be changed at run time. Decides which faults affect a request; the HTTP side
+//! carries them out.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Leg;
 
-/// One fault in force.
+/// An active fault.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
-    /// What goes wrong.
+    /// Kind of the fault.
     #[serde(flatten)]
     pub kind: FaultKind,
-    /// Share of the requests it hits, in [0, 1].
+    /// Fraction of the requests that it affects, 0 to 1.
     #[serde(default = "always")]
     pub share: f64,
-    /// The requests it may hit; default: every generation, no probe.
+    /// Requests that it may affect; default: generations, not probes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leg: Option<FaultLeg>,
-    /// It is over after this many hits; default: never.
+    /// Number of affected requests after which the fault ends; default: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
 }
 
-/// What goes wrong.
+/// Kind of a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// The connection is reset before a byte of the answer.
+    /// Resets the connection before the first byte of the response.
     Refuse,
-    /// This status, with the engine's error body.
+    /// Responds with this status and the engine's error body.
     Status {
         /// 400 to 599.
         status: u16,
@@ -40,45 +40,45 @@ pub enum FaultKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_after: Option<u32>,
     },
-    /// No answer ever.
+    /// Never responds.
     HangBeforeHeaders,
-    /// 200 and headers, then nothing.
+    /// Sends status 200 and headers, then nothing.
     HangAfterHeaders,
-    /// Nothing more after this many tokens.
+    /// Sends nothing more after this many tokens.
     Stall {
-        /// Tokens that still come.
+        /// Number of tokens before the fault.
         after_tokens: u32,
     },
-    /// After this many tokens the connection is closed in the middle of an event, or of the body.
+    /// Closes the connection after this many tokens, within an event or the body.
     Cut {
-        /// Tokens that still come.
+        /// Number of tokens before the fault.
         after_tokens: u32,
     },
-    /// After this many tokens come bytes that are no events, and the stream ends without `[DONE]`.
+    /// Sends bytes that are not events after this many tokens, and ends the stream without `[DONE]`.
     Garbage {
-        /// Tokens that still come.
+        /// Number of tokens before the fault.
         after_tokens: u32,
     },
-    /// 200 with an HTML page.
+    /// Responds with status 200 and an HTML page.
     WrongContentType,
-    /// `/health` answers this much later, wall time.
+    /// Delays the response of `/health` in wall-clock time.
     SlowHealth {
-        /// Milliseconds.
+        /// Delay in milliseconds.
         ms: u64,
     },
-    /// The first token is EOS: `finish_reason` is `stop`, there is nothing to hand off.
+    /// Generates EOS as the first token: `finish_reason` is `stop`, and there is nothing to hand off.
     FirstTokenEos,
-    /// This field is missing from the handoff parameters.
+    /// Omits a field of the handoff parameters.
     PartialParams {
-        /// Default `remote_block_ids`.
+        /// Name of the field; default: `remote_block_ids`.
         #[serde(default = "remote_block_ids")]
         field: String,
     },
-    /// The KV transfer fails after the handoff was taken.
+    /// Fails the KV transfer after the handoff was pulled.
     TransferFail,
 }
 
-/// What a fault may hit.
+/// Requests that a fault may affect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FaultLeg {
@@ -86,17 +86,17 @@ pub enum FaultLeg {
     Prefill,
     /// Decode legs.
     Decode,
-    /// Whole requests.
+    /// Complete requests.
     Aggregated,
     /// `GET /health`.
     Health,
     /// `POST /tokenize`.
     Tokenize,
-    /// Every other probe: metrics, models, version, server info, loads.
+    /// All other probes: metrics, models, version, server info, loads.
     Probe,
 }
 
-/// The faults of an engine.
+/// Faults of an engine.
 #[derive(Debug)]
 pub(crate) struct FaultBoard {
     inner: Mutex<Inner>,
@@ -109,11 +109,11 @@ struct Inner {
     fired: BTreeMap<String, u64>,
 }
 
-/// The faults that hit one request.
+/// Faults that affect one request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Picked(Vec<FaultKind>);
 
-/// How far a stream gets before its fault.
+/// Position in a stream at which a fault occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Break {
     Stall,
@@ -122,13 +122,13 @@ pub(crate) enum Break {
 }
 
 impl Fault {
-    /// A fault that hits every generation, forever.
+    /// Creates a fault that affects every generation.
     #[must_use]
     pub fn always(kind: FaultKind) -> Self {
         Self { kind, share: 1.0, leg: None, times: None }
     }
 
-    /// What is wrong with its settings, if anything.
+    /// Returns the problem with its settings, if any.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         if !(0.0..=1.0).contains(&self.share) {
@@ -165,7 +165,7 @@ impl FaultKind {
 
 impl FaultBoard {
     pub(crate) fn new(faults: Vec<Fault>, seed: u64) -> Self {
-        // Another stream than the jitter's, so that switching a fault on does not move the times.
+        // Independent of the jitter's random numbers, so that a fault does not change durations.
         let rng = SmallRng::seed_from_u64(seed ^ 0x5eed_fa17);
         Self { inner: Mutex::new(Inner { faults, rng, fired: BTreeMap::new() }) }
     }
@@ -183,7 +183,7 @@ impl FaultBoard {
         self.inner.lock().fired.clone()
     }
 
-    /// Draws the faults of one request and counts their hits.
+    /// Draws the faults of one request and counts them.
     pub(crate) fn pick(&self, leg: FaultLeg) -> Picked {
         let mut inner = self.inner.lock();
         let Inner { faults, rng, fired } = &mut *inner;
@@ -233,7 +233,7 @@ impl Picked {
         })
     }
 
-    /// The first break of the answer's body, with the tokens before it.
+    /// Returns the first fault of the response body, with the number of tokens before it.
     pub(crate) fn body_break(&self) -> Option<(Break, u32)> {
         let breaks = self.0.iter().filter_map(|kind| match kind {
             FaultKind::Stall { after_tokens } => Some((Break::Stall, *after_tokens)),

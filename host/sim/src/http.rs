@@ -1,4 +1,4 @@
-//! The engine's endpoints. HTTP in and out; what a request does is the engine's business, what bytes look like the wire's.
+//! HTTP endpoints of an engine. `engine` executes requests; `wire` formats the bytes of responses.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ mod metrics;
 mod probe;
 mod request;
 
-/// Bodies up to this size are read: a 128k-token prompt with room to spare.
+/// Limit of a body in bytes: more than a prompt of 128k tokens needs.
 const MAX_BODY: usize = 64 << 20;
 
-/// The routes of an engine, those of its own dialect only.
+/// Returns the routes of an engine's dialect.
 pub(crate) fn router(engine: &Arc<Engine>) -> Router {
     let engine_routes = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
@@ -73,7 +73,7 @@ fn without_prefix(mut request: Request) -> Request {
     request
 }
 
-/// A dead engine answers nothing but its death; our own `/sim` still works.
+/// Fails all requests of a stopped engine, except those of `/sim`.
 async fn alive(State(engine): State<Arc<Engine>>, request: Request, next: Next) -> Response {
     if engine.is_dead() {
         return refuse(&engine, &Failure::engine_dead());
@@ -85,7 +85,7 @@ async fn not_found() -> Response {
     json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#.to_owned())
 }
 
-/// A failure as this engine says it.
+/// Formats a failure as this engine does.
 fn refuse(engine: &Engine, failure: &Failure) -> Response {
     let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(status, engine.config.dialect.shape().error(failure));

@@ -1,8 +1,9 @@
-//! An engine model that speaks the real engines' HTTP.
+//! Model of an inference engine with the HTTP interface of real engines.
 //!
-//! [`core`] decides in virtual time who runs, what is cached and how long things take; it does no I/O. [`Sim`] puts it
-//! behind real sockets in the vLLM, SGLang or plain OpenAI dialect, with both handshakes checked strictly: a gateway that
-//! drops, reuses or mixes up a handoff is answered as an engine would answer it, and counted. It must not know the gateway.
+//! [`core`] models scheduling, caching and durations in virtual time, without I/O. [`Sim`] serves it over
+//! real sockets in the vLLM, SGLang or plain OpenAI dialect. It checks both kinds of handoff strictly: if a
+//! gateway drops, reuses or mixes up a handoff, the model answers as an engine would, and counts it. It does
+//! not depend on the gateway.
 
 pub use config::{Dialect, Leg, Role, SimConfig};
 pub use engine::{Disconnect, Handoffs, Recorded, SimState};

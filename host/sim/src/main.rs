@@ -1,4 +1,4 @@
-//! `pointsman-sim`: one engine as a process. Prints `{"listening":"HOST:PORT"}` when it serves.
+//! `pointsman-sim`: runs one engine as a process. Prints `{"listening":"HOST:PORT"}` when it is ready.
 
 use std::{io::Write as _, net::SocketAddr, time::Duration};
 
@@ -7,106 +7,109 @@ use clap::{Parser, ValueEnum};
 use pointsman_sim::{Dialect, Fault, Role, Sim, SimConfig};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// An engine model that speaks the HTTP of vLLM, SGLang or a plain OpenAI server.
+/// Simulates an inference engine with the HTTP interface of vLLM, SGLang or a plain OpenAI server.
 ///
-/// Times are those of the modelled engine, defaults are like an 8B model on an H100; `--speedup` makes its clock faster
-/// than the wall's. Ends on SIGTERM or SIGINT.
+/// Durations are in engine time. The defaults model an 8B model on an H100; `--speedup` accelerates the
+/// clock. Ends on SIGTERM or SIGINT.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The HTTP it speaks.
+    /// HTTP dialect.
     #[arg(long, value_enum, default_value = "vllm")]
     engine: EngineArg,
-    /// What it serves.
+    /// Kind of requests to serve.
     #[arg(long, value_enum, default_value = "aggregated")]
     role: RoleArg,
-    /// Address to listen on; port 0 is any.
+    /// Address to listen on; port 0 for any free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Host that handoffs tell other engines [default: the listening address].
+    /// Host in handoff parameters [default: the listening address].
     #[arg(long)]
     advertise_host: Option<String>,
-    /// Name of its model.
+    /// Name of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
-    /// Longest prompt plus answer, tokens.
+    /// Limit of prompt plus output, in tokens.
     #[arg(long, default_value_t = 131_072)]
     max_model_len: u32,
-    /// SGLang: port of a prefill's bootstrap server (0 is any), or the port a decode assumes when a request has none.
+    /// SGLang: port of the bootstrap server of a prefill (0 for any), or default port of a decode.
     #[arg(long, default_value_t = SimConfig::DEFAULT_BOOTSTRAP_PORT)]
     bootstrap_port: u16,
-    /// vLLM: port of a prefill's side channel; 0 is any.
+    /// vLLM: port of the side channel of a prefill; 0 for any.
     #[arg(long, default_value_t = 0)]
     side_port: u16,
-    /// Data-parallel ranks it claims to have.
+    /// Number of data-parallel ranks to report.
     #[arg(long, default_value_t = 1)]
     dp_size: u32,
-    /// Fixed part of a prefill, milliseconds.
+    /// Fixed duration of a prefill, in milliseconds.
     #[arg(long, default_value_t = 30.0)]
     overhead_ms: f64,
-    /// Prefill of one token that is not cached, milliseconds.
+    /// Prefill duration for each token that is not cached, in milliseconds.
     #[arg(long, default_value_t = 0.2)]
     prefill_ms_per_token: f64,
-    /// Inter-token latency of a sequence alone, milliseconds.
+    /// Inter-token latency of a single sequence, in milliseconds.
     #[arg(long, default_value_t = 12.0)]
     itl_ms: f64,
-    /// KV transfer of one prompt token, microseconds.
+    /// KV transfer duration for each prompt token, in microseconds.
     #[arg(long, default_value_t = 5.0)]
     kv_transfer_us_per_token: f64,
-    /// How much slower a full batch is than a sequence alone.
+    /// Slowdown factor of a full batch compared with a single sequence.
     #[arg(long, default_value_t = 2.0)]
     load_factor: f64,
-    /// Share by which a decode step is slower while a prompt is computed beside it.
+    /// Fraction by which a decode step slows down while a prompt is computed.
     #[arg(long, default_value_t = 0.0)]
     interference: f64,
-    /// Standard deviation of all times, as a share; draws are clamped to 0.7.
+    /// Relative standard deviation of all durations; the deviation is limited to 0.7.
     #[arg(long, default_value_t = 0.1)]
     jitter: f64,
-    /// Seed of jitter and of faults with a share.
+    /// Seed of the jitter and of faults with a share.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Sequences admitted at once.
+    /// Limit of admitted sequences.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
-    /// Sequences that may wait; one more is refused with 503.
+    /// Limit of waiting sequences; further ones are refused with 503.
     #[arg(long, default_value_t = 1024)]
     max_waiting: u32,
-    /// KV blocks.
+    /// Number of KV blocks.
     #[arg(long, default_value_t = 28_000)]
     blocks: u32,
-    /// Tokens in a block.
+    /// Tokens per block.
     #[arg(long, default_value_t = 16)]
     block_size: u32,
-    /// How long pinned blocks wait to be pulled, seconds.
+    /// Lease of pinned blocks, in seconds.
     #[arg(long, default_value_t = 30.0)]
     lease_s: f64,
-    /// How long an SGLang leg waits for the other one, seconds.
+    /// Time that an SGLang leg waits for the other leg, in seconds.
     #[arg(long, default_value_t = 300.0)]
     room_wait_s: f64,
-    /// How many times faster than the wall the engine's clock runs.
+    /// Speed of the engine's clock relative to wall-clock time.
     #[arg(long, default_value_t = 1.0)]
     speedup: f64,
-    /// Tokens after which the model ends by itself, unless `ignore_eos`.
+    /// Output tokens after which the model generates EOS, unless `ignore_eos` is set.
     #[arg(long, default_value_t = 256)]
     natural_len: u32,
-    /// A decode with incomplete parameters is refused instead of killing the engine.
+    /// Refuse a decode with incomplete parameters instead of stopping the engine.
     #[arg(long)]
     tolerant: bool,
-    /// Keep this many of the last requests for `GET /sim/requests`, and of disconnects for `GET /sim/disconnects`.
+    /// Keep this many of the last requests for `GET /sim/requests`, and of disconnects for `GET
+    /// /sim/disconnects`.
     #[arg(long, default_value_t = 0)]
     record: usize,
-    /// Add the time of its write to every event as `"t"`, nanoseconds of the monotonic clock, and write each on its own.
+    /// Add the time of its write to every event as `"t"`, nanoseconds of the monotonic clock, and write each
+    /// on its own.
     #[arg(long)]
     stamp: bool,
     /// Serve every endpoint below any first path segment too, so that one engine can stand for many workers.
     #[arg(long)]
     any_prefix: bool,
-    /// A fault in force from the start, as JSON, e.g. '{"kind":"status","status":503,"share":0.1,"leg":"prefill"}';
-    /// may be given again. Kinds: refuse, status, hang-before-headers, hang-after-headers, stall, cut, garbage,
-    /// wrong-content-type, slow-health, first-token-eos, partial-params, transfer-fail.
+    /// A fault that is active from the start, as JSON, for example
+    /// '{"kind":"status","status":503,"share":0.1,"leg":"prefill"}'; may be repeated. Kinds: refuse, status,
+    /// hang-before-headers, hang-after-headers, stall, cut, garbage, wrong-content-type, slow-health,
+    /// first-token-eos, partial-params, transfer-fail.
     #[arg(long = "fault", value_parser = parse_fault)]
     faults: Vec<Fault>,
-    /// Worker threads; 0 is one for each core.
+    /// Number of worker threads; 0 for one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
 }
@@ -125,7 +128,7 @@ enum RoleArg {
     Aggregated,
 }
 
-/// How long requests may go on after a signal.
+/// Time that requests may take to end after a signal.
 const GRACE: Duration = Duration::from_secs(2);
 
 fn main() -> anyhow::Result<()> {
@@ -148,7 +151,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let mut int = signal(SignalKind::interrupt()).context("no SIGINT handler")?;
     let sim = Sim::start(config(args)?).await?;
     let line = serde_json::json!({"listening": sim.addr(), "bootstrap_port": sim.bootstrap_port()});
-    // One line, flushed: a parent reads it to find the port.
+    // One flushed line, from which a parent process reads the port.
     writeln!(std::io::stdout(), "{line}").context("stdout is closed")?;
     std::io::stdout().flush()?;
     tokio::select! {

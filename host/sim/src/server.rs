@@ -1,4 +1,5 @@
-//! Connections: accepted with TCP_NODELAY, served by hyper, reset on demand. Knows sockets, not requests.
+//! Accepts connections with TCP_NODELAY, serves them with hyper, and resets them on request. Knows sockets,
+//! not requests.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -9,29 +10,29 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
-/// The connection a request came on, as an extension of the request.
+/// Connection of a request, as an extension of the request.
 #[derive(Clone, Debug)]
 pub(crate) struct Conn {
     reset: CancellationToken,
 }
 
-/// How a server is told to end.
+/// How a server ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop {
-    /// No new connections, present requests may end.
+    /// Accepts no new connections and finishes current requests.
     pub(crate) gently: CancellationToken,
-    /// Everything is cut, connections are reset.
+    /// Resets all connections.
     pub(crate) now: CancellationToken,
 }
 
 impl Conn {
-    /// Resets the connection: the client sees ECONNRESET.
+    /// Resets the connection, so that the client gets ECONNRESET.
     pub(crate) fn reset(&self) {
         self.reset.cancel();
     }
 }
 
-/// Accepts until told to stop.
+/// Accepts connections until it is stopped.
 pub(crate) async fn serve(listener: TcpListener, router: Router, tasks: TaskTracker, stop: Stop) {
     loop {
         let accepted = tokio::select! {
@@ -44,7 +45,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, tasks: TaskTrac
                 tasks.spawn(connection(stream, router.clone(), stop.clone()));
             }
             Err(error) => {
-                // Out of file descriptors, most likely: let some be closed.
+                // Probably out of file descriptors: wait for some to be closed.
                 tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -54,7 +55,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, tasks: TaskTrac
 
 async fn connection(stream: TcpStream, router: Router, stop: Stop) {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "no TCP_NODELAY");
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
     let reset = stop.now.child_token();
     let conn = Conn { reset: reset.clone() };
@@ -64,7 +65,7 @@ async fn connection(stream: TcpStream, router: Router, stop: Stop) {
         async move { Ok::<_, Infallible>(call(&mut router, request.map(Body::new)).await) }
     });
     let mut serving = http1::Builder::new()
-        // An idle connection may stay: the gateway's pool decides when it goes.
+        // Keep idle connections open: the gateway's pool decides when to close them.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(stream), service);
     let ended = tokio::select! {
@@ -83,9 +84,9 @@ async fn connection(stream: TcpStream, router: Router, stop: Stop) {
         Some(Err(error)) => tracing::debug!(%error, "connection ended"),
         None => {
             let stream = serving.into_parts().io.into_inner();
-            // Closing with zero linger is what sends RST instead of FIN.
+            // Closing with a linger time of zero sends RST instead of FIN.
             if let Err(error) = stream.set_zero_linger() {
-                tracing::debug!(%error, "no reset");
+                tracing::debug!(%error, "cannot reset connection");
             }
         }
     }

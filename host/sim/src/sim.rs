@@ -1,4 +1,4 @@
-//! Starting and ending an engine: sockets bound, tasks tracked, nothing left behind.
+//! Starts and stops an engine: binds its sockets and tracks its tasks.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Sim;
 
-/// A running engine. Dropping it kills the engine.
+/// A running engine. Dropping it stops the engine.
 pub struct SimHandle {
     addr: SocketAddr,
     side_addr: Option<SocketAddr>,
@@ -27,18 +27,18 @@ pub struct SimHandle {
     tasks: TaskTracker,
 }
 
-/// An engine did not start.
+/// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The settings make no sense; all problems, joined.
-    #[error("bad settings: {0}")]
+    /// The settings are invalid. Lists all problems.
+    #[error("invalid settings: {0}")]
     Config(String),
-    /// An address could not be listened on.
+    /// An address cannot be bound.
     #[error("cannot listen on {addr}")]
     Listen {
-        /// The address.
+        /// Address to listen on.
         addr: SocketAddr,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -47,7 +47,7 @@ impl Sim {
     /// Binds the sockets and serves.
     ///
     /// # Errors
-    /// [`StartError`] when the settings make no sense or an address is taken.
+    /// [`StartError`] if the settings are invalid or an address cannot be bound.
     pub async fn start(config: SimConfig) -> Result<SimHandle, StartError> {
         let problems = config.problems();
         if !problems.is_empty() {
@@ -75,59 +75,60 @@ impl Sim {
 }
 
 impl SimHandle {
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Its base URL.
+    /// Returns the base URL.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// Port of the bootstrap server (SGLang prefill) or the side channel (vLLM prefill).
+    /// Returns the port of the bootstrap server (SGLang prefill) or the side channel (vLLM prefill).
     #[must_use]
     pub fn bootstrap_port(&self) -> Option<u16> {
         self.side_addr.map(|addr| addr.port())
     }
 
-    /// Its state now.
+    /// Returns the current state.
     #[must_use]
     pub fn state(&self) -> SimState {
         self.engine.state()
     }
 
-    /// The faults in force.
+    /// Returns the active faults.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
         self.engine.faults.list()
     }
 
-    /// Replaces the faults in force.
+    /// Replaces the active faults.
     pub fn set_faults(&self, faults: Vec<Fault>) {
         self.engine.faults.replace(faults);
     }
 
-    /// The last requests, oldest first, when `record` was set.
+    /// Returns the recorded requests, oldest first, if `record` is set.
     #[must_use]
     pub fn recorded(&self) -> Vec<Recorded> {
         self.engine.recorded()
     }
 
-    /// Stops accepting, lets requests end for `grace`, then cuts the rest.
+    /// Stops accepting, waits up to `grace` for requests to end, then cancels the rest.
     pub async fn shutdown(self, grace: Duration) {
         self.stop.gently.cancel();
         self.tasks.close();
-        // The side channel must live as long as requests do: a decode elsewhere may still come for its blocks.
+        // Keep the side channel open as long as there are requests: a decode engine may still pull its
+        // blocks.
         let drained = async {
             while self.engine.state().running + self.engine.state().waiting > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         if tokio::time::timeout(grace, drained).await.is_err() {
-            tracing::warn!("requests were cut at shutdown");
+            tracing::warn!("requests cancelled at shutdown");
             self.stop.now.cancel();
         }
         self.side_stop.cancel();
@@ -137,7 +138,7 @@ impl SimHandle {
         }
     }
 
-    /// Ends it as a crash would: every connection is reset, the ports are closed.
+    /// Stops the engine as a crash would: resets all connections and closes the ports.
     pub async fn kill(self) {
         self.cut();
         self.tasks.wait().await;
@@ -163,7 +164,7 @@ async fn listen(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartErro
     Ok((listener, bound))
 }
 
-/// The address other engines can reach: nobody can connect to "any".
+/// Returns an address that other engines can connect to, also if the engine listens on all addresses.
 fn reachable(addr: SocketAddr) -> String {
     match addr {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => "127.0.0.1".to_owned(),

@@ -1,4 +1,4 @@
-//! The bytes of answers, chunks and errors, one engine a file. Text in, text out: no I/O, no decisions.
+//! Formats responses, chunks and errors, one file per engine. No I/O and no decisions.
 
 use crate::{
     config::Dialect,
@@ -11,22 +11,22 @@ mod openai;
 mod sglang;
 mod vllm;
 
-/// What is the same in every chunk of an answer.
+/// Values that all chunks of a response share.
 #[derive(Debug)]
 pub(crate) struct Meta {
     pub(crate) chat: bool,
     pub(crate) id: String,
     pub(crate) created: u64,
-    /// The model's name as a JSON string.
+    /// Name of the model as a JSON string.
     pub(crate) model: String,
     pub(crate) fingerprint: String,
-    /// A usage chunk at the end.
+    /// Whether the stream ends with a usage chunk.
     pub(crate) include_usage: bool,
-    /// Usage in every chunk.
+    /// Whether every chunk has a usage.
     pub(crate) continuous_usage: bool,
     pub(crate) token_ids: bool,
     pub(crate) prompts: Vec<Prompt>,
-    /// Answers to each prompt.
+    /// Number of outputs for each prompt.
     pub(crate) n: u32,
 }
 
@@ -35,11 +35,11 @@ pub(crate) struct Usage {
     pub(crate) prompt: u32,
     pub(crate) completion: u32,
     pub(crate) cached: u32,
-    /// Prompt tokens in full blocks that were computed and may be shared from now on.
+    /// Number of prompt tokens in full blocks that were computed and can be shared now.
     pub(crate) created_cache: u32,
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
     pub(crate) index: u32,
@@ -48,24 +48,24 @@ pub(crate) struct Choice {
     pub(crate) finish: Option<Finish>,
 }
 
-/// An engine's way to write JSON.
+/// JSON format of an engine.
 pub(crate) trait Shape: Sync {
-    /// The chunk that opens a chat answer, before its first token.
+    /// Returns the first chunk of a chat response, before the first token.
     fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> String;
 
-    /// The chunks of one step; `first` of its answer.
+    /// Returns the chunks of one step. `first` marks the first step of an output.
     fn step(&self, meta: &Meta, step: &Step, first: bool, usage: Option<Usage>) -> Vec<String>;
 
-    /// The chunk with the usage.
+    /// Returns the chunk with the usage.
     fn usage(&self, meta: &Meta, usage: Usage) -> String;
 
-    /// A whole body; `params` is what a prefill hands on.
+    /// Returns a complete body. `params` are the handoff parameters of a prefill.
     fn whole(&self, meta: &Meta, choices: &[Choice], usage: Usage, params: Option<&str>) -> String;
 
-    /// An error body.
+    /// Returns an error body.
     fn error(&self, failure: &Failure) -> String;
 
-    /// The data of an error event in a stream.
+    /// Returns the data of an error event in a stream.
     fn error_event(&self, failure: &Failure) -> String {
         self.error(failure)
     }
@@ -82,7 +82,7 @@ impl Dialect {
 }
 
 impl Meta {
-    /// The beginning of every object: id, object, created, model.
+    /// Returns the common start of every object: id, object, created, model.
     fn head(&self, object: &str) -> String {
         let Self { id, created, model, .. } = self;
         format!(r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model}"#)
@@ -127,7 +127,7 @@ impl Finish {
 }
 
 fn json<T: serde::Serialize + ?Sized>(value: &T) -> String {
-    // Strings and numbers always serialize.
+    // Strings and numbers always serialise.
     serde_json::to_string(value).unwrap_or_default()
 }
 

@@ -14,7 +14,7 @@ pub enum TokenizerError {
         source: io::Error,
     },
     /// The content of a file is invalid.
-    #[error("invalid tokenizer file {}: {problem}", path.display())]
+    #[error("cannot load tokenizer: {}: {problem}", path.display())]
     Invalid {
         /// Path of the file.
         path: PathBuf,

@@ -1,8 +1,7 @@
 //! The index's resident memory stays within its budget.
 //!
 //! `cargo xtask nightly --only index-memory` prints the figures. It runs each test in a process of its own,
-//! because memory that
-//! an earlier index freed would falsify them.
+//! because memory that an earlier index freed would falsify them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
 use std::time::Duration;

@@ -86,7 +86,8 @@ impl Side for Ours {
     }
 }
 
-/// The oracle's concurrent tree with its own pool of writers; lookups go to the tree itself, past its async interface.
+/// The oracle's concurrent tree with its own pool of writers; lookups go to the tree itself, past its async
+/// interface.
 pub struct Theirs {
     pool: ThreadPoolIndexer<ConcurrentRadixTreeCompressed>,
     block_tokens: u32,

@@ -1,8 +1,8 @@
 //! The cost of behaviour G as the oracle's default selector has it.
 //!
-//! The selector says whom it takes and not what it costs. So a candidate's cost is weighed: a second candidate of a known
-//! cost, `decode blocks * exp(-tanh(w))` by a taint that it alone has, is set beside it, and `w` is halved down to where the
-//! selector changes its mind.
+//! The selector says whom it takes and not what it costs. So a candidate's cost is weighed: a second
+//! candidate of a known cost, `decode blocks * exp(-tanh(w))` by a taint that it alone has, is set beside it,
+//! and `w` is halved down to where the selector changes its mind.
 
 use std::collections::{HashMap, HashSet};
 
@@ -34,7 +34,8 @@ pub struct Weights {
     pub block_size: u32,
 }
 
-/// A candidate: prefill tokens, decode blocks, requests, cached blocks on device, host, disk; sum of taint weights.
+/// A candidate: prefill tokens, decode blocks, requests, cached blocks on device, host, disk; sum of taint
+/// weights.
 pub type Row = (u32, u32, u32, [u32; 3], f32);
 
 /// One line of the table.
@@ -100,7 +101,8 @@ impl Question {
             router_track_prefill_tokens: weights.track,
             ..KvRouterConfig::default()
         };
-        // The oracle takes credit from decode blocks on decode workers only; Pointsman whenever prefill is not tracked.
+        // The oracle takes credit from decode blocks on decode workers only; Pointsman whenever prefill is
+        // not tracked.
         let kind = if weights.track { "prefill" } else { "decode" };
         let mut question = Self {
             workers: HashMap::new(),
@@ -234,8 +236,8 @@ fn weights(dice: &mut Dice) -> Weights {
     }
 }
 
-/// At least four decode blocks with little preference, so that a cost is never below 1; nothing is cached where credit would
-/// eat them up.
+/// At least four decode blocks with little preference, so that a cost is never below 1; nothing is cached
+/// where credit would eat them up.
 fn row(dice: &mut Dice, weights: &Weights) -> Row {
     let blocks = u64::from(weights.prompt_tokens / weights.block_size) + 1;
     let decode = 4 + dice.roll(600);

@@ -1,9 +1,10 @@
 //! A model of one engine's prefix cache: what it holds, and the events it would send.
 //!
-//! Blocks are evicted the least recently used first and the deepest first among those, as engines free them, so a block
-//! never leaves before the blocks below it. Pointsman keeps a hole (a block that is gone while blocks below it stay) and the
-//! oracle cuts at it, so holes would compare what each of them guesses; they are excluded by this order. Nor is a block
-//! stored twice while it is resident: Pointsman counts references, the oracle does not.
+//! Blocks are evicted the least recently used first and the deepest first among those, as engines free them,
+//! so a block never leaves before the blocks below it. Pointsman keeps a hole (a block that is gone while
+//! blocks below it stay) and the oracle cuts at it, so holes would compare what each of them guesses; they
+//! are excluded by this order. Nor is a block stored twice while it is resident: Pointsman counts references,
+//! the oracle does not.
 
 use std::{
     cmp::Reverse,
@@ -148,8 +149,8 @@ impl Engine {
     }
 }
 
-/// The engine's own hashes of a prompt's blocks: of another kind than ours, and the same on every engine, which the oracle
-/// needs (it keeps one engine hash for a block, Pointsman keeps each engine's own).
+/// The engine's own hashes of a prompt's blocks: of another kind than ours, and the same on every engine,
+/// which the oracle needs (it keeps one engine hash for a block, Pointsman keeps each engine's own).
 fn chain(tenant: Tenant, ids: &[u64]) -> impl Iterator<Item = (u64, u64)> + '_ {
     let of = |word: Option<&str>, seed: u64| {
         word.unwrap_or_default().bytes().fold(seed, |hash, byte| mix(hash ^ u64::from(byte)))

@@ -1,5 +1,5 @@
-//! Pointsman beside NVIDIA Dynamo's KV router (`dynamo-kv-router`), which is the oracle of behaviour H1 and the yardstick of
-//! the index: an engine's cache as its events tell it, and both sides' views of it.
+//! Pointsman beside NVIDIA Dynamo's KV router (`dynamo-kv-router`), which is the oracle of behaviour H1 and
+//! the yardstick of the index: an engine's cache as its events tell it, and both sides' views of it.
 //!
 //! Nothing here is part of the gateway, and no crate of the gateway depends on it.
 

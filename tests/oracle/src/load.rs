@@ -1,4 +1,5 @@
-//! The load of the index bench: a trace of prompts, served by modelled engines, as the payloads they would send.
+//! The load of the index bench: a trace of prompts, served by modelled engines, as the payloads they would
+//! send.
 
 use std::{
     collections::HashMap,

@@ -14,7 +14,8 @@ enum Event<'a> {
         block_size: usize,
         medium: &'a str,
         lora_name: Option<&'a str>,
-        // The oracle reads the salt here, Pointsman among the extra keys of the first block, where vLLM mixes it in.
+        // The oracle reads the salt here, Pointsman among the extra keys of the first block, where vLLM mixes
+        // it in.
         cache_salt: Option<&'a str>,
         extra_keys: Vec<Option<Vec<&'a str>>>,
     },

@@ -1,8 +1,8 @@
-//! The prefix cache: blocks named by sequence hash, least recently used evicted, blocks in use never.
+//! Prefix cache: blocks by sequence hash, with LRU eviction of unused blocks.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The blocks of one sequence: those with a name (full prompt blocks) and those without (tail and answer).
+/// Blocks of one sequence: those with a hash (full prompt blocks) and those without (tail and output).
 #[derive(Debug, Default)]
 pub struct Hold {
     named: Vec<u64>,
@@ -14,24 +14,24 @@ pub struct Hold {
 struct Block {
     id: u32,
     holders: u32,
-    /// Place in the eviction order while nobody holds it.
+    /// Position in the eviction order while the block is unused.
     stamp: u64,
 }
 
-/// A fixed number of KV blocks, shared by prefix.
+/// A fixed number of KV blocks that sequences with equal prefixes share.
 #[derive(Debug)]
 pub struct PrefixCache {
     block_size: u32,
     capacity: u32,
     named: HashMap<u64, Block>,
-    /// Blocks nobody holds, oldest first. Within a sequence the end is older than the beginning.
+    /// Unused blocks, oldest first. Within a sequence, later blocks count as older.
     idle: BTreeMap<u64, u64>,
     free: Vec<u32>,
     clock: u64,
 }
 
 impl Hold {
-    /// Prompt tokens that need no computing.
+    /// Returns the number of prompt tokens that need not be computed.
     #[must_use]
     pub fn cached(&self) -> u32 {
         self.cached
@@ -39,17 +39,17 @@ impl Hold {
 }
 
 impl PrefixCache {
-    /// An empty cache of `capacity` blocks of `block_size` tokens.
+    /// Creates an empty cache of `capacity` blocks of `block_size` tokens.
     #[must_use]
     pub fn new(capacity: u32, block_size: u32) -> Self {
-        // Block 0 is the engines' null block; ids are handed out from 1 upwards.
+        // Block 0 is the engines' null block, so ids start at 1.
         let free = (1..=capacity).rev().collect();
         Self { block_size, capacity, named: HashMap::new(), idle: BTreeMap::new(), free, clock: 0 }
     }
 
-    /// Takes `total` blocks for a sequence whose full prompt blocks are `chain`, sharing those already there.
-    /// `None` when the rest does not fit now. At most `(isl - 1) / block` blocks are credited as cached: the last token
-    /// is always computed.
+    /// Allocates `total` blocks for a sequence whose full prompt blocks are `chain`, and shares existing
+    /// ones. `None` if the rest does not fit now. At most `(isl - 1) / block` blocks count as cached, because
+    /// the last token is always computed.
     pub fn acquire(&mut self, chain: &[u64], isl: u32, total: u32) -> Option<Hold> {
         let present = chain.iter().filter_map(|hash| self.named.get(hash));
         let (shared, resting) = present
@@ -61,7 +61,7 @@ impl PrefixCache {
         let run = chain.iter().take_while(|hash| self.named.contains_key(hash)).count();
         let credit = (isl.saturating_sub(1) / self.block_size).min(u32::try_from(run).unwrap_or(u32::MAX));
         let mut hold = Hold { cached: credit * self.block_size, ..Hold::default() };
-        // Existing blocks first, so that making room for the others cannot evict them.
+        // Take existing blocks first, so that allocating the others cannot evict them.
         let (old, new): (Vec<u64>, Vec<u64>) = chain.iter().partition(|hash| self.named.contains_key(hash));
         for hash in &old {
             self.share(*hash);
@@ -77,7 +77,7 @@ impl PrefixCache {
         Some(hold)
     }
 
-    /// Gives blocks back. Named ones stay findable until their place is needed.
+    /// Releases blocks. Those with a hash stay cached until they are evicted.
     pub fn release(&mut self, hold: Hold) {
         for hash in hold.named.into_iter().rev() {
             let Some(block) = self.named.get_mut(&hash) else { continue };
@@ -91,11 +91,11 @@ impl PrefixCache {
         self.free.extend(hold.blank);
     }
 
-    /// Names further blocks of a sequence that meanwhile are full; `chain` begins with the names it has.
+    /// Adds the hashes of blocks that have become full. `chain` starts with the hashes known so far.
     pub fn name(&mut self, hold: &mut Hold, chain: &[u64]) {
         for hash in chain.get(hold.named.len()..).unwrap_or_default() {
             if self.named.contains_key(hash) {
-                // Somebody else filled the same block: keep one name, one block.
+                // Another sequence filled an equal block: keep that one in the cache.
                 return;
             }
             if hold.blank.is_empty() {
@@ -107,7 +107,7 @@ impl PrefixCache {
         }
     }
 
-    /// Moves the first `blocks` blocks of a sequence into a hold of their own.
+    /// Moves the first `blocks` blocks of a sequence into a separate allocation.
     pub fn split(&mut self, hold: &mut Hold, blocks: u32) -> Hold {
         let named = hold.named.len().min(blocks as usize);
         let blank = hold.blank.len().min(blocks as usize - named);
@@ -118,14 +118,14 @@ impl PrefixCache {
         }
     }
 
-    /// The numbers of a sequence's blocks, in order.
+    /// Returns the ids of a sequence's blocks, in order.
     #[must_use]
     pub fn ids(&self, hold: &Hold) -> Vec<u32> {
         let named = hold.named.iter().filter_map(|hash| self.named.get(hash)).map(|block| block.id);
         named.chain(hold.blank.iter().copied()).collect()
     }
 
-    /// Blocks that somebody holds.
+    /// Returns the number of blocks in use.
     #[must_use]
     pub fn used(&self) -> u32 {
         let rest = self.free.len() + self.idle.len();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes, no block is lost, doubled or given to two names.
+        /// In any order of operations, no block is lost, duplicated or assigned to two hashes.
         #[test]
         fn blocks_are_conserved(steps in proptest::collection::vec((0_u64..6, 0_u32..6, 0_u32..4, any::<bool>()), 1..120)) {
             let mut cache = PrefixCache::new(12, 4);

@@ -1,4 +1,4 @@
-//! Prompt blocks that wait for a remote engine: pinned until pulled, or until their lease ends.
+//! Prompt blocks pinned for another engine, until they are pulled or their lease expires.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -8,29 +8,29 @@ use std::{
 
 use super::cache::Hold;
 
-/// What a remote engine says when it comes for a handoff.
+/// Request of another engine to pull a handoff.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// The blocks it was told to read; `None` when its dialect does not name blocks.
+    /// Blocks to read; `None` if the dialect does not name blocks.
     pub block_ids: Option<&'a [u32]>,
-    /// Hash of the prompt it was given.
+    /// Hash of the prompt.
     pub fingerprint: u64,
-    /// How long its reading takes; the blocks stay that long.
+    /// Duration of the transfer. The blocks stay pinned that long.
     pub transfer: Duration,
 }
 
-/// How a pull ended.
+/// Result of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pull {
-    /// Taken, for the first and only time.
+    /// Pulled for the first time.
     Pulled,
-    /// It was taken before.
+    /// The handoff was pulled before.
     Reused,
-    /// The lease was over.
+    /// The lease had expired.
     Expired,
-    /// No such handoff.
+    /// The handoff is unknown.
     Unknown,
-    /// The handoff is there, but not this one; it stays pinned. Says what differs.
+    /// The request does not match the handoff, which stays pinned. Describes the difference.
     Wrong(&'static str),
 }
 
@@ -43,7 +43,7 @@ struct Pin {
     until: Duration,
 }
 
-/// The pinned handoffs of an engine, and what became of recent ones.
+/// Pinned handoffs of an engine, and the results of recent ones.
 #[derive(Debug, Default)]
 pub struct Pins {
     live: HashMap<Arc<str>, Pin>,
@@ -54,7 +54,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Handoffs that are remembered after their end, to tell a second use from an unknown one.
+    /// Number of ended handoffs to keep, to distinguish a second pull from an unknown handoff.
     const REMEMBERED: usize = 65_536;
 
     /// Pins a handoff until `until`.
@@ -65,7 +65,7 @@ impl Pins {
         self.live.insert(name, Pin { hold, block_ids, fingerprint, pulled: false, until });
     }
 
-    /// Takes a handoff; its blocks are released when the transfer is over.
+    /// Pulls a handoff. Its blocks are released when the transfer is over.
     pub fn pull(&mut self, now: Duration, name: &str, ask: &Ask<'_>) -> Pull {
         let Some((name, pin)) =
             self.live.get_key_value(name).map(|(key, _)| Arc::clone(key)).and_then(|key| {
@@ -94,7 +94,8 @@ impl Pins {
         Pull::Pulled
     }
 
-    /// Ends what is over at `now`: the blocks, and whether nobody ever came for them.
+    /// Ends leases and transfers that are over at `now`. Returns the blocks, and whether they were never
+    /// pulled.
     pub fn expire(&mut self, now: Duration) -> Vec<(Hold, bool)> {
         let mut over = Vec::new();
         while self.deadlines.first().is_some_and(|(until, _)| *until <= now) {
@@ -107,13 +108,13 @@ impl Pins {
         over
     }
 
-    /// When something ends next.
+    /// Returns the time of the next end.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|(until, _)| *until)
     }
 
-    /// Blocks pinned now.
+    /// Returns the number of pinned blocks.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         u32::try_from(self.blocks).unwrap_or(u32::MAX)

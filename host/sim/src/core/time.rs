@@ -1,35 +1,36 @@
-//! The formulas of time. Pure: numbers in, durations out.
+//! Formulas of durations.
 
 use std::time::Duration;
 
 use rand::RngExt;
 
-/// How long things take on the modelled hardware.
+/// Durations on the modelled hardware.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TimeModel {
-    /// Fixed part of a prefill.
+    /// Fixed duration of a prefill.
     pub overhead: Duration,
-    /// Prefill of one prompt token that is not cached.
+    /// Additional duration for each prompt token that is not cached.
     pub prefill_per_token: Duration,
-    /// Inter-token latency of a sequence that runs alone.
+    /// Inter-token latency of a single sequence.
     pub itl: Duration,
-    /// Moving the KV of one prompt token to another engine.
+    /// Duration of the KV transfer for each prompt token.
     pub transfer_per_token: Duration,
-    /// How much slower a full batch is than a sequence alone; at least 1.
+    /// Slowdown factor of a full batch compared with a single sequence; at least 1.
     pub load_factor: f64,
     /// Size of a full batch.
     pub max_num_seqs: u32,
-    /// Standard deviation of the jitter, as a share; draws are clamped to ±[`TimeModel::MAX_JITTER`].
+    /// Relative standard deviation of the jitter, which is clamped to ±[`TimeModel::MAX_JITTER`].
     pub jitter: f64,
-    /// Share by which a decode step takes longer while a prompt is computed in the same batch (chunked prefill).
+    /// Fraction by which a decode step slows down while a prompt is computed in the same batch (chunked
+    /// prefill).
     pub interference: f64,
 }
 
 impl TimeModel {
-    /// No draw of the jitter is further from 1 than this.
+    /// Largest difference of the jitter from 1.
     pub const MAX_JITTER: f64 = 0.7;
 
-    /// `1 + (f - 1) * (running - 1) / (max_num_seqs - 1)`.
+    /// Returns the load factor: `1 + (f - 1) * (running - 1) / (max_num_seqs - 1)`.
     #[must_use]
     pub fn load(&self, running: u32) -> f64 {
         if self.max_num_seqs <= 1 {
@@ -39,33 +40,35 @@ impl TimeModel {
         1.0 + (self.load_factor - 1.0) * share
     }
 
-    /// `(overhead + (isl - cached) * per token) * load * jitter`.
+    /// Returns the duration of a prefill: `(overhead + (isl - cached) * per token) * load * jitter`.
     #[must_use]
     pub fn prefill(&self, isl: u32, cached: u32, running: u32, jitter: f64) -> Duration {
         let base = self.overhead + self.prefill_per_token * isl.saturating_sub(cached);
         base.mul_f64(self.load(running) * jitter)
     }
 
-    /// `isl * per token * jitter`: the network does not care how busy the batch is.
+    /// Returns the duration of a KV transfer: `isl * per token * jitter`. It does not depend on the batch.
     #[must_use]
     pub fn transfer(&self, isl: u32, jitter: f64) -> Duration {
         (self.transfer_per_token * isl).mul_f64(jitter)
     }
 
-    /// One token of one sequence: `ITL * load * jitter`, longer while `prefilling` prompts share the batch.
+    /// Returns the duration of a decode step: `ITL * load * jitter`, longer while `prefilling` prompts share
+    /// the batch.
     #[must_use]
     pub fn step(&self, running: u32, prefilling: u32, jitter: f64) -> Duration {
         let interference = if prefilling > 0 { 1.0 + self.interference } else { 1.0 };
         self.itl.mul_f64(self.load(running) * interference * jitter)
     }
 
-    /// `(out - 1) * ITL * load * jitter`: the first token comes out of the prefill.
+    /// Returns the duration of a decode: `(out - 1) * ITL * load * jitter`. The prefill generates the first
+    /// token.
     #[must_use]
     pub fn decode(&self, out: u32, running: u32, jitter: f64) -> Duration {
         self.step(running, 0, jitter) * out.saturating_sub(1)
     }
 
-    /// A factor around 1: normal, clamped.
+    /// Draws a factor around 1 from a clamped normal distribution.
     pub fn draw_jitter(&self, rng: &mut impl RngExt) -> f64 {
         if self.jitter <= 0.0 {
             return 1.0;

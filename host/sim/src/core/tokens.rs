@@ -1,22 +1,23 @@
-//! Tokens: about four bytes each, the same on every engine, so that a prefill/decode pair answers as one engine would.
+//! Tokens of about four bytes. They are equal on every engine, so that a prefill/decode pair generates the
+//! same output as one engine.
 
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Token ids are below this, as in the vocabulary of an 8B model.
+/// Size of the vocabulary, as in an 8B model.
 const VOCABULARY: u64 = 128_000;
 const BYTES_PER_TOKEN: usize = 4;
 
-/// What is generated: every word is one token of [`BYTES_PER_TOKEN`] bytes, so an answer that comes back in the next
-/// prompt has the token ids it was generated with.
+/// Generated words. Every word is one token of [`BYTES_PER_TOKEN`] bytes, so that an output has the same
+/// token ids when it is part of the next prompt.
 const WORDS: [&str; 32] = [
     " arc", " bay", " cab", " dam", " elm", " fog", " gap", " hut", " ice", " jar", " key", " log", " map",
     " net", " oak", " pin", " rib", " sea", " tie", " urn", " van", " way", " yew", " zip", " bed", " cog",
     " dip", " ash", " fen", " hub", " lap", " mud",
 ];
 
-/// A prompt as the engine sees it.
+/// Token ids of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     tokens: Arc<[u32]>,
@@ -24,12 +25,12 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// The prompt of these texts, each tokenized on its own: the messages of a chat, or a single text.
+    /// Tokenizes texts, each separately: the messages of a chat, or a single text.
     pub fn of_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
         Self::of_tokens(texts.into_iter().flat_map(tokenize).collect())
     }
 
-    /// The prompt of these token ids.
+    /// Creates a prompt from token ids.
     #[must_use]
     pub fn of_tokens(tokens: Vec<u32>) -> Self {
         let mut bytes = Vec::with_capacity(tokens.len() * 4);
@@ -37,31 +38,32 @@ impl Prompt {
         Self { fingerprint: xxh3_64(&bytes), tokens: tokens.into() }
     }
 
-    /// Its token ids.
+    /// Returns the token ids.
     #[must_use]
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn isl(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// A hash of the whole prompt: both legs of a handoff must have the same.
+    /// Returns a hash of the whole prompt, which must be equal for both legs of a handoff.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Sequence hashes of the full blocks.
+    /// Returns the sequence hashes of the full blocks.
     #[must_use]
     pub fn chain(&self, block_size: u32) -> Vec<u64> {
         chain(&self.tokens, block_size)
     }
 
-    /// Sequence hashes of the full blocks of the prompt and the first `out` tokens of its answer number `choice`.
+    /// Returns the sequence hashes of the full blocks of the prompt and the first `out` tokens of output
+    /// number `choice`.
     #[must_use]
     pub fn chain_with_answer(&self, block_size: u32, choice: u32, out: u32) -> Vec<u64> {
         let answer = (0..out).map(|at| self.word(choice, at).1);
@@ -69,7 +71,7 @@ impl Prompt {
         chain(&all, block_size)
     }
 
-    /// Token `at` of the answer number `choice`: text and id.
+    /// Returns text and id of token `at` of output number `choice`.
     #[must_use]
     pub fn word(&self, choice: u32, at: u32) -> (&'static str, u32) {
         let mut place = [0; 8];

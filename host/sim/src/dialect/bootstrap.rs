@@ -1,4 +1,4 @@
-//! SGLang's bootstrap handoff: both legs run together and meet in a room of the prefill engine's bootstrap server.
+//! SGLang's bootstrap handoff: both legs run concurrently and meet in a bootstrap room of the prefill engine.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,16 +19,16 @@ use crate::{
 
 pub(super) struct Bootstrap;
 
-/// The largest room number: rooms are signed 64-bit integers in the engine.
+/// Largest number of a bootstrap room, which is a signed 64-bit integer in the engine.
 const MAX_ROOM: u64 = i64::MAX as u64;
 
-/// A prefill: waits for its decode, computes, waits until the KV has left.
+/// Link of a prefill: waits for its decode, computes, waits until the KV was transferred.
 struct Giver {
     engine: Arc<Engine>,
     seat: PrefillSeat,
 }
 
-/// A decode: waits for its room.
+/// Link of a decode: waits for the prefill in its bootstrap room.
 struct Taker {
     engine: Arc<Engine>,
     host: String,
@@ -42,7 +42,7 @@ impl Handshake for Bootstrap {
         for (name, rank) in
             [("routed_dp_rank", body.routed_dp_rank), ("disagg_prefill_dp_rank", body.disagg_prefill_dp_rank)]
         {
-            // The prefill's rank is of another engine, which may have more ranks than this one.
+            // The rank belongs to the prefill engine, which may have more ranks than this one.
             if name == "routed_dp_rank" && rank.is_some_and(|rank| rank >= engine.config.dp_size) {
                 let (rank, size) = (rank.unwrap_or_default(), engine.config.dp_size);
                 return Err(Failure::bad(format!("{name} {rank} is out of range: dp_size is {size}")));
@@ -96,12 +96,14 @@ impl Handshake for Bootstrap {
     }
 
     fn prefill_answer(&self) -> Option<(u32, Finish)> {
-        // The first token goes to the decode engine with the KV; the client's length is the decode engine's business.
+        // The first token is transferred with the KV. The requested output length concerns the decode engine
+        // only.
         Some((1, Finish::Length))
     }
 }
 
-/// The value of one sequence: the single one of a single request, or its place in an array of equal length.
+/// Returns the value of one sequence: the single value, or the element of an array with one value per
+/// sequence.
 fn item<'a, T>(
     values: Option<&'a OneOrMany<T>>,
     name: &str,

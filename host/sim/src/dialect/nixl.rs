@@ -1,4 +1,5 @@
-//! vLLM with NIXL: the prefill's answer carries parameters, the decode pulls the blocks they name (completed handoff).
+//! vLLM's handoff with NIXL: the prefill response contains parameters, and the decode pulls the blocks that
+//! they name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +21,7 @@ use crate::{
 
 pub(super) struct Nixl;
 
-/// `kv_transfer_params` as the prefill answers them. All but the first two are opaque to the gateway.
+/// `kv_transfer_params` of a prefill response. All but the first two are opaque to the gateway.
 #[derive(Debug, Serialize, Deserialize)]
 struct Params {
     do_remote_prefill: bool,
@@ -51,16 +52,16 @@ struct Params {
     remote_prefill_cached_tokens: u32,
 }
 
-/// A prefill: pins its blocks; says where they are only when somebody can be told.
+/// Link of a prefill: pins its blocks, and returns parameters if the response can contain them.
 struct Giver {
     engine: Arc<Engine>,
     request_id: String,
-    /// A stream, or one of several sequences, returns no parameters and pins all the same.
+    /// A stream or one of several sequences returns no parameters, but pins its blocks all the same.
     tells: bool,
     missing_field: Option<String>,
 }
 
-/// A decode: pulls.
+/// Link of a decode: pulls the blocks.
 struct Taker {
     engine: Arc<Engine>,
     host: String,
@@ -116,7 +117,7 @@ impl Handshake for Nixl {
     }
 }
 
-/// `None` when something that NIXL needs is not there.
+/// Returns `None` if a parameter that NIXL needs is missing.
 fn taker(incoming: &Incoming<'_>) -> Option<Taker> {
     let params = incoming.body.kv_transfer_params.as_ref()?;
     let params = Params::deserialize(params).ok()?;

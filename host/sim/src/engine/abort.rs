@@ -1,11 +1,11 @@
-//! Requests that can be aborted by the id their body gave them (SGLang's `rid`), by prefix.
+//! Aborts requests by a prefix of the id in their body (SGLang's `rid`).
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-/// The requests in flight that have an id.
+/// Requests in flight with an id.
 #[derive(Default)]
 pub(crate) struct Aborts {
     live: Mutex<Live>,
@@ -17,7 +17,7 @@ struct Live {
     requests: HashMap<u64, (Vec<String>, CancellationToken)>,
 }
 
-/// A request's entry; leaves with it.
+/// Entry of a request, removed on drop.
 pub(crate) struct AbortGuard {
     engine: Arc<super::Engine>,
     key: u64,
@@ -35,7 +35,7 @@ impl Aborts {
         AbortGuard { engine: Arc::clone(engine), key, token }
     }
 
-    /// Stops every request with an id that begins with `prefix`, or all; returns how many.
+    /// Aborts the requests whose id starts with `prefix`, or all. Returns their number.
     pub(crate) fn abort(&self, prefix: &str, all: bool) -> usize {
         let live = self.live.lock();
         let hit = live

@@ -1,4 +1,5 @@
-//! The engine's clock: the wall's, made faster. Nothing else in the crate asks for the time or sleeps on engine time.
+//! The engine's clock: wall-clock time, accelerated. The rest of the crate reads engine time and sleeps only
+//! through it.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ impl Clock {
         Self { start: Instant::now(), speedup }
     }
 
-    /// Engine time since the start.
+    /// Returns the engine time since the start.
     pub(crate) fn now(&self) -> Duration {
         self.start.elapsed().mul_f64(self.speedup)
     }
@@ -24,13 +25,13 @@ impl Clock {
     /// Sleeps until an engine time.
     pub(crate) async fn sleep_until(&self, at: Duration) {
         let real = self.start + at.div_f64(self.speedup);
-        // The timer has millisecond ticks: what is due within the tick is due now.
+        // The timer has a resolution of one millisecond, so anything due within it is due now.
         if real > Instant::now() {
             tokio::time::sleep_until(real).await;
         }
     }
 
-    /// Sleeps for an engine time.
+    /// Sleeps for a duration of engine time.
     pub(crate) async fn sleep(&self, span: Duration) {
         if !span.is_zero() {
             tokio::time::sleep(span.div_f64(self.speedup)).await;

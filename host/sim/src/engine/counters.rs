@@ -1,4 +1,4 @@
-//! What is counted, and the guard that counts a request's end exactly once.
+//! Counters, and the guard that counts the end of a request exactly once.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Engine;
 use crate::config::Leg;
 
-/// How a handoff ended at this engine.
+/// Result of a handoff at this engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffResult {
     Pulled,
@@ -25,25 +25,26 @@ pub(crate) enum HandoffResult {
     Failed,
 }
 
-/// Handoffs by result, seen from one engine: a prefill engine counts what was asked of it, a decode engine what it asked.
+/// Handoffs by result. A prefill engine counts the pulls that it served, a decode engine those that it
+/// requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Handoffs {
-    /// Taken, the first time.
+    /// Pulled for the first time.
     pub pulled: u64,
-    /// Asked for again, or a room used twice.
+    /// Pulled again, or bootstrap room used twice.
     pub reused: u64,
-    /// Another prompt, other blocks, another engine, or unknown.
+    /// Wrong prompt, blocks or engine, or unknown handoff.
     pub wrong: u64,
-    /// Parameters absent or incomplete.
+    /// Parameters missing or incomplete.
     pub missing: u64,
-    /// Asked for after the lease, or waited for in vain.
+    /// Pulled after the lease had expired, or the other leg never arrived.
     pub expired: u64,
-    /// The other engine could not be reached or failed.
+    /// The other engine was unreachable or failed.
     pub failed: u64,
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     Ok,
@@ -72,7 +73,7 @@ pub struct Disconnect {
     pub at_ns: u64,
 }
 
-/// A request from its acceptance on. Dropped without an outcome, its client has left.
+/// Guard of an accepted request. Dropping it without an outcome counts a disconnected client.
 pub(crate) struct InFlight {
     engine: Arc<Engine>,
     leg: Leg,
@@ -150,7 +151,7 @@ impl Counters {
 }
 
 impl Handoffs {
-    /// Each result's label with its count.
+    /// Returns the label and the count of each result.
     pub(crate) fn labelled(&self) -> [(&'static str, u64); 6] {
         [
             ("pulled", self.pulled),
@@ -189,7 +190,7 @@ impl InFlight {
         Self { engine: Arc::clone(engine), leg, ended: false, id: None }
     }
 
-    /// A guard that counts nothing any more.
+    /// Disarms the guard.
     pub(crate) fn over(of: &Self) -> Self {
         Self { engine: Arc::clone(&of.engine), leg: of.leg, ended: true, id: None }
     }

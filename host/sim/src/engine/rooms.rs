@@ -1,7 +1,8 @@
-//! SGLang's bootstrap rooms: where a prefill and a decode of one request meet. Lives in the prefill engine.
+//! SGLang's bootstrap rooms, in which the prefill and the decode of one request meet. Part of the prefill
+//! engine.
 //!
-//! A room is used once. A second leg of the same kind, or a room that was used before, fails everybody in it, as it
-//! crashes both schedulers of the real engine.
+//! A bootstrap room may be used once. A second leg of the same kind, or a reused room, fails all its legs,
+//! because it crashes both schedulers of the real engine.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -18,7 +19,7 @@ use tokio::sync::watch;
 use super::{Engine, side::Verdict};
 use crate::core::{Ask, Pull};
 
-/// Both legs of a room, as far as they came.
+/// The legs of a bootstrap room that have arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Meeting {
     prefill: bool,
@@ -30,13 +31,13 @@ struct Meeting {
 enum Phase {
     #[default]
     Open,
-    /// The KV is there; reading it lasts this long.
+    /// The KV is ready; transferring it takes this long.
     Ready(Duration),
     Pulled,
     Failed(RoomFailure),
 }
 
-/// Why a meeting failed.
+/// Why the legs did not meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RoomFailure {
     Duplicate,
@@ -73,11 +74,11 @@ struct Seat {
     meeting: watch::Sender<Meeting>,
 }
 
-/// A prefill's seat. Leaving it before the KV was pulled fails the decode.
+/// Guard of a prefill in a bootstrap room. Dropping it before the KV was pulled fails the decode.
 pub(crate) struct PrefillSeat(Seat);
 
 impl Rooms {
-    /// Rooms that are remembered after their end.
+    /// Number of ended bootstrap rooms to keep.
     const REMEMBERED: usize = 65_536;
 
     pub(crate) fn duplicates(&self) -> u64 {
@@ -131,7 +132,7 @@ impl Seat {
         Ok(Self { engine: Arc::clone(engine), room, side, meeting })
     }
 
-    /// Waits until `done` or failure, at most as long as a room is waited for.
+    /// Waits until `done` or failure, at most for the wait limit of a bootstrap room.
     async fn wait(&self, done: impl FnMut(&Meeting) -> bool) -> Result<Meeting, RoomFailure> {
         let mut done = done;
         let mut seen = self.meeting.subscribe();
@@ -173,7 +174,7 @@ impl Drop for Seat {
         }
         let met = *meeting.borrow();
         inner.live.remove(&self.room);
-        // A room that only one leg ever entered may still be entered by the other, late and in vain.
+        // The other leg may still arrive late, and then has to fail.
         if met.prefill && met.decode {
             inner.remember(self.room);
         }
@@ -185,7 +186,7 @@ impl PrefillSeat {
         Seat::take(engine, room, Side::Prefill).map(Self)
     }
 
-    /// Waits for the decode leg; alone for too long it is stranded.
+    /// Waits for the decode leg. Counts a stranded handoff if it does not arrive in time.
     pub(crate) async fn decode_joined(&self) -> Result<(), RoomFailure> {
         let seat = &self.0;
         let lease = seat.engine.clock.sleep(seat.engine.config.lease);
@@ -199,12 +200,12 @@ impl PrefillSeat {
         joined.map(|_| ())
     }
 
-    /// The name under which the core pins this room's blocks.
+    /// Returns the id under which the core pins the blocks of this bootstrap room.
     pub(crate) fn pin_name(&self) -> String {
         pin_name(self.0.room)
     }
 
-    /// Says that the KV is there and waits until it was pulled and has left.
+    /// Announces the KV, and waits until it was pulled and transferred.
     pub(crate) async fn hand_over(&self, transfer: Duration) -> Result<(), RoomFailure> {
         let seat = &self.0;
         seat.meeting.send_if_modified(|meeting| {
@@ -220,7 +221,7 @@ impl PrefillSeat {
     }
 }
 
-/// A decode engine joins a room over the side channel: waits for the prefill, then takes its KV.
+/// Joins a bootstrap room for a decode engine: waits for the prefill, then pulls its KV.
 pub(super) async fn join(engine: &Arc<Engine>, room: u64, fingerprint: u64) -> Result<Verdict, RoomFailure> {
     let seat = Seat::take(engine, room, Side::Decode)?;
     let met =

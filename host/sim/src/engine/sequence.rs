@@ -1,4 +1,4 @@
-//! One sequence from submission to its last token. The only place where core time becomes waiting.
+//! A sequence from submission to its last token. Converts the core's durations to waiting.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,45 +19,45 @@ pub(crate) enum Finish {
     Abort,
 }
 
-/// What a sequence is to generate.
+/// Output of a sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) prompt: Prompt,
-    /// Number of this answer among those to the same prompt.
+    /// Number of this output among those of the same prompt.
     pub(crate) choice: u32,
     /// Index in the response.
     pub(crate) index: u32,
-    /// Words it generates; 0 is an EOS at once.
+    /// Number of words; 0 for an immediate EOS.
     pub(crate) words: u32,
     pub(crate) finish: Finish,
 }
 
-/// One token, or the end without one.
+/// A token, or the end without a token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Step {
     pub(crate) index: u32,
     pub(crate) text: &'static str,
     pub(crate) token: Option<u32>,
     pub(crate) finish: Option<Finish>,
-    /// Tokens generated so far, this one included.
+    /// Number of tokens so far, including this one.
     pub(crate) completion: u32,
-    /// Prompt tokens that needed no computing here.
+    /// Number of prompt tokens that were not computed by this engine.
     pub(crate) cached: u32,
-    /// With the last one: what the response must carry for the next leg, as JSON.
+    /// With the last token: handoff parameters for the response, as JSON.
     pub(crate) params: Option<String>,
 }
 
-/// Where a prompt's KV comes from.
+/// Source of a prompt's KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Compute,
-    /// From another engine, `first_token` with it or not.
+    /// Transferred from another engine, with or without the first token.
     Transfer {
         first_token: bool,
     },
 }
 
-/// A finished sequence whose blocks are still its own.
+/// A finished sequence that still holds its blocks.
 pub(crate) struct Given<'a> {
     pub(crate) job: JobId,
     pub(crate) prompt: &'a Prompt,
@@ -65,31 +65,32 @@ pub(crate) struct Given<'a> {
     pub(crate) finish: Finish,
 }
 
-/// A sequence's side of a handoff. One implementation a handshake.
+/// A sequence's part of a handoff. One implementation per protocol.
 pub(crate) trait Link: Send {
-    /// Whether [`Link::arrive`] must be over before the sequence asks for a place.
+    /// Returns whether [`Link::arrive`] must finish before the sequence is submitted.
     fn defers(&self) -> bool {
         false
     }
 
-    /// Whether [`Link::fetch`] decides about the status, so that headers wait for it.
+    /// Returns whether [`Link::fetch`] determines the status, so that the headers wait for it.
     fn decides_status(&self) -> bool {
         false
     }
 
-    /// Before the sequence asks for a place.
+    /// Called before the sequence is submitted.
     fn arrive(&mut self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// With its place: finds out where the KV comes from, and takes it. `transfer` is how long reading it will last.
+    /// Called after admission: determines the source of the KV and pulls it. `transfer` is the duration of
+    /// the transfer.
     fn fetch<'a>(
         &'a mut self,
         prompt: &'a Prompt,
         transfer: Duration,
     ) -> BoxFuture<'a, Result<Source, Failure>>;
 
-    /// After the last token: hands the KV on; returns what the response must carry, as JSON.
+    /// Called after the last token: hands over the KV. Returns handoff parameters for the response, as JSON.
     fn give<'a>(&'a mut self, given: Given<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>>;
 }
 
@@ -106,7 +107,7 @@ impl Link for Local {
     }
 }
 
-/// A sequence in the engine. Dropping it at any point frees all it has.
+/// A sequence in the engine. Dropping it frees its resources at any point.
 pub(crate) struct Sequence {
     engine: Arc<Engine>,
     plan: Plan,
@@ -123,7 +124,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Takes its place in line, unless its link wants something else first.
+    /// Submits the sequence, after its link has arrived if the protocol requires it.
     pub(crate) fn submit(
         engine: &Arc<Engine>,
         plan: Plan,
@@ -153,7 +154,7 @@ impl Sequence {
         self.link.decides_status()
     }
 
-    /// Runs up to the point where the KV is there or on its way. An abort meanwhile is seen by [`Sequence::next`].
+    /// Runs until the KV is available or being transferred. [`Sequence::next`] reports an abort in between.
     pub(crate) async fn prepare(&mut self) -> Result<(), Failure> {
         let stop = self.stop.clone();
         tokio::select! {
@@ -163,7 +164,7 @@ impl Sequence {
         }
     }
 
-    /// The next token; `None` after the last.
+    /// Returns the next token; `None` after the last one.
     pub(crate) async fn next(&mut self) -> Option<Result<Step, Failure>> {
         if self.over {
             return None;
@@ -201,7 +202,7 @@ impl Sequence {
         let id = ticket.id;
         let transfer = self.engine.with_core(|core| core.transfer(id));
         let source = self.link.fetch(&self.plan.prompt, transfer).await?;
-        // After a transfer a decode engine reports 0, whatever it had (engines.md).
+        // A decode engine reports 0 cached tokens after a transfer, even if it had some.
         self.cached = if source == Source::Compute { started.cached } else { 0 };
         self.source = Some((source, transfer));
         Ok(())
@@ -216,7 +217,7 @@ impl Sequence {
             self.first(id).await;
             self.due = self.engine.clock.now();
         } else {
-            // Against the last due time, so that late wake-ups do not add up.
+            // Relative to the last due time, so that late wake-ups do not accumulate.
             self.due += self.engine.with_core(|core| core.decode_step(id));
             self.engine.clock.sleep_until(self.due).await;
         }

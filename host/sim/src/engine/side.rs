@@ -1,7 +1,7 @@
-//! How engines reach each other's KV: one JSON object a line over TCP, an answer for each.
+//! Side channel between engines for KV transfers: JSON lines over TCP, one reply per request.
 //!
-//! It stands for NIXL's side channel and for SGLang's bootstrap server, whose bytes the gateway never sees. A join is
-//! answered when the room is; closing the connection before leaves the room.
+//! It models NIXL's side channel and SGLang's bootstrap server, whose bytes the gateway never sees. A join is
+//! answered when the bootstrap room has its result. Closing the connection earlier leaves the bootstrap room.
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::core;
 
-/// What one engine asks another.
+/// A request to another engine.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub(crate) enum Ask {
-    /// NIXL: the blocks of a finished prefill.
+    /// NIXL: pulls the blocks of a finished prefill.
     Pull { engine_id: String, request_id: String, block_ids: Vec<u32>, fingerprint: u64, transfer_us: u64 },
-    /// SGLang: the KV of the prefill in this room, when it is there.
+    /// SGLang: waits for the KV of the prefill in this bootstrap room.
     Join { room: u64, fingerprint: u64 },
 }
 
@@ -45,12 +45,12 @@ pub(crate) enum Verdict {
     Failed,
 }
 
-/// Longest line that is read; a 128k-token prompt has 8k blocks of up to 6 digits.
+/// Limit of a line in bytes. A prompt of 128k tokens has 8k blocks of up to 6 digits.
 const MAX_LINE: u64 = 1 << 20;
 
 type Wire = BufReader<TcpStream>;
 
-/// Connections to other engines, kept for reuse: thousands of handoffs a second must not exhaust ports.
+/// Pooled connections to other engines, so that thousands of handoffs per second do not exhaust ports.
 #[derive(Default)]
 pub(crate) struct Client {
     idle: Mutex<HashMap<(String, u16), Vec<Wire>>>,
@@ -70,7 +70,7 @@ impl Client {
             self.keep(key, wire);
             return Ok(reply);
         }
-        // No connection kept, or its engine is another one by now.
+        // There is no pooled connection, or its engine was replaced.
         let stream = TcpStream::connect((host, port)).await?;
         stream.set_nodelay(true)?;
         let mut wire = BufReader::new(stream);
@@ -100,7 +100,7 @@ async fn read_line(wire: &mut Wire) -> io::Result<Option<Vec<u8>>> {
     Ok(line.ends_with(b"\n").then_some(line))
 }
 
-/// Answers other engines until `stop`.
+/// Serves other engines until `stop` is cancelled.
 pub(crate) async fn serve(
     engine: Arc<Engine>,
     listener: TcpListener,
@@ -113,7 +113,7 @@ pub(crate) async fn serve(
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, _)) = accepted else {
-            // Out of file descriptors, most likely: let some be closed.
+            // Probably out of file descriptors: wait for some to be closed.
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         };
@@ -139,7 +139,7 @@ async fn converse(engine: &Arc<Engine>, stream: TcpStream) -> io::Result<()> {
             Ask::Join { room, fingerprint } => {
                 let joined = tokio::select! {
                     joined = rooms::join(engine, room, fingerprint) => joined,
-                    // Nothing may come while it waits: the decode engine has hung up.
+                    // The decode engine sends nothing while it waits, so readable means that it disconnected.
                     _ = wire.fill_buf() => Err(RoomFailure::DecodeLeft),
                 };
                 joined_reply(joined)

@@ -1,4 +1,4 @@
-//! Sequences into bytes: a whole body, or a stream of events, with the faults that break a body.
+//! Formats sequences as a complete body or as a stream of events, with the faults that damage a body.
 
 use std::{collections::VecDeque, io, sync::Arc, time::Duration};
 
@@ -22,26 +22,26 @@ use crate::{
 
 pub(super) const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
-/// So long the bytes before a cut have to reach the wire: what is not flushed when a body fails is never sent.
+/// Time for the bytes before a cut to be sent, because bytes that are not flushed when a body fails are lost.
 const FLUSH: Duration = Duration::from_millis(20);
 
 type Steps = SelectAll<BoxStream<'static, Result<Step, Failure>>>;
 
-/// A request's sequences on their way to an answer. Dropping it stops them all.
+/// Sequences of a request in progress. Dropping it stops them all.
 pub(super) struct Answer {
     engine: Arc<Engine>,
     shape: &'static dyn Shape,
     meta: Meta,
     steps: Steps,
-    /// Tokens of each answer so far.
+    /// Number of tokens of each output so far.
     completion: Vec<u32>,
-    /// Cached prompt tokens of each answer.
+    /// Number of cached prompt tokens of each output.
     cached: Vec<u32>,
     aborted: bool,
     _abort: AbortGuard,
 }
 
-/// An answer as a stream of events.
+/// A response as a stream of events.
 struct Events {
     answer: Answer,
     flight: InFlight,
@@ -51,7 +51,7 @@ struct Events {
     end: Option<End>,
 }
 
-/// What happens when the queue is empty.
+/// Next step when the queue is empty.
 #[derive(Clone, Copy)]
 enum End {
     Close(Outcome),
@@ -92,7 +92,7 @@ impl Answer {
         if self.aborted { Outcome::Aborted } else { Outcome::Ok }
     }
 
-    /// Prompts are counted once each, answers all.
+    /// Returns the usage: each prompt once, and all outputs.
     fn usage(&self) -> Usage {
         let size = self.engine.config.block_size;
         let per_prompt = self.cached.iter().step_by(self.meta.n.max(1) as usize);
@@ -106,7 +106,7 @@ impl Answer {
         }
     }
 
-    /// The usage inside a chunk, of that chunk's own answer.
+    /// Returns the usage inside a chunk, which concerns the chunk's own output.
     fn running_usage(&self, index: u32, completion: u32) -> Option<Usage> {
         let prompt = self.meta.prompts.get((index / self.meta.n.max(1)) as usize)?;
         self.meta.continuous_usage.then_some(Usage { prompt: prompt.isl(), completion, ..Usage::default() })
@@ -165,7 +165,8 @@ impl Events {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         loop {
             if let Some(bytes) = self.queue.pop_front() {
-                // Counted with its last bytes: a client may close as soon as it has them.
+                // Count the outcome with the last bytes, because the client may disconnect as soon as it has
+                // them.
                 if let (true, Some(End::Close(outcome))) = (self.queue.is_empty(), self.end) {
                     self.flight.end(outcome);
                 }
@@ -192,7 +193,7 @@ impl Events {
         }
     }
 
-    /// Queues what the next step becomes.
+    /// Queues the bytes of the next step.
     async fn fill(&mut self) {
         match self.answer.steps.next().await {
             Some(Ok(step)) => self.step(&step),
@@ -265,7 +266,7 @@ fn stamped(event: &Bytes) -> Bytes {
     }
 }
 
-/// Half of a body whose whole length was announced, then the connection closes.
+/// Sends half of a body with the full content length, then closes the connection.
 fn cut_body(body: &str) -> Response {
     let half = Bytes::copy_from_slice(body.as_bytes().get(..body.len() / 2).unwrap_or_default());
     let failing = stream::iter([Ok(half)]).chain(stream::once(async {

@@ -26,7 +26,7 @@ struct Abort {
     abort_all: bool,
 }
 
-/// Answers 200 whether or not anything was aborted, as the engine does.
+/// Responds with 200 even if nothing was aborted, as the engine does.
 pub(super) async fn abort(State(engine): State<Arc<Engine>>, bytes: Bytes) -> Response {
     match serde_json::from_slice::<Abort>(&bytes) {
         Ok(abort) => {
@@ -54,7 +54,7 @@ pub(super) async fn faults(State(engine): State<Arc<Engine>>) -> Json<Vec<Fault>
     Json(engine.faults.list())
 }
 
-/// Replaces all faults by the array in the body; `[]` ends them.
+/// Replaces the active faults by the array in the body; `[]` removes all.
 pub(super) async fn set_faults(State(engine): State<Arc<Engine>>, bytes: Bytes) -> Response {
     let faults = match serde_json::from_slice::<Vec<Fault>>(&bytes) {
         Ok(faults) => faults,

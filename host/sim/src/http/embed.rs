@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: a vector for each input that depends on nothing but the input.
+//! `/v1/embeddings`: returns a vector for each input, which depends only on the input.
 
 use axum::{body::Bytes, http::StatusCode, response::Response};
 use serde::Deserialize;

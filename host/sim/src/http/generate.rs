@@ -1,4 +1,5 @@
-//! From a body to an answer: leg, faults, sequences, then [`super::answer`].
+//! Handles generation requests: determines the leg, draws faults, starts the sequences, and passes them to
+//! [`super::answer`].
 
 use std::sync::Arc;
 
@@ -79,7 +80,7 @@ async fn serve(
     }
 }
 
-/// Puts every sequence in its place.
+/// Submits all sequences.
 async fn start(
     engine: &Arc<Engine>,
     chat: bool,
@@ -118,7 +119,7 @@ async fn start(
     Ok(Answer::new(engine, meta, sequences, abort))
 }
 
-/// The faults that need no engine.
+/// Carries out the faults that do not involve the engine.
 async fn act_out(
     engine: &Engine,
     faults: &Picked,
@@ -155,13 +156,14 @@ async fn act_out(
     None
 }
 
-/// vLLM and OpenAI: the request's id or a random one, with a prefix; SGLang: the body's `rid` as it is.
+/// Returns the id of a response. vLLM and OpenAI: the request's id or a random one, with a prefix. SGLang:
+/// the body's `rid`.
 fn response_id(dialect: Dialect, chat: bool, headers: &HeaderMap, body: &Body) -> String {
     if dialect == Dialect::Sglang {
         return rids(body).into_iter().next().unwrap_or_else(|| random_hex(32));
     }
     let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
-    // The id is written into JSON as it is.
+    // The id is written to JSON without escaping.
     let given = given.filter(|id| !id.contains(['"', '\\']) && id.chars().all(|c| !c.is_control()));
     let id = given.map_or_else(|| random_hex(16), str::to_owned);
     if chat { format!("chatcmpl-{id}") } else { format!("cmpl-{id}") }

@@ -1,4 +1,5 @@
-//! `/metrics`: the engine's own names as far as a gateway reads them, and ours with the prefix `sim_`.
+//! `/metrics`: those of the engine's metrics that a gateway reads, and the model's own with the prefix
+//! `sim_`.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -17,7 +18,7 @@ use crate::{
     server::Conn,
 };
 
-/// Prometheus text with one HELP and TYPE a family.
+/// Formats the Prometheus text, with HELP and TYPE for each family.
 struct Exposition(String);
 
 pub(super) async fn metrics(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
@@ -110,7 +111,7 @@ impl Exposition {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Floats always with a point, as the engines' Python writes them.
+    /// Formats floats with a decimal point, as the engines do.
     fn float(&mut self, name: &str, value: f64) {
         let _ = writeln!(self.0, "{name} {value:?}");
     }

@@ -1,4 +1,4 @@
-//! What a gateway asks to learn about an engine: alive, which, facts, load, tokens.
+//! Endpoints that a gateway probes: health, version, models, server info, loads, tokenization.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ pub(super) async fn version(State(engine): State<Arc<Engine>>, Extension(conn): 
     }
 }
 
-/// vLLM's `/tokenize`, for a prompt or for messages.
+/// Handles vLLM's `/tokenize`, for a prompt or for messages.
 pub(super) async fn tokenize(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,
@@ -77,7 +77,7 @@ pub(super) async fn tokenize(
     }
 }
 
-/// SGLang's `/server_info`: the arguments it was started with, and its state.
+/// Handles SGLang's `/server_info`: start arguments and state.
 pub(super) async fn server_info(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,
@@ -114,7 +114,7 @@ pub(super) async fn server_info(
     }))
 }
 
-/// SGLang's `/v1/loads`.
+/// Handles SGLang's `/v1/loads`.
 pub(super) async fn loads(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
     if let Some(response) = faulty(&engine, FaultLeg::Probe, &conn).await {
         return response;
@@ -141,7 +141,7 @@ pub(super) async fn loads(State(engine): State<Arc<Engine>>, Extension(conn): Ex
     ok(&json!({"version": "0.5.9", "dp_rank_count": 1, "loads": [load], "aggregate": aggregate}))
 }
 
-/// The fault that hits a probe, acted out.
+/// Carries out a fault that affects a probe.
 pub(super) async fn faulty(engine: &Engine, leg: FaultLeg, conn: &Conn) -> Option<Response> {
     let faults = engine.faults.pick(leg);
     if let Some(ms) = faults.slow_ms() {

@@ -1,4 +1,4 @@
-//! A request's body: parsed once, checked as the engine checks it, with the errors the engine gives.
+//! Parses and checks the body of a request, with the engine's checks and errors.
 
 use axum::http::{HeaderMap, header};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use crate::{
     faults::{FaultKind, Picked},
 };
 
-/// The fields of a body that matter to an engine model; all others are accepted and ignored.
+/// Fields of a body that the model uses. All others are accepted and ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Body {
@@ -37,7 +37,7 @@ pub(crate) struct Body {
     pub(crate) disagg_prefill_dp_rank: Option<u32>,
 }
 
-/// A value, or one for each sequence of a batch.
+/// A single value, or one for each sequence of a batch.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum OneOrMany<T> {
@@ -80,13 +80,13 @@ struct StreamOptions {
     continuous_usage_stats: bool,
 }
 
-/// Tokens of a completion that says nothing about its length.
+/// Output tokens of a completion without a length.
 const DEFAULT_COMPLETION: u32 = 16;
-/// Sequences a request may ask for.
+/// Limit of the sequences of a request.
 const MAX_SEQUENCES: usize = 1024;
 
 impl Body {
-    /// Reads and checks a body.
+    /// Parses and checks a body.
     pub(crate) fn parse(
         config: &SimConfig,
         chat: bool,
@@ -150,23 +150,23 @@ impl Body {
         self.max_completion_tokens.or(self.max_tokens)
     }
 
-    /// Whether it has messages rather than a prompt, where an endpoint takes both.
+    /// Returns whether the body has messages, for an endpoint that also accepts a prompt.
     pub(crate) fn is_chat(&self) -> bool {
         self.messages.is_some()
     }
 
-    /// Answers to each prompt.
+    /// Returns the number of outputs for each prompt.
     pub(crate) fn n(&self) -> u32 {
         self.n.unwrap_or(1)
     }
 
-    /// Whether the stream ends with a usage chunk, and whether every chunk has a usage.
+    /// Returns whether the stream ends with a usage chunk, and whether every chunk has a usage.
     pub(crate) fn usage(&self) -> (bool, bool) {
         let options = self.stream_options.unwrap_or_default();
         (options.include_usage, options.include_usage && options.continuous_usage_stats)
     }
 
-    /// The prompts: one of a chat, any number of a completion.
+    /// Returns the prompts: one for a chat, any number for a completion.
     pub(crate) fn prompts(&self, chat: bool) -> Result<Vec<Prompt>, Failure> {
         let prompts = if chat {
             let messages = self.messages.iter().flatten();
@@ -196,7 +196,8 @@ impl Body {
         Ok(prompts)
     }
 
-    /// One plan for each answer to each prompt; `fixed` is the length a handshake imposes.
+    /// Returns one plan for each output of each prompt. `fixed` is the length that a handoff protocol
+    /// imposes.
     pub(crate) fn plans(
         &self,
         config: &SimConfig,
@@ -255,7 +256,7 @@ impl Message {
     }
 }
 
-/// Why a body was not understood, in the engine's words.
+/// Returns the engine's message for a body that cannot be parsed.
 fn explain(bytes: &[u8], error: &serde_json::Error) -> Failure {
     let Ok(value) = serde_json::from_slice::<Value>(bytes) else {
         let loc = format!("body.{}", error.column().saturating_sub(1));

@@ -1,4 +1,4 @@
-//! The plain OpenAI shape: what every client understands, and nothing else.
+//! Plain OpenAI format, without extensions.
 
 use super::{Choice, Meta, Shape, Usage, json};
 use crate::{

@@ -1,4 +1,4 @@
-//! SGLang's bytes: the finish reason comes in a chunk of its own, errors are flat.
+//! SGLang's format: the finish reason is in a separate chunk, and errors are flat objects.
 
 use super::{Choice, Meta, Shape, Usage, json};
 use crate::{

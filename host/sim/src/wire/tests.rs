@@ -1,4 +1,4 @@
-//! The vLLM shapes against bytes recorded from vLLM 0.32 on CPU.
+//! Compares the vLLM format with bytes recorded from vLLM 0.32 on CPU.
 
 use super::*;
 

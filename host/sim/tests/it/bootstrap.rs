@@ -1,4 +1,4 @@
-//! SGLang's bootstrap handoff between two engines over real sockets, and everything that can go wrong with it.
+//! SGLang's bootstrap handoff between two engines over real sockets, and its failures.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ async fn a_decode_that_leaves_fails_its_prefill() {
 }
 
 #[tokio::test]
-async fn a_room_used_twice_fails_everybody_in_it() {
+async fn a_bootstrap_room_used_twice_fails_all_its_legs() {
     let (prefill, decode) = pair().await;
     let body = body(&prefill, 11);
     let (one, two) = tokio::join!(post(&prefill, PATH, &body), post(&prefill, PATH, &body));
@@ -130,7 +130,7 @@ async fn nobody_waits_forever() {
     let fast = |config: &mut pointsman_sim::SimConfig| config.speedup = 3000.0;
     let prefill = start_with(Dialect::Sglang, Role::Prefill, fast).await;
     let decode = start_with(Dialect::Sglang, Role::Decode, fast).await;
-    // 30 s lease for a prefill alone, 300 s for a decode alone; 3,000 times faster.
+    // A prefill alone waits for 30 s, a decode alone for 300 s; accelerated 3,000 times.
     let alone = post(&prefill, PATH, &body(&prefill, 14)).await;
     assert_eq!(alone.status, 500);
     assert_eq!(prefill.state().stranded, 1);
@@ -187,7 +187,7 @@ async fn what_a_disaggregated_engine_refuses() {
 }
 
 #[tokio::test]
-async fn prompts_that_differ_are_found_out() {
+async fn different_prompts_of_the_legs_are_detected() {
     let (prefill, decode) = pair().await;
     let first = body(&prefill, 50);
     let mut second = first.clone();

@@ -1,4 +1,4 @@
-//! A client that hides nothing: one connection a request, raw bytes, whether the answer ended as announced.
+//! A raw HTTP client: one connection per request, raw bytes, and whether the response ended as announced.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -9,13 +9,13 @@ use tokio::{
     net::TcpStream,
 };
 
-/// An answer as it came.
+/// A response as received.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
-    /// The last chunk, or all announced bytes, came.
+    /// Whether the last chunk or all announced bytes were received.
     pub(crate) complete: bool,
 }
 
@@ -28,13 +28,13 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The data of each event.
+    /// Returns the data of each event.
     pub(crate) fn events(&self) -> Vec<String> {
         let text = self.text();
         text.split("\n\n").filter_map(|event| event.strip_prefix("data: ").map(str::to_owned)).collect()
     }
 
-    /// All generated text, whatever the shape.
+    /// Returns all generated text, in any format.
     pub(crate) fn answer(&self) -> String {
         if !self.head.contains("event-stream") {
             return text_of(&self.json(), "message");
@@ -93,14 +93,14 @@ pub(crate) async fn send(addr: SocketAddr, request: &str) -> io::Result<Answer> 
     parse(&bytes).ok_or_else(|| io::Error::other("no whole head"))
 }
 
-/// Opens a request and leaves the answer to the caller.
+/// Sends a request and leaves the response to the caller.
 pub(crate) async fn open(sim: &SimHandle, path: &str, body: &Value) -> TcpStream {
     let mut stream = TcpStream::connect(sim.addr()).await.expect("connects");
     stream.write_all(raw(path, &body.to_string()).as_bytes()).await.expect("writes");
     stream
 }
 
-/// Reads until the answer so far contains `needle`.
+/// Reads until the response contains `needle`.
 pub(crate) async fn read_until(stream: &mut TcpStream, needle: &str) -> String {
     let mut seen = Vec::new();
     let mut buffer = [0; 4096];
@@ -115,13 +115,13 @@ pub(crate) async fn read_until(stream: &mut TcpStream, needle: &str) -> String {
     }
 }
 
-/// Whether nothing at all comes for `ms` milliseconds.
+/// Returns whether nothing is received for `ms` milliseconds.
 pub(crate) async fn silent(stream: &mut TcpStream, ms: u64) -> bool {
     let mut buffer = [0; 1];
     tokio::time::timeout(Duration::from_millis(ms), stream.read(&mut buffer)).await.is_err()
 }
 
-/// Waits for a state, because sockets close when they close.
+/// Waits for a state, because disconnects are noticed with a delay.
 pub(crate) async fn eventually(sim: &SimHandle, what: &str, is: impl Fn(&SimState) -> bool) {
     for _ in 0..2000 {
         if is(&sim.state()) {

@@ -1,4 +1,4 @@
-//! One vLLM engine: endpoints, errors as recorded, limits, cache, and clients that leave.
+//! A vLLM engine: endpoints, recorded errors, limits, cache, and disconnecting clients.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ async fn prompts_come_in_four_forms_and_answers_in_any_number() {
 }
 
 #[tokio::test]
-async fn the_model_ends_by_itself_unless_told_not_to() {
+async fn the_model_generates_eos_unless_it_is_ignored() {
     let sim = start_with(Dialect::Vllm, Role::Aggregated, |config| config.natural_len = 6).await;
     let table = [
         (json!({"max_tokens": 4}), 4, "length"),
@@ -218,7 +218,7 @@ async fn probes_are_vllms() {
 }
 
 #[tokio::test]
-async fn one_more_than_may_wait_is_refused() {
+async fn a_request_over_the_queue_limit_is_refused() {
     let sim = start_with(Dialect::Vllm, Role::Aggregated, |config| {
         (config.max_num_seqs, config.max_waiting, config.overhead) = (1, 1, Duration::from_secs(60));
     })
@@ -232,7 +232,7 @@ async fn one_more_than_may_wait_is_refused() {
         body["stream"] = json!(stream);
         let refused = post(&sim, CHAT, &body).await;
         assert_eq!(refused.status, 503);
-        assert!(refused.text().contains("1 requests are waiting, 1 may"));
+        assert!(refused.text().contains("queue is full: 1 requests are waiting, limit 1"));
     }
     let metrics = get(&sim, "/metrics").await.text();
     assert!(metrics.contains(r#"vllm:num_requests_waiting{engine="0",model_name="tiny"} 1.0"#));
@@ -260,7 +260,7 @@ async fn a_client_that_leaves_frees_everything_at_once() {
 }
 
 #[tokio::test]
-async fn time_passes_as_modelled_and_faster_when_told() {
+async fn durations_follow_the_model_and_the_speedup() {
     let sim = start_with(Dialect::Vllm, Role::Aggregated, |config| {
         config.overhead = Duration::from_secs(10);
         config.itl = Duration::from_secs(2);
@@ -271,7 +271,7 @@ async fn time_passes_as_modelled_and_faster_when_told() {
     let mut body = chat("hi");
     body["max_tokens"] = json!(6);
     post(&sim, CHAT, &body).await;
-    // 10 s + 5 * 2 s, a hundred times faster.
+    // 10 s + 5 * 2 s, accelerated a hundred times.
     let took = before.elapsed();
     assert!(took >= Duration::from_millis(195), "{took:?}");
     assert!(took < Duration::from_secs(10), "{took:?}");

@@ -1,4 +1,4 @@
-//! Every fault over a real socket, switched on as an operator does it: `POST /sim/faults`.
+//! Every fault over a real socket, activated by `POST /sim/faults`.
 
 use std::io::ErrorKind;
 
@@ -107,7 +107,7 @@ async fn a_cut_ends_in_the_middle_of_an_event() {
 }
 
 #[tokio::test]
-async fn garbage_is_no_event_and_has_no_end() {
+async fn garbage_is_not_an_event_and_the_stream_has_no_done() {
     let sim = sim().await;
     fault(&sim, json!({"kind": "garbage", "after_tokens": 1})).await;
     let answer = post(&sim, PATH, &body(true)).await;
@@ -120,7 +120,7 @@ async fn garbage_is_no_event_and_has_no_end() {
 }
 
 #[tokio::test]
-async fn the_wrong_content_type_is_a_page() {
+async fn the_wrong_content_type_is_an_html_page() {
     let sim = sim().await;
     fault(&sim, json!({"kind": "wrong-content-type"})).await;
     for stream in [false, true] {
@@ -141,7 +141,7 @@ async fn health_can_be_slow() {
 }
 
 #[tokio::test]
-async fn an_eos_at_once_is_an_answer_without_text() {
+async fn an_immediate_eos_is_a_response_without_text() {
     let sim = sim().await;
     fault(&sim, json!({"kind": "first-token-eos"})).await;
     let mut streamed = body(true);

@@ -1,4 +1,4 @@
-//! Engines over real sockets: one file a concern, one client that hides nothing.
+//! Engines over real sockets, one file per concern, with a raw HTTP client.
 
 #![allow(
     clippy::expect_used,

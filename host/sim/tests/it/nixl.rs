@@ -1,4 +1,4 @@
-//! vLLM's completed handoff between two engines over real sockets, and everything that can go wrong with it.
+//! vLLM's NIXL handoff between two engines over real sockets, and its failures.
 
 use crate::client::*;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role};
@@ -129,7 +129,7 @@ async fn a_second_use_fails_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_handoff_that_is_not_this_ones_fails() {
+async fn a_handoff_of_another_request_fails() {
     let (prefill, decode) = pair().await;
     let params = post(&prefill, PATH, &prefill_body(&original())).await.json()["kv_transfer_params"].clone();
     let changes = [
@@ -229,7 +229,7 @@ async fn legs_are_checked_against_the_role() {
     let refused = post(&prefill, PATH, &options).await;
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("Stream options can only be defined when `stream=True`"));
-    // No parameters at all: the decode engine prefills by itself.
+    // Without parameters, the decode engine computes the prompt itself.
     assert_eq!(post(&decode, PATH, &original()).await.status, 200);
     assert_eq!(decode.state().requests.get("aggregated/ok"), Some(&1));
 }

@@ -1,4 +1,4 @@
-//! The engine as a process: says where it listens, ends on SIGTERM.
+//! The engine as a process: prints its address and ends on SIGTERM.
 
 use std::{
     io::{BufRead, BufReader},
@@ -39,7 +39,7 @@ async fn a_parent_finds_the_port_and_ends_it() {
 }
 
 #[test]
-fn nonsense_is_refused_with_the_value() {
+fn invalid_settings_are_refused_with_their_values() {
     for (args, said) in [
         (["--speedup", "-1"], "speedup `-1`"),
         (["--fault", "{}"], "missing field `kind`"),

@@ -14,14 +14,14 @@ fn text(tokenizer: &Tokenizer) -> String {
 }
 
 #[track_caller]
-fn refused(model: &Model, file: &str, word: &str) {
+fn refused(model: &Model, file: &str, problem: &str) {
     let error = Tokenizer::load(model.path()).unwrap_err();
-    let told = error.to_string();
-    assert!(told.contains(file) && told.contains(word), "{told}");
+    let message = error.to_string();
+    assert!(message.contains(file) && message.contains(problem), "{message}");
 }
 
 #[test]
-fn a_bad_file_is_told_by_its_name() {
+fn an_error_names_the_invalid_file() {
     let model = Model::copied();
     model.write("tokenizer_config.json", "{\"bos_token\": 7}");
     refused(&model, "tokenizer_config.json", "bos_token");
@@ -34,7 +34,7 @@ fn a_bad_file_is_told_by_its_name() {
     model.write("tokenizer.json", "{}");
     refused(&model, "tokenizer.json", "");
     fs::remove_file(model.path().join("tokenizer.json")).unwrap();
-    refused(&model, "tokenizer.json", "cannot be read");
+    refused(&model, "tokenizer.json", "cannot read tokenizer file");
     assert!(matches!(Tokenizer::load(model.path()), Err(TokenizerError::Read { .. })));
 }
 

@@ -1,5 +1,5 @@
-//! Bytes an index holds after a load, by a counting allocator (`cargo xtask bench index` runs it once for each side).
-//! A process of its own, because counting slows every allocation.
+//! Bytes an index holds after a load, by a counting allocator (`cargo xtask bench index` runs it once for
+//! each side). A process of its own, because counting slows every allocation.
 
 use std::io::Write as _;
 

@@ -1,4 +1,5 @@
-//! `cargo xtask bench index`: our prefix index beside the oracle's concurrent tree, in interleaved rounds of one run.
+//! `cargo xtask bench index`: our prefix index beside the oracle's concurrent tree, in interleaved rounds of
+//! one run.
 
 use std::{
     io::Write as _,
@@ -18,7 +19,8 @@ use pointsman_oracle::{
 /// Prompts whose tokens are kept for lookups.
 const ASKED: usize = 512;
 
-/// Stored blocks a second, lookups while events come in, bytes a block: Pointsman's index beside the oracle's.
+/// Stored blocks a second, lookups while events come in, bytes a block: Pointsman's index beside the
+/// oracle's.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench index")]
 struct Cli {
@@ -142,7 +144,8 @@ fn from_wire<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<f64> {
     Ok(load.stored() as f64 / start.elapsed().as_secs_f64())
 }
 
-/// From decoded events to visible, and then lookups: on an index that has the first half, while the second streams in.
+/// From decoded events to visible, and then lookups: on an index that has the first half, while the second
+/// streams in.
 fn from_events<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<(f64, [(f64, f64); 2])> {
     let side = S::new(load.block_tokens, cli.oracle_threads)?;
     let mut reader = S::Reader::default();
@@ -186,7 +189,8 @@ fn stream<S: Side>(side: &S, events: Vec<(S::Event, u64)>, rate: u64) {
     }
 }
 
-/// Looks prompts up until the events end; p50 and p99 in ns, of the lookup alone and of hashing the tokens and the lookup.
+/// Looks prompts up until the events end; p50 and p99 in ns, of the lookup alone and of hashing the tokens
+/// and the lookup.
 fn look_up<S: Side>(side: &S, load: &Load, done: &AtomicBool) -> [(f64, f64); 2] {
     let every = (load.prompts.len() / ASKED).max(1);
     let tokens: Vec<Vec<u32>> =
