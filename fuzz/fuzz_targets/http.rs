@@ -1,4 +1,5 @@
-//! What an engine answers as HTTP: any bytes are read without a panic, and cut anywhere they mean the same.
+//! HTTP responses of engines: any bytes are parsed without a panic, and with the same result in pieces of any
+//! size.
 #![no_main]
 #![allow(dead_code)]
 
@@ -12,7 +13,7 @@ mod wire;
 
 type LegHeaders = Vec<(http::HeaderName, http::HeaderValue)>;
 
-/// Status, body, whether it is over, and bytes behind it; `None` when it is no answer.
+/// Status, body, whether the response is complete, and bytes behind it; `None` if it is not a response.
 type Read = Option<(u16, Vec<u8>, bool, usize)>;
 
 fuzz_target!(|data: &[u8]| {
@@ -20,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
     let whole = read(bytes, bytes.len().max(1));
     let pieces = read(bytes, usize::from(*step).max(1));
     assert_eq!(whole, pieces);
-    // A chunk begins anywhere.
+    // A chunk may start anywhere.
     let (mut one, mut out) = (chunked::Chunked::default(), Vec::new());
     let decoded = one.decode(bytes, &mut out);
     assert!(out.len() <= bytes.len());

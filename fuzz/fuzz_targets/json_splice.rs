@@ -1,4 +1,4 @@
-//! The index and the edits of a client's body, beside serde_json's own tree.
+//! Compares the scan and the edits of a client's body with serde_json's tree.
 #![no_main]
 
 use bytes::Bytes;

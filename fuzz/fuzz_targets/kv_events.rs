@@ -1,4 +1,5 @@
-//! Batches of KV events: bytes of any kind, and the two forms of one event, which have to be read the same.
+//! Batches of KV events: arbitrary bytes, and events in both forms, which have to be decoded to the same
+//! value.
 #![no_main]
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -31,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
 
 fn any_bytes(payload: &[u8]) {
     let Ok(batch) = decode_batch(payload) else { return };
-    // Nothing comes out that did not go in: each value took a byte at least.
+    // Each value takes at least one byte, so the output is bounded by the input.
     let values = |event: &KvEvent| match event {
         KvEvent::Stored(stored) => {
             stored.hashes.len()

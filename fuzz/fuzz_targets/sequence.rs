@@ -1,6 +1,5 @@
-//! An engine's events on a bad line: lost, repeated, replayed in part, begun anew. The index may know less
-//! than the engine holds, never more. And events that no engine sends: nothing stays behind when the worker
-//! leaves.
+//! An engine's events on an unreliable connection: lost, repeated, replayed in part, restarted. The index may
+//! know less than the engine holds, never more. And arbitrary events: removing the worker removes everything.
 #![no_main]
 
 use std::{
@@ -30,20 +29,20 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Arbitrary, Debug)]
 enum Input {
-    /// A prefix tree that grows and shrinks, and what becomes of each message on the way.
+    /// A prefix tree that grows and shrinks, and the fate of each message.
     Honest(Vec<(Act, Fate)>),
-    /// Anything: own parents, circles, hashes named twice.
+    /// Arbitrary events: blocks that are their own parents, circles, duplicate hashes.
     Hostile(Vec<(u8, Option<u8>, Vec<u8>, Act, u8)>),
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Act {
-    /// A block below the n-th of those that are held, or at the root.
+    /// Stores a block below the n-th held block, or at the root.
     Store(u8, u8),
-    /// The n-th held block, if nothing is below it.
+    /// Removes the n-th held block, if it has no children.
     Remove(u8),
     Clear,
-    /// The process begins anew, empty, with number 0.
+    /// Restarts the engine with an empty cache and sequence number 0.
     Restart,
 }
 
@@ -52,7 +51,7 @@ enum Fate {
     Arrives,
     Repeats,
     IsLost,
-    /// Arrives; what was missed before it is replayed, but for every n-th message.
+    /// Arrives after a replay of the missed messages, except every n-th one.
     IsReplayed(u8),
 }
 
@@ -82,11 +81,11 @@ fn honest(worker: WorkerId, acts: &[(Act, Fate)]) {
     let (mut engine, mut met) = (Engine::default(), HashSet::new());
     let mut line = Sequencer::new(4, 1 << 20);
     INDEX.set_live(worker, RANK, true);
-    // Once something was said after the last message that came, the index is behind, as it must be.
+    // If the last messages were lost, the index cannot know of them.
     let mut behind = false;
     let mut seen = 0;
     for (act, fate) in acts {
-        // A restart is told by numbers that go back: where none came before, only a new connection tells.
+        // Only falling numbers reveal a restart, so it has to follow a message that arrived.
         if matches!(act, Act::Restart) && seen == 0 {
             continue;
         }
@@ -133,7 +132,7 @@ fn deliver(worker: WorkerId, line: &mut Sequencer<Vec<u8>>, engine: &Engine, seq
     }
 }
 
-/// As a feed does it.
+/// Applies a step as a feed does.
 fn take(worker: WorkerId, step: Step<Vec<u8>>) {
     let payload = match step {
         Step::Apply(payload) => payload,
@@ -155,7 +154,7 @@ fn send(worker: WorkerId, event: KvEvent) {
 }
 
 impl Engine {
-    /// Does it; the message of it, if anything changed.
+    /// Performs an act. Returns its message if it changed anything.
     fn act(&mut self, act: Act) -> Option<Vec<u8>> {
         match act {
             Act::Store(below, last) => {
@@ -213,7 +212,7 @@ fn store(path: &[u8]) -> KvEvent {
     })
 }
 
-/// An engine's own name of a block; no two paths share one.
+/// Returns the engine's hash of a block, unique for each path.
 fn name(path: &[u8]) -> u64 {
     path.iter().fold(1, |name, last| name * 5 + u64::from(*last) + 1)
 }

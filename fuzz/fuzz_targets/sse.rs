@@ -1,4 +1,5 @@
-//! The scanner of engines' streams: cut anywhere it finds the same events, and strings cannot fake a key.
+//! Scanner of engines' streams: finds the same events in pieces of any size, and strings cannot imitate a
+//! key.
 #![no_main]
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -31,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
 fn any_stream(bytes: &[u8], step: usize) {
     let (whole, whole_rest) = split(bytes, bytes.len().max(1));
     let (pieces, rest) = split(bytes, step.max(1));
-    // Of three newlines in a row the last may stay behind; a whole event never does.
+    // Of three consecutive newlines the last one may remain; a complete event never does.
     assert_eq!(pieces, &bytes[..bytes.len() - rest]);
     assert!(whole_rest <= rest && rest <= whole_rest + 2);
     assert_eq!(whole, &bytes[..bytes.len() - whole_rest]);
@@ -72,7 +73,7 @@ fn look(event: &[u8]) -> scanner::Seen {
     seen
 }
 
-/// An event as an engine writes it, with anything at all in its strings.
+/// Checks an event in an engine's format with arbitrary strings.
 fn known_event(chunk: &Chunk) {
     let mut event = json!({
         "id": chunk.key,

@@ -1,4 +1,4 @@
-//! What a publisher may say on the wire: greetings, frames, commands, cut anywhere.
+//! ZMTP bytes of a publisher: greetings, frames and commands, in pieces of any size.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -14,14 +14,14 @@ mod zmtp {
     use bytes::BytesMut;
     use frame::{Assembler, FrameError, Item, MAX_COMMAND, MAX_FRAMES};
 
-    /// Small, so that the fuzzer reaches it.
+    /// Small, so that the fuzzer exceeds it.
     const MAX_MESSAGE: usize = 600;
 
     pub(super) fn greets(bytes: &[u8]) {
         let whole = greeting::check(bytes);
         let first =
             (0..=bytes.len()).map(|cut| greeting::check(&bytes[..cut])).find(|said| *said != Ok(None));
-        // What shows early stays so.
+        // An error that is reported early must not change with more bytes.
         assert_eq!(first.unwrap_or(Ok(None)), whole);
     }
 

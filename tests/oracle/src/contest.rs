@@ -1,4 +1,4 @@
-//! The two indexes behind one interface, so that one bench runs both alike.
+//! Both indexes behind one interface, so that one bench runs both in the same way.
 
 use std::collections::HashMap;
 
@@ -14,34 +14,34 @@ use crate::{
     sides::{Who, our_batch, our_hashes, ours, their_event, their_hashes},
 };
 
-/// An index that takes events and answers lookups.
+/// An index that applies events and serves lookups.
 pub trait Side: Sized + Sync {
-    /// Its name in the report.
+    /// Name in the report.
     const NAME: &'static str;
     /// A decoded event.
     type Event: Clone + Send;
-    /// What it remembers while it decodes.
+    /// State of the decoder.
     type Reader: Default;
-    /// The names of a prompt's blocks.
+    /// Hashes of a prompt's blocks.
     type Prompt;
-    /// A lookup's buffers.
+    /// Buffers of a lookup.
     type Scratch: Default;
 
-    /// An empty index.
+    /// Creates an empty index.
     fn new(block_tokens: usize, threads: usize) -> anyhow::Result<Self>;
-    /// Decodes a payload with its own code.
+    /// Decodes a payload with the index's own code.
     fn read(&self, reader: &mut Self::Reader, payload: &Payload, number: u64) -> anyhow::Result<Self::Event>;
-    /// Hands an event in; waits when the index is behind.
+    /// Sends an event to the index. Waits while its queue is full.
     fn feed(&self, event: Self::Event);
-    /// Waits until all that was handed in is visible to lookups.
+    /// Waits until all events are visible to lookups.
     fn drain(&self);
-    /// Names a prompt's blocks.
+    /// Hashes a prompt's blocks.
     fn name(&self, tokens: &[u32]) -> Self::Prompt;
-    /// Looks a prompt up: who holds how much of it.
+    /// Looks up how many blocks of a prompt each worker holds.
     fn ask(&self, prompt: &Self::Prompt, scratch: &mut Self::Scratch);
 }
 
-/// Pointsman's.
+/// Pointsman's index.
 #[derive(Debug)]
 pub struct Ours {
     index: PrefixIndex,
@@ -86,7 +86,7 @@ impl Side for Ours {
     }
 }
 
-/// The oracle's concurrent tree with its own pool of writers; lookups go to the tree itself, past its async
+/// The oracle's concurrent tree with its pool of writers. Lookups call the tree directly, without its async
 /// interface.
 pub struct Theirs {
     pool: ThreadPoolIndexer<ConcurrentRadixTreeCompressed>,
@@ -113,7 +113,7 @@ impl Side for Theirs {
     }
 
     fn feed(&self, event: RouterEvent) {
-        // Its queues have no bound.
+        // Its queues are unbounded.
         let _ = self.pool.enqueue_event(event);
     }
 

@@ -1,8 +1,8 @@
-//! The cost of behaviour G as the oracle's default selector has it.
+//! Cost of a candidate according to the oracle's default selector [G].
 //!
-//! The selector says whom it takes and not what it costs. So a candidate's cost is weighed: a second
-//! candidate of a known cost, `decode blocks * exp(-tanh(w))` by a taint that it alone has, is set beside it,
-//! and `w` is halved down to where the selector changes its mind.
+//! The selector returns its choice but not the costs. So the cost is measured with a second candidate of
+//! known cost: `decode blocks * exp(-tanh(w))`, with a taint that only this candidate has. Bisection finds
+//! the `w` at which the selector changes its choice.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,20 +17,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::wire::mix;
 
-/// The router config in force and the request.
+/// Router configuration and request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weights {
-    /// Credit of a block on the device, in host memory, on disk.
+    /// Credits of a block on device, host and disk.
     pub credits: [f64; 3],
     /// Weight of the prefill term.
     pub load_scale: f64,
-    /// Cost of an active request.
+    /// Cost per active request.
     pub request_weight: f64,
     /// Whether prefill tokens count as load.
     pub track: bool,
-    /// ISL, tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_size: u32,
 }
 
@@ -38,20 +38,20 @@ pub struct Weights {
 /// weights.
 pub type Row = (u32, u32, u32, [u32; 3], f32);
 
-/// One line of the table.
+/// A case of the table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// What is the same for all candidates.
+    /// Values that all candidates share.
     pub weights: Weights,
     /// The candidates.
     pub rows: Vec<Row>,
-    /// What each costs, blocks.
+    /// Cost of each candidate, in blocks.
     pub costs: Vec<f64>,
-    /// The row that is taken at temperature 0.
+    /// Row that is chosen at temperature 0.
     pub chosen: usize,
 }
 
-/// The taint of the candidate that costs are weighed with.
+/// Taint of the candidate with known cost.
 const SCALES: &str = "scales";
 
 #[derive(Default)]
@@ -79,7 +79,7 @@ impl WorkerConfigLike for Worker {
     }
 }
 
-/// A request over some candidates, put to the oracle.
+/// A request with candidates for the oracle.
 pub struct Question {
     workers: HashMap<u64, Worker>,
     request: SchedulingRequest,
@@ -88,7 +88,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// The question over `rows`, which become workers 0, 1, 2 …
+    /// Creates a request with the candidates `rows`, which become workers 0, 1, 2 …
     #[must_use]
     pub fn new(weights: &Weights, rows: &[Row], temperature: f64, seed: u64) -> Self {
         let config = KvRouterConfig {
@@ -101,8 +101,8 @@ impl Question {
             router_track_prefill_tokens: weights.track,
             ..KvRouterConfig::default()
         };
-        // The oracle takes credit from decode blocks on decode workers only; Pointsman whenever prefill is
-        // not tracked.
+        // The oracle subtracts credit from decode blocks on decode workers only, Pointsman whenever prefill
+        // is not tracked.
         let kind = if weights.track { "prefill" } else { "decode" };
         let mut question = Self {
             workers: HashMap::new(),
@@ -137,10 +137,10 @@ impl Question {
         self.workers.insert(id, Worker(taints));
     }
 
-    /// Whom the oracle takes.
+    /// Returns the worker that the oracle chooses.
     ///
     /// # Errors
-    /// It takes nobody.
+    /// The oracle chooses no worker.
     pub fn choose(&self) -> anyhow::Result<u64> {
         let input = WorkerSelectionInput::configured(
             &self.workers,
@@ -151,9 +151,9 @@ impl Question {
         Ok(self.selector.select_worker(input)?.worker.worker_id)
     }
 
-    /// Whether worker 0 is taken rather than one of this cost.
+    /// Returns whether worker 0 is chosen rather than one of this cost.
     fn beats(&mut self, decode: u32, weight: f32) -> anyhow::Result<bool> {
-        // What is cached pays for all of the prompt; where prefill is not tracked nothing has to be paid for.
+        // Everything is cached, so there is no prefill cost. If prefill is not tracked, there is none anyway.
         let disk = if self.request.track_prefill_tokens { 1_000_000_000 } else { 0 };
         self.add(1, &(0, decode, 0, [0, 0, disk], 0.0));
         self.request.routing_constraints.preferred_taints.insert(SCALES.to_owned(), weight);
@@ -162,10 +162,10 @@ impl Question {
     }
 }
 
-/// What the oracle has a candidate cost.
+/// Returns a candidate's cost according to the oracle.
 ///
 /// # Errors
-/// The oracle takes nobody, or the cost is below 1 or beyond 2^30.
+/// The oracle chooses no worker, or the cost is below 1 or above 2^30.
 pub fn cost(weights: &Weights, row: &Row) -> anyhow::Result<f64> {
     let mut question = Question::new(weights, std::slice::from_ref(row), 0.0, 1);
     let mut above = None;
@@ -185,10 +185,10 @@ pub fn cost(weights: &Weights, row: &Row) -> anyhow::Result<f64> {
     Ok(f64::from(decode) * (-f64::from(heavier).tanh()).exp())
 }
 
-/// The table: the same at every run.
+/// Returns the table, which is the same in every run.
 ///
 /// # Errors
-/// The oracle takes nobody.
+/// The oracle chooses no worker.
 pub fn table(cases: usize) -> anyhow::Result<Vec<Case>> {
     let mut dice = Dice(1);
     let mut table = Vec::new();
@@ -197,7 +197,7 @@ pub fn table(cases: usize) -> anyhow::Result<Vec<Case>> {
         let rows: Vec<Row> = (0..2 + dice.roll(5)).map(|_| row(&mut dice, &weights)).collect();
         let costs: Vec<f64> = rows.iter().map(|row| cost(&weights, row)).collect::<Result<_, _>>()?;
         let chosen = usize::try_from(Question::new(&weights, &rows, 0.0, 1).choose()?)?;
-        // Ours is single precision: what differs by less than it can tell is another case.
+        // Our cost has single precision, so skip cases with smaller differences.
         let clear = |(row, cost): (usize, &f64)| row == chosen || *cost > costs[chosen] * 1.0001;
         if costs.iter().enumerate().all(clear) {
             let costs = costs.iter().map(|cost| (cost * 1e4).round() / 1e4).collect();
@@ -207,7 +207,7 @@ pub fn table(cases: usize) -> anyhow::Result<Vec<Case>> {
     Ok(table)
 }
 
-/// Numbers that no library's new version changes.
+/// Random numbers that do not depend on the version of a library.
 struct Dice(u64);
 
 impl Dice {
@@ -236,8 +236,8 @@ fn weights(dice: &mut Dice) -> Weights {
     }
 }
 
-/// At least four decode blocks with little preference, so that a cost is never below 1; nothing is cached
-/// where credit would eat them up.
+/// Returns a candidate with at least four decode blocks and small preference, so that its cost is not below
+/// 1. Nothing is cached if credit would exceed the cost.
 fn row(dice: &mut Dice, weights: &Weights) -> Row {
     let blocks = u64::from(weights.prompt_tokens / weights.block_size) + 1;
     let decode = 4 + dice.roll(600);

@@ -1,10 +1,9 @@
-//! A model of one engine's prefix cache: what it holds, and the events it would send.
+//! Model of one engine's prefix cache and of the events that it sends.
 //!
-//! Blocks are evicted the least recently used first and the deepest first among those, as engines free them,
-//! so a block never leaves before the blocks below it. Pointsman keeps a hole (a block that is gone while
-//! blocks below it stay) and the oracle cuts at it, so holes would compare what each of them guesses; they
-//! are excluded by this order. Nor is a block stored twice while it is resident: Pointsman counts references,
-//! the oracle does not.
+//! Blocks are evicted as engines do it: least recently used first, and deepest first among equals. So a block
+//! is never removed before the blocks that follow it. Pointsman and the oracle treat gaps differently
+//! (Pointsman keeps the blocks behind a gap, the oracle drops them), and this order avoids gaps. No block is
+//! stored twice while it is held, because Pointsman counts references and the oracle does not.
 
 use std::{
     cmp::Reverse,
@@ -13,7 +12,7 @@ use std::{
 
 use crate::wire::mix;
 
-/// Whose prompt it is: the adapter and the cache salt that are mixed into its first block.
+/// Adapter and cache salt of a prompt, which are mixed into its first block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tenant {
     /// LoRA adapter.
@@ -22,21 +21,21 @@ pub struct Tenant {
     pub salt: Option<&'static str>,
 }
 
-/// One change of the cache, as an event says it.
+/// A change of the cache, as an event reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A run of blocks came in.
+    /// Consecutive blocks were stored.
     Stored {
-        /// Whose.
+        /// Adapter and salt of the prompt.
         tenant: Tenant,
-        /// The engine's hash of the block before the run.
+        /// Engine hash of the preceding block.
         parent: Option<u64>,
-        /// The engine's hashes, with the number that stands for the tokens of each.
+        /// Engine hashes, each with the number that stands for the block's tokens.
         blocks: Vec<(u64, u64)>,
     },
-    /// Blocks left, the deepest first.
+    /// Blocks were removed, deepest first.
     Removed(Vec<u64>),
-    /// All left.
+    /// All blocks were removed.
     Cleared,
 }
 
@@ -57,31 +56,31 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An empty cache of `capacity` blocks.
+    /// Creates an empty cache of `capacity` blocks.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { capacity, ..Self::default() }
     }
 
-    /// Blocks it holds.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Whether it holds none.
+    /// Returns whether the cache is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// How many blocks of a prompt are there.
+    /// Returns how many blocks of a prompt are cached.
     #[must_use]
     pub fn cached(&self, tenant: Tenant, ids: &[u64]) -> usize {
         chain(tenant, ids).take_while(|(hash, _)| self.held.contains_key(hash)).count()
     }
 
-    /// Serves a prompt: makes room, and takes in what is missing of it.
+    /// Serves a prompt: evicts blocks if needed, and stores the missing ones.
     pub fn serve(&mut self, tenant: Tenant, ids: &[u64]) -> Vec<Change> {
         self.clock += 1;
         let ids = ids.get(..self.capacity).unwrap_or(ids);
@@ -107,7 +106,7 @@ impl Engine {
         changes
     }
 
-    /// Lets the oldest blocks go.
+    /// Evicts the oldest blocks.
     pub fn evict(&mut self, count: usize) -> Option<Change> {
         let oldest = (0..count).map_while(|_| self.order.pop_first());
         let gone: Vec<u64> = oldest.map(|(_, _, hash)| hash).collect();
@@ -117,7 +116,7 @@ impl Engine {
         (!gone.is_empty()).then_some(Change::Removed(gone))
     }
 
-    /// Lets a block go with all below it; `pick` says which.
+    /// Removes the block selected by `pick` and all blocks that follow it.
     pub fn prune(&mut self, pick: usize) -> Option<Change> {
         let mut hashes: Vec<u64> = self.held.keys().copied().collect();
         hashes.sort_unstable();
@@ -136,21 +135,21 @@ impl Engine {
         Some(Change::Removed(gone.into_iter().map(|(_, hash)| hash).collect()))
     }
 
-    /// Lets everything go.
+    /// Removes all blocks.
     pub fn clear(&mut self) -> Change {
         self.held.clear();
         self.order.clear();
         Change::Cleared
     }
 
-    /// A block and those above it.
+    /// Returns a block and its ancestors.
     fn line(&self, hash: u64) -> impl Iterator<Item = u64> + '_ {
         std::iter::successors(Some(hash), |hash| self.held.get(hash)?.parent)
     }
 }
 
-/// The engine's own hashes of a prompt's blocks: of another kind than ours, and the same on every engine,
-/// which the oracle needs (it keeps one engine hash for a block, Pointsman keeps each engine's own).
+/// Returns the engine hashes of a prompt's blocks. They differ from ours. They are equal on every engine,
+/// because the oracle keeps one engine hash per block; Pointsman keeps each engine's own.
 fn chain(tenant: Tenant, ids: &[u64]) -> impl Iterator<Item = (u64, u64)> + '_ {
     let of = |word: Option<&str>, seed: u64| {
         word.unwrap_or_default().bytes().fold(seed, |hash, byte| mix(hash ^ u64::from(byte)))

@@ -1,7 +1,7 @@
-//! Pointsman beside NVIDIA Dynamo's KV router (`dynamo-kv-router`), which is the oracle of behaviour H1 and
-//! the yardstick of the index: an engine's cache as its events tell it, and both sides' views of it.
+//! Compares Pointsman with NVIDIA Dynamo's KV router (`dynamo-kv-router`), which is the test oracle for block
+//! hashes [H1] and the reference for the index.
 //!
-//! Nothing here is part of the gateway, and no crate of the gateway depends on it.
+//! No crate of the gateway depends on this crate.
 
 pub mod contest;
 pub mod cost;

@@ -1,4 +1,4 @@
-//! The load of the index bench: a trace of prompts, served by modelled engines, as the payloads they would
+//! Load of the index bench: a trace of prompts, served by modelled engines, and the event payloads that they
 //! send.
 
 use std::{
@@ -17,25 +17,25 @@ use crate::{
     wire,
 };
 
-/// Tokens that a hash id of a Mooncake trace stands for.
+/// Tokens per hash id of a Mooncake trace.
 const ID_TOKENS: usize = 512;
 
-/// What to replay.
+/// Options of the load.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadArgs {
     /// Mooncake trace, JSON lines with `hash_ids` [default: the excerpt in tests/fixtures].
     #[arg(long)]
     pub trace: Option<PathBuf>,
-    /// Engines that serve it.
+    /// Number of engines.
     #[arg(long, default_value_t = 64)]
     pub workers: u64,
-    /// Tokens in a block; a hash id of the trace is 512 tokens, so it becomes 512 / this many blocks.
+    /// Tokens per block. A hash id of the trace stands for 512 tokens.
     #[arg(long, default_value_t = 64)]
     pub block_tokens: usize,
-    /// Tokens an engine's cache holds; what is beyond is evicted.
+    /// Capacity of an engine's cache in tokens.
     #[arg(long, default_value_t = 1_000_000)]
     pub cache_tokens: usize,
-    /// Only this many prompts of the trace.
+    /// Limit of the prompts of the trace.
     #[arg(long)]
     pub prompts: Option<usize>,
 }
@@ -43,24 +43,24 @@ pub struct LoadArgs {
 /// One message of an engine.
 #[derive(Clone, Debug)]
 pub struct Payload {
-    /// Who sent it.
+    /// Sender.
     pub who: Who,
     /// Msgpack.
     pub bytes: Vec<u8>,
-    /// Blocks it stores.
+    /// Number of stored blocks.
     pub stored: u64,
 }
 
 /// The load.
 #[derive(Debug)]
 pub struct Load {
-    /// In order.
+    /// Messages in order.
     pub payloads: Vec<Payload>,
     /// Prompts as block numbers.
     pub prompts: Vec<Vec<u64>>,
-    /// Pairs of (engine, block) held at the end.
+    /// Number of pairs of engine and block at the end.
     pub resident: u64,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_tokens: usize,
 }
 
@@ -70,10 +70,10 @@ struct Line {
 }
 
 impl Load {
-    /// Replays the trace over the modelled engines.
+    /// Replays the trace on the modelled engines.
     ///
     /// # Errors
-    /// The trace cannot be read, or 512 is no multiple of the block size.
+    /// The trace cannot be read, or 512 is not a multiple of the block size.
     pub fn new(args: &LoadArgs) -> anyhow::Result<Self> {
         ensure!(
             args.block_tokens > 0 && ID_TOKENS.is_multiple_of(args.block_tokens),
@@ -87,7 +87,8 @@ impl Load {
         let mut last: HashMap<u64, usize> = HashMap::new();
         let mut payloads = Vec::new();
         for ids in &prompts {
-            // Three of four prompts that go on from an earlier one go where that one went, others anywhere.
+            // Three of four prompts that continue an earlier one go to the same engine, others to a random
+            // one.
             let known = ids.iter().skip(ID_TOKENS / args.block_tokens).rev().find_map(|id| last.get(id));
             let stays = known.filter(|_| random.random_bool(0.75)).copied();
             let place = stays.unwrap_or_else(|| random.random_range(0..engines.len()));
@@ -103,7 +104,7 @@ impl Load {
         Ok(Self { payloads, prompts, resident, block_tokens: args.block_tokens })
     }
 
-    /// Blocks that are stored in all.
+    /// Returns the total number of stored blocks.
     #[must_use]
     pub fn stored(&self) -> u64 {
         self.payloads.iter().map(|payload| payload.stored).sum()

@@ -1,4 +1,4 @@
-//! The two sides: each reads the same payload with its own code.
+//! Decoding and hashing by both sides, each with its own code.
 
 use anyhow::Context as _;
 use dynamo_kv_router::{
@@ -16,30 +16,30 @@ use crate::engine::Tenant;
 /// A worker's number and rank.
 pub type Who = (u64, u32);
 
-/// Who, in our words.
+/// Returns our ids of a worker.
 #[must_use]
 pub fn ours(who: Who) -> (WorkerId, DpRank) {
     (WorkerId(who.0), DpRank(who.1))
 }
 
-/// Who, in the oracle's words.
+/// Returns the oracle's ids of a worker.
 #[must_use]
 pub fn theirs(who: Who) -> WorkerWithDpRank {
     WorkerWithDpRank::new(who.0, who.1)
 }
 
-/// Our reading of a payload.
+/// Decodes a payload with our code.
 ///
 /// # Errors
-/// It is malformed.
+/// The payload is malformed.
 pub fn our_batch(payload: &[u8]) -> anyhow::Result<Batch> {
     Ok(decode_batch(payload)?)
 }
 
-/// The oracle's reading of a payload of one event.
+/// Decodes a payload of one event with the oracle's code.
 ///
 /// # Errors
-/// It is malformed, or the oracle drops it.
+/// The payload is malformed, or the oracle drops the event.
 pub fn their_event(
     normalizer: &mut ZmqEventNormalizer,
     payload: &[u8],
@@ -52,13 +52,13 @@ pub fn their_event(
     placed.into_router_event().context("the oracle makes no event of it")
 }
 
-/// Our names of a prompt's blocks.
+/// Returns our hashes of a prompt's blocks.
 #[must_use]
 pub fn our_hashes(tenant: Tenant, tokens: &[u32], block_size: usize) -> Vec<BlockHash> {
     block_hashes(tokens, block_size, &Salt { lora: tenant.lora, cache: tenant.salt })
 }
 
-/// The oracle's names of a prompt's blocks.
+/// Returns the oracle's hashes of a prompt's blocks.
 #[must_use]
 pub fn their_hashes(tenant: Tenant, tokens: &[u32], block_size: u32) -> Vec<LocalBlockHash> {
     let options =

@@ -1,4 +1,4 @@
-//! Changes of a cache as vLLM sends them (behaviour H6): msgpack, events as maps.
+//! Encodes changes of a cache as vLLM does: msgpack, with events as maps [H6].
 
 use serde::Serialize;
 
@@ -14,8 +14,8 @@ enum Event<'a> {
         block_size: usize,
         medium: &'a str,
         lora_name: Option<&'a str>,
-        // The oracle reads the salt here, Pointsman among the extra keys of the first block, where vLLM mixes
-        // it in.
+        // The oracle reads the salt here, Pointsman reads it from the extra keys of the first block, as vLLM
+        // sends it.
         cache_salt: Option<&'a str>,
         extra_keys: Vec<Option<Vec<&'a str>>>,
     },
@@ -26,10 +26,10 @@ enum Event<'a> {
     AllBlocksCleared {},
 }
 
-/// The payload of one message: a batch of one event.
+/// Returns the payload of a message: a batch of one event.
 ///
 /// # Errors
-/// It cannot be written as msgpack.
+/// The change cannot be encoded as msgpack.
 pub fn encode(change: &Change, block_tokens: usize) -> anyhow::Result<Vec<u8>> {
     let event = match change {
         Change::Stored { tenant, parent, blocks } => {
@@ -56,13 +56,13 @@ pub fn encode(change: &Change, block_tokens: usize) -> anyhow::Result<Vec<u8>> {
     Ok(rmp_serde::to_vec_named(&(0.0_f64, [event], Option::<u32>::None))?)
 }
 
-/// The tokens a block number stands for: of a vocabulary of 128 Ki.
+/// Returns the tokens that a block number stands for, from a vocabulary of 128 Ki.
 pub fn tokens(id: u64, block_tokens: usize) -> impl Iterator<Item = u32> {
     (0..block_tokens as u64)
         .map(move |place| (mix(id.wrapping_mul(0x1_0001).wrapping_add(place)) % (1 << 17)) as u32)
 }
 
-/// The tokens of a prompt.
+/// Returns the tokens of a prompt.
 #[must_use]
 pub fn prompt(ids: &[u64], block_tokens: usize) -> Vec<u32> {
     ids.iter().flat_map(|id| tokens(*id, block_tokens)).collect()

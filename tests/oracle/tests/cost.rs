@@ -1,4 +1,4 @@
-//! Behaviour G: the oracle's costs beside ours, and its draws beside our softmax.
+//! Compares our costs with the oracle's, and our softmax with its random choices [G].
 
 use pointsman_oracle::cost::{Case, Question, Row, Weights, table};
 use pointsman_routing::{CostTerms, RouterConfig, cost, pick::softmax};
@@ -30,7 +30,7 @@ fn ours(weights: &Weights, row: &Row) -> f32 {
 }
 
 #[test]
-fn g_the_committed_table_is_what_the_oracle_says() {
+fn g_the_committed_table_equals_the_oracle_s() {
     let committed: Vec<Case> = serde_json::from_str(FILE).unwrap();
     assert!(committed.len() >= 200);
     assert_eq!(committed, table(committed.len()).unwrap());
@@ -49,7 +49,7 @@ fn g_our_draws_are_distributed_as_the_oracles() {
             our[softmax(&costs, temperature as f32, seed).unwrap()] += 1.0 / DRAWS as f64;
             their[question.choose().unwrap() as usize] += 1.0 / DRAWS as f64;
         }
-        // Five standard errors of the difference of two shares.
+        // Five standard errors of the difference of two fractions.
         let near = |(a, b): (&f64, &f64)| (a - b).abs() < 5.0 * (2.0 * 0.25 / DRAWS as f64).sqrt();
         assert!(our.iter().zip(&their).all(near), "case {number}, T {temperature}: {our:?} {their:?}");
     }

@@ -1,4 +1,4 @@
-//! Behaviour H1: our block hashes beside the oracle's.
+//! Compares our block hashes with the oracle's [H1].
 
 use dynamo_kv_router::protocols::{
     BlockExtraInfo, BlockHashOptions, BlockMmObjectInfo, compute_block_hash_for_seq,
@@ -15,7 +15,8 @@ struct Case {
     objects: Vec<Vec<u64>>,
 }
 
-/// A word of up to 300 bytes: xxh3 has other code below 16, 128, 240 bytes and beyond. It may be empty.
+/// Returns a string of up to 300 bytes, possibly empty. xxh3 has different code below 16, 128 and 240 bytes,
+/// and above.
 fn word(random: &mut StdRng) -> Option<String> {
     let most = if random.random_bool(0.1) { 300 } else { 24 };
     let len = random.random_range(0..most);
@@ -59,7 +60,7 @@ fn h1_ten_thousand_prompts_have_the_oracles_hashes() {
             prefix.hashes().iter().map(|hash| hash.0).collect()
         };
         assert_eq!(of(&case.tokens, &case.objects), sequence, "sequence hashes of case {number}");
-        // A block's local hash is the sequence hash of a prompt that is this block alone.
+        // A block's local hash equals the sequence hash of a prompt that consists of this block.
         for (place, (block, expected)) in case.tokens.chunks_exact(case.block_size).zip(&local).enumerate() {
             let objects = case.objects.get(place..=place).unwrap_or_default();
             assert_eq!(of(block, objects), [expected.0], "local hash {place} of case {number}");

@@ -1,4 +1,4 @@
-//! Behaviours H2 and H3: our index beside the oracle's two trees, over the same bytes of the same events.
+//! Compares our index with the oracle's two trees, fed with the same bytes [H2, H3].
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ const TENANTS: [Tenant; 4] = [
     Tenant { lora: Some("adapter"), salt: Some("tenant-7") },
 ];
 
-/// One thing that happens to an engine, or to what is known of it.
+/// A step of an engine, or of the indexes.
 #[derive(Clone, Debug)]
 enum Step {
     Serve(usize, Vec<u64>),
@@ -35,7 +35,7 @@ enum Step {
     RemoveWorker,
 }
 
-/// Prompts over three different blocks, so that most share a prefix and many end within another.
+/// Returns prompts over three different blocks, so that most share a prefix and many are prefixes of others.
 fn prompt() -> impl Strategy<Value = (usize, Vec<u64>)> {
     (0..TENANTS.len(), proptest::collection::vec(0_u64..3, 1..9))
 }
@@ -52,7 +52,7 @@ fn step() -> impl Strategy<Value = (Who, Step)> {
     ((0..WORKERS, 0..RANKS), step)
 }
 
-/// Everything that is compared.
+/// The compared indexes, and the modelled engines.
 struct Bench {
     engines: HashMap<Who, Engine>,
     normalizers: HashMap<Who, ZmqEventNormalizer>,
@@ -113,7 +113,7 @@ impl Bench {
         self.runtime.block_on(self.concurrent.apply_event_and_wait(event)).unwrap();
     }
 
-    /// What each knows of a prompt, beside what the engines hold.
+    /// Compares the lookups of a prompt with each other and with the engines' caches.
     fn compare(&self, tenant: usize, ids: &[u64]) -> Result<(), TestCaseError> {
         self.ours.flush();
         self.runtime.block_on(self.concurrent.flush());

@@ -71,11 +71,7 @@ fn run(before: &[Step], steps: &'static [Step], lookups: [&'static [u64]; 2]) {
 
 /// A key is removed, another key takes its cell and is removed, and the first comes back.
 pub(crate) fn comes_back() {
-    run(
-        &[Set(A, 1), Set(STAYS, 1)],
-        &[Remove(A), Set(B, 2), Remove(B), Set(A, 3)],
-        [&[A], &[B]],
-    );
+    run(&[Set(A, 1), Set(STAYS, 1)], &[Remove(A), Set(B, 2), Remove(B), Set(A, 3)], [&[A], &[B]]);
 }
 
 /// The same with no key behind them, so that cells are swept in between.
@@ -90,7 +86,11 @@ pub(crate) fn leaves() {
 
 /// Values change in place.
 pub(crate) fn changes() {
-    run(&[Set(STAYS, 1), Set(A, 1)], &[Set(STAYS, 2), Set(A, 2), Set(STAYS, 3)], [&[STAYS, STAYS], &[A, STAYS]]);
+    run(
+        &[Set(STAYS, 1), Set(A, 1)],
+        &[Set(STAYS, 2), Set(A, 2), Set(STAYS, 3)],
+        [&[STAYS, STAYS], &[A, STAYS]],
+    );
 }
 
 /// Too many keys: the map is rebuilt.

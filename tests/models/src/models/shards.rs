@@ -33,7 +33,10 @@ fn run(before: &[Step], steps: &'static [Step], lookups: [&'static [Lookup]; 2],
         loom::thread::spawn(move || {
             for (block, must, may) in lookups {
                 let found = holders(&shards, *block);
-                assert!(must.iter().all(|holder| found.contains(holder)), "a holder was not found: {found:?}");
+                assert!(
+                    must.iter().all(|holder| found.contains(holder)),
+                    "a holder was not found: {found:?}"
+                );
                 assert!(found.iter().all(|holder| may.contains(holder)), "another block's holder: {found:?}");
             }
         })

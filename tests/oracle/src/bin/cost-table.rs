@@ -1,4 +1,4 @@
-//! Writes the table of costs that CI compares ours with (`cargo xtask oracle --write-table`).
+//! Writes the table of costs with which CI compares ours (`cargo xtask oracle --write-table`).
 
 use std::io::Write as _;
 

@@ -1,5 +1,5 @@
-//! Bytes an index holds after a load, by a counting allocator (`cargo xtask bench index` runs it once for
-//! each side). A process of its own, because counting slows every allocation.
+//! Measures an index's bytes after a load with a counting allocator. `cargo xtask bench index` runs it once
+//! for each side. A process of its own, because counting slows every allocation.
 
 use std::io::Write as _;
 
@@ -13,7 +13,7 @@ use pointsman_oracle::{
 #[global_allocator]
 static COUNTED: PeakAlloc = PeakAlloc;
 
-/// Live bytes of one index after the load.
+/// Prints the live bytes of one index after the load.
 #[derive(Parser)]
 struct Cli {
     /// `pointsman` or `oracle`.
@@ -28,20 +28,20 @@ fn main() -> anyhow::Result<()> {
     let bytes = match cli.side.as_str() {
         Ours::NAME => bytes::<Ours>(&load)?,
         Theirs::NAME => bytes::<Theirs>(&load)?,
-        other => anyhow::bail!("side `{other}` is none of: pointsman, oracle"),
+        other => anyhow::bail!("unknown side `{other}`: expected pointsman or oracle"),
     };
     writeln!(std::io::stdout(), "{bytes}")?;
     Ok(())
 }
 
-/// What the decoder remembers is not counted, nor are threads' stacks.
+/// Returns the live bytes, without the decoder's state and the threads' stacks.
 fn bytes<S: Side>(load: &Load) -> anyhow::Result<usize> {
     let before = COUNTED.current_usage();
     let side = S::new(load.block_tokens, 1)?;
     let mut reader = S::Reader::default();
     for (number, payload) in (1..).zip(&load.payloads) {
         side.feed(side.read(&mut reader, payload, number)?);
-        // So that no queue grows: its room might stay.
+        // Drain often, so that no queue grows and keeps its capacity.
         if number % 64 == 0 {
             side.drain();
         }

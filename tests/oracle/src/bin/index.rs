@@ -1,5 +1,5 @@
-//! `cargo xtask bench index`: our prefix index beside the oracle's concurrent tree, in interleaved rounds of
-//! one run.
+//! `cargo xtask bench index`: compares our prefix index with the oracle's concurrent tree, in interleaved
+//! rounds.
 
 use std::{
     io::Write as _,
@@ -16,28 +16,28 @@ use pointsman_oracle::{
     wire,
 };
 
-/// Prompts whose tokens are kept for lookups.
+/// Number of prompts for lookups.
 const ASKED: usize = 512;
 
-/// Stored blocks a second, lookups while events come in, bytes a block: Pointsman's index beside the
-/// oracle's.
+/// Compares Pointsman's index with the oracle's: stored blocks per second, lookup times under load, bytes per
+/// block.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench index")]
 struct Cli {
     #[command(flatten)]
     load: LoadArgs,
-    /// Rounds; each measures both sides, and a ratio is taken within one.
+    /// Number of rounds. Each round measures both sides and their ratio.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Writer threads of the oracle (Pointsman has one).
+    /// Number of writer threads of the oracle. Pointsman has one.
     #[arg(long, default_value_t = 2)]
     oracle_threads: usize,
-    /// Blocks stored a second while lookups are timed.
+    /// Stored blocks per second while lookups are timed.
     #[arg(long, default_value_t = 100_000)]
     rate: u64,
 }
 
-/// What is measured in a round, in this order.
+/// Measurements of a round, in this order.
 const FIGURES: [(&str, &str, bool); 6] = [
     ("stored blocks/s, from the wire's bytes", "blocks/s", true),
     ("stored blocks/s, from decoded events", "blocks/s", true),
@@ -64,7 +64,7 @@ fn main() -> anyhow::Result<()> {
     )?;
     let mut rounds = Vec::new();
     for round in 0..cli.rounds {
-        // Who is first takes turns.
+        // Alternate which side is first.
         let both = if round % 2 == 0 {
             let ours = measure::<Ours>(&load, &cli)?;
             [ours, measure::<Theirs>(&load, &cli)?]
@@ -132,7 +132,7 @@ fn measure<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 6]> {
     Ok([wire, events, lookup.0, lookup.1, prompt.0, prompt.1])
 }
 
-/// From bytes to visible: one thread reads, the index's own write.
+/// Measures from bytes to visibility: one thread decodes, the index's own threads write.
 fn from_wire<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<f64> {
     let side = S::new(load.block_tokens, cli.oracle_threads)?;
     let mut reader = S::Reader::default();
@@ -144,8 +144,8 @@ fn from_wire<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<f64> {
     Ok(load.stored() as f64 / start.elapsed().as_secs_f64())
 }
 
-/// From decoded events to visible, and then lookups: on an index that has the first half, while the second
-/// streams in.
+/// Measures from decoded events to visibility, and then lookups on an index with the first half of the events
+/// while the second half is applied.
 fn from_events<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<(f64, [(f64, f64); 2])> {
     let side = S::new(load.block_tokens, cli.oracle_threads)?;
     let mut reader = S::Reader::default();
@@ -176,7 +176,7 @@ fn from_events<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<(f64, [(f64, f
     Ok((rate, timings))
 }
 
-/// Feeds at a steady rate, in steps of a millisecond.
+/// Sends events at a steady rate, in steps of a millisecond.
 fn stream<S: Side>(side: &S, events: Vec<(S::Event, u64)>, rate: u64) {
     let (start, mut blocks) = (Instant::now(), 0_u64);
     for (event, stored) in events {
@@ -189,8 +189,8 @@ fn stream<S: Side>(side: &S, events: Vec<(S::Event, u64)>, rate: u64) {
     }
 }
 
-/// Looks prompts up until the events end; p50 and p99 in ns, of the lookup alone and of hashing the tokens
-/// and the lookup.
+/// Looks up prompts until the events end. Returns p50 and p99 in ns of the lookup alone, and of hashing and
+/// lookup.
 fn look_up<S: Side>(side: &S, load: &Load, done: &AtomicBool) -> [(f64, f64); 2] {
     let every = (load.prompts.len() / ASKED).max(1);
     let tokens: Vec<Vec<u32>> =
@@ -223,7 +223,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Runs the counting program with our own options.
+/// Runs the memory measurement with this program's options.
 fn memory(side: &str) -> anyhow::Result<f64> {
     let program = std::env::current_exe()?.with_file_name("index-memory");
     let cli = Cli::parse();
