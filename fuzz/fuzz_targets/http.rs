@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-/// The wire knows nothing of the gateway, and is built here without it.
+/// These files do not depend on the rest of the gateway, so they are compiled here on their own.
 #[path = "../../host/gateway/src/upstream/chunked.rs"]
 mod chunked;
 #[path = "../../host/gateway/src/upstream/wire.rs"]

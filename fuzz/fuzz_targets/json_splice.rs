@@ -5,7 +5,7 @@ use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
 
-/// The body knows nothing of the gateway, and is built here without it.
+/// The file does not depend on the rest of the gateway, so it is compiled here on its own.
 #[allow(dead_code)]
 #[path = "../../host/gateway/src/json.rs"]
 mod body;

@@ -6,7 +6,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
-/// The scanner knows nothing of the gateway, and is built here without it.
+/// The file does not depend on the rest of the gateway, so it is compiled here on its own.
 #[allow(dead_code)]
 #[path = "../../host/gateway/src/sse.rs"]
 mod scanner;

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-/// The parsers know no socket, and are built here without the crate around them.
+/// The parsers do not depend on sockets, so they are compiled here on their own.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../host/workers/src/events/feed/zmtp"]
 mod zmtp {
