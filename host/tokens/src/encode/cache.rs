@@ -1,14 +1,20 @@
 //! Cache of the tokens of pieces, bounded in bytes.
-//!
-//! Two generations approximate "least recently used". A hit moves the entry to the young generation. When the
-//! young generation reaches half the budget, the old one is dropped and the young one becomes old.
 
-use std::{collections::HashMap, mem, sync::Arc};
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
-use parking_lot::Mutex;
+use quick_cache::{Weighter, sync::Cache};
 
 /// Bytes of an entry beside its tokens: key, pointer, reference counts and the map's spare capacity.
 const OVERHEAD: usize = 96;
+/// Typical bytes of an entry, from which the cache estimates its number of entries: a piece of 2 KB has about 500
+/// tokens.
+const TYPICAL_ENTRY: usize = 2_048;
 
 /// Counters of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,110 +29,57 @@ pub struct CacheStats {
     pub misses: u64,
 }
 
-/// The cache. Its lock is held for map operations only, never while a text is encoded or a generation is
-/// freed.
+/// The cache. It prefers pieces that were used more than once, so that one long prompt does not evict the rest.
 #[derive(Debug)]
 pub(crate) struct PieceCache {
-    budget: usize,
-    state: Mutex<State>,
+    entries: Cache<u128, Arc<[u32]>, Bytes>,
+    hits: AtomicU64,
+    misses: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    young: Generation,
-    old: Generation,
-    hits: u64,
-    misses: u64,
-}
+/// Weighs an entry by its bytes.
+#[derive(Clone, Debug)]
+struct Bytes;
 
-#[derive(Debug, Default)]
-struct Generation {
-    entries: HashMap<u128, Arc<[u32]>>,
-    bytes: usize,
+impl Weighter<u128, Arc<[u32]>> for Bytes {
+    fn weight(&self, _: &u128, tokens: &Arc<[u32]>) -> u64 {
+        (mem::size_of_val::<[u32]>(tokens) + OVERHEAD) as u64
+    }
 }
 
 impl PieceCache {
     pub(crate) fn new(budget: usize) -> Self {
-        Self { budget, state: Mutex::default() }
+        Self {
+            entries: Cache::with_weighter(budget / TYPICAL_ENTRY, budget as u64, Bytes),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
     }
 
     /// Returns the tokens of each key. `None` keys are skipped and not counted.
     pub(crate) fn get(&self, keys: &[Option<u128>]) -> Vec<Option<Arc<[u32]>>> {
-        let mut dropped = Vec::new();
-        let mut state = self.state.lock();
-        let found = keys.iter().map(|key| state.get((*key)?, self.budget, &mut dropped)).collect();
-        drop(state);
+        let found: Vec<_> = keys.iter().map(|key| self.entries.get(&(*key)?)).collect();
+        let (asked, hits) = (keys.iter().flatten().count(), found.iter().flatten().count());
+        self.hits.fetch_add(hits as u64, Ordering::Relaxed);
+        self.misses.fetch_add((asked - hits) as u64, Ordering::Relaxed);
         found
     }
 
-    /// Inserts tokens by key.
+    /// Inserts tokens by key. An entry that exceeds the budget is dropped.
     pub(crate) fn put(&self, entries: Vec<(u128, Arc<[u32]>)>) {
-        if entries.is_empty() {
-            return;
-        }
-        let mut dropped = Vec::new();
-        let mut state = self.state.lock();
         for (key, tokens) in entries {
-            state.insert(key, tokens, self.budget, &mut dropped);
+            self.entries.insert(key, tokens);
         }
-        drop(state);
     }
 
     pub(crate) fn stats(&self) -> CacheStats {
-        let state = self.state.lock();
         CacheStats {
-            pieces: state.young.entries.len() + state.old.entries.len(),
-            bytes: state.young.bytes + state.old.bytes,
-            hits: state.hits,
-            misses: state.misses,
+            pieces: self.entries.len(),
+            bytes: usize::try_from(self.entries.weight()).unwrap_or(usize::MAX),
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
         }
     }
-}
-
-impl State {
-    fn get(&mut self, key: u128, budget: usize, dropped: &mut Vec<Generation>) -> Option<Arc<[u32]>> {
-        let known = self.young.entries.get(&key).cloned();
-        let found = known.or_else(|| {
-            let tokens = self.old.remove(key)?;
-            self.insert(key, Arc::clone(&tokens), budget, dropped);
-            Some(tokens)
-        });
-        match found {
-            Some(_) => self.hits += 1,
-            None => self.misses += 1,
-        }
-        found
-    }
-
-    /// Inserts an entry. Moves a dropped generation to `dropped`, so that the caller frees it after
-    /// unlocking.
-    fn insert(&mut self, key: u128, tokens: Arc<[u32]>, budget: usize, dropped: &mut Vec<Generation>) {
-        let cost = cost(&tokens);
-        if cost > budget / 2 {
-            return;
-        }
-        if self.young.bytes + cost > budget / 2 {
-            let young = mem::take(&mut self.young);
-            dropped.push(mem::replace(&mut self.old, young));
-        }
-        // Two threads may have encoded the same piece.
-        self.old.remove(key);
-        if self.young.entries.insert(key, tokens).is_none() {
-            self.young.bytes += cost;
-        }
-    }
-}
-
-impl Generation {
-    fn remove(&mut self, key: u128) -> Option<Arc<[u32]>> {
-        let tokens = self.entries.remove(&key)?;
-        self.bytes = self.bytes.saturating_sub(cost(&tokens));
-        Some(tokens)
-    }
-}
-
-fn cost(tokens: &[u32]) -> usize {
-    mem::size_of_val(tokens) + OVERHEAD
 }
 
 #[cfg(test)]
@@ -155,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_over_half_the_budget_is_not_cached() {
+    fn an_entry_over_the_budget_is_not_cached() {
         let pieces = PieceCache::new(1000);
         pieces.put(vec![(1, tokens(1000))]);
         assert_eq!(pieces.stats().pieces, 0);
@@ -174,12 +127,9 @@ mod tests {
                 } else {
                     pieces.get(&[Some(key)]);
                 }
-                let state = pieces.state.lock();
-                for generation in [&state.young, &state.old] {
-                    let real: usize = generation.entries.values().map(|tokens| cost(tokens)).sum();
-                    prop_assert!(real.abs_diff(generation.bytes) <= 4 * 40, "{real} {}", generation.bytes);
-                    prop_assert!(generation.bytes <= budget / 2);
-                }
+                let real: u64 = pieces.entries.iter().map(|(key, tokens)| Bytes.weight(&key, &tokens)).sum();
+                prop_assert_eq!(real, pieces.entries.weight());
+                prop_assert!(real <= budget as u64, "{} of {}", real, budget);
             }
         }
     }
