@@ -38,18 +38,6 @@ pub enum Role {
     Aggregated,
 }
 
-/// Leg of a request, as the engine recognises it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Leg {
-    /// Computes the prompt's KV for another engine.
-    Prefill,
-    /// Reads the prompt's KV from another engine.
-    Decode,
-    /// Does both.
-    Aggregated,
-}
-
 /// Settings of one engine. Durations are in engine time, which runs `speedup` times faster than wall-clock
 /// time.
 #[derive(Clone, Debug)]
@@ -225,18 +213,6 @@ impl SimConfig {
 }
 
 impl Role {
-    /// Returns the label.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Aggregated => "aggregated",
-        }
-    }
-}
-
-impl Leg {
     /// Returns the label.
     #[must_use]
     pub fn as_str(self) -> &'static str {

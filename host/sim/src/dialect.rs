@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use crate::{
-    config::{Dialect, Leg, Role},
+    config::{Dialect, Role},
     engine::{Engine, Finish, Local},
     failure::Failure,
     faults::Picked,
-    http::Body,
+    leg::Leg,
+    request::Body,
 };
 
 mod bootstrap;

@@ -24,11 +24,13 @@ pub(crate) use self::{
     counters::{Counters, HandoffResult, InFlight, Outcome, monotonic_nanos},
     rooms::{PrefillSeat, RoomFailure, Rooms},
     sequence::{Finish, Given, Link, Local, Plan, Sequence, Source, Step},
+    verdict::Verdict,
 };
 use crate::{
-    config::{Leg, SimConfig},
+    config::SimConfig,
     core::{EngineCore, Job, JobId, Refusal, Started},
     faults::FaultBoard,
+    leg::Leg,
 };
 
 mod abort;
@@ -37,6 +39,7 @@ mod counters;
 mod rooms;
 mod sequence;
 pub(crate) mod side;
+mod verdict;
 
 /// State of one engine.
 pub(crate) struct Engine {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Leg;
+use crate::leg::Leg;
 
 /// An active fault.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -144,7 +144,7 @@ impl Fault {
 }
 
 impl FaultKind {
-    /// Its name in JSON, with the status of a status fault: `status-503`.
+    /// Returns the name in JSON, with the status of a status fault: `status-503`.
     fn label(&self) -> String {
         match self {
             Self::Refuse => "refuse".to_owned(),

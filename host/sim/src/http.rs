@@ -13,7 +13,6 @@ use axum::{
 
 use tower::ServiceExt as _;
 
-pub(crate) use self::request::{Body, OneOrMany};
 use crate::{config::Dialect, engine::Engine, failure::Failure};
 
 mod answer;
@@ -22,7 +21,6 @@ mod embed;
 mod generate;
 mod metrics;
 mod probe;
-mod request;
 
 /// Limit of a body in bytes: more than a prompt of 128k tokens needs.
 const MAX_BODY: usize = 64 << 20;

@@ -5,9 +5,10 @@
 //! gateway drops, reuses or mixes up a handoff, the model answers as an engine would, and counts it. It does
 //! not depend on the gateway.
 
-pub use config::{Dialect, Leg, Role, SimConfig};
+pub use config::{Dialect, Role, SimConfig};
 pub use engine::{Disconnect, Handoffs, Recorded, SimState};
 pub use faults::{Fault, FaultKind, FaultLeg};
+pub use leg::Leg;
 pub use sim::{Sim, SimHandle, StartError};
 
 pub mod core;
@@ -18,6 +19,8 @@ mod engine;
 mod failure;
 mod faults;
 mod http;
+mod leg;
+mod request;
 mod server;
 mod sim;
 mod wire;

@@ -11,19 +11,22 @@
 //!
 //! After any [`EncodeError`], the caller measures the request in bytes and forwards it to the engine.
 
+mod content_format;
 mod encode;
 mod error;
 mod folder;
+mod json;
 mod messages;
 mod options;
+mod python;
 mod template;
 mod tokenizer;
 mod tools;
 
 pub use crate::{
+    content_format::ContentFormat,
     encode::{CacheStats, Reuse},
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
-    template::ContentFormat,
     tokenizer::Tokenizer,
 };

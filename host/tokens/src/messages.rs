@@ -10,11 +10,9 @@ use serde::Deserialize;
 
 use self::part::{Part, read_part};
 use crate::{
+    content_format::ContentFormat,
     error::EncodeError,
-    template::{
-        ContentFormat,
-        json::{self, Json},
-    },
+    json::{self, Json},
 };
 
 /// A message in template form.

@@ -5,11 +5,7 @@ use std::time::SystemTime;
 use minijinja::{Value, value::ValueKind};
 use serde::de::DeserializeOwned;
 
-use crate::{
-    error::EncodeError,
-    template::{ContentFormat, json::Json},
-    tools,
-};
+use crate::{content_format::ContentFormat, error::EncodeError, json::Json, tools};
 
 /// Options for loading a model. They should equal the options of the engines.
 #[derive(Clone, Debug)]

@@ -1,20 +1,19 @@
 //! Chat templates: compiled once, rendered in the same way as transformers.
 
 mod clock;
-mod content_format;
-pub(crate) mod json;
-mod python;
 
 use std::time::SystemTime;
 
 use minijinja::{Environment, Error, ErrorKind, Value, value::ValueKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-pub use self::content_format::ContentFormat;
 use crate::{
+    content_format::ContentFormat,
     error::EncodeError,
+    json,
     messages::{self, Turn},
     options::ChatOptions,
+    python,
 };
 
 /// Name of the only template of an environment. It has no file extension, so that minijinja escapes nothing.

@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, fmt, path::Path};
 use minijinja::Value;
 
 use crate::{
+    content_format::ContentFormat,
     encode::{CacheStats, Encoder, Reuse},
     error::{EncodeError, TokenizerError},
     folder::Folder,
+    json::Json,
     options::{self, ChatOptions, LoadOptions},
-    template::{ChatTemplate, ContentFormat, json::Json},
+    template::ChatTemplate,
 };
 
 /// Converts requests to the tokens that an engine of this model will see.

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::{
     error::EncodeError,
-    template::json::{self, Json},
+    json::{self, Json},
 };
 
 #[derive(Deserialize)]

@@ -6,15 +6,16 @@ use futures_util::future::BoxFuture;
 
 use super::{Handshake, Incoming};
 use crate::{
-    config::{Leg, Role, SimConfig},
+    config::{Role, SimConfig},
     core::Prompt,
     engine::{
-        Engine, Finish, Given, HandoffResult, Link, Local, PrefillSeat, RoomFailure, Source,
-        side::{Ask, Verdict},
+        Engine, Finish, Given, HandoffResult, Link, Local, PrefillSeat, RoomFailure, Source, Verdict,
+        side::Ask,
     },
     failure::Failure,
     faults::FaultKind,
-    http::{Body, OneOrMany},
+    leg::Leg,
+    request::{Body, OneOrMany},
 };
 
 pub(super) struct Bootstrap;

@@ -9,14 +9,12 @@ use serde_json::Value;
 
 use super::{Handshake, Incoming};
 use crate::{
-    config::{Leg, Role},
+    config::Role,
     core::Prompt,
-    engine::{
-        Engine, Finish, Given, HandoffResult, Link, Local, Source, random_hex,
-        side::{Ask, Verdict},
-    },
+    engine::{Engine, Finish, Given, HandoffResult, Link, Local, Source, Verdict, random_hex, side::Ask},
     failure::Failure,
-    http::Body,
+    leg::Leg,
+    request::Body,
 };
 
 pub(super) struct Nixl;

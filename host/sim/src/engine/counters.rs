@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use crate::config::Leg;
+use crate::leg::Leg;
 
 /// Result of a handoff at this engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{Engine, side::Verdict};
+use super::{Engine, verdict::Verdict};
 use crate::core::{Ask, Pull};
 
 /// The legs of a bootstrap room that have arrived.

@@ -14,8 +14,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Engine, HandoffResult,
+    Engine,
     rooms::{self, RoomFailure},
+    verdict::Verdict,
 };
 use crate::core;
 
@@ -33,16 +34,6 @@ pub(crate) enum Ask {
 pub(crate) struct Reply {
     pub(crate) verdict: Verdict,
     pub(crate) message: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
-    Pulled,
-    Reused,
-    Wrong,
-    Expired,
-    Failed,
 }
 
 /// Limit of a line in bytes. A prompt of 128k tokens has 8k blocks of up to 6 digits.
@@ -190,18 +181,6 @@ fn joined_reply(joined: Result<Verdict, RoomFailure>) -> Reply {
                 RoomFailure::PrefillLeft | RoomFailure::DecodeLeft => Verdict::Failed,
             };
             Reply { verdict, message: failure.message().to_owned() }
-        }
-    }
-}
-
-impl From<Verdict> for HandoffResult {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Pulled => Self::Pulled,
-            Verdict::Reused => Self::Reused,
-            Verdict::Wrong => Self::Wrong,
-            Verdict::Expired => Self::Expired,
-            Verdict::Failed => Self::Failed,
         }
     }
 }

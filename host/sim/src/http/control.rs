@@ -1,4 +1,5 @@
-//! Abort (SGLang's own), and ours: `/sim/state`, `/sim/faults`, `/sim/requests`, `/sim/disconnects`.
+//! SGLang's abort endpoint, and the model's own endpoints `/sim/state`, `/sim/faults`, `/sim/requests` and
+//! `/sim/disconnects`.
 
 use std::sync::Arc;
 

@@ -14,15 +14,15 @@ use axum::{
 use super::{
     answer::{self, Answer},
     refuse,
-    request::Body,
 };
 use crate::{
-    config::{Dialect, Leg, Role},
+    config::{Dialect, Role},
     dialect::Incoming,
     engine::{Aborts, Engine, InFlight, Outcome, Recorded, Sequence, random_hex, unix_now},
     failure::Failure,
     faults::{FaultKind, Picked},
-    http::OneOrMany,
+    leg::Leg,
+    request::{Body, OneOrMany},
     server::Conn,
     wire::Meta,
 };

@@ -11,12 +11,13 @@ use axum::{
 };
 use serde_json::json;
 
-use super::{json as json_response, refuse, request::Body};
+use super::{json as json_response, refuse};
 use crate::{
     config::Role,
     engine::Engine,
     failure::Failure,
     faults::{FaultKind, FaultLeg},
+    request::Body,
     server::Conn,
 };
 

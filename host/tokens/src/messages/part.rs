@@ -2,7 +2,7 @@
 
 use minijinja::{Value, value::ValueKind};
 
-use crate::{error::EncodeError, template::json};
+use crate::{error::EncodeError, json};
 
 /// A text, or a reference to a tool.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use serde::{
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
 
-use super::python;
+use crate::python;
 
 /// Converts JSON to a template value.
 #[derive(Clone, Debug, Default)]

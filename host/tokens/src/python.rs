@@ -233,7 +233,7 @@ fn escape(out: &mut String, args: fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::json::Json;
+    use crate::json::Json;
 
     #[test]
     fn floats_are_python_floats() {
