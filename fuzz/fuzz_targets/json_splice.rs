@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 /// The file does not depend on the rest of the gateway, so it is compiled here on its own.
 #[allow(dead_code)]
-#[path = "../../host/gateway/src/json.rs"]
+#[path = "../../host/gateway/src/openai/json.rs"]
 mod body;
 
 use body::JsonBody;

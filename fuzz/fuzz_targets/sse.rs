@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// The file does not depend on the rest of the gateway, so it is compiled here on its own.
 #[allow(dead_code)]
-#[path = "../../host/gateway/src/sse.rs"]
+#[path = "../../host/gateway/src/openai/sse.rs"]
 mod scanner;
 
 #[derive(Arbitrary, Debug)]

@@ -4,8 +4,8 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use pointsman_gateway::{
-    app::Running,
     config::{Config, reload::ConfigSource},
+    daemon::Daemon,
 };
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_workers::WorkerSpec;
@@ -27,7 +27,7 @@ type Reread = Box<dyn Fn(&Config) -> anyhow::Result<Config> + Send + Sync>;
 /// A running gateway and its engines.
 pub struct TestCluster {
     /// The gateway.
-    pub gateway: Running,
+    pub gateway: Daemon,
     /// The engines in the order they were added; worker ids count from 1.
     pub sims: Vec<SimHandle>,
     /// Client of the gateway's request port.
@@ -106,7 +106,7 @@ impl TestClusterBuilder {
         let started = self.config.clone();
         let source =
             self.reread.map(|(path, read)| ConfigSource { path, read: Arc::new(move || read(&started)) });
-        let gateway = Running::start_from(&self.config, source).await?;
+        let gateway = Daemon::start_from(&self.config, source).await?;
         let cluster = TestCluster {
             client: Client::new(gateway.address),
             admin: Client::new(gateway.admin),
@@ -118,7 +118,7 @@ impl TestClusterBuilder {
             .until("every worker is eligible", |cluster| {
                 cluster
                     .gateway
-                    .app
+                    .state
                     .registry
                     .snapshot()
                     .workers()
@@ -163,7 +163,7 @@ impl TestCluster {
     /// Number of requests booked on all workers now.
     #[must_use]
     pub fn booked(&self) -> u32 {
-        self.gateway.app.registry.snapshot().workers().iter().map(|worker| worker.active_requests()).sum()
+        self.gateway.state.registry.snapshot().workers().iter().map(|worker| worker.active_requests()).sum()
     }
 
     /// Waits until no request is booked or in flight. Every path through the gateway must release its bookings.
@@ -171,7 +171,8 @@ impl TestCluster {
     /// # Errors
     /// A booking or a request is left after 10 s.
     pub async fn at_rest(&self) -> anyhow::Result<()> {
-        let idle = |cluster: &Self| cluster.booked() == 0 && cluster.gateway.app.metrics.inflight.get() == 0;
+        let idle =
+            |cluster: &Self| cluster.booked() == 0 && cluster.gateway.state.metrics.inflight.get() == 0;
         self.until("nothing is booked", idle).await
     }
 

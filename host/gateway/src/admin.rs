@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::State as Extract,
     http::{StatusCode, header},
     middleware,
     response::IntoResponse,
@@ -13,7 +13,7 @@ use axum::{
 use pointsman_workers::{Candidate, Leg, ModelName};
 use serde_json::json;
 
-use crate::{app::App, telemetry::scrape};
+use crate::{state::State, telemetry::scrape};
 
 mod config;
 mod decisions;
@@ -24,9 +24,9 @@ mod policies;
 mod workers;
 
 /// The operators' endpoints.
-pub(crate) fn routes(app: Arc<App>) -> Router {
+pub(crate) fn routes(state: Arc<State>) -> Router {
     let events = Router::new().route("/events", get(events::stream));
-    let events = events.with_state((app.clone(), Arc::default()));
+    let events = events.with_state((state.clone(), Arc::default()));
     Router::new()
         .merge(page::routes())
         .merge(events)
@@ -44,17 +44,17 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/workers", get(workers::list).post(workers::join))
         .route("/workers/{id}", delete(workers::leave))
         .route("/workers/{id}/drain", post(workers::drain).delete(workers::undrain))
-        .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
-        .with_state(app)
+        .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
+        .with_state(state)
 }
 
 /// Models that can be served now (spec B3), sorted.
-pub(crate) fn servable(app: &App) -> Vec<String> {
-    let snapshot = app.registry.snapshot();
+pub(crate) fn servable(state: &State) -> Vec<String> {
+    let snapshot = state.registry.snapshot();
     let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
     let serves = |model: &&ModelName| {
         let remote = up(model, Leg::Prefill) && up(model, Leg::Decode);
-        remote || (!app.settings.enforce_disagg && up(model, Leg::Aggregated))
+        remote || (!state.settings.enforce_disagg && up(model, Leg::Aggregated))
     };
     snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
 }
@@ -63,17 +63,17 @@ fn is_up(candidate: &Candidate) -> bool {
     candidate.ineligible().is_none_or(|reason| !reason.is_down())
 }
 
-async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let models = servable(&app);
-    let draining = app.draining.is_cancelled();
-    let snapshot = app.registry.snapshot();
-    let state = |model: &ModelName| {
+async fn readyz(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
+    let models = servable(&state);
+    let draining = state.draining.is_cancelled();
+    let snapshot = state.registry.snapshot();
+    let activation_of = |model: &ModelName| {
         let both = [Leg::Prefill, Leg::Decode].iter().all(|leg| snapshot.pool(model, *leg).iter().any(is_up));
         let activation = snapshot.activation(model)?;
         activation.observe(both);
         Some((model.to_string(), activation.state().as_str()))
     };
-    let remote_prefill: BTreeMap<_, _> = snapshot.models().into_iter().filter_map(state).collect();
+    let remote_prefill: BTreeMap<_, _> = snapshot.models().into_iter().filter_map(activation_of).collect();
     let ready = !models.is_empty() && !draining;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (
@@ -84,13 +84,13 @@ async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
     )
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+async fn metrics(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
     let mut text = String::new();
-    let encoded = prometheus_client::encoding::text::encode(&mut text, &app.exposition.lock());
+    let encoded = prometheus_client::encoding::text::encode(&mut text, &state.exposition.lock());
     if encoded.is_err() {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    let text = text.trim_end_matches("# EOF\n").to_owned() + &scrape::families(&app) + "# EOF\n";
+    let text = text.trim_end_matches("# EOF\n").to_owned() + &scrape::families(&state) + "# EOF\n";
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
         .into_response()
 }

@@ -15,8 +15,8 @@ use pointsman_workers::WorkerSpec;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    app::Running,
     config::{Config, reload::ConfigSource},
+    daemon::Daemon,
 };
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
@@ -124,7 +124,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let source = path.is_some().then(|| ConfigSource { path, read: Arc::new(move || args.config()) });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let running = Running::start_from(&config, source).await?;
+        let running = Daemon::start_from(&config, source).await?;
         say(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = signal(SignalKind::hangup())?;
@@ -133,7 +133,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
                 _ = terminate.recv() => break,
                 interrupted = tokio::signal::ctrl_c() => break interrupted?,
                 _ = hang_up.recv() => {
-                    if let Err(error) = running.app.config.reload(&running.app).await {
+                    if let Err(error) = running.state.config.reload(&running.state).await {
                         tracing::warn!(%error, "the configuration stays as it is");
                     }
                 }

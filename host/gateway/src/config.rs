@@ -11,7 +11,7 @@ use pointsman_routing::{Decisions as Ring, RouterConfig, SlotKind, facts::Unknow
 use pointsman_workers::WorkerSpec;
 use serde::Deserialize;
 
-use crate::legs::Order;
+use crate::orchestrate::legs::Order;
 
 mod policies;
 pub mod reload;

@@ -1,29 +1,20 @@
-//! The gateway: an OpenAI-compatible daemon that runs the prefill and the decode leg of each request on real engines.
+//! The gateway: an OpenAI-compatible daemon that runs the prefill and the decode leg of each request on engines.
 //!
-//! Knows HTTP and requests; never names wasmtime. The way of a request: `server` reads it, `request` parses it,
-//! `subject` measures it, `drive` routes and sends its legs as `legs` says, `relay` streams the answer,
-//! `telemetry` writes it down.
+//! A request passes the modules in this order: `http` reads it, `openai` parses it, `tokenization` measures its prompt,
+//! `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's dialect wants, `upstream` is
+//! the HTTP client. `telemetry` writes down what happened; `admin` serves operators. `state` is what they share;
+//! `daemon` assembles it. No module names wasmtime.
 
 mod admin;
-pub mod app;
 pub mod cli;
 pub mod config;
-pub mod connector;
-pub mod detach;
-mod drive;
-pub mod error;
-pub mod hints;
-pub mod json;
-pub mod legs;
+mod connectors;
+pub mod daemon;
+mod http;
 pub mod limit;
-pub mod parking;
-mod preview;
-mod relay;
-pub mod request;
-mod server;
-pub mod sessions;
-pub mod sse;
-pub mod subject;
+mod openai;
+pub mod orchestrate;
+pub mod state;
 pub mod telemetry;
-pub mod tokens;
-pub mod upstream;
+mod tokenization;
+mod upstream;

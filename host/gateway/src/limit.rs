@@ -4,7 +4,7 @@ use std::{fmt, num::NonZeroU32};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
-use crate::error::Cause;
+use crate::openai::error::ApiError;
 
 /// One limiter a key.
 pub struct Limiter {
@@ -22,10 +22,10 @@ impl Limiter {
     /// Takes a request of `key`, which has been checked to be one of ours.
     ///
     /// # Errors
-    /// [`Cause::RateLimited`].
-    pub fn check(&self, key: &str) -> Result<(), Cause> {
+    /// [`ApiError::RateLimited`].
+    pub fn check(&self, key: &str) -> Result<(), ApiError> {
         let taken = self.keys.check_key(&key.to_owned());
-        taken.map_err(|_| Cause::RateLimited(self.per_second.get()))
+        taken.map_err(|_| ApiError::RateLimited(self.per_second.get()))
     }
 }
 

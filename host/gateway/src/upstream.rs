@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
-use crate::sse::{self, Splitter};
+use crate::openai::sse::{self, Splitter};
 
 mod body;
 mod chunked;
@@ -17,7 +17,7 @@ mod pool;
 mod tests;
 mod wire;
 
-pub use body::Body;
+pub(crate) use body::Body;
 use connection::{Connection, Failed};
 use pool::Pool;
 pub(crate) use wire::WireError;
@@ -28,7 +28,7 @@ const MAX_BODY: usize = 64 * 1024 * 1024;
 const MAX_TEXT: usize = 2_000;
 
 /// Headers of a leg besides content type and length.
-pub type LegHeaders = Vec<(HeaderName, HeaderValue)>;
+pub(crate) type LegHeaders = Vec<(HeaderName, HeaderValue)>;
 
 /// The pooled client for all workers.
 #[derive(Clone, Debug)]

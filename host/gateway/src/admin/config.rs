@@ -5,15 +5,15 @@ use std::sync::Arc;
 use axum::{
     Json,
     body::Body,
-    extract::State,
+    extract::State as Extract,
     http::{HeaderMap, Response, StatusCode},
     response::IntoResponse,
 };
 
-use crate::{app::App, config::reload::ReloadError, error, server::request_id};
+use crate::{config::reload::ReloadError, http::request_id, openai::error, state::State};
 
-pub(super) async fn reload(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
-    let error = match app.config.reload(&app).await {
+pub(super) async fn reload(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> Response<Body> {
+    let error = match state.config.reload(&state).await {
         Ok(reloaded) => return Json(reloaded).into_response(),
         Err(error) => error,
     };

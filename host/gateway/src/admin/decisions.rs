@@ -7,7 +7,7 @@ use std::{convert::Infallible, str::FromStr, sync::Arc};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, RawQuery, State},
+    extract::{Path, RawQuery, State as Extract},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -17,7 +17,7 @@ use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, R
 use serde_json::json;
 use tokio::time::Duration;
 
-use crate::app::App;
+use crate::state::State;
 
 /// Decisions of an answer when nobody says how many.
 const LIMIT: usize = 50;
@@ -44,12 +44,12 @@ struct Filter {
 }
 
 /// `GET /decisions`.
-pub(super) async fn list(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn list(Extract(state): Extract<Arc<State>>, RawQuery(query): RawQuery) -> Response {
     let filter = match Filter::parse(query.as_deref().unwrap_or_default()) {
         Ok(filter) => filter,
         Err(problem) => return refuse(StatusCode::BAD_REQUEST, problem),
     };
-    let decisions = app.router.decisions();
+    let decisions = state.router.decisions();
     let limit = filter.limit.unwrap_or(LIMIT).min(MOST);
     let ids = decisions.ids();
     let kept = ids.len();
@@ -59,23 +59,23 @@ pub(super) async fn list(State(app): State<Arc<App>>, RawQuery(query): RawQuery)
 }
 
 /// `GET /decisions/{id}`.
-pub(super) async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
+pub(super) async fn one(Extract(state): Extract<Arc<State>>, Path(id): Path<String>) -> Response {
     let Ok(number) = id.parse() else {
         return refuse(StatusCode::BAD_REQUEST, format!("decision `{id}` is no id: hex digits"));
     };
-    match app.router.decisions().get(number, |_, _| true) {
+    match state.router.decisions().get(number, |_, _| true) {
         Some(record) => Json(record).into_response(),
         None => refuse(StatusCode::NOT_FOUND, format!("decision `{id}` is not kept, or not any more")),
     }
 }
 
 /// `GET /decisions/export`: one decision a line, newest first, as they are when their line is written.
-pub(super) async fn export(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn export(Extract(state): Extract<Arc<State>>, RawQuery(query): RawQuery) -> Response {
     let filter = match Filter::parse(query.as_deref().unwrap_or_default()) {
         Ok(filter) => filter,
         Err(problem) => return refuse(StatusCode::BAD_REQUEST, problem),
     };
-    let decisions = app.router.decisions().clone();
+    let decisions = state.router.decisions().clone();
     let ids = decisions.ids().into_iter();
     let left = filter.limit.unwrap_or(usize::MAX);
     let lines = stream::unfold((ids, left), move |(mut ids, mut left)| {

@@ -8,7 +8,7 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use axum::{
     Json,
     body::Body,
-    extract::State,
+    extract::State as Extract,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
 use super::{guard, workers};
-use crate::{app::App, error, server::request_id};
+use crate::{http::request_id, openai::error, state::State};
 
 /// Between two looks: at most one event of a kind in this time.
 const LOOK: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ pub(super) struct Feed {
 struct Reader {
     hello: Option<Bytes>,
     channels: Vec<watch::Receiver<Bytes>>,
-    app: Arc<App>,
+    state: Arc<State>,
 }
 
 /// Decisions that were copied, so that each is copied once when it is made and once when its request is over.
@@ -59,22 +59,25 @@ impl Default for Feed {
 }
 
 /// Streams events until the reader leaves or the daemon drains.
-pub(super) async fn stream(State((app, feed)): State<(Arc<App>, Arc<Feed>)>, headers: HeaderMap) -> Response {
+pub(super) async fn stream(
+    Extract((state, feed)): Extract<(Arc<State>, Arc<Feed>)>,
+    headers: HeaderMap,
+) -> Response {
     let refuse = |code, message| {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         (status, Json(error::body(status, code, message, &request_id(&headers)))).into_response()
     };
-    if app.draining.is_cancelled() {
+    if state.draining.is_cancelled() {
         return refuse("draining", "the daemon is about to end");
     }
-    let Some(channels) = feed.subscribe(&app) else {
+    let Some(channels) = feed.subscribe(&state) else {
         return refuse("too_many_readers", "so many read events already that no more may");
     };
     let hello = json!({
-        "version": env!("CARGO_PKG_VERSION"), "token": app.settings.admin_token.is_some(),
-        "may_change": guard::may_change(&app.settings, &headers),
+        "version": env!("CARGO_PKG_VERSION"), "token": state.settings.admin_token.is_some(),
+        "may_change": guard::may_change(&state.settings, &headers),
     });
-    let reader = Reader { hello: event("hello", &hello), channels, app };
+    let reader = Reader { hello: event("hello", &hello), channels, state };
     let events = stream::unfold(reader, async |mut reader| {
         let event = reader.next().await?;
         Some((Ok::<_, Infallible>(event), reader))
@@ -93,7 +96,7 @@ impl Reader {
         let place = tokio::select! {
             (Ok(()), place, _) = changed => place,
             () = tokio::time::sleep(SIGN) => return Some(Bytes::from_static(b":\n\n")),
-            () = self.app.draining.cancelled() => return None,
+            () = self.state.draining.cancelled() => return None,
         };
         Some(self.channels.get_mut(place)?.borrow_and_update().clone())
     }
@@ -101,7 +104,7 @@ impl Reader {
 
 impl Feed {
     /// The channels of a further reader; `None` when there are too many.
-    fn subscribe(self: &Arc<Self>, app: &Arc<App>) -> Option<Vec<watch::Receiver<Bytes>>> {
+    fn subscribe(self: &Arc<Self>, state: &Arc<State>) -> Option<Vec<watch::Receiver<Bytes>>> {
         let mut running = self.running.lock();
         if self.readers() >= READERS {
             return None;
@@ -117,7 +120,7 @@ impl Feed {
         let channels = self.channels.iter().map(each).collect();
         if !*running {
             *running = true;
-            app.tracker.spawn(self.clone().publish(app.clone()));
+            state.tracker.spawn(self.clone().publish(state.clone()));
         }
         Some(channels)
     }
@@ -126,14 +129,14 @@ impl Feed {
         self.channels.first().map_or(0, watch::Sender::receiver_count)
     }
 
-    async fn publish(self: Arc<Self>, app: Arc<App>) {
+    async fn publish(self: Arc<Self>, state: Arc<State>) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = Known::new();
         loop {
             tokio::select! {
                 _ = looks.tick() => {}
-                () = app.draining.cancelled() => return,
+                () = state.draining.cancelled() => return,
             }
             let mut running = self.running.lock();
             if self.readers() == 0 {
@@ -145,10 +148,10 @@ impl Feed {
             drop(running);
             let [workers, slots, decisions, pulse] = KINDS;
             let events = [
-                event(workers, &workers::told(&app, false)),
-                event(slots, &*app.policies.status()),
-                event(decisions, &newest(app.router.decisions(), &mut known)),
-                event(pulse, &app.metrics.live_stats.summary()),
+                event(workers, &workers::told(&state, false)),
+                event(slots, &*state.policies.status()),
+                event(decisions, &newest(state.router.decisions(), &mut known)),
+                event(pulse, &state.metrics.live_stats.summary()),
             ];
             for (channel, event) in self.channels.iter().zip(events) {
                 channel.send_if_modified(|last| match event {

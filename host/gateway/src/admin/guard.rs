@@ -4,20 +4,24 @@ use std::sync::Arc;
 
 use axum::{
     body::Body,
-    extract::{Request, State},
+    extract::{Request, State as Extract},
     http::{HeaderMap, Method, Response},
     middleware::Next,
 };
 
 use crate::{
-    app::{App, Settings},
-    error::Cause,
-    server::{bearer, request_id, same},
+    http::{bearer, request_id, same},
+    openai::error::ApiError,
+    state::{Settings, State},
 };
 
 /// Lets a request pass, or answers 401 or 403.
-pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
-    match allowed(&app.settings, request.method(), request.uri().path(), request.headers()) {
+pub(super) async fn guard(
+    Extract(state): Extract<Arc<State>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    match allowed(&state.settings, request.method(), request.uri().path(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(cause) => cause.response(&request_id(request.headers())).map(Body::from),
     }
@@ -33,12 +37,12 @@ fn gives(headers: &HeaderMap, token: &str) -> Option<bool> {
     Some(same(bearer(headers)?.as_bytes(), token.as_bytes()))
 }
 
-fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Cause> {
+fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     let reads = method == Method::GET || method == Method::HEAD;
     let site = headers.get("sec-fetch-site").map_or(&b"none"[..], |site| site.as_bytes());
     if !reads && !matches!(site, b"same-origin" | b"none") {
         // An operator's browser, sent here by a page of somebody else's.
-        return Err(Cause::Forbidden);
+        return Err(ApiError::Forbidden);
     }
     let Some(token) = &settings.admin_token else { return Ok(()) };
     // What asks whether the daemon lives has no token to give; the page says nothing by itself, and asks for the token.
@@ -46,5 +50,5 @@ fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap
     if reads && (open || !settings.admin_token_reads) {
         return Ok(());
     }
-    if gives(headers, token).ok_or(Cause::Unauthorized)? { Ok(()) } else { Err(Cause::Forbidden) }
+    if gives(headers, token).ok_or(ApiError::Unauthorized)? { Ok(()) } else { Err(ApiError::Forbidden) }
 }

@@ -11,7 +11,7 @@ use axum::{
     routing::get,
 };
 
-use crate::app::App;
+use crate::state::State;
 
 /// Path, media type, content.
 type File = (&'static str, &'static str, &'static str);
@@ -39,7 +39,7 @@ const HEADERS: [(HeaderName, &str); 5] = [
 ];
 
 /// The files of the page.
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> Router<Arc<State>> {
     FILES.into_iter().fold(Router::new(), |routes, (path, kind, content)| {
         let file = move || async move { ([(header::CONTENT_TYPE, kind)], HEADERS, content).into_response() };
         routes.route(path, get(file))

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Query, State},
+    extract::{Path, Query, State as Extract},
     http::{HeaderMap, Response, StatusCode},
     response::IntoResponse,
 };
@@ -17,7 +17,7 @@ use pointsman_workers::ModelName;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{app::App, error, server::request_id};
+use crate::{http::request_id, openai::error, state::State};
 
 /// How long an answer waits for the manager: a few compiles.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,46 +51,46 @@ pub(super) enum AdminError {
     Busy,
 }
 
-pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!(*app.policies.status()))
+pub(super) async fn status(Extract(state): Extract<Arc<State>>) -> Json<Value> {
+    Json(json!(*state.policies.status()))
 }
 
 /// Reads the folder now.
-pub(super) async fn reload(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
-    answer(ask(&app, Command::Reload).await, &headers)
+pub(super) async fn reload(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> Response<Body> {
+    answer(ask(&state, Command::Reload).await, &headers)
 }
 
 /// Puts the content before the present one in force again, or ends a trial.
 pub(super) async fn roll_back(
-    State(app): State<Arc<App>>,
+    Extract(state): Extract<Arc<State>>,
     Path(slot): Path<String>,
     which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Response<Body> {
     let work = async {
         let (slot, which) = name(&slot, which)?;
-        ask(&app, Command::RollBack { slot, lane: which.lane.unwrap_or_default() }).await
+        ask(&state, Command::RollBack { slot, lane: which.lane.unwrap_or_default() }).await
     };
     answer(work.await, &headers)
 }
 
 /// Makes a trial the active generation.
 pub(super) async fn promote(
-    State(app): State<Arc<App>>,
+    Extract(state): Extract<Arc<State>>,
     Path(slot): Path<String>,
     which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Response<Body> {
     let work = async {
         let (slot, which) = name(&slot, which)?;
-        ask(&app, Command::Promote { slot, from: which.from }).await
+        ask(&state, Command::Promote { slot, from: which.from }).await
     };
     answer(work.await, &headers)
 }
 
 /// Has the manager do something; waits for a while.
-async fn ask(app: &App, command: Command) -> Result<Report, AdminError> {
-    let asked = tokio::time::timeout(PATIENCE, app.policies.execute(command));
+async fn ask(state: &State, command: Command) -> Result<Report, AdminError> {
+    let asked = tokio::time::timeout(PATIENCE, state.policies.execute(command));
     Ok(asked.await.map_err(|_| AdminError::Busy)??)
 }
 

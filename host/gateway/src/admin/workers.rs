@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State as Extract},
     http::StatusCode,
     response::IntoResponse,
 };
@@ -12,16 +12,16 @@ use bytes::Bytes;
 use pointsman_workers::{Health, Ineligible, Leg, ModelName, WorkerId, WorkerSpec};
 use serde_json::{Value, json};
 
-use crate::app::App;
+use crate::state::State;
 
 /// `GET /workers`.
-pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(told(&app, true))
+pub(super) async fn list(Extract(state): Extract<Arc<State>>) -> Json<Value> {
+    Json(told(&state, true))
 }
 
 /// Every worker as it is now; without `age` nothing in it moves by itself.
-pub(super) fn told(app: &App, age: bool) -> Value {
-    let snapshot = app.registry.snapshot();
+pub(super) fn told(state: &State, age: bool) -> Value {
+    let snapshot = state.registry.snapshot();
     let models = |id: WorkerId| -> Vec<String> {
         let serves = |model: &&ModelName| {
             let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated];
@@ -58,10 +58,10 @@ pub(super) fn told(app: &App, age: bool) -> Value {
 }
 
 /// A worker joins, described as in the configuration; one of the same id is replaced.
-pub(super) async fn join(State(app): State<Arc<App>>, body: Bytes) -> (StatusCode, Json<Value>) {
+pub(super) async fn join(Extract(state): Extract<Arc<State>>, body: Bytes) -> (StatusCode, Json<Value>) {
     match serde_json::from_slice::<WorkerSpec>(&body) {
         Ok(spec) => {
-            let worker = app.registry.upsert(spec);
+            let worker = state.registry.upsert(spec);
             (StatusCode::OK, Json(json!({ "id": worker.id() })))
         }
         Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))),
@@ -69,23 +69,26 @@ pub(super) async fn join(State(app): State<Arc<App>>, body: Bytes) -> (StatusCod
 }
 
 /// A worker leaves: no new request goes there, those under way end as they will.
-pub(super) async fn leave(State(app): State<Arc<App>>, Path(id): Path<u64>) -> (StatusCode, Json<Value>) {
-    match app.registry.remove(WorkerId(id)) {
+pub(super) async fn leave(
+    Extract(state): Extract<Arc<State>>,
+    Path(id): Path<u64>,
+) -> (StatusCode, Json<Value>) {
+    match state.registry.remove(WorkerId(id)) {
         Some(_) => (StatusCode::OK, Json(json!({ "id": id, "left": true }))),
         None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
     }
 }
 
-pub(super) async fn drain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
+pub(super) async fn drain(state: Extract<Arc<State>>, id: Path<u64>) -> impl IntoResponse {
     set_draining(&state, &id, true)
 }
 
-pub(super) async fn undrain(state: State<Arc<App>>, id: Path<u64>) -> impl IntoResponse {
+pub(super) async fn undrain(state: Extract<Arc<State>>, id: Path<u64>) -> impl IntoResponse {
     set_draining(&state, &id, false)
 }
 
-fn set_draining(app: &App, id: &u64, draining: bool) -> (StatusCode, Json<Value>) {
-    match app.registry.snapshot().get(WorkerId(*id)) {
+fn set_draining(state: &State, id: &u64, draining: bool) -> (StatusCode, Json<Value>) {
+    match state.registry.snapshot().get(WorkerId(*id)) {
         Some(worker) => {
             worker.set_draining(draining);
             (StatusCode::OK, Json(json!({ "id": id, "draining": draining })))

@@ -16,10 +16,7 @@ use pointsman_workers::{Registry, WorkerId, WorkerSpec};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    app::{App, slots::specs},
-    config::Config,
-};
+use crate::{config::Config, daemon::slots::specs, state::State};
 
 /// Between two looks at the file. A change is taken when two looks find the same.
 const LOOK: Duration = Duration::from_secs(1);
@@ -95,7 +92,7 @@ impl ConfigReloader {
     ///
     /// # Errors
     /// [`ReloadError`]; then nothing changed.
-    pub async fn reload(&self, app: &App) -> Result<Reloaded, ReloadError> {
+    pub async fn reload(&self, app: &State) -> Result<Reloaded, ReloadError> {
         let mut workers = self.workers.lock().await;
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
         let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
@@ -116,7 +113,7 @@ impl ConfigReloader {
     }
 
     /// Looks at the file until told to stop, and reloads when it changed.
-    pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
+    pub(crate) async fn watch(app: Arc<State>, stop: CancellationToken) {
         let Some(path) = app.config.source.as_ref().and_then(|source| source.path.clone()) else { return };
         let mut applied = read(&path).await;
         let mut before = applied.clone();

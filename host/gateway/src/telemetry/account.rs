@@ -13,7 +13,7 @@ use super::{
     metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
     prediction_checks::Turn,
 };
-use crate::{request::Endpoint, sse::Usage};
+use crate::{openai::request::Endpoint, openai::sse::Usage};
 
 /// The account of one request. Dropping it writes it down.
 #[derive(Debug)]

@@ -7,12 +7,12 @@ use std::{
 
 use pointsman_workers::{DpRank, FeedStatus, Snapshot, Worker, WorkerId, events::FeedCounters};
 
-use crate::app::App;
+use crate::state::State;
 
 mod policies;
 
 /// The families in the OpenMetrics text format, without its end mark.
-pub(crate) fn families(app: &App) -> String {
+pub(crate) fn families(app: &State) -> String {
     let mut out = String::new();
     workers(&mut out, &app.registry.snapshot());
     policies::policies(&mut out, app);
@@ -34,7 +34,7 @@ fn workers(out: &mut String, snapshot: &Snapshot) {
     gauge(out, "pointsman_worker_active_requests", "Requests booked on a worker", &booked);
 }
 
-fn index(out: &mut String, app: &App) {
+fn index(out: &mut String, app: &State) {
     let stats = app.router.index().stats();
     let one = |value| [(String::new(), value)];
     gauge(out, "pointsman_index_blocks", "Blocks in the prefix index", &one(stats.blocks));
@@ -49,7 +49,7 @@ fn index(out: &mut String, app: &App) {
     counter(out, "pointsman_index_orphans", "Blocks of KV events without a known place", &one(stats.orphans));
 }
 
-fn feeds(out: &mut String, app: &App) {
+fn feeds(out: &mut String, app: &State) {
     let feeds = app.feeds.status();
     let each = |value: &dyn Fn(&FeedStatus) -> u64| -> Vec<(String, u64)> {
         let labels = |worker: &WorkerId, rank: &DpRank| format!("worker=\"{worker}\",rank=\"{rank}\"");

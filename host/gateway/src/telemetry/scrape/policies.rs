@@ -7,9 +7,9 @@ use pointsman_routing::{CALL_BUCKETS_US, Digest, Lane, Slot, SlotKind};
 use pointsman_workers::ModelName;
 
 use super::{counter, family, gauge};
-use crate::app::App;
+use crate::state::State;
 
-pub(super) fn policies(out: &mut String, app: &App) {
+pub(super) fn policies(out: &mut String, app: &State) {
     let status = app.policies.status();
     generations(out, &status);
     trials(out, &status);
@@ -110,7 +110,7 @@ fn trials(out: &mut String, status: &ManagerStatus) {
 }
 
 /// What learners are told, and how that ends.
-fn learning(out: &mut String, app: &App) {
+fn learning(out: &mut String, app: &State) {
     let counts = app.learning.counts().map(|(result, count)| (format!("result=\"{result}\""), count));
     counter(out, "pointsman_policy_outcomes", "Outcomes of decisions for policies that learn", &counts);
     let mut batches = Vec::new();
@@ -130,7 +130,7 @@ fn learning(out: &mut String, app: &App) {
 }
 
 /// Calls by outcome, and their times.
-fn calls(out: &mut String, app: &App) {
+fn calls(out: &mut String, app: &State) {
     let lanes = || {
         let each = |slot: &std::sync::Arc<Slot>| Lane::ALL.map(|mode| (slot.clone(), mode));
         app.policies.slots().iter().flat_map(each).filter(|(slot, mode)| {

@@ -1,0 +1,228 @@
+//! What an engine wants on the wire: one file a dialect, behind one trait. Data and pure functions over bodies; no I/O.
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, header};
+use pointsman_workers::{DpRank, Engine, KvTransport, WorkerSpec};
+use rand::RngExt;
+
+use crate::{
+    openai::json::Edit, openai::request::Request, orchestrate::legs::HandoffKind, upstream::LegHeaders,
+};
+
+mod openai;
+mod sglang;
+mod trtllm;
+mod vllm;
+mod vllm_mooncake;
+mod vllm_nixl;
+mod vllm_p2p_nccl;
+
+/// Fields that belong to the handoff, or to us: never taken from a client, never passed on (spec A5). A partial set of
+/// `kv_transfer_params` kills a real decode engine.
+const OURS: [&str; 13] = [
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disaggregated_params",
+    "rid",
+    "request_id",
+    "routed_dp_rank",
+    "disagg_prefill_dp_rank",
+    "data_parallel_rank",
+    "nvext",
+    "_HEALTH_CHECK",
+];
+
+/// The id engines see: 32 random hex digits of ours, fresh for every attempt, saying nothing about anybody.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RequestToken([u8; 16]);
+
+/// A worker and rank that a leg was routed to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
+    /// The worker.
+    pub spec: &'a WorkerSpec,
+    /// The rank.
+    pub rank: DpRank,
+}
+
+/// What a leg's body is made from, besides the request (spec C1, D1).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LegContext<'a> {
+    /// The attempt's id.
+    pub token: RequestToken,
+    /// The prefill leg's target, when there is one.
+    pub prefill: Option<Target<'a>>,
+    /// The target of the decode or single leg, when it is known.
+    pub decode: Option<Target<'a>>,
+    /// The prefill engine's own id (vLLM Mooncake).
+    pub engine_id: Option<&'a str>,
+    /// Bootstrap rooms, one an item.
+    pub rooms: &'a [u64],
+    /// The engine's own parameters from the prefill answer, opaque JSON.
+    pub handoff: Option<&'a str>,
+}
+
+/// What a prefill answer of a completed handoff says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PrefillAnswer {
+    /// Parameters for the decode leg, opaque, and the prompt's cached tokens.
+    Handoff {
+        /// Raw JSON.
+        parameters: String,
+        /// Cached prompt tokens, when the engine says.
+        cached_tokens: Option<u32>,
+    },
+    /// C8: generation ended within prefill; this is the whole answer.
+    WasAll,
+    /// No data at all.
+    MissingData(String),
+    /// The answer has no parameters although it ended on its length cap.
+    MissingParameters,
+    /// C7a: parameters without this field; forwarding them would kill the decode engine.
+    Incomplete(&'static str),
+}
+
+/// An abort call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Abort {
+    /// Path at the worker.
+    pub path: &'static str,
+    /// JSON body.
+    pub body: Bytes,
+}
+
+/// One dialect.
+pub(crate) trait Connector: Send + Sync + fmt::Debug {
+    /// What ties its legs; none: it only serves aggregated.
+    fn handoff(&self) -> Option<HandoffKind>;
+
+    /// Why this request cannot be split over two workers, if so.
+    fn unsplittable(&self, _request: &Request) -> Option<&'static str> {
+        None
+    }
+
+    /// The prefill leg's body.
+    fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        self.single(request, context)
+    }
+
+    /// The decode leg's body.
+    fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        self.single(request, context)
+    }
+
+    /// A decode body that consumes the handoff and asks for one token (spec E1).
+    fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        self.decode(request, context)
+    }
+
+    /// The body of a request that runs on one worker.
+    fn single(&self, request: &Request, _context: &LegContext<'_>) -> Bytes {
+        clean(request).finish()
+    }
+
+    /// Headers of a leg to `target`.
+    fn headers(&self, _context: &LegContext<'_>, _target: Target<'_>) -> LegHeaders {
+        LegHeaders::new()
+    }
+
+    /// Reads the prefill answer of a completed handoff.
+    fn read_prefill(&self, _body: &[u8]) -> PrefillAnswer {
+        PrefillAnswer::MissingParameters
+    }
+
+    /// How a leg is aborted by id, where the engine can.
+    fn abort(&self, _token: RequestToken) -> Option<Abort> {
+        None
+    }
+
+    /// Whether the response id names the workers, and must not reach a client as it is (spec A5).
+    fn id_names_workers(&self) -> bool {
+        false
+    }
+
+    /// Whether the decode leg's own `cached_tokens` says anything about the prompt.
+    fn decode_knows_cached_tokens(&self) -> bool {
+        true
+    }
+}
+
+/// The connector of a worker.
+#[must_use]
+pub(crate) fn connector_for(spec: &WorkerSpec) -> &'static dyn Connector {
+    match (spec.engine, spec.transport) {
+        (Engine::Vllm, KvTransport::Nixl) => &vllm_nixl::VllmNixl,
+        (Engine::Vllm, KvTransport::Mooncake) => &vllm_mooncake::VllmMooncake,
+        (Engine::Vllm, KvTransport::P2pNccl) => &vllm_p2p_nccl::VllmP2pNccl,
+        (Engine::Sglang, _) => &sglang::Sglang,
+        (Engine::Trtllm, _) => &trtllm::Trtllm,
+        (Engine::Openai, _) => &openai::Openai,
+    }
+}
+
+/// All headers of a leg: the dialect's, and the worker's key.
+#[must_use]
+pub(crate) fn leg_headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
+    let mut headers = connector_for(target.spec).headers(context, target);
+    let key =
+        target.spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
+    if let Some(mut value) = key {
+        value.set_sensitive(true);
+        headers.push((header::AUTHORIZATION, value));
+    }
+    headers
+}
+
+/// Uniform room numbers for `items` items (spec C6): within `0..=2^63-1`, and with a data-parallel size `s` and rank `r`
+/// congruent to `r`: `room = q * s + r` with `q = x mod ((MAX - r) / s + 1)`.
+#[must_use]
+pub(crate) fn rooms(items: u32, dp_size: u32, rank: DpRank) -> Vec<u64> {
+    let mut rng = rand::rng();
+    (0..items.max(1)).map(|_| room(rng.random(), dp_size, rank)).collect()
+}
+
+fn room(x: u64, dp_size: u32, rank: DpRank) -> u64 {
+    const MAX: u64 = i64::MAX as u64;
+    let (size, rank) = (u64::from(dp_size.max(1)), u64::from(rank.0));
+    let quotients = MAX.saturating_sub(rank) / size + 1;
+    (x % quotients) * size + rank
+}
+
+impl RequestToken {
+    /// A fresh one.
+    #[must_use]
+    pub(crate) fn fresh() -> Self {
+        Self(rand::rng().random())
+    }
+}
+
+impl fmt::Display for RequestToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for RequestToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// An edit that takes out what is ours.
+fn clean(request: &Request) -> Edit<'_> {
+    OURS.iter().fold(request.body.edit(), |edit, key| edit.remove(key))
+}
+
+/// The header that carries the id engines see.
+fn token_header(id: &str) -> (HeaderName, HeaderValue) {
+    let value = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static(""));
+    (HeaderName::from_static("x-request-id"), value)
+}
+
+#[cfg(test)]
+mod tests;

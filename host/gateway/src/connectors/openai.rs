@@ -1,0 +1,14 @@
+//! A plain OpenAI-compatible engine: one leg, the client's body without what is ours.
+
+use super::Connector;
+use crate::orchestrate::legs::HandoffKind;
+
+/// The dialect.
+#[derive(Debug)]
+pub(super) struct Openai;
+
+impl Connector for Openai {
+    fn handoff(&self) -> Option<HandoffKind> {
+        None
+    }
+}

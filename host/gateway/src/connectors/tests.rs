@@ -1,0 +1,311 @@
+use std::sync::Arc;
+
+use http::HeaderMap;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{openai::hints::HintTrust, openai::request::Endpoint};
+
+fn spec(flag: &str) -> WorkerSpec {
+    WorkerSpec::parse_flag(flag).unwrap()
+}
+
+fn request(endpoint: Endpoint, body: &str) -> Arc<Request> {
+    Request::parse(endpoint, &HeaderMap::new(), Bytes::copy_from_slice(body.as_bytes()), HintTrust::Trusted)
+        .unwrap()
+}
+
+fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<&'a str>) -> LegContext<'a> {
+    LegContext {
+        token: RequestToken([0xab; 16]),
+        prefill: Some(Target { spec: prefill, rank: DpRank(1) }),
+        decode: Some(Target { spec: decode, rank: DpRank(0) }),
+        engine_id: Some("engine-7"),
+        rooms: &[4_611_686_018_427_387_904, 5],
+        handoff,
+    }
+}
+
+fn value(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap()
+}
+
+const NIXL: &str = "role=prefill,engine=vllm,url=http://10.0.0.1:8000";
+const SGLANG: &str = "role=prefill,engine=sglang,url=http://10.0.0.1:30000";
+const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"logprobs":true,"top_logprobs":2,"kv_transfer_params":{"do_remote_prefill":true},"rid":"mine","nvext":{},"custom":[1.0]}"#;
+
+#[test]
+fn a5_what_belongs_to_the_handoff_is_stripped_on_every_leg() {
+    for flag in [NIXL, SGLANG, "role=aggregated,engine=openai,url=http://a:1"] {
+        let worker = spec(flag);
+        let request = request(Endpoint::ChatCompletions, CHAT);
+        let body = connector_for(&worker).single(&request, &context(&worker, &worker, None));
+        let body = value(&body);
+        assert!(body.get("kv_transfer_params").is_none() && body.get("nvext").is_none(), "{body}");
+        assert_ne!(body["rid"], "mine");
+        assert_eq!(body["custom"], json!([1.0]), "unknown fields pass");
+    }
+}
+
+#[test]
+fn c1_c7a_a_nixl_prefill_is_never_streamed_and_asks_for_one_token() {
+    let worker = spec(NIXL);
+    let request = request(Endpoint::ChatCompletions, CHAT);
+    let body = connector_for(&worker).prefill(&request, &context(&worker, &worker, None));
+    assert_eq!(
+        value(&body),
+        json!({"model":"m","messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,
+               "custom":[1.0],"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}})
+    );
+}
+
+#[test]
+fn c1_a_nixl_decode_gets_the_original_back_with_the_parameters_verbatim() {
+    let worker = spec(NIXL);
+    let request = request(Endpoint::ChatCompletions, CHAT);
+    let parameters = r#"{"remote_block_ids":[[1,  2]],"odd":1e2}"#;
+    let body = connector_for(&worker).decode(&request, &context(&worker, &worker, Some(parameters)));
+    let text = std::str::from_utf8(&body).unwrap();
+    assert!(
+        text.contains(parameters) && text.contains(r#""max_tokens":50,"max_completion_tokens":60"#),
+        "{text}"
+    );
+    assert!(text.contains(r#""stream":true"#));
+}
+
+#[test]
+fn e1_a_handoff_is_consumed_by_a_decode_of_one_token() {
+    let worker = spec(NIXL);
+    let request = request(
+        Endpoint::Completions,
+        r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"min_tokens":4}"#,
+    );
+    let body =
+        connector_for(&worker).decode_one_token(&request, &context(&worker, &worker, Some(r#"{"a":1}"#)));
+    assert_eq!(
+        value(&body),
+        json!({"model":"m","prompt":"x","stream":false,"max_tokens":1,"min_tokens":1,"kv_transfer_params":{"a":1}})
+    );
+}
+
+#[test]
+fn c7_the_parameters_of_a_real_engine_are_read_and_stay_opaque() {
+    let recorded = include_bytes!("../../../../tests/fixtures/pd/prefill-response.json");
+    let answer = connector_for(&spec(NIXL)).read_prefill(recorded);
+    let PrefillAnswer::Handoff { parameters, cached_tokens } = answer else { panic!("{answer:?}") };
+    assert_eq!(cached_tokens, Some(0));
+    assert_eq!(value(parameters.as_bytes()), value(recorded)["kv_transfer_params"]);
+    // What decode gets is what the recorded decode request carried.
+    let sent = value(include_bytes!("../../../../tests/fixtures/pd/decode-request.json"));
+    assert_eq!(value(parameters.as_bytes()), sent["kv_transfer_params"]);
+}
+
+#[test]
+fn c7_missing_data_and_missing_parameters_are_two_errors() {
+    let read = |body: &str| connector_for(&spec(NIXL)).read_prefill(body.as_bytes());
+    assert!(matches!(read("<html>"), PrefillAnswer::MissingData(_)));
+    assert_eq!(read(r#"{"choices":[]}"#), PrefillAnswer::MissingData("no choices".into()));
+    assert_eq!(read(r#"{"choices":[{"finish_reason":"length"}]}"#), PrefillAnswer::MissingParameters);
+    let null = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":null}"#;
+    assert_eq!(read(null), PrefillAnswer::MissingParameters);
+}
+
+#[test]
+fn c8_an_end_of_sequence_in_prefill_is_the_whole_answer() {
+    let body = r#"{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}"#;
+    assert_eq!(connector_for(&spec(NIXL)).read_prefill(body.as_bytes()), PrefillAnswer::WasAll);
+}
+
+#[test]
+fn c7a_incomplete_parameters_are_never_a_handoff() {
+    let mut recorded = value(include_bytes!("../../../../tests/fixtures/pd/prefill-response.json"));
+    for field in ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"] {
+        let whole = recorded.clone();
+        recorded["kv_transfer_params"][field] = Value::Null;
+        let answer = connector_for(&spec(NIXL)).read_prefill(recorded.to_string().as_bytes());
+        assert_eq!(answer, PrefillAnswer::Incomplete(field));
+        recorded = whole;
+    }
+}
+
+#[test]
+fn c6_an_sglang_pair_carries_the_same_bootstrap_address_and_room() {
+    let prefill = spec("role=prefill,engine=sglang,url=http://10.0.0.1:30000,bootstrap_port=8998,dp_size=2");
+    let decode = spec("role=decode,engine=sglang,url=http://10.0.0.2:30000,dp_size=4");
+    let request = request(
+        Endpoint::ChatCompletions,
+        r#"{"model":"m","messages":[],"max_tokens":7,"bootstrap_room":1}"#,
+    );
+    let context = context(&prefill, &decode, None);
+    let (p, d) = (
+        connector_for(&prefill).prefill(&request, &context),
+        connector_for(&decode).decode(&request, &context),
+    );
+    let rid = "ab".repeat(16);
+    let shared = json!({"model":"m","messages":[],"max_tokens":7,"bootstrap_host":"10.0.0.1","bootstrap_port":8998,
+        "bootstrap_room":4_611_686_018_427_387_904_u64,"rid":rid});
+    let with = |more: Value| {
+        let mut all = shared.clone();
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    assert_eq!(value(&p), with(json!({"routed_dp_rank":1})));
+    assert_eq!(value(&d), with(json!({"routed_dp_rank":0,"disagg_prefill_dp_rank":1})));
+}
+
+#[test]
+fn c6_an_unset_bootstrap_port_is_null_and_a_batch_has_arrays() {
+    let worker = spec("role=prefill,engine=sglang,url=http://h:1");
+    let batch = request(Endpoint::Completions, r#"{"model":"m","prompt":["a","b"]}"#);
+    let body = value(&connector_for(&worker).prefill(&batch, &context(&worker, &worker, None)));
+    assert_eq!(body["bootstrap_host"], json!(["h", "h"]));
+    assert_eq!(body["bootstrap_port"], json!([null, null]));
+    assert_eq!(body["bootstrap_room"], json!([4_611_686_018_427_387_904_u64, 5]));
+}
+
+#[test]
+fn requests_with_several_consumers_are_not_split_for_vllm() {
+    let worker = spec(NIXL);
+    let reason = |body: &str| connector_for(&worker).unsplittable(&request(Endpoint::Completions, body));
+    assert_eq!(reason(r#"{"model":"m","prompt":"a"}"#), None);
+    assert_eq!(reason(r#"{"model":"m","prompt":"a","n":2}"#), Some("n"));
+    assert_eq!(reason(r#"{"model":"m","prompt":["a","b"]}"#), Some("list_of_prompts"));
+    assert_eq!(reason(r#"{"model":"m","prompt":"a","echo":true}"#), Some("echo"));
+    assert_eq!(
+        reason(r#"{"model":"m","prompt":"a","echo":false,"prompt_logprobs":0}"#),
+        Some("prompt_logprobs")
+    );
+}
+
+#[test]
+fn legs_carry_the_token_the_rank_and_the_worker_s_key() {
+    let worker = spec("role=decode,engine=vllm,url=http://h:1,dp_size=2,api_key=sk-1");
+    let context = LegContext { token: RequestToken([1; 16]), ..context(&worker, &worker, None) };
+    let headers = leg_headers(&context, Target { spec: &worker, rank: DpRank(1) });
+    let get =
+        |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.to_str().unwrap());
+    assert_eq!(get("x-request-id"), Some("01".repeat(16).as_str()));
+    assert_eq!((get("x-data-parallel-rank"), get("authorization")), (Some("1"), Some("Bearer sk-1")));
+    let plain = spec(NIXL);
+    assert_eq!(leg_headers(&context, Target { spec: &plain, rank: DpRank(0) }).len(), 1);
+}
+
+#[test]
+fn c9_a_handoff_result_with_bootstrap_fields_is_a_bootstrap() {
+    let worker = spec(NIXL);
+    let result = r#"{"bootstrap_host":"10.0.0.9","bootstrap_port":8998,"bootstrap_room":77}"#;
+    let answer = format!(r#"{{"choices":[{{"finish_reason":"length"}}],"kv_transfer_params":{result}}}"#);
+    let PrefillAnswer::Handoff { parameters, .. } = connector_for(&worker).read_prefill(answer.as_bytes())
+    else {
+        panic!("refused")
+    };
+    let request = request(Endpoint::ChatCompletions, r#"{"model":"m","messages":[]}"#);
+    let body = connector_for(&worker).decode(&request, &context(&worker, &worker, Some(&parameters)));
+    let expected = json!({"model":"m","messages":[],"bootstrap_host":"10.0.0.9","bootstrap_port":8998,"bootstrap_room":77});
+    assert_eq!(value(&body), expected);
+}
+
+#[test]
+fn c6_mooncake_legs_share_a_transfer_id_and_decode_names_the_prefill_engine() {
+    let flag = "role=prefill,engine=vllm,transport=mooncake,url=http://10.0.0.1:8000,bootstrap_port=8998";
+    let (prefill, decode) =
+        (spec(flag), spec("role=decode,engine=vllm,transport=mooncake,url=http://10.0.0.2:8000"));
+    let request =
+        request(Endpoint::Completions, r#"{"model":"m","prompt":"p","stream":true,"max_tokens":9}"#);
+    let context = context(&prefill, &decode, None);
+    let connector = connector_for(&prefill);
+    assert_eq!(connector.handoff(), Some(HandoffKind::Bootstrap));
+    let id = format!("xfer-{}", "ab".repeat(16));
+    assert_eq!(
+        value(&connector.prefill(&request, &context)),
+        json!({"model":"m","prompt":"p","stream":false,"max_tokens":1,"min_tokens":1,
+               "kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":id}})
+    );
+    assert_eq!(
+        value(&connector.decode(&request, &context)),
+        json!({"model":"m","prompt":"p","stream":true,"max_tokens":9,"kv_transfer_params":{
+            "do_remote_decode":false,"do_remote_prefill":true,"transfer_id":id,
+            "remote_engine_id":"engine-7","remote_bootstrap_addr":"http://10.0.0.1:8998"}})
+    );
+}
+
+#[test]
+fn a5_p2p_nccl_names_both_workers_in_the_request_id_of_both_legs() {
+    let worker = |role: &str, host: u8| {
+        spec(&format!(
+            "role={role},engine=vllm,transport=p2p_nccl,url=http://10.0.0.{host}:1,kv_addr=10.0.0.{host}:14579"
+        ))
+    };
+    let (prefill, decode) = (worker("prefill", 1), worker("decode", 2));
+    let context = context(&prefill, &decode, None);
+    let connector = connector_for(&prefill);
+    assert_eq!(connector.handoff(), Some(HandoffKind::Addressed));
+    assert!(connector.id_names_workers());
+    let expected = format!("___prefill_addr_10.0.0.1:14579___decode_addr_10.0.0.2:14579_{}", "ab".repeat(16));
+    for target in [context.prefill, context.decode] {
+        let headers = leg_headers(&context, target.unwrap());
+        assert_eq!(headers[0].1.to_str().unwrap(), expected);
+    }
+    let request = request(Endpoint::Completions, r#"{"model":"m","prompt":"p","max_tokens":9}"#);
+    assert_eq!(
+        value(&connector.prefill(&request, &context)),
+        json!({"model":"m","prompt":"p","max_tokens":1,"stream":false,"min_tokens":1})
+    );
+    assert_eq!(
+        value(&connector.decode(&request, &context)),
+        json!({"model":"m","prompt":"p","max_tokens":9})
+    );
+}
+
+#[test]
+fn c7_trtllm_generation_gets_the_ids_and_the_context_s_parameters() {
+    let worker = spec("role=prefill,engine=trtllm,url=http://10.0.0.1:8000");
+    let connector = connector_for(&worker);
+    let chat =
+        request(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"stream":true,"max_tokens":9}"#);
+    let asked = connector.prefill(&chat, &context(&worker, &worker, None));
+    assert_eq!(
+        value(&asked),
+        json!({"model":"m","messages":[],"stream":false,"max_tokens":9,
+               "disaggregated_params":{"request_type":"context_only","disagg_request_id":4_611_686_018_427_387_904_u64}})
+    );
+    let answer = r#"{"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":5,"opaque_state":"x1"}}],"prompt_token_ids":[1, 2,3],"usage":{"prompt_tokens_details":{"cached_tokens":2}}}"#;
+    let PrefillAnswer::Handoff { parameters, cached_tokens } = connector.read_prefill(answer.as_bytes())
+    else {
+        panic!("refused")
+    };
+    assert_eq!(cached_tokens, Some(2));
+    let handed = context(&worker, &worker, Some(&parameters));
+    let params = json!({"request_type":"generation_only","ctx_request_id":5,"opaque_state":"x1"});
+    assert_eq!(
+        value(&connector.decode(&chat, &handed)),
+        json!({"model":"m","messages":[],"stream":true,"max_tokens":9,"prompt_token_ids":[1,2,3],"disaggregated_params":params})
+    );
+    let completion = request(Endpoint::Completions, r#"{"model":"m","prompt":"p","max_tokens":9}"#);
+    assert_eq!(
+        value(&connector.decode(&completion, &handed)),
+        json!({"model":"m","prompt":[1,2,3],"max_tokens":9,"disaggregated_params":params})
+    );
+    let read = |body: &str| connector.read_prefill(body.as_bytes());
+    assert_eq!(read(r#"{"choices":[{"finish_reason":"stop"}]}"#), PrefillAnswer::WasAll);
+    assert_eq!(read(r#"{"choices":[{"finish_reason":"length"}]}"#), PrefillAnswer::MissingParameters);
+    let no_ids = r#"{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"a":1}}]}"#;
+    assert_eq!(read(no_ids), PrefillAnswer::Incomplete("prompt_token_ids"));
+}
+
+proptest! {
+    #[test]
+    fn c6_rooms_fit_63_bits_and_tell_the_rank(x in any::<u64>(), size in 1_u32..5_000, rank in 0_u32..5_000) {
+        let rank = rank % size;
+        let room = room(x, size, DpRank(rank));
+        prop_assert!(room <= i64::MAX as u64);
+        prop_assert_eq!(room % u64::from(size), u64::from(rank));
+    }
+}
+
+#[test]
+fn c6_rooms_are_fresh() {
+    let many: std::collections::HashSet<u64> = (0..1_000).flat_map(|_| rooms(2, 1, DpRank(0))).collect();
+    assert_eq!(many.len(), 2_000);
+}

@@ -1,0 +1,123 @@
+//! TensorRT-LLM: a completed handoff. The context leg answers parameters and the prompt's token ids; the generation leg is
+//! the original with the ids in the prompt's place.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{json, value::RawValue};
+
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, token_header};
+use crate::{
+    openai::json::{Edit, JsonBody},
+    openai::request::{Endpoint, Request},
+    orchestrate::legs::HandoffKind,
+    upstream::LegHeaders,
+};
+
+/// The dialect.
+#[derive(Debug)]
+pub(super) struct Trtllm;
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow, default)]
+    choices: Vec<Choice<'a>>,
+    #[serde(borrow)]
+    prompt_token_ids: Option<&'a RawValue>,
+    usage: Option<UsageObject>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    finish_reason: Option<String>,
+    #[serde(borrow)]
+    disaggregated_params: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct UsageObject {
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+impl Connector for Trtllm {
+    fn handoff(&self) -> Option<HandoffKind> {
+        Some(HandoffKind::Completed)
+    }
+
+    /// A handoff has one consumer.
+    fn unsplittable(&self, request: &Request) -> Option<&'static str> {
+        if request.n > 1 {
+            return Some("n");
+        }
+        (request.prompts > 1).then_some("list_of_prompts")
+    }
+
+    fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        let ask = json!({ "request_type": "context_only", "disagg_request_id": context.rooms.first() });
+        clean(request)
+            .remove("stream_options")
+            .set("stream", "false")
+            .set("disaggregated_params", ask.to_string())
+            .finish()
+    }
+
+    fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        generation(clean(request), request.endpoint, context)
+    }
+
+    fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        let mut edit = clean(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
+        if request.body.get("max_completion_tokens").is_some() {
+            edit = edit.set("max_completion_tokens", "1");
+        }
+        generation(edit, request.endpoint, context)
+    }
+
+    fn headers(&self, context: &LegContext<'_>, _: Target<'_>) -> LegHeaders {
+        vec![token_header(&context.token.to_string())]
+    }
+
+    fn read_prefill(&self, body: &[u8]) -> PrefillAnswer {
+        let answer: Answer<'_> = match serde_json::from_slice(body) {
+            Ok(answer) => answer,
+            Err(error) => return PrefillAnswer::MissingData(error.to_string()),
+        };
+        let Some(choice) = answer.choices.first() else {
+            return PrefillAnswer::MissingData("no choices".to_owned());
+        };
+        if !matches!(choice.finish_reason.as_deref(), Some("length" | "not_finished") | None) {
+            return PrefillAnswer::WasAll;
+        }
+        let there = |value: &&RawValue| !matches!(value.get(), "null" | "{}" | "[]");
+        let Some(parameters) = choice.disaggregated_params.filter(there) else {
+            return PrefillAnswer::MissingParameters;
+        };
+        let Some(ids) = answer.prompt_token_ids.filter(there) else {
+            return PrefillAnswer::Incomplete("prompt_token_ids");
+        };
+        PrefillAnswer::Handoff {
+            parameters: format!(
+                r#"{{"disaggregated_params":{},"prompt_token_ids":{}}}"#,
+                parameters.get(),
+                ids.get()
+            ),
+            cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
+        }
+    }
+}
+
+/// Without a handoff the worker prefills locally.
+fn generation(edit: Edit<'_>, endpoint: Endpoint, context: &LegContext<'_>) -> Bytes {
+    let parse = |json: &str| JsonBody::parse(Bytes::copy_from_slice(json.as_bytes())).ok();
+    let Some(handoff) = context.handoff.and_then(parse) else { return edit.finish() };
+    let ids = handoff.get("prompt_token_ids").unwrap_or("[]").to_owned();
+    let parameters = handoff.get("disaggregated_params").and_then(parse);
+    let parameters = parameters.map(|one| one.edit().set("request_type", "\"generation_only\"").finish());
+    let parameters = parameters.and_then(|bytes| String::from_utf8(bytes.into()).ok()).unwrap_or_default();
+    let place = if endpoint == Endpoint::Completions { "prompt" } else { "prompt_token_ids" };
+    edit.set(place, ids).set("disaggregated_params", parameters).finish()
+}

@@ -1,0 +1,84 @@
+//! What vLLM's transports share: the prefill leg asks for one token, not streamed, and which requests cannot be split.
+
+use http::{HeaderName, HeaderValue};
+
+use super::{LegContext, Target, clean, token_header};
+use crate::{
+    openai::json::{Edit, JsonBody},
+    openai::request::Request,
+    upstream::LegHeaders,
+};
+
+/// A handoff has one consumer, and these have several, or need the whole prompt at one place.
+pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
+    let truthy = |key| request.body.get(key).is_some_and(|value| !matches!(value, "null" | "false"));
+    if request.n > 1 {
+        return Some("n");
+    }
+    if request.prompts > 1 {
+        return Some("list_of_prompts");
+    }
+    ["echo", "prompt_logprobs", "best_of"].into_iter().find(|key| match *key {
+        "best_of" => request.body.get(key).is_some_and(|value| !matches!(value, "null" | "1")),
+        _ => truthy(key),
+    })
+}
+
+/// The prefill leg's body without a handoff. `min_tokens` is 1: end-of-sequence cannot end the step, so parameters always
+/// come and decode samples the token.
+pub(super) fn prefill(request: &Request) -> Edit<'_> {
+    let edit = clean(request)
+        .remove("stream_options")
+        .remove("logprobs")
+        .remove("top_logprobs")
+        .set("stream", "false")
+        .set("max_tokens", "1")
+        .set("min_tokens", "1");
+    if request.body.get("max_completion_tokens").is_some() {
+        return edit.set("max_completion_tokens", "1");
+    }
+    edit
+}
+
+/// The decode leg's body without a handoff, when nobody reads its answer: one token, so that the blocks are pulled.
+pub(super) fn one_token(request: &Request) -> Edit<'_> {
+    let mut edit = clean(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
+    if request.body.get("max_completion_tokens").is_some() {
+        edit = edit.set("max_completion_tokens", "1");
+    }
+    if request.body.get("min_tokens").is_some_and(|min| min != "0") {
+        edit = edit.set("min_tokens", "1");
+    }
+    edit
+}
+
+/// Puts the prefill answer's parameters where decode looks for them. Parameters that carry bootstrap fields themselves are
+/// a bootstrap (spec C9).
+pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str) -> Edit<'a> {
+    let fields = JsonBody::parse(bytes::Bytes::copy_from_slice(parameters.as_bytes())).ok();
+    let Some(fields) = fields.filter(is_bootstrap) else { return edit.set("kv_transfer_params", parameters) };
+    BOOTSTRAP.iter().fold(edit, |edit, key| match fields.get(key) {
+        Some(value) => edit.set(key, value.to_owned()),
+        None => edit,
+    })
+}
+
+const BOOTSTRAP: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+
+/// Whether a handoff result is a bootstrap.
+pub(super) fn is_bootstrap(parameters: &JsonBody) -> bool {
+    parameters.get("bootstrap_room").is_some_and(|room| room != "null")
+}
+
+/// The attempt's id, and the rank where there are several.
+pub(super) fn headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
+    let mut headers = vec![token_header(&context.token.to_string())];
+    headers.extend(rank_header(target));
+    headers
+}
+
+/// The rank, where there are several.
+pub(super) fn rank_header(target: Target<'_>) -> Option<(HeaderName, HeaderValue)> {
+    let name = HeaderName::from_static("x-data-parallel-rank");
+    (target.spec.dp_size > 1).then(|| (name, HeaderValue::from(target.rank.0)))
+}

@@ -1,0 +1,60 @@
+//! vLLM with the Mooncake connector: a transfer id of ours and the prefill engine's own id tie the legs. Both are known
+//! before prefill, so the legs run together.
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::{Connector, LegContext, Target, clean, vllm};
+use crate::{
+    openai::json::Edit, openai::request::Request, orchestrate::legs::HandoffKind, upstream::LegHeaders,
+};
+
+/// The dialect.
+#[derive(Debug)]
+pub(super) struct VllmMooncake;
+
+impl Connector for VllmMooncake {
+    fn handoff(&self) -> Option<HandoffKind> {
+        Some(HandoffKind::Bootstrap)
+    }
+
+    fn unsplittable(&self, request: &Request) -> Option<&'static str> {
+        vllm::unsplittable(request)
+    }
+
+    fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        let ask = json!({
+            "do_remote_decode": true, "do_remote_prefill": false, "transfer_id": transfer_id(context),
+        });
+        vllm::prefill(request).set("kv_transfer_params", ask.to_string()).finish()
+    }
+
+    fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        with_transfer(clean(request), context)
+    }
+
+    fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        with_transfer(vllm::one_token(request), context)
+    }
+
+    fn headers(&self, context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
+        vllm::headers(context, target)
+    }
+
+    fn decode_knows_cached_tokens(&self) -> bool {
+        false
+    }
+}
+
+fn transfer_id(context: &LegContext<'_>) -> String {
+    format!("xfer-{}", context.token)
+}
+
+fn with_transfer(edit: Edit<'_>, context: &LegContext<'_>) -> Bytes {
+    let address = context.prefill.map(|prefill| prefill.spec.bootstrap_address());
+    let parameters = json!({
+        "do_remote_decode": false, "do_remote_prefill": true, "transfer_id": transfer_id(context),
+        "remote_engine_id": context.engine_id, "remote_bootstrap_addr": address,
+    });
+    edit.set("kv_transfer_params", parameters.to_string()).finish()
+}

@@ -1,0 +1,108 @@
+//! vLLM with the NIXL connector: prefill first, its answer carries opaque parameters, decode gets them with the client's
+//! own body. Both legs carry the same `X-Request-Id`.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, vllm};
+use crate::{
+    openai::json::JsonBody, openai::request::Request, orchestrate::legs::HandoffKind, upstream::LegHeaders,
+};
+
+/// The dialect.
+#[derive(Debug)]
+pub(super) struct VllmNixl;
+
+/// What prefill is asked for. Streamed it would answer no parameters and still pin its blocks.
+const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
+/// Fields of the parameters without which a decode engine recomputes silently, or dies.
+const NEEDED: [&str; 4] = ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"];
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    #[serde(borrow, default)]
+    kv_transfer_params: Option<&'a RawValue>,
+    #[serde(default)]
+    usage: Option<UsageObject>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct UsageObject {
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+impl Connector for VllmNixl {
+    fn handoff(&self) -> Option<HandoffKind> {
+        Some(HandoffKind::Completed)
+    }
+
+    fn unsplittable(&self, request: &Request) -> Option<&'static str> {
+        vllm::unsplittable(request)
+    }
+
+    fn prefill(&self, request: &Request, _: &LegContext<'_>) -> Bytes {
+        vllm::prefill(request).set("kv_transfer_params", ASK).finish()
+    }
+
+    fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        match context.handoff {
+            Some(parameters) => vllm::hand_over(clean(request), parameters).finish(),
+            // No parameters at all: the worker prefills locally, which is always legal.
+            None => clean(request).finish(),
+        }
+    }
+
+    fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        vllm::hand_over(vllm::one_token(request), context.handoff.unwrap_or("null")).finish()
+    }
+
+    fn headers(&self, context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
+        vllm::headers(context, target)
+    }
+
+    fn read_prefill(&self, body: &[u8]) -> PrefillAnswer {
+        let answer: Answer<'_> = match serde_json::from_slice(body) {
+            Ok(answer) => answer,
+            Err(error) => return PrefillAnswer::MissingData(error.to_string()),
+        };
+        let Some(choice) = answer.choices.first() else {
+            return PrefillAnswer::MissingData("no choices".to_owned());
+        };
+        let Some(parameters) = answer.kv_transfer_params.filter(|parameters| parameters.get() != "null")
+        else {
+            return match choice.finish_reason.as_deref() {
+                Some("length") | None => PrefillAnswer::MissingParameters,
+                Some(_) => PrefillAnswer::WasAll,
+            };
+        };
+        let Ok(fields) = JsonBody::parse(Bytes::copy_from_slice(parameters.get().as_bytes())) else {
+            return PrefillAnswer::MissingParameters;
+        };
+        let present = |field: &&str| fields.get(field).is_some_and(|value| value != "null");
+        match NEEDED.iter().find(|field| !present(field)).filter(|_| !vllm::is_bootstrap(&fields)) {
+            Some(field) => PrefillAnswer::Incomplete(field),
+            None => PrefillAnswer::Handoff {
+                parameters: parameters.get().to_owned(),
+                cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
+            },
+        }
+    }
+
+    /// 0 on new engines, nearly the whole prompt on older ones: what was transferred counts as cached there.
+    fn decode_knows_cached_tokens(&self) -> bool {
+        false
+    }
+}

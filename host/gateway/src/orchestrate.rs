@@ -1,0 +1,402 @@
+//! The driver: performs what the leg machine asks for, and tells it what came of it.
+//!
+//! One future drives a request up to the head of its answer; [`crate::orchestrate::relay`] takes over from there. Both hold the same
+//! [`Drive`], and both hand events to the same machine. What is booked, in flight or owed is owned here and nowhere else.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{HeaderValue, Response};
+use pointsman_routing::{CandidateId, RoutingRequest};
+use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    connectors::{RequestToken, Target, connector_for},
+    openai::error::ApiError,
+    openai::request::Request,
+    openai::sse::Usage,
+    state::State,
+    telemetry::account::Account,
+    upstream::{Body, CallError},
+};
+
+pub(crate) mod after_disconnect;
+pub mod legs;
+mod outcome;
+mod plan;
+pub(crate) mod preview;
+pub(crate) mod relay;
+mod route;
+mod send;
+
+use legs::{Action, Event, Legs, PrefillTraits};
+pub(crate) use plan::{RequestPlan, plan, question};
+use relay::Answer;
+use route::{Backoff, Waiting};
+
+/// A request on its way.
+pub(crate) struct Drive {
+    pub(crate) state: Arc<State>,
+    pub(crate) request: Arc<Request>,
+    pub(crate) legs: Legs,
+    pub(crate) account: Account,
+    pub(crate) decode: Upstreaming<DecodeHead>,
+    pub(crate) deadline: Instant,
+    pub(crate) gone: CancellationToken,
+    /// The prompt's cached tokens as the prefill leg says; the decode leg's own number says nothing true then.
+    pub(crate) cached_tokens: Option<u32>,
+    pub(crate) explain: bool,
+    subject: RoutingRequest,
+    snapshot: Arc<Snapshot>,
+    queue: VecDeque<Action>,
+    prefill: Upstreaming<PrefillDone>,
+    token: RequestToken,
+    rooms: Vec<u64>,
+    engine_id: Option<String>,
+    handoff: Option<String>,
+    attempts: u32,
+    tried: Vec<CandidateId>,
+    /// The whole answer of a request that is not streamed.
+    whole: Option<Response<Bytes>>,
+    saw_gone: bool,
+    planned: Option<CandidateId>,
+    waiting: Option<Waiting>,
+    /// A leg failed since the last one was routed: the next is routed after a pause.
+    failed: bool,
+    pauses: Option<Backoff>,
+    /// Times that all decode workers were asked again to take a handoff.
+    rounds: u32,
+    /// Cancelled when no leg runs any more.
+    over: CancellationToken,
+}
+
+/// One leg: where it runs, what it booked, what is in flight, and why it failed.
+pub(crate) struct Upstreaming<T> {
+    pub(crate) candidate: Option<Candidate>,
+    pub(crate) booking: Option<Booking>,
+    call: Option<BoxFuture<'static, Result<T, CallError>>>,
+    pub(crate) failure: Option<ApiError>,
+}
+
+/// A prefill call that ended: its answer, or (bootstrap) nothing.
+type PrefillDone = Option<Response<Bytes>>;
+
+/// The answer of a decode or single leg: its head with a stream to come, or the whole of it.
+pub(crate) enum DecodeHead {
+    Stream(Response<Body>),
+    Whole(Response<Bytes>),
+}
+
+impl<T> Default for Upstreaming<T> {
+    fn default() -> Self {
+        Self { candidate: None, booking: None, call: None, failure: None }
+    }
+}
+
+/// A request that can be served: what was parsed, measured and planned.
+pub(crate) struct Planned {
+    pub(crate) request: Arc<Request>,
+    pub(crate) subject: RoutingRequest,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) planning: RequestPlan,
+    /// The client asked who decided.
+    pub(crate) explain: bool,
+}
+
+/// Serves a request that was planned. The future outlives its client (see [`crate::orchestrate::after_disconnect`]).
+pub(crate) async fn drive(
+    state: Arc<State>,
+    planned: Planned,
+    account: Account,
+    gone: CancellationToken,
+) -> Response<Answer> {
+    let mut drive = Drive::new(state, planned, account, gone);
+    loop {
+        while let Some(action) = drive.queue.pop_front() {
+            if let Some(answer) = drive.answer(action) {
+                return drive.respond(answer);
+            }
+        }
+        if drive.legs.is_finished() {
+            // Only a client that is gone gets no answer.
+            return ApiError::ClientClosed.response(&drive.account.request_id).map(Answer::whole);
+        }
+        match drive.next().await {
+            Next::Event(event) => drive.tell(event),
+            Next::Again => drive.route_again(),
+            Next::Stale => drive.expire(),
+            Next::Stream(head) => match drive.take_head(head) {
+                Ok(head) => {
+                    drive.tell(Event::Head);
+                    if drive.queue.front() == Some(&Action::Relay) {
+                        drive.queue.pop_front();
+                        return relay::stream(drive, head);
+                    }
+                    // Nobody reads it, but its first token has to come.
+                    relay::drain(drive, head).await;
+                    return ApiError::ClientClosed.response("").map(Answer::whole);
+                }
+                Err(event) => drive.tell(event),
+            },
+        }
+    }
+}
+
+/// What ends the driver's part.
+enum Ending {
+    Whole(Response<Bytes>),
+    Failed(ApiError),
+}
+
+enum Next {
+    Event(Event),
+    /// What a leg waited for is there: route it.
+    Again,
+    /// The bookings have had no life for too long (spec F4).
+    Stale,
+    Stream(Response<Body>),
+}
+
+impl Drive {
+    fn new(state: Arc<State>, planned: Planned, account: Account, gone: CancellationToken) -> Box<Self> {
+        let Planned { request, subject, snapshot, planning, explain } = planned;
+        let (legs, actions) = Legs::new(planning.shape, state.settings.terms);
+        let deadline = Instant::now() + state.settings.request_timeout;
+        Box::new(Self {
+            state,
+            request,
+            legs,
+            account,
+            decode: Upstreaming::default(),
+            deadline,
+            gone,
+            cached_tokens: None,
+            explain,
+            subject,
+            snapshot,
+            queue: actions.into(),
+            prefill: Upstreaming::default(),
+            token: RequestToken::fresh(),
+            rooms: Vec::new(),
+            engine_id: None,
+            handoff: None,
+            attempts: 0,
+            tried: Vec::new(),
+            whole: None,
+            saw_gone: false,
+            planned: planning.planned,
+            waiting: None,
+            failed: false,
+            pauses: None,
+            rounds: 0,
+            over: CancellationToken::new(),
+        })
+    }
+
+    /// Tells the machine what happened and queues what it wants.
+    pub(crate) fn tell(&mut self, event: Event) {
+        self.queue.extend(self.legs.on(event));
+    }
+
+    /// The next action that is still to be performed.
+    pub(crate) fn next_action(&mut self) -> Option<Action> {
+        self.queue.pop_front()
+    }
+
+    /// Whether the prefill leg is in flight.
+    pub(crate) fn prefill_runs(&self) -> bool {
+        self.prefill.call.is_some()
+    }
+
+    /// The prefill leg's outcome as an event, once it is there.
+    pub(crate) fn poll_prefill(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Event> {
+        let Some(call) = self.prefill.call.as_mut() else { return std::task::Poll::Pending };
+        let outcome = std::task::ready!(call.poll_unpin(cx));
+        self.prefill.call = None;
+        std::task::Poll::Ready(self.prefill_outcome(outcome))
+    }
+
+    /// Performs an action that needs no answer to the client.
+    pub(crate) fn perform(&mut self, action: Action) {
+        match action {
+            Action::Route(leg) => self.route_or_pause(leg),
+            Action::FallBackToLocal => self.state.metrics.handoff("local_fallback"),
+            Action::Send(Leg::Prefill) => self.send_prefill(),
+            Action::Send(_) => self.send_decode(false),
+            Action::SendToConsume => self.send_decode(true),
+            Action::Cancel(Leg::Prefill) => {
+                self.prefill.call = None;
+                self.free(Leg::Prefill);
+            }
+            Action::Cancel(leg) => {
+                self.decode.call = None;
+                self.free(leg);
+            }
+            Action::Abort(leg) => self.abort(leg),
+            Action::Finish => self.finish(),
+            // The answer's own actions: the driver or the relay takes them.
+            Action::Relay
+            | Action::Hold
+            | Action::Release
+            | Action::AnswerPrefill
+            | Action::Fail(_)
+            | Action::FailDeadline => {}
+        }
+    }
+
+    /// Why a leg failed.
+    pub(crate) fn cause(&mut self, leg: Leg) -> ApiError {
+        let failure = if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
+        failure.take().unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()))
+    }
+
+    /// Keeps usage, with the prefill leg's cached tokens where the decode leg's say nothing.
+    pub(crate) fn usage(&mut self, usage: Usage) {
+        let cached_tokens = self.cached_tokens.or(usage.cached_tokens);
+        self.account.usage(Usage { cached_tokens, ..usage });
+    }
+
+    /// Marks the decode (or single) leg as served, for metrics and averages.
+    pub(crate) fn served(&mut self) {
+        let Some(candidate) = &self.decode.candidate else { return };
+        let leg = self.legs.answering();
+        self.state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
+        candidate.load().observe_outcome(true);
+        candidate.worker.note_outcome(true);
+        if let Some(itl) = self.account.itl() {
+            candidate.load().observe_itl(itl);
+        }
+    }
+
+    fn answer(&mut self, action: Action) -> Option<Ending> {
+        match action {
+            Action::Relay | Action::AnswerPrefill => {
+                let whole = self.whole.take()?;
+                self.account.ended(200, "ok");
+                Some(Ending::Whole(whole))
+            }
+            Action::Fail(leg) => Some(Ending::Failed(self.cause(leg))),
+            Action::FailDeadline => Some(Ending::Failed(ApiError::Deadline)),
+            other => {
+                self.perform(other);
+                None
+            }
+        }
+    }
+
+    /// Gives an answer that is whole, and performs what is left to do.
+    fn respond(mut self: Box<Self>, ending: Ending) -> Response<Answer> {
+        while let Some(action) = self.queue.pop_front() {
+            self.perform(action);
+        }
+        let mut response = match ending {
+            Ending::Whole(whole) => whole,
+            Ending::Failed(cause) => {
+                self.account.ended(cause.status().as_u16(), cause.code());
+                cause.response(&self.account.request_id)
+            }
+        };
+        self.decorate(response.headers_mut());
+        response.map(Answer::whole)
+    }
+
+    /// Headers of ours.
+    pub(crate) fn decorate(&self, headers: &mut http::HeaderMap) {
+        if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
+            headers.insert("x-request-id", id);
+        }
+        if self.explain
+            && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
+        {
+            headers.insert("x-pointsman-decision", decisions);
+        }
+    }
+
+    async fn next(&mut self) -> Next {
+        let stale = self.stale_at();
+        let waiting = self.waiting.as_ref();
+        let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
+        tokio::select! {
+            biased;
+            () = self.gone.cancelled(), if !self.saw_gone => {
+                self.saw_gone = true;
+                Next::Event(Event::ClientGone)
+            }
+            outcome = maybe(prefill), if prefill.is_some() => {
+                self.prefill.call = None;
+                Next::Event(self.prefill_outcome(outcome))
+            }
+            outcome = maybe(decode), if decode.is_some() => {
+                self.decode.call = None;
+                match outcome {
+                    Ok(DecodeHead::Stream(head)) => Next::Stream(head),
+                    Ok(DecodeHead::Whole(whole)) => Next::Event(self.decode_whole(whole)),
+                    Err(error) => Next::Event(self.decode_failed(error)),
+                }
+            }
+            () = async { match waiting { Some(waiting) => waiting.over().await, None => std::future::pending().await } } => Next::Again,
+            () = tokio::time::sleep_until(self.deadline) => Next::Event(Event::Deadline),
+            () = tokio::time::sleep_until(stale.unwrap_or(self.deadline)), if stale.is_some() => Next::Stale,
+        }
+    }
+
+    fn finish(&mut self) {
+        if self.legs.strands() && self.handoff.is_some() {
+            self.state.metrics.handoff("stranded");
+        }
+        self.over.cancel();
+        self.waiting = None;
+        self.prefill.call = None;
+        self.decode.call = None;
+        self.free(Leg::Prefill);
+        self.free(Leg::Decode);
+        if self.request.hints.session_control.is_some_and(|control| control.close)
+            && let Some(session) = self.subject.session_hash
+        {
+            self.state.sessions.close(session);
+        }
+    }
+
+    /// Whether the answer's id names workers.
+    pub(crate) fn hides_id(&self) -> bool {
+        self.decode
+            .candidate
+            .as_ref()
+            .is_some_and(|candidate| connector_for(candidate.worker.spec()).id_names_workers())
+    }
+
+    /// The attempt's id, as engines see it.
+    pub(crate) fn token(&self) -> RequestToken {
+        self.token
+    }
+}
+
+/// Waits for a call that may not be there.
+async fn maybe<T>(call: &mut Option<BoxFuture<'static, T>>) -> T {
+    match call {
+        Some(call) => call.await,
+        None => std::future::pending().await,
+    }
+}
+
+pub(crate) fn id_of(candidate: &Candidate) -> CandidateId {
+    (candidate.worker.id(), candidate.rank)
+}
+
+fn target(candidate: &Candidate) -> Target<'_> {
+    let rank: DpRank = candidate.rank;
+    Target { spec: candidate.worker.spec(), rank }
+}
+
+fn traits(candidate: &Candidate) -> Option<PrefillTraits> {
+    let spec = candidate.worker.spec();
+    let connector = connector_for(spec);
+    Some(PrefillTraits {
+        handoff: connector.handoff()?,
+        cancellable: spec.prefill_cancellable,
+        abortable: connector.abort(RequestToken::fresh()).is_some(),
+    })
+}

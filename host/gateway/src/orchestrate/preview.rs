@@ -1,0 +1,110 @@
+//! Where a request would run, without running it (spec F2): `POST /v1/route` and the annotation `query_instance_id:`.
+//!
+//! Nothing changes by asking: no booking, no record in the index, no cursor moved.
+
+use std::sync::Arc;
+
+use pointsman_routing::{
+    CandidateId, CostTerms, Query, RoutePreview, RouterConfigOverride, RoutingRequest, cost, scope::Scope,
+};
+use pointsman_workers::{Leg, Snapshot};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    openai::{error::ApiError, request::Request},
+    orchestrate::{self, RequestPlan, legs::Shape},
+    state::State,
+};
+
+/// Answers where the legs would run.
+///
+/// # Errors
+/// As routing them would fail.
+pub(crate) fn preview(
+    state: &State,
+    request: &Arc<Request>,
+    subject: &RoutingRequest,
+    snapshot: &Snapshot,
+    planning: &RequestPlan,
+) -> Result<Value, ApiError> {
+    let _preview = Scope::preview();
+    let question =
+        |leg| Query { explain: true, ..orchestrate::question(state, request, subject, snapshot, leg) };
+    let (mut worker_id, mut legs) = (Map::new(), Vec::new());
+    if planning.shape == Shape::Remote {
+        let prefill = routed(state, &question(Leg::Prefill), &RouterConfigOverride::default())?;
+        let query =
+            Query { other_leg: Some(orchestrate::id_of(&prefill.candidate)), ..question(Leg::Decode) };
+        legs.push(leg(&prefill));
+        worker_id.insert("prefill_worker_id".to_owned(), json!(prefill.receipt.worker));
+        worker_id.insert("prefill_dp_rank".to_owned(), json!(prefill.receipt.rank));
+        let over = state.router.decode_config(&query).0;
+        let decode = routed(state, &query, &over)?;
+        legs.push(leg(&decode));
+        worker_id.insert("decode_worker_id".to_owned(), json!(decode.receipt.worker));
+        worker_id.insert("decode_dp_rank".to_owned(), json!(decode.receipt.rank));
+    } else {
+        let query = Query { planned: planning.planned, ..question(Leg::Aggregated) };
+        let single = routed(state, &query, &RouterConfigOverride::default())?;
+        legs.push(leg(&single));
+        worker_id.insert("decode_worker_id".to_owned(), json!(single.receipt.worker));
+        worker_id.insert("decode_dp_rank".to_owned(), json!(single.receipt.rank));
+    }
+    let mut answer = json!({
+        "worker_id": worker_id,
+        "token_ids": request.token_ids.as_deref().unwrap_or_default(),
+        "prompt_tokens": subject.prompt_tokens,
+        "prompt_tokens_estimated": subject.prompt_tokens_estimated,
+        "prompt_blocks": subject.prefix.named_blocks(),
+    });
+    if let Some(answer) = answer.as_object_mut().filter(|_| state.settings.tell_decisions) {
+        answer.insert("legs".to_owned(), Value::from(legs));
+    }
+    Ok(answer)
+}
+
+fn routed(state: &State, query: &Query<'_>, over: &RouterConfigOverride) -> Result<RoutePreview, ApiError> {
+    state.router.preview(query, over).map_err(|error| ApiError::of_route(error, state.settings.busy_status))
+}
+
+/// A leg's receipt, the load of its worker, and every candidate with what speaks for it.
+fn leg(told: &RoutePreview) -> Value {
+    let load = told.candidate.load();
+    let runner_up = told.receipt.runner_up();
+    let candidates = told.terms.iter().map(|(id, terms)| candidate(told, *id, terms, runner_up));
+    json!({
+        "receipt": told.receipt,
+        "load": {
+            "active_requests": load.active_requests(),
+            "active_prefill_tokens": load.active_prefill_tokens(),
+            "decode_blocks": load.decode_blocks(),
+        },
+        "runner_up": runner_up.map(|(worker, dp_rank, cost)| json!({ "worker": worker, "dp_rank": dp_rank, "cost": cost })),
+        "candidates": candidates.collect::<Vec<_>>(),
+    })
+}
+
+/// `cost` is the one that was ranked by, when it is known; `native_cost` that of the terms.
+fn candidate(
+    told: &RoutePreview,
+    (worker, dp_rank): CandidateId,
+    terms: &CostTerms,
+    runner_up: Option<(pointsman_workers::WorkerId, pointsman_workers::DpRank, f32)>,
+) -> Value {
+    let receipt = &told.receipt;
+    let [device, host, disk] = terms.cached;
+    let own = receipt.costs.iter().find(|(other, rank, _)| (*other, *rank) == (worker, dp_rank));
+    json!({
+        "worker": worker, "dp_rank": dp_rank,
+        "chosen": (receipt.worker, receipt.rank) == (worker, dp_rank),
+        "runner_up": runner_up.is_some_and(|(other, rank, _)| (other, rank) == (worker, dp_rank)),
+        "cost": own.map(|(_, _, cost)| cost),
+        "native_cost": cost(terms, &told.config),
+        "cached_blocks": { "device": device, "host": host, "disk": disk },
+        "terms": {
+            "prompt_tokens": terms.prompt_tokens, "block_size": terms.block_size,
+            "active_prefill_tokens": terms.active_prefill_tokens, "decode_blocks": terms.decode_blocks,
+            "active_requests": terms.active_requests, "taint_preference": terms.taint_preference,
+        },
+    })
+}

@@ -1,0 +1,80 @@
+//! An answer that ended within prefill (spec C8): returned as it is, or, to a streaming client, in the endpoint's chunk shape.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::{openai::request::Endpoint, openai::sse, orchestrate::Drive};
+
+/// The prefill leg's answer as the client's.
+pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Response<Bytes> {
+    let seen = sse::look(answer.body());
+    if let Some(usage) = seen.usage {
+        drive.account.usage(usage);
+    }
+    drive.account.output(0, Instant::now());
+    if !drive.request.stream {
+        let edited = super::edit(answer.body(), &seen, None);
+        let mut response = Response::new(edited.map_or_else(|| answer.body().clone(), Bytes::from));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        return response;
+    }
+    let events = as_events(drive.request.endpoint, answer.body(), drive.request.include_usage);
+    let mut response = Response::new(Bytes::from(events));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response
+}
+
+/// A whole answer as the events of a stream.
+#[expect(clippy::indexing_slicing, reason = "indexing a JSON value answers null")]
+fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
+    let whole: Value = serde_json::from_slice(body).unwrap_or_default();
+    let object = match endpoint {
+        Endpoint::ChatCompletions => "chat.completion.chunk",
+        _ => "text_completion",
+    };
+    let chunk = |choices: Value| json!({ "id": whole["id"], "object": object, "created": whole["created"], "model": whole["model"], "choices": choices });
+    let choices = whole["choices"].as_array().map_or(&[][..], Vec::as_slice);
+    let choices: Vec<Value> = choices
+        .iter()
+        .map(|choice| match endpoint {
+            Endpoint::ChatCompletions => json!({
+                "index": choice["index"], "delta": choice["message"], "logprobs": choice["logprobs"],
+                "finish_reason": choice["finish_reason"],
+            }),
+            _ => choice.clone(),
+        })
+        .collect();
+    let mut events = format!("data: {}\n\n", chunk(Value::from(choices)));
+    if include_usage {
+        let mut usage = chunk(json!([]));
+        if let Some(fields) = usage.as_object_mut() {
+            fields.insert("usage".to_owned(), whole["usage"].clone());
+        }
+        events.push_str(&format!("data: {usage}\n\n"));
+    }
+    events.push_str("data: [DONE]\n\n");
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c8_a_whole_answer_becomes_chunks_with_usage_when_asked() {
+        let body = br#"{"id":"x","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
+        let text = as_events(Endpoint::ChatCompletions, body, true);
+        let events: Vec<&str> = text.split_terminator("\n\n").collect();
+        assert_eq!(events.len(), 3);
+        let first: Value = serde_json::from_str(events[0].strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(first["object"], "chat.completion.chunk");
+        assert_eq!(
+            (&first["choices"][0]["delta"]["content"], &first["choices"][0]["finish_reason"]),
+            (&json!("a"), &json!("stop"))
+        );
+        assert!(events[1].contains("\"usage\":{") && events[2] == "data: [DONE]");
+        assert_eq!(as_events(Endpoint::Completions, body, false).matches("data: ").count(), 2);
+    }
+}

@@ -1,0 +1,172 @@
+//! Where requests wait when every eligible worker is busy (spec F7). Off by default, bounded, in order: strict priority,
+//! then arrival less the priority jump. A request leaves with its client, for its place is a value that it holds.
+
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    time::{Duration, Instant},
+};
+
+/// A place is asked again after this even if nothing was freed: a worker may have joined or recovered.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// The waiting requests.
+#[derive(Debug)]
+pub struct AdmissionQueue {
+    limit: usize,
+    origin: Instant,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    tickets: u64,
+    places: BTreeMap<Key, Weak<Notify>>,
+}
+
+/// Smallest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    priority: Reverse<i64>,
+    due_us: i64,
+    ticket: u64,
+}
+
+/// A place in the queue. Dropping it gives it up.
+#[derive(Debug)]
+pub struct Place {
+    parking: Arc<AdmissionQueue>,
+    key: Key,
+    notify: Arc<Notify>,
+}
+
+impl AdmissionQueue {
+    /// A queue of at most `limit` requests; 0: nobody waits.
+    #[must_use]
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, origin: Instant::now(), inner: Mutex::default() })
+    }
+
+    /// Takes a place, unless the queue is full.
+    #[must_use]
+    pub fn park(self: &Arc<Self>, priority: f32, jump_s: f32, arrived: Instant) -> Option<Place> {
+        let mut inner = self.inner.lock();
+        if inner.places.len() >= self.limit {
+            return None;
+        }
+        inner.tickets += 1;
+        let arrived =
+            i64::try_from(arrived.saturating_duration_since(self.origin).as_micros()).unwrap_or(i64::MAX);
+        let key = Key {
+            priority: Reverse(thousandths(priority)),
+            due_us: arrived.saturating_sub(thousandths(jump_s).saturating_mul(1_000)),
+            ticket: inner.tickets,
+        };
+        let notify = Arc::new(Notify::new());
+        // Something may have been freed just before: the first turn comes at once.
+        notify.notify_one();
+        inner.places.insert(key, Arc::downgrade(&notify));
+        Some(Place { parking: self.clone(), key, notify })
+    }
+
+    /// Something was freed: the first in the queue tries again.
+    pub fn wake(&self) {
+        if self.limit == 0 {
+            return;
+        }
+        let first = self.inner.lock().places.values().next().and_then(Weak::upgrade);
+        if let Some(first) = first {
+            first.notify_one();
+        }
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.inner.lock().places.len()
+    }
+}
+
+impl Place {
+    /// Waits until it is worth trying again.
+    pub async fn turn(&self) {
+        let _ = tokio::time::timeout(LOOK_AGAIN, self.notify.notified()).await;
+    }
+
+    /// What was freed did not help this one: the next in the queue tries.
+    pub fn pass_on(&self) {
+        let inner = self.parking.inner.lock();
+        let behind = (std::ops::Bound::Excluded(self.key), std::ops::Bound::Unbounded);
+        let next = inner.places.range(behind).next().and_then(|(_, place)| place.upgrade());
+        drop(inner);
+        if let Some(next) = next {
+            next.notify_one();
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.parking.inner.lock().places.remove(&self.key);
+        // A wake-up that came too late for this one is not lost.
+        self.parking.wake();
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a float cast saturates, and is 0 for NaN")]
+fn thousandths(value: f32) -> i64 {
+    (f64::from(value) * 1_000.0) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn f7_order_is_priority_then_arrival_less_jump() {
+        let parking = AdmissionQueue::new(8);
+        let now = Instant::now();
+        let late = parking.park(0.0, 0.0, now + Duration::from_secs(2)).unwrap();
+        let jumped = parking.park(0.0, 5.0, now + Duration::from_secs(4)).unwrap();
+        let first = parking.park(0.0, 0.0, now).unwrap();
+        let strict = parking.park(1.0, 0.0, now + Duration::from_secs(9)).unwrap();
+        let order: Vec<u64> = parking.inner.lock().places.keys().map(|key| key.ticket).collect();
+        assert_eq!(order, [strict.key.ticket, jumped.key.ticket, first.key.ticket, late.key.ticket]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f7_it_is_bounded_and_a_request_leaves_with_its_place() {
+        let parking = AdmissionQueue::new(1);
+        let place = parking.park(0.0, 0.0, Instant::now()).unwrap();
+        assert!(parking.park(9.0, 0.0, Instant::now()).is_none());
+        drop(place);
+        assert_eq!(parking.waiting(), 0);
+        assert!(AdmissionQueue::new(0).park(0.0, 0.0, Instant::now()).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f7_a_wake_up_reaches_the_first_and_is_passed_on() {
+        let parking = AdmissionQueue::new(4);
+        let (first, second) = (
+            parking.park(0.0, 0.0, Instant::now()).unwrap(),
+            parking.park(0.0, 0.0, Instant::now()).unwrap(),
+        );
+        let started = Instant::now();
+        first.turn().await;
+        second.turn().await;
+        parking.wake();
+        first.turn().await;
+        assert_eq!(started.elapsed(), Duration::ZERO);
+        first.pass_on();
+        second.turn().await;
+        assert_eq!(started.elapsed(), Duration::ZERO);
+        second.turn().await;
+        assert_eq!(started.elapsed(), LOOK_AGAIN, "nothing was freed");
+    }
+}

@@ -1,0 +1,256 @@
+//! Token ids from an engine of the model, by vLLM's `POST /tokenize`: for models whose folder is not at hand.
+//!
+//! A request waits for it at most the configured time, few ask at once, and after a failure nobody does for a while: an
+//! engine that cannot tell must cost routing nothing but its knowledge.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{HeaderValue, header};
+use parking_lot::Mutex;
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    openai::request::{Endpoint, Request},
+    upstream::Upstream,
+};
+
+/// Questions of one model that are under way at once.
+const AT_ONCE: usize = 16;
+/// Nobody asks for so long after a failure.
+const PAUSE: Duration = Duration::from_secs(1);
+/// What a chat's template is given besides its messages; the engine takes the same keys for both.
+const CHAT_KEYS: [&str; 7] = [
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+];
+
+/// One model's engines as a source of tokens.
+#[derive(Debug)]
+pub(super) struct EngineTokens {
+    model: ModelName,
+    registry: Arc<Registry>,
+    upstream: Upstream,
+    limit: Duration,
+    turns: Semaphore,
+    next: AtomicUsize,
+    paused: Mutex<Option<Instant>>,
+    hashes: RandomState,
+    cache: Mutex<Cache>,
+}
+
+/// Answers by the hash of their question; the oldest go first.
+#[derive(Debug)]
+struct Cache {
+    budget: usize,
+    bytes: usize,
+    answers: HashMap<u64, Arc<[u32]>>,
+    order: VecDeque<u64>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    tokens: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+impl EngineTokens {
+    pub(super) fn new(
+        model: ModelName,
+        registry: Arc<Registry>,
+        upstream: Upstream,
+        limit: Duration,
+        cache_bytes: usize,
+    ) -> Self {
+        let cache = Cache { budget: cache_bytes, bytes: 0, answers: HashMap::new(), order: VecDeque::new() };
+        Self {
+            model,
+            registry,
+            upstream,
+            limit,
+            turns: Semaphore::new(AT_ONCE),
+            next: AtomicUsize::new(0),
+            paused: Mutex::default(),
+            hashes: RandomState::new(),
+            cache: Mutex::new(cache),
+        }
+    }
+
+    /// The request's token ids.
+    ///
+    /// # Errors
+    /// A stable label.
+    pub(super) async fn of(&self, request: &Request) -> Result<Vec<u32>, &'static str> {
+        let question = question(request)?;
+        let hash = self.hashes.hash_one(&question);
+        if let Some(known) = self.cache.lock().answers.get(&hash).cloned() {
+            return Ok(known.to_vec());
+        }
+        if self.paused.lock().is_some_and(|until| Instant::now() < until) {
+            return Err("engine_paused");
+        }
+        let Ok(_turn) = self.turns.try_acquire() else { return Err("engine_busy") };
+        let candidate = self.candidate().ok_or("no_engine")?;
+        let tokens = match timeout(self.limit, self.ask(&candidate, question)).await {
+            Ok(Some(tokens)) => tokens,
+            outcome => {
+                *self.paused.lock() = Some(Instant::now() + PAUSE);
+                return Err(if outcome.is_ok() { "engine_failed" } else { "engine_slow" });
+            }
+        };
+        self.cache.lock().put(hash, &tokens);
+        Ok(tokens)
+    }
+
+    /// A worker that has the endpoint; in turn.
+    fn candidate(&self) -> Option<Candidate> {
+        let snapshot = self.registry.snapshot();
+        let able = |candidate: &&Candidate| {
+            candidate.worker.spec().engine == Engine::Vllm && candidate.ineligible().is_none()
+        };
+        let all = || {
+            let pools = [Leg::Prefill, Leg::Aggregated, Leg::Decode];
+            pools.into_iter().flat_map(|leg| snapshot.pool(&self.model, leg)).filter(able)
+        };
+        let count = all().count();
+        all().nth(self.next.fetch_add(1, Ordering::Relaxed) % count.max(1)).cloned()
+    }
+
+    async fn ask(&self, candidate: &Candidate, question: String) -> Option<Vec<u32>> {
+        let spec = candidate.worker.spec();
+        let key = spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
+        let headers = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
+        let url = format!("{}{}", spec.url, Endpoint::Tokenize.path());
+        let answer = self.upstream.whole(&url, &headers, question.into()).await;
+        let answer =
+            answer.inspect_err(|error| tracing::debug!(worker = %spec.id, %error, "no tokens")).ok()?;
+        serde_json::from_slice::<Answer>(answer.body()).ok().map(|answer| answer.tokens)
+    }
+}
+
+impl Cache {
+    fn put(&mut self, hash: u64, tokens: &[u32]) {
+        let bytes = bytes_of(tokens);
+        if bytes > self.budget || self.answers.insert(hash, tokens.into()).is_some() {
+            return;
+        }
+        self.order.push_back(hash);
+        self.bytes += bytes;
+        while self.bytes > self.budget {
+            let Some(oldest) = self.order.pop_front() else { return };
+            if let Some(gone) = self.answers.remove(&oldest) {
+                self.bytes -= bytes_of(&gone);
+            }
+        }
+    }
+}
+
+/// An answer's bytes with those of its places.
+fn bytes_of(tokens: &[u32]) -> usize {
+    size_of_val(tokens) + 64
+}
+
+/// The body of `/tokenize` for a request.
+fn question(request: &Request) -> Result<String, &'static str> {
+    let get = |key: &str| request.body.get(key);
+    if get("truncate_prompt_tokens").is_some() {
+        return Err("unsupported");
+    }
+    let (field, keys): (&str, &[&str]) = match request.endpoint {
+        Endpoint::ChatCompletions => ("messages", &CHAT_KEYS),
+        _ => ("prompt", &["add_special_tokens"]),
+    };
+    if field == "messages" && !is_text(request.prompt()) {
+        return Err("unsupported");
+    }
+    let model = serde_json::Value::from(request.model.as_str());
+    let mut body = format!(r#"{{"model":{model},"{field}":{}"#, request.prompt());
+    for (key, value) in keys.iter().filter_map(|key| Some((key, get(key)?))) {
+        body.push_str(&format!(r#","{key}":{value}"#));
+    }
+    body.push('}');
+    Ok(body)
+}
+
+/// Images and the like have blocks that tokens alone do not name.
+fn is_text(messages: &str) -> bool {
+    let Ok(messages) = serde_json::from_str::<Vec<Message<'_>>>(messages) else { return false };
+    messages.iter().filter_map(|message| message.content).all(|content| {
+        !content.get().starts_with('[')
+            || serde_json::from_str::<Vec<Part>>(content.get())
+                .is_ok_and(|parts| parts.iter().all(|part| part.kind == "text"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn h1_a_question_has_what_the_engine_s_template_is_given() {
+        let parse = |endpoint, body: &str| {
+            Request::parse(
+                endpoint,
+                &http::HeaderMap::new(),
+                body.to_owned().into(),
+                crate::openai::hints::HintTrust::default(),
+            )
+            .unwrap()
+        };
+        let chat = parse(
+            Endpoint::ChatCompletions,
+            r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":[1],"max_tokens":3,"stream":true}"#,
+        );
+        assert_eq!(
+            question(&chat).unwrap(),
+            r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":[1]}"#
+        );
+        let text = parse(Endpoint::Completions, r#"{"prompt":"a b","model":"m","add_special_tokens":false}"#);
+        assert_eq!(question(&text).unwrap(), r#"{"model":"m","prompt":"a b","add_special_tokens":false}"#);
+        let cut = parse(Endpoint::Completions, r#"{"prompt":"a b","model":"m","truncate_prompt_tokens":9}"#);
+        assert_eq!(question(&cut), Err("unsupported"));
+        let parts = |kind: &str| format!(r#"[{{"role":"user","content":[{{"type":"{kind}","x":1}}]}}]"#);
+        assert!(is_text(&parts("text")) && is_text(r#"[{"role":"assistant","content":null}]"#));
+        assert!(!is_text(&parts("image_url")) && !is_text("{}"));
+    }
+
+    #[test]
+    fn h1_answers_are_remembered_within_the_budget_and_the_oldest_go_first() {
+        let mut cache = Cache { budget: 300, bytes: 0, answers: HashMap::new(), order: VecDeque::new() };
+        (0..10).for_each(|hash| cache.put(hash, &[1; 9]));
+        assert_eq!((cache.bytes, cache.answers.len(), cache.order.len()), (300, 3, 3));
+        assert!(cache.answers.contains_key(&9) && !cache.answers.contains_key(&6));
+        cache.put(9, &[1; 9]);
+        cache.put(11, &[1; 1000]);
+        assert_eq!((cache.bytes, cache.answers.len(), cache.order.len()), (300, 3, 3));
+    }
+}

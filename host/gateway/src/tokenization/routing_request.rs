@@ -1,0 +1,125 @@
+//! From a request to what routing may know of it: token counts and block hashes, never text.
+
+use std::sync::Arc;
+
+use pointsman_routing::RoutingRequest;
+use pointsman_workers::{Prefix, Salt};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::openai::request::Request;
+
+/// How prompts are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure {
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Bytes taken for a token when there are no tokens (spec H5).
+    pub bytes_per_token: u32,
+    /// Salt of the hashes that policies see.
+    pub salt: u64,
+}
+
+/// What routing may know of a request. `tokens` are its ids where the client did not give them and a tokenizer could.
+#[must_use]
+pub(crate) fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> RoutingRequest {
+    let hints = &request.hints;
+    let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
+    let size = measure.block_size.max(1);
+    let (prompt_tokens, estimated, prefix) = match request.token_ids.as_deref().or(tokens) {
+        Some(ids) => {
+            let prefix = Prefix::of_tokens(ids, size as usize, &salt, &hints.block_objects);
+            (count(ids.len()), false, prefix)
+        }
+        None => {
+            let prompt = request.prompt().as_bytes();
+            let bytes = measure.bytes_per_token.max(1);
+            let tokens = count(prompt.len()).div_ceil(bytes);
+            (tokens, true, Prefix::of_bytes(prompt, (size * bytes) as usize, &salt))
+        }
+    };
+    let hash = |text: &String| xxh3_64_with_seed(text.as_bytes(), measure.salt);
+    RoutingRequest {
+        prompt_tokens,
+        prompt_tokens_estimated: estimated,
+        block_size: size,
+        prefix,
+        n: request.n,
+        max_tokens: request.max_tokens,
+        expected_output_tokens: hints.expected_output_tokens,
+        ttft_target_us: hints.ttft_target_ms.map(micros),
+        itl_target_us: hints.itl_target_ms.map(micros),
+        priority: hints.priority,
+        priority_jump_s: hints.priority_jump,
+        draw: rand::random(),
+        session_hash: hints.session.as_ref().map(hash),
+        lora: hints.lora.as_deref().map(Arc::from),
+        lora_hash: hints.lora.as_ref().map(hash),
+        tenant_hash: None,
+        tenant_active_requests: 0,
+        required_taints: hints.required_taints.clone(),
+        preferred_taints: hints.preferred_taints.clone(),
+        allowed_workers: hints.allowed_workers.clone(),
+        config: hints.config,
+    }
+}
+
+fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float cast saturates")]
+fn micros(millis: f64) -> u32 {
+    (millis * 1_000.0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderMap;
+    use pointsman_workers::block_hashes;
+
+    use super::*;
+    use crate::{openai::hints::HintTrust, openai::request::Endpoint};
+
+    const MEASURE: Measure = Measure { block_size: 4, bytes_per_token: 4, salt: 1 };
+
+    fn of(body: &str) -> RoutingRequest {
+        let body = bytes::Bytes::copy_from_slice(body.as_bytes());
+        subject(
+            &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, HintTrust::Trusted).unwrap(),
+            &MEASURE,
+            None,
+        )
+    }
+
+    #[test]
+    fn h5_without_tokens_a_prompt_is_measured_in_bytes_and_marked_as_an_estimate() {
+        let prompt = "x".repeat(62);
+        let subject = of(&format!(r#"{{"model":"m","prompt":"{prompt}"}}"#));
+        assert_eq!(
+            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.prefix.named_blocks()),
+            (16, true, 4)
+        );
+    }
+
+    #[test]
+    fn a4_token_ids_are_used_as_they_are() {
+        let subject = of(r#"{"model":"m","prompt":[1,2,3,4,5,6,7,8,9]}"#);
+        assert_eq!(
+            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.prefix.named_blocks()),
+            (9, false, 2)
+        );
+        assert_eq!(
+            subject.prefix.hashes().to_vec(),
+            block_hashes(&[1, 2, 3, 4, 5, 6, 7, 8], 4, &Salt::default())
+        );
+        let sent = of(r#"{"model":"m","prompt":"text","nvext":{"token_data":[1,2,3,4]}}"#);
+        assert_eq!((sent.prompt_tokens, sent.prefix.named_blocks()), (4, 1));
+    }
+
+    #[test]
+    fn invariant_6_names_reach_policies_as_salted_hashes_only() {
+        let subject = of(r#"{"model":"m","prompt":"t","nvext":{"session_id":"alice","lora_name":"l"}}"#);
+        assert_eq!(subject.session_hash, Some(xxh3_64_with_seed(b"alice", 1)));
+        assert_ne!(subject.session_hash, Some(xxh3_64_with_seed(b"alice", 2)));
+    }
+}
