@@ -161,6 +161,13 @@ impl Decisions {
         }
     }
 
+    /// Returns an empty ring of another size, whose ids are above all ids of `self`.
+    #[must_use]
+    pub fn successor(&self, keep: usize, bytes: usize, always: Wants) -> Self {
+        let ring = Self::new(keep, bytes, always);
+        Self { base: ring.base.max(self.base + (1 << 32)), ..ring }
+    }
+
     /// Keeps nothing.
     #[must_use]
     pub fn off() -> Self {

@@ -53,7 +53,7 @@ pub struct Router {
     config: RouterConfig,
     on_failure: OnFailure,
     fallback: NativeMode,
-    cursors: Cursors,
+    cursors: Arc<Cursors>,
     decisions: Arc<Decisions>,
 }
 
@@ -90,7 +90,7 @@ impl Router {
             config,
             on_failure,
             fallback: NativeMode::Kv,
-            cursors: Cursors::default(),
+            cursors: Arc::default(),
             decisions,
         }
     }
@@ -100,6 +100,25 @@ impl Router {
     pub fn recording(mut self, decisions: Decisions) -> Self {
         self.decisions = Arc::new(decisions);
         self
+    }
+
+    /// Returns a router over the same slots, index and round-robin cursors, with these settings instead of its own.
+    #[must_use]
+    pub fn reconfigured(
+        &self,
+        config: RouterConfig,
+        on_failure: OnFailure,
+        decisions: Arc<Decisions>,
+    ) -> Self {
+        Self {
+            slots: self.slots.clone(),
+            index: self.index.clone(),
+            config,
+            on_failure,
+            fallback: self.fallback,
+            cursors: self.cursors.clone(),
+            decisions,
+        }
     }
 
     /// The decisions it recorded.

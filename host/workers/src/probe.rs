@@ -16,7 +16,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -34,7 +34,7 @@ const MAX_BODY: usize = 8 * 1024 * 1024;
 const MAX_FAILURES: u32 = 2;
 
 /// Intervals and limits of probes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeConfig {
     /// Time between health checks.
     pub interval: Duration,
@@ -60,10 +60,11 @@ enum Response {
 }
 
 impl Prober {
-    /// Starts probing, until `stop` is cancelled. Follows the registry as workers join and leave.
+    /// Starts probing, with the intervals and limits that `config` holds at the time, until `stop` is cancelled. Follows
+    /// the registry as workers join and leave.
     pub fn start(
         registry: Arc<Registry>,
-        config: ProbeConfig,
+        config: watch::Receiver<ProbeConfig>,
         tracker: TaskTracker,
         stop: CancellationToken,
     ) {
@@ -86,7 +87,7 @@ impl Prober {
                 for worker in snapshot.workers() {
                     if let Entry::Vacant(vacant) = known.entry(worker.id()) {
                         let token = stop.child_token();
-                        Probe::new(&http, worker, &registry, config).start(&tasks, token.clone());
+                        Probe::new(&http, worker, &registry, config.clone()).start(&tasks, token.clone());
                         vacant.insert((worker.clone(), token));
                     }
                 }
@@ -104,12 +105,17 @@ struct Probe {
     http: Http,
     worker: Arc<Worker>,
     registry: Arc<Registry>,
-    config: ProbeConfig,
+    config: watch::Receiver<ProbeConfig>,
     load_path: Option<&'static str>,
 }
 
 impl Probe {
-    fn new(http: &Http, worker: &Arc<Worker>, registry: &Arc<Registry>, config: ProbeConfig) -> Self {
+    fn new(
+        http: &Http,
+        worker: &Arc<Worker>,
+        registry: &Arc<Registry>,
+        config: watch::Receiver<ProbeConfig>,
+    ) -> Self {
         Self {
             http: http.clone(),
             worker: worker.clone(),
@@ -147,15 +153,17 @@ impl Probe {
                     }
                 }
             }
-            if !self.config.load_interval.is_zero() && Instant::now() >= load_due {
-                load_due = Instant::now() + self.config.load_interval;
+            let config = *self.config.borrow();
+            if !config.load_interval.is_zero() && Instant::now() >= load_due {
+                load_due = Instant::now() + config.load_interval;
                 self.read_load().await;
             }
             // After a failed connect of a request, one successful check makes the worker healthy and one
             // failure keeps it unhealthy.
             tokio::select! {
-                () = tokio::time::sleep(self.config.interval) => {}
+                () = tokio::time::sleep(config.interval) => {}
                 () = self.worker.check_requested() => failures = MAX_FAILURES,
+                () = changed(&mut self.config) => load_due = Instant::now(),
             }
         }
     }
@@ -172,7 +180,8 @@ impl Probe {
                 self.log("not_ready", &problem);
                 last = problem;
             }
-            tokio::time::sleep(self.config.interval.min(Duration::from_millis(500))).await;
+            let pause = self.config.borrow().interval.min(Duration::from_millis(500));
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -255,7 +264,8 @@ impl Probe {
     }
 
     async fn get_at(&self, url: &str) -> Response {
-        match tokio::time::timeout(self.config.timeout, self.call(url)).await {
+        let limit = self.config.borrow().timeout;
+        match tokio::time::timeout(limit, self.call(url)).await {
             Ok(Ok((status, body))) if status.is_success() => Response::Ok(body),
             Ok(Ok((
                 StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
@@ -263,7 +273,7 @@ impl Probe {
             ))) => Response::Absent,
             Ok(Ok((status, _))) => Response::Failed(format!("GET {url}: status {status}")),
             Ok(Err(problem)) => Response::Failed(problem),
-            Err(_) => Response::Failed(format!("GET {url}: timed out after {:?}", self.config.timeout)),
+            Err(_) => Response::Failed(format!("GET {url}: timed out after {limit:?}")),
         }
     }
 
@@ -283,6 +293,13 @@ impl Probe {
     fn log(&self, state: &str, problem: &str) {
         let spec = self.worker.spec();
         tracing::info!(worker = %spec.id, url = %spec.url, role = %spec.role, state, problem, "worker state changed");
+    }
+}
+
+/// Waits for another configuration; forever once no other can come.
+async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
+    if config.changed().await.is_err() {
+        std::future::pending().await
     }
 }
 
