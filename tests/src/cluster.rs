@@ -118,7 +118,7 @@ impl TestClusterBuilder {
             .until("every worker is eligible", |cluster| {
                 cluster
                     .gateway
-                    .state
+                    .state()
                     .registry
                     .snapshot()
                     .workers()
@@ -163,7 +163,7 @@ impl TestCluster {
     /// Number of requests booked on all workers now.
     #[must_use]
     pub fn booked(&self) -> u32 {
-        self.gateway.state.registry.snapshot().workers().iter().map(|worker| worker.active_requests()).sum()
+        self.gateway.state().registry.snapshot().workers().iter().map(|worker| worker.active_requests()).sum()
     }
 
     /// Waits until no request is booked or in flight. Every path through the gateway must release its bookings.
@@ -172,7 +172,7 @@ impl TestCluster {
     /// A booking or a request is left after 10 s.
     pub async fn at_rest(&self) -> anyhow::Result<()> {
         let idle =
-            |cluster: &Self| cluster.booked() == 0 && cluster.gateway.state.metrics.inflight.get() == 0;
+            |cluster: &Self| cluster.booked() == 0 && cluster.gateway.state().metrics.inflight.get() == 0;
         self.until("nothing is booked", idle).await
     }
 

@@ -145,7 +145,7 @@ async fn a_filter_decides_again_too_and_facts_that_were_not_recorded_are_named()
     let cluster = fleet(|config| config.decisions.facts.clear()).await;
     cluster.drop_policy("prefill.wasm", LOW_QUEUE).unwrap();
     let filtered = |cluster: &TestCluster| {
-        cluster.gateway.state.policies.status().slots[0].policy.starts_with("low-queue")
+        cluster.gateway.state().policies.status().slots[0].policy.starts_with("low-queue")
     };
     cluster.until("the filter serves", filtered).await.unwrap();
     for number in 0..10 {
@@ -309,7 +309,7 @@ async fn f2_a_preview_tells_every_candidate_s_terms_and_the_runner_up_and_is_not
         ask(&cluster, "r", number).await;
     }
     cluster.at_rest().await.unwrap();
-    cluster.gateway.state.router.index().flush();
+    cluster.gateway.state().router.index().flush();
     let before = get(&cluster, "/decisions").await["kept"].clone();
     let told = cluster.client.post("/v1/route", &[], chat(false, 3, 2)).await.unwrap().json().unwrap();
     assert_eq!(get(&cluster, "/decisions").await["kept"], before);
@@ -351,7 +351,8 @@ async fn cluster_of_two(settings: &str, policy: &[u8], name: &'static str) -> Te
         .await
         .unwrap();
     cluster.drop_policy("aggregated.wasm", policy).unwrap();
-    let serves = move |cluster: &TestCluster| cluster.gateway.state.policies.status().slots[2].policy == name;
+    let serves =
+        move |cluster: &TestCluster| cluster.gateway.state().policies.status().slots[2].policy == name;
     cluster.until("the policy serves", serves).await.unwrap();
     cluster
 }

@@ -195,7 +195,7 @@ async fn i_prefill_unavailable_when_disaggregation_is_enforced_is_503() {
 #[tokio::test]
 async fn i_draining_a_gateway_that_goes_away_is_503() {
     let cluster = single(|_| {}).await;
-    cluster.gateway.state.draining.cancel();
+    cluster.gateway.state().draining.cancel();
     check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "draining");
 }
 

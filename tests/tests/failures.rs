@@ -294,7 +294,7 @@ async fn f6_an_engine_that_has_enough_to_do_is_not_put_aside_and_one_that_fails_
         for _ in 0..30 {
             assert_eq!(cluster.client.post(CHAT, &[], chat(false, 2)).await.unwrap().status, 200);
         }
-        let worker = cluster.gateway.state.registry.snapshot().get(WorkerId(2)).unwrap().clone();
+        let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(2)).unwrap().clone();
         assert_eq!(worker.ineligible().is_some(), aside, "{code}: {:?}", worker.ineligible());
         cluster.at_rest().await.unwrap();
     }

@@ -50,7 +50,7 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
         .unwrap();
     cluster.drop_policy("prefill.wasm", CHATTY).unwrap();
     let serves = |cluster: &pointsman_tests::TestCluster| {
-        cluster.gateway.state.policies.status().slots[0].policy == "chatty"
+        cluster.gateway.state().policies.status().slots[0].policy == "chatty"
     };
     cluster.until("it serves", serves).await.unwrap();
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]})

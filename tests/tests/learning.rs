@@ -43,7 +43,7 @@ fn engine(first_token: Duration) -> SimConfig {
 
 async fn serves(cluster: &TestCluster, name: &'static str) {
     let serves = move |cluster: &TestCluster| {
-        cluster.gateway.state.policies.status().slots.iter().any(|slot| slot.policy == name)
+        cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.policy == name)
     };
     cluster.until("the policy serves", serves).await.unwrap();
 }
@@ -106,7 +106,8 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
     // One in fifty explores, and half of those find the slow one; without what was learnt it is every second.
     assert!(slow <= 8, "{slow} of 100 still go to the slow engine");
     cluster.drop_policy("aggregated.wasm", &[LEARNED_TTFT, &[0, 1, 0]].concat()).unwrap();
-    let reloaded = |cluster: &TestCluster| cluster.gateway.state.policies.status().slots[2].generation.0 == 3;
+    let reloaded =
+        |cluster: &TestCluster| cluster.gateway.state().policies.status().slots[2].generation.0 == 3;
     cluster.until("the same with another digest", reloaded).await.unwrap();
     let mut slow = 0;
     for _ in 0..20 {
@@ -170,7 +171,7 @@ async fn each_leg_s_slot_is_told_of_its_own_workers() {
         cluster.drop_policy(file, &scripted(ROGUE_LEARNER, "good 0")).unwrap();
     }
     let both = |cluster: &TestCluster| {
-        cluster.gateway.state.policies.status().slots.iter().filter(|slot| slot.policy == "rogue").count()
+        cluster.gateway.state().policies.status().slots.iter().filter(|slot| slot.policy == "rogue").count()
             == 2
     };
     cluster.until("both serve", both).await.unwrap();
@@ -239,9 +240,9 @@ async fn a_learner_that_traps_loops_or_hoards_touches_no_request_and_decides_on(
             assert!(ask(&cluster).await.contains("rogue@2 policy"), "{script}");
         }
         until_outcomes(&cluster, &["given", "failed", "withheld"], asked + 20).await;
-        let failures = cluster.gateway.state.policies.status().slots[2].failures;
+        let failures = cluster.gateway.state().policies.status().slots[2].failures;
         assert_eq!(
-            (failures, cluster.gateway.state.policies.status().slots[2].rollbacks),
+            (failures, cluster.gateway.state().policies.status().slots[2].rollbacks),
             (0, 0),
             "{script}"
         );
@@ -260,8 +261,8 @@ async fn a_learner_that_fails_in_its_probe_is_refused() {
         .unwrap();
     cluster.drop_policy("aggregated.wasm", &scripted(ROGUE_LEARNER, "observe-loop 0")).unwrap();
     let refused =
-        |cluster: &TestCluster| !cluster.gateway.state.policies.status().slots[2].refusals.is_empty();
+        |cluster: &TestCluster| !cluster.gateway.state().policies.status().slots[2].refusals.is_empty();
     cluster.until("it is refused", refused).await.unwrap();
-    let refusal = cluster.gateway.state.policies.status().slots[2].refusals[0].clone();
+    let refusal = cluster.gateway.state().policies.status().slots[2].refusals[0].clone();
     assert_eq!((refusal.kind, refusal.message.as_str()), ("observe", "observe: stopped at its deadline"));
 }

@@ -300,8 +300,8 @@ async fn f2_asking_where_a_request_would_run_changes_nothing() {
     assert!(asked["worker_id"]["decode_worker_id"].is_u64(), "{asked}");
     assert_eq!(cluster.booked(), 0);
     let engines: u64 = cluster.sims.iter().map(|sim| sim.state().requests.values().sum::<u64>()).sum();
-    cluster.gateway.state.router.index().flush();
-    assert_eq!((engines, cluster.gateway.state.router.index().stats().records), (0, 0));
+    cluster.gateway.state().router.index().flush();
+    assert_eq!((engines, cluster.gateway.state().router.index().stats().records), (0, 0));
 }
 
 #[tokio::test]
@@ -322,16 +322,16 @@ async fn f7_a_request_waits_when_all_are_busy_and_is_served_when_one_is_free() {
         tasks.spawn(async move { client.post(CHAT, &[], chat(json!({}))).await })
     };
     let (one, two) = (ask(cluster.client.clone()), ask(cluster.client.clone()));
-    cluster.until("two wait", |cluster| cluster.gateway.state.queue.waiting() == 2).await.unwrap();
+    cluster.until("two wait", |cluster| cluster.gateway.state().queue.waiting() == 2).await.unwrap();
     let third = cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
     assert_eq!(third.status.as_u16(), 529, "the queue is bounded");
     // A parked request leaves with its client.
     two.abort();
-    cluster.until("one waits", |cluster| cluster.gateway.state.queue.waiting() == 1).await.unwrap();
+    cluster.until("one waits", |cluster| cluster.gateway.state().queue.waiting() == 1).await.unwrap();
     drop(first);
     assert_eq!(one.await.unwrap().unwrap().status, 200);
     cluster.at_rest().await.unwrap();
-    assert_eq!(cluster.gateway.state.queue.waiting(), 0);
+    assert_eq!(cluster.gateway.state().queue.waiting(), 0);
 }
 
 #[tokio::test]
@@ -350,7 +350,7 @@ async fn f4_a_booking_without_life_expires_and_is_counted() {
     // The relay notices while somebody reads.
     let reading = tokio_util::task::TaskTracker::new().spawn(async move { stream.all().await });
     cluster.until("the booking expired", |cluster| cluster.booked() == 0).await.unwrap();
-    assert_eq!(cluster.gateway.state.metrics.expired_bookings.get(), 1);
+    assert_eq!(cluster.gateway.state().metrics.expired_bookings.get(), 1);
     reading.abort();
     cluster.at_rest().await.unwrap();
 }
@@ -406,21 +406,21 @@ async fn b6_a_failed_remote_prefill_is_local_only_with_the_operator_s_word_and_s
 async fn b4_a_model_that_is_dropped_leaves_no_task_and_no_block_behind() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     decisions(&cluster, &[], chat(json!({}))).await;
-    cluster.gateway.state.router.index().flush();
-    assert!(cluster.gateway.state.router.index().stats().blocks > 0);
-    let before = cluster.gateway.state.tracker.len();
+    cluster.gateway.state().router.index().flush();
+    assert!(cluster.gateway.state().router.index().stats().blocks > 0);
+    let before = cluster.gateway.state().tracker.len();
     for id in ["1", "2"] {
         let left = cluster.admin.delete(&format!("/workers/{id}")).await.unwrap();
         assert_eq!(left.status, 200);
     }
     cluster
-        .until("their tasks ended", |cluster| cluster.gateway.state.tracker.len() + 2 <= before)
+        .until("their tasks ended", |cluster| cluster.gateway.state().tracker.len() + 2 <= before)
         .await
         .unwrap();
     cluster
         .until("their blocks are gone", |cluster| {
-            cluster.gateway.state.router.index().flush();
-            cluster.gateway.state.router.index().stats().blocks == 0
+            cluster.gateway.state().router.index().flush();
+            cluster.gateway.state().router.index().stats().blocks == 0
         })
         .await
         .unwrap();
@@ -433,7 +433,7 @@ async fn b4_a_model_that_is_dropped_leaves_no_task_and_no_block_behind() {
         .until("it is ready", |cluster| {
             cluster
                 .gateway
-                .state
+                .state()
                 .registry
                 .snapshot()
                 .workers()

@@ -88,7 +88,7 @@ async fn garbage_is_refused_and_the_last_good_one_serves_on() {
     until_policy(&cluster, "least-loaded@2").await;
     cluster.drop_policy("prefill.wasm", b"\0asm garbage").unwrap();
     cluster
-        .until("refused", |cluster| !cluster.gateway.state.policies.status().slots[0].refusals.is_empty())
+        .until("refused", |cluster| !cluster.gateway.state().policies.status().slots[0].refusals.is_empty())
         .await
         .unwrap();
     let refusal = &slot(&cluster, "prefill").await["refusals"][0];
@@ -124,7 +124,7 @@ async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_f
     assert!(ask(&cluster).await.contains("kv-aware@3 policy"), "rolled back to the default");
     // The slot is swapped first and told of a moment later.
     let told = |cluster: &TestCluster| {
-        cluster.gateway.state.policies.status().slots.iter().any(|slot| slot.rollbacks == 1)
+        cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.rollbacks == 1)
     };
     cluster.until("the rollback is told", told).await.unwrap();
     assert_eq!(slot(&cluster, "aggregated").await["state"], "rolled-back");
@@ -195,7 +195,7 @@ async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
         .until("both serve", |cluster| {
             cluster
                 .gateway
-                .state
+                .state()
                 .policies
                 .status()
                 .slots
@@ -227,7 +227,7 @@ async fn a_decode_override_that_fails_is_counted_among_the_fallbacks() {
             .unwrap();
         cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, script)).unwrap();
         let serves = |cluster: &TestCluster| {
-            cluster.gateway.state.policies.status().slots.iter().any(|slot| slot.policy == "rogue")
+            cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.policy == "rogue")
         };
         cluster.until("it serves", serves).await.unwrap();
         for _ in 0..40 {

@@ -187,7 +187,7 @@ async fn b3_models_and_readiness_list_only_what_can_be_served() {
         .until("unhealthy", |cluster| {
             cluster
                 .gateway
-                .state
+                .state()
                 .registry
                 .snapshot()
                 .workers()
@@ -296,7 +296,7 @@ async fn draining_finishes_what_runs_and_refuses_what_comes() {
     let mut stream = cluster.client.stream(CHAT, &[], chat(true)).await.unwrap();
     stream.next().await.unwrap();
     let TestCluster { gateway, client, .. } = cluster;
-    let draining = gateway.state.draining.clone();
+    let draining = gateway.state().draining.clone();
     let drained = tokio::time::timeout(std::time::Duration::from_secs(10), async {
         tokio::join!(gateway.drain(), async {
             draining.cancelled().await;

@@ -148,7 +148,7 @@ async fn invariant_5_a_canary_that_loops_is_withdrawn_and_no_request_fails() {
     let withdrawn = |cluster: &TestCluster| {
         cluster
             .gateway
-            .state
+            .state()
             .policies
             .status()
             .slots
@@ -260,7 +260,7 @@ async fn a_changed_configuration_file_is_taken_without_being_asked() {
     let write = |text: &str| std::fs::write(file.path(), text).unwrap();
     let runs = |name: &'static str| {
         move |cluster: &TestCluster| {
-            cluster.gateway.state.policies.status().slots.iter().any(|slot| slot.policy == name)
+            cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.policy == name)
         }
     };
     write("[policies.slots.prefill]\nbuiltin = \"least-loaded\"");

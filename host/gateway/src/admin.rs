@@ -13,7 +13,10 @@ use axum::{
 use pointsman_workers::{Candidate, Leg, ModelName};
 use serde_json::json;
 
-use crate::{state::State, telemetry::scrape};
+use crate::{
+    state::{SharedState, State},
+    telemetry::scrape,
+};
 
 mod config;
 mod decisions;
@@ -24,7 +27,7 @@ mod policies;
 mod workers;
 
 /// The operators' endpoints.
-pub(crate) fn routes(state: Arc<State>) -> Router {
+pub(crate) fn routes(state: SharedState) -> Router {
     let events = Router::new().route("/events", get(events::stream));
     let events = events.with_state((state.clone(), Arc::default()));
     Router::new()

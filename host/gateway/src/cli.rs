@@ -104,16 +104,15 @@ impl Cli {
 
 impl ServeArgs {
     fn config(&self) -> anyhow::Result<Config> {
-        let mut config = self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read)?;
-        config.server.listen = self.listen.unwrap_or(config.server.listen);
-        config.server.admin_listen = self.admin_listen.unwrap_or(config.server.admin_listen);
-        config.policies.dir = self.policies.clone().or(config.policies.dir);
-        config.routing.enforce_disagg |= self.enforce_disagg;
-        for flag in &self.workers {
-            let worker = WorkerSpec::parse_flag(flag).with_context(|| format!("--worker {flag}"))?;
-            config.workers.push(worker);
-        }
-        config.check()?;
+        let parse = |flag: &String| WorkerSpec::parse_flag(flag).with_context(|| format!("--worker {flag}"));
+        let workers = self.workers.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
+        let config = Config::load(self.config.as_deref(), |config| {
+            config.server.listen = self.listen.unwrap_or(config.server.listen);
+            config.server.admin_listen = self.admin_listen.unwrap_or(config.server.admin_listen);
+            config.policies.dir = self.policies.clone().or(config.policies.dir.take());
+            config.routing.enforce_disagg |= self.enforce_disagg;
+            config.workers.extend(workers);
+        })?;
         Ok(config)
     }
 }
@@ -133,8 +132,8 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
                 _ = terminate.recv() => break,
                 interrupted = tokio::signal::ctrl_c() => break interrupted?,
                 _ = hang_up.recv() => {
-                    if let Err(error) = running.state.config.reload(&running.state).await {
-                        tracing::warn!(%error, "the configuration stays as it is");
+                    if let Err(error) = running.reload().await {
+                        tracing::warn!(%error, "configuration not reloaded");
                     }
                 }
             }

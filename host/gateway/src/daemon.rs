@@ -1,6 +1,6 @@
 //! The assembly: from a configuration to a running gateway. Owns everything that lives as long as the daemon.
 
-use std::{collections::HashSet, net::SocketAddr, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
@@ -9,41 +9,37 @@ use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
     probe::{ProbeConfig, Prober},
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin,
     config::{
         Config,
-        reload::{ConfigReloader, ConfigSource},
+        reload::{ConfigReloader, ConfigSource, ReloadError, Reloaded},
+        settings::Settings as Configured,
     },
     http,
-    limit::Limiter,
-    openai::hints::HintTrust,
-    orchestrate::legs::RetryPolicy,
     state::admission_queue::AdmissionQueue,
     state::sessions::Sessions,
-    state::{Settings, State},
+    state::{Settings, SharedState, State},
     telemetry::metrics::Metrics,
     tokenization::Tokens,
-    tokenization::routing_request::Measure,
     upstream::Upstream,
 };
 
-pub(crate) mod slots;
+mod reload;
+mod slots;
 
 /// A gateway that serves.
 #[derive(Debug)]
 pub struct Daemon {
-    /// Its parts.
-    pub state: Arc<State>,
+    state: SharedState,
     /// Where clients connect.
     pub address: SocketAddr,
     /// Where operators connect.
     pub admin: SocketAddr,
     stop: CancellationToken,
-    drain: Duration,
     servers: TaskTracker,
 }
 
@@ -61,53 +57,67 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::start`].
     pub async fn start_from(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<Self> {
-        let listener = bind(config.server.listen).await?.into_std()?;
-        let admin_listener = bind(config.server.admin_listen).await?;
+        let settings = config.resolve()?;
+        let listeners = settings.fixed.listeners.clone();
+        let listener = bind(listeners.listen).await?.into_std()?;
+        let admin_listener = bind(listeners.admin_listen).await?;
         let stop = CancellationToken::new();
-        let state = Arc::new(build(config, source)?);
-        let probe = ProbeConfig {
-            interval: config.probe.interval,
-            timeout: config.probe.timeout,
-            load_interval: config.probe.load_interval,
-        };
-        Prober::start(state.registry.clone(), probe, state.tracker.clone(), stop.clone());
+        let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable.probe));
+        let shared = SharedState::new(build(settings, source, probe)?);
+        let state = shared.get();
+        Prober::start(state.registry.clone(), probe_config, state.tracker.clone(), stop.clone());
         state.tracker.spawn(forget_leavers(state.clone(), stop.clone()));
-        state.tracker.spawn(ConfigReloader::watch(state.clone(), stop.clone()));
+        state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
         start_feeds(&state, &stop, &state.tracker)?;
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
-        for number in 0..config.server.threads() {
-            let (state, listener) = (state.clone(), listener.try_clone()?);
+        for number in 0..listeners.client_threads() {
+            let (shared, listener) = (shared.clone(), listener.try_clone()?);
             let (stop, alive) = (stop.clone(), servers.token());
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
-                serve_on_this_thread(&state, listener, stop);
+                serve_on_this_thread(&shared, listener, stop);
             })?;
         }
-        servers.spawn(http::serve(admin_listener, admin::routes(state.clone()), stop.clone()));
+        servers.spawn(http::serve(admin_listener, admin::routes(shared.clone()), stop.clone()));
         servers.close();
-        tracing::info!(%address, %admin, enforce_disagg = config.routing.enforce_disagg, "serving");
-        Ok(Self { state, address, admin, stop, drain: config.timeouts.drain, servers })
+        tracing::info!(%address, %admin, enforce_disagg = state.settings.enforce_disagg, "serving");
+        Ok(Self { state: shared, address, admin, stop, servers })
+    }
+
+    /// Returns the state in force now.
+    #[must_use]
+    pub fn state(&self) -> Arc<State> {
+        self.state.get()
+    }
+
+    /// Reads the configuration again and applies what a reload can change.
+    ///
+    /// # Errors
+    /// As [`ConfigReloader::reload`].
+    pub async fn reload(&self) -> Result<Reloaded, ReloadError> {
+        self.state().config.reload(&self.state).await
     }
 
     /// Ends: refuses new requests, lets those under way finish for at most the drain time, then stops.
     pub async fn drain(self) {
-        self.state.draining.cancel();
-        let deadline = tokio::time::Instant::now() + self.drain;
-        while self.state.metrics.inflight.get() > 0 && tokio::time::Instant::now() < deadline {
+        let state = self.state();
+        state.draining.cancel();
+        let deadline = tokio::time::Instant::now() + state.settings.drain_timeout;
+        while state.metrics.inflight.get() > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.stop.cancel();
-        self.state.tracker.close();
+        state.tracker.close();
         let left =
             deadline.saturating_duration_since(tokio::time::Instant::now()) + Duration::from_millis(500);
         let ended = tokio::time::timeout(left, async {
             self.servers.wait().await;
-            self.state.tracker.wait().await;
+            state.tracker.wait().await;
         });
         if ended.await.is_err() {
-            tracing::warn!(requests = self.state.metrics.inflight.get(), "ended with requests under way");
+            tracing::warn!(requests = state.metrics.inflight.get(), "ended with requests under way");
         }
     }
 }
@@ -127,7 +137,7 @@ fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker
 
 /// The clients' listener on a runtime of its own: whatever a request does stays on its thread, and no thread wakes another
 /// for an event.
-fn serve_on_this_thread(state: &Arc<State>, listener: std::net::TcpListener, stop: CancellationToken) {
+fn serve_on_this_thread(shared: &SharedState, listener: std::net::TcpListener, stop: CancellationToken) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -137,11 +147,11 @@ fn serve_on_this_thread(state: &Arc<State>, listener: std::net::TcpListener, sto
     };
     runtime.block_on(async {
         match TcpListener::from_std(listener) {
-            Ok(listener) => http::serve(listener, http::routes(state.clone()), stop).await,
+            Ok(listener) => http::serve(listener, http::routes(shared.clone()), stop).await,
             Err(error) => tracing::error!(%error, "cannot listen"),
         }
         // What was detached from its client goes on here, as long as the drain allows.
-        state.tracker.wait().await;
+        shared.get().tracker.wait().await;
     });
 }
 
@@ -171,71 +181,50 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
-fn build(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<State> {
+async fn watch_file(shared: SharedState, stop: CancellationToken) {
+    let config = shared.get().config.clone();
+    config.watch(&shared, stop).await;
+}
+
+fn build(
+    settings: Configured,
+    source: Option<ConfigSource>,
+    probe: watch::Sender<ProbeConfig>,
+) -> anyhow::Result<State> {
+    let Configured { fixed, reloadable } = &settings;
     let registry = Arc::new(Registry::default());
-    for worker in &config.workers {
+    for worker in &reloadable.workers {
         registry.upsert(worker.clone());
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let (slots, manager) = slots::build(config, cpus)?;
-    let index = prefix_index(config)?;
+    let (slots, manager) = slots::build(&settings, cpus)?;
+    let index = PrefixIndex::new(IndexConfig {
+        byte_budget: fixed.index.byte_budget,
+        ttl: fixed.index.ttl,
+        block_size: fixed.block_size as usize,
+    })?;
     let mut exposition = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::new(&mut exposition));
-    let router = Router::new(slots, Arc::new(index), config.routing.cost, config.policies.on_failure);
-    let router = router.recording(config.decisions.ring()?);
-    let upstream = Upstream::new(config.timeouts.connect);
+    let router = Router::new(slots, Arc::new(index), reloadable.routing.cost, reloadable.policies.on_failure);
+    let router = router.recording(reload::record_of_decisions(&reloadable.decisions)?);
+    let upstream = Upstream::new(reloadable.timeouts.connect);
     Ok(State {
-        settings: settings(config)?,
-        tokens: Tokens::load(&config.models, &registry, &upstream)?,
+        settings: Settings::new(fixed.block_size, reloadable),
+        tokens: Arc::new(Tokens::load(&reloadable.models, &registry, &upstream, None)?),
         registry,
         learning: Arc::new(Learning::start(router.slots().clone())?),
-        router,
-        limiter: NonZeroU32::new(config.server.requests_per_second).map(Limiter::new),
+        router: Arc::new(router),
+        limiter: reload::rate_limiter(&reloadable.server),
         feeds: Arc::default(),
-        queue: AdmissionQueue::new(config.queue.limit),
-        sessions: Sessions::default(),
+        queue: AdmissionQueue::new(reloadable.queue.limit),
+        sessions: Arc::new(Sessions::default()),
         upstream,
         metrics,
-        exposition: Mutex::new(exposition),
-        policies: manager,
-        config: ConfigReloader::new(config.clone(), source),
+        exposition: Arc::new(Mutex::new(exposition)),
+        policies: Arc::new(manager),
+        probe: Arc::new(probe),
+        config: Arc::new(ConfigReloader::new(settings, source)),
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),
-    })
-}
-
-fn prefix_index(config: &Config) -> std::io::Result<PrefixIndex> {
-    PrefixIndex::new(IndexConfig {
-        byte_budget: config.index.byte_budget,
-        ttl: config.index.ttl,
-        block_size: config.routing.block_size as usize,
-    })
-}
-
-fn settings(config: &Config) -> anyhow::Result<Settings> {
-    let (server, routing) = (&config.server, &config.routing);
-    Ok(Settings {
-        enforce_disagg: routing.enforce_disagg,
-        request_timeout: config.timeouts.request,
-        terms: RetryPolicy {
-            order: routing.order,
-            retries: routing.retries,
-            local_fallback: routing.local_fallback && !routing.enforce_disagg,
-        },
-        session_affinity: Some(routing.session_affinity).filter(|ttl| !ttl.is_zero()),
-        booking_ttl: config.timeouts.booking,
-        queue_timeout: config.queue.timeout,
-        busy_status: routing.busy_status,
-        trust: if server.trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
-        tell_decisions: server.tell_decisions,
-        max_body_bytes: server.max_body_bytes,
-        api_keys: server.api_keys.clone(),
-        admin_token: server.operators_token().map_err(anyhow::Error::msg)?,
-        admin_token_reads: server.admin_token_reads,
-        measure: Measure {
-            block_size: routing.block_size,
-            bytes_per_token: routing.bytes_per_token,
-            salt: routing.hash_salt,
-        },
     })
 }

@@ -21,18 +21,20 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub(crate) mod rate_limit;
+
 use crate::{
     openai::error::ApiError,
     openai::json::JsonBody,
     openai::request::{Endpoint, Request},
     orchestrate::{self, after_disconnect::Detach, preview, relay::Answer},
-    state::State,
+    state::{SharedState, State},
     telemetry::account::Account,
     tokenization::routing_request::subject,
 };
 
 /// The clients' endpoints.
-pub(crate) fn routes(state: Arc<State>) -> Router {
+pub(crate) fn routes(state: SharedState) -> Router {
     Router::new()
         .route(Endpoint::ChatCompletions.path(), post(chat_completions))
         .route(Endpoint::Completions.path(), post(completions))
@@ -158,7 +160,9 @@ async fn prepare(state: &State, headers: &HeaderMap, body: Body) -> Result<Bytes
     }
     authorize(state, headers)?;
     if let Some(limiter) = &state.limiter {
-        limiter.check(bearer(headers).filter(|_| !state.settings.api_keys.is_empty()).unwrap_or_default())?;
+        limiter
+            .check(bearer(headers).unwrap_or_default())
+            .map_err(|error| ApiError::RateLimited(error.per_second))?;
     }
     let limit = state.settings.max_body_bytes;
     let collected = Limited::new(body, limit).collect().await;

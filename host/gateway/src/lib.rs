@@ -11,7 +11,6 @@ pub mod config;
 mod connectors;
 pub mod daemon;
 mod http;
-pub mod limit;
 mod openai;
 pub mod orchestrate;
 pub mod state;

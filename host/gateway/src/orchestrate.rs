@@ -163,7 +163,7 @@ enum Next {
 impl Drive {
     fn new(state: Arc<State>, planned: Planned, account: Account, gone: CancellationToken) -> Box<Self> {
         let Planned { request, subject, snapshot, planning, explain } = planned;
-        let (legs, actions) = Legs::new(planning.shape, state.settings.terms);
+        let (legs, actions) = Legs::new(planning.shape, state.settings.retry_policy);
         let deadline = Instant::now() + state.settings.request_timeout;
         Box::new(Self {
             state,

@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
+use axum::extract::FromRef;
 use parking_lot::Mutex;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{Registry, events::Feeds};
+use pointsman_workers::{Registry, events::Feeds, probe::ProbeConfig};
+use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    config::reload::ConfigReloader, limit::Limiter, telemetry::metrics::Metrics, tokenization::Tokens,
-    upstream::Upstream,
+    config::reload::ConfigReloader, http::rate_limit::RateLimiter, telemetry::metrics::Metrics,
+    tokenization::Tokens, upstream::Upstream,
 };
 
 pub(crate) mod admission_queue;
@@ -21,39 +24,71 @@ use admission_queue::AdmissionQueue;
 use sessions::Sessions;
 pub use settings::Settings;
 
-/// Everything that lives as long as the daemon.
-#[derive(Debug)]
+/// What a request handler uses: the values of one configuration, and handles to everything that lives as long as the
+/// daemon. A request keeps the state it started with, so a reload changes nothing under it.
+#[derive(Clone, Debug)]
 pub struct State {
     /// Values derived from the configuration.
     pub settings: Settings,
     /// Workers that serve models.
     pub registry: Arc<Registry>,
     /// Routing decisions.
-    pub router: Router,
+    pub router: Arc<Router>,
     /// Reports outcomes of requests to the policies that learn from them.
     pub learning: Arc<Learning>,
     /// Rate limit of each API key; `None` when there is no limit.
-    pub limiter: Option<Limiter>,
+    pub limiter: Option<Arc<RateLimiter>>,
     /// Token ids of prompts.
-    pub tokens: Tokens,
+    pub tokens: Arc<Tokens>,
     /// Engines' events about their caches.
     pub feeds: Arc<Feeds>,
     /// Requests that wait because every eligible worker is busy.
     pub queue: Arc<AdmissionQueue>,
     /// Workers that sessions are bound to.
-    pub sessions: Sessions,
+    pub sessions: Arc<Sessions>,
     /// Client for calls to workers.
     pub upstream: Upstream,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
     /// Registry that `/metrics` is encoded from.
-    pub exposition: Mutex<prometheus_client::registry::Registry>,
+    pub exposition: Arc<Mutex<prometheus_client::registry::Registry>>,
     /// Policy manager.
-    pub policies: PolicyManager,
+    pub policies: Arc<PolicyManager>,
+    /// Tells the prober another configuration.
+    pub probe: Arc<watch::Sender<ProbeConfig>>,
     /// Reloads the configuration.
-    pub config: ConfigReloader,
+    pub config: Arc<ConfigReloader>,
     /// Tasks that may outlive the request that started them.
     pub tracker: TaskTracker,
     /// Cancelled when the daemon begins to drain.
     pub draining: CancellationToken,
+}
+
+/// The state in force. A reload replaces it; handlers take one copy for each request.
+#[derive(Clone, Debug)]
+pub struct SharedState(Arc<ArcSwap<State>>);
+
+impl SharedState {
+    /// Puts the first state in force.
+    #[must_use]
+    pub fn new(state: State) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(state)))
+    }
+
+    /// Returns the state in force now.
+    #[must_use]
+    pub fn get(&self) -> Arc<State> {
+        self.0.load_full()
+    }
+
+    /// Puts another state in force for requests that start from now on.
+    pub(crate) fn replace(&self, state: State) {
+        self.0.store(Arc::new(state));
+    }
+}
+
+impl FromRef<SharedState> for Arc<State> {
+    fn from_ref(shared: &SharedState) -> Self {
+        shared.get()
+    }
 }

@@ -3,7 +3,11 @@
 //! Short prompts are encoded where they are; long ones on a few threads beside the reactor. What cannot be encoded is
 //! measured in bytes, and counted.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::Context as _;
 use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer};
@@ -11,7 +15,7 @@ use pointsman_workers::{ModelName, Registry};
 use tokio::sync::Semaphore;
 
 use crate::{
-    config::{Model, TokenSource},
+    config::{TokenSource, settings::ModelSettings},
     openai::request::{Endpoint, Request},
     telemetry::metrics::{Metrics, ReasonLabels},
     upstream::Upstream,
@@ -27,11 +31,22 @@ const SHORT: usize = 4 * 1024;
 /// Long prompts that are encoded at once.
 const AT_ONCE: usize = 2;
 
-/// The sources of tokens by model.
+/// Sources of token ids, by model.
 #[derive(Debug)]
 pub struct Tokens {
-    models: BTreeMap<ModelName, Source>,
-    turns: Semaphore,
+    models: BTreeMap<ModelName, ModelTokens>,
+    upstream: Upstream,
+    turns: Arc<Semaphore>,
+}
+
+/// Source of one model's token ids.
+#[derive(Clone, Debug)]
+struct ModelTokens {
+    source: Source,
+    /// How long a request waits for an engine.
+    timeout: Duration,
+    /// What the source was made of: an equal configuration keeps it, with its cache.
+    made_of: (TokenSource, usize),
 }
 
 #[derive(Clone, Debug)]
@@ -41,54 +56,47 @@ enum Source {
 }
 
 impl Tokens {
-    /// Loads every configured tokenizer. Engines are found in `registry` and asked through `upstream`.
+    /// Loads every configured tokenizer. Engines are found in `registry` and asked through `upstream`. Sources of
+    /// `previous` whose configuration is the same are kept.
     ///
     /// # Errors
-    /// A folder that is none, with the file and what is wrong with it.
+    /// A directory is not a tokenizer: the file and what is wrong with it.
     pub fn load(
-        models: &BTreeMap<String, Model>,
+        models: &BTreeMap<String, ModelSettings>,
         registry: &Arc<Registry>,
         upstream: &Upstream,
+        previous: Option<&Self>,
     ) -> anyhow::Result<Self> {
-        let configured =
-            models.iter().filter_map(|(name, model)| Some((name, model, model.tokenizer.as_ref()?)));
-        let load = |(name, model, source): (&String, &Model, &TokenSource)| {
-            let cache_bytes = model.tokenizer_cache_bytes;
-            let source = match source {
-                TokenSource::Engine => {
-                    let (registry, upstream) = (registry.clone(), upstream.clone());
-                    let (name, limit) = (ModelName::new(name), model.tokenizer_timeout);
-                    Source::Engine(Arc::new(EngineTokens::new(name, registry, upstream, limit, cache_bytes)))
-                }
-                TokenSource::Folder(folder) => {
-                    let options = LoadOptions { cache_bytes, ..LoadOptions::default() };
-                    let tokenizer = Tokenizer::load_with(folder, &options);
-                    let tokenizer = tokenizer.with_context(|| format!("models.{name}.tokenizer"))?;
-                    tracing::info!(model = name, reuse = tokenizer.reuse().label(), "tokenizer");
-                    Source::Folder(Arc::new(tokenizer))
-                }
+        let mut loaded = BTreeMap::new();
+        for (name, model) in models {
+            let Some(source) = &model.tokenizer else { continue };
+            let model_name = ModelName::new(name);
+            let made_of = (source.clone(), model.tokenizer_cache_bytes);
+            let kept = previous.and_then(|previous| previous.models.get(&model_name));
+            let source = match kept.filter(|kept| kept.made_of == made_of) {
+                Some(kept) => kept.source.clone(),
+                None => Source::load(name, &made_of, registry)?,
             };
-            Ok((ModelName::new(name), source))
-        };
-        Ok(Self {
-            models: configured.map(load).collect::<anyhow::Result<_>>()?,
-            turns: Semaphore::new(AT_ONCE),
-        })
+            loaded.insert(model_name, ModelTokens { source, timeout: model.tokenizer_timeout, made_of });
+        }
+        let turns = previous.map(|previous| previous.turns.clone());
+        let turns = turns.unwrap_or_else(|| Arc::new(Semaphore::new(AT_ONCE)));
+        Ok(Self { models: loaded, upstream: upstream.clone(), turns })
     }
 
-    /// The request's token ids; `None` when the client gave them, nobody can tell, or nothing asks for them.
+    /// Returns the request's token ids; `None` when the client gave them, or the model has no source for them.
     pub async fn of(&self, request: &Arc<Request>, metrics: &Metrics) -> Option<Vec<u32>> {
-        let source = self.models.get(&request.model)?.clone();
+        let model = self.models.get(&request.model)?;
         let text = matches!(request.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
         if request.token_ids.is_some() || !text || request.prompts > 1 {
             return None;
         }
-        let outcome = match source {
-            Source::Engine(engine) => engine.of(request).await,
-            Source::Folder(tokenizer) if request.prompt().len() <= SHORT => encode(&tokenizer, request),
+        let outcome = match &model.source {
+            Source::Engine(engine) => engine.of(request, &self.upstream, model.timeout).await,
+            Source::Folder(tokenizer) if request.prompt().len() <= SHORT => encode(tokenizer, request),
             Source::Folder(tokenizer) => {
                 let _turn = self.turns.acquire().await.ok()?;
-                let request = request.clone();
+                let (tokenizer, request) = (tokenizer.clone(), request.clone());
                 // The library may panic on what it thinks impossible: the request goes on without tokens.
                 let encoded = tokio::task::spawn_blocking(move || encode(&tokenizer, &request)).await;
                 encoded.unwrap_or(Err("panicked"))
@@ -99,6 +107,28 @@ impl Tokens {
             Err(reason) => {
                 metrics.not_tokenized.get_or_create(&ReasonLabels { reason }).inc();
                 None
+            }
+        }
+    }
+}
+
+impl Source {
+    fn load(
+        name: &str,
+        (source, cache_bytes): &(TokenSource, usize),
+        registry: &Arc<Registry>,
+    ) -> anyhow::Result<Self> {
+        match source {
+            TokenSource::Engine => {
+                let engine = EngineTokens::new(ModelName::new(name), registry.clone(), *cache_bytes);
+                Ok(Self::Engine(Arc::new(engine)))
+            }
+            TokenSource::Folder(folder) => {
+                let options = LoadOptions { cache_bytes: *cache_bytes, ..LoadOptions::default() };
+                let tokenizer = Tokenizer::load_with(folder, &options);
+                let tokenizer = tokenizer.with_context(|| format!("models.{name}.tokenizer"))?;
+                tracing::info!(model = name, reuse = tokenizer.reuse().label(), "tokenizer loaded");
+                Ok(Self::Folder(Arc::new(tokenizer)))
             }
         }
     }

@@ -68,6 +68,12 @@ impl Upstream {
         Self { pool: Arc::default(), connect_timeout }
     }
 
+    /// Returns the same client, with the same connections, whose connects end after `connect_timeout`.
+    #[must_use]
+    pub fn with_connect_timeout(&self, connect_timeout: Duration) -> Self {
+        Self { connect_timeout, ..self.clone() }
+    }
+
     /// Sends a JSON body and waits for the head of a success answer.
     ///
     /// # Errors

@@ -1,6 +1,4 @@
-//! `POST /config/reload`: the configuration file read again, now.
-
-use std::sync::Arc;
+//! `POST /config/reload`: reloads the configuration file.
 
 use axum::{
     Json,
@@ -10,10 +8,10 @@ use axum::{
     response::IntoResponse,
 };
 
-use crate::{config::reload::ReloadError, http::request_id, openai::error, state::State};
+use crate::{config::reload::ReloadError, http::request_id, openai::error, state::SharedState};
 
-pub(super) async fn reload(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> Response<Body> {
-    let error = match state.config.reload(&state).await {
+pub(super) async fn reload(Extract(state): Extract<SharedState>, headers: HeaderMap) -> Response<Body> {
+    let error = match state.get().config.reload(&state).await {
         Ok(reloaded) => return Json(reloaded).into_response(),
         Err(error) => error,
     };

@@ -21,7 +21,11 @@ use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
 use super::{guard, workers};
-use crate::{http::request_id, openai::error, state::State};
+use crate::{
+    http::request_id,
+    openai::error,
+    state::{SharedState, State},
+};
 
 /// Between two looks: at most one event of a kind in this time.
 const LOOK: Duration = Duration::from_millis(500);
@@ -60,9 +64,10 @@ impl Default for Feed {
 
 /// Streams events until the reader leaves or the daemon drains.
 pub(super) async fn stream(
-    Extract((state, feed)): Extract<(Arc<State>, Arc<Feed>)>,
+    Extract((shared, feed)): Extract<(SharedState, Arc<Feed>)>,
     headers: HeaderMap,
 ) -> Response {
+    let state = shared.get();
     let refuse = |code, message| {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         (status, Json(error::body(status, code, message, &request_id(&headers)))).into_response()
@@ -70,7 +75,7 @@ pub(super) async fn stream(
     if state.draining.is_cancelled() {
         return refuse("draining", "the daemon is about to end");
     }
-    let Some(channels) = feed.subscribe(&state) else {
+    let Some(channels) = feed.subscribe(&shared) else {
         return refuse("too_many_readers", "so many read events already that no more may");
     };
     let hello = json!({
@@ -104,7 +109,7 @@ impl Reader {
 
 impl Feed {
     /// The channels of a further reader; `None` when there are too many.
-    fn subscribe(self: &Arc<Self>, state: &Arc<State>) -> Option<Vec<watch::Receiver<Bytes>>> {
+    fn subscribe(self: &Arc<Self>, shared: &SharedState) -> Option<Vec<watch::Receiver<Bytes>>> {
         let mut running = self.running.lock();
         if self.readers() >= READERS {
             return None;
@@ -120,7 +125,7 @@ impl Feed {
         let channels = self.channels.iter().map(each).collect();
         if !*running {
             *running = true;
-            state.tracker.spawn(self.clone().publish(state.clone()));
+            shared.get().tracker.spawn(self.clone().publish(shared.clone()));
         }
         Some(channels)
     }
@@ -129,14 +134,15 @@ impl Feed {
         self.channels.first().map_or(0, watch::Sender::receiver_count)
     }
 
-    async fn publish(self: Arc<Self>, state: Arc<State>) {
+    async fn publish(self: Arc<Self>, shared: SharedState) {
+        let draining = shared.get().draining.clone();
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = Known::new();
         loop {
             tokio::select! {
                 _ = looks.tick() => {}
-                () = state.draining.cancelled() => return,
+                () = draining.cancelled() => return,
             }
             let mut running = self.running.lock();
             if self.readers() == 0 {
@@ -146,6 +152,7 @@ impl Feed {
                 return;
             }
             drop(running);
+            let state = shared.get();
             let [workers, slots, decisions, pulse] = KINDS;
             let events = [
                 event(workers, &workers::told(&state, false)),

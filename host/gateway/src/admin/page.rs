@@ -2,8 +2,6 @@
 //!
 //! Knows no state of the daemon. What the page shows it fetches as any client would: `/events`, `/decisions/{id}`, `/policies/…`.
 
-use std::sync::Arc;
-
 use axum::{
     Router,
     http::{HeaderName, header},
@@ -11,7 +9,7 @@ use axum::{
     routing::get,
 };
 
-use crate::state::State;
+use crate::state::SharedState;
 
 /// Path, media type, content.
 type File = (&'static str, &'static str, &'static str);
@@ -39,7 +37,7 @@ const HEADERS: [(HeaderName, &str); 5] = [
 ];
 
 /// The files of the page.
-pub(super) fn routes() -> Router<Arc<State>> {
+pub(super) fn routes() -> Router<SharedState> {
     FILES.into_iter().fold(Router::new(), |routes, (path, kind, content)| {
         let file = move || async move { ([(header::CONTENT_TYPE, kind)], HEADERS, content).into_response() };
         routes.route(path, get(file))

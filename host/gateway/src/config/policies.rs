@@ -6,7 +6,7 @@ use pointsman_policy_runtime::TrustRules;
 use pointsman_routing::{Digest, OnFailure, SlotKind};
 use serde::Deserialize;
 
-use super::slots::SlotEntry;
+use super::{duration, problem::Problem, settings::PolicySettings, slots::SlotEntry};
 
 /// Where policies come from and what they may use.
 #[derive(Clone, Debug, Deserialize)]
@@ -15,13 +15,13 @@ pub struct Policies {
     /// The folder that is watched.
     pub dir: Option<PathBuf>,
     /// CPU time of a call.
-    #[serde(with = "humantime_serde")]
+    #[serde(deserialize_with = "duration::deserialize")]
     pub deadline: Duration,
     /// CPU time that instantiation, `describe` and `configure` may take together.
-    #[serde(with = "humantime_serde")]
+    #[serde(deserialize_with = "duration::deserialize")]
     pub configure_deadline: Duration,
     /// CPU time of a batch of outcomes, off the request path.
-    #[serde(with = "humantime_serde")]
+    #[serde(deserialize_with = "duration::deserialize")]
     pub observe_deadline: Duration,
     /// Memory of an instance, bytes.
     pub memory_bytes: usize,
@@ -32,10 +32,10 @@ pub struct Policies {
     /// Share of failed calls above which it is rolled back.
     pub probation_failure_share: f64,
     /// Quiet time after a change of the folder before it is read.
-    #[serde(with = "humantime_serde")]
+    #[serde(deserialize_with = "duration::deserialize")]
     pub debounce: Duration,
     /// How often the folder is read whatever the watch says.
-    #[serde(with = "humantime_serde")]
+    #[serde(deserialize_with = "duration::deserialize")]
     pub rescan: Duration,
     /// Refuse files without a signature by a trusted key.
     pub require_signed: bool,
@@ -75,74 +75,79 @@ impl Default for Policies {
 }
 
 impl Policies {
-    /// What is wrong here, each with its dotted path.
-    pub(super) fn problems(&self) -> Vec<String> {
+    /// Returns what is wrong here.
+    pub(super) fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let share = self.probation_failure_share;
         if !(0.0..=1.0).contains(&share) {
-            problems.push(format!("policies.probation_failure_share: `{share}` is not within 0 to 1"));
+            let message = format!("`{share}` is not a share: expected 0 to 1");
+            problems.push(Problem::new("policies.probation_failure_share", message));
         }
         if let Some(dir) = self.dir.as_ref().filter(|dir| !dir.is_dir()) {
-            problems.push(format!("policies.dir: `{}` is no folder", dir.display()));
+            let message = format!("`{}` is not a directory: create it or correct the path", dir.display());
+            problems.push(Problem::new("policies.dir", message));
         }
         let keys = !self.trusted_keys.is_empty() || !self.trusted_key_files.is_empty();
         if self.require_signed && !keys {
-            problems.push(
-                "policies.require_signed: there are no `trusted_keys`, nothing could be let in".to_owned(),
-            );
+            let message = "`true` without `trusted_keys` would refuse every file: add a key";
+            problems.push(Problem::new("policies.require_signed", message));
         }
         if keys && !self.require_signed {
-            problems.push(
-                "policies.trusted_keys: without `require_signed = true` no signature is looked at".to_owned(),
-            );
+            let message = "keys have no effect without `require_signed = true`: add it or remove the keys";
+            problems.push(Problem::new("policies.trusted_keys", message));
         }
-        if let Err(more) = self.trust() {
-            problems.extend(more);
-        }
+        problems.extend(self.signatures().err().unwrap_or_default());
         for (kind, entry) in &self.slots {
             problems.extend(entry.problems(&format!("policies.slots.{kind}"), *kind, self.dir.is_some()));
         }
         problems
     }
 
-    /// Who may bring policies.
+    /// Returns the trusted keys, those from files included, and the pinned digests.
     ///
     /// # Errors
-    /// All keys and pins that are none, with their dotted paths.
-    pub fn trust(&self) -> Result<TrustRules, Vec<String>> {
+    /// All keys and pins that are not valid.
+    pub(super) fn signatures(&self) -> Result<(Vec<String>, BTreeMap<String, Digest>), Vec<Problem>> {
         let (mut problems, mut keys, mut pins) = (Vec::new(), Vec::new(), BTreeMap::new());
-        let sound = |key: &String| {
+        let valid = |key: &String| {
             TrustRules::new(Some(std::slice::from_ref(key)), BTreeMap::new()).map(|_| key.clone())
         };
-        for (place, key) in self.trusted_keys.iter().enumerate() {
-            match sound(key) {
+        for (index, key) in self.trusted_keys.iter().enumerate() {
+            match valid(key) {
                 Ok(key) => keys.push(key),
-                Err(error) => problems.push(format!("policies.trusted_keys[{place}]: {error}")),
+                Err(error) => problems.push(Problem::new(format!("policies.trusted_keys[{index}]"), error)),
             }
         }
-        for (place, file) in self.trusted_key_files.iter().enumerate() {
+        for (index, file) in self.trusted_key_files.iter().enumerate() {
             let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
-            match text.and_then(|text| sound(&text)) {
+            match text.and_then(|text| valid(&text)) {
                 Ok(key) => keys.push(key),
-                Err(error) => {
-                    let file = file.display();
-                    problems.push(format!("policies.trusted_key_files[{place}]: {file}: {error}"));
-                }
+                Err(error) => problems.push(Problem::new(
+                    format!("policies.trusted_key_files[{index}]"),
+                    format!("cannot use `{}`: {error}", file.display()),
+                )),
             }
         }
         for (name, pin) in &self.pins {
             match digest(pin) {
                 Some(digest) => drop(pins.insert(name.clone(), digest)),
-                None => {
-                    problems
-                        .push(format!("policies.pins.{name}: `{pin}` is not `sha256:` and 64 hex digits"));
-                }
+                None => problems.push(Problem::new(
+                    format!("policies.pins.{name}"),
+                    format!("`{pin}` is not a digest: expected `sha256:` and 64 hex digits"),
+                )),
             }
         }
-        if !problems.is_empty() {
-            return Err(problems);
-        }
-        TrustRules::new(self.require_signed.then_some(keys.as_slice()), pins).map_err(|error| vec![error])
+        if problems.is_empty() { Ok((keys, pins)) } else { Err(problems) }
+    }
+}
+
+impl PolicySettings {
+    /// Returns the check that files have to pass.
+    ///
+    /// # Errors
+    /// A trusted key is not a minisign public key; validation rules this out.
+    pub fn trust(&self) -> Result<TrustRules, String> {
+        TrustRules::new(self.require_signed.then_some(self.trusted_keys.as_slice()), self.pins.clone())
     }
 }
 

@@ -12,7 +12,7 @@ mod check;
 pub(super) use check::is_folder_name;
 
 /// What a slot runs while its file is not there, and what its policy is told.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlotEntry {
     /// A native selector.
@@ -40,7 +40,7 @@ pub struct SlotEntry {
 }
 
 /// A policy as a part of a slot.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartEntry {
     /// `parts/NAME.wasm` while it is there, else the built-in policy of this name.
@@ -51,7 +51,7 @@ pub struct PartEntry {
 }
 
 /// A scorer of a slot.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerEntry {
     /// `parts/NAME.wasm` while it is there, else the built-in policy of this name.
@@ -68,7 +68,7 @@ pub struct ScorerEntry {
 }
 
 /// A canary or a shadow: runs what it names, or, while it is there, `<slot>.canary.wasm` or `<slot>.shadow.wasm`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrialEntry {
     /// Share of requests, 0 to 1. A canary's is 0.05, a shadow's 1, when it is not given.

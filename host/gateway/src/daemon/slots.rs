@@ -11,25 +11,25 @@ use pointsman_routing::{NativeMode, Program, Slot, SlotKind, SlotSet, Slots};
 use pointsman_workers::ModelName;
 use tokio::sync::mpsc;
 
-use crate::config::{Config, ConfigErrors};
+use crate::config::settings::{Reloadable, Settings, Static};
 
-/// What every slot is to run, those for all models first.
-pub(crate) fn specs(config: &Config) -> Vec<(SlotName, SlotSpec)> {
-    let entry = |kind| config.policies.slots.get(&kind).cloned().unwrap_or_default();
+/// Returns what every slot is to run, those for all models first.
+pub(super) fn specs(settings: &Reloadable) -> Vec<(SlotName, SlotSpec)> {
+    let entry = |kind| settings.policies.slots.get(&kind).cloned().unwrap_or_default();
     let all = SlotKind::ALL.into_iter().map(|kind| ((kind, None), entry(kind).spec(kind)));
-    let own = config.models.iter().flat_map(|(model, config)| {
+    let own = settings.models.iter().flat_map(|(model, settings)| {
         let name = ModelName::new(model);
-        config.slots.iter().map(move |(kind, entry)| ((*kind, Some(name.clone())), entry.spec(*kind)))
+        settings.slots.iter().map(move |(kind, entry)| ((*kind, Some(name.clone())), entry.spec(*kind)))
     });
     all.chain(own).collect()
 }
 
-/// Makes the slots, with what the folder holds already in them.
+/// Makes the slots with their first content, and the manager that keeps them.
 ///
 /// # Errors
-/// A built-in policy refuses its settings, or the policy folder is not there.
-pub(super) fn build(config: &Config, cpus: usize) -> anyhow::Result<(Slots, PolicyManager)> {
-    let policies = &config.policies;
+/// A built-in policy refuses its settings, or the policy directory does not exist.
+pub(super) fn build(settings: &Settings, cpus: usize) -> anyhow::Result<(Slots, PolicyManager)> {
+    let Settings { fixed: Static { policies, .. }, reloadable } = settings;
     let limits = Limits {
         deadline: policies.deadline,
         configure_deadline: policies.configure_deadline,
@@ -37,14 +37,14 @@ pub(super) fn build(config: &Config, cpus: usize) -> anyhow::Result<(Slots, Poli
         memory_bytes: policies.memory_bytes,
         ..Limits::default()
     };
-    let specs = specs(config);
+    let specs = specs(reloadable);
     let capacity = Capacity::for_specs(cpus, specs.iter().map(|(_, spec)| spec));
     let engine = match &policies.compile_cache {
         Some(dir) => PolicyEngine::with_cache(limits, capacity, dir.clone()),
         None => PolicyEngine::new(limits, capacity),
     };
     let engine = engine.map_err(|error| anyhow::anyhow!("the policy engine: {error:#}"))?;
-    let trust = policies.trust().map_err(ConfigErrors)?;
+    let trust = reloadable.policies.trust().map_err(anyhow::Error::msg)?;
     let mut dir = PolicyDir::open(&engine, policies.dir.clone(), trust)?;
     let (events, failures) = mpsc::unbounded_channel();
     let mut made = Vec::new();

@@ -23,16 +23,7 @@ pub enum HandoffKind {
     Addressed,
 }
 
-/// Which leg of a remote request is routed first (spec D5).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// Prefill; decode is chosen when prefill's choice, or its answer, is known.
-    #[default]
-    PrefillFirst,
-    /// Decode; it stays booked while prefill runs.
-    DecodeFirst,
-}
+pub use crate::config::LegOrder as Order;
 
 /// What the operator allows a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,10 @@
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -19,7 +22,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// The waiting requests.
 #[derive(Debug)]
 pub struct AdmissionQueue {
-    limit: usize,
+    limit: AtomicUsize,
+    /// Number of requests in the queue, so that freeing a worker takes no lock while nothing waits.
+    waiting: AtomicUsize,
     origin: Instant,
     inner: Mutex<Inner>,
 }
@@ -50,14 +55,24 @@ impl AdmissionQueue {
     /// A queue of at most `limit` requests; 0: nobody waits.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, origin: Instant::now(), inner: Mutex::default() })
+        Arc::new(Self {
+            limit: AtomicUsize::new(limit),
+            waiting: AtomicUsize::new(0),
+            origin: Instant::now(),
+            inner: Mutex::default(),
+        })
+    }
+
+    /// Changes the limit. Requests that already wait stay in the queue.
+    pub fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// Takes a place, unless the queue is full.
     #[must_use]
     pub fn park(self: &Arc<Self>, priority: f32, jump_s: f32, arrived: Instant) -> Option<Place> {
         let mut inner = self.inner.lock();
-        if inner.places.len() >= self.limit {
+        if inner.places.len() >= self.limit.load(Ordering::Relaxed) {
             return None;
         }
         inner.tickets += 1;
@@ -72,15 +87,18 @@ impl AdmissionQueue {
         // Something may have been freed just before: the first turn comes at once.
         notify.notify_one();
         inner.places.insert(key, Arc::downgrade(&notify));
+        self.waiting.store(inner.places.len(), Ordering::SeqCst);
         Some(Place { parking: self.clone(), key, notify })
     }
 
     /// Something was freed: the first in the queue tries again.
     pub fn wake(&self) {
-        if self.limit == 0 {
+        if self.waiting.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let first = self.inner.lock().places.values().next().and_then(Weak::upgrade);
+        let inner = self.inner.lock();
+        let first = inner.places.values().next().and_then(Weak::upgrade);
+        drop(inner);
         if let Some(first) = first {
             first.notify_one();
         }
@@ -113,7 +131,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.parking.inner.lock().places.remove(&self.key);
+        let mut inner = self.parking.inner.lock();
+        inner.places.remove(&self.key);
+        self.parking.waiting.store(inner.places.len(), Ordering::SeqCst);
+        drop(inner);
         // A wake-up that came too late for this one is not lost.
         self.parking.wake();
     }

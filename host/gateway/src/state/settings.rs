@@ -1,48 +1,94 @@
-//! Values derived from the configuration that requests read.
+//! Values of the configuration in the form that request handlers need.
 
 use std::time::Duration;
 
 use crate::{
+    config::settings::{Reloadable, RoutingSettings, ServerSettings},
     openai::hints::{HintTrust, Hints},
     orchestrate::legs::RetryPolicy,
     tokenization::routing_request::Measure,
 };
 
-/// Values that requests need again and again.
+/// Values of one configuration that requests read.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Refuse instead of prefilling locally.
+    /// Refuse a request without a prefill worker instead of prefilling locally.
     pub enforce_disagg: bool,
-    /// A request's deadline.
+    /// Limit of a whole request.
     pub request_timeout: Duration,
-    /// What a request is allowed.
-    pub terms: RetryPolicy,
+    /// Order of the legs, retries and fallback.
+    pub retry_policy: RetryPolicy,
     /// How long a session stays bound when its request does not say; `None`: only requests with a session control bind.
     pub session_affinity: Option<Duration>,
-    /// A booking without life is freed after this.
+    /// Time without a token after which a booking is released.
     pub booking_ttl: Duration,
     /// How long a request may wait for a worker that is not busy.
     pub queue_timeout: Duration,
-    /// Status when every worker is busy.
+    /// How long requests in flight may run after the drain began.
+    pub drain_timeout: Duration,
+    /// HTTP status when every eligible worker is busy.
     pub busy_status: u16,
-    /// Whether hints are taken.
+    /// Whether routing hints of clients are used.
     pub trust: HintTrust,
-    /// Whether clients that ask are told why a worker was chosen.
+    /// Whether a client may see why a worker was chosen.
     pub tell_decisions: bool,
-    /// Largest body.
+    /// Limit of a request body in bytes.
     pub max_body_bytes: usize,
-    /// Keys of clients; none: everybody may.
+    /// Bearer tokens of clients; empty: no token is needed.
     pub api_keys: Vec<String>,
-    /// What operators must give to change anything; none: everybody may.
+    /// Bearer token of operators; `None`: no token is needed.
     pub admin_token: Option<String>,
-    /// Whether operators must give it to read, too.
+    /// Whether operators need the token to read, too.
     pub admin_token_reads: bool,
     /// How prompts are measured.
     pub measure: Measure,
 }
 
 impl Settings {
-    /// How long this request's session is bound where it runs; `None`: not at all.
+    /// Derives the values from a validated configuration.
+    #[must_use]
+    pub fn new(block_size: u32, reloadable: &Reloadable) -> Self {
+        let (timeouts, queue) = (&reloadable.timeouts, &reloadable.queue);
+        let ServerSettings {
+            max_body_bytes,
+            trust_hints,
+            tell_decisions,
+            requests_per_second: _,
+            api_keys,
+            admin_token,
+            admin_token_reads,
+        } = reloadable.server.clone();
+        let RoutingSettings {
+            enforce_disagg,
+            bytes_per_token,
+            order,
+            retries,
+            local_fallback,
+            session_affinity,
+            busy_status,
+            hash_salt,
+            cost: _,
+        } = reloadable.routing;
+        Self {
+            enforce_disagg,
+            request_timeout: timeouts.request,
+            retry_policy: RetryPolicy { order, retries, local_fallback: local_fallback && !enforce_disagg },
+            session_affinity: Some(session_affinity).filter(|ttl| !ttl.is_zero()),
+            booking_ttl: timeouts.booking,
+            queue_timeout: queue.timeout,
+            drain_timeout: timeouts.drain,
+            busy_status,
+            trust: if trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
+            tell_decisions,
+            max_body_bytes,
+            api_keys,
+            admin_token,
+            admin_token_reads,
+            measure: Measure { block_size, bytes_per_token, salt: hash_salt },
+        }
+    }
+
+    /// Returns how long this request's session is bound to its workers; `None`: it is not bound.
     #[must_use]
     pub fn affinity(&self, hints: &Hints) -> Option<Duration> {
         hints.session.as_ref()?;

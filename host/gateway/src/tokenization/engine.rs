@@ -48,8 +48,6 @@ const CHAT_KEYS: [&str; 7] = [
 pub(super) struct EngineTokens {
     model: ModelName,
     registry: Arc<Registry>,
-    upstream: Upstream,
-    limit: Duration,
     turns: Semaphore,
     next: AtomicUsize,
     paused: Mutex<Option<Instant>>,
@@ -84,19 +82,11 @@ struct Part {
 }
 
 impl EngineTokens {
-    pub(super) fn new(
-        model: ModelName,
-        registry: Arc<Registry>,
-        upstream: Upstream,
-        limit: Duration,
-        cache_bytes: usize,
-    ) -> Self {
+    pub(super) fn new(model: ModelName, registry: Arc<Registry>, cache_bytes: usize) -> Self {
         let cache = Cache { budget: cache_bytes, bytes: 0, answers: HashMap::new(), order: VecDeque::new() };
         Self {
             model,
             registry,
-            upstream,
-            limit,
             turns: Semaphore::new(AT_ONCE),
             next: AtomicUsize::new(0),
             paused: Mutex::default(),
@@ -105,11 +95,16 @@ impl EngineTokens {
         }
     }
 
-    /// The request's token ids.
+    /// Returns the request's token ids, asked for through `upstream` for at most `limit`.
     ///
     /// # Errors
     /// A stable label.
-    pub(super) async fn of(&self, request: &Request) -> Result<Vec<u32>, &'static str> {
+    pub(super) async fn of(
+        &self,
+        request: &Request,
+        upstream: &Upstream,
+        limit: Duration,
+    ) -> Result<Vec<u32>, &'static str> {
         let question = question(request)?;
         let hash = self.hashes.hash_one(&question);
         if let Some(known) = self.cache.lock().answers.get(&hash).cloned() {
@@ -120,7 +115,7 @@ impl EngineTokens {
         }
         let Ok(_turn) = self.turns.try_acquire() else { return Err("engine_busy") };
         let candidate = self.candidate().ok_or("no_engine")?;
-        let tokens = match timeout(self.limit, self.ask(&candidate, question)).await {
+        let tokens = match timeout(limit, ask(upstream, &candidate, question)).await {
             Ok(Some(tokens)) => tokens,
             outcome => {
                 *self.paused.lock() = Some(Instant::now() + PAUSE);
@@ -144,17 +139,16 @@ impl EngineTokens {
         let count = all().count();
         all().nth(self.next.fetch_add(1, Ordering::Relaxed) % count.max(1)).cloned()
     }
+}
 
-    async fn ask(&self, candidate: &Candidate, question: String) -> Option<Vec<u32>> {
-        let spec = candidate.worker.spec();
-        let key = spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
-        let headers = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
-        let url = format!("{}{}", spec.url, Endpoint::Tokenize.path());
-        let answer = self.upstream.whole(&url, &headers, question.into()).await;
-        let answer =
-            answer.inspect_err(|error| tracing::debug!(worker = %spec.id, %error, "no tokens")).ok()?;
-        serde_json::from_slice::<Answer>(answer.body()).ok().map(|answer| answer.tokens)
-    }
+async fn ask(upstream: &Upstream, candidate: &Candidate, question: String) -> Option<Vec<u32>> {
+    let spec = candidate.worker.spec();
+    let key = spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
+    let headers = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
+    let url = format!("{}{}", spec.url, Endpoint::Tokenize.path());
+    let answer = upstream.whole(&url, &headers, question.into()).await;
+    let answer = answer.inspect_err(|error| tracing::debug!(worker = %spec.id, %error, "no tokens")).ok()?;
+    serde_json::from_slice::<Answer>(answer.body()).ok().map(|answer| answer.tokens)
 }
 
 impl Cache {

@@ -1,28 +1,33 @@
-//! What is wrong with the entry of a slot, all of it, each with its dotted path.
+//! Validation of a slot's entry: reports everything that is wrong, each with its dotted path.
 
 use pointsman_embedded_policies::by_name;
 use pointsman_routing::{Picker, SlotKind};
 
 use super::{Ranking, SlotEntry};
+use crate::config::problem::Problem;
+
+/// Names of the built-in policies, for messages.
+const BUILT_IN: &str = "kv-aware, least-loaded or conditional-disagg";
 
 impl SlotEntry {
-    /// What is wrong with the entry at `path`; `dir`: whether there is a policy folder.
-    pub(in crate::config) fn problems(&self, path: &str, kind: SlotKind, dir: bool) -> Vec<String> {
-        let mut problems = self.ranking().problems(path, kind, dir);
+    /// Returns what is wrong with the entry at `path`; `has_dir`: there is a directory of policies.
+    pub(in crate::config) fn problems(&self, path: &str, kind: SlotKind, has_dir: bool) -> Vec<Problem> {
+        let mut problems = self.ranking().problems(path, kind, has_dir);
         for (name, trial) in [("canary", &self.canary), ("shadow", &self.shadow)] {
             let Some(trial) = trial else { continue };
             let path = format!("{path}.{name}");
             if let Some(share) = trial.share.filter(|share| !(0.0..=1.0).contains(share)) {
-                problems.push(format!("{path}.share: `{share}` is not within 0 to 1"));
+                let message = format!("`{share}` is not a share: expected 0 to 1");
+                problems.push(Problem::new(format!("{path}.share"), message));
             }
-            problems.extend(trial.ranking().problems(&path, kind, dir));
+            problems.extend(trial.ranking().problems(&path, kind, has_dir));
         }
         problems
     }
 }
 
 impl Ranking<'_> {
-    fn problems(&self, path: &str, kind: SlotKind, dir: bool) -> Vec<String> {
+    fn problems(&self, path: &str, kind: SlotKind, has_dir: bool) -> Vec<Problem> {
         let mut problems = Vec::new();
         let given = [
             ("native", self.native.is_some()),
@@ -33,71 +38,81 @@ impl Ranking<'_> {
         let given: Vec<String> =
             given.iter().filter(|(_, given)| *given).map(|(key, _)| format!("`{key}`")).collect();
         if given.len() > 1 {
-            problems.push(format!("{path}: {} are given, one of them is enough", given.join(" and ")));
+            let message = format!("{} exclude each other: keep one of them", given.join(" and "));
+            problems.push(Problem::new(path, message));
         }
+        let mut add = |key: &str, message: String| {
+            problems.push(Problem::new(format!("{path}.{key}"), message));
+        };
         if let Some(name) = self.builtin.filter(|name| by_name(name).is_none()) {
-            problems.push(format!("{path}.builtin: `{name}` is not built in"));
+            add("builtin", format!("`{name}` is not a built-in policy: expected {BUILT_IN}"));
         }
         if self.picker.is_some() && self.scorers.is_empty() {
-            problems.push(format!("{path}.picker: there are no `scorers` to pick by"));
+            add("picker", "a picker needs `scorers`: add them or remove the key".to_owned());
         }
         if let Some(Picker::Softmax { temperature }) = self.picker
             && !(temperature.is_finite() && temperature > 0.0)
         {
-            problems.push(format!("{path}.picker.softmax.temperature: `{temperature}` is not above 0"));
+            let message = format!("`{temperature}` is not a temperature: expected more than 0");
+            add("picker.softmax.temperature", message);
         }
         if kind == SlotKind::DecodeOverride {
-            self.misfits(path, &mut problems);
+            self.check_decode_override(&mut add);
         } else if self.native.is_some() && !self.filters.is_empty() {
-            problems.push(format!("{path}.filters: a native selector takes no filters"));
+            add("filters", "a native selector takes no filters: remove one of the two keys".to_owned());
         }
-        self.bad_parts(path, dir, &mut problems);
+        self.check_parts(has_dir, &mut add);
         problems
     }
 
-    /// What has no place in the decode-override slot.
-    fn misfits(&self, path: &str, problems: &mut Vec<String>) {
+    /// Reports keys that the decode-override slot does not have.
+    fn check_decode_override(&self, add: &mut impl FnMut(&str, String)) {
         if self.native.is_some() {
-            problems.push(format!(
-                "{path}.native: this slot takes no selector; leave it out for the native override"
-            ));
+            let message = "this slot takes no selector: remove the key to use the native override";
+            add("native", message.to_owned());
         }
         for (key, given) in [("filters", !self.filters.is_empty()), ("scorers", !self.scorers.is_empty())] {
             if given {
-                problems.push(format!("{path}.{key}: this slot takes one decode override"));
+                add(
+                    key,
+                    "this slot takes one decode override: name it with `policy` or `builtin`".to_owned(),
+                );
             }
         }
     }
 
-    fn bad_parts(&self, path: &str, dir: bool, problems: &mut Vec<String>) {
-        let mut check = |place: String, name: &str| {
+    fn check_parts(&self, has_dir: bool, add: &mut impl FnMut(&str, String)) {
+        let mut check = |key: &str, name: &str| {
             if !is_plain(name) {
-                problems.push(format!("{place}: `{name}` cannot be the name of a file"));
-            } else if !dir && by_name(name).is_none() {
-                problems.push(format!("{place}: `{name}` is not built in, and there is no `policies.dir`"));
+                add(
+                    key,
+                    format!("`{name}` cannot name a file: expected a name without `/` or a leading `.`"),
+                );
+            } else if !has_dir && by_name(name).is_none() {
+                let message = format!("`{name}` is not a built-in policy: set `policies.dir` to use a file");
+                add(key, message);
             }
         };
         if let Some(name) = self.policy {
-            check(format!("{path}.policy"), name);
+            check("policy", name);
         }
-        for (place, filter) in self.filters.iter().enumerate() {
-            check(format!("{path}.filters[{place}].policy"), &filter.policy);
+        for (index, filter) in self.filters.iter().enumerate() {
+            check(&format!("filters[{index}].policy"), &filter.policy);
         }
-        for (place, scorer) in self.scorers.iter().enumerate() {
-            check(format!("{path}.scorers[{place}].policy"), &scorer.policy);
+        for (index, scorer) in self.scorers.iter().enumerate() {
+            check(&format!("scorers[{index}].policy"), &scorer.policy);
         }
-        for (place, scorer) in self.scorers.iter().enumerate() {
+        for (index, scorer) in self.scorers.iter().enumerate() {
             let weight = scorer.weight;
             if !weight.is_finite() || weight < 0.0 {
-                problems.push(format!(
-                    "{path}.scorers[{place}].weight: `{weight}` is not a finite number of 0 or more"
-                ));
+                let message = format!("`{weight}` is not a weight: expected a finite number of 0 or more");
+                add(&format!("scorers[{index}].weight"), message);
             }
         }
     }
 }
 
-/// Whether a model of this name may have a folder of its own: plain names, one slash at most.
+/// Whether a model of this name may have a directory of its own: plain names, at most one slash.
 pub(in crate::config) fn is_folder_name(name: &str) -> bool {
     let mut names = name.split('/');
     names.clone().count() <= 2 && names.clone().all(is_plain) && names.next() != Some("parts")

@@ -27,7 +27,7 @@ fn a_composed_slot_reads_as_it_is_written() {
     assert_eq!(scorers[0].part.file, Some("parts/kv-utilization.wasm".into()));
     assert!(scorers[0].part.embedded.is_none() && scorers[1].part.embedded.is_some());
     assert_eq!((scorers[1].weight, scorers[1].normalize), (1.0, Normalize::MinMax));
-    // The canary has the slot's filters, the shadow its own, which are none.
+    // The canary inherits the slot's filters; the shadow has an empty list of its own.
     assert_eq!((spec.canary.share, spec.canary.filters.len()), (0.1, 1));
     let Some(Rank::Scorers { picker: Picker::WeightedRandom, .. }) = spec.canary.rank else {
         panic!("{spec:?}")
@@ -37,7 +37,7 @@ fn a_composed_slot_reads_as_it_is_written() {
 }
 
 #[test]
-fn everything_that_is_wrong_with_slots_is_told_at_once() {
+fn all_problems_of_slots_are_reported_at_once() {
     let config: Config = toml::from_str(
         r#"
         [policies]
@@ -61,21 +61,26 @@ fn everything_that_is_wrong_with_slots_is_told_at_once() {
     )
     .unwrap();
     let expected = [
-        "policies.require_signed: there are no `trusted_keys`, nothing could be let in",
-        "policies.pins.prefill: `sha256:12` is not `sha256:` and 64 hex digits",
-        "policies.slots.prefill.picker: there are no `scorers` to pick by",
-        "policies.slots.prefill.filters[0].policy: `../x` cannot be the name of a file",
-        "policies.slots.prefill.filters[1].policy: `low-queue` is not built in, and there is no `policies.dir`",
-        "policies.slots.decode: `policy` and `scorers` are given, one of them is enough",
-        "policies.slots.decode.picker.softmax.temperature: `0` is not above 0",
-        "policies.slots.decode.scorers[0].weight: `-1` is not a finite number of 0 or more",
-        "policies.slots.decode.canary.share: `1.5` is not within 0 to 1",
-        "policies.slots.decode.canary.builtin: `nope` is not built in",
-        "policies.slots.decode-override.native: this slot takes no selector; leave it out for the native override",
-        "policies.slots.decode-override.filters: this slot takes one decode override",
-        "models.a/../b.slots: `a/../b` cannot be the name of a folder of policies",
+        "policies.require_signed: `true` without `trusted_keys` would refuse every file: add a key",
+        "policies.pins.prefill: `sha256:12` is not a digest: expected `sha256:` and 64 hex digits",
+        "policies.slots.prefill.picker: a picker needs `scorers`: add them or remove the key",
+        "policies.slots.prefill.filters[0].policy: `../x` cannot name a file: expected a name without `/` or a \
+         leading `.`",
+        "policies.slots.prefill.filters[1].policy: `low-queue` is not a built-in policy: set `policies.dir` to \
+         use a file",
+        "policies.slots.decode: `policy` and `scorers` exclude each other: keep one of them",
+        "policies.slots.decode.picker.softmax.temperature: `0` is not a temperature: expected more than 0",
+        "policies.slots.decode.scorers[0].weight: `-1` is not a weight: expected a finite number of 0 or more",
+        "policies.slots.decode.canary.share: `1.5` is not a share: expected 0 to 1",
+        "policies.slots.decode.canary.builtin: `nope` is not a built-in policy: expected kv-aware, least-loaded \
+         or conditional-disagg",
+        "policies.slots.decode-override.native: this slot takes no selector: remove the key to use the native \
+         override",
+        "policies.slots.decode-override.filters: this slot takes one decode override: name it with `policy` or \
+         `builtin`",
+        "models.a/../b.slots: `a/../b` cannot name a directory of policies: expected NAME or OWNER/NAME",
     ];
-    assert_eq!(config.check().unwrap_err().0.join("\n"), expected.join("\n"));
+    assert_eq!(config.resolve().unwrap_err().to_string(), expected.join("\n"));
 }
 
 #[test]

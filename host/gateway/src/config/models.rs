@@ -1,0 +1,50 @@
+//! `[models.NAME]`: what engines do not report about a model, and the slots that it has of its own.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use pointsman_routing::SlotKind;
+use serde::Deserialize;
+
+use super::{SlotEntry, duration};
+
+/// What the operator states about a model.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// Source of the token ids of prompts; `None`: prompts are measured in bytes.
+    pub tokenizer: Option<TokenSource>,
+    /// How long a request waits for an engine's token ids.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub tokenizer_timeout: Duration,
+    /// Memory limit of cached tokenizations in bytes; 0: no cache.
+    pub tokenizer_cache_bytes: usize,
+    /// Slots of this model only; the others are those for all models.
+    pub slots: BTreeMap<SlotKind, SlotEntry>,
+}
+
+/// Source of a model's token ids.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "PathBuf")]
+pub enum TokenSource {
+    /// `engine`: an engine of the model tokenizes.
+    Engine,
+    /// A Hugging Face model directory with `tokenizer.json` and `tokenizer_config.json`.
+    Folder(PathBuf),
+}
+
+impl From<PathBuf> for TokenSource {
+    fn from(path: PathBuf) -> Self {
+        if path.as_os_str() == "engine" { Self::Engine } else { Self::Folder(path) }
+    }
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            tokenizer: None,
+            tokenizer_timeout: Duration::from_millis(200),
+            tokenizer_cache_bytes: 32 * 1024 * 1024,
+            slots: BTreeMap::new(),
+        }
+    }
+}

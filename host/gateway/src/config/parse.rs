@@ -1,0 +1,192 @@
+//! From the text of a file to its raw configuration, with every problem on the way.
+//!
+//! serde stops at the first problem. Parsing therefore removes the key at fault and tries again until nothing is wrong
+//! with the rest.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use serde::Deserialize as _;
+use serde_path_to_error::Segment;
+use toml::{Value, de::DeTable};
+
+use super::{
+    Config, Origin,
+    problem::{ConfigErrors, Lines, Problem, join},
+};
+
+/// Limit of problems reported for one file.
+const MAX_PROBLEMS: usize = 100;
+
+/// What a text says as far as it can be read, and the problems with the rest.
+type Parsed = (Config, Vec<Problem>);
+
+/// Reads a file and parses it.
+///
+/// # Errors
+/// The file cannot be read, or is not TOML.
+pub(super) fn read(path: &Path) -> Result<Parsed, ConfigErrors> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let message = format!("cannot read the configuration: {error}; check the path and its permissions");
+        ConfigErrors { file: Some(path.to_owned()), problems: vec![Problem::new("", message)] }
+    })?;
+    let mut parsed = parse(&text)
+        .map_err(|problems| ConfigErrors::new(Some(path.to_owned()), problems, &Lines::default()))?;
+    parsed.0.origin.file = Some(path.to_owned());
+    Ok(parsed)
+}
+
+/// Parses the text of a file.
+///
+/// # Errors
+/// The text is not TOML: all syntax errors.
+pub(super) fn parse(text: &str) -> Result<Parsed, Vec<Problem>> {
+    let (document, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        let line = |at: usize| text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1;
+        let problem = |error: toml::de::Error| Problem {
+            line: error.span().map(|span| line(span.start)),
+            ..Problem::new("", format!("TOML syntax: {}", error.message()))
+        };
+        return Err(errors.into_iter().map(problem).collect());
+    }
+    let lines = Lines::new(text, document.get_ref());
+    let table = toml::Table::deserialize(toml::de::Deserializer::from(document));
+    let mut table = Value::Table(table.map_err(|error| vec![Problem::new("", error.message())])?);
+    let (mut problems, mut removed) = (Vec::new(), Removed::default());
+    loop {
+        match serde_path_to_error::deserialize::<_, Config>(table.clone()) {
+            Ok(mut config) => {
+                config.origin.lines = lines;
+                return Ok((config, problems));
+            }
+            Err(error) => {
+                let segments: Vec<Segment> = error.path().iter().cloned().collect();
+                let message = error.into_inner().message().to_owned();
+                problems.extend(removed.problem(&segments, message));
+                if problems.len() >= MAX_PROBLEMS || !removed.remove(&mut table, &segments) {
+                    let origin = Origin { lines, ..Origin::default() };
+                    return Ok((Config { origin, ..Config::default() }, problems));
+                }
+            }
+        }
+    }
+}
+
+/// What was removed so far: keys by path, and elements of arrays by their index in the file.
+#[derive(Debug, Default)]
+struct Removed {
+    keys: BTreeSet<String>,
+    elements: BTreeMap<String, BTreeSet<usize>>,
+}
+
+impl Removed {
+    /// The problem that serde found at `segments`; `None` for a consequence of an earlier removal.
+    fn problem(&self, segments: &[Segment], message: String) -> Option<Problem> {
+        let path = self.path(segments);
+        // A worker's description names the key at fault itself.
+        let (path, message) = match message.split_once(": ") {
+            Some((key, rest)) if ends_in_element(segments) && is_key(key) => {
+                (join(&path, key), rest.to_owned())
+            }
+            _ => (path, message),
+        };
+        let missing = quoted(&message).next().filter(|_| message.starts_with("missing field"));
+        let lost = missing.map_or_else(|| path.clone(), |key| join(&path, key));
+        (!self.keys.contains(&lost)).then(|| Problem::new(path, explain(&message)))
+    }
+
+    /// Removes the value at `segments`, or the innermost one around it; `false` when there is none.
+    fn remove(&mut self, root: &mut Value, segments: &[Segment]) -> bool {
+        (1..=segments.len()).rev().any(|depth| self.take(root, segments.get(..depth).unwrap_or_default()))
+    }
+
+    fn take(&mut self, root: &mut Value, segments: &[Segment]) -> bool {
+        let Some((last, parents)) = segments.split_last() else { return false };
+        let mut at = root;
+        for segment in parents {
+            let inner = match segment {
+                Segment::Map { key } | Segment::Enum { variant: key } => at.get_mut(key.as_str()),
+                Segment::Seq { index } => at.get_mut(*index),
+                Segment::Unknown => None,
+            };
+            let Some(inner) = inner else { return false };
+            at = inner;
+        }
+        match (last, at) {
+            (Segment::Map { key } | Segment::Enum { variant: key }, Value::Table(table)) => {
+                let found = table.remove(key).is_some();
+                if found {
+                    let path = self.path(segments);
+                    self.keys.insert(path);
+                }
+                found
+            }
+            (Segment::Seq { index }, Value::Array(elements)) if *index < elements.len() => {
+                elements.remove(*index);
+                let array = self.path(parents);
+                let removed = self.elements.entry(array).or_default();
+                removed.insert(original(removed, *index))
+            }
+            _ => false,
+        }
+    }
+
+    /// The dotted path in the file: indexes count elements that were removed, too.
+    fn path(&self, segments: &[Segment]) -> String {
+        let mut path = String::new();
+        for segment in segments {
+            match segment {
+                Segment::Map { key } | Segment::Enum { variant: key } => path = join(&path, key),
+                Segment::Seq { index } => {
+                    let index = self.elements.get(&path).map_or(*index, |removed| original(removed, *index));
+                    path.push_str(&format!("[{index}]"));
+                }
+                Segment::Unknown => {}
+            }
+        }
+        path
+    }
+}
+
+/// The index in the file of what is now at `index`, after the elements at `removed` left.
+fn original(removed: &BTreeSet<usize>, index: usize) -> usize {
+    removed.iter().fold(index, |index, gone| if *gone <= index { index + 1 } else { index })
+}
+
+fn ends_in_element(segments: &[Segment]) -> bool {
+    matches!(segments.last(), Some(Segment::Seq { .. }))
+}
+
+fn is_key(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+}
+
+/// The texts between backticks.
+fn quoted(message: &str) -> impl Iterator<Item = &str> {
+    message.split('`').skip(1).step_by(2)
+}
+
+/// serde's message, with a suggestion for a name that it does not know.
+fn explain(message: &str) -> String {
+    let mut names = quoted(message);
+    let kind = if message.starts_with("unknown field") {
+        "key"
+    } else if message.starts_with("unknown variant") {
+        "value"
+    } else {
+        return message.to_owned();
+    };
+    let unknown = names.next().unwrap_or_default();
+    let known: Vec<&str> = names.collect();
+    let closest = known.iter().max_by(|a, b| {
+        let likeness = |name: &str| strsim::jaro_winkler(unknown, name);
+        likeness(a).total_cmp(&likeness(b))
+    });
+    match closest.filter(|name| strsim::jaro_winkler(unknown, name) > 0.8) {
+        Some(name) => format!("unknown {kind} `{unknown}`: did you mean `{name}`?"),
+        None => format!("unknown {kind} `{unknown}`: expected one of {}", known.join(", ")),
+    }
+}

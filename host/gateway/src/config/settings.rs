@@ -1,0 +1,326 @@
+//! The configuration after validation, split by type into what a reload applies and what only a restart can change.
+//!
+//! A new key has to be put into [`Static`] or into a section of [`Reloadable`]: `resolve` takes each section of the
+//! file apart without `..`, so a key that is in neither does not compile.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
+
+use pointsman_routing::{Digest, OnFailure, RouterConfig, SlotKind};
+use pointsman_workers::WorkerSpec;
+
+use super::{LegOrder, SlotEntry, TokenSource};
+
+/// A validated configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Values that only a restart changes.
+    pub fixed: Static,
+    /// Values that a reload changes.
+    pub reloadable: Reloadable,
+}
+
+/// Defines a struct of settings whose fields have dotted paths, and the comparison of two of them by path. Fields and
+/// comparison come from one list, so no field can be left out of the comparison.
+macro_rules! settings {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $path:literal $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
+
+        impl $name {
+            /// Appends the dotted path of each key whose value differs in `new`.
+            fn changed_keys(&self, new: &Self, paths: &mut Vec<String>) {
+                $(if self.$field != new.$field { paths.push($path.to_owned()); })*
+            }
+        }
+    };
+}
+
+/// Values that only a restart changes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Static {
+    /// `[server]`: the listeners.
+    pub listeners: Listeners,
+    /// Tokens in a block of the prefix index.
+    pub block_size: u32,
+    /// `[policies]`: the policy engine and the directory.
+    pub policies: PolicyRuntime,
+    /// `[index]`.
+    pub index: IndexSettings,
+    /// Slots that single models have; their content is reloadable.
+    pub model_slots: BTreeMap<String, BTreeSet<SlotKind>>,
+}
+
+settings! {
+    /// Where the gateway listens.
+    Listeners {
+        /// Address of the clients' listener.
+        "server.listen" listen: SocketAddr,
+        /// Address of the operators' listener.
+        "server.admin_listen" admin_listen: SocketAddr,
+        /// Number of threads that serve clients; 0: one for every two cores.
+        "server.threads" threads: usize,
+    }
+}
+
+settings! {
+    /// The policy engine, and the directory of policies.
+    PolicyRuntime {
+        /// Directory of policies that is watched.
+        "policies.dir" dir: Option<PathBuf>,
+        /// CPU time limit of a policy call.
+        "policies.deadline" deadline: Duration,
+        /// CPU time limit of instantiation, `describe` and `configure` together.
+        "policies.configure_deadline" configure_deadline: Duration,
+        /// CPU time limit of one batch of outcomes.
+        "policies.observe_deadline" observe_deadline: Duration,
+        /// Memory limit of a policy instance in bytes.
+        "policies.memory_bytes" memory_bytes: usize,
+        /// Number of calls during which a new generation is on probation.
+        "policies.probation_calls" probation_calls: u64,
+        /// Share of failed calls above which a generation on probation is rolled back.
+        "policies.probation_failure_share" probation_failure_share: f64,
+        /// Quiet time after a change of the directory before it is read.
+        "policies.debounce" debounce: Duration,
+        /// Interval of unconditional scans of the directory.
+        "policies.rescan" rescan: Duration,
+        /// Directory in which compiled policies are cached.
+        "policies.compile_cache" compile_cache: Option<PathBuf>,
+    }
+}
+
+settings! {
+    /// The prefix index.
+    IndexSettings {
+        /// Memory limit in bytes.
+        "index.byte_budget" byte_budget: usize,
+        /// How long a decision counts as cached.
+        "index.ttl" ttl: Duration,
+    }
+}
+
+/// Values that a reload changes. A request reads one snapshot of them from its first byte to its last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reloadable {
+    /// `[server]`.
+    pub server: ServerSettings,
+    /// `[routing]`.
+    pub routing: RoutingSettings,
+    /// `[policies]`.
+    pub policies: PolicySettings,
+    /// `[queue]`.
+    pub queue: QueueSettings,
+    /// `[decisions]`.
+    pub decisions: DecisionSettings,
+    /// `[timeouts]`.
+    pub timeouts: TimeoutSettings,
+    /// `[probe]`.
+    pub probe: ProbeSettings,
+    /// `[models.NAME]`.
+    pub models: BTreeMap<String, ModelSettings>,
+    /// `[[workers]]`.
+    pub workers: Vec<WorkerSpec>,
+}
+
+settings! {
+    /// What clients and operators may do.
+    ServerSettings {
+        /// Limit of a request body in bytes.
+        "server.max_body_bytes" max_body_bytes: usize,
+        /// Whether the routing hints of clients are used.
+        "server.trust_hints" trust_hints: bool,
+        /// Whether a client may see why a worker was chosen.
+        "server.tell_decisions" tell_decisions: bool,
+        /// Requests per second for each key; 0: no limit.
+        "server.requests_per_second" requests_per_second: u32,
+        /// Bearer tokens of clients; empty: no token is needed.
+        "server.api_keys" api_keys: Vec<String>,
+        /// Bearer token of operators; `None`: no token is needed.
+        "server.admin_token" admin_token: Option<String>,
+        /// Whether operators need the token to read.
+        "server.admin_token_reads" admin_token_reads: bool,
+    }
+}
+
+settings! {
+    /// How requests are routed.
+    RoutingSettings {
+        /// Refuse a request without a prefill worker instead of prefilling locally.
+        "routing.enforce_disagg" enforce_disagg: bool,
+        /// Estimated bytes of a token, for prompts without token ids.
+        "routing.bytes_per_token" bytes_per_token: u32,
+        /// Which leg is routed first.
+        "routing.order" order: LegOrder,
+        /// Number of further attempts of a request, over all legs.
+        "routing.retries" retries: u32,
+        /// Prefill locally after remote prefill failed for good.
+        "routing.local_fallback" local_fallback: bool,
+        /// How long each session stays bound to its workers; 0: only sessions with a session control are bound.
+        "routing.session_affinity" session_affinity: Duration,
+        /// HTTP status when every eligible worker is busy.
+        "routing.busy_status" busy_status: u16,
+        /// Salt of the session, LoRA and tenant hashes.
+        "routing.hash_salt" hash_salt: u64,
+        /// Parameters of the native cost.
+        "routing.cost" cost: RouterConfig,
+    }
+}
+
+settings! {
+    /// What slots run, and which files may fill them.
+    PolicySettings {
+        /// What the router does when a policy fails.
+        "policies.on_failure" on_failure: OnFailure,
+        /// Whether a file needs the signature of a trusted key.
+        "policies.require_signed" require_signed: bool,
+        /// Trusted minisign public keys, those from files included.
+        "policies.trusted_keys" trusted_keys: Vec<String>,
+        /// Digests that files must have, by path without `.wasm`.
+        "policies.pins" pins: BTreeMap<String, Digest>,
+        /// Content of the slots for all models.
+        "policies.slots" slots: BTreeMap<SlotKind, SlotEntry>,
+    }
+}
+
+settings! {
+    /// The queue of requests that wait for a worker.
+    QueueSettings {
+        /// Number of requests that may wait; 0: none.
+        "queue.limit" limit: usize,
+        /// How long a request may wait.
+        "queue.timeout" timeout: Duration,
+    }
+}
+
+settings! {
+    /// The record of decisions.
+    DecisionSettings {
+        /// Number of decisions kept; 0: none.
+        "decisions.keep" keep: usize,
+        /// Memory limit of the recorded inputs in bytes.
+        "decisions.bytes" bytes: usize,
+        /// Facts recorded with each decision, in addition to those the policy reads.
+        "decisions.facts" facts: Vec<String>,
+    }
+}
+
+settings! {
+    /// Time limits.
+    TimeoutSettings {
+        /// Limit of connecting to a worker.
+        "timeouts.connect" connect: Duration,
+        /// Limit of a whole request.
+        "timeouts.request" request: Duration,
+        /// Time without a token after which a booking is released.
+        "timeouts.booking" booking: Duration,
+        /// How long requests in flight may run after the drain began.
+        "timeouts.drain" drain: Duration,
+    }
+}
+
+settings! {
+    /// How workers are probed.
+    ProbeSettings {
+        /// Interval of health checks.
+        "probe.interval" interval: Duration,
+        /// Limit of one health check.
+        "probe.timeout" timeout: Duration,
+        /// Interval of reading a worker's own load figures; 0: never.
+        "probe.load_interval" load_interval: Duration,
+    }
+}
+
+/// What the operator states about a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelSettings {
+    /// Source of token ids; `None`: prompts are measured in bytes.
+    pub tokenizer: Option<TokenSource>,
+    /// How long a request waits for an engine's token ids.
+    pub tokenizer_timeout: Duration,
+    /// Memory limit of cached tokenizations in bytes.
+    pub tokenizer_cache_bytes: usize,
+    /// Content of the model's own slots.
+    pub slots: BTreeMap<SlotKind, SlotEntry>,
+}
+
+impl Static {
+    /// Returns the dotted paths of the keys that need a restart to change from `self` to `new`.
+    #[must_use]
+    pub fn changed(&self, new: &Self) -> Vec<String> {
+        let Self { listeners, block_size, policies, index, model_slots } = self;
+        let mut paths = Vec::new();
+        listeners.changed_keys(&new.listeners, &mut paths);
+        if *block_size != new.block_size {
+            paths.push("routing.block_size".to_owned());
+        }
+        policies.changed_keys(&new.policies, &mut paths);
+        index.changed_keys(&new.index, &mut paths);
+        paths.extend(changed_slots(model_slots, &new.model_slots));
+        paths
+    }
+}
+
+/// Returns the dotted paths of the slots that only one of two configurations has.
+fn changed_slots(
+    before: &BTreeMap<String, BTreeSet<SlotKind>>,
+    after: &BTreeMap<String, BTreeSet<SlotKind>>,
+) -> Vec<String> {
+    let paths = |models: &BTreeMap<String, BTreeSet<SlotKind>>| -> BTreeSet<String> {
+        let of = |(model, kinds): (&String, &BTreeSet<SlotKind>)| -> Vec<String> {
+            kinds.iter().map(|kind| format!("models.{model}.slots.{kind}")).collect()
+        };
+        models.iter().flat_map(of).collect()
+    };
+    paths(before).symmetric_difference(&paths(after)).cloned().collect()
+}
+
+impl Reloadable {
+    /// Returns the dotted paths of the keys whose value differs in `new`.
+    #[must_use]
+    pub fn changed(&self, new: &Self) -> Vec<String> {
+        let Self { server, routing, policies, queue, decisions, timeouts, probe, models, workers } = self;
+        let mut paths = Vec::new();
+        server.changed_keys(&new.server, &mut paths);
+        routing.changed_keys(&new.routing, &mut paths);
+        policies.changed_keys(&new.policies, &mut paths);
+        queue.changed_keys(&new.queue, &mut paths);
+        decisions.changed_keys(&new.decisions, &mut paths);
+        timeouts.changed_keys(&new.timeouts, &mut paths);
+        probe.changed_keys(&new.probe, &mut paths);
+        for name in models.keys().chain(new.models.keys()).collect::<BTreeSet<_>>() {
+            let missing = ModelSettings::unset();
+            let of = |models: &BTreeMap<String, ModelSettings>| models.get(name).unwrap_or(&missing).clone();
+            of(models).changed_keys(&of(&new.models), name, &mut paths);
+        }
+        if *workers != new.workers {
+            paths.push("workers".to_owned());
+        }
+        paths
+    }
+}
+
+impl ModelSettings {
+    /// Settings of a model that the file does not mention.
+    pub(super) fn unset() -> Self {
+        let super::Model { tokenizer, tokenizer_timeout, tokenizer_cache_bytes, slots } =
+            super::Model::default();
+        Self { tokenizer, tokenizer_timeout, tokenizer_cache_bytes, slots }
+    }
+
+    fn changed_keys(&self, new: &Self, model: &str, paths: &mut Vec<String>) {
+        let Self { tokenizer, tokenizer_timeout, tokenizer_cache_bytes, slots } = self;
+        let keys = [
+            ("tokenizer", *tokenizer != new.tokenizer),
+            ("tokenizer_timeout", *tokenizer_timeout != new.tokenizer_timeout),
+            ("tokenizer_cache_bytes", *tokenizer_cache_bytes != new.tokenizer_cache_bytes),
+            ("slots", *slots != new.slots),
+        ];
+        let changed = keys.into_iter().filter(|(_, changed)| *changed);
+        paths.extend(changed.map(|(key, _)| format!("models.{model}.{key}")));
+    }
+}

@@ -1,0 +1,165 @@
+use super::*;
+
+/// Parses a text as a file is parsed, and returns the problems of all steps as they are shown.
+fn problems(text: &str) -> Vec<String> {
+    let (config, mut problems) = match parse::parse(text) {
+        Ok(parsed) => parsed,
+        Err(problems) => (Config::default(), problems),
+    };
+    problems.extend(resolve::resolve(&config).err().unwrap_or_default());
+    config.errors(problems).to_string().lines().map(str::to_owned).collect()
+}
+
+fn check(text: &str, expected: &[&str]) {
+    assert_eq!(problems(text), expected, "{text}");
+}
+
+#[test]
+fn an_empty_file_is_valid_and_b1_enforcing_is_off() {
+    check("", &[]);
+    assert!(!Config::default().routing.enforce_disagg);
+}
+
+#[test]
+fn all_problems_of_values_are_reported_at_once_with_path_and_line() {
+    let text = r#"[routing]
+block_size = 0
+[policies]
+dir = "/no/such"
+deadline = "0s"
+[policies.slots.prefill]
+native = "kv"
+builtin = "kv-awar"
+[decisions]
+bytes = 1000
+facts = ["active-requests", "prompt-text"]
+[[workers]]
+url = "http://a:1"
+role = "prefill"
+engine = "vllm"
+[[workers]]
+url = "http://a:1/"
+role = "decode"
+engine = "vllm"
+"#;
+    let id = pointsman_workers::WorkerId::of_url("http://a:1");
+    check(
+        text,
+        &[
+            "line 2: routing.block_size: `0` is too small: expected 1 or more",
+            "line 4: policies.dir: `/no/such` is not a directory: create it or correct the path",
+            "line 5: policies.deadline: `0s` would end everything at once: expected more than 0",
+            "line 6: policies.slots.prefill: `native` and `builtin` exclude each other: keep one of them",
+            "line 8: policies.slots.prefill.builtin: `kv-awar` is not a built-in policy: expected kv-aware, \
+             least-loaded or conditional-disagg",
+            "line 10: decisions.bytes: `1000` is too small: expected 65536 or more, or `keep = 0` to record \
+             nothing",
+            "line 11: decisions.facts: unknown request or worker fact `prompt-text`: see wit/facts.md for the \
+             names of facts",
+            &format!(
+                "line 16: workers[1].id: `{id}` is already the id of workers[0]: give each worker its own"
+            ),
+        ],
+    );
+}
+
+#[test]
+fn keys_and_types_that_are_wrong_are_reported_with_the_values_and_a_suggestion() {
+    let text = r#"[server]
+listen_adress = "127.0.0.1:1"
+admin_listn = "127.0.0.1:1"
+max_body_bytes = "big"
+
+[timeouts]
+connect = "soon"
+request = 5
+booking = "0s"
+
+[policies.slots.prefil]
+[policies.slots.decode]
+scorers = [{ policy = "kv-aware", wieght = 1.0 }, { policy = 1 }, { policy = "kv-aware", weight = -1.0 }]
+
+[routing]
+order = "decode_first"
+
+[[workers]]
+role = "cook"
+engine = "vllm"
+url = "http://a:1"
+[[workers]]
+role = "decode"
+engine = "vllm"
+url = "http://a:2"
+dp_size = 0
+colour = 1
+
+[servr]
+"#;
+    check(
+        text,
+        &[
+            "line 2: server.listen_adress: unknown key `listen_adress`: did you mean `listen`?",
+            "line 3: server.admin_listn: unknown key `admin_listn`: did you mean `admin_listen`?",
+            "line 4: server.max_body_bytes: invalid type: string \"big\", expected usize",
+            "line 7: timeouts.connect: `soon` is not a duration: expected a duration such as \"20ms\", \"5s\", \
+             \"2m\"",
+            "line 8: timeouts.request: `5` is not a duration: expected a duration such as \"20ms\", \"5s\", \"2m\"",
+            "line 9: timeouts.booking: `0s` would end everything at once: expected more than 0",
+            "line 11: policies.slots.prefil: unknown value `prefil`: did you mean `prefill`?",
+            "line 13: policies.slots.decode.scorers[0].wieght: unknown key `wieght`: did you mean `weight`?",
+            "line 13: policies.slots.decode.scorers[1].policy: invalid type: integer `1`, expected a string",
+            "line 13: policies.slots.decode.scorers[2].weight: `-1` is not a weight: expected a finite number of \
+             0 or more",
+            "line 16: routing.order: unknown value `decode_first`: did you mean `decode-first`?",
+            "line 19: workers[0].role: role `cook` is none of: prefill, decode, aggregated",
+            "line 26: workers[1].dp_size: `0` is not within 1 to 4096",
+            "line 27: workers[1].colour: unknown key `colour`: expected one of id, url, role, engine, models, \
+             dp_size, bootstrap_host, bootstrap_port, transport, labels, taints, topology, kv_transfer, kv_addr, \
+             kv_events, kv_replay, local_prefill, prefill_cancellable, max_concurrency, total_blocks, loras, \
+             api_key",
+            "line 29: servr: unknown key `servr`: did you mean `server`?",
+        ],
+    );
+}
+
+#[test]
+fn syntax_errors_are_all_reported_with_their_lines() {
+    let found = problems("[server]\nlisten = \n[routing\nretries = 1\nretries = 2\n");
+    let lines: Vec<&str> = found.iter().filter_map(|problem| problem.split(": ").next()).collect();
+    assert!(lines.contains(&"line 2") && lines.contains(&"line 3"), "{found:?}");
+}
+
+#[test]
+fn a_token_of_operators_is_checked() {
+    let empty = "the token is empty: give one, or remove the key to let every operator in";
+    check("[server]\nadmin_token = \"\"", &[&format!("line 2: server.admin_token: {empty}")]);
+    check(
+        "[server]\nadmin_token_reads = true",
+        &["line 2: server.admin_token_reads: `true` needs a token: add `admin_token` or `admin_token_file`"],
+    );
+    check(
+        "[server]\nadmin_token = \"a\"\nadmin_token_file = \"b\"",
+        &["line 3: server.admin_token_file: `admin_token` is given, too: remove one of them"],
+    );
+    let found = problems("[server]\nadmin_token_file = \"/no/such\"");
+    assert!(found[0].starts_with("line 2: server.admin_token_file: cannot read `/no/such`: "), "{found:?}");
+    assert_eq!(found.len(), 1);
+}
+
+#[test]
+fn a_file_that_is_missing_is_named() {
+    let error = Config::read(Path::new("/no/such.toml")).unwrap_err().to_string();
+    assert!(error.starts_with("/no/such.toml: cannot read the configuration: No such file"), "{error}");
+}
+
+#[test]
+fn flags_take_precedence_before_values_are_checked() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[routing]\nblock_size = 0\nretrys = 1\n").unwrap();
+    let load = |block_size| Config::load(Some(file.path()), |config| config.routing.block_size = block_size);
+    let path = file.path().display();
+    let unknown = format!("{path}:3: routing.retrys: unknown key `retrys`: did you mean `retries`?");
+    assert_eq!(load(16).unwrap_err().to_string(), unknown);
+    let zero = format!("{path}:2: routing.block_size: `0` is too small: expected 1 or more");
+    assert_eq!(load(0).unwrap_err().to_string(), format!("{zero}\n{unknown}"));
+}

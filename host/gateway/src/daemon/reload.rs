@@ -1,0 +1,148 @@
+//! Applies a changed configuration to the running daemon.
+//!
+//! What may fail comes first, so that a failure leaves everything as it was. Requests that started before keep the old
+//! [`State`]; those that start afterwards get the new one.
+
+use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
+
+use pointsman_policy_runtime::Command;
+use pointsman_routing::{Decisions, facts::UnknownFact};
+use pointsman_workers::{Registry, WorkerId, WorkerSpec, probe::ProbeConfig};
+
+use super::slots::specs;
+use crate::{
+    config::{
+        reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
+        settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
+    },
+    http::rate_limit::RateLimiter,
+    state::{Settings, SharedState, State},
+    tokenization::Tokens,
+};
+
+impl ReloadTarget for SharedState {
+    async fn apply(&self, before: &Reloadable, after: &Reloadable) -> Result<Applied, ReloadError> {
+        let Reloadable { server, routing, policies, queue, decisions, timeouts, probe, models, workers } =
+            after;
+        let state = self.get();
+        let invalid = |error: String| ReloadError::Invalid(error);
+        let upstream = state.upstream.with_connect_timeout(timeouts.connect);
+        let tokens = load_tokens(&state, &upstream, models.clone()).await?;
+        let record = if *decisions == before.decisions {
+            state.router.decisions().clone()
+        } else {
+            let facts = Decisions::facts(&decisions.facts).map_err(|error| invalid(error.to_string()))?;
+            Arc::new(state.router.decisions().successor(decisions.keep, decisions.bytes, facts))
+        };
+        let trust = policies.trust().map_err(invalid)?;
+        let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
+        // Nothing below can fail.
+        state.queue.set_limit(queue.limit);
+        state.probe.send_if_modified(|config| {
+            let changed = *config != probe_config(probe);
+            *config = probe_config(probe);
+            changed
+        });
+        let keeps_limiter = before.server.requests_per_second == server.requests_per_second
+            && before.server.api_keys == server.api_keys;
+        let limiter = if keeps_limiter { state.limiter.clone() } else { rate_limiter(server) };
+        let router = state.router.reconfigured(routing.cost, policies.on_failure, record);
+        self.replace(State {
+            settings: Settings::new(state.settings.measure.block_size, after),
+            router: Arc::new(router),
+            limiter,
+            tokens: Arc::new(tokens),
+            upstream,
+            ..(*state).clone()
+        });
+        let workers = move_workers(&state.registry, &before.workers, workers);
+        Ok(Applied { policies: report, workers })
+    }
+}
+
+/// Loads the tokenizers that changed, beside the runtime: a large one takes seconds.
+async fn load_tokens(
+    state: &Arc<State>,
+    upstream: &crate::upstream::Upstream,
+    models: BTreeMap<String, crate::config::settings::ModelSettings>,
+) -> Result<Tokens, ReloadError> {
+    let (state, upstream) = (state.clone(), upstream.clone());
+    let load = move || Tokens::load(&models, &state.registry, &upstream, Some(&state.tokens));
+    let loaded = tokio::task::spawn_blocking(load).await;
+    let loaded = loaded.unwrap_or_else(|error| Err(anyhow::anyhow!("loading the tokenizers: {error}")));
+    loaded.map_err(|error| ReloadError::Invalid(format!("{error:#}")))
+}
+
+/// Returns an empty record of decisions.
+///
+/// # Errors
+/// Names a fact that does not exist; validation rules this out.
+pub(super) fn record_of_decisions(settings: &DecisionSettings) -> Result<Decisions, UnknownFact> {
+    Ok(Decisions::new(settings.keep, settings.bytes, Decisions::facts(&settings.facts)?))
+}
+
+pub(super) fn rate_limiter(server: &ServerSettings) -> Option<Arc<RateLimiter>> {
+    let per_second = NonZeroU32::new(server.requests_per_second)?;
+    Some(Arc::new(RateLimiter::new(per_second, &server.api_keys)))
+}
+
+pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {
+    ProbeConfig { interval: probe.interval, timeout: probe.timeout, load_interval: probe.load_interval }
+}
+
+/// Makes the registry follow the file. Only workers whose description differs between two readings change: those that
+/// joined through the admin listener stay.
+fn move_workers(registry: &Registry, before: &[WorkerSpec], after: &[WorkerSpec]) -> WorkerChanges {
+    let known: BTreeMap<WorkerId, &WorkerSpec> = before.iter().map(|spec| (spec.id, spec)).collect();
+    let mut changes = WorkerChanges::default();
+    for spec in after {
+        let list = match known.get(&spec.id) {
+            Some(same) if *same == spec => continue,
+            Some(_) => &mut changes.changed,
+            None => &mut changes.added,
+        };
+        list.push(spec.id);
+        registry.upsert(spec.clone());
+    }
+    for id in known.keys().filter(|id| !after.iter().any(|spec| spec.id == **id)) {
+        registry.remove(*id);
+        changes.removed.push(*id);
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(flag: &str) -> WorkerSpec {
+        WorkerSpec::parse_flag(flag).unwrap()
+    }
+
+    #[test]
+    fn workers_of_the_file_change_and_those_that_joined_otherwise_stay() {
+        let registry = Registry::default();
+        let [one, two] =
+            [1, 2].map(|id| spec(&format!("id={id},role=prefill,engine=vllm,url=http://a:{id}")));
+        let joined = spec("id=9,role=decode,engine=vllm,url=http://a:9");
+        for worker in [&one, &two, &joined] {
+            registry.upsert(worker.clone());
+        }
+        let kept = registry.snapshot().get(WorkerId(1)).unwrap().clone();
+        let two_otherwise = spec("id=2,role=decode,engine=vllm,url=http://a:2");
+        let three = spec("id=3,role=prefill,engine=vllm,url=http://a:3");
+        let before = [one.clone(), two];
+        let changes = move_workers(&registry, &before, &[one.clone(), two_otherwise, three.clone()]);
+        let expected =
+            WorkerChanges { added: vec![WorkerId(3)], removed: vec![], changed: vec![WorkerId(2)] };
+        assert_eq!(changes, expected);
+        assert!(
+            Arc::ptr_eq(registry.snapshot().get(WorkerId(1)).unwrap(), &kept),
+            "its health and bookings stay"
+        );
+        let changes = move_workers(&registry, &[one, three.clone()], &[three]);
+        assert_eq!(changes.removed, [WorkerId(1)]);
+        let left: Vec<u64> = registry.snapshot().workers().iter().map(|worker| worker.id().0).collect();
+        assert_eq!(left, [9, 2, 3]);
+    }
+}
