@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use pointsman_gateway::orchestrate::legs::Order;
+use pointsman_gateway::config::LegOrder;
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
@@ -233,7 +233,7 @@ async fn d3_a_preferred_transfer_domain_weighs_and_wins_over_the_client_on_the_s
 async fn d5_decode_first_serves_both_handoffs_and_judges_topology_between_the_two() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let cluster = TestClusterBuilder::new()
-            .config(|config| config.routing.order = Order::DecodeFirst)
+            .config(|config| config.routing.order = LegOrder::DecodeFirst)
             .sim_with(recording(dialect, Role::Prefill), ",topology.rack=r1,kv_transfer=required:rack")
             .sim_with(recording(dialect, Role::Prefill), ",topology.rack=r2,kv_transfer=required:rack")
             .sim_with(recording(dialect, Role::Decode), ",topology.rack=r2")

@@ -10,10 +10,11 @@ use axum::{
     response::IntoResponse,
     routing::{delete, get, post},
 };
-use pointsman_workers::{Candidate, Leg, ModelName};
+use pointsman_workers::{Leg, ModelName};
 use serde_json::json;
 
 use crate::{
+    orchestrate::availability::{is_up, servable_models},
     state::{SharedState, State},
     telemetry::scrape,
 };
@@ -51,25 +52,10 @@ pub(crate) fn routes(state: SharedState) -> Router {
         .with_state(state)
 }
 
-/// Models that can be served now (spec B3), sorted.
-pub(crate) fn servable(state: &State) -> Vec<String> {
-    let snapshot = state.registry.snapshot();
-    let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
-    let serves = |model: &&ModelName| {
-        let remote = up(model, Leg::Prefill) && up(model, Leg::Decode);
-        remote || (!state.settings.enforce_disagg && up(model, Leg::Aggregated))
-    };
-    snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
-}
-
-fn is_up(candidate: &Candidate) -> bool {
-    candidate.ineligible().is_none_or(|reason| !reason.is_down())
-}
-
 async fn readyz(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
-    let models = servable(&state);
-    let draining = state.draining.is_cancelled();
     let snapshot = state.registry.snapshot();
+    let models = servable_models(&snapshot, state.settings.enforce_disagg);
+    let draining = state.draining.is_cancelled();
     let activation_of = |model: &ModelName| {
         let both = [Leg::Prefill, Leg::Decode].iter().all(|leg| snapshot.pool(model, *leg).iter().any(is_up));
         let activation = snapshot.activation(model)?;

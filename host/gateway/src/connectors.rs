@@ -7,9 +7,7 @@ use http::{HeaderName, HeaderValue, header};
 use pointsman_workers::{DpRank, Engine, KvTransport, WorkerSpec};
 use rand::RngExt;
 
-use crate::{
-    openai::json::Edit, openai::request::Request, orchestrate::legs::HandoffKind, upstream::LegHeaders,
-};
+use crate::{openai::json::Edit, openai::request::Request, upstream::LegHeaders};
 
 mod openai;
 mod sglang;
@@ -36,6 +34,17 @@ const OURS: [&str; 13] = [
     "nvext",
     "_HEALTH_CHECK",
 ];
+
+/// What ties the two legs of a remote request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandoffKind {
+    /// Known before prefill; the legs run together.
+    Bootstrap,
+    /// Returned in the prefill answer.
+    Completed,
+    /// Both workers are known before prefill, which pushes to decode; decode is sent when prefill ended.
+    Addressed,
+}
 
 /// The id engines see: 32 random hex digits of ours, fresh for every attempt, saying nothing about anybody.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The assembly: from a configuration to a running gateway. Owns everything that lives as long as the daemon.
+//! Builds the state from the configuration, binds the listeners, serves, and drains.
 
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,35 +19,34 @@ use crate::{
         reload::{ConfigReloader, ConfigSource, ReloadError, Reloaded},
         settings::Settings as Configured,
     },
-    http,
+    http::{self, DataThread},
     state::admission_queue::AdmissionQueue,
     state::sessions::Sessions,
     state::{Settings, SharedState, State},
     telemetry::metrics::Metrics,
     tokenization::Tokens,
-    upstream::Upstream,
 };
 
 mod reload;
 mod slots;
 
-/// A gateway that serves.
+/// A running gateway.
 #[derive(Debug)]
 pub struct Daemon {
     state: SharedState,
-    /// Where clients connect.
+    /// Address of the clients' listener.
     pub address: SocketAddr,
-    /// Where operators connect.
+    /// Address of the operators' listener.
     pub admin: SocketAddr,
     stop: CancellationToken,
     servers: TaskTracker,
 }
 
 impl Daemon {
-    /// Builds the parts, binds the listeners and begins to serve.
+    /// Builds the state, binds the listeners and starts to serve.
     ///
     /// # Errors
-    /// A listener cannot be bound, a built-in policy refuses its settings, or the policy folder is not there.
+    /// A listener cannot be bound, a built-in policy refuses its settings, or the policy directory does not exist.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
         Self::start_from(config, None).await
     }
@@ -66,7 +65,7 @@ impl Daemon {
         let shared = SharedState::new(build(settings, source, probe)?);
         let state = shared.get();
         Prober::start(state.registry.clone(), probe_config, state.tracker.clone(), stop.clone());
-        state.tracker.spawn(forget_leavers(state.clone(), stop.clone()));
+        state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
         start_feeds(&state, &stop, &state.tracker)?;
         let servers = TaskTracker::new();
@@ -80,7 +79,7 @@ impl Daemon {
                 serve_on_this_thread(&shared, listener, stop);
             })?;
         }
-        servers.spawn(http::serve(admin_listener, admin::routes(shared.clone()), stop.clone()));
+        servers.spawn(http::listener::serve(admin_listener, admin::routes(shared.clone()), stop.clone()));
         servers.close();
         tracing::info!(%address, %admin, enforce_disagg = state.settings.enforce_disagg, "serving");
         Ok(Self { state: shared, address, admin, stop, servers })
@@ -100,7 +99,7 @@ impl Daemon {
         self.state().config.reload(&self.state).await
     }
 
-    /// Ends: refuses new requests, lets those under way finish for at most the drain time, then stops.
+    /// Refuses new requests, waits for those in flight for at most the drain timeout, then stops.
     pub async fn drain(self) {
         let state = self.state();
         state.draining.cancel();
@@ -117,12 +116,15 @@ impl Daemon {
             state.tracker.wait().await;
         });
         if ended.await.is_err() {
-            tracing::warn!(requests = state.metrics.inflight.get(), "ended with requests under way");
+            tracing::warn!(
+                inflight = state.metrics.inflight.get(),
+                "drain timeout expired with requests in flight"
+            );
         }
     }
 }
 
-/// KV events are taken on a thread of their own: it waits when the index is behind, and nobody waits for it.
+/// Starts the thread that reads KV events. It blocks while the index is behind, which must delay no request.
 fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (feeds, registry, index) =
@@ -135,28 +137,32 @@ fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker
     Ok(())
 }
 
-/// The clients' listener on a runtime of its own: whatever a request does stays on its thread, and no thread wakes another
-/// for an event.
+/// Serves clients on a runtime of this thread. A request stays on its thread, with its connections to engines, so that
+/// an event wakes no other thread.
 fn serve_on_this_thread(shared: &SharedState, listener: std::net::TcpListener, stop: CancellationToken) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            tracing::error!(%error, "no runtime for clients");
+            tracing::error!(%error, "data thread not started: its runtime cannot be built");
             return;
         }
     };
     runtime.block_on(async {
         match TcpListener::from_std(listener) {
-            Ok(listener) => http::serve(listener, http::routes(shared.clone()), stop).await,
-            Err(error) => tracing::error!(%error, "cannot listen"),
+            Ok(listener) => {
+                http::listener::serve(listener, http::routes(DataThread::new(shared.clone())), stop).await
+            }
+            Err(error) => {
+                tracing::error!(%error, "data thread not started: its listener cannot be registered")
+            }
         }
-        // What was detached from its client goes on here, as long as the drain allows.
+        // Work for clients that left finishes here, where its sockets are registered.
         shared.get().tracker.wait().await;
     });
 }
 
-/// Takes workers that left out of the index (spec H4).
-async fn forget_leavers(state: Arc<State>, stop: CancellationToken) {
+/// Removes workers that left from the prefix index [H4].
+async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
     let mut changes = state.registry.subscribe();
     let mut known: HashSet<WorkerId> = HashSet::new();
     loop {
@@ -207,10 +213,9 @@ fn build(
     let metrics = Arc::new(Metrics::new(&mut exposition));
     let router = Router::new(slots, Arc::new(index), reloadable.routing.cost, reloadable.policies.on_failure);
     let router = router.recording(reload::record_of_decisions(&reloadable.decisions)?);
-    let upstream = Upstream::new(reloadable.timeouts.connect);
     Ok(State {
         settings: Settings::new(fixed.block_size, reloadable),
-        tokens: Arc::new(Tokens::load(&reloadable.models, &registry, &upstream, None)?),
+        tokens: Arc::new(Tokens::load(&reloadable.models, &registry, None)?),
         registry,
         learning: Arc::new(Learning::start(router.slots().clone())?),
         router: Arc::new(router),
@@ -218,7 +223,6 @@ fn build(
         feeds: Arc::default(),
         queue: AdmissionQueue::new(reloadable.queue.limit),
         sessions: Arc::new(Sessions::default()),
-        upstream,
         metrics,
         exposition: Arc::new(Mutex::new(exposition)),
         policies: Arc::new(manager),

@@ -20,11 +20,13 @@ use crate::{
     openai::sse::Usage,
     state::State,
     telemetry::account::Account,
-    upstream::{Body, CallError},
+    upstream::{Body, CallError, Upstream},
 };
 
 pub(crate) mod after_disconnect;
-pub mod legs;
+pub(crate) mod availability;
+mod drain_prefill;
+mod legs;
 mod outcome;
 mod plan;
 pub(crate) mod preview;
@@ -40,11 +42,14 @@ use route::{Backoff, Waiting};
 /// A request on its way.
 pub(crate) struct Drive {
     pub(crate) state: Arc<State>,
+    upstream: Upstream,
     pub(crate) request: Arc<Request>,
     pub(crate) legs: Legs,
     pub(crate) account: Account,
     pub(crate) decode: Upstreaming<DecodeHead>,
     pub(crate) deadline: Instant,
+    /// When the request was ready to be routed: a booking cannot be older.
+    begun: Instant,
     pub(crate) gone: CancellationToken,
     /// The prompt's cached tokens as the prefill leg says; the decode leg's own number says nothing true then.
     pub(crate) cached_tokens: Option<u32>,
@@ -97,11 +102,11 @@ impl<T> Default for Upstreaming<T> {
 }
 
 /// A request that can be served: what was parsed, measured and planned.
-pub(crate) struct Planned {
+pub(crate) struct PlannedRequest {
     pub(crate) request: Arc<Request>,
     pub(crate) subject: RoutingRequest,
     pub(crate) snapshot: Arc<Snapshot>,
-    pub(crate) planning: RequestPlan,
+    pub(crate) plan: RequestPlan,
     /// The client asked who decided.
     pub(crate) explain: bool,
 }
@@ -109,11 +114,12 @@ pub(crate) struct Planned {
 /// Serves a request that was planned. The future outlives its client (see [`crate::orchestrate::after_disconnect`]).
 pub(crate) async fn drive(
     state: Arc<State>,
-    planned: Planned,
+    upstream: Upstream,
+    planned: PlannedRequest,
     account: Account,
     gone: CancellationToken,
 ) -> Response<Answer> {
-    let mut drive = Drive::new(state, planned, account, gone);
+    let mut drive = Drive::new(state, upstream, planned, account, gone);
     loop {
         while let Some(action) = drive.queue.pop_front() {
             if let Some(answer) = drive.answer(action) {
@@ -161,12 +167,20 @@ enum Next {
 }
 
 impl Drive {
-    fn new(state: Arc<State>, planned: Planned, account: Account, gone: CancellationToken) -> Box<Self> {
-        let Planned { request, subject, snapshot, planning, explain } = planned;
-        let (legs, actions) = Legs::new(planning.shape, state.settings.retry_policy);
-        let deadline = Instant::now() + state.settings.request_timeout;
+    fn new(
+        state: Arc<State>,
+        upstream: Upstream,
+        planned: PlannedRequest,
+        account: Account,
+        gone: CancellationToken,
+    ) -> Box<Self> {
+        let PlannedRequest { request, subject, snapshot, plan, explain } = planned;
+        let (legs, actions) = Legs::new(plan.shape, state.settings.retry_policy);
+        let deadline = account.started() + state.settings.request_timeout;
         Box::new(Self {
             state,
+            upstream,
+            begun: Instant::now(),
             request,
             legs,
             account,
@@ -187,7 +201,7 @@ impl Drive {
             tried: Vec::new(),
             whole: None,
             saw_gone: false,
-            planned: planning.planned,
+            planned: plan.planned,
             waiting: None,
             failed: false,
             pauses: None,

@@ -7,57 +7,54 @@ use axum::extract::FromRef;
 use parking_lot::Mutex;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{Registry, events::Feeds, probe::ProbeConfig};
+use pointsman_workers::{Feeds, Registry, probe::ProbeConfig};
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{
-    config::reload::ConfigReloader, http::rate_limit::RateLimiter, telemetry::metrics::Metrics,
-    tokenization::Tokens, upstream::Upstream,
-};
+use crate::{config::reload::ConfigReloader, telemetry::metrics::Metrics, tokenization::Tokens};
 
 pub(crate) mod admission_queue;
+pub(crate) mod rate_limit;
 pub(crate) mod sessions;
 pub(crate) mod settings;
 
 use admission_queue::AdmissionQueue;
+use rate_limit::RateLimiter;
 use sessions::Sessions;
-pub use settings::Settings;
+pub(crate) use settings::Settings;
 
 /// What a request handler uses: the values of one configuration, and handles to everything that lives as long as the
 /// daemon. A request keeps the state it started with, so a reload changes nothing under it.
 #[derive(Clone, Debug)]
 pub struct State {
     /// Values derived from the configuration.
-    pub settings: Settings,
+    pub(crate) settings: Settings,
     /// Workers that serve models.
     pub registry: Arc<Registry>,
     /// Routing decisions.
     pub router: Arc<Router>,
     /// Reports outcomes of requests to the policies that learn from them.
-    pub learning: Arc<Learning>,
+    pub(crate) learning: Arc<Learning>,
     /// Rate limit of each API key; `None` when there is no limit.
-    pub limiter: Option<Arc<RateLimiter>>,
+    pub(crate) limiter: Option<Arc<RateLimiter>>,
     /// Token ids of prompts.
-    pub tokens: Arc<Tokens>,
+    pub(crate) tokens: Arc<Tokens>,
     /// Engines' events about their caches.
-    pub feeds: Arc<Feeds>,
+    pub(crate) feeds: Arc<Feeds>,
     /// Requests that wait because every eligible worker is busy.
     pub queue: Arc<AdmissionQueue>,
     /// Workers that sessions are bound to.
-    pub sessions: Arc<Sessions>,
-    /// Client for calls to workers.
-    pub upstream: Upstream,
+    pub(crate) sessions: Arc<Sessions>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
     /// Registry that `/metrics` is encoded from.
-    pub exposition: Arc<Mutex<prometheus_client::registry::Registry>>,
+    pub(crate) exposition: Arc<Mutex<prometheus_client::registry::Registry>>,
     /// Policy manager.
     pub policies: Arc<PolicyManager>,
     /// Tells the prober another configuration.
-    pub probe: Arc<watch::Sender<ProbeConfig>>,
+    pub(crate) probe: Arc<watch::Sender<ProbeConfig>>,
     /// Reloads the configuration.
-    pub config: Arc<ConfigReloader>,
+    pub(crate) config: Arc<ConfigReloader>,
     /// Tasks that may outlive the request that started them.
     pub tracker: TaskTracker,
     /// Cancelled when the daemon begins to drain.

@@ -1,7 +1,7 @@
 //! What the gateway says about itself: metrics, the access log, live statistics and prediction checks.
 
-pub mod account;
-pub mod live_stats;
-pub mod metrics;
-pub mod prediction_checks;
+pub(crate) mod account;
+pub(crate) mod live_stats;
+pub(crate) mod metrics;
+pub(crate) mod prediction_checks;
 pub(crate) mod scrape;

@@ -1,6 +1,7 @@
-//! Token ids of a request, where a source of them is configured for its model: so that routing sees the blocks an engine sees.
+//! Token ids of a request, where a source of them is configured for its model. With them, routing sees the same blocks
+//! as an engine.
 //!
-//! Short prompts are encoded where they are; long ones on a few threads beside the reactor. What cannot be encoded is
+//! Short prompts are encoded on the data thread, long ones on a few threads beside it. A prompt that cannot be encoded is
 //! measured in bytes, and counted.
 
 use std::{
@@ -26,16 +27,15 @@ pub(crate) mod routing_request;
 
 use engine::EngineTokens;
 
-/// Prompts up to this size, in bytes, are encoded on the spot: a fraction of a millisecond.
-const SHORT: usize = 4 * 1024;
-/// Long prompts that are encoded at once.
-const AT_ONCE: usize = 2;
+/// Largest prompt that is encoded on the data thread, bytes: it takes a fraction of a millisecond.
+const INLINE_ENCODE_BYTES: usize = 4 * 1024;
+/// Number of long prompts that are encoded at the same time.
+const MAX_CONCURRENT_ENCODES: usize = 2;
 
 /// Sources of token ids, by model.
 #[derive(Debug)]
-pub struct Tokens {
+pub(crate) struct Tokens {
     models: BTreeMap<ModelName, ModelTokens>,
-    upstream: Upstream,
     turns: Arc<Semaphore>,
 }
 
@@ -43,7 +43,7 @@ pub struct Tokens {
 #[derive(Clone, Debug)]
 struct ModelTokens {
     source: Source,
-    /// How long a request waits for an engine.
+    /// How long a request waits for its tokens.
     timeout: Duration,
     /// What the source was made of: an equal configuration keeps it, with its cache.
     made_of: (TokenSource, usize),
@@ -56,15 +56,14 @@ enum Source {
 }
 
 impl Tokens {
-    /// Loads every configured tokenizer. Engines are found in `registry` and asked through `upstream`. Sources of
-    /// `previous` whose configuration is the same are kept.
+    /// Loads every configured tokenizer. Engines are found in `registry`. Sources of `previous` whose
+    /// configuration is the same are kept.
     ///
     /// # Errors
     /// A directory is not a tokenizer: the file and what is wrong with it.
-    pub fn load(
+    pub(crate) fn load(
         models: &BTreeMap<String, ModelSettings>,
         registry: &Arc<Registry>,
-        upstream: &Upstream,
         previous: Option<&Self>,
     ) -> anyhow::Result<Self> {
         let mut loaded = BTreeMap::new();
@@ -80,26 +79,31 @@ impl Tokens {
             loaded.insert(model_name, ModelTokens { source, timeout: model.tokenizer_timeout, made_of });
         }
         let turns = previous.map(|previous| previous.turns.clone());
-        let turns = turns.unwrap_or_else(|| Arc::new(Semaphore::new(AT_ONCE)));
-        Ok(Self { models: loaded, upstream: upstream.clone(), turns })
+        let turns = turns.unwrap_or_else(|| Arc::new(Semaphore::new(MAX_CONCURRENT_ENCODES)));
+        Ok(Self { models: loaded, turns })
     }
 
-    /// Returns the request's token ids; `None` when the client gave them, or the model has no source for them.
-    pub async fn of(&self, request: &Arc<Request>, metrics: &Metrics) -> Option<Vec<u32>> {
+    /// Returns the request's token ids; `None` when the client gave them, or the model has no source for them. A request
+    /// waits for them at most the configured time, and goes on without them after that.
+    pub(crate) async fn of(
+        &self,
+        request: &Arc<Request>,
+        upstream: &Upstream,
+        metrics: &Metrics,
+    ) -> Option<Vec<u32>> {
         let model = self.models.get(&request.model)?;
         let text = matches!(request.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
         if request.token_ids.is_some() || !text || request.prompts > 1 {
             return None;
         }
         let outcome = match &model.source {
-            Source::Engine(engine) => engine.of(request, &self.upstream, model.timeout).await,
-            Source::Folder(tokenizer) if request.prompt().len() <= SHORT => encode(tokenizer, request),
+            Source::Engine(engine) => engine.of(request, upstream, model.timeout).await,
+            Source::Folder(tokenizer) if request.prompt().len() <= INLINE_ENCODE_BYTES => {
+                encode(tokenizer, request)
+            }
             Source::Folder(tokenizer) => {
-                let _turn = self.turns.acquire().await.ok()?;
-                let (tokenizer, request) = (tokenizer.clone(), request.clone());
-                // The library may panic on what it thinks impossible: the request goes on without tokens.
-                let encoded = tokio::task::spawn_blocking(move || encode(&tokenizer, &request)).await;
-                encoded.unwrap_or(Err("panicked"))
+                let encoded = encode_on_a_thread(self.turns.clone(), tokenizer.clone(), request.clone());
+                tokio::time::timeout(model.timeout, encoded).await.unwrap_or(Err("tokenizer_slow"))
             }
         };
         match outcome {
@@ -110,6 +114,22 @@ impl Tokens {
             }
         }
     }
+}
+
+/// Encodes a long prompt beside the runtime. The permit ends with the encoding, not with the wait for it: a request that
+/// no longer waits does not make room for another encoding.
+async fn encode_on_a_thread(
+    turns: Arc<Semaphore>,
+    tokenizer: Arc<Tokenizer>,
+    request: Arc<Request>,
+) -> Result<Vec<u32>, &'static str> {
+    let turn = turns.acquire_owned().await.map_err(|_| "tokenizer_closed")?;
+    let encode = move || {
+        let _turn = turn;
+        encode(&tokenizer, &request)
+    };
+    // The library may panic on input that it does not expect: the request goes on without tokens.
+    tokio::task::spawn_blocking(encode).await.unwrap_or(Err("panicked"))
 }
 
 impl Source {

@@ -1,13 +1,11 @@
-//! One HTTP call to an engine: pooled HTTP/1.1 connections, no Nagle, errors that say whether anything was sent.
+//! The HTTP/1.1 client for engines: pooled connections, no Nagle, errors that say whether anything was sent.
 //!
-//! Knows addresses and bytes; what the bytes mean is the connectors' and what a failure means is the legs'.
+//! Knows addresses and bytes. The connectors know what the bytes mean, and the leg state machine what a failure means.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-
-use crate::openai::sse::{self, Splitter};
 
 mod body;
 mod chunked;
@@ -19,32 +17,32 @@ mod wire;
 
 pub(crate) use body::Body;
 use connection::{Connection, Failed};
-use pool::Pool;
+pub(crate) use pool::ConnectionPool;
 pub(crate) use wire::WireError;
 
-/// Largest body that is read whole: a non-streaming answer, a prefill answer, an error.
+/// Limit of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
-/// How much of an engine's own error text is carried into ours.
+/// Limit of an engine's own text in an error message, bytes.
 const MAX_TEXT: usize = 2_000;
 
 /// Headers of a leg besides content type and length.
 pub(crate) type LegHeaders = Vec<(HeaderName, HeaderValue)>;
 
-/// The pooled client for all workers.
+/// A client for calls to workers, on the connections of one runtime.
 #[derive(Clone, Debug)]
-pub struct Upstream {
-    pool: Arc<Pool>,
+pub(crate) struct Upstream {
+    pool: ConnectionPool,
     connect_timeout: Duration,
 }
 
-/// A call that brought no usable answer.
+/// A call without a usable answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CallError {
+pub(crate) enum CallError {
     /// No connection: no byte of the request was sent.
     #[error("connect failed: {0}")]
     Connect(String),
-    /// The connection broke, before or within the answer.
-    #[error("connection broke: {0}")]
+    /// The connection failed before or within the answer.
+    #[error("connection failed: {0}")]
     Broken(String),
     /// An answer with an error status.
     #[error("status {status}: {}", text(body))]
@@ -56,29 +54,23 @@ pub enum CallError {
         /// Its body.
         body: Bytes,
     },
-    /// The answer is not what the protocol promises.
-    #[error("protocol: {0}")]
+    /// The answer violates the engine's protocol.
+    #[error("protocol violation: {0}")]
     Protocol(String),
 }
 
 impl Upstream {
-    /// A client whose connects end after `connect_timeout`.
+    /// Returns a client that uses and refills `pool`, and gives up connecting after `connect_timeout`.
     #[must_use]
-    pub fn new(connect_timeout: Duration) -> Self {
-        Self { pool: Arc::default(), connect_timeout }
-    }
-
-    /// Returns the same client, with the same connections, whose connects end after `connect_timeout`.
-    #[must_use]
-    pub fn with_connect_timeout(&self, connect_timeout: Duration) -> Self {
-        Self { connect_timeout, ..self.clone() }
+    pub(crate) fn new(pool: ConnectionPool, connect_timeout: Duration) -> Self {
+        Self { pool, connect_timeout }
     }
 
     /// Sends a JSON body and waits for the head of a success answer.
     ///
     /// # Errors
-    /// [`CallError`]; an error status is read whole and is one too.
-    pub async fn head(
+    /// [`CallError`]. An error status is one, with its whole body.
+    pub(crate) async fn head(
         &self,
         url: &str,
         headers: &LegHeaders,
@@ -87,7 +79,8 @@ impl Upstream {
         let rest = url.strip_prefix("http://").unwrap_or(url);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let head = wire::request(authority, path, headers, body.len());
-        let head = head.ok_or_else(|| CallError::Protocol("the worker's address is no URL".to_owned()))?;
+        let head =
+            head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;
         let response = self.call(authority, &head, &body).await?;
         if response.status().is_success() {
             return Ok(response);
@@ -98,8 +91,8 @@ impl Upstream {
         Err(CallError::Status { status, content_type, body })
     }
 
-    /// One call, over an idle connection if there is one. An idle one that turns out to be closed has taken nothing, and
-    /// the call is made over another.
+    /// Makes one call, over an idle connection if there is one. The engine may have closed an idle connection: then
+    /// nothing was sent, and the call is made over another one.
     async fn call(&self, authority: &str, head: &[u8], body: &[u8]) -> Result<Response<Body>, CallError> {
         loop {
             let idle = self.pool.take(authority);
@@ -117,7 +110,11 @@ impl Upstream {
                     return Ok(response.map(wrap));
                 }
                 Err(Failed::Unsent) if !fresh => {}
-                Err(Failed::Unsent) => return Err(CallError::Connect("closed at once".to_owned())),
+                Err(Failed::Unsent) => {
+                    return Err(CallError::Connect(
+                        "the engine closed the connection before it took the request".to_owned(),
+                    ));
+                }
                 Err(Failed::Broken(error)) => return Err(error.into()),
             }
         }
@@ -135,7 +132,7 @@ impl Upstream {
     ///
     /// # Errors
     /// [`CallError`].
-    pub async fn whole(
+    pub(crate) async fn whole(
         &self,
         url: &str,
         headers: &LegHeaders,
@@ -144,31 +141,12 @@ impl Upstream {
         let (head, body) = self.head(url, headers, body).await?.into_parts();
         Ok(Response::from_parts(head, collect(body).await?))
     }
-
-    /// Sends a JSON body and reads the answer to its end without keeping it, but for whether it is one: a prefill that
-    /// answered nonsense did not prefill, and its decode would wait for minutes.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub async fn drained(&self, url: &str, headers: &LegHeaders, body: Bytes) -> Result<(), CallError> {
-        let response = self.head(url, headers, body).await?;
-        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
-        let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
-        if content_type.starts_with(b"text/event-stream") {
-            return drain_events(response.into_body()).await;
-        }
-        let whole = collect(response.into_body()).await?;
-        let sound = content_type.starts_with(b"application/json")
-            && whole.starts_with(b"{")
-            && !sse::look(&whole).error;
-        if sound { Ok(()) } else { Err(CallError::Protocol(format!("no answer: {}", text(&whole)))) }
-    }
 }
 
 impl CallError {
-    /// Whether another worker may do better.
+    /// Whether another worker may succeed.
     #[must_use]
-    pub fn retryable(&self) -> bool {
+    pub(crate) fn retryable(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) => true,
             Self::Status { status, .. } => {
@@ -177,10 +155,10 @@ impl CallError {
         }
     }
 
-    /// Whether it speaks against the worker. An engine that says that it has enough to do works; a refusal is the request's
-    /// own fault.
+    /// Whether it counts as a failure of the worker. An overloaded engine works, and a refused request is the client's
+    /// error.
     #[must_use]
-    pub fn is_fault(&self) -> bool {
+    pub(crate) fn is_fault(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) => true,
             Self::Status { status, .. } => status.is_server_error(),
@@ -189,13 +167,13 @@ impl CallError {
 
     /// Whether some byte of the request may have reached the engine.
     #[must_use]
-    pub fn sent(&self) -> bool {
+    pub(crate) fn sent(&self) -> bool {
         !matches!(self, Self::Connect(_))
     }
 
     /// Stable metric label.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Connect(_) => "connect",
             Self::Broken(_) => "broken",
@@ -206,41 +184,29 @@ impl CallError {
     }
 }
 
-async fn drain_events(mut body: Body) -> Result<(), CallError> {
-    let (mut splitter, mut done) = (Splitter::default(), false);
-    while body.read(splitter.room()).await? {
-        let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
-        let events = splitter.first(whole);
-        for event in sse::events(events).filter_map(|place| events.get(place)) {
-            let seen = sse::look(event);
-            if seen.error || !sse::is_event(event) {
-                return Err(CallError::Protocol(text(event)));
-            }
-            done |= seen.done;
-        }
-        splitter.pass(whole);
-    }
-    if done { Ok(()) } else { Err(CallError::Broken("the stream ended before its end".to_owned())) }
-}
-
-async fn collect(mut body: Body) -> Result<Bytes, CallError> {
+/// Reads a body whole.
+///
+/// # Errors
+/// [`CallError::Broken`], also when the body is larger than any engine's answer.
+pub(crate) async fn collect(mut body: Body) -> Result<Bytes, CallError> {
     let mut whole = Vec::new();
     while body.read(&mut whole).await? {
         if whole.len() > MAX_BODY {
-            return Err(CallError::Broken("length limit exceeded".to_owned()));
+            return Err(CallError::Broken(format!("the body has more than {MAX_BODY} bytes")));
         }
     }
     Ok(whole.into())
 }
 
 impl From<WireError> for CallError {
-    /// It names no address, so the text may go to a client (A5).
+    /// The text contains no address, so a client may see it [A5].
     fn from(error: WireError) -> Self {
         Self::Broken(error.to_string())
     }
 }
 
-fn text(body: &[u8]) -> String {
+/// Returns the beginning of a body as text, for an error message.
+pub(crate) fn text(body: &[u8]) -> String {
     let end = body.len().min(MAX_TEXT);
     String::from_utf8_lossy(body.get(..end).unwrap_or_default()).into_owned()
 }

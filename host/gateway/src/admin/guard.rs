@@ -10,7 +10,10 @@ use axum::{
 };
 
 use crate::{
-    http::{bearer, request_id, same},
+    http::{
+        auth::{bearer, is_token},
+        request_id,
+    },
     openai::error::ApiError,
     state::{Settings, State},
 };
@@ -34,7 +37,7 @@ pub(super) fn may_change(settings: &Settings, headers: &HeaderMap) -> bool {
 
 /// Whether the token is the right one; `None`: there is none.
 fn gives(headers: &HeaderMap, token: &str) -> Option<bool> {
-    Some(same(bearer(headers)?.as_bytes(), token.as_bytes()))
+    Some(is_token(bearer(headers)?, token))
 }
 
 fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {

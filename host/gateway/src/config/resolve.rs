@@ -211,10 +211,11 @@ impl Problems {
     }
 
     fn timeouts(&mut self, timeouts: &Timeouts) -> TimeoutSettings {
-        let Timeouts { connect, request, booking, drain } = *timeouts;
+        let Timeouts { connect, request, body_idle, booking, drain } = *timeouts;
         TimeoutSettings {
             connect: self.limit("timeouts.connect", connect),
             request: self.limit("timeouts.request", request),
+            body_idle: self.limit("timeouts.body_idle", body_idle),
             booking: self.limit("timeouts.booking", booking),
             drain,
         }

@@ -114,9 +114,12 @@ pub struct Timeouts {
     /// Limit of connecting to a worker.
     #[serde(deserialize_with = "duration::deserialize")]
     pub connect: Duration,
-    /// Limit of a whole request.
+    /// Limit of a whole request, from its first byte.
     #[serde(deserialize_with = "duration::deserialize")]
     pub request: Duration,
+    /// How long a client may pause while it uploads a body.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub body_idle: Duration,
     /// Time without a token after which a booking is released.
     #[serde(deserialize_with = "duration::deserialize")]
     pub booking: Duration,
@@ -198,6 +201,7 @@ impl Default for Timeouts {
         Self {
             connect: Duration::from_secs(2),
             request: Duration::from_secs(600),
+            body_idle: Duration::from_secs(30),
             booking: Duration::from_secs(300),
             drain: Duration::from_secs(30),
         }

@@ -216,6 +216,8 @@ settings! {
         "timeouts.connect" connect: Duration,
         /// Limit of a whole request.
         "timeouts.request" request: Duration,
+        /// How long a client may pause while it uploads a body.
+        "timeouts.body_idle" body_idle: Duration,
         /// Time without a token after which a booking is released.
         "timeouts.booking" booking: Duration,
         /// How long requests in flight may run after the drain began.

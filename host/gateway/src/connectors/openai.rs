@@ -1,7 +1,6 @@
 //! A plain OpenAI-compatible engine: one leg, the client's body without what is ours.
 
-use super::Connector;
-use crate::orchestrate::legs::HandoffKind;
+use super::{Connector, HandoffKind};
 
 /// The dialect.
 #[derive(Debug)]

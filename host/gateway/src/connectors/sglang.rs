@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use serde_json::json;
 
-use super::{Abort, Connector, LegContext, RequestToken, clean};
-use crate::{openai::json::Edit, openai::request::Request, orchestrate::legs::HandoffKind};
+use super::{Abort, Connector, HandoffKind, LegContext, RequestToken, clean};
+use crate::{openai::json::Edit, openai::request::Request};
 
 /// The dialect.
 #[derive(Debug)]

@@ -5,11 +5,10 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, token_header};
+use super::{Connector, HandoffKind, LegContext, PrefillAnswer, Target, clean, token_header};
 use crate::{
     openai::json::{Edit, JsonBody},
     openai::request::{Endpoint, Request},
-    orchestrate::legs::HandoffKind,
     upstream::LegHeaders,
 };
 

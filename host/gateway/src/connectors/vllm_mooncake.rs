@@ -4,10 +4,8 @@
 use bytes::Bytes;
 use serde_json::json;
 
-use super::{Connector, LegContext, Target, clean, vllm};
-use crate::{
-    openai::json::Edit, openai::request::Request, orchestrate::legs::HandoffKind, upstream::LegHeaders,
-};
+use super::{Connector, HandoffKind, LegContext, Target, clean, vllm};
+use crate::{openai::json::Edit, openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
 #[derive(Debug)]

@@ -5,10 +5,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, vllm};
-use crate::{
-    openai::json::JsonBody, openai::request::Request, orchestrate::legs::HandoffKind, upstream::LegHeaders,
-};
+use super::{Connector, HandoffKind, LegContext, PrefillAnswer, Target, clean, vllm};
+use crate::{openai::json::JsonBody, openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
 #[derive(Debug)]

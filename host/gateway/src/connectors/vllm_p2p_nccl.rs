@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 
-use super::{Connector, LegContext, Target, clean, token_header, vllm};
-use crate::{openai::request::Request, orchestrate::legs::HandoffKind, upstream::LegHeaders};
+use super::{Connector, HandoffKind, LegContext, Target, clean, token_header, vllm};
+use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
 #[derive(Debug)]

@@ -15,19 +15,17 @@ use crate::{
         reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
         settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
     },
-    http::rate_limit::RateLimiter,
-    state::{Settings, SharedState, State},
+    state::{Settings, SharedState, State, rate_limit::RateLimiter},
     tokenization::Tokens,
 };
 
 impl ReloadTarget for SharedState {
     async fn apply(&self, before: &Reloadable, after: &Reloadable) -> Result<Applied, ReloadError> {
-        let Reloadable { server, routing, policies, queue, decisions, timeouts, probe, models, workers } =
+        let Reloadable { server, routing, policies, queue, decisions, timeouts: _, probe, models, workers } =
             after;
         let state = self.get();
         let invalid = |error: String| ReloadError::Invalid(error);
-        let upstream = state.upstream.with_connect_timeout(timeouts.connect);
-        let tokens = load_tokens(&state, &upstream, models.clone()).await?;
+        let tokens = load_tokens(&state, models.clone()).await?;
         let record = if *decisions == before.decisions {
             state.router.decisions().clone()
         } else {
@@ -52,7 +50,6 @@ impl ReloadTarget for SharedState {
             router: Arc::new(router),
             limiter,
             tokens: Arc::new(tokens),
-            upstream,
             ..(*state).clone()
         });
         let workers = move_workers(&state.registry, &before.workers, workers);
@@ -63,11 +60,10 @@ impl ReloadTarget for SharedState {
 /// Loads the tokenizers that changed, beside the runtime: a large one takes seconds.
 async fn load_tokens(
     state: &Arc<State>,
-    upstream: &crate::upstream::Upstream,
     models: BTreeMap<String, crate::config::settings::ModelSettings>,
 ) -> Result<Tokens, ReloadError> {
-    let (state, upstream) = (state.clone(), upstream.clone());
-    let load = move || Tokens::load(&models, &state.registry, &upstream, Some(&state.tokens));
+    let state = state.clone();
+    let load = move || Tokens::load(&models, &state.registry, Some(&state.tokens));
     let loaded = tokio::task::spawn_blocking(load).await;
     let loaded = loaded.unwrap_or_else(|error| Err(anyhow::anyhow!("loading the tokenizers: {error}")));
     loaded.map_err(|error| ReloadError::Invalid(format!("{error:#}")))

@@ -3,6 +3,8 @@
 //! A cause knows its status, its stable code and whether a client should retry. Its text names the cause, and what a worker
 //! itself said, but never a worker's address (spec A5).
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use pointsman_routing::{RouteError, ShedReason};
@@ -17,7 +19,7 @@ const MAX_TEXT: usize = 500;
 
 /// Why a request is not served.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ApiError {
+pub(crate) enum ApiError {
     /// Bad JSON, a bad field, a bad header.
     #[error("{0}")]
     InvalidRequest(String),
@@ -39,6 +41,11 @@ pub enum ApiError {
     /// The body is larger than allowed.
     #[error("the body is larger than {0} bytes")]
     PayloadTooLarge(usize),
+    /// The client paused for too long within the body.
+    #[error(
+        "reading the request body: no data for {0:?}, the limit of timeouts.body_idle; send the request again"
+    )]
+    RequestTimeout(Duration),
     /// A policy refuses.
     #[error("{}", .0.reason)]
     Shed(ShedReason),
@@ -86,7 +93,7 @@ pub enum ApiError {
 impl ApiError {
     /// HTTP status.
     #[must_use]
-    pub fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::InvalidRequest(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -94,6 +101,7 @@ impl ApiError {
             Self::ModelNotFound(_) | Self::WorkerNotFound(_) => StatusCode::NOT_FOUND,
             Self::WorkerNotEligible(_) => StatusCode::CONFLICT,
             Self::PayloadTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::RequestTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Shed(shed) => StatusCode::from_u16(shed.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
             Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::ClientClosed => status(499),
@@ -106,7 +114,7 @@ impl ApiError {
 
     /// Stable code, in bodies and metrics.
     #[must_use]
-    pub fn code(&self) -> &'static str {
+    pub(crate) fn code(&self) -> &'static str {
         match self {
             Self::InvalidRequest(_) => "invalid_request",
             Self::Unauthorized => "unauthorized",
@@ -115,6 +123,7 @@ impl ApiError {
             Self::WorkerNotFound(_) => "worker_not_found",
             Self::WorkerNotEligible(_) => "worker_not_eligible",
             Self::PayloadTooLarge(_) => "payload_too_large",
+            Self::RequestTimeout(_) => "request_timeout",
             Self::Shed(_) => "shed",
             Self::RateLimited(_) => "rate_limited",
             Self::ClientClosed => "client_closed",
@@ -143,7 +152,7 @@ impl ApiError {
 
     /// The whole answer, in OpenAI's error shape; an engine's own refusal as it came.
     #[must_use]
-    pub fn response(&self, request_id: &str) -> Response<Bytes> {
+    pub(crate) fn response(&self, request_id: &str) -> Response<Bytes> {
         let mut response = match self {
             Self::Engine { content_type, body, .. } => {
                 let mut response = Response::new(body.clone());
@@ -168,7 +177,7 @@ impl ApiError {
 
     /// One valid error event, for a stream that has begun.
     #[must_use]
-    pub fn event(&self, request_id: &str) -> Bytes {
+    pub(crate) fn event(&self, request_id: &str) -> Bytes {
         Bytes::from(format!("data: {}\n\n", self.body(request_id)))
     }
 
@@ -194,7 +203,7 @@ impl From<RequestError> for ApiError {
 impl ApiError {
     /// Why routing failed; `busy_status` is what clients get when everybody is busy.
     #[must_use]
-    pub fn of_route(error: RouteError, busy_status: u16) -> Self {
+    pub(crate) fn of_route(error: RouteError, busy_status: u16) -> Self {
         let text = error.to_string();
         match error {
             RouteError::NoWorker { .. } | RouteError::PolicyFailed(_) => Self::NoWorker(text),
@@ -277,6 +286,7 @@ mod tests {
             false,
         );
         check(ApiError::PayloadTooLarge(9), 413, "payload_too_large", false);
+        check(ApiError::RequestTimeout(Duration::from_secs(30)), 408, "request_timeout", false);
         check(
             ApiError::of_route(RouteError::Shed(ShedReason { status: 429, reason: "quota".into() }), 529),
             429,

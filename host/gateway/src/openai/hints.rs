@@ -14,7 +14,7 @@ use crate::{
 
 /// Whether a listener takes hints from its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HintTrust {
+pub(crate) enum HintTrust {
     /// Takes them.
     #[default]
     Trusted,
@@ -27,7 +27,7 @@ const UNSET_RANK: u32 = u32::MAX;
 
 /// What a client says of where its request should run.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Hints {
+pub(crate) struct Hints {
     /// Worker of any leg that has no pin of its own.
     pub backend: Option<WorkerId>,
     /// Worker of the prefill leg.
@@ -76,7 +76,7 @@ pub struct Hints {
 
 /// What a request does with its session (spec A2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SessionControl {
+pub(crate) struct SessionControl {
     /// Ends the session's bindings after this request.
     pub close: bool,
     /// How long a binding lasts.
@@ -151,7 +151,11 @@ impl Hints {
     ///
     /// # Errors
     /// [`RequestError`] names the header or field that does not parse.
-    pub fn parse(headers: &HeaderMap, body: &JsonBody, trust: HintTrust) -> Result<Self, RequestError> {
+    pub(crate) fn parse(
+        headers: &HeaderMap,
+        body: &JsonBody,
+        trust: HintTrust,
+    ) -> Result<Self, RequestError> {
         if trust == HintTrust::Ignored {
             return Ok(Self::default());
         }
@@ -206,7 +210,7 @@ impl Hints {
 
     /// The worker and rank a leg is pinned to (spec F3).
     #[must_use]
-    pub fn pinned(&self, leg: Leg) -> Option<(WorkerId, Option<DpRank>)> {
+    pub(crate) fn pinned(&self, leg: Leg) -> Option<(WorkerId, Option<DpRank>)> {
         match leg {
             Leg::Prefill => {
                 self.prefill.or(self.backend).map(|id| (id, self.prefill_dp_rank.or(self.dp_rank)))

@@ -20,7 +20,7 @@ use scan::Member;
 
 /// A JSON object with the places of its top-level values.
 #[derive(Clone, Debug)]
-pub struct JsonBody {
+pub(crate) struct JsonBody {
     text: ByteString,
     entries: Vec<Entry>,
 }
@@ -34,11 +34,11 @@ struct Entry {
 /// A body that is no JSON object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not a JSON object: {0}")]
-pub struct JsonError(String);
+pub(crate) struct JsonError(String);
 
 /// Changes to the top level of a body.
 #[derive(Debug)]
-pub struct Edit<'a> {
+pub(crate) struct Edit<'a> {
     body: &'a JsonBody,
     set: Vec<(&'a str, Cow<'a, str>)>,
     removed: Vec<&'a str>,
@@ -49,7 +49,7 @@ impl JsonBody {
     ///
     /// # Errors
     /// [`JsonError`] with serde_json's words, line and column.
-    pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
+    pub(crate) fn parse(bytes: Bytes) -> Result<Self, JsonError> {
         let text = ByteString::try_from(bytes).map_err(|error| JsonError(error.to_string()))?;
         let members = scan::members(&text).ok_or_else(|| JsonError::of(&text))?;
         let entry = |Member { key, value }| Some(Entry { key: plain_key(text.get(key)?)?, value });
@@ -60,7 +60,7 @@ impl JsonBody {
 
     /// The raw JSON of a value; of several under one key the last, as parsers do.
     #[must_use]
-    pub fn get(&self, key: &str) -> Option<&str> {
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
         let entry = self.entries.iter().rev().find(|entry| &*entry.key == key)?;
         self.text.get(entry.value.clone())
     }
@@ -69,19 +69,19 @@ impl JsonBody {
     ///
     /// # Errors
     /// serde_json's words.
-    pub fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, serde_json::Error> {
+    pub(crate) fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, serde_json::Error> {
         self.get(key).map_or(Ok(None), serde_json::from_str)
     }
 
     /// The whole body.
     #[must_use]
-    pub fn bytes(&self) -> &Bytes {
+    pub(crate) fn bytes(&self) -> &Bytes {
         self.text.as_bytes()
     }
 
     /// Begins changes.
     #[must_use]
-    pub fn edit(&self) -> Edit<'_> {
+    pub(crate) fn edit(&self) -> Edit<'_> {
         Edit { body: self, set: Vec::new(), removed: Vec::new() }
     }
 }
@@ -89,7 +89,7 @@ impl JsonBody {
 impl<'a> Edit<'a> {
     /// Gives `key` this JSON value, in place where the key is, else at the end.
     #[must_use]
-    pub fn set(mut self, key: &'a str, json: impl Into<Cow<'a, str>>) -> Self {
+    pub(crate) fn set(mut self, key: &'a str, json: impl Into<Cow<'a, str>>) -> Self {
         self.set.retain(|(other, _)| *other != key);
         self.set.push((key, json.into()));
         self
@@ -97,7 +97,7 @@ impl<'a> Edit<'a> {
 
     /// Takes `key` out, wherever and however often it is.
     #[must_use]
-    pub fn remove(mut self, key: &'a str) -> Self {
+    pub(crate) fn remove(mut self, key: &'a str) -> Self {
         self.set.retain(|(other, _)| *other != key);
         self.removed.push(key);
         self
@@ -105,7 +105,7 @@ impl<'a> Edit<'a> {
 
     /// The edited body; the body itself when nothing changed.
     #[must_use]
-    pub fn finish(self) -> Bytes {
+    pub(crate) fn finish(self) -> Bytes {
         let touched = |entry: &Entry| {
             self.removed.contains(&&*entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key)
         };

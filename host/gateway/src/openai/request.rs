@@ -14,7 +14,7 @@ use crate::{
 
 /// Which OpenAI endpoint was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Endpoint {
+pub(crate) enum Endpoint {
     /// `/v1/chat/completions`
     ChatCompletions,
     /// `/v1/completions`
@@ -27,7 +27,7 @@ pub enum Endpoint {
 
 /// A parsed request.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// The endpoint.
     pub endpoint: Endpoint,
     /// The body as the client wrote it.
@@ -54,7 +54,7 @@ pub struct Request {
 /// A request that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
-pub struct RequestError {
+pub(crate) struct RequestError {
     /// The field or header at fault.
     pub field: String,
     /// What is wrong with it.
@@ -64,7 +64,7 @@ pub struct RequestError {
 impl Endpoint {
     /// Its path, at the engines as well as here.
     #[must_use]
-    pub fn path(self) -> &'static str {
+    pub(crate) fn path(self) -> &'static str {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
@@ -75,7 +75,7 @@ impl Endpoint {
 
     /// Stable metric label.
     #[must_use]
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat_completions",
             Self::Completions => "completions",
@@ -86,7 +86,7 @@ impl Endpoint {
 
     /// Whether prefill and decode may run on two workers.
     #[must_use]
-    pub fn splits(self) -> bool {
+    pub(crate) fn splits(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions)
     }
 
@@ -109,7 +109,7 @@ impl Request {
     ///
     /// # Errors
     /// [`RequestError`] names the field.
-    pub fn parse(
+    pub(crate) fn parse(
         endpoint: Endpoint,
         headers: &HeaderMap,
         body: Bytes,
@@ -147,13 +147,13 @@ impl Request {
 
     /// The raw JSON that makes up the prompt, for byte blocks (spec H5).
     #[must_use]
-    pub fn prompt(&self) -> &str {
+    pub(crate) fn prompt(&self) -> &str {
         self.body.get(self.prompt_key).unwrap_or_default()
     }
 
     /// Items an engine sees: one for each choice of each prompt.
     #[must_use]
-    pub fn items(&self) -> u32 {
+    pub(crate) fn items(&self) -> u32 {
         self.prompts.saturating_mul(self.n)
     }
 }
@@ -161,7 +161,7 @@ impl Request {
 impl RequestError {
     /// An error about a field.
     #[must_use]
-    pub fn new(field: &str, problem: &str) -> Self {
+    pub(crate) fn new(field: &str, problem: &str) -> Self {
         Self { field: field.to_owned(), problem: problem.to_owned() }
     }
 }

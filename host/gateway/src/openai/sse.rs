@@ -61,7 +61,7 @@ pub(crate) fn is_event(bytes: &[u8]) -> bool {
 
 /// Token counts as the engine reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub(crate) struct Usage {
     /// Prompt tokens.
     pub prompt_tokens: u32,
     /// Output tokens so far.

@@ -1,7 +1,7 @@
-//! A future that survives its caller: polled in place as long as somebody waits for it, and when that somebody goes away,
-//! told so and finished in the background.
+//! A future that outlives its caller: the caller polls it in place. When the caller is dropped, the future is notified and
+//! finishes in the background, on the runtime that its sockets are registered with.
 //!
-//! A client that leaves must not cut off work that others depend on: a handoff in flight has to be consumed (spec E1).
+//! A client that leaves must not cancel work that engines depend on: a handoff in flight has to be consumed [E1].
 
 use std::{
     pin::Pin,
@@ -10,8 +10,8 @@ use std::{
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// The future, its "nobody waits any more" signal, and where it goes on.
-pub(crate) struct Detach<F>
+/// A future with the token that signals a dropped caller, and the tracker that finishes it.
+pub(crate) struct AfterDisconnect<F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -21,18 +21,18 @@ where
     tracker: TaskTracker,
 }
 
-impl<F> Detach<F>
+impl<F> AfterDisconnect<F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    /// `gone` is cancelled when the caller goes away first.
+    /// Wraps `future`. `gone` is cancelled when the caller is dropped first.
     pub(crate) fn new(future: F, gone: CancellationToken, tracker: TaskTracker) -> Self {
         Self { future: Some(Box::pin(future)), gone, tracker }
     }
 }
 
-impl<F> Future for Detach<F>
+impl<F> Future for AfterDisconnect<F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -47,7 +47,7 @@ where
     }
 }
 
-impl<F> Drop for Detach<F>
+impl<F> Drop for AfterDisconnect<F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -65,11 +65,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_dropped_caller_is_told_and_the_work_goes_on() {
+    async fn when_the_caller_is_dropped_the_future_is_notified_and_finishes() {
         let (gone, tracker) = (CancellationToken::new(), TaskTracker::new());
         let (done, finished) = tokio::sync::oneshot::channel();
         let signal = gone.clone();
-        let work = Detach::new(
+        let work = AfterDisconnect::new(
             async move {
                 signal.cancelled().await;
                 let _ = done.send(7);
@@ -86,7 +86,7 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_waits_gets_the_output_and_nothing_is_spawned() {
         let (gone, tracker) = (CancellationToken::new(), TaskTracker::new());
-        assert_eq!(Detach::new(async { 3 }, gone.clone(), tracker.clone()).await, 3);
+        assert_eq!(AfterDisconnect::new(async { 3 }, gone.clone(), tracker.clone()).await, 3);
         assert!(!gone.is_cancelled() && tracker.is_empty());
     }
 }

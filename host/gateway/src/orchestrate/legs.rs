@@ -1,136 +1,24 @@
 //! The legs of one request as a pure state machine: events in, actions out, no I/O, no clock.
 //!
-//! Owns the order of the legs, what a failure of one means for the other, when a handoff is committed and consumed, and
-//! what still has to happen after the client left (spec C and E). Knows neither bytes nor sockets: the driver performs
-//! the actions and reports what came of them, so every interleaving can be tested without a network.
+//! It decides the order of the legs, what a failure of one leg means for the other, when a handoff is committed and
+//! consumed, and what still has to run after the client left [C, E]. It knows no bytes and no sockets. The driver
+//! performs the actions and reports the events, so tests reach every interleaving without a network.
 //!
-//! A *single* request runs one leg. A *remote* request runs prefill and decode, tied by a handoff whose kind is known
-//! once prefill is routed: *completed* (prefill first, its answer carries parameters), *bootstrap* (both together), or
-//! *addressed* (both workers are named in the request id, decode is sent when prefill ended).
+//! An *aggregated* request runs one leg. A *remote* request runs prefill and decode, tied by a handoff:
+//!
+//! | handoff | prefill | decode |
+//! | --- | --- | --- |
+//! | completed | first; its answer carries parameters | sent with the parameters |
+//! | bootstrap | together with decode | together with prefill |
+//! | addressed | first; the request id names both workers | sent when prefill ended |
 
 use pointsman_workers::Leg;
 
 mod failures;
+mod types;
 
-/// What ties the two legs of a remote request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandoffKind {
-    /// Known before prefill; the legs run together.
-    Bootstrap,
-    /// Comes back in the prefill answer.
-    Completed,
-    /// Both workers are known before prefill, which pushes to decode; decode is sent when prefill ended.
-    Addressed,
-}
-
-pub use crate::config::LegOrder as Order;
-
-/// What the operator allows a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RetryPolicy {
-    /// Which leg is routed first.
-    pub order: Order,
-    /// Further tries, all legs together.
-    pub retries: u32,
-    /// B6: a prefill that failed for good may be done on a worker that prefills locally, and that is told.
-    pub local_fallback: bool,
-}
-
-/// What is to be run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// One leg on one worker.
-    Aggregated,
-    /// Prefill and decode on two.
-    Remote,
-}
-
-/// What the prefill worker that was routed to is like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PrefillTraits {
-    /// What its handoff is.
-    pub handoff: HandoffKind,
-    /// E4: whether it may be cancelled in the middle of a prefill.
-    pub cancellable: bool,
-    /// Whether its engine aborts by request id.
-    pub abortable: bool,
-}
-
-/// How a leg failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failed {
-    /// Another try elsewhere may help.
-    pub retryable: bool,
-    /// Some byte of the request may have reached the engine.
-    pub sent: bool,
-}
-
-/// What happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A single leg or the decode leg has its worker.
-    Routed,
-    /// The prefill leg has its worker.
-    PrefillRouted(PrefillTraits),
-    /// A leg got no worker.
-    Unroutable,
-    /// The prefill answer carries a complete handoff.
-    PrefillHandoff,
-    /// The prefill leg of a bootstrap pair ended well.
-    PrefillEnded,
-    /// C8: the prefill answer is the whole answer; nothing to hand off.
-    PrefillWasAll,
-    /// The prefill leg failed, or its answer has no usable handoff.
-    PrefillFailed(Failed),
-    /// The decode (or single) leg answers with a success status.
-    Head,
-    /// The first event with a token, or a whole body, arrived: a handoff is consumed.
-    FirstToken,
-    /// The first event with a finish reason arrived; it has not been passed on.
-    FinishSeen,
-    /// The decode (or single) leg's answer is complete.
-    Ended,
-    /// The decode (or single) leg failed.
-    DecodeFailed(Failed),
-    /// The client is gone.
-    ClientGone,
-    /// The request's deadline passed.
-    Deadline,
-}
-
-/// What to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Choose and book a worker for the leg.
-    Route(Leg),
-    /// Send the leg's request.
-    Send(Leg),
-    /// Send decode with one output token, only so that the handoff is consumed; nobody reads the answer.
-    SendToConsume,
-    /// Close the leg's connection and free its booking.
-    Cancel(Leg),
-    /// B6: the request goes on as a single one; say so.
-    FallBackToLocal,
-    /// Tell the leg's engine to abort by request id, and keep reading until it ends.
-    Abort(Leg),
-    /// Give the decode (or single) leg's answer to the client from here on.
-    Relay,
-    /// Keep back what comes from here on.
-    Hold,
-    /// Give what was kept back.
-    Release,
-    /// Answer with the prefill leg's result.
-    AnswerPrefill,
-    /// Answer (or end the stream) with the failure of this leg.
-    Fail(Leg),
-    /// Answer (or end the stream) with "deadline".
-    FailDeadline,
-    /// Everything is over; free what is left.
-    Finish,
-}
-
-/// Actions of one step, in order.
-pub type Actions = Vec<Action>;
+use crate::{config::LegOrder, connectors::HandoffKind, state::settings::RetryPolicy};
+pub(crate) use types::{Action, Actions, Event, Failed, PrefillTraits, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LegState {
@@ -143,43 +31,43 @@ enum LegState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Client {
-    /// Nothing went downstream.
+    /// No byte was sent downstream.
     Waiting,
-    /// The answer's head went downstream.
+    /// The head of the answer was sent downstream.
     Reading,
-    /// An answer was given whole, or the stream was ended.
+    /// The whole answer was sent, or the stream was ended.
     Served,
-    /// Left before it was served.
+    /// The client left before the answer was complete.
     Gone,
 }
 
-/// The machine.
+/// State of a request's legs.
 #[derive(Debug)]
-pub struct Legs {
+pub(crate) struct Legs {
     shape: Shape,
-    terms: RetryPolicy,
+    policy: RetryPolicy,
     attempt: u32,
     traits: Option<PrefillTraits>,
     prefill: LegState,
     decode: LegState,
     client: Client,
-    /// A handoff exists that somebody has to consume.
+    /// A handoff exists that a decode leg has to consume.
     committed: bool,
-    /// A decode request that carries it is on its way; what becomes of the blocks is the engines' from here on (E5).
+    /// A decode request with the handoff was sent; from then on the engines own the blocks [E5].
     dispatched: bool,
     consumed: bool,
-    /// C11: a finish reason was seen and is kept back until prefill ended.
+    /// A finish reason was seen and is held back until prefill ended [C11].
     held: bool,
     finished: bool,
 }
 
 impl Legs {
-    /// A request that has sent nothing yet, and what to do first.
+    /// Returns a request that has sent nothing yet, and its first actions.
     #[must_use]
-    pub fn new(shape: Shape, terms: RetryPolicy) -> (Self, Actions) {
+    pub(crate) fn new(shape: Shape, policy: RetryPolicy) -> (Self, Actions) {
         let mut legs = Self {
             shape,
-            terms,
+            policy,
             attempt: 0,
             traits: None,
             prefill: LegState::Idle,
@@ -195,35 +83,35 @@ impl Legs {
         (legs, actions)
     }
 
-    /// Whether everything is over.
+    /// Whether no leg runs any more.
     #[must_use]
-    pub fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// Whether a committed handoff was never dispatched to a consumer: ending now strands it.
+    /// Whether a committed handoff was never sent to a decode worker, so that ending now strands it.
     #[must_use]
-    pub fn strands(&self) -> bool {
+    pub(crate) fn strands(&self) -> bool {
         self.committed && !self.dispatched && !self.consumed
     }
 
-    /// Counts tries, from 1. Nothing of the handoff of one try may be met again in the next.
+    /// Number of the current attempt, from 1. An attempt uses nothing of the handoff of an earlier one.
     #[must_use]
-    pub fn attempt(&self) -> u32 {
+    pub(crate) fn attempt(&self) -> u32 {
         self.attempt
     }
 
     /// The leg whose answer the client sees.
     #[must_use]
-    pub fn answering(&self) -> Leg {
+    pub(crate) fn answering(&self) -> Leg {
         match self.shape {
             Shape::Aggregated => Leg::Aggregated,
             Shape::Remote => Leg::Decode,
         }
     }
 
-    /// Takes one event. Events that come too late are ignored.
-    pub fn on(&mut self, event: Event) -> Actions {
+    /// Takes one event and returns the actions that follow. Events that arrive too late are ignored.
+    pub(crate) fn on(&mut self, event: Event) -> Actions {
         if self.finished {
             return Actions::new();
         }
@@ -245,8 +133,6 @@ impl Legs {
         }
     }
 
-    // ---- the way forward
-
     fn start(&mut self) -> Actions {
         self.attempt += 1;
         self.traits = None;
@@ -255,8 +141,8 @@ impl Legs {
         self.held = false;
         self.prefill = LegState::Idle;
         self.decode = LegState::Idle;
-        match (self.shape, self.terms.order) {
-            (Shape::Remote, Order::PrefillFirst) => {
+        match (self.shape, self.policy.order) {
+            (Shape::Remote, LegOrder::PrefillFirst) => {
                 self.prefill = LegState::Routing;
                 vec![Action::Route(Leg::Prefill)]
             }
@@ -267,7 +153,7 @@ impl Legs {
         }
     }
 
-    /// Decode is routed once prefill's *routing* is complete (spec C2), unless the handoff comes back in its answer (C7).
+    /// Routes decode as soon as prefill is *routed* [C2], unless the prefill answer carries the handoff [C7].
     fn prefill_routed(&mut self, traits: PrefillTraits) -> Actions {
         if self.prefill != LegState::Routing {
             return Actions::new();
@@ -304,7 +190,7 @@ impl Legs {
         }
     }
 
-    /// Both legs have their workers and nothing was sent.
+    /// Sends the first leg or both: all workers are known and nothing was sent.
     fn send_first(&mut self) -> Actions {
         self.prefill = LegState::InFlight;
         if self.handoff_kind() == Some(HandoffKind::Bootstrap) {
@@ -315,7 +201,7 @@ impl Legs {
         vec![Action::Send(Leg::Prefill)]
     }
 
-    /// A handoff is there. E1: even with the client gone decode is sent, so that the pinned blocks are pulled.
+    /// Sends decode with the handoff, even after the client left: only decode frees the blocks that prefill pinned [E1].
     fn send_decode(&mut self) -> Actions {
         self.decode = LegState::InFlight;
         self.dispatched = true;
@@ -409,8 +295,8 @@ impl Legs {
         self.consumed = true;
         let mut actions = Actions::new();
         if self.prefill == LegState::InFlight {
-            // C11: a successful end waits for prefill. Nobody waits for it any more when the client is gone, but the
-            // prefill leg is drained all the same.
+            // A successful end waits for prefill [C11]. Without a client there is no answer to hold, but the prefill
+            // leg still runs to its end.
             if self.client == Client::Reading && !self.held {
                 self.held = true;
                 actions.push(Action::Hold);
@@ -421,7 +307,7 @@ impl Legs {
         actions
     }
 
-    /// Both legs are over and well.
+    /// Ends a request whose legs have all succeeded.
     fn complete(&mut self, actions: &mut Actions) {
         if self.client == Client::Waiting {
             actions.push(Action::Relay);

@@ -6,11 +6,14 @@ use std::{
 };
 
 use pointsman_routing::{CandidateId, Plan, Query, RoutingRequest, SlotKind};
-use pointsman_workers::{Candidate, Leg, Role, Snapshot};
+use pointsman_workers::{Leg, Role, Snapshot};
 
+use super::{availability::is_up, legs::Shape};
 use crate::{
-    connectors::connector_for, openai::error::ApiError, openai::request::Request, orchestrate::legs::Shape,
-    state::State, telemetry::account::Word,
+    connectors::connector_for,
+    openai::{error::ApiError, request::Request},
+    state::State,
+    telemetry::account::Word,
 };
 
 /// How a request is going to be run.
@@ -82,10 +85,6 @@ pub(crate) fn plan(
         }
         Plan::Shed(shed) => Err(ApiError::Shed(shed)),
     }
-}
-
-fn is_up(candidate: &Candidate) -> bool {
-    candidate.ineligible().is_none_or(|reason| !reason.is_down())
 }
 
 /// The question for one leg's first try, with fresh randomness and the time of now; its decision is not recorded.

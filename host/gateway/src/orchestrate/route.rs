@@ -193,7 +193,7 @@ impl Drive {
     /// When the bookings expire unless there is life before (spec F4).
     pub(crate) fn stale_at(&self) -> Option<Instant> {
         let booked = self.prefill.booking.is_some() || self.decode.booking.is_some();
-        booked.then(|| self.account.last_life() + self.state.settings.booking_ttl)
+        booked.then(|| self.account.last_life().max(self.begun) + self.state.settings.booking_ttl)
     }
 
     /// The bookings had no life for too long: they are load no more, whatever becomes of the request.

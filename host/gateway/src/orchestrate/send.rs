@@ -1,22 +1,19 @@
-//! A leg's request on its way: the connector's body and headers, the upstream's call; and the abort that takes it back.
+//! Sends a leg: body and headers from the connector, the call through the upstream client. Aborts it by request id.
 
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use pointsman_workers::Leg;
 
-use super::{DecodeHead, Drive, target};
-use crate::{
-    connectors::{LegContext, connector_for, leg_headers},
-    orchestrate::legs::HandoffKind,
-};
+use super::{DecodeHead, Drive, drain_prefill::drain_prefill, target};
+use crate::connectors::{HandoffKind, LegContext, connector_for, leg_headers};
 
-/// When an abort is sent again, each after the one before.
-const AGAIN: [Duration; 4] =
+/// Delays between repetitions of an abort.
+const ABORT_RETRY_DELAYS: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(5)];
 
-/// How long a request may lie with an engine before it looks at it.
-const AFTERWARDS: Duration = Duration::from_millis(50);
+/// Delay of the last abort: how long an engine may take to look at a request whose connection was closed.
+const FINAL_ABORT_DELAY: Duration = Duration::from_millis(50);
 
 impl Drive {
     fn context(&self) -> LegContext<'_> {
@@ -37,12 +34,12 @@ impl Drive {
         let body = connector.prefill(&self.request, &context);
         let headers = leg_headers(&context, target(candidate));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
-        let upstream = self.state.upstream.clone();
-        // Only a completed handoff comes back in the answer.
+        let upstream = self.upstream.clone();
+        // Only the answer of a completed handoff carries data.
         let call: BoxFuture<'static, _> = if connector.handoff() == Some(HandoffKind::Completed) {
             Box::pin(async move { upstream.whole(&url, &headers, body).await.map(Some) })
         } else {
-            Box::pin(async move { upstream.drained(&url, &headers, body).await.map(|()| None) })
+            Box::pin(async move { drain_prefill(&upstream, &url, &headers, body).await.map(|()| None) })
         };
         self.prefill.call = Some(call);
     }
@@ -58,7 +55,7 @@ impl Drive {
         };
         let headers = leg_headers(&context, target(candidate));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
-        let upstream = self.state.upstream.clone();
+        let upstream = self.upstream.clone();
         self.decode.call = Some(if self.request.stream && !consume {
             Box::pin(async move { upstream.head(&url, &headers, body).await.map(DecodeHead::Stream) })
         } else {
@@ -71,27 +68,27 @@ impl Drive {
         let Some(candidate) = candidate else { return };
         let spec = candidate.worker.spec();
         let Some(abort) = connector_for(spec).abort(self.token) else { return };
-        let (upstream, url) = (self.state.upstream.clone(), format!("{}{}", spec.url, abort.path));
+        let (upstream, url) = (self.upstream.clone(), format!("{}{}", spec.url, abort.path));
         let headers = leg_headers(&self.context(), target(candidate));
         let over = self.over.clone();
         self.state.tracker.spawn(async move {
-            let say = async || {
+            let send_abort = async || {
                 if let Err(error) = upstream.whole(&url, &headers, abort.body.clone()).await {
-                    tracing::debug!(%error, "an abort was not taken");
+                    tracing::debug!(%error, "abort failed");
                 }
             };
-            // It may overtake the request that it is meant for: it is said again while that one runs.
-            for pause in AGAIN {
-                say().await;
+            // An abort may arrive before the request that it is meant for: it is repeated while that one runs.
+            for pause in ABORT_RETRY_DELAYS {
+                send_abort().await;
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = over.cancelled() => break,
                 }
             }
-            // And once more when it is over: its connection may have been closed before the engine had looked at it.
+            // It is sent once more afterwards: the engine may read the request only after its connection was closed.
             if over.is_cancelled() {
-                tokio::time::sleep(AFTERWARDS).await;
-                say().await;
+                tokio::time::sleep(FINAL_ABORT_DELAY).await;
+                send_abort().await;
             }
         });
     }

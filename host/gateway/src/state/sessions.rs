@@ -15,7 +15,7 @@ const MOST: usize = 100_000;
 
 /// The bindings.
 #[derive(Debug, Default)]
-pub struct Sessions {
+pub(crate) struct Sessions {
     bound: Mutex<HashMap<(u64, Leg), Binding>>,
 }
 
@@ -28,7 +28,7 @@ struct Binding {
 impl Sessions {
     /// Where a session's leg is bound now.
     #[must_use]
-    pub fn get(&self, session: u64, leg: Leg) -> Option<CandidateId> {
+    pub(crate) fn get(&self, session: u64, leg: Leg) -> Option<CandidateId> {
         let bound = self.bound.lock();
         bound
             .get(&(session, leg))
@@ -37,7 +37,7 @@ impl Sessions {
     }
 
     /// Binds a session's leg, or keeps it bound for another `ttl`.
-    pub fn bind(&self, session: u64, leg: Leg, candidate: CandidateId, ttl: Duration) {
+    pub(crate) fn bind(&self, session: u64, leg: Leg, candidate: CandidateId, ttl: Duration) {
         let now = Instant::now();
         let mut bound = self.bound.lock();
         bound.insert((session, leg), Binding { candidate, until: now + ttl });
@@ -51,7 +51,7 @@ impl Sessions {
     }
 
     /// Ends a session's bindings.
-    pub fn close(&self, session: u64) {
+    pub(crate) fn close(&self, session: u64) {
         let mut bound = self.bound.lock();
         for leg in [Leg::Aggregated, Leg::Prefill, Leg::Decode] {
             bound.remove(&(session, leg));

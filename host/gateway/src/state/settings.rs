@@ -3,19 +3,23 @@
 use std::time::Duration;
 
 use crate::{
+    config::LegOrder,
     config::settings::{Reloadable, RoutingSettings, ServerSettings},
     openai::hints::{HintTrust, Hints},
-    orchestrate::legs::RetryPolicy,
     tokenization::routing_request::Measure,
 };
 
 /// Values of one configuration that requests read.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Refuse a request without a prefill worker instead of prefilling locally.
     pub enforce_disagg: bool,
-    /// Limit of a whole request.
+    /// Limit of a whole request, from its first byte.
     pub request_timeout: Duration,
+    /// Limit of connecting to a worker.
+    pub connect_timeout: Duration,
+    /// How long a client may pause while it uploads a body.
+    pub body_idle_timeout: Duration,
     /// Order of the legs, retries and fallback.
     pub retry_policy: RetryPolicy,
     /// How long a session stays bound when its request does not say; `None`: only requests with a session control bind.
@@ -44,10 +48,21 @@ pub struct Settings {
     pub measure: Measure,
 }
 
+/// Order of the legs, retries and fallback.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RetryPolicy {
+    /// Leg that is routed first.
+    pub order: LegOrder,
+    /// Number of further attempts, all legs together.
+    pub retries: u32,
+    /// Whether a request whose prefill failed for good may run on a worker that prefills locally [B6].
+    pub local_fallback: bool,
+}
+
 impl Settings {
     /// Derives the values from a validated configuration.
     #[must_use]
-    pub fn new(block_size: u32, reloadable: &Reloadable) -> Self {
+    pub(crate) fn new(block_size: u32, reloadable: &Reloadable) -> Self {
         let (timeouts, queue) = (&reloadable.timeouts, &reloadable.queue);
         let ServerSettings {
             max_body_bytes,
@@ -72,6 +87,8 @@ impl Settings {
         Self {
             enforce_disagg,
             request_timeout: timeouts.request,
+            connect_timeout: timeouts.connect,
+            body_idle_timeout: timeouts.body_idle,
             retry_policy: RetryPolicy { order, retries, local_fallback: local_fallback && !enforce_disagg },
             session_affinity: Some(session_affinity).filter(|ttl| !ttl.is_zero()),
             booking_ttl: timeouts.booking,
@@ -90,7 +107,7 @@ impl Settings {
 
     /// Returns how long this request's session is bound to its workers; `None`: it is not bound.
     #[must_use]
-    pub fn affinity(&self, hints: &Hints) -> Option<Duration> {
+    pub(crate) fn affinity(&self, hints: &Hints) -> Option<Duration> {
         hints.session.as_ref()?;
         hints.session_control.map(|control| control.timeout).or(self.session_affinity)
     }

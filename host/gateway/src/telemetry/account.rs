@@ -17,12 +17,16 @@ use crate::{openai::request::Endpoint, openai::sse::Usage};
 
 /// The account of one request. Dropping it writes it down.
 #[derive(Debug)]
-pub struct Account {
+pub(crate) struct Account {
     metrics: Arc<Metrics>,
     /// The id the client knows the request by.
     pub request_id: String,
     endpoint: Endpoint,
     model: ModelName,
+    /// Whether a worker serves the model. Other names are not used as metric labels: clients could send any number.
+    model_is_served: bool,
+    /// Whether the request leaves no record.
+    discarded: bool,
     started: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -43,7 +47,7 @@ pub struct Account {
 
 /// A decode override's word, as far as what becomes of it is told.
 #[derive(Clone, Copy, Debug)]
-pub struct Word {
+pub(crate) struct Word {
     id: Option<DecisionId>,
     mode: Lane,
     seed: u64,
@@ -58,16 +62,23 @@ struct Outcome {
 }
 
 impl Account {
-    /// Begins the account of a request.
+    /// Begins the account of a request whose first byte arrived at `started`. Its model is not known yet.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>, request_id: String, endpoint: Endpoint, model: ModelName) -> Self {
+    pub(crate) fn new(
+        metrics: Arc<Metrics>,
+        request_id: String,
+        endpoint: Endpoint,
+        started: Instant,
+    ) -> Self {
         metrics.inflight.inc();
         Self {
             metrics,
             request_id,
             endpoint,
-            model,
-            started: Instant::now(),
+            model: ModelName(OTHER.clone()),
+            model_is_served: false,
+            discarded: false,
+            started,
             first_token: None,
             last_token: None,
             tokens: 0,
@@ -87,7 +98,7 @@ impl Account {
     /// What comes of the request is written down with its decisions too, and told to policies that learn; `word` is the decode
     /// override's.
     #[must_use]
-    pub fn recording(
+    pub(crate) fn recording(
         mut self,
         decisions: Arc<Decisions>,
         learning: Arc<Learning>,
@@ -98,7 +109,7 @@ impl Account {
     }
 
     /// Takes the receipt of a decision.
-    pub fn decided(&mut self, receipt: Receipt, subject: &RoutingRequest) {
+    pub(crate) fn decided(&mut self, receipt: Receipt, subject: &RoutingRequest) {
         self.metrics.route.observe(seconds(receipt.took));
         let slot = receipt.slot.as_str();
         let policy = receipt.policy.as_ref().unwrap_or(&NATIVE).clone();
@@ -127,7 +138,7 @@ impl Account {
     }
 
     /// Counts output tokens that passed `now`; the time to first token when these were the first.
-    pub fn output(&mut self, tokens: u32, now: Instant) -> Option<Duration> {
+    pub(crate) fn output(&mut self, tokens: u32, now: Instant) -> Option<Duration> {
         self.tokens += tokens;
         self.last_token = Some(now);
         if self.first_token.is_some() {
@@ -137,45 +148,55 @@ impl Account {
         Some(now - self.started)
     }
 
-    /// When the request came.
+    /// Sets the model once the body is parsed. `is_served`: whether a worker serves it.
+    pub(crate) fn set_model(&mut self, model: &ModelName, is_served: bool) {
+        (self.model, self.model_is_served) = (model.clone(), is_served);
+    }
+
+    /// Ends the account without a record: the request was a preview.
+    pub(crate) fn discard(mut self) {
+        self.discarded = true;
+    }
+
+    /// When the first byte of the request arrived.
     #[must_use]
-    pub fn started(&self) -> Instant {
+    pub(crate) fn started(&self) -> Instant {
         self.started
     }
 
     /// When it last showed life: a token, or its arrival.
     #[must_use]
-    pub fn last_life(&self) -> Instant {
+    pub(crate) fn last_life(&self) -> Instant {
         self.last_token.unwrap_or(self.started)
     }
 
     /// Output tokens so far.
     #[must_use]
-    pub fn tokens(&self) -> u32 {
+    pub(crate) fn tokens(&self) -> u32 {
         self.tokens
     }
 
     /// Takes the usage an engine reported. It corrects what was counted.
-    pub fn usage(&mut self, usage: Usage) {
+    pub(crate) fn usage(&mut self, usage: Usage) {
         self.tokens = self.tokens.max(usage.completion_tokens);
         self.usage = Some(usage);
     }
 
     /// Mean time between tokens, when there were two or more.
     #[must_use]
-    pub fn itl(&self) -> Option<Duration> {
+    pub(crate) fn itl(&self) -> Option<Duration> {
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
         (self.tokens > 1).then(|| between / (self.tokens - 1))
     }
 
     /// How it ended.
-    pub fn ended(&mut self, status: u16, code: &'static str) {
+    pub(crate) fn ended(&mut self, status: u16, code: &'static str) {
         self.outcome = Outcome { status, code };
     }
 
     /// The decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank id=ID policy@generation by`.
     #[must_use]
-    pub fn decisions(&self) -> String {
+    pub(crate) fn decisions(&self) -> String {
         let one = |receipt: &Receipt| {
             let policy = receipt.policy.as_deref().unwrap_or("native");
             let by = receipt.decider.fallback().unwrap_or(receipt.decider.label());
@@ -264,7 +285,7 @@ impl Account {
 impl Word {
     /// The word of a plan that was made with this seed.
     #[must_use]
-    pub fn of(planned: &OverrideDecision, seed: u64) -> Self {
+    pub(crate) fn of(planned: &OverrideDecision, seed: u64) -> Self {
         let OverrideDecision { id, lane: mode, learns, fallback, .. } = *planned;
         Self { id, mode, seed, learns, by_policy: fallback.is_none() }
     }
@@ -285,12 +306,15 @@ fn tell(model: &ModelName, turn: Option<Turn>) {
 
 impl Drop for Account {
     fn drop(&mut self) {
+        let metrics = &self.metrics;
+        metrics.inflight.dec();
+        if self.discarded {
+            return;
+        }
         self.record();
         self.teach();
-        let metrics = &self.metrics;
         let Outcome { status, code } = self.outcome;
         let took = self.started.elapsed();
-        metrics.inflight.dec();
         metrics.duration.observe(seconds(took));
         let ttft = self.first_token.map(|first| first - self.started);
         if let Some(ttft) = ttft {
@@ -314,7 +338,7 @@ impl Drop for Account {
             metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
             tell(&self.model, metrics.prediction_checks.take(&self.model, reason != "equal"));
         }
-        let model = if code == "model_not_found" { OTHER.clone() } else { self.model.0.clone() };
+        let model = if self.model_is_served { self.model.0.clone() } else { OTHER.clone() };
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
         metrics.requests.get_or_create(&labels).inc();
         tracing::info!(

@@ -10,12 +10,7 @@ use std::{
 use pointsman_routing::SlotKind;
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter,
-        family::{Family, MetricConstructor},
-        gauge::Gauge,
-        histogram::Histogram,
-    },
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
@@ -29,9 +24,9 @@ const ROUTE_BUCKETS: [f64; 14] =
     [1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1e-3, 2e-3, 5e-3, 2e-2];
 
 /// The label of a model that nobody serves.
-pub static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
+pub(crate) static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
 /// The label of a slot without a policy.
-pub static NATIVE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("native"));
+pub(crate) static NATIVE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("native"));
 
 /// Labels of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -84,16 +79,6 @@ pub struct LegLabels {
 pub struct ReasonLabels {
     /// Why, or how.
     pub reason: &'static str,
-}
-
-/// Makes histograms with our buckets.
-#[derive(Clone, Debug)]
-pub struct Buckets(&'static [f64]);
-
-impl MetricConstructor<Histogram> for Buckets {
-    fn new_metric(&self) -> Histogram {
-        Histogram::new(self.0.iter().copied())
-    }
 }
 
 /// Every metric of the gateway itself.
@@ -239,6 +224,6 @@ impl Metrics {
 
 /// Seconds, for histograms.
 #[must_use]
-pub fn seconds(duration: Duration) -> f64 {
+pub(crate) fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }

@@ -1,7 +1,7 @@
-//! Token ids from an engine of the model, by vLLM's `POST /tokenize`: for models whose folder is not at hand.
+//! Token ids from an engine of the model, by vLLM's `POST /tokenize`: for models without a local tokenizer.
 //!
-//! A request waits for it at most the configured time, few ask at once, and after a failure nobody does for a while: an
-//! engine that cannot tell must cost routing nothing but its knowledge.
+//! A request waits at most the configured time, the number of concurrent calls is limited, and calls pause after a
+//! failure. An engine that cannot tokenize costs a request its token ids, and no time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,11 +28,11 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Questions of one model that are under way at once.
-const AT_ONCE: usize = 16;
-/// Nobody asks for so long after a failure.
-const PAUSE: Duration = Duration::from_secs(1);
-/// What a chat's template is given besides its messages; the engine takes the same keys for both.
+/// Number of concurrent calls for one model.
+const MAX_CONCURRENT_CALLS: usize = 16;
+/// How long no call is made after a failure.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+/// Fields besides the messages that the chat template reads; chat and tokenize requests use the same names.
 const CHAT_KEYS: [&str; 7] = [
     "tools",
     "add_generation_prompt",
@@ -55,7 +55,7 @@ pub(super) struct EngineTokens {
     cache: Mutex<Cache>,
 }
 
-/// Answers by the hash of their question; the oldest go first.
+/// Answers by the hash of their question. The oldest is evicted first.
 #[derive(Debug)]
 struct Cache {
     budget: usize,
@@ -87,7 +87,7 @@ impl EngineTokens {
         Self {
             model,
             registry,
-            turns: Semaphore::new(AT_ONCE),
+            turns: Semaphore::new(MAX_CONCURRENT_CALLS),
             next: AtomicUsize::new(0),
             paused: Mutex::default(),
             hashes: RandomState::new(),
@@ -118,7 +118,7 @@ impl EngineTokens {
         let tokens = match timeout(limit, ask(upstream, &candidate, question)).await {
             Ok(Some(tokens)) => tokens,
             outcome => {
-                *self.paused.lock() = Some(Instant::now() + PAUSE);
+                *self.paused.lock() = Some(Instant::now() + FAILURE_PAUSE);
                 return Err(if outcome.is_ok() { "engine_failed" } else { "engine_slow" });
             }
         };
@@ -126,7 +126,7 @@ impl EngineTokens {
         Ok(tokens)
     }
 
-    /// A worker that has the endpoint; in turn.
+    /// Chooses a worker that has the endpoint, round robin.
     fn candidate(&self) -> Option<Candidate> {
         let snapshot = self.registry.snapshot();
         let able = |candidate: &&Candidate| {
@@ -168,7 +168,7 @@ impl Cache {
     }
 }
 
-/// An answer's bytes with those of its places.
+/// Size of an answer in the cache, bytes, with its entries in the map and the queue.
 fn bytes_of(tokens: &[u32]) -> usize {
     size_of_val(tokens) + 64
 }

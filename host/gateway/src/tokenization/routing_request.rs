@@ -10,7 +10,7 @@ use crate::openai::request::Request;
 
 /// How prompts are measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Measure {
+pub(crate) struct Measure {
     /// Tokens in a block.
     pub block_size: u32,
     /// Bytes taken for a token when there are no tokens (spec H5).

@@ -1,42 +1,33 @@
-//! The body of an engine's answer, read by whoever wants it.
+//! The body of an engine's answer, read where it is needed.
 
-use std::{
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::task::{Context, Poll};
 
 use super::{
     connection::{Answered, Connection},
-    pool::Pool,
+    pool::ConnectionPool,
     wire::{Framing, WireError},
 };
 
-/// The body of an answer. At its end the connection goes back to the pool; dropped before, it is closed, which is how an
-/// engine is told that nobody waits.
+/// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the connection,
+/// which stops the engine's work.
 #[derive(Debug)]
-pub struct Body {
+pub(crate) struct Body {
     framing: Framing,
-    /// What came with the head.
+    /// Bytes that arrived with the head.
     early: Vec<u8>,
     connection: Option<Box<Connection>>,
     keep: bool,
-    pool: Arc<Pool>,
+    pool: ConnectionPool,
 }
 
 impl Body {
-    pub(super) fn new(answered: Answered, connection: Box<Connection>, pool: Arc<Pool>) -> Self {
+    pub(super) fn new(answered: Answered, connection: Box<Connection>, pool: ConnectionPool) -> Self {
         let Answered { head, early } = answered;
         let (framing, keep) = (head.framing, head.keep);
         Self { framing, early, connection: Some(connection), keep, pool }
     }
 
-    /// Whether there is nothing to read.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.framing.is_done()
-    }
-
-    /// Appends what has come to `out`; `false` once the body is over.
+    /// Appends the bytes that have arrived to `out`; `false` at the end of the body.
     pub(crate) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -66,18 +57,18 @@ impl Body {
         Poll::Ready(Ok(true))
     }
 
-    /// As [`Body::poll_read`].
+    /// Waits for more bytes and appends them to `out`; `false` at the end of the body.
     pub(crate) async fn read(&mut self, out: &mut Vec<u8>) -> Result<bool, WireError> {
         std::future::poll_fn(|cx| self.poll_read(cx, out)).await
     }
 
-    /// Takes what has come; nothing stands for the connection's end.
+    /// Decodes bytes of the connection; an empty slice means that the engine closed it.
     fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
         if bytes.is_empty() {
             return self.framing.cut();
         }
         if self.framing.decode(bytes, out)? > 0 {
-            // Nobody asked for more than one answer.
+            // The engine sent more than one answer: the connection is out of step.
             self.keep = false;
         }
         Ok(())

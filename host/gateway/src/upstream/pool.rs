@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -10,13 +11,16 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 
-/// An idle connection is not used again after this; engines close theirs after some time, too.
-const IDLE: Duration = Duration::from_secs(30);
+/// How long an idle connection is kept. Engines close theirs after a while, too.
+const MAX_IDLE: Duration = Duration::from_secs(30);
 
-/// Idle connections by `host:port`.
-#[derive(Debug, Default)]
-pub(super) struct Pool {
-    idle: Mutex<Places>,
+/// Idle connections of one runtime, by `host:port`.
+///
+/// A socket is registered with the runtime that opened it. If another runtime polled it, each event would first wake
+/// the thread that owns the registration. Therefore each data thread has a pool of its own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConnectionPool {
+    idle: Arc<Mutex<Places>>,
 }
 
 #[derive(Debug, Default)]
@@ -31,18 +35,19 @@ struct Idle {
     since: Instant,
 }
 
-impl Pool {
-    /// An idle connection that is still open.
+impl ConnectionPool {
+    /// Takes an idle connection that is still open.
     pub(super) fn take(&self, authority: &str) -> Option<Box<Connection>> {
         loop {
             let Idle { mut connection, since } =
                 self.idle.lock().by_authority.get_mut(authority)?.pop_back()?;
-            if since.elapsed() < IDLE && connection.is_open() {
+            if since.elapsed() < MAX_IDLE && connection.is_open() {
                 return Some(connection);
             }
         }
     }
 
+    /// Keeps a connection for the next call.
     pub(super) fn put(&self, connection: Box<Connection>) {
         let since = Instant::now();
         let mut places = self.idle.lock();
@@ -56,14 +61,14 @@ impl Pool {
 }
 
 impl Places {
-    /// Closes what was idle for too long, everywhere: nobody comes back for the connections of a worker that left.
+    /// Closes connections that were idle for too long, of all workers: no later call closes those of a worker that left.
     fn sweep(&mut self, now: Instant) {
-        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < IDLE) {
+        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < MAX_IDLE) {
             return;
         }
         self.swept = Some(now);
         self.by_authority.retain(|_, place| {
-            place.retain(|idle| now.saturating_duration_since(idle.since) < IDLE);
+            place.retain(|idle| now.saturating_duration_since(idle.since) < MAX_IDLE);
             !place.is_empty()
         });
     }

@@ -12,7 +12,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{CallError, Upstream};
+use super::{CallError, ConnectionPool, Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
 
@@ -70,7 +70,7 @@ async fn call(upstream: &Upstream, url: &str) -> Result<Bytes, CallError> {
 }
 
 fn upstream() -> Upstream {
-    Upstream::new(Duration::from_secs(5))
+    Upstream::new(ConnectionPool::default(), Duration::from_secs(5))
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What goes wrong: a leg that fails, a deadline, a client that leaves (spec E). What still has to happen then, and what is retried.
+//! Failures of a leg, the deadline, and a client that leaves [E]: what is retried and what still has to run.
 
 use pointsman_workers::Leg;
 
@@ -23,15 +23,15 @@ impl Legs {
         self.prefill = LegState::Over;
         let mut actions = vec![Action::Cancel(Leg::Prefill)];
         if self.decode == LegState::InFlight {
-            // E3: the decode leg waits for a prefill that will never come.
+            // The decode leg waits for a prefill that has failed [E3].
             actions.extend(self.stop(Leg::Decode));
         }
         if failed.retryable && self.may_retry() {
             actions.extend(self.retry());
             return actions;
         }
-        if self.terms.local_fallback && self.client == Client::Waiting {
-            self.terms.local_fallback = false;
+        if self.policy.local_fallback && self.client == Client::Waiting {
+            self.policy.local_fallback = false;
             self.shape = Shape::Aggregated;
             actions.push(Action::FallBackToLocal);
             actions.extend(self.start());
@@ -50,10 +50,10 @@ impl Legs {
         let answering = self.answering();
         let mut actions = vec![Action::Cancel(answering)];
         let completed = self.handoff_kind() == Some(HandoffKind::Completed);
-        // E5: nothing of the handoff was sent, so another decode worker may take it. This holds for a client that
-        // is gone as well, for somebody has to consume it.
+        // Nothing of the handoff was sent, so another decode worker may take it [E5]. A client that left makes no
+        // difference: the handoff still has to be consumed.
         let undispatched = completed && self.committed && !failed.sent && failed.retryable;
-        // It costs no retry: no engine did anything twice. The driver gives up when nobody is left to take it.
+        // It costs no retry, since no engine repeats work. The driver gives up when no decode worker is left.
         if undispatched && matches!(self.client, Client::Waiting | Client::Gone) {
             self.decode = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
@@ -79,13 +79,13 @@ impl Legs {
         self.finish(actions)
     }
 
-    /// Invariant 7: only while nothing went downstream and somebody waits.
+    /// Whether a retry is allowed: only while the client waits and no byte was sent downstream [invariant 7].
     fn may_retry(&self) -> bool {
-        self.terms.retries > 0 && self.client == Client::Waiting
+        self.policy.retries > 0 && self.client == Client::Waiting
     }
 
     fn retry(&mut self) -> Actions {
-        self.terms.retries -= 1;
+        self.policy.retries -= 1;
         self.start()
     }
 
@@ -106,7 +106,7 @@ impl Legs {
         self.held = false;
         let prefill_runs = self.prefill == LegState::InFlight;
         match self.handoff_kind() {
-            // Nothing was sent that anyone would miss.
+            // No leg was sent.
             None => self.cancel_all(),
             Some(_) if self.consumed || self.prefill == LegState::Routed => self.cancel_all(),
             Some(HandoffKind::Completed | HandoffKind::Addressed) if prefill_runs => {
@@ -116,7 +116,7 @@ impl Legs {
                     Actions::new()
                 }
             }
-            // Parameters in hand: the decode that is being routed or was sent consumes them.
+            // The handoff exists: the decode leg that is being routed or was sent consumes it.
             Some(HandoffKind::Completed | HandoffKind::Addressed) => Actions::new(),
             Some(HandoffKind::Bootstrap) => self.abort_both(),
         }
@@ -147,7 +147,7 @@ impl Legs {
         actions
     }
 
-    /// Ends a leg that is in flight: aborted by id where the engine can, and its connection closed.
+    /// Stops a leg in flight: aborts it by id where the engine can, and closes its connection.
     fn stop(&mut self, leg: Leg) -> Actions {
         let state = if leg == Leg::Prefill { &mut self.prefill } else { &mut self.decode };
         let running = *state == LegState::InFlight;

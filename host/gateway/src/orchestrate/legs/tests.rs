@@ -9,7 +9,7 @@ const BOOTSTRAP: PrefillTraits =
 const ADDRESSED: PrefillTraits = PrefillTraits { handoff: HandoffKind::Addressed, ..COMPLETED };
 const BOOTSTRAP_NO_ABORT: PrefillTraits = PrefillTraits { abortable: false, ..BOOTSTRAP };
 const DECODE_FIRST: RetryPolicy =
-    RetryPolicy { order: Order::DecodeFirst, retries: 1, local_fallback: false };
+    RetryPolicy { order: LegOrder::DecodeFirst, retries: 1, local_fallback: false };
 const RETRYABLE_SENT: Failed = Failed { retryable: true, sent: true };
 const RETRYABLE_UNSENT: Failed = Failed { retryable: true, sent: false };
 const FATAL: Failed = Failed { retryable: false, sent: true };
@@ -590,7 +590,7 @@ proptest! {
         choices in proptest::collection::vec(any::<u8>(), 0..60),
     ) {
         let shape = if remote { Shape::Remote } else { Shape::Aggregated };
-        let order = if decode_first { Order::DecodeFirst } else { Order::PrefillFirst };
+        let order = if decode_first { LegOrder::DecodeFirst } else { LegOrder::PrefillFirst };
         let abortable = abortable && handoff == HandoffKind::Bootstrap;
         let terms = RetryPolicy { order, retries, local_fallback };
         run(shape, terms, PrefillTraits { handoff, cancellable, abortable }, &choices);
@@ -602,7 +602,7 @@ proptest! {
         decode_first in any::<bool>(),
         choices in proptest::collection::vec(any::<u8>(), 0..12),
     ) {
-        let order = if decode_first { Order::DecodeFirst } else { Order::PrefillFirst };
+        let order = if decode_first { LegOrder::DecodeFirst } else { LegOrder::PrefillFirst };
         let (mut legs, actions) = Legs::new(Shape::Remote, RetryPolicy { order, retries: 1, ..RetryPolicy::default() });
         let mut world = World::default();
         actions.into_iter().for_each(|action| world.perform(action));

@@ -6,7 +6,7 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter as Bucket};
 
 /// Rate limit of clients. It has one bucket for each configured key and one for all other requests, so what clients
 /// send cannot make it grow.
-pub struct RateLimiter {
+pub(crate) struct RateLimiter {
     per_second: NonZeroU32,
     by_key: HashMap<String, DefaultDirectRateLimiter>,
     others: DefaultDirectRateLimiter,
@@ -14,7 +14,7 @@ pub struct RateLimiter {
 
 /// A client made more requests than it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RateExceeded {
+pub(crate) struct RateExceeded {
     /// Requests per second that it may make.
     pub per_second: u32,
 }
@@ -22,7 +22,7 @@ pub struct RateExceeded {
 impl RateLimiter {
     /// Returns a limiter that admits `per_second` requests of each key, in bursts of at most as many.
     #[must_use]
-    pub fn new(per_second: NonZeroU32, keys: &[String]) -> Self {
+    pub(crate) fn new(per_second: NonZeroU32, keys: &[String]) -> Self {
         let bucket = || Bucket::direct(Quota::per_second(per_second));
         let by_key = keys.iter().map(|key| (key.clone(), bucket())).collect();
         Self { per_second, by_key, others: bucket() }
@@ -32,7 +32,7 @@ impl RateLimiter {
     ///
     /// # Errors
     /// [`RateExceeded`].
-    pub fn check(&self, key: &str) -> Result<(), RateExceeded> {
+    pub(crate) fn check(&self, key: &str) -> Result<(), RateExceeded> {
         let bucket = self.by_key.get(key).unwrap_or(&self.others);
         bucket.check().map_err(|_| RateExceeded { per_second: self.per_second.get() })
     }

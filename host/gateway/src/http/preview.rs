@@ -1,0 +1,42 @@
+//! `POST /v1/route`: where a chat or completion would run [F2].
+
+use axum::{
+    Json,
+    body::Body,
+    extract::State as Extract,
+    http::{Request as HttpRequest, Response},
+    response::IntoResponse,
+};
+use pointsman_routing::scope::Scope;
+
+use super::{DataThread, admit::admit, first_byte::FirstByte, request_id};
+use crate::{
+    openai::{
+        json::JsonBody,
+        request::{Endpoint, Request},
+    },
+    orchestrate::{self, preview},
+    tokenization::routing_request::subject,
+};
+
+pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
+    let (state, upstream) = thread.context();
+    let (parts, body) = request.into_parts();
+    let started = FirstByte::of(&parts.extensions);
+    let answered = async {
+        let body = admit(&state, &parts.headers, body, started).await?;
+        let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
+        let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
+        let request = Request::parse(endpoint, &parts.headers, body, state.settings.trust)?;
+        let tokens = state.tokens.of(&request, &upstream, &state.metrics).await;
+        let subject = subject(&request, &state.settings.measure, tokens.as_deref());
+        let snapshot = state.registry.snapshot();
+        let _preview = Scope::preview();
+        let plan = orchestrate::plan(&state, &request, &subject, &snapshot, None)?;
+        preview::preview(&state, &request, &subject, &snapshot, &plan)
+    };
+    match answered.await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(error) => error.response(&request_id(&parts.headers)).map(Body::from),
+    }
+}
