@@ -239,7 +239,12 @@ async fn filters_narrow_pages_go_back_in_time_and_a_wrong_one_is_named() {
         let reply = cluster.admin.get(path).await.unwrap();
         assert_eq!(
             (reply.status.as_u16(), reply.json().unwrap()["error"].clone()),
-            (400, json!("colour: there is no such filter"))
+            (
+                400,
+                json!(
+                    "unknown filter `colour`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms or request_id"
+                )
+            )
         );
     }
     assert_eq!(cluster.admin.get("/decisions/00").await.unwrap().status, 404);

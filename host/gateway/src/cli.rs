@@ -51,9 +51,9 @@ The log level is set by the environment variable RUST_LOG (default: info).";
 enum Command {
     /// Serve clients until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
     Serve(Box<ServeArgs>),
-    /// Check a configuration and tell everything that is wrong with it.
+    /// Check a configuration and report every problem in it.
     CheckConfig(Box<ServeArgs>),
-    /// Write, test, measure and inspect policies, and decide again with them.
+    /// Write, test, measure and inspect policies, and replay recorded decisions with them.
     #[command(subcommand)]
     Policy(PolicyCommand),
 }
@@ -63,13 +63,13 @@ struct ServeArgs {
     /// TOML configuration; flags win over it.
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Where clients connect [default: 127.0.0.1:8080].
+    /// Address of the clients' listener [default: 127.0.0.1:8080].
     #[arg(long)]
     listen: Option<SocketAddr>,
-    /// Where operators connect [default: 127.0.0.1:9090].
+    /// Address of the operators' listener [default: 127.0.0.1:9090].
     #[arg(long)]
     admin_listen: Option<SocketAddr>,
-    /// Folder of policies: `prefill.wasm`, `decode.wasm`, `aggregated.wasm`, `decode-override.wasm`.
+    /// Directory of policies: `prefill.wasm`, `decode.wasm`, `aggregated.wasm`, `decode-override.wasm`.
     #[arg(long)]
     policies: Option<PathBuf>,
     /// Refuse requests when there is no prefill worker, instead of prefilling locally.
@@ -124,7 +124,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let running = Daemon::start_from(&config, source).await?;
-        say(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
+        print(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = signal(SignalKind::hangup())?;
         loop {
@@ -155,11 +155,11 @@ fn summarize(config: &Config) -> anyhow::Result<ExitCode> {
     for worker in &config.workers {
         text.push_str(&format!("worker {} {} {} {}\n", worker.id, worker.role, worker.engine, worker.url));
     }
-    say(&(text + "ok\n"))?;
+    print(&(text + "ok\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;

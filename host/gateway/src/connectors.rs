@@ -1,4 +1,4 @@
-//! What an engine wants on the wire: one file a dialect, behind one trait. Data and pure functions over bodies; no I/O.
+//! Engine dialects: one file each, behind one trait. Pure functions over bodies and headers; no I/O.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ mod vllm_mooncake;
 mod vllm_nixl;
 mod vllm_p2p_nccl;
 
-/// Fields that belong to the handoff, or to us: never taken from a client, never passed on (spec A5). A partial set of
-/// `kv_transfer_params` kills a real decode engine.
-const OURS: [&str; 13] = [
+/// Fields of the handoff and of the gateway: never taken from a client and never passed on [A5]. A partial
+/// set of `kv_transfer_params` kills a real decode engine.
+const RESERVED_FIELDS: [&str; 13] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "bootstrap_host",
@@ -46,7 +46,7 @@ pub(crate) enum HandoffKind {
     Addressed,
 }
 
-/// The id engines see: 32 random hex digits of ours, fresh for every attempt, saying nothing about anybody.
+/// The request id that engines see: 32 random hex digits, new for every attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestToken([u8; 16]);
 
@@ -59,7 +59,7 @@ pub(crate) struct Target<'a> {
     pub rank: DpRank,
 }
 
-/// What a leg's body is made from, besides the request (spec C1, D1).
+/// Everything a leg's body is made from, besides the request [C1, D1].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LegContext<'a> {
     /// The attempt's id.
@@ -76,23 +76,23 @@ pub(crate) struct LegContext<'a> {
     pub handoff: Option<&'a str>,
 }
 
-/// What a prefill answer of a completed handoff says.
+/// Content of the prefill answer of a completed handoff.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PrefillAnswer {
     /// Parameters for the decode leg, opaque, and the prompt's cached tokens.
     Handoff {
         /// Raw JSON.
         parameters: String,
-        /// Cached prompt tokens, when the engine says.
+        /// Cached prompt tokens, when the engine reports them.
         cached_tokens: Option<u32>,
     },
-    /// C8: generation ended within prefill; this is the whole answer.
+    /// Generation ended within prefill; this is the whole answer [C8].
     WasAll,
-    /// No data at all.
+    /// The answer cannot be read.
     MissingData(String),
     /// The answer has no parameters although it ended on its length cap.
     MissingParameters,
-    /// C7a: parameters without this field; forwarding them would kill the decode engine.
+    /// The parameters lack this field. Forwarding them would crash the decode engine [C7a].
     Incomplete(&'static str),
 }
 
@@ -107,10 +107,10 @@ pub(crate) struct Abort {
 
 /// One dialect.
 pub(crate) trait Connector: Send + Sync + fmt::Debug {
-    /// What ties its legs; none: it only serves aggregated.
+    /// Kind of handoff between its legs; `None`: it serves aggregated requests only.
     fn handoff(&self) -> Option<HandoffKind>;
 
-    /// Why this request cannot be split over two workers, if so.
+    /// Why this request cannot be split over two workers; `None` when it can.
     fn unsplittable(&self, _request: &Request) -> Option<&'static str> {
         None
     }
@@ -125,7 +125,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         self.single(request, context)
     }
 
-    /// A decode body that consumes the handoff and asks for one token (spec E1).
+    /// A decode body that consumes the handoff and asks for one token [E1].
     fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
         self.decode(request, context)
     }
@@ -150,12 +150,12 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the response id names the workers, and must not reach a client as it is (spec A5).
+    /// Whether the response id names the workers, and must not reach a client as it is [A5].
     fn id_names_workers(&self) -> bool {
         false
     }
 
-    /// Whether the decode leg's own `cached_tokens` says anything about the prompt.
+    /// Whether the decode leg's own `cached_tokens` counts the prompt's cached tokens.
     fn decode_knows_cached_tokens(&self) -> bool {
         true
     }
@@ -187,8 +187,8 @@ pub(crate) fn leg_headers(context: &LegContext<'_>, target: Target<'_>) -> LegHe
     headers
 }
 
-/// Uniform room numbers for `items` items (spec C6): within `0..=2^63-1`, and with a data-parallel size `s` and rank `r`
-/// congruent to `r`: `room = q * s + r` with `q = x mod ((MAX - r) / s + 1)`.
+/// Uniform room numbers for `items` items [C6]: within `0..=2^63-1`, and with a data-parallel size `s` and
+/// rank `r` congruent to `r`: `room = q * s + r` with `q = x mod ((MAX - r) / s + 1)`.
 #[must_use]
 pub(crate) fn rooms(items: u32, dp_size: u32, rank: DpRank) -> Vec<u64> {
     let mut rng = rand::rng();
@@ -203,7 +203,7 @@ fn room(x: u64, dp_size: u32, rank: DpRank) -> u64 {
 }
 
 impl RequestToken {
-    /// A fresh one.
+    /// Returns a new random token.
     #[must_use]
     pub(crate) fn fresh() -> Self {
         Self(rand::rng().random())
@@ -222,9 +222,9 @@ impl fmt::Debug for RequestToken {
     }
 }
 
-/// An edit that takes out what is ours.
+/// Starts an edit that removes the reserved fields.
 fn clean(request: &Request) -> Edit<'_> {
-    OURS.iter().fold(request.body.edit(), |edit, key| edit.remove(key))
+    RESERVED_FIELDS.iter().fold(request.body.edit(), |edit, key| edit.remove(key))
 }
 
 /// The header that carries the id engines see.

@@ -46,7 +46,8 @@ impl Daemon {
     /// Builds the state, binds the listeners and starts to serve.
     ///
     /// # Errors
-    /// A listener cannot be bound, a built-in policy refuses its settings, or the policy directory does not exist.
+    /// A listener cannot be bound, a built-in policy refuses its settings, or the policy directory does not
+    /// exist.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
         Self::start_from(config, None).await
     }
@@ -137,8 +138,8 @@ fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker
     Ok(())
 }
 
-/// Serves clients on a runtime of this thread. A request stays on its thread, with its connections to engines, so that
-/// an event wakes no other thread.
+/// Serves clients on a runtime of this thread. A request stays on its thread, with its connections to
+/// engines, so that an event wakes no other thread.
 fn serve_on_this_thread(shared: &SharedState, listener: std::net::TcpListener, stop: CancellationToken) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

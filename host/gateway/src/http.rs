@@ -1,7 +1,7 @@
 //! The clients' listener: OpenAI endpoints over HTTP/1.1.
 //!
-//! It authenticates a request, reads its body within the limits, and passes it on. `listener`, `auth` and `request_id`
-//! serve the operators' listener, too.
+//! It authenticates a request, reads its body within the limits, and passes it on. `listener`, `auth` and
+//! `request_id` serve the operators' listener, too.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
-//! The gateway: an OpenAI-compatible daemon that runs the prefill and the decode leg of each request on engines.
+//! The gateway: an OpenAI-compatible daemon that runs the prefill and the decode leg of each request on
+//! engines.
 //!
-//! A request passes the modules in this order: `http` reads it, `openai` parses it, `tokenization` measures its prompt,
-//! `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's dialect wants, `upstream` is
-//! the HTTP client. `telemetry` writes down what happened; `admin` serves operators. `state` is what they share;
-//! `daemon` assembles it. No module names wasmtime.
+//! A request passes the modules in this order: `http` reads it, `openai` parses it, `tokenization` measures
+//! its prompt, `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's
+//! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
+//! operators. `state` is what they share; `daemon` assembles it. No module names wasmtime.
 
 mod admin;
 pub mod cli;

@@ -1,4 +1,5 @@
-//! The OpenAI-compatible API: request bodies, routing hints, event streams, errors. Knows no state and does no I/O.
+//! The OpenAI-compatible API: request bodies, routing hints, event streams, errors. Knows no state and does
+//! no I/O.
 
 pub(crate) mod error;
 pub(crate) mod hints;

@@ -1,7 +1,8 @@
-//! The driver: performs what the leg machine asks for, and tells it what came of it.
+//! The driver: performs the actions of the leg state machine and reports events to it.
 //!
-//! One future drives a request up to the head of its answer; [`crate::orchestrate::relay`] takes over from there. Both hold the same
-//! [`Drive`], and both hand events to the same machine. What is booked, in flight or owed is owned here and nowhere else.
+//! One future drives a request up to the head of its answer; [`crate::orchestrate::relay`] takes over from
+//! there. Both hold the same [`Drive`] and report events to the same state machine. Bookings, calls in flight
+//! and the handoff are owned here.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -51,7 +52,7 @@ pub(crate) struct Drive {
     /// When the request was ready to be routed: a booking cannot be older.
     begun: Instant,
     pub(crate) gone: CancellationToken,
-    /// The prompt's cached tokens as the prefill leg says; the decode leg's own number says nothing true then.
+    /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
     pub(crate) explain: bool,
     subject: RoutingRequest,
@@ -69,16 +70,16 @@ pub(crate) struct Drive {
     saw_gone: bool,
     planned: Option<CandidateId>,
     waiting: Option<Waiting>,
-    /// A leg failed since the last one was routed: the next is routed after a pause.
+    /// Whether a leg failed since the last routing: the next routing waits for a pause.
     failed: bool,
     pauses: Option<Backoff>,
-    /// Times that all decode workers were asked again to take a handoff.
+    /// Number of further rounds over all decode workers to place a handoff.
     rounds: u32,
-    /// Cancelled when no leg runs any more.
+    /// Cancelled when no leg runs.
     over: CancellationToken,
 }
 
-/// One leg: where it runs, what it booked, what is in flight, and why it failed.
+/// One leg: its worker, booking, call in flight, and failure.
 pub(crate) struct Upstreaming<T> {
     pub(crate) candidate: Option<Candidate>,
     pub(crate) booking: Option<Booking>,
@@ -101,17 +102,17 @@ impl<T> Default for Upstreaming<T> {
     }
 }
 
-/// A request that can be served: what was parsed, measured and planned.
+/// A request that is parsed, measured and planned.
 pub(crate) struct PlannedRequest {
     pub(crate) request: Arc<Request>,
     pub(crate) subject: RoutingRequest,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) plan: RequestPlan,
-    /// The client asked who decided.
+    /// Whether the client asked for the decisions.
     pub(crate) explain: bool,
 }
 
-/// Serves a request that was planned. The future outlives its client (see [`crate::orchestrate::after_disconnect`]).
+/// Serves a planned request. The future outlives its client (see [`crate::orchestrate::after_disconnect`]).
 pub(crate) async fn drive(
     state: Arc<State>,
     upstream: Upstream,
@@ -127,31 +128,31 @@ pub(crate) async fn drive(
             }
         }
         if drive.legs.is_finished() {
-            // Only a client that is gone gets no answer.
+            // Only a client that left gets no answer.
             return ApiError::ClientClosed.response(&drive.account.request_id).map(Answer::whole);
         }
         match drive.next().await {
-            Next::Event(event) => drive.tell(event),
+            Next::Event(event) => drive.report(event),
             Next::Again => drive.route_again(),
             Next::Stale => drive.expire(),
             Next::Stream(head) => match drive.take_head(head) {
                 Ok(head) => {
-                    drive.tell(Event::Head);
+                    drive.report(Event::Head);
                     if drive.queue.front() == Some(&Action::Relay) {
                         drive.queue.pop_front();
                         return relay::stream(drive, head);
                     }
-                    // Nobody reads it, but its first token has to come.
+                    // The client left, but the first token must arrive before decode may be cancelled.
                     relay::drain(drive, head).await;
                     return ApiError::ClientClosed.response("").map(Answer::whole);
                 }
-                Err(event) => drive.tell(event),
+                Err(event) => drive.report(event),
             },
         }
     }
 }
 
-/// What ends the driver's part.
+/// How the driver's part ends.
 enum Ending {
     Whole(Response<Bytes>),
     Failed(ApiError),
@@ -159,9 +160,9 @@ enum Ending {
 
 enum Next {
     Event(Event),
-    /// What a leg waited for is there: route it.
+    /// A wait of a leg is over: route it.
     Again,
-    /// The bookings have had no life for too long (spec F4).
+    /// The bookings expired [F4].
     Stale,
     Stream(Response<Body>),
 }
@@ -210,12 +211,12 @@ impl Drive {
         })
     }
 
-    /// Tells the machine what happened and queues what it wants.
-    pub(crate) fn tell(&mut self, event: Event) {
+    /// Reports an event to the state machine and queues the actions that follow.
+    pub(crate) fn report(&mut self, event: Event) {
         self.queue.extend(self.legs.on(event));
     }
 
-    /// The next action that is still to be performed.
+    /// Returns the next action to perform.
     pub(crate) fn next_action(&mut self) -> Option<Action> {
         self.queue.pop_front()
     }
@@ -225,7 +226,7 @@ impl Drive {
         self.prefill.call.is_some()
     }
 
-    /// The prefill leg's outcome as an event, once it is there.
+    /// Polls the prefill call; its outcome as an event.
     pub(crate) fn poll_prefill(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Event> {
         let Some(call) = self.prefill.call.as_mut() else { return std::task::Poll::Pending };
         let outcome = std::task::ready!(call.poll_unpin(cx));
@@ -251,7 +252,7 @@ impl Drive {
             }
             Action::Abort(leg) => self.abort(leg),
             Action::Finish => self.finish(),
-            // The answer's own actions: the driver or the relay takes them.
+            // Actions on the answer: the driver or the relay performs them.
             Action::Relay
             | Action::Hold
             | Action::Release
@@ -267,13 +268,13 @@ impl Drive {
         failure.take().unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()))
     }
 
-    /// Keeps usage, with the prefill leg's cached tokens where the decode leg's say nothing.
+    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
     pub(crate) fn usage(&mut self, usage: Usage) {
         let cached_tokens = self.cached_tokens.or(usage.cached_tokens);
         self.account.usage(Usage { cached_tokens, ..usage });
     }
 
-    /// Marks the decode (or single) leg as served, for metrics and averages.
+    /// Records the success of the decode or aggregated leg in metrics and averages.
     pub(crate) fn served(&mut self) {
         let Some(candidate) = &self.decode.candidate else { return };
         let leg = self.legs.answering();
@@ -301,7 +302,7 @@ impl Drive {
         }
     }
 
-    /// Gives an answer that is whole, and performs what is left to do.
+    /// Answers with a whole body, after performing the remaining actions.
     fn respond(mut self: Box<Self>, ending: Ending) -> Response<Answer> {
         while let Some(action) = self.queue.pop_front() {
             self.perform(action);
@@ -317,7 +318,7 @@ impl Drive {
         response.map(Answer::whole)
     }
 
-    /// Headers of ours.
+    /// Adds the gateway's own headers.
     pub(crate) fn decorate(&self, headers: &mut http::HeaderMap) {
         if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
             headers.insert("x-request-id", id);
@@ -374,7 +375,7 @@ impl Drive {
         }
     }
 
-    /// Whether the answer's id names workers.
+    /// Whether the response id names workers and must be hidden.
     pub(crate) fn hides_id(&self) -> bool {
         self.decode
             .candidate
@@ -388,7 +389,7 @@ impl Drive {
     }
 }
 
-/// Waits for a call that may not be there.
+/// Waits for a call; without one, forever.
 async fn maybe<T>(call: &mut Option<BoxFuture<'static, T>>) -> T {
     match call {
         Some(call) => call.await,

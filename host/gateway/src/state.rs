@@ -1,4 +1,5 @@
-//! What request handlers share: data and handles, no behaviour. `daemon` builds it; nothing here starts or stops anything.
+//! What request handlers share: data and handles, no behaviour. `daemon` builds it; nothing here starts or
+//! stops anything.
 
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ use rate_limit::RateLimiter;
 use sessions::Sessions;
 pub(crate) use settings::Settings;
 
-/// What a request handler uses: the values of one configuration, and handles to everything that lives as long as the
-/// daemon. A request keeps the state it started with, so a reload changes nothing under it.
+/// What a request handler uses: the values of one configuration, and handles to everything that lives as long
+/// as the daemon. A request keeps the state it started with, so a reload changes nothing under it.
 #[derive(Clone, Debug)]
 pub struct State {
     /// Values derived from the configuration.

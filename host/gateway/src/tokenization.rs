@@ -1,8 +1,8 @@
-//! Token ids of a request, where a source of them is configured for its model. With them, routing sees the same blocks
-//! as an engine.
+//! Token ids of a request, where a source of them is configured for its model. With them, routing sees the
+//! same blocks as an engine.
 //!
-//! Short prompts are encoded on the data thread, long ones on a few threads beside it. A prompt that cannot be encoded is
-//! measured in bytes, and counted.
+//! Short prompts are encoded on the data thread, long ones on a few threads beside it. A prompt that cannot
+//! be encoded is measured in bytes, and counted.
 
 use std::{
     collections::BTreeMap,
@@ -83,8 +83,8 @@ impl Tokens {
         Ok(Self { models: loaded, turns })
     }
 
-    /// Returns the request's token ids; `None` when the client gave them, or the model has no source for them. A request
-    /// waits for them at most the configured time, and goes on without them after that.
+    /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
+    /// them. A request waits for them at most the configured time, and goes on without them after that.
     pub(crate) async fn of(
         &self,
         request: &Arc<Request>,
@@ -116,8 +116,8 @@ impl Tokens {
     }
 }
 
-/// Encodes a long prompt beside the runtime. The permit ends with the encoding, not with the wait for it: a request that
-/// no longer waits does not make room for another encoding.
+/// Encodes a long prompt beside the runtime. The permit ends with the encoding, not with the wait for it: a
+/// request that no longer waits does not make room for another encoding.
 async fn encode_on_a_thread(
     turns: Arc<Semaphore>,
     tokenizer: Arc<Tokenizer>,

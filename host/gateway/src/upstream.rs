@@ -1,6 +1,7 @@
 //! The HTTP/1.1 client for engines: pooled connections, no Nagle, errors that say whether anything was sent.
 //!
-//! Knows addresses and bytes. The connectors know what the bytes mean, and the leg state machine what a failure means.
+//! Knows addresses and bytes. The connectors know what the bytes mean, and the leg state machine what a
+//! failure means.
 
 use std::time::Duration;
 
@@ -91,8 +92,8 @@ impl Upstream {
         Err(CallError::Status { status, content_type, body })
     }
 
-    /// Makes one call, over an idle connection if there is one. The engine may have closed an idle connection: then
-    /// nothing was sent, and the call is made over another one.
+    /// Makes one call, over an idle connection if there is one. The engine may have closed an idle
+    /// connection: then nothing was sent, and the call is made over another one.
     async fn call(&self, authority: &str, head: &[u8], body: &[u8]) -> Result<Response<Body>, CallError> {
         loop {
             let idle = self.pool.take(authority);
@@ -155,8 +156,8 @@ impl CallError {
         }
     }
 
-    /// Whether it counts as a failure of the worker. An overloaded engine works, and a refused request is the client's
-    /// error.
+    /// Whether it counts as a failure of the worker. An overloaded engine works, and a refused request is the
+    /// client's error.
     #[must_use]
     pub(crate) fn is_fault(&self) -> bool {
         match self {

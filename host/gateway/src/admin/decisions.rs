@@ -1,6 +1,6 @@
 //! `/decisions`: the last routing decisions, newest first, filtered, or all of them as lines of JSON.
 //!
-//! Decisions are copied out one by one: however many are asked for, no data thread waits.
+//! Decisions are copied one by one, so that a large answer makes no data thread wait.
 
 use std::{convert::Infallible, str::FromStr, sync::Arc};
 
@@ -19,14 +19,14 @@ use tokio::time::Duration;
 
 use crate::state::State;
 
-/// Decisions of an answer when nobody says how many.
-const LIMIT: usize = 50;
-/// Decisions of an answer at most; an export has no limit.
-const MOST: usize = 1_000;
-/// Lines written at once; between them others get their turn.
-const LINES: usize = 32;
+/// Default number of decisions in an answer.
+const DEFAULT_LIMIT: usize = 50;
+/// Largest number of decisions in an answer; an export has no limit.
+const MAX_LIMIT: usize = 1_000;
+/// Number of lines written between two yields to other tasks.
+const LINES_PER_TURN: usize = 32;
 
-/// Which decisions are asked for. All that are given have to hold.
+/// Filter of decisions. A decision has to match every given field.
 #[derive(Debug, Default)]
 struct Filter {
     limit: Option<usize>,
@@ -50,7 +50,7 @@ pub(super) async fn list(Extract(state): Extract<Arc<State>>, RawQuery(query): R
         Err(problem) => return refuse(StatusCode::BAD_REQUEST, problem),
     };
     let decisions = state.router.decisions();
-    let limit = filter.limit.unwrap_or(LIMIT).min(MOST);
+    let limit = filter.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT);
     let ids = decisions.ids();
     let kept = ids.len();
     let found: Vec<Record> =
@@ -61,11 +61,17 @@ pub(super) async fn list(Extract(state): Extract<Arc<State>>, RawQuery(query): R
 /// `GET /decisions/{id}`.
 pub(super) async fn one(Extract(state): Extract<Arc<State>>, Path(id): Path<String>) -> Response {
     let Ok(number) = id.parse() else {
-        return refuse(StatusCode::BAD_REQUEST, format!("decision `{id}` is no id: hex digits"));
+        return refuse(
+            StatusCode::BAD_REQUEST,
+            format!("`{id}` is not a decision id: expected hexadecimal digits"),
+        );
     };
     match state.router.decisions().get(number, |_, _| true) {
         Some(record) => Json(record).into_response(),
-        None => refuse(StatusCode::NOT_FOUND, format!("decision `{id}` is not kept, or not any more")),
+        None => refuse(
+            StatusCode::NOT_FOUND,
+            format!("decision `{id}` is not recorded; decisions.keep and decisions.bytes limit the record"),
+        ),
     }
 }
 
@@ -88,7 +94,8 @@ pub(super) async fn export(Extract(state): Extract<Arc<State>>, RawQuery(query):
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
-/// The next lines; `None` at the end. A look at many that are not wanted may give none, which is not the end.
+/// Returns the next lines; `None` at the end. An empty chunk is possible: then no decision of this turn
+/// matched.
 fn lines(
     decisions: &Decisions,
     filter: &Filter,
@@ -99,7 +106,7 @@ fn lines(
         return None;
     }
     let mut lines = Vec::new();
-    for record in ids.by_ref().take(LINES).filter_map(|id| filter.copy(decisions, id)).take(*left) {
+    for record in ids.by_ref().take(LINES_PER_TURN).filter_map(|id| filter.copy(decisions, id)).take(*left) {
         *left -= 1;
         if serde_json::to_writer(&mut lines, &record).is_ok() {
             lines.push(b'\n');
@@ -121,27 +128,31 @@ impl Filter {
                 "limit" => filter.limit = Some(number(&name, &value)?),
                 "before" => filter.before = Some(number(&name, &value)?),
                 "model" => filter.model = Some(value),
-                "leg" => filter.leg = Some(word(&name, value, &["aggregated", "prefill", "decode"])?),
+                "leg" => filter.leg = Some(one_of(&name, value, &["aggregated", "prefill", "decode"])?),
                 "slot" => {
                     let slots = ["aggregated", "prefill", "decode", "decode-override"];
-                    filter.slot = Some(word(&name, value, &slots)?);
+                    filter.slot = Some(one_of(&name, value, &slots)?);
                 }
                 "worker" => filter.worker = Some(number(&name, &value)?),
                 "policy" => filter.policy = Some(value),
                 "generation" => filter.generation = Some(number(&name, &value)?),
                 "decider" => {
                     let deciders = ["policy", "native", "fallback", "pin", "session", "plan"];
-                    filter.decider = Some(word(&name, value, &deciders)?);
+                    filter.decider = Some(one_of(&name, value, &deciders)?);
                 }
                 "code" => filter.code = Some(value),
                 "min_ttft_ms" => {
                     let time = number::<f64>(&name, &value).ok();
                     let time = time.and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok());
-                    let problem = || format!("min_ttft_ms: `{value}` is no number of milliseconds");
+                    let problem = || format!("min_ttft_ms: `{value}` is not a number of milliseconds");
                     filter.min_ttft = Some(time.ok_or_else(problem)?);
                 }
                 "request_id" => filter.request_id = Some(value),
-                _ => return Err(format!("{name}: there is no such filter")),
+                _ => {
+                    return Err(format!(
+                        "unknown filter `{name}`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms or request_id"
+                    ));
+                }
             }
         }
         Ok(filter)
@@ -161,7 +172,7 @@ impl Filter {
             _ => None,
         };
         let policy = || head.program.ranker().map_or("native", |step| &step.name);
-        // What is still under way has no code and no time yet.
+        // A request in flight has no code and no time yet.
         let outcome = head.outcome.as_ref();
         let slow =
             |least: Duration| outcome.and_then(|outcome| outcome.ttft).is_some_and(|ttft| ttft >= least);
@@ -179,14 +190,14 @@ impl Filter {
 }
 
 fn number<T: FromStr>(name: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{name}: `{value}` is not what this filter takes"))
+    value.parse().map_err(|_| format!("{name}: `{value}` is not a valid value"))
 }
 
-fn word(name: &str, value: String, words: &[&str]) -> Result<String, String> {
-    if words.contains(&value.as_str()) {
+fn one_of(name: &str, value: String, values: &[&str]) -> Result<String, String> {
+    if values.contains(&value.as_str()) {
         Ok(value)
     } else {
-        Err(format!("{name}: `{value}` is none of {}", words.join(", ")))
+        Err(format!("{name}: unknown value `{value}`: expected one of {}", values.join(", ")))
     }
 }
 
@@ -205,11 +216,14 @@ mod tests {
     #[test]
     fn a_filter_that_makes_no_sense_is_named() {
         let cases = [
-            ("limit=many", "limit: `many` is not what this filter takes"),
-            ("leg=left", "leg: `left` is none of aggregated, prefill, decode"),
-            ("model=a&colour=red", "colour: there is no such filter"),
-            ("before=xyz", "before: `xyz` is not what this filter takes"),
-            ("min_ttft_ms=-1", "min_ttft_ms: `-1` is no number of milliseconds"),
+            ("limit=many", "limit: `many` is not a valid value"),
+            ("leg=left", "leg: unknown value `left`: expected one of aggregated, prefill, decode"),
+            (
+                "model=a&colour=red",
+                "unknown filter `colour`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms or request_id",
+            ),
+            ("before=xyz", "before: `xyz` is not a valid value"),
+            ("min_ttft_ms=-1", "min_ttft_ms: `-1` is not a number of milliseconds"),
         ];
         for (query, expected) in cases {
             assert_eq!(Filter::parse(query).unwrap_err(), expected);

@@ -1,7 +1,8 @@
-//! `GET /events`: workers, slots, the newest decisions and the last minute as server-sent events, each kind only when it changed.
+//! `GET /events`: workers, slots, the newest decisions and the last minute as server-sent events. Each kind
+//! is sent only when it changed.
 //!
-//! One publisher serves all readers, and only while there are any. It keeps the newest event of each kind and nothing else: a
-//! reader that is slow misses what came in between, and costs no more than one that is quick.
+//! One publisher serves all readers, and runs only while there are any. It keeps the newest event of each
+//! kind: a slow reader misses the events in between, and costs no more than a fast one.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -27,14 +28,14 @@ use crate::{
     state::{SharedState, State},
 };
 
-/// Between two looks: at most one event of a kind in this time.
-const LOOK: Duration = Duration::from_millis(500);
-/// Decisions in an event.
-const NEWEST: usize = 100;
-/// Readers at once.
-const READERS: usize = 32;
-/// A comment is sent when nothing else was for so long, so that a reader that is gone is noticed.
-const SIGN: Duration = Duration::from_secs(15);
+/// Time between two polls: at most one event of a kind is sent in this time.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Number of decisions in an event.
+const NEWEST_DECISIONS: usize = 100;
+/// Limit of concurrent readers.
+const MAX_READERS: usize = 32;
+/// Time without an event after which a comment is sent, so that a closed connection is noticed.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The kinds of events, in the order of the channels.
 const KINDS: [&str; 4] = ["workers", "slots", "decisions", "pulse"];
 
@@ -73,10 +74,10 @@ pub(super) async fn stream(
         (status, Json(error::body(status, code, message, &request_id(&headers)))).into_response()
     };
     if state.draining.is_cancelled() {
-        return refuse("draining", "the daemon is about to end");
+        return refuse("draining", "this daemon is draining; connect to another one");
     }
     let Some(channels) = feed.subscribe(&shared) else {
-        return refuse("too_many_readers", "so many read events already that no more may");
+        return refuse("too_many_readers", "too many event readers (limit 32); close one and connect again");
     };
     let hello = json!({
         "version": env!("CARGO_PKG_VERSION"), "token": state.settings.admin_token.is_some(),
@@ -100,7 +101,7 @@ impl Reader {
         let changed = select_all(self.channels.iter_mut().map(|channel| Box::pin(channel.changed())));
         let place = tokio::select! {
             (Ok(()), place, _) = changed => place,
-            () = tokio::time::sleep(SIGN) => return Some(Bytes::from_static(b":\n\n")),
+            () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(b":\n\n")),
             () = self.state.draining.cancelled() => return None,
         };
         Some(self.channels.get_mut(place)?.borrow_and_update().clone())
@@ -111,7 +112,7 @@ impl Feed {
     /// The channels of a further reader; `None` when there are too many.
     fn subscribe(self: &Arc<Self>, shared: &SharedState) -> Option<Vec<watch::Receiver<Bytes>>> {
         let mut running = self.running.lock();
-        if self.readers() >= READERS {
+        if self.readers() >= MAX_READERS {
             return None;
         }
         let each = |channel: &watch::Sender<Bytes>| {
@@ -136,7 +137,7 @@ impl Feed {
 
     async fn publish(self: Arc<Self>, shared: SharedState) {
         let draining = shared.get().draining.clone();
-        let mut looks = tokio::time::interval(LOOK);
+        let mut looks = tokio::time::interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = Known::new();
         loop {
@@ -146,7 +147,7 @@ impl Feed {
             }
             let mut running = self.running.lock();
             if self.readers() == 0 {
-                // Whoever comes later gets nothing old.
+                // A later reader must not get old events.
                 self.channels.iter().for_each(|channel| drop(channel.send_replace(Bytes::new())));
                 *running = false;
                 return;
@@ -155,7 +156,7 @@ impl Feed {
             let state = shared.get();
             let [workers, slots, decisions, pulse] = KINDS;
             let events = [
-                event(workers, &workers::told(&state, false)),
+                event(workers, &workers::describe(&state, false)),
                 event(slots, &*state.policies.status()),
                 event(decisions, &newest(state.router.decisions(), &mut known)),
                 event(pulse, &state.metrics.live_stats.summary()),
@@ -175,9 +176,9 @@ impl Feed {
 
 /// The newest decisions, newest first. Those of requests that are over are not copied again.
 fn newest(decisions: &Decisions, known: &mut Known) -> serde_json::Value {
-    let mut now = Known::with_capacity(NEWEST);
-    let mut list = Vec::with_capacity(NEWEST);
-    for id in decisions.newest(NEWEST) {
+    let mut now = Known::with_capacity(NEWEST_DECISIONS);
+    let mut list = Vec::with_capacity(NEWEST_DECISIONS);
+    for id in decisions.newest(NEWEST_DECISIONS) {
         let old = known.remove(&id);
         let over = old.as_ref().is_some_and(|brief| brief.outcome.is_some());
         let fresh = || decisions.get(id, |head, _| old.is_none() || head.outcome.is_some());

@@ -1,4 +1,4 @@
-//! Who may use the operators' listener: everybody who can connect, or those who have the token.
+//! Access to the operators' listener: with the admin token, or unrestricted without one.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ pub(super) async fn guard(
     }
 }
 
-/// Whether whoever sends these headers may change anything.
+/// Whether a request with these headers may change anything.
 pub(super) fn may_change(settings: &Settings, headers: &HeaderMap) -> bool {
     settings.admin_token.as_ref().is_none_or(|token| gives(headers, token) == Some(true))
 }
 
-/// Whether the token is the right one; `None`: there is none.
+/// Whether the request carries the right token; `None`: it carries none.
 fn gives(headers: &HeaderMap, token: &str) -> Option<bool> {
     Some(is_token(bearer(headers)?, token))
 }
@@ -44,11 +44,11 @@ fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap
     let reads = method == Method::GET || method == Method::HEAD;
     let site = headers.get("sec-fetch-site").map_or(&b"none"[..], |site| site.as_bytes());
     if !reads && !matches!(site, b"same-origin" | b"none") {
-        // An operator's browser, sent here by a page of somebody else's.
+        // A page of another site sent this request through an operator's browser.
         return Err(ApiError::Forbidden);
     }
     let Some(token) = &settings.admin_token else { return Ok(()) };
-    // What asks whether the daemon lives has no token to give; the page says nothing by itself, and asks for the token.
+    // Health checks carry no token. The files of the page contain no data; the page asks for the token.
     let open = matches!(path, "/healthz" | "/readyz") || super::page::is_of(path);
     if reads && (open || !settings.admin_token_reads) {
         return Ok(());

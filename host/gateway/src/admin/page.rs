@@ -1,6 +1,7 @@
-//! The page at the admin port's root: five files in the binary, and headers that let the browser run nothing else.
+//! The operators' page: five files in the binary, and headers that let the browser run nothing else.
 //!
-//! Knows no state of the daemon. What the page shows it fetches as any client would: `/events`, `/decisions/{id}`, `/policies/…`.
+//! It knows no state of the daemon. The page fetches its data as any client would, from `/events`,
+//! `/decisions/{id}` and `/policies/…`.
 
 use axum::{
     Router,
@@ -22,7 +23,7 @@ const FILES: [File; 5] = [
     ("/page.svg", "image/svg+xml", include_str!("page/page.svg")),
 ];
 
-/// Nothing from elsewhere, nothing inline, no text made into markup, in nobody's frame.
+/// Only own files, nothing inline, no text turned into markup, no framing.
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                    trusted-types 'none'";
@@ -32,7 +33,7 @@ const HEADERS: [(HeaderName, &str); 5] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),
     (header::REFERRER_POLICY, "no-referrer"),
-    // A daemon of another version has another page.
+    // Another version of the daemon has another page.
     (header::CACHE_CONTROL, "no-store"),
 ];
 

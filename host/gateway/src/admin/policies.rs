@@ -1,6 +1,6 @@
-//! What operators ask of the policies: what runs, read the folder now, roll back, promote.
+//! `/policies`: status, reload of the directory, rollback and promotion.
 //!
-//! The policy manager's thread does it; the answer waits for it, for a while.
+//! The policy manager's thread executes a command; the answer waits for it for a limited time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::{http::request_id, openai::error, state::State};
 
-/// How long an answer waits for the manager: a few compiles.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an answer waits for the manager: the time of a few compilations.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Which slot, and what of it.
 #[derive(Debug, Default, Deserialize)]
@@ -34,20 +34,22 @@ pub(super) struct Which {
     lane: Option<Lane>,
 }
 
-/// Why an operator's word was not done.
+/// Why a command was not executed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AdminError {
     /// The path names no slot.
-    #[error("there is no slot `{0}`; slots are prefill, decode, aggregated, decode-override")]
+    #[error("unknown slot `{0}`: expected prefill, decode, aggregated or decode-override")]
     NoSlot(String),
-    /// The query is none.
+    /// The query string is not valid.
     #[error("{0}")]
     BadQuery(String),
-    /// The manager's own word.
+    /// The manager refused the command.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// It is not done yet.
-    #[error("the policy manager is busy; what was asked for will be done when it is not")]
+    /// The manager has not executed the command yet.
+    #[error(
+        "the policy manager did not answer within 30 s; it executes the command when it is free, see GET /policies"
+    )]
     Busy,
 }
 
@@ -55,12 +57,12 @@ pub(super) async fn status(Extract(state): Extract<Arc<State>>) -> Json<Value> {
     Json(json!(*state.policies.status()))
 }
 
-/// Reads the folder now.
+/// Reads the policy directory now.
 pub(super) async fn reload(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> Response<Body> {
     answer(ask(&state, Command::Reload).await, &headers)
 }
 
-/// Puts the content before the present one in force again, or ends a trial.
+/// Restores the previous content of a slot, or ends a trial.
 pub(super) async fn roll_back(
     Extract(state): Extract<Arc<State>>,
     Path(slot): Path<String>,
@@ -88,9 +90,9 @@ pub(super) async fn promote(
     answer(work.await, &headers)
 }
 
-/// Has the manager do something; waits for a while.
+/// Sends a command to the manager and waits for its report.
 async fn ask(state: &State, command: Command) -> Result<Report, AdminError> {
-    let asked = tokio::time::timeout(PATIENCE, state.policies.execute(command));
+    let asked = tokio::time::timeout(COMMAND_TIMEOUT, state.policies.execute(command));
     Ok(asked.await.map_err(|_| AdminError::Busy)??)
 }
 

@@ -1,4 +1,4 @@
-//! `/workers`: who is there, and who joins, leaves and is drained.
+//! `/workers`: lists workers, and lets them join, leave and drain.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::state::State;
 
 /// `GET /workers`.
 pub(super) async fn list(Extract(state): Extract<Arc<State>>) -> Json<Value> {
-    Json(told(&state, true))
+    Json(describe(&state, true))
 }
 
-/// Every worker as it is now; without `age` nothing in it moves by itself.
-pub(super) fn told(state: &State, age: bool) -> Value {
+/// Describes every worker. Without `age` the description changes only when a worker does.
+pub(super) fn describe(state: &State, age: bool) -> Value {
     let snapshot = state.registry.snapshot();
     let models = |id: WorkerId| -> Vec<String> {
         let serves = |model: &&ModelName| {
@@ -57,7 +57,7 @@ pub(super) fn told(state: &State, age: bool) -> Value {
     json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() })
 }
 
-/// A worker joins, described as in the configuration; one of the same id is replaced.
+/// Adds a worker, described as in the configuration. It replaces one with the same id.
 pub(super) async fn join(Extract(state): Extract<Arc<State>>, body: Bytes) -> (StatusCode, Json<Value>) {
     match serde_json::from_slice::<WorkerSpec>(&body) {
         Ok(spec) => {
@@ -68,14 +68,17 @@ pub(super) async fn join(Extract(state): Extract<Arc<State>>, body: Bytes) -> (S
     }
 }
 
-/// A worker leaves: no new request goes there, those under way end as they will.
+/// Removes a worker. It gets no new request; those in flight finish.
 pub(super) async fn leave(
     Extract(state): Extract<Arc<State>>,
     Path(id): Path<u64>,
 ) -> (StatusCode, Json<Value>) {
     match state.registry.remove(WorkerId(id)) {
         Some(_) => (StatusCode::OK, Json(json!({ "id": id, "left": true }))),
-        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
+        None => (
+            StatusCode::NOT_FOUND,
+            Json(json!({ "error": format!("worker {id} is not registered; GET /workers lists the ids") })),
+        ),
     }
 }
 
@@ -93,6 +96,9 @@ fn set_draining(state: &State, id: &u64, draining: bool) -> (StatusCode, Json<Va
             worker.set_draining(draining);
             (StatusCode::OK, Json(json!({ "id": id, "draining": draining })))
         }
-        None => (StatusCode::NOT_FOUND, Json(json!({ "error": format!("worker {id} is not known") }))),
+        None => (
+            StatusCode::NOT_FOUND,
+            Json(json!({ "error": format!("worker {id} is not registered; GET /workers lists the ids") })),
+        ),
     }
 }

@@ -1,4 +1,4 @@
-//! A plain OpenAI-compatible engine: one leg, the client's body without what is ours.
+//! A plain OpenAI-compatible engine: one leg, the client's body without the reserved fields.
 
 use super::{Connector, HandoffKind};
 

@@ -1,5 +1,5 @@
-//! SGLang: a bootstrap handoff. Both legs get the same body and run together, tied by a room number at the prefill
-//! worker's bootstrap address.
+//! SGLang: a bootstrap handoff. Both legs get the same body and run together, tied by a room number at the
+//! prefill worker's bootstrap address.
 
 use std::borrow::Cow;
 
@@ -51,7 +51,7 @@ impl Connector for Sglang {
     }
 }
 
-/// What both legs share. A batch has three arrays of equal length, one room an item.
+/// Fields that both legs share. A batch has three arrays of equal length, with one room number for each item.
 fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     let prefill = context.prefill.map(|target| target.spec);
     let host = prefill.map_or("", |spec| spec.bootstrap.host.as_deref().unwrap_or_else(|| spec.host()));

@@ -1,5 +1,5 @@
-//! TensorRT-LLM: a completed handoff. The context leg answers parameters and the prompt's token ids; the generation leg is
-//! the original with the ids in the prompt's place.
+//! TensorRT-LLM: a completed handoff. The context leg answers parameters and the prompt's token ids; the
+//! generation leg is the original with the ids in the prompt's place.
 
 use bytes::Bytes;
 use serde::Deserialize;

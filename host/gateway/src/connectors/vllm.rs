@@ -1,4 +1,5 @@
-//! What vLLM's transports share: the prefill leg asks for one token, not streamed, and which requests cannot be split.
+//! What vLLM's transports share: the prefill leg asks for one token, not streamed, and which requests cannot
+//! be split.
 
 use http::{HeaderName, HeaderValue};
 
@@ -24,8 +25,8 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
     })
 }
 
-/// The prefill leg's body without a handoff. `min_tokens` is 1: end-of-sequence cannot end the step, so parameters always
-/// come and decode samples the token.
+/// The prefill leg's body without a handoff. `min_tokens` is 1: end-of-sequence cannot end the step, so
+/// parameters always come and decode samples the token.
 pub(super) fn prefill(request: &Request) -> Edit<'_> {
     let edit = clean(request)
         .remove("stream_options")
@@ -40,7 +41,7 @@ pub(super) fn prefill(request: &Request) -> Edit<'_> {
     edit
 }
 
-/// The decode leg's body without a handoff, when nobody reads its answer: one token, so that the blocks are pulled.
+/// The decode body of a client that left: one token, so that decode pulls the blocks and prefill frees them.
 pub(super) fn one_token(request: &Request) -> Edit<'_> {
     let mut edit = clean(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
     if request.body.get("max_completion_tokens").is_some() {
@@ -52,8 +53,8 @@ pub(super) fn one_token(request: &Request) -> Edit<'_> {
     edit
 }
 
-/// Puts the prefill answer's parameters where decode looks for them. Parameters that carry bootstrap fields themselves are
-/// a bootstrap (spec C9).
+/// Puts the prefill answer's parameters where decode looks for them. Parameters that carry bootstrap fields
+/// themselves are a bootstrap [C9].
 pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str) -> Edit<'a> {
     let fields = JsonBody::parse(bytes::Bytes::copy_from_slice(parameters.as_bytes())).ok();
     let Some(fields) = fields.filter(is_bootstrap) else { return edit.set("kv_transfer_params", parameters) };

@@ -1,5 +1,5 @@
-//! vLLM with the Mooncake connector: a transfer id of ours and the prefill engine's own id tie the legs. Both are known
-//! before prefill, so the legs run together.
+//! vLLM with the Mooncake connector: the gateway's transfer id and the prefill engine's own id tie the legs.
+//! Both are known before prefill, so the legs run together.
 
 use bytes::Bytes;
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! vLLM with the NIXL connector: prefill first, its answer carries opaque parameters, decode gets them with the client's
-//! own body. Both legs carry the same `X-Request-Id`.
+//! vLLM with the NIXL connector: prefill first, its answer carries opaque parameters, decode gets them with
+//! the client's own body. Both legs carry the same `X-Request-Id`.
 
 use bytes::Bytes;
 use serde::Deserialize;

@@ -1,5 +1,5 @@
-//! vLLM with the P2pNccl connector: the request id of both legs names both workers, and that is all there is. Prefill
-//! pushes its blocks to decode, which is sent when prefill ended.
+//! vLLM with the P2pNccl connector: the request id of both legs names both workers, and that is all there is.
+//! Prefill pushes its blocks to decode, which is sent when prefill ended.
 
 use bytes::Bytes;
 

@@ -1,7 +1,7 @@
 //! Applies a changed configuration to the running daemon.
 //!
-//! What may fail comes first, so that a failure leaves everything as it was. Requests that started before keep the old
-//! [`State`]; those that start afterwards get the new one.
+//! What may fail comes first, so that a failure leaves everything as it was. Requests that started before
+//! keep the old [`State`]; those that start afterwards get the new one.
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 
@@ -86,8 +86,8 @@ pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {
     ProbeConfig { interval: probe.interval, timeout: probe.timeout, load_interval: probe.load_interval }
 }
 
-/// Makes the registry follow the file. Only workers whose description differs between two readings change: those that
-/// joined through the admin listener stay.
+/// Makes the registry follow the file. Only workers whose description differs between two readings change:
+/// those that joined through the admin listener stay.
 fn move_workers(registry: &Registry, before: &[WorkerSpec], after: &[WorkerSpec]) -> WorkerChanges {
     let known: BTreeMap<WorkerId, &WorkerSpec> = before.iter().map(|spec| (spec.id, spec)).collect();
     let mut changes = WorkerChanges::default();

@@ -1,4 +1,5 @@
-//! The slots of a gateway: from the configuration to specs, first generations, and the manager that keeps them.
+//! The slots of a gateway: from the configuration to specs, first generations, and the manager that keeps
+//! them.
 
 use std::sync::Arc;
 
@@ -52,9 +53,9 @@ pub(super) fn build(settings: &Settings, cpus: usize) -> anyhow::Result<(Slots, 
         let access = Access::default();
         let (program, initial) = match dir.initial(kind, &spec.active, &access) {
             Ok((program, initial)) => (program, Some(initial)),
-            // Parts that are files may come later; until then the slot serves natively, and its status says why.
+            // Files may be added later. Until then the slot routes natively, and its status shows the reason.
             Err(refusal) if names_files(&spec) => {
-                tracing::warn!(slot = %kind, kind = refusal.kind(), %refusal, "a slot begins without its policies");
+                tracing::warn!(slot = %kind, kind = refusal.kind(), %refusal, "slot started without its policies");
                 (Program::Native(NativeMode::Kv), None)
             }
             Err(refusal) => {
@@ -80,7 +81,7 @@ pub(super) fn build(settings: &Settings, cpus: usize) -> anyhow::Result<(Slots, 
     Ok((Slots::new(set, shared), manager))
 }
 
-/// Whether something of the active lane lies in the folder.
+/// Whether the active lane uses a file of the policy directory.
 fn names_files(spec: &SlotSpec) -> bool {
     let is_file = |part: &Part| part.file.is_some();
     spec.active.filters.iter().any(is_file)

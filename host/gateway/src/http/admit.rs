@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{openai::error::ApiError, state::State};
 
-/// Checks that the daemon takes requests, the API key and the rate limit, and reads the body. `started` is when the
-/// first byte of the request arrived.
+/// Checks that the daemon takes requests, the API key and the rate limit, and reads the body. `started` is
+/// when the first byte of the request arrived.
 ///
 /// # Errors
 /// [`ApiError`] that names the check or the limit.

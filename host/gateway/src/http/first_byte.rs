@@ -1,7 +1,7 @@
 //! When the first byte of a request arrived. Time to first token, duration and deadline count from there.
 //!
-//! The HTTP server hands over a request when its head is complete. A connection therefore notes the first read after its
-//! last write, which is the first byte of the next request.
+//! The HTTP server hands over a request when its head is complete. A connection therefore notes the first
+//! read after its last write, which is the first byte of the next request.
 
 use std::{
     io,
@@ -41,8 +41,8 @@ impl FirstByte {
 }
 
 impl RequestClock {
-    /// Ends the measurement for a request whose head is complete. Pipelined requests have no read of their own and count
-    /// from now.
+    /// Ends the measurement for a request whose head is complete. Pipelined requests have no read of their
+    /// own and count from now.
     pub(super) fn take(&self) -> FirstByte {
         FirstByte(self.0.lock().take().unwrap_or_else(Instant::now))
     }

@@ -1,7 +1,6 @@
-//! What a client is told when its request is not served (spec table I): one type, one responder.
+//! Errors that a client sees [I]: one type with status, stable code and retry advice, and one responder.
 //!
-//! A cause knows its status, its stable code and whether a client should retry. Its text names the cause, and what a worker
-//! itself said, but never a worker's address (spec A5).
+//! The message names the cause and may quote an engine's own error, but never a worker's address [A5].
 
 use std::time::Duration;
 
@@ -14,23 +13,23 @@ use crate::{openai::request::RequestError, upstream::CallError};
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;
-/// How much of a worker's own text is carried.
+/// Limit of an engine's own text in a message, characters.
 const MAX_TEXT: usize = 500;
 
-/// Why a request is not served.
+/// Why a request fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum ApiError {
     /// Bad JSON, a bad field, a bad header.
     #[error("{0}")]
     InvalidRequest(String),
     /// No key where one is needed.
-    #[error("no API key was given")]
+    #[error("authenticating the request: no API key; send the header `authorization: Bearer KEY`")]
     Unauthorized,
     /// A key that is not known.
-    #[error("the API key is not known")]
+    #[error("authenticating the request: unknown API key; use one of server.api_keys")]
     Forbidden,
     /// No worker serves this model.
-    #[error("the model `{0}` does not exist")]
+    #[error("the model `{0}` does not exist; GET /v1/models lists the models")]
     ModelNotFound(String),
     /// A hint names a worker that does not exist.
     #[error("{0}")]
@@ -39,7 +38,9 @@ pub(crate) enum ApiError {
     #[error("{0}")]
     WorkerNotEligible(String),
     /// The body is larger than allowed.
-    #[error("the body is larger than {0} bytes")]
+    #[error(
+        "reading the request body: larger than {0} bytes, the limit of server.max_body_bytes; send a smaller one"
+    )]
     PayloadTooLarge(usize),
     /// The client paused for too long within the body.
     #[error(
@@ -49,28 +50,28 @@ pub(crate) enum ApiError {
     /// A policy refuses.
     #[error("{}", .0.reason)]
     Shed(ShedReason),
-    /// The client asks more often than it may.
-    #[error("more than {0} requests a second")]
+    /// The client exceeds its rate limit.
+    #[error("rate limit exceeded: more than {0} requests per second; retry after the time in `retry-after`")]
     RateLimited(u32),
-    /// The client is gone; seen in logs and metrics only.
+    /// The client disconnected; seen in logs and metrics only.
     #[error("the client closed the connection")]
     ClientClosed,
-    /// An engine answered something it should not, or broke.
+    /// An engine failed or violated its protocol.
     #[error("{0}")]
     BadUpstream(String),
-    /// Nothing is eligible.
+    /// No worker is eligible.
     #[error("{0}")]
     NoWorker(String),
     /// Remote prefill is enforced, and there is no prefill worker.
-    #[error("no prefill worker is available, and disaggregation is enforced")]
+    #[error("no prefill worker is available, and routing.enforce_disagg forbids local prefill; retry later")]
     PrefillUnavailable,
-    /// This gateway is going away.
-    #[error("this gateway is draining")]
+    /// This gateway is shutting down.
+    #[error("this gateway is draining; send the request to another one")]
     Draining,
-    /// Time is up.
-    #[error("the request's deadline passed")]
+    /// The deadline passed.
+    #[error("the request was not complete within timeouts.request, counted from its first byte")]
     Deadline,
-    /// Everything eligible is busy.
+    /// Every eligible worker is busy.
     #[error("{text}")]
     Overloaded {
         /// Which leg.
@@ -78,7 +79,7 @@ pub(crate) enum ApiError {
         /// As configured; 529 by default.
         status: StatusCode,
     },
-    /// An engine's own refusal, passed on as it is.
+    /// An engine refused the request; its answer is passed on unchanged.
     #[error("the engine answered {status}")]
     Engine {
         /// The engine's status, 4xx.
@@ -150,7 +151,7 @@ impl ApiError {
         retry.then_some(RETRY_AFTER)
     }
 
-    /// The whole answer, in OpenAI's error shape; an engine's own refusal as it came.
+    /// Returns the whole answer, in OpenAI's error shape. An engine's own refusal is passed on unchanged.
     #[must_use]
     pub(crate) fn response(&self, request_id: &str) -> Response<Bytes> {
         let mut response = match self {
@@ -175,7 +176,7 @@ impl ApiError {
         response
     }
 
-    /// One valid error event, for a stream that has begun.
+    /// Returns one valid error event, for a stream that has begun.
     #[must_use]
     pub(crate) fn event(&self, request_id: &str) -> Bytes {
         Bytes::from(format!("data: {}\n\n", self.body(request_id)))
@@ -201,7 +202,7 @@ impl From<RequestError> for ApiError {
 }
 
 impl ApiError {
-    /// Why routing failed; `busy_status` is what clients get when everybody is busy.
+    /// Converts a routing error; `busy_status` is the status when every eligible worker is busy.
     #[must_use]
     pub(crate) fn of_route(error: RouteError, busy_status: u16) -> Self {
         let text = error.to_string();
@@ -210,7 +211,7 @@ impl ApiError {
             RouteError::AllBusy(_) => Self::Overloaded { text, status: status(busy_status) },
             RouteError::UnknownWorker(_) => Self::WorkerNotFound(text),
             RouteError::NotEligible(..) => Self::WorkerNotEligible(text),
-            // Direct mode names what is missing (spec C4, F3).
+            // In direct mode the message names the missing hint [C4, F3].
             RouteError::NoPin(pointsman_workers::Leg::Prefill) => {
                 Self::InvalidRequest(format!("{text}: set the header x-prefill-instance-id"))
             }
@@ -232,8 +233,12 @@ impl From<CallError> for ApiError {
                 Self::BadUpstream(format!("the engine answered {}: {}", status.as_u16(), engine_text(&body)))
             }
             CallError::Connect(_) => Self::BadUpstream("the engine cannot be reached".to_owned()),
-            CallError::Broken(text) => Self::BadUpstream(format!("the engine broke off: {text}")),
-            CallError::Protocol(text) => Self::BadUpstream(format!("the engine broke its protocol: {text}")),
+            CallError::Broken(text) => {
+                Self::BadUpstream(format!("the connection to the engine failed: {text}"))
+            }
+            CallError::Protocol(text) => {
+                Self::BadUpstream(format!("the engine violated its protocol: {text}"))
+            }
         }
     }
 }

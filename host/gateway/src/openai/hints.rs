@@ -1,4 +1,4 @@
-//! Routing hints of a request (spec A2, A3): from headers and from the body's `nvext` object; a header wins.
+//! Routing hints of a request [A2, A3]: from headers and from the body's `nvext` object; a header wins.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) enum HintTrust {
 /// The prefill rank that means "unset".
 const UNSET_RANK: u32 = u32::MAX;
 
-/// What a client says of where its request should run.
+/// Routing hints of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Hints {
     /// Worker of any leg that has no pin of its own.
@@ -64,17 +64,17 @@ pub(crate) struct Hints {
     pub token_ids: Option<Vec<u32>>,
     /// Salt of the prefix cache.
     pub cache_salt: Option<String>,
-    /// Multimodal object hashes, a list a block (spec H1).
+    /// Multimodal object hashes, a list a block [H1].
     pub block_objects: Vec<Vec<u64>>,
-    /// What the session control says.
+    /// Session control.
     pub session_control: Option<SessionControl>,
-    /// The client only asks where it would run (spec F2).
+    /// Whether the request is a preview: the client asks where it would run [F2].
     pub query_only: bool,
-    /// A probe of one worker (spec A1): runs there alone, whatever its role.
+    /// A probe of one worker [A1]: runs there alone, whatever its role.
     pub probe: bool,
 }
 
-/// What a request does with its session (spec A2).
+/// What a request does with its session [A2].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionControl {
     /// Ends the session's bindings after this request.
@@ -83,7 +83,7 @@ pub(crate) struct SessionControl {
     pub timeout: Duration,
 }
 
-/// What an annotation begins with that only asks (spec F2).
+/// Prefix of the annotation that makes a request a preview [F2].
 const QUERY_ONLY: &str = "query_instance_id:";
 
 #[derive(Default, Deserialize)]
@@ -127,7 +127,7 @@ enum SessionAction {
     Close,
 }
 
-/// Routing tokens of a multimodal prompt: what routing hashes in place of the token ids (spec A4).
+/// Routing tokens of a multimodal prompt: what routing hashes in place of the token ids [A4].
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Multimodal {
@@ -208,7 +208,7 @@ impl Hints {
         })
     }
 
-    /// The worker and rank a leg is pinned to (spec F3).
+    /// The worker and rank a leg is pinned to [F3].
     #[must_use]
     pub(crate) fn pinned(&self, leg: Leg) -> Option<(WorkerId, Option<DpRank>)> {
         match leg {

@@ -1,6 +1,6 @@
 //! A client's JSON body: validated once, its top-level keys indexed, and edited by splicing.
 //!
-//! Whatever is not edited stays byte for byte as the client wrote it: key order, white space, spellings of numbers. No
+//! Bytes that are not edited stay as the client wrote them: key order, white space, spellings of numbers. No
 //! `Value` tree is built; a 220 KB prompt is read once.
 
 use std::{borrow::Cow, fmt, ops::Range};
@@ -31,7 +31,7 @@ struct Entry {
     value: Range<usize>,
 }
 
-/// A body that is no JSON object.
+/// A body that is not a JSON object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not a JSON object: {0}")]
 pub(crate) struct JsonError(String);
@@ -48,7 +48,7 @@ impl JsonBody {
     /// Validates the whole body and indexes its top-level keys.
     ///
     /// # Errors
-    /// [`JsonError`] with serde_json's words, line and column.
+    /// [`JsonError`] with serde_json's message, line and column.
     pub(crate) fn parse(bytes: Bytes) -> Result<Self, JsonError> {
         let text = ByteString::try_from(bytes).map_err(|error| JsonError(error.to_string()))?;
         let members = scan::members(&text).ok_or_else(|| JsonError::of(&text))?;
@@ -68,7 +68,7 @@ impl JsonBody {
     /// A value as `T`; `Ok(None)` when missing or null.
     ///
     /// # Errors
-    /// serde_json's words.
+    /// serde_json's error.
     pub(crate) fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, serde_json::Error> {
         self.get(key).map_or(Ok(None), serde_json::from_str)
     }
@@ -117,7 +117,8 @@ impl<'a> Edit<'a> {
         let mut out = BytesMut::with_capacity(bytes.len() + more);
         let mut open = Members { out: &mut out, any: false };
         let mut done: Vec<&str> = Vec::new();
-        // Text of a kept member is copied from behind the comma (or brace) before it up to the end of its value.
+        // Text of a kept member is copied from behind the comma (or brace) before it up to the end of its
+        // value.
         let mut from = bytes.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
         open.out.extend_from_slice(bytes.get(..from).unwrap_or_default());
         for entry in &self.body.entries {
@@ -178,7 +179,7 @@ fn plain_key(quoted: &str) -> Option<Box<str>> {
 }
 
 impl JsonError {
-    /// What serde_json says of a body that is refused.
+    /// Returns serde_json's error for a body that is refused.
     fn of(text: &str) -> Self {
         let error = serde_json::from_str::<Object>(text).err();
         Self(error.map_or_else(|| "it cannot be read".to_owned(), |error| error.to_string()))
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn i_what_is_no_object_is_told_with_its_place() {
+    fn i_an_error_names_its_line_and_column() {
         let error = |text: &'static str| {
             JsonBody::parse(Bytes::from_static(text.as_bytes())).unwrap_err().to_string()
         };

@@ -1,4 +1,4 @@
-//! A client's request: parsed once from headers and body, and immutable after. Bad values are told by the field's name.
+//! A client's request: parsed once from headers and body, and immutable afterwards. Errors name the field.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ pub(crate) struct Request {
     pub hints: Hints,
 }
 
-/// A request that makes no sense.
+/// An invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub(crate) struct RequestError {
@@ -92,7 +92,7 @@ impl Endpoint {
 
     fn prompt_key(self, body: &JsonBody) -> &'static str {
         match self {
-            // Embeddings stand for the prompt, whatever else is there (spec A1).
+            // Embeddings replace any other prompt [A1].
             Self::Completions if body.get("prompt_embeds").is_some_and(|embeds| embeds != "null") => {
                 "prompt_embeds"
             }
@@ -145,7 +145,7 @@ impl Request {
         }))
     }
 
-    /// The raw JSON that makes up the prompt, for byte blocks (spec H5).
+    /// The raw JSON that makes up the prompt, for byte blocks [H5].
     #[must_use]
     pub(crate) fn prompt(&self) -> &str {
         self.body.get(self.prompt_key).unwrap_or_default()

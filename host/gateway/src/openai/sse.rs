@@ -1,9 +1,9 @@
 //! Server-sent events of an engine, looked at as they pass.
 //!
-//! [`Splitter`] cuts a byte stream at event boundaries without copying whole events; [`look`] finds in an event's JSON what
-//! the legs and the account need: a token, a finish reason, usage, an error. It never builds a value tree and allocates
-//! nothing: it knows the few keys it wants and how an engine writes them, and strings cannot fake them, for a quote within
-//! a string is always escaped.
+//! [`Splitter`] cuts a byte stream at event boundaries without copying whole events; [`look`] finds in an
+//! event's JSON what the legs and the account need: a token, a finish reason, usage, an error. It never
+//! builds a value tree and allocates nothing: it knows the few keys it wants and how an engine writes them,
+//! and strings cannot fake them, for a quote within a string is always escaped.
 
 use std::ops::Range;
 
@@ -48,8 +48,8 @@ pub(crate) struct Seen {
     pub handoff_at: Option<Range<usize>>,
 }
 
-/// Whether a slice looks like an event: it begins with a known field, a comment or a blank line, and data ends as JSON (or
-/// the end mark) does. An event that an engine cut short must not reach a client.
+/// Whether a slice looks like an event: it begins with a known field, a comment or a blank line, and data
+/// ends as JSON (or the end mark) does. An event that an engine cut short must not reach a client.
 #[must_use]
 pub(crate) fn is_event(bytes: &[u8]) -> bool {
     const STARTS: [&[u8]; 6] = [b":", b"event:", b"id:", b"retry:", b"\n", b"\r"];
@@ -217,7 +217,8 @@ impl First {
 /// The longest key that [`look`] knows.
 const LONGEST: usize = "kv_transfer_params".len();
 
-/// Every short key with the place where its value begins. A key within a string would have escaped quotes, and is none.
+/// Every short key with the place where its value begins. A key within a string would have escaped quotes,
+/// and is none.
 fn keys(bytes: &[u8]) -> impl Iterator<Item = (&[u8], usize)> {
     memchr::memchr_iter(b':', bytes).filter_map(move |colon| {
         let name = bytes.get(..colon)?.strip_suffix(b"\"")?;

@@ -1,7 +1,8 @@
-//! A future that outlives its caller: the caller polls it in place. When the caller is dropped, the future is notified and
-//! finishes in the background, on the runtime that its sockets are registered with.
+//! A future that outlives its caller: the caller polls it in place. When the caller is dropped, the future is
+//! notified and finishes in the background, on the runtime that its sockets are registered with.
 //!
-//! A client that leaves must not cancel work that engines depend on: a handoff in flight has to be consumed [E1].
+//! A client that leaves must not cancel work that engines depend on: a handoff in flight has to be consumed
+//! [E1].
 
 use std::{
     pin::Pin,

@@ -1,4 +1,5 @@
-//! Reads the prefill answer of a bootstrap pair, which carries no data, only to learn whether prefill succeeded.
+//! Reads the prefill answer of a bootstrap pair, which carries no data, only to learn whether prefill
+//! succeeded.
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
@@ -11,8 +12,8 @@ use crate::{
 /// Sends a prefill request and reads its answer to the end without keeping it.
 ///
 /// # Errors
-/// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would wait for it
-/// until its own timeout.
+/// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would
+/// wait for it until its own timeout.
 pub(super) async fn drain_prefill(
     upstream: &Upstream,
     url: &str,

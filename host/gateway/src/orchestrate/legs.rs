@@ -1,8 +1,9 @@
 //! The legs of one request as a pure state machine: events in, actions out, no I/O, no clock.
 //!
-//! It decides the order of the legs, what a failure of one leg means for the other, when a handoff is committed and
-//! consumed, and what still has to run after the client left [C, E]. It knows no bytes and no sockets. The driver
-//! performs the actions and reports the events, so tests reach every interleaving without a network.
+//! It decides the order of the legs, what a failure of one leg means for the other, when a handoff is
+//! committed and consumed, and what still has to run after the client left [C, E]. It knows no bytes and no
+//! sockets. The driver performs the actions and reports the events, so tests reach every interleaving without
+//! a network.
 //!
 //! An *aggregated* request runs one leg. A *remote* request runs prefill and decode, tied by a handoff:
 //!
@@ -201,7 +202,8 @@ impl Legs {
         vec![Action::Send(Leg::Prefill)]
     }
 
-    /// Sends decode with the handoff, even after the client left: only decode frees the blocks that prefill pinned [E1].
+    /// Sends decode with the handoff, even after the client left: only decode frees the blocks that prefill
+    /// pinned [E1].
     fn send_decode(&mut self) -> Actions {
         self.decode = LegState::InFlight;
         self.dispatched = true;
@@ -295,8 +297,8 @@ impl Legs {
         self.consumed = true;
         let mut actions = Actions::new();
         if self.prefill == LegState::InFlight {
-            // A successful end waits for prefill [C11]. Without a client there is no answer to hold, but the prefill
-            // leg still runs to its end.
+            // A successful end waits for prefill [C11]. Without a client there is no answer to hold, but the
+            // prefill leg still runs to its end.
             if self.client == Client::Reading && !self.held {
                 self.held = true;
                 actions.push(Action::Hold);

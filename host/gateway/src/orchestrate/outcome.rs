@@ -1,4 +1,4 @@
-//! What came of a leg's call, as the machine's event: an answer, a head with a stream to come, a failure.
+//! Turns the outcome of a leg's call into an event: an answer, the head of a stream, or a failure.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
@@ -24,7 +24,7 @@ impl Drive {
                 let failed = Failed { retryable: error.retryable(), sent: error.sent() };
                 note_failure(&self.state, Leg::Prefill, self.prefill.candidate.as_ref(), &error);
                 self.tried.extend(self.prefill.candidate.as_ref().map(id_of));
-                self.prefill.failure = Some(self.told(error));
+                self.prefill.failure = Some(self.client_error(error));
                 self.failed = true;
                 return Event::PrefillFailed(failed);
             }
@@ -68,9 +68,10 @@ impl Drive {
 
     pub(super) fn decode_whole(&mut self, whole: Response<Bytes>) -> Event {
         let body = whole.body();
-        // A body that was cut off may have an honest length: nothing went downstream yet, and another worker may do better.
+        // A truncated body may have a matching length. No byte was sent downstream yet, so another worker may
+        // answer.
         if !body.starts_with(b"{") || serde_json::from_slice::<serde::de::IgnoredAny>(body).is_err() {
-            return self.decode_failed(CallError::Protocol("the answer is no JSON object".to_owned()));
+            return self.decode_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
         let seen = sse::look(body);
         self.account.output(0, Instant::now());
@@ -98,23 +99,26 @@ impl Drive {
             return Ok(head);
         }
         let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
-        Err(self.decode_failed(CallError::Protocol(format!("a stream was asked for, `{shown}` came"))))
+        Err(self.decode_failed(CallError::Protocol(format!(
+            "expected text/event-stream, got content type `{shown}`"
+        ))))
     }
 
-    /// The failed decode (or single) call as an event.
+    /// Turns a failed decode or aggregated call into an event.
     pub(crate) fn decode_failed(&mut self, error: CallError) -> Event {
         let failed = Failed { retryable: error.retryable(), sent: error.sent() };
         let leg = self.legs.answering();
         note_failure(&self.state, leg, self.decode.candidate.as_ref(), &error);
         self.tried.extend(self.decode.candidate.as_ref().map(id_of));
-        self.decode.failure = Some(self.told(error));
+        self.decode.failure = Some(self.client_error(error));
         self.failed = true;
         self.free(Leg::Decode);
         Event::DecodeFailed(failed)
     }
 
-    /// A failed call as the client's cause; an engine that quotes a request id which names workers is not quoted (spec A5).
-    fn told(&self, error: CallError) -> ApiError {
+    /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
+    /// [A5].
+    fn client_error(&self, error: CallError) -> ApiError {
         if self.hides_id() { relay::hide_ids_in_error(error, self.token).into() } else { error.into() }
     }
 }
@@ -128,7 +132,7 @@ fn note_failure(state: &State, leg: Leg, candidate: Option<&Candidate>, error: &
         candidate.worker.note_outcome(false);
     }
     if let CallError::Connect(problem) = error {
-        tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker cannot be reached");
+        tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker unreachable");
         candidate.worker.note_connect_failed();
     }
 }

@@ -1,4 +1,4 @@
-//! Before any leg: does the model exist, may it be served now, and by one worker or by two (spec B, D4).
+//! Plans a request before any leg runs: whether its model can be served, and by one worker or two [B, D4].
 
 use std::{
     sync::Arc,
@@ -22,11 +22,11 @@ pub(crate) struct RequestPlan {
     pub(crate) shape: Shape,
     /// Local prefill was decided for this decode candidate.
     pub(crate) planned: Option<CandidateId>,
-    /// The decode override's word, when it gave one.
+    /// The decode override's decision, when it was asked.
     pub(crate) word: Option<Word>,
 }
 
-/// Decides the request's shape. `id` is the request's, when what is decided is to be recorded.
+/// Decides how many workers run the request. `id` is the request's id when the decision is to be recorded.
 ///
 /// # Errors
 /// [`ApiError`] when it cannot be served at all.
@@ -43,7 +43,7 @@ pub(crate) fn plan(
     let Some(activation) = snapshot.activation(model) else {
         return Err(ApiError::ModelNotFound(model.to_string()));
     };
-    // A probe runs on its worker alone (A1); what is no generation has no prefill to hand over.
+    // A probe runs on its worker alone [A1]. Requests that generate nothing have no prefill to hand over.
     if request.hints.probe || !request.endpoint.splits() {
         return Ok(SINGLE);
     }
@@ -52,14 +52,16 @@ pub(crate) fn plan(
     let enforced = state.settings.enforce_disagg;
     let pair = up(Leg::Prefill).zip(up(Leg::Decode));
     if let Some(state) = activation.observe(pair.is_some()) {
-        tracing::info!(model = model.as_str(), state = state.as_str(), enforced, "remote prefill");
+        tracing::info!(model = model.as_str(), state = state.as_str(), enforced, "remote prefill changed");
     }
-    // B1: no prefill worker was ever seen, or all are gone.
+    // No prefill worker was ever seen, or all are down [B1].
     let Some((prefill, _)) = pair else {
         return match (enforced, local) {
             (true, _) => Err(ApiError::PrefillUnavailable),
             (false, true) => Ok(SINGLE),
-            (false, false) => Err(ApiError::NoWorker("no worker can prefill for this model now".to_owned())),
+            (false, false) => {
+                Err(ApiError::NoWorker("no worker can prefill for this model; check GET /workers".to_owned()))
+            }
         };
     };
     if let Some(reason) = connector_for(prefill.worker.spec()).unsplittable(request) {
@@ -67,7 +69,9 @@ pub(crate) fn plan(
         return if local && !enforced {
             Ok(SINGLE)
         } else {
-            Err(ApiError::InvalidRequest(format!("{reason}: such a request cannot be disaggregated")))
+            Err(ApiError::InvalidRequest(format!(
+                "{reason}: this request cannot be split over two workers, and no aggregated worker may serve it"
+            )))
         };
     }
     let question = question(state, request, subject, snapshot, Leg::Decode);
@@ -87,7 +91,8 @@ pub(crate) fn plan(
     }
 }
 
-/// The question for one leg's first try, with fresh randomness and the time of now; its decision is not recorded.
+/// Builds the query for the first attempt of a leg, with new randomness and the current time. Its decision is
+/// not recorded.
 pub(crate) fn question<'a>(
     state: &State,
     request: &'a Request,
@@ -97,7 +102,7 @@ pub(crate) fn question<'a>(
 ) -> Query<'a> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let pin = request.hints.pinned(leg);
-    // A probe asks its worker in that worker's own role.
+    // A probe runs on its worker in that worker's own role.
     let probed = pin.filter(|_| request.hints.probe).and_then(|(worker, _)| snapshot.get(worker));
     let affinity = subject.session_hash.filter(|_| state.settings.affinity(&request.hints).is_some());
     Query {

@@ -1,6 +1,7 @@
-//! Where a request would run, without running it (spec F2): `POST /v1/route` and the annotation `query_instance_id:`.
+//! Where a request would run, without running it [F2]: `POST /v1/route` and the annotation
+//! `query_instance_id:`.
 //!
-//! Nothing changes by asking: no booking, no record in the index, no cursor moved.
+//! A preview changes nothing: no booking, no record in the index, no round-robin cursor.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::{
     state::State,
 };
 
-/// Answers where the legs would run.
+/// Returns where the legs would run.
 ///
 /// # Errors
 /// As routing them would fail.
@@ -67,13 +68,13 @@ fn routed(state: &State, query: &Query<'_>, over: &RouterConfigOverride) -> Resu
     state.router.preview(query, over).map_err(|error| ApiError::of_route(error, state.settings.busy_status))
 }
 
-/// A leg's receipt, the load of its worker, and every candidate with what speaks for it.
-fn leg(told: &RoutePreview) -> Value {
-    let load = told.candidate.load();
-    let runner_up = told.receipt.runner_up();
-    let candidates = told.terms.iter().map(|(id, terms)| candidate(told, *id, terms, runner_up));
+/// Describes a leg: its receipt, the load of its worker, and the cost terms of every candidate.
+fn leg(explained: &RoutePreview) -> Value {
+    let load = explained.candidate.load();
+    let runner_up = explained.receipt.runner_up();
+    let candidates = explained.terms.iter().map(|(id, terms)| candidate(explained, *id, terms, runner_up));
     json!({
-        "receipt": told.receipt,
+        "receipt": explained.receipt,
         "load": {
             "active_requests": load.active_requests(),
             "active_prefill_tokens": load.active_prefill_tokens(),
@@ -84,14 +85,15 @@ fn leg(told: &RoutePreview) -> Value {
     })
 }
 
-/// `cost` is the one that was ranked by, when it is known; `native_cost` that of the terms.
+/// Describes a candidate. `cost` is the cost it was ranked by, when known; `native_cost` follows from the
+/// terms.
 fn candidate(
-    told: &RoutePreview,
+    explained: &RoutePreview,
     (worker, dp_rank): CandidateId,
     terms: &CostTerms,
     runner_up: Option<(pointsman_workers::WorkerId, pointsman_workers::DpRank, f32)>,
 ) -> Value {
-    let receipt = &told.receipt;
+    let receipt = &explained.receipt;
     let [device, host, disk] = terms.cached;
     let own = receipt.costs.iter().find(|(other, rank, _)| (*other, *rank) == (worker, dp_rank));
     json!({
@@ -99,7 +101,7 @@ fn candidate(
         "chosen": (receipt.worker, receipt.rank) == (worker, dp_rank),
         "runner_up": runner_up.is_some_and(|(other, rank, _)| (other, rank) == (worker, dp_rank)),
         "cost": own.map(|(_, _, cost)| cost),
-        "native_cost": cost(terms, &told.config),
+        "native_cost": cost(terms, &explained.config),
         "cached_blocks": { "device": device, "host": host, "disk": disk },
         "terms": {
             "prompt_tokens": terms.prompt_tokens, "block_size": terms.block_size,

@@ -1,8 +1,8 @@
-//! The answer on its way to the client: the engine's bytes as they came, but for a closed list of edits.
+//! Relays the engine's bytes to the client, unchanged except for a closed list of edits.
 //!
-//! The relay is the response body: it is polled by the client's connection, polls the engine's, and hands what it sees to
-//! the leg machine. No task and no channel stand between. When the client leaves it is dropped, and what still has to
-//! happen (spec E1) goes on in the background.
+//! The relay is the response body. The client's connection polls it, it polls the engine's connection, and it
+//! reports what it sees to the leg state machine, without a task or a channel in between. When the client
+//! leaves, the body is dropped, and the work that is still needed [E1] continues in the background.
 
 use std::{
     convert::Infallible,
@@ -28,10 +28,10 @@ use crate::{
 mod edit;
 mod prefill_answer;
 
-/// Events that came at once go out as one chunk, but not more than this much.
+/// Events that arrived together are sent as one chunk of at most this size, bytes.
 const MAX_CHUNK: usize = 16 * 1024;
-/// Room for a few events.
-const ROOM: usize = 2 * 1024;
+/// Initial capacity of the output buffer, bytes: a few events.
+const OUT_CAPACITY: usize = 2 * 1024;
 
 pub(crate) use edit::{edit, hide_ids, hide_ids_in_error};
 pub(crate) use prefill_answer::prefill_answer;
@@ -51,20 +51,20 @@ struct Relay {
     splitter: Splitter,
     /// When the engine's bytes were last read.
     read_at: Instant,
-    /// What goes to the client next.
+    /// Bytes for the client.
     out: BytesMut,
-    /// What is kept back until prefill ended (C11).
+    /// Bytes that are held back until prefill ended [C11].
     held: Option<Vec<u8>>,
     /// The deadline, or the moment the bookings expire.
     timer: Pin<Box<Sleep>>,
     first_token: bool,
     finish_seen: bool,
-    /// The engine said that it is done, or that it failed, in its own words.
+    /// The engine sent `[DONE]` or an error event.
     closed: bool,
     over: bool,
 }
 
-/// Begins to relay a stream whose head has come.
+/// Starts to relay a stream whose head has arrived.
 pub(crate) fn stream(drive: Box<Drive>, head: Response<upstream::Body>) -> Response<Answer> {
     let (parts, incoming) = head.into_parts();
     let content_type = parts.headers.get(header::CONTENT_TYPE).cloned();
@@ -78,7 +78,7 @@ pub(crate) fn stream(drive: Box<Drive>, head: Response<upstream::Body>) -> Respo
     response.map(|()| Answer(Kind::Relayed(Some(Box::new(Relay::new(drive, incoming))))))
 }
 
-/// Reads a stream that nobody waits for until the machine says that it is over.
+/// Reads the stream of a client that left, until the state machine ends the request.
 pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
     Box::new(Relay::new(drive, head.into_body())).drain().await;
 }
@@ -133,7 +133,7 @@ impl Drop for Answer {
     fn drop(&mut self) {
         let Kind::Relayed(relay) = &mut self.0 else { return };
         let Some(mut relay) = relay.take() else { return };
-        relay.tell(Event::ClientGone);
+        relay.report(Event::ClientGone);
         if !relay.over {
             let tracker = relay.drive.state.tracker.clone();
             tracker.spawn(relay.drain());
@@ -153,7 +153,7 @@ impl Relay {
             incoming: Some(incoming),
             splitter: Splitter::default(),
             read_at: Instant::now(),
-            out: BytesMut::with_capacity(ROOM),
+            out: BytesMut::with_capacity(OUT_CAPACITY),
             held: None,
             timer,
             first_token: false,
@@ -167,7 +167,8 @@ impl Relay {
         while std::future::poll_fn(|cx| self.poll_next(cx)).await.is_some() {}
     }
 
-    /// What goes to the client next: all that the engine has written by now as one chunk, and nothing is waited for.
+    /// Returns the next chunk for the client: all bytes that the engine has written so far, without waiting
+    /// for more.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if self.over || self.out.len() >= MAX_CHUNK {
@@ -176,7 +177,7 @@ impl Relay {
             if self.drive.prefill_runs()
                 && let Poll::Ready(event) = self.drive.poll_prefill(cx)
             {
-                self.tell(event);
+                self.report(event);
                 continue;
             }
             match self.poll_engine(cx) {
@@ -195,7 +196,7 @@ impl Relay {
     fn time_passed(&mut self) {
         let now = Instant::now();
         if now >= self.drive.deadline {
-            self.tell(Event::Deadline);
+            self.report(Event::Deadline);
             return;
         }
         if self.drive.stale_at().is_some_and(|stale| now >= stale) {
@@ -222,7 +223,7 @@ impl Relay {
         Poll::Ready(())
     }
 
-    /// Takes the events that are whole by now.
+    /// Processes the events that are complete.
     fn take(&mut self) {
         let mut splitter = std::mem::take(&mut self.splitter);
         match splitter.whole() {
@@ -235,7 +236,7 @@ impl Relay {
         self.splitter = splitter;
     }
 
-    /// Passes whole events on, as one slice unless something has to be edited or held.
+    /// Passes complete events on, as one slice unless one has to be edited or held back.
     fn pass(&mut self, events: &[u8]) {
         let hidden = self.drive.hides_id().then(|| hide_ids(events, self.drive.token())).flatten();
         let events = hidden.as_deref().unwrap_or(events);
@@ -245,7 +246,7 @@ impl Relay {
             let event = slice(place.clone());
             if !sse::is_event(event) {
                 self.push(slice(from..place.start));
-                self.fail(CallError::Protocol("bytes that are no event".to_owned()));
+                self.fail(CallError::Protocol("the stream contains bytes that are not an event".to_owned()));
                 return;
             }
             let seen = sse::look(event);
@@ -255,7 +256,7 @@ impl Relay {
             let cached = self.drive.cached_tokens.filter(|_| !self.decode_knows());
             let edits = seen.handoff_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
             if begins_hold || edits {
-                // What came before this event in the slice goes first; it is not held even if this one is.
+                // The events before this one go first, and are not held back even if this one is.
                 let before = slice(from..place.start);
                 if begins_hold {
                     self.out.extend_from_slice(before);
@@ -283,7 +284,7 @@ impl Relay {
         }
         if seen.finish && !self.finish_seen {
             self.finish_seen = true;
-            self.tell(Event::FinishSeen);
+            self.report(Event::FinishSeen);
         }
     }
 
@@ -299,28 +300,28 @@ impl Relay {
         }
         if !self.first_token {
             self.first_token = true;
-            self.tell(Event::FirstToken);
+            self.report(Event::FirstToken);
         }
     }
 
     fn end(&mut self) {
         self.incoming = None;
         if self.splitter.rest() > 0 || !self.closed {
-            self.fail(CallError::Broken("the stream ended before its end".to_owned()));
+            self.fail(CallError::Broken("the stream ended before `[DONE]`".to_owned()));
             return;
         }
         self.drive.served();
-        self.tell(Event::Ended);
+        self.report(Event::Ended);
     }
 
     fn fail(&mut self, error: CallError) {
         self.incoming = None;
         let event = self.drive.decode_failed(error);
-        self.tell(event);
+        self.report(event);
     }
 
-    fn tell(&mut self, event: Event) {
-        self.drive.tell(event);
+    fn report(&mut self, event: Event) {
+        self.drive.report(event);
         while let Some(action) = self.drive.next_action() {
             self.perform(action);
         }
@@ -356,12 +357,12 @@ impl Relay {
         }
     }
 
-    /// The client read to the end, and nothing failed.
+    /// Whether the client got the whole answer, and nothing failed.
     fn finished_well(&self) -> bool {
         self.drive.decode.failure.is_none() && self.held.is_none()
     }
 
-    /// One valid error event, and the end. What was held is not an answer any more.
+    /// Ends the stream with one valid error event. Bytes that were held back are dropped.
     fn fail_client(&mut self, cause: &ApiError) {
         self.held = None;
         self.out.extend_from_slice(&cause.event(&self.drive.account.request_id));

@@ -1,4 +1,4 @@
-//! A leg's worker: asked for at once, after a pause, or from the queue; booked, and given back.
+//! Chooses a leg's worker, at once, after a pause or from the queue; books it and releases it.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::{
     state::admission_queue::Place,
 };
 
-/// Times at most that all decode workers are asked again to take a handoff.
-const ROUNDS: u32 = 4;
+/// Limit of further rounds over all decode workers to place a handoff.
+const MAX_HANDOFF_ROUNDS: u32 = 4;
 
 /// Why a leg is not routed at once.
 pub(super) enum Waiting {
-    /// Something failed a moment ago.
+    /// A leg failed a moment ago.
     Pause(Instant, Leg),
-    /// Every eligible worker is busy (spec F7).
+    /// Every eligible worker is busy [F7].
     Queue(Place, Leg, Instant),
 }
 
@@ -41,7 +41,7 @@ impl Waiting {
     }
 }
 
-/// Pauses between tries: 10 ms, doubled each time, with jitter.
+/// Pauses between attempts: from 10 ms, doubled each time up to 1 s, with jitter.
 pub(super) type Backoff = backon::ExponentialBackoff;
 
 fn backoff() -> Backoff {
@@ -65,7 +65,7 @@ impl Drive {
         self.waiting = Some(Waiting::Pause(Instant::now() + pause, leg));
     }
 
-    /// What a leg waited for is there.
+    /// Routes the leg whose wait is over.
     pub(super) fn route_again(&mut self) {
         let Some(waiting) = self.waiting.take() else { return };
         let leg = waiting.leg();
@@ -75,12 +75,11 @@ impl Drive {
         }
     }
 
-    /// Chooses and books the leg's worker: a hint's, the session's or the policy's, once (spec C3). What comes of prefill is
-    /// one of C5's outcomes: a worker with either kind of handoff, nobody, or backpressure, which fails at once unless there
-    /// is a queue; that remote prefill is not active was told before any leg (spec B1).
+    /// Chooses and books the leg's worker, once: from a hint, the session or the policy [C3]. The outcome of
+    /// prefill is a worker, no worker, or back-pressure, which fails at once unless there is a queue [C5].
     fn route(&mut self, leg: Leg, place: Option<(Place, Instant)>) {
         if self.attempts != self.legs.attempt() {
-            // A new attempt: nothing of the one before may be met again.
+            // A new attempt uses nothing of the one before.
             self.attempts = self.legs.attempt();
             self.token = RequestToken::fresh();
             self.handoff = None;
@@ -97,18 +96,18 @@ impl Drive {
         match state.router.route(&query, &over) {
             Ok(routed) => {
                 let event = self.routed(leg, routed);
-                self.tell(event);
+                self.report(event);
             }
             Err(RouteError::AllBusy(_)) if self.wait_in_queue(leg, place) => {}
-            Err(RouteError::NoWorker { .. }) if leg == Leg::Decode && self.ask_them_again() => {}
+            Err(RouteError::NoWorker { .. }) if leg == Leg::Decode && self.start_handoff_round() => {}
             Err(error) => {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
-                // On a retry, what failed says more than that nobody is left.
+                // On a retry, the first failure explains more than "no worker is left".
                 if failure.is_none() {
                     *failure = Some(ApiError::of_route(error, state.settings.busy_status));
                 }
-                self.tell(Event::Unroutable);
+                self.report(Event::Unroutable);
             }
         }
     }
@@ -127,9 +126,9 @@ impl Drive {
         traits.map_or(Event::Unroutable, Event::PrefillRouted)
     }
 
-    /// A handoff is in hand and every decode worker refused a connection: they are asked again, a moment later.
-    fn ask_them_again(&mut self) -> bool {
-        let again = self.handoff.is_some() && !self.tried.is_empty() && self.rounds < ROUNDS;
+    /// Starts another round when every decode worker refused the connection and a handoff has to be consumed.
+    fn start_handoff_round(&mut self) -> bool {
+        let again = self.handoff.is_some() && !self.tried.is_empty() && self.rounds < MAX_HANDOFF_ROUNDS;
         if again {
             self.rounds += 1;
             self.tried.clear();
@@ -139,7 +138,7 @@ impl Drive {
         again
     }
 
-    /// Keeps or takes a place in the queue; `false` when there is none, or the request waited long enough.
+    /// Keeps or takes a place in the queue; `false` when the queue is full or the queue timeout expired.
     fn wait_in_queue(&mut self, leg: Leg, place: Option<(Place, Instant)>) -> bool {
         let settings = &self.state.settings;
         let (place, since) = match place {
@@ -163,9 +162,9 @@ impl Drive {
 
     fn query(&self, leg: Leg) -> Query<'_> {
         let other = match leg {
-            // The routing record says who prefilled (spec C10).
+            // The routing record names the prefill worker [C10].
             Leg::Decode => self.prefill.candidate.as_ref(),
-            // D5: decode was chosen first, and stays booked.
+            // Decode was chosen first and stays booked [D5].
             Leg::Prefill => self.decode.candidate.as_ref().filter(|_| self.decode.booking.is_some()),
             Leg::Aggregated => None,
         };
@@ -181,7 +180,7 @@ impl Drive {
         }
     }
 
-    /// A leg reached its worker: its session is bound there (spec F8).
+    /// Binds the session to the worker that a leg reached [F8].
     pub(crate) fn bind(&self, leg: Leg) {
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
         let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
@@ -190,20 +189,20 @@ impl Drive {
         }
     }
 
-    /// When the bookings expire unless there is life before (spec F4).
+    /// When the bookings expire unless a token arrives before [F4].
     pub(crate) fn stale_at(&self) -> Option<Instant> {
         let booked = self.prefill.booking.is_some() || self.decode.booking.is_some();
         booked.then(|| self.account.last_life().max(self.begun) + self.state.settings.booking_ttl)
     }
 
-    /// The bookings had no life for too long: they are load no more, whatever becomes of the request.
+    /// Releases bookings that had no token for too long. The request goes on, and no longer counts as load.
     pub(crate) fn expire(&mut self) {
         self.state.metrics.expired_bookings.inc();
         self.free(Leg::Prefill);
         self.free(Leg::Decode);
     }
 
-    /// Gives a leg's booking back; somebody may be waiting for it.
+    /// Releases a leg's booking and wakes the queue.
     pub(super) fn free(&mut self, leg: Leg) {
         let booking = if leg == Leg::Prefill { &mut self.prefill.booking } else { &mut self.decode.booking };
         if booking.take().is_some() {

@@ -1,4 +1,5 @@
-//! Sends a leg: body and headers from the connector, the call through the upstream client. Aborts it by request id.
+//! Sends a leg: body and headers from the connector, the call through the upstream client. Aborts it by
+//! request id.
 
 use std::time::Duration;
 
@@ -77,7 +78,8 @@ impl Drive {
                     tracing::debug!(%error, "abort failed");
                 }
             };
-            // An abort may arrive before the request that it is meant for: it is repeated while that one runs.
+            // An abort may arrive before the request that it is meant for: it is repeated while that one
+            // runs.
             for pause in ABORT_RETRY_DELAYS {
                 send_abort().await;
                 tokio::select! {
@@ -85,7 +87,8 @@ impl Drive {
                     () = over.cancelled() => break,
                 }
             }
-            // It is sent once more afterwards: the engine may read the request only after its connection was closed.
+            // It is sent once more afterwards: the engine may read the request only after its connection was
+            // closed.
             if over.is_cancelled() {
                 tokio::time::sleep(FINAL_ABORT_DELAY).await;
                 send_abort().await;

@@ -1,5 +1,6 @@
-//! Where requests wait when every eligible worker is busy (spec F7). Off by default, bounded, in order: strict priority,
-//! then arrival less the priority jump. A request leaves with its client, for its place is a value that it holds.
+//! Queue of requests that wait because every eligible worker is busy [F7]. It is off by default and bounded.
+//! Its order is strict priority, then arrival time minus the priority jump. A request holds its place as a
+//! value, so it leaves the queue when its client does.
 
 use std::{
     cmp::Reverse,
@@ -16,8 +17,8 @@ use tokio::{
     time::{Duration, Instant},
 };
 
-/// A place is asked again after this even if nothing was freed: a worker may have joined or recovered.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How often a queued request retries when no capacity was released: a worker may have joined or recovered.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The waiting requests.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ struct Key {
     ticket: u64,
 }
 
-/// A place in the queue. Dropping it gives it up.
+/// A place in the queue. Dropping it releases the place.
 #[derive(Debug)]
 pub struct Place {
     parking: Arc<AdmissionQueue>,
@@ -52,7 +53,7 @@ pub struct Place {
 }
 
 impl AdmissionQueue {
-    /// A queue of at most `limit` requests; 0: nobody waits.
+    /// Returns a queue of at most `limit` requests; 0: no request waits.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -68,7 +69,7 @@ impl AdmissionQueue {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Takes a place, unless the queue is full.
+    /// Takes a place; `None` when the queue is full.
     #[must_use]
     pub fn park(self: &Arc<Self>, priority: f32, jump_s: f32, arrived: Instant) -> Option<Place> {
         let mut inner = self.inner.lock();
@@ -84,14 +85,14 @@ impl AdmissionQueue {
             ticket: inner.tickets,
         };
         let notify = Arc::new(Notify::new());
-        // Something may have been freed just before: the first turn comes at once.
+        // Capacity may have been released a moment ago: the first attempt is made at once.
         notify.notify_one();
         inner.places.insert(key, Arc::downgrade(&notify));
         self.waiting.store(inner.places.len(), Ordering::SeqCst);
         Some(Place { parking: self.clone(), key, notify })
     }
 
-    /// Something was freed: the first in the queue tries again.
+    /// Wakes the first request of the queue: capacity was released.
     pub fn wake(&self) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             return;
@@ -104,7 +105,7 @@ impl AdmissionQueue {
         }
     }
 
-    /// Requests that wait.
+    /// Number of requests in the queue.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.inner.lock().places.len()
@@ -112,12 +113,12 @@ impl AdmissionQueue {
 }
 
 impl Place {
-    /// Waits until it is worth trying again.
+    /// Waits until routing may succeed.
     pub async fn turn(&self) {
-        let _ = tokio::time::timeout(LOOK_AGAIN, self.notify.notified()).await;
+        let _ = tokio::time::timeout(RETRY_INTERVAL, self.notify.notified()).await;
     }
 
-    /// What was freed did not help this one: the next in the queue tries.
+    /// Wakes the next request of the queue: the released capacity did not fit this one.
     pub fn pass_on(&self) {
         let inner = self.parking.inner.lock();
         let behind = (std::ops::Bound::Excluded(self.key), std::ops::Bound::Unbounded);
@@ -135,7 +136,7 @@ impl Drop for Place {
         inner.places.remove(&self.key);
         self.parking.waiting.store(inner.places.len(), Ordering::SeqCst);
         drop(inner);
-        // A wake-up that came too late for this one is not lost.
+        // A wake-up that arrived too late for this request goes to the next one.
         self.parking.wake();
     }
 }
@@ -188,6 +189,6 @@ mod tests {
         second.turn().await;
         assert_eq!(started.elapsed(), Duration::ZERO);
         second.turn().await;
-        assert_eq!(started.elapsed(), LOOK_AGAIN, "nothing was freed");
+        assert_eq!(started.elapsed(), RETRY_INTERVAL, "nothing was freed");
     }
 }

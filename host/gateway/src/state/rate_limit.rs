@@ -1,11 +1,12 @@
-//! Rate limit of clients: so many requests per second for each API key, or for all clients together without keys.
+//! Rate limit of clients: so many requests per second for each API key, or for all clients together without
+//! keys.
 
 use std::{collections::HashMap, fmt, num::NonZeroU32};
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter as Bucket};
 
-/// Rate limit of clients. It has one bucket for each configured key and one for all other requests, so what clients
-/// send cannot make it grow.
+/// Rate limit of clients. It has one bucket for each configured key and one for all other requests, so what
+/// clients send cannot make it grow.
 pub(crate) struct RateLimiter {
     per_second: NonZeroU32,
     by_key: HashMap<String, DefaultDirectRateLimiter>,

@@ -1,7 +1,7 @@
-//! Session affinity (spec F8): which candidate a session's leg is bound to, for a while.
+//! Session affinity [F8]: the worker that each leg of a session is bound to, for a limited time.
 //!
-//! A session is bound at its first successful dispatch, per leg. A binding whose worker is not eligible any more gives way:
-//! the request is routed anew, and that dispatch binds it again.
+//! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
+//! is routed again, and the new dispatch replaces the binding.
 
 use std::collections::HashMap;
 
@@ -10,8 +10,8 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
-/// Bindings at most; when there are more, those that ended are swept out, and with them a quarter: the ones that end soonest.
-const MOST: usize = 100_000;
+/// Limit of bindings. Above it, the quarter that expires first is evicted.
+const MAX_SESSIONS: usize = 100_000;
 
 /// The bindings.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ struct Binding {
 }
 
 impl Sessions {
-    /// Where a session's leg is bound now.
+    /// Returns the worker that a session's leg is bound to.
     #[must_use]
     pub(crate) fn get(&self, session: u64, leg: Leg) -> Option<CandidateId> {
         let bound = self.bound.lock();
@@ -36,15 +36,16 @@ impl Sessions {
             .map(|binding| binding.candidate)
     }
 
-    /// Binds a session's leg, or keeps it bound for another `ttl`.
+    /// Binds a session's leg, or extends its binding, for `ttl` from now.
     pub(crate) fn bind(&self, session: u64, leg: Leg, candidate: CandidateId, ttl: Duration) {
         let now = Instant::now();
         let mut bound = self.bound.lock();
         bound.insert((session, leg), Binding { candidate, until: now + ttl });
-        if bound.len() > MOST {
-            // So much at once that the next bindings find room: a sweep looks at all of them.
+        if bound.len() > MAX_SESSIONS {
+            // Evicts the quarter of the bindings that expire first: a sweep reads all of them, so it must be
+            // rare.
             let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
-            let (_, quarter, _) = ends.select_nth_unstable(MOST / 4);
+            let (_, quarter, _) = ends.select_nth_unstable(MAX_SESSIONS / 4);
             let from = (*quarter).max(now);
             bound.retain(|_, binding| binding.until > from);
         }
@@ -80,21 +81,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn f8_bindings_are_bounded_and_those_that_end_soonest_give_way() {
+    async fn f8_bindings_are_bounded_and_those_that_expire_first_are_evicted() {
         let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
-        for session in 0..=MOST as u64 {
+        for session in 0..=MAX_SESSIONS as u64 {
             sessions.bind(session, Leg::Decode, here, Duration::from_millis(1_000 + session));
         }
         let left = sessions.bound.lock().len();
-        assert!((MOST / 2..=MOST).contains(&left), "{left}");
+        assert!((MAX_SESSIONS / 2..=MAX_SESSIONS).contains(&left), "{left}");
         assert_eq!(
-            (sessions.get(0, Leg::Decode), sessions.get(MOST as u64, Leg::Decode)),
+            (sessions.get(0, Leg::Decode), sessions.get(MAX_SESSIONS as u64, Leg::Decode)),
             (None, Some(here))
         );
     }
 
     #[tokio::test]
-    async fn f8_a_closed_session_is_bound_nowhere() {
+    async fn f8_a_closed_session_has_no_binding() {
         let sessions = Sessions::default();
         sessions.bind(7, Leg::Decode, (WorkerId(1), DpRank(0)), Duration::from_secs(300));
         sessions.close(7);

@@ -22,7 +22,8 @@ pub(crate) struct Settings {
     pub body_idle_timeout: Duration,
     /// Order of the legs, retries and fallback.
     pub retry_policy: RetryPolicy,
-    /// How long a session stays bound when its request does not say; `None`: only requests with a session control bind.
+    /// How long a session stays bound when its request does not say; `None`: only requests with a session
+    /// control bind.
     pub session_affinity: Option<Duration>,
     /// Time without a token after which a booking is released.
     pub booking_ttl: Duration,

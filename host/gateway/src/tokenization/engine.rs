@@ -1,7 +1,7 @@
 //! Token ids from an engine of the model, by vLLM's `POST /tokenize`: for models without a local tokenizer.
 //!
-//! A request waits at most the configured time, the number of concurrent calls is limited, and calls pause after a
-//! failure. An engine that cannot tokenize costs a request its token ids, and no time.
+//! A request waits at most the configured time, the number of concurrent calls is limited, and calls pause
+//! after a failure. An engine that cannot tokenize costs a request its token ids, and no time.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -13,13 +13,14 @@ use crate::openai::request::Request;
 pub(crate) struct Measure {
     /// Tokens in a block.
     pub block_size: u32,
-    /// Bytes taken for a token when there are no tokens (spec H5).
+    /// Bytes taken for a token when there are no tokens [H5].
     pub bytes_per_token: u32,
     /// Salt of the hashes that policies see.
     pub salt: u64,
 }
 
-/// What routing may know of a request. `tokens` are its ids where the client did not give them and a tokenizer could.
+/// What routing may know of a request. `tokens` are its ids where the client did not give them and a
+/// tokenizer could.
 #[must_use]
 pub(crate) fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> RoutingRequest {
     let hints = &request.hints;

@@ -8,8 +8,8 @@ use super::{
     wire::{Framing, WireError},
 };
 
-/// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the connection,
-/// which stops the engine's work.
+/// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the
+/// connection, which stops the engine's work.
 #[derive(Debug)]
 pub(crate) struct Body {
     framing: Framing,

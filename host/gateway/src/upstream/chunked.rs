@@ -2,7 +2,7 @@
 
 use super::wire::WireError;
 
-/// Bytes of chunk extensions and trailers that an answer may have; nobody reads them.
+/// Limit of chunk extensions and trailers in an answer, bytes. Their content is ignored.
 const MAX_ASIDE: u32 = 16 * 1024;
 
 /// Where a chunked body is.
@@ -38,10 +38,11 @@ enum At {
 }
 
 impl Chunked {
-    /// Appends the data that `bytes` carries to `out`; how many bytes at the end are not of this body any more.
+    /// Appends the data that `bytes` carries to `out`; how many bytes at the end are not of this body any
+    /// more.
     ///
     /// # Errors
-    /// What is no chunk, or has too much aside.
+    /// A chunk is malformed, or its extensions or trailers are too long.
     pub(super) fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, WireError> {
         let mut rest = bytes;
         while self.at != At::Done {

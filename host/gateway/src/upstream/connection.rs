@@ -1,7 +1,8 @@
 //! One connection to an engine: a request goes out, and the head of its answer comes in.
 //!
-//! It has no task and no buffers. Whoever waits for the answer polls the socket, and reads into room that all connections of
-//! a thread share: an event takes one wake-up from the engine's socket to the client's, and an idle stream takes no memory.
+//! It has no task and no buffers. The future that waits for the answer polls the socket and reads into a
+//! buffer that all connections of a thread share. An event costs one wake-up between the two sockets, and an
+//! idle stream no memory.
 
 use std::{
     cell::RefCell,
@@ -17,11 +18,11 @@ use tokio::{
 
 use super::wire::{self, Head, WireError};
 
-/// What is read at once, at most.
-const ROOM: usize = 64 * 1024;
+/// Size of the shared read buffer, bytes.
+const READ_BUFFER: usize = 64 * 1024;
 
 thread_local! {
-    static READ: RefCell<Box<[u8]>> = RefCell::new(vec![0; ROOM].into_boxed_slice());
+    static READ: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BUFFER].into_boxed_slice());
 }
 
 /// One connection.
@@ -32,19 +33,19 @@ pub(super) struct Connection {
     pub(super) authority: Box<str>,
 }
 
-/// The head of an answer, and what came of its body with it.
+/// The head of an answer, and the bytes of its body that arrived with it.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) head: Head,
     pub(super) early: Vec<u8>,
 }
 
-/// Why a call brought no answer.
+/// Why a call has no answer.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// The connection was over before anything was sent.
+    /// The connection was closed before a byte was sent.
     Unsent,
-    /// It broke.
+    /// The connection failed.
     Broken(WireError),
 }
 
@@ -56,27 +57,27 @@ impl Connection {
         Ok(Box::new(Self { stream, authority: authority.into() }))
     }
 
-    /// Whether an idle connection is still one: nothing has come over it, not even its end.
+    /// Whether an idle connection can be used: no byte and no end of stream has arrived on it.
     pub(super) fn is_open(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         self.poll_read(&mut cx, |_| ()).is_pending()
     }
 
-    /// Hands what has come to `take`; nothing stands for the connection's end.
+    /// Passes the bytes that have arrived to `take`; an empty slice means the end of the connection.
     pub(super) fn poll_read<T>(
         &mut self,
         cx: &mut Context<'_>,
         take: impl FnOnce(&[u8]) -> T,
     ) -> Poll<Result<T, WireError>> {
-        READ.with_borrow_mut(|room| {
-            let mut read = ReadBuf::new(room);
+        READ.with_borrow_mut(|buffer| {
+            let mut read = ReadBuf::new(buffer);
             let outcome = std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read));
             Poll::Ready(outcome.map(|()| take(read.filled())).map_err(|error| WireError::Io(error.kind())))
         })
     }
 
-    /// Sends a request and waits for the head of its answer. An engine may answer before it has taken all of the request:
-    /// then the rest stays here, and the connection serves no other.
+    /// Sends a request and waits for the head of its answer. An engine may answer before it has read the
+    /// whole request: then the rest is not sent, and the connection is not used again.
     pub(super) async fn call(&mut self, head: &[u8], body: &[u8]) -> Result<Answered, Failed> {
         let (mut sent, mut came) = (0, Vec::new());
         std::future::poll_fn(|cx| {
@@ -105,7 +106,7 @@ impl Connection {
         .await
     }
 
-    /// Writes on, as far as the socket takes it.
+    /// Writes as much of the request as the socket takes.
     fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -128,12 +129,12 @@ impl Connection {
     }
 }
 
-/// Takes what has come of a head; the answer once it is whole. `came` keeps what came before.
+/// Parses a head from the bytes that have arrived; `None` while it is incomplete. `came` keeps earlier bytes.
 fn take_head(came: &mut Vec<u8>, bytes: &[u8]) -> Result<Option<Answered>, WireError> {
     if bytes.is_empty() {
         return Err(WireError::Cut);
     }
-    // A head almost always comes whole, and is read where it lies.
+    // A head almost always arrives in one read, and is parsed without a copy.
     let whole = if came.is_empty() {
         bytes
     } else {

@@ -16,8 +16,8 @@ const MAX_IDLE: Duration = Duration::from_secs(30);
 
 /// Idle connections of one runtime, by `host:port`.
 ///
-/// A socket is registered with the runtime that opened it. If another runtime polled it, each event would first wake
-/// the thread that owns the registration. Therefore each data thread has a pool of its own.
+/// A socket is registered with the runtime that opened it. If another runtime polled it, each event would
+/// first wake the thread that owns the registration. Therefore each data thread has a pool of its own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionPool {
     idle: Arc<Mutex<Places>>,
@@ -61,7 +61,8 @@ impl ConnectionPool {
 }
 
 impl Places {
-    /// Closes connections that were idle for too long, of all workers: no later call closes those of a worker that left.
+    /// Closes connections that were idle for too long, of all workers: no later call closes those of a worker
+    /// that left.
     fn sweep(&mut self, now: Instant) {
         if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < MAX_IDLE) {
             return;

@@ -16,7 +16,8 @@ use super::{CallError, ConnectionPool, Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
 
-/// An engine that answers the calls of each connection with the next texts, piece by piece, and closes behind the last.
+/// An engine that answers the calls of each connection with the next texts, piece by piece, and closes behind
+/// the last.
 struct Engine {
     url: String,
     accepted: mpsc::UnboundedReceiver<()>,
@@ -139,7 +140,11 @@ async fn an_answer_that_is_cut_is_no_answer() {
     ] {
         let engine = engine(once(cut)).await;
         let outcome = call(&upstream(), &engine.url).await;
-        assert_eq!(outcome, Err(CallError::Broken("the answer ended before its end".to_owned())), "{cut:?}");
+        assert_eq!(
+            outcome,
+            Err(CallError::Broken("the engine closed the connection within its answer".to_owned())),
+            "{cut:?}"
+        );
     }
 }
 

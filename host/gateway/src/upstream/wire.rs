@@ -1,4 +1,5 @@
-//! HTTP/1.1 heads as a client writes and reads them, and how the body behind one ends (RFC 9112, sections 2 to 6).
+//! HTTP/1.1 heads as a client writes and reads them, and how the body behind one ends (RFC 9112, sections 2
+//! to 6).
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
@@ -13,13 +14,13 @@ const MAX_HEAD: usize = 64 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WireError {
     /// The head cannot be read.
-    #[error("the answer's head is no HTTP/1.1: {0}")]
+    #[error("the head of the engine's answer is not HTTP/1.1: {0}")]
     Head(&'static str),
     /// A chunk cannot be read.
-    #[error("the answer has an invalid chunk")]
+    #[error("the engine's answer has an invalid chunk")]
     Chunk,
     /// The connection ended within the answer.
-    #[error("the answer ended before its end")]
+    #[error("the engine closed the connection within its answer")]
     Cut,
     /// The connection failed.
     #[error("{0}")]
@@ -69,8 +70,8 @@ pub(super) fn request(authority: &str, path: &str, headers: &LegHeaders, length:
     Some(head)
 }
 
-/// Reads the head of an answer, and how many bytes it took; `None` while it is not whole. Heads that only inform (1xx) are
-/// passed over.
+/// Reads the head of an answer, and how many bytes it took; `None` while it is not whole. Heads that only
+/// inform (1xx) are passed over.
 pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError> {
     let mut at = 0;
     loop {
@@ -111,7 +112,7 @@ fn head(parsed: &httparse::Response<'_, '_>) -> Result<Head, WireError> {
     Ok(Head { status, headers, framing, keep })
 }
 
-/// How the body ends, and whether that was said in one way only.
+/// How the body ends. Contradictory framing headers are an error.
 fn framing(status: StatusCode, headers: &HeaderMap) -> Result<(Framing, bool), WireError> {
     if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
         return Ok((Framing::Length(0), true));

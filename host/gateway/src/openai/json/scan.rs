@@ -1,8 +1,9 @@
 //! Finds a JSON object's top-level members in one pass, and checks everything in it on the way.
 //!
-//! Accepts what serde_json accepts, and nothing else (a property test and a fuzz target hold the two beside each other); it
-//! is here because of prompts. Long strings are most of a body, and are passed in strides that the compiler makes SIMD of.
-//! What is wrong with a body it does not say: serde_json has the better words.
+//! Accepts what serde_json accepts, and nothing else (a property test and a fuzz target hold the two beside
+//! each other); it is here because of prompts. Long strings are most of a body, and are passed in strides
+//! that the compiler makes SIMD of. It does not explain what is wrong with a body: serde_json has the better
+//! messages.
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ pub(super) struct Member {
     pub(super) value: Range<usize>,
 }
 
-/// The members of the object that `text` is; `None` when it is no object, or not valid.
+/// The members of the object that `text` is; `None` when it is not a valid object.
 pub(super) fn members(text: &str) -> Option<Vec<Member>> {
     let mut scan = Scan { bytes: text.as_bytes(), at: 0, open: Vec::new() };
     let mut members = Vec::with_capacity(16);
@@ -44,7 +45,8 @@ pub(super) fn members(text: &str) -> Option<Vec<Member>> {
 struct Scan<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// What closes the lists and objects within the value that is passed: no recursion, however deep they are.
+    /// What closes the lists and objects within the value that is passed: no recursion, however deep they
+    /// are.
     open: Vec<u8>,
 }
 
@@ -87,7 +89,8 @@ impl Scan<'_> {
         true
     }
 
-    /// Behind a value within others: closes what ends with it. Whether that was all; else the next value follows.
+    /// Behind a value within others: closes what ends with it. Whether that was all; else the next value
+    /// follows.
     fn closes(&mut self) -> Option<bool> {
         while let Some(close) = self.open.last().copied() {
             self.blank();

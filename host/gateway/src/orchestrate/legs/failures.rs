@@ -50,8 +50,8 @@ impl Legs {
         let answering = self.answering();
         let mut actions = vec![Action::Cancel(answering)];
         let completed = self.handoff_kind() == Some(HandoffKind::Completed);
-        // Nothing of the handoff was sent, so another decode worker may take it [E5]. A client that left makes no
-        // difference: the handoff still has to be consumed.
+        // Nothing of the handoff was sent, so another decode worker may take it [E5]. A client that left
+        // makes no difference: the handoff still has to be consumed.
         let undispatched = completed && self.committed && !failed.sent && failed.retryable;
         // It costs no retry, since no engine repeats work. The driver gives up when no decode worker is left.
         if undispatched && matches!(self.client, Client::Waiting | Client::Gone) {

@@ -1,4 +1,5 @@
-//! The closed list of edits to an engine's bytes: what the client must not see, and what only the gateway knows.
+//! The closed list of edits to an engine's bytes: removes what a client must not see, adds what only the
+//! gateway knows.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -30,8 +31,8 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Opt
     Some(out)
 }
 
-/// Takes the workers' addresses out of a P2pNccl response id (spec A5): the attempt's own id stands for them. `None` when
-/// there are none.
+/// Replaces the workers' addresses in a P2pNccl response id by the attempt's own id [A5]. `None` when there
+/// are none.
 pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken) -> Option<Vec<u8>> {
     const MARK: &[u8] = b"___prefill_addr_";
     let (mut out, mut from) = (Vec::new(), 0);
@@ -49,7 +50,7 @@ pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The same for what an engine says when it refuses.
+/// Removes the workers' addresses from an engine's error text.
 pub(crate) fn hide_ids_in_error(error: CallError, token: RequestToken) -> CallError {
     match error {
         CallError::Status { status, content_type, body } => {

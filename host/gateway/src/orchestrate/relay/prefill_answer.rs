@@ -1,4 +1,5 @@
-//! An answer that ended within prefill (spec C8): returned as it is, or, to a streaming client, in the endpoint's chunk shape.
+//! An answer that ended within prefill [C8]: returned unchanged, or as events to a client that asked for a
+//! stream.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
@@ -7,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::{openai::request::Endpoint, openai::sse, orchestrate::Drive};
 
-/// The prefill leg's answer as the client's.
+/// Turns the prefill leg's answer into the client's.
 pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Response<Bytes> {
     let seen = sse::look(answer.body());
     if let Some(usage) = seen.usage {
