@@ -27,7 +27,7 @@ pub(crate) enum OciError {
     #[error("\"{0}\" is not a sha256 digest")]
     InvalidDigest(String),
     /// Content that does not match its digest.
-    #[error("{expected} was changed or cut: the content has the digest {found}")]
+    #[error("the content of {expected} has the digest {found}; it was changed or cut")]
     WrongDigest { expected: String, found: String },
     /// Content that does not match its size.
     #[error("{digest} has {found} bytes, its descriptor says {expected}; it was changed or cut")]
