@@ -63,6 +63,5 @@ fn module(here: &str, out: &str, name: &str, flaw: Option<&Flaw>) -> Result<Stri
     for model in MODELS {
         writeln!(module, "#[path = \"{here}/src/models/{model}.rs\"]\npub(crate) mod {model}_model;")?;
     }
-    // Files of the index import `super::Candidate`.
-    Ok(module + "use shared::Candidate;\n}\n")
+    Ok(module + "}\n")
 }

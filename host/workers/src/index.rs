@@ -41,9 +41,10 @@ mod shards;
 mod shared;
 mod writer;
 
+use holders::Candidate;
 pub use lookup::{Matched, Overlaps};
 use queue::Message;
-use shared::{Candidate, Shared};
+use shared::Shared;
 use writer::Writer;
 
 /// Messages that may wait for the writer. Further records are dropped and counted; events are handed back.

@@ -26,5 +26,5 @@ pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownName, Worke
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use prefix::Prefix;
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
-pub use spec::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec};
+pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use worker::{Candidate, EngineLoad, Health, Ineligible, Worker};

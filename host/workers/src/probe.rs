@@ -292,7 +292,8 @@ impl Probe {
 
     fn log(&self, state: &str, problem: &str) {
         let spec = self.worker.spec();
-        tracing::info!(worker = %spec.id, url = %spec.url, role = %spec.role, state, problem, "worker state changed");
+        let (worker, url, role) = (spec.id, &spec.url, spec.role);
+        tracing::info!(%worker, %url, %role, state, problem, "worker state changed");
     }
 }
 

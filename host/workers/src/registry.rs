@@ -149,7 +149,7 @@ impl Registry {
     }
 
     /// Stores the models that a worker reports. Configured models take precedence.
-    pub fn learn_models(&self, id: WorkerId, models: Vec<ModelName>) {
+    pub(crate) fn learn_models(&self, id: WorkerId, models: Vec<ModelName>) {
         let mut members = self.members.lock();
         let Some(member) = members.iter_mut().find(|member| member.worker.id() == id) else { return };
         if member.worker.spec().models.is_empty() && member.models != models {

@@ -48,7 +48,7 @@ pub struct TransferRule {
 }
 
 /// Prefix of the taints derived from a worker's topology.
-pub const TOPOLOGY_TAINT: &str = "dynamo.topology/";
+const TOPOLOGY_TAINT: &str = "dynamo.topology/";
 
 /// Description of a worker.
 #[derive(Clone, PartialEq, Serialize)]

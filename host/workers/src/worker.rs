@@ -160,7 +160,7 @@ impl Worker {
     }
 
     /// Stores the number of KV blocks that the engine reports.
-    pub fn learn_total_blocks(&self, blocks: u32) {
+    pub(crate) fn learn_total_blocks(&self, blocks: u32) {
         self.learnt_blocks.store(blocks, Ordering::Relaxed);
     }
 
@@ -171,7 +171,7 @@ impl Worker {
     }
 
     /// Stores the engine's load figures.
-    pub fn set_engine_load(&self, load: EngineLoad) {
+    pub(crate) fn set_engine_load(&self, load: EngineLoad) {
         self.engine_load.store(Some(Arc::new(load)));
     }
 
@@ -205,7 +205,7 @@ impl Worker {
     }
 
     /// Stores the engine ids by rank.
-    pub fn set_engine_ids(&self, ids: Vec<String>) {
+    pub(crate) fn set_engine_ids(&self, ids: Vec<String>) {
         self.engine_ids.store(Some(Arc::new(ids)));
     }
 

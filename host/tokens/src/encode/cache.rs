@@ -12,8 +12,8 @@ use quick_cache::{Weighter, sync::Cache};
 
 /// Bytes of an entry beside its tokens: key, pointer, reference counts and the map's spare capacity.
 const OVERHEAD: usize = 96;
-/// Typical bytes of an entry, from which the cache estimates its number of entries: a piece of 2 KB has about 500
-/// tokens.
+/// Typical bytes of an entry, from which the cache estimates its number of entries: a piece of 2 KB has about
+/// 500 tokens.
 const TYPICAL_ENTRY: usize = 2_048;
 
 /// Counters of a cache.
@@ -29,7 +29,8 @@ pub struct CacheStats {
     pub misses: u64,
 }
 
-/// The cache. It prefers pieces that were used more than once, so that one long prompt does not evict the rest.
+/// The cache. It prefers pieces that were used more than once, so that one long prompt does not evict the
+/// rest.
 #[derive(Debug)]
 pub(crate) struct PieceCache {
     entries: Cache<u128, Arc<[u32]>, Bytes>,

@@ -117,29 +117,7 @@ pub fn decode_batch(payload: &[u8]) -> Result<Batch, DecodeError> {
     }
 }
 
-impl DecodeError {
-    /// Returns the stable label of this error in metrics and logs.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Malformed(_) => "malformed",
-            Self::Trailing => "trailing",
-            Self::TooLarge(_) => "too_large",
-        }
-    }
-}
-
 impl Tier {
-    /// Returns the stable label of this tier.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Host => "host",
-            Self::Disk => "disk",
-        }
-    }
-
     /// Returns the tier of an engine's medium, for example `GPU`, `CPU`, `CPU_PINNED`, `DISK` or `STORAGE`,
     /// in any case.
     fn of_medium(medium: &str) -> Self {

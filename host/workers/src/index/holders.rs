@@ -8,8 +8,14 @@
 
 use std::sync::Arc;
 
-use super::Candidate;
-use crate::{events::Tier, sync::atomic::AtomicU32};
+use crate::{
+    events::Tier,
+    id::{DpRank, WorkerId},
+    sync::atomic::AtomicU32,
+};
+
+/// A worker and one of its ranks.
+pub(super) type Candidate = (WorkerId, DpRank);
 
 /// Holders whose gap counters share an allocation. Small for the model checker, which creates them in every
 /// execution.

@@ -3,13 +3,7 @@
 use std::sync::Arc;
 
 use super::{holders::HolderDirectory, shards::Shards};
-use crate::{
-    id::{DpRank, WorkerId},
-    sync::{ArcSwap, atomic::AtomicU64},
-};
-
-/// A worker and one of its ranks.
-pub(super) type Candidate = (WorkerId, DpRank);
+use crate::sync::{ArcSwap, atomic::AtomicU64};
 
 /// State that the writer publishes to lookups.
 #[derive(Debug, Default)]

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::{
-    holders::HolderDirectory,
+    holders::{Candidate, HolderDirectory},
     lookup::Overlaps,
     shards::TableWriter,
-    shared::{Candidate, Shared},
+    shared::Shared,
 };
 use crate::{
     events::Tier,
