@@ -7,16 +7,16 @@ use std::{hint::black_box, path::Path, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_guest_build::GuestBuild;
-use pointsman_policy_runtime::{Access, Capacity, Limits, LoadedPolicy, PolicyEngine, Question, compile};
+use pointsman_policy_runtime::{Access, Capacity, Limits, LoadedPolicy, PolicyEngine, SampleCall, compile};
 use pointsman_policy_sdk::{Call, DecodeOverride, Facts, Filter, Scorer, Selector, configure};
-use pointsman_routing::{Origin, Policy, World};
+use pointsman_routing::{DecisionContext, Origin, Policy, Purpose, World};
 
 const ROWS: [u32; 3] = [8, 64, 1_024];
 
 /// The policy as a part of this binary.
-type Native = Box<dyn Fn(&Call, &Question)>;
+type Native = Box<dyn Fn(&Call, &SampleCall)>;
 
-fn facts(question: &Question) -> Facts<'_> {
+fn facts(question: &SampleCall) -> Facts<'_> {
     Facts::new(&question.request, &question.candidates, question.call.rows as usize)
 }
 
@@ -67,15 +67,21 @@ fn component(engine: &PolicyEngine, name: &str) -> LoadedPolicy {
     compiled.configure(Origin::Embedded, "{}").unwrap()
 }
 
-fn ask(policy: &LoadedPolicy, question: &Question, facts: &[u32], kept: &mut Vec<u32>, costs: &mut Vec<f32>) {
-    let call = &question.call;
+fn ask(
+    policy: &LoadedPolicy,
+    question: &SampleCall,
+    facts: &[u32],
+    kept: &mut Vec<u32>,
+    costs: &mut Vec<f32>,
+) {
+    let (context, call) = (&mut DecisionContext::new(Purpose::Route), &question.call);
     match policy.info().world {
-        World::Filter => policy.keep(call, facts, kept).unwrap(),
-        World::Scorer => policy.score(call, facts, costs).unwrap(),
-        World::Selector => drop(black_box(policy.select(call, facts).unwrap())),
+        World::Filter => policy.keep(context, call, facts, kept).unwrap(),
+        World::Scorer => policy.score(context, call, facts, costs).unwrap(),
+        World::Selector => drop(black_box(policy.select(context, call, facts).unwrap())),
         World::DecodeOverride => {
-            let Question { request, decode, candidates, .. } = question;
-            drop(black_box(policy.decide(call, request, decode, candidates).unwrap()));
+            let SampleCall { request, decode, candidates, .. } = question;
+            drop(black_box(policy.decide(context, call, request, decode, candidates).unwrap()));
         }
     }
 }
@@ -87,7 +93,7 @@ fn bench(c: &mut Criterion) {
     for (name, native) in shipped() {
         let policy = component(&engine, name);
         for rows in ROWS {
-            let question = Question::ordinary(&policy.info().wants, rows);
+            let question = SampleCall::ordinary(&policy.info().wants, rows);
             let pointsman_routing::Call { seed, now_us, .. } = question.call;
             let call = Call { rows, seed, now_us, ..Default::default() };
             let words = question.facts();

@@ -115,9 +115,9 @@ impl PolicyEngine {
             config.cache(cache.clone()).consume_fuel(counts_instructions);
         })?;
         let mut plain = Linker::new(&engine);
-        Guest::link_ours(&mut plain)?;
+        Guest::link_host(&mut plain)?;
         let mut wasi = Linker::new(&engine);
-        Guest::link_ours(&mut wasi)?;
+        Guest::link_host(&mut wasi)?;
         wasmtime_wasi::p2::add_to_linker_async(&mut wasi)?;
         let weak = engine.weak();
         let ticker = Arc::new(Ticker::default());

@@ -1,74 +1,66 @@
-//! What belongs to one store: the guest's limits, its log, its way to the slot's state, and, for guests that import WASI, an empty world whose clock and
+//! Data of one store: the guest's limits, its log, its access to the slot's state, and an empty WASI world whose clocks and
 //! randomness come from the call.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{mem, sync::Arc, time::Duration};
 
-use pointsman_routing::{Call, scope};
-use rand::{Rng, SeedableRng, rngs::SmallRng};
+use pointsman_routing::{Call, DecisionContext, StateAccesses};
 use wasmtime::{
     ResourceLimiter, UpdateDeadline,
     component::{HasSelf, Linker, ResourceTable},
 };
-use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
     access::Access,
-    bindings::{filter::pointsman::policy::log as wit_log, memory::pointsman::policy::state as wit},
+    bindings::{filter::pointsman::policy::log as wit_log, memory::pointsman::policy::state as wit_state},
     meter::Counted,
-    state::{State, StateError, scratch::Scratch},
+    state::{State, scratch::Scratch},
     ticker::TICK,
 };
 
+mod current_call;
 mod log;
+mod state_host;
+mod wasi;
 
+use current_call::CurrentCall;
 use log::GuestLog;
+use wasi::{CallClock, CallRng};
 
-/// A store's data.
+/// Data of one store.
 pub(crate) struct Guest {
     wasi: WasiCtx,
     table: ResourceTable,
     memory_bytes: usize,
-    /// Linear memory of all its modules together.
+    /// Linear memory of all the guest's modules together, bytes.
     pub(crate) memory_used: usize,
-    /// A growth was denied: the trap that follows is about memory.
+    /// Whether a growth was denied: the trap that follows is a memory failure.
     pub(crate) denied: bool,
-    /// CPU time the present call may take.
+    /// CPU time of the present call, at most.
     budget: Duration,
-    /// The thread's CPU time when the present call met its first tick.
+    /// The thread's CPU time at the present call's first tick.
     first_tick: Option<Duration>,
-    inputs: Arc<Inputs>,
+    call: Arc<CurrentCall>,
     log: GuestLog,
     state: Arc<State>,
-    /// Where writes go that must not last.
+    /// Receives writes that must not last.
     scratch: Option<Scratch>,
-    /// Until it serves, it is configured and probed: no write of it lasts.
+    /// The present call's accesses to the state, when its decision is recorded.
+    accesses: Option<StateAccesses>,
+    /// Whether the guest is still configured and probed: none of its writes lasts.
     probing: bool,
     counted: Counted,
-}
-
-/// What WASI clocks and randomness answer from.
-#[derive(Debug, Default)]
-struct Inputs {
-    now_us: AtomicU64,
-    seed: AtomicU64,
-    call: AtomicU64,
 }
 
 impl Guest {
     /// A guest that is configured and probed first.
     pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, access: &Access, counted: Counted) -> Self {
-        let inputs = Arc::new(Inputs::default());
-        let log = GuestLog::new(policy, access.log().clone(), inputs.clone());
+        let call = Arc::new(CurrentCall::new());
+        let log = GuestLog::new(policy, access.log().clone(), call.clone());
         let mut wasi = WasiCtx::builder();
         wasi.stdout(log.clone()).stderr(log.clone());
-        wasi.wall_clock(Clock(inputs.clone())).monotonic_clock(Clock(inputs.clone()));
-        wasi.secure_random(Dice::new(inputs.clone())).insecure_random(Dice::new(inputs.clone()));
+        wasi.wall_clock(CallClock(call.clone())).monotonic_clock(CallClock(call.clone()));
+        wasi.secure_random(CallRng::new(call.clone())).insecure_random(CallRng::new(call.clone()));
         wasi.insecure_random_seed(0);
         wasi.allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
         Self {
@@ -79,51 +71,57 @@ impl Guest {
             denied: false,
             budget: Duration::ZERO,
             first_tick: None,
-            inputs,
+            call,
             log,
             state: access.state().clone(),
             scratch: Some(Scratch::alone()),
+            accesses: None,
             probing: true,
             counted,
         }
     }
 
-    /// From now on it serves: what it writes lasts.
+    /// Ends configuration and probe: from now on writes last.
     pub(crate) fn serve(&mut self) {
         self.probing = false;
     }
 
-    /// Sets what this call is told.
-    pub(crate) fn begin(&mut self, call: &Call) {
-        self.inputs.now_us.store(call.now_us, Ordering::Relaxed);
-        self.inputs.seed.store(call.seed, Ordering::Relaxed);
-        self.inputs.call.fetch_add(1, Ordering::Relaxed);
-        self.log.begin();
-        self.scratch = match (self.probing, scope::is_preview()) {
+    /// Starts a call in `context`.
+    pub(crate) fn begin(&mut self, context: &mut DecisionContext<'_>, call: &Call) {
+        self.call.begin(context, call);
+        // The buffer moves here for the call and back in `end`: a store cannot borrow it.
+        self.accesses = context.state_accesses().map(mem::take);
+        self.scratch = match (self.probing, context.is_preview()) {
             (true, _) => Some(Scratch::alone()),
             (false, true) => Some(Scratch::over()),
             (false, false) => None,
         };
     }
 
-    fn now_ms(&self) -> u64 {
-        self.inputs.now_us.load(Ordering::Relaxed) / 1_000
+    /// Ends the call that [`Guest::begin`] started.
+    pub(crate) fn end(&mut self, context: &mut DecisionContext<'_>) {
+        if let (Some(noted), Some(accesses)) = (self.accesses.take(), context.state_accesses()) {
+            *accesses = noted;
+        }
     }
 
-    /// Gives the code that runs next this much CPU time.
+    /// Where the call's accesses to the state are noted; `None`: its decision is not recorded.
+    fn noted_accesses(&mut self) -> Option<&mut StateAccesses> {
+        self.accesses.as_mut()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.call.now_us() / 1_000
+    }
+
+    /// Sets the CPU time of the code that runs next.
     pub(crate) fn allow(&mut self, budget: Duration) {
         (self.budget, self.first_tick) = (budget, None);
     }
 
-    fn note_write(&self, key: &str) {
-        if !self.probing {
-            scope::note_state_write(key);
-        }
-    }
-
-    /// Called at every tick that the guest runs into. A tick is wall-clock time, and on a busy machine most of it may
-    /// have gone to somebody else: only CPU time is held against the guest. Reading it costs a system call, so the
-    /// clock starts at the first tick, and no call that ends before one pays for it.
+    /// Called at every tick while the guest runs. Ticks are wall-clock time, and on a busy machine other threads use most of
+    /// it, so only CPU time counts against the guest. Reading it costs a system call: the measurement starts at the first
+    /// tick, and a call that ends before one costs nothing.
     pub(crate) fn at_tick(&mut self) -> UpdateDeadline {
         let now = thread_cpu_time();
         let Some(first) = self.first_tick else {
@@ -138,10 +136,10 @@ impl Guest {
         }
     }
 
-    /// The interfaces of the contract that a guest may import.
-    pub(crate) fn link_ours(linker: &mut Linker<Self>) -> wasmtime::Result<()> {
+    /// Links the interfaces of the contract that a guest may import.
+    pub(crate) fn link_host(linker: &mut Linker<Self>) -> wasmtime::Result<()> {
         wit_log::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)?;
-        wit::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)
+        wit_state::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)
     }
 }
 
@@ -153,8 +151,9 @@ impl ResourceLimiter for Guest {
             return Ok(true);
         }
         self.denied = true;
-        // A plain "no" makes a Rust guest abort somewhere else; this says where.
-        Err(wasmtime::Error::msg(format!("memory of {desired} bytes, allowed are {}", self.memory_bytes)))
+        // `Ok(false)` would make a Rust guest abort later, elsewhere; an error stops it here.
+        let message = format!("the guest asked for {desired} bytes of memory (limit {})", self.memory_bytes);
+        Err(wasmtime::Error::msg(message))
     }
 
     fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
@@ -174,61 +173,6 @@ impl wit_log::Host for Guest {
     }
 }
 
-impl wit::Host for Guest {
-    fn get(&mut self, key: String) -> Option<Vec<u8>> {
-        let now = self.now_ms();
-        let value = match &self.scratch {
-            Some(scratch) => scratch.get(&self.state, &key, now),
-            None => self.state.get(&key, now),
-        };
-        if !self.probing {
-            scope::note_state_read(&key, value.as_deref());
-        }
-        value
-    }
-
-    fn set(&mut self, key: String, value: Vec<u8>, ttl_ms: u32) -> Result<(), wit::StateError> {
-        let now = self.now_ms();
-        self.note_write(&key);
-        let outcome = match &mut self.scratch {
-            Some(scratch) => scratch.set(&self.state, &key, &value, ttl_ms, now),
-            None => self.state.set(&key, &value, ttl_ms, now),
-        };
-        outcome.map_err(told)
-    }
-
-    fn delete(&mut self, key: String) {
-        self.note_write(&key);
-        match &mut self.scratch {
-            Some(scratch) => scratch.delete(&key),
-            None => self.state.delete(&key),
-        }
-    }
-
-    fn increment(&mut self, key: String, delta: i64, ttl_ms: u32) -> Result<i64, wit::StateError> {
-        let now = self.now_ms();
-        let outcome = match &mut self.scratch {
-            Some(scratch) => scratch.increment(&self.state, &key, delta, ttl_ms, now),
-            None => self.state.increment(&key, delta, ttl_ms, now),
-        };
-        if let (Ok(sum), false) = (&outcome, self.probing) {
-            // The sum tells what was there; whether it was a zero or nothing makes no difference to a sum.
-            scope::note_state_read(&key, Some(&sum.saturating_sub(delta).to_le_bytes()));
-            scope::note_state_write(&key);
-        }
-        outcome.map_err(told)
-    }
-}
-
-fn told(error: StateError) -> wit::StateError {
-    match error {
-        StateError::KeyTooLong => wit::StateError::KeyTooLong,
-        StateError::ValueTooLarge => wit::StateError::ValueTooLarge,
-        StateError::NoRoom => wit::StateError::NoRoom,
-        StateError::NotANumber => wit::StateError::NotANumber,
-    }
-}
-
 impl WasiView for Guest {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
@@ -239,65 +183,4 @@ fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-struct Clock(Arc<Inputs>);
-
-impl HostWallClock for Clock {
-    fn resolution(&self) -> Duration {
-        Duration::from_micros(1)
-    }
-
-    fn now(&self) -> Duration {
-        Duration::from_micros(self.0.now_us.load(Ordering::Relaxed))
-    }
-}
-
-impl HostMonotonicClock for Clock {
-    fn resolution(&self) -> u64 {
-        1_000
-    }
-
-    fn now(&self) -> u64 {
-        self.0.now_us.load(Ordering::Relaxed).saturating_mul(1_000)
-    }
-}
-
-/// Randomness that begins anew from the seed of each call.
-struct Dice {
-    inputs: Arc<Inputs>,
-    call: u64,
-    rng: SmallRng,
-}
-
-impl Dice {
-    fn new(inputs: Arc<Inputs>) -> Self {
-        Self { inputs, call: 0, rng: SmallRng::seed_from_u64(0) }
-    }
-
-    fn rng(&mut self) -> &mut SmallRng {
-        let call = self.inputs.call.load(Ordering::Relaxed);
-        if call != self.call {
-            self.call = call;
-            self.rng = SmallRng::seed_from_u64(self.inputs.seed.load(Ordering::Relaxed));
-        }
-        &mut self.rng
-    }
-}
-
-impl rand::TryRng for Dice {
-    type Error = std::convert::Infallible;
-
-    fn try_next_u32(&mut self) -> Result<u32, Self::Error> {
-        Ok(self.rng().next_u32())
-    }
-
-    fn try_next_u64(&mut self) -> Result<u64, Self::Error> {
-        Ok(self.rng().next_u64())
-    }
-
-    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Self::Error> {
-        self.rng().fill_bytes(bytes);
-        Ok(())
-    }
 }

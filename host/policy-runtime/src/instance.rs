@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use pointsman_routing::{Call, Decision, Failure, Moment, ObservedOutcome, Plan, RouterConfigOverride};
+use pointsman_routing::{
+    Call, Decision, DecisionContext, Failure, Moment, ObservedOutcome, Plan, RouterConfigOverride,
+};
 use pointsman_workers::Leg;
 use wasmtime::{Store, Trap};
 
@@ -76,8 +78,13 @@ impl Instance {
     }
 
     /// World `filter`.
-    pub(crate) fn keep(&mut self, call: &Call, facts: &[u32]) -> Result<Vec<u32>, Failure> {
-        self.begin(call);
+    pub(crate) fn keep(
+        &mut self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+    ) -> Result<Vec<u32>, Failure> {
+        self.begin(context, call);
         let Self { store, exports, .. } = self;
         let answer = match exports {
             Exports::Filter(exports) => {
@@ -90,12 +97,17 @@ impl Instance {
             }
             _ => return Err(Failure::Invalid("no filter".to_owned())),
         };
-        self.end(answer)
+        self.end(context, answer)
     }
 
     /// World `scorer`.
-    pub(crate) fn score(&mut self, call: &Call, facts: &[u32]) -> Result<Vec<f32>, Failure> {
-        self.begin(call);
+    pub(crate) fn score(
+        &mut self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+    ) -> Result<Vec<f32>, Failure> {
+        self.begin(context, call);
         let Self { store, exports, .. } = self;
         let answer = match exports {
             Exports::Scorer(exports) => {
@@ -108,12 +120,17 @@ impl Instance {
             }
             _ => return Err(Failure::Invalid("no scorer".to_owned())),
         };
-        self.end(answer)
+        self.end(context, answer)
     }
 
     /// World `selector`.
-    pub(crate) fn select(&mut self, call: &Call, facts: &[u32]) -> Result<Decision, Failure> {
-        self.begin(call);
+    pub(crate) fn select(
+        &mut self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+    ) -> Result<Decision, Failure> {
+        self.begin(context, call);
         let Self { store, exports, .. } = self;
         let answer = match exports {
             Exports::Selector(exports) => {
@@ -128,18 +145,19 @@ impl Instance {
             }
             _ => return Err(Failure::Invalid("no selector".to_owned())),
         };
-        self.end(answer)
+        self.end(context, answer)
     }
 
     /// World `decode-override`: where to prefill.
     pub(crate) fn decide(
         &mut self,
+        context: &mut DecisionContext<'_>,
         call: &Call,
         request: &[u32],
         decode: &[u32],
         prefill: &[u32],
     ) -> Result<Plan, Failure> {
-        self.begin(call);
+        self.begin(context, call);
         let Self { store, exports, .. } = self;
         let answer = match exports {
             Exports::DecodeOverride(exports) => {
@@ -154,16 +172,17 @@ impl Instance {
             }
             _ => return Err(Failure::Invalid("no decode override".to_owned())),
         };
-        self.end(answer)
+        self.end(context, answer)
     }
 
     /// World `decode-override`: the decode leg's config.
     pub(crate) fn decode_config(
         &mut self,
+        context: &mut DecisionContext<'_>,
         call: &Call,
         facts: &[u32],
     ) -> Result<RouterConfigOverride, Failure> {
-        self.begin(call);
+        self.begin(context, call);
         let Self { store, exports, .. } = self;
         let answer = match exports {
             Exports::DecodeOverride(exports) => {
@@ -178,14 +197,19 @@ impl Instance {
             }
             _ => return Err(Failure::Invalid("no decode override".to_owned())),
         };
-        self.end(answer)
+        self.end(context, answer)
     }
 
     /// What became of decisions, when it exports `learning`.
-    pub(crate) fn observe(&mut self, moment: Moment, outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
+    pub(crate) fn observe(
+        &mut self,
+        context: &mut DecisionContext<'_>,
+        moment: Moment,
+        outcomes: &[ObservedOutcome],
+    ) -> Result<(), Failure> {
         let Moment { now_us, seed } = moment;
         // Nothing is routed here; what it may read of the call is the time and the randomness.
-        self.begin(&Call { leg: Leg::Aggregated, attempt: 0, rows: 0, seed, now_us });
+        self.begin(context, &Call { leg: Leg::Aggregated, attempt: 0, rows: 0, seed, now_us });
         self.store.data_mut().allow(self.deadlines.1);
         let Self { store, learner, .. } = self;
         let answer = match learner {
@@ -200,7 +224,7 @@ impl Instance {
             }
             None => return Err(Failure::Invalid("no learner".to_owned())),
         };
-        self.end(answer.map(Ok))
+        self.end(context, answer.map(Ok))
     }
 
     /// It is configured and proved: from now on what it writes to the slot's state lasts.
@@ -218,14 +242,19 @@ impl Instance {
         self.store.get_fuel().ok()
     }
 
-    fn begin(&mut self, call: &Call) {
+    fn begin(&mut self, context: &mut DecisionContext<'_>, call: &Call) {
         self.calls += 1;
-        self.store.data_mut().begin(call);
+        self.store.data_mut().begin(context, call);
         self.store.data_mut().allow(self.deadlines.0);
         self.store.set_epoch_deadline(1);
     }
 
-    fn end<T>(&mut self, answer: wasmtime::Result<Result<T, Failure>>) -> Result<T, Failure> {
+    fn end<T>(
+        &mut self,
+        context: &mut DecisionContext<'_>,
+        answer: wasmtime::Result<Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        self.store.data_mut().end(context);
         answer.unwrap_or_else(|error| Err(failure(&self.store, &error)))
     }
 }

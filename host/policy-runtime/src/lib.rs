@@ -40,7 +40,7 @@ pub use manager::{
     SlotConfig, SlotName, SlotState, SlotStatus, Source,
 };
 pub use meter::Usage;
-pub use probe::Question;
+pub use probe::SampleCall;
 pub use refusal::Refusal;
 pub use spec::{LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 pub use state::{State, StateError, StateQuota};

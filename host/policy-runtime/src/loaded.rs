@@ -1,10 +1,10 @@
-//! From bytes to a policy that serves: admission, configure, probe, warm instances.
+//! Loads a policy, from bytes to warm instances: admission, compile, configure, probe, warm-up.
 
 use std::{sync::Arc, time::Duration};
 
 use pointsman_routing::{
-    Call, Decision, Digest, Failure, Moment, ObservedOutcome, Origin, Plan, Policy, PolicyInfo,
-    RouterConfigOverride, World, facts::Wants,
+    Call, Decision, DecisionContext, Digest, Failure, Moment, ObservedOutcome, Origin, Plan, Policy,
+    PolicyInfo, Purpose, RouterConfigOverride, World, facts::Wants,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
@@ -15,7 +15,7 @@ use crate::{
     engine::PolicyEngine,
     instance::{Instance, Linked},
     pool::Pool,
-    probe::{self, Question},
+    probe::{self, SampleCall},
     refusal::Refusal,
 };
 
@@ -27,16 +27,17 @@ pub struct LoadedPolicy {
     cost: LoadCost,
 }
 
-/// What it took to load a policy.
+/// Time that loading a policy took.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadCost {
-    /// From bytes to linked machine code.
+    /// Time from bytes to linked machine code.
     pub compile: Duration,
-    /// One warm instance: instantiated, configured and called once.
+    /// Time for one warm instance: instantiated, configured and called once.
     pub instance: Duration,
 }
 
-/// A policy that is admitted and compiled, but not configured: what takes the time, and can be configured more than once.
+/// A policy that is admitted and compiled but not configured. Compiling takes almost all of the load time; one compiled
+/// policy can be configured more than once.
 pub struct CompiledPolicy {
     engine: PolicyEngine,
     linked: Linked,
@@ -47,7 +48,8 @@ pub struct CompiledPolicy {
     remembers: bool,
 }
 
-/// Admits, configures, probes and warms up a policy that reaches what a slot grants by default. Takes as long as a compile: never call it on a request's path.
+/// Admits, configures, probes and warms up a policy with a slot's default grants. Takes as long as a compile: never call it
+/// while a request waits.
 ///
 /// # Errors
 /// [`Refusal`] of the step that failed.
@@ -60,7 +62,7 @@ pub fn load(
     compile(engine, bytes, &Access::default())?.configure(origin, settings)
 }
 
-/// Admits and compiles a policy, which will reach what `access` grants.
+/// Admits and compiles a policy with the grants of `access`.
 ///
 /// # Errors
 /// [`Refusal`] of the step that failed.
@@ -82,7 +84,7 @@ pub fn compile(engine: &PolicyEngine, bytes: &[u8], access: &Access) -> Result<C
 }
 
 impl CompiledPolicy {
-    /// Configures, probes and warms it up.
+    /// Configures, probes and warms up the policy.
     ///
     /// # Errors
     /// [`Refusal`] of the step that failed.
@@ -109,7 +111,7 @@ fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<Lo
         remembers: *remembers,
         learns: linked.learns(),
     };
-    prove(compiled, first, &wants, settings)?;
+    probe_instances(compiled, first, &wants, settings)?;
     let builder = {
         let (engine, name, settings) = (engine.clone(), name.clone(), settings.to_owned());
         let access = access.clone();
@@ -118,8 +120,8 @@ fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<Lo
             let fresh = linked.instantiate(&engine, name.clone(), &access);
             let mut fresh = fresh.map_err(|refusal| refusal.to_string())?;
             fresh.introduce(&settings).map_err(|refusal| refusal.to_string())?;
-            // Touched once before it serves: the first call of a fresh instance faults its pages in.
-            probe::ask(&mut fresh, world, &wants, 2).map_err(|failure| failure.to_string())?;
+            // The first call of a fresh instance faults its pages in: make it before the instance serves.
+            probe::call(&mut fresh, world, &wants, 2).map_err(|failure| failure.to_string())?;
             fresh.serve();
             Ok(fresh)
         }
@@ -132,7 +134,7 @@ fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<Lo
 }
 
 impl LoadedPolicy {
-    /// What it took to load.
+    /// Time that loading took.
     #[must_use]
     pub fn cost(&self) -> LoadCost {
         self.cost
@@ -142,22 +144,25 @@ impl LoadedPolicy {
     ///
     /// # Errors
     /// The call's failure.
-    pub fn instructions(&self, question: &Question) -> Result<Option<u64>, Failure> {
-        let (world, facts) = (self.info.world, question.facts());
-        let Question { call, request, decode, candidates } = question;
+    pub fn instructions(&self, sample: &SampleCall) -> Result<Option<u64>, Failure> {
+        let (world, facts) = (self.info.world, sample.facts());
+        let SampleCall { call, request, decode, candidates } = sample;
+        let context = &mut DecisionContext::new(Purpose::Route);
         self.pool.call(|instance| {
             let before = instance.fuel();
             match world {
-                World::Filter => instance.keep(call, &facts).map(drop),
-                World::Scorer => instance.score(call, &facts).map(drop),
-                World::Selector => instance.select(call, &facts).map(drop),
-                World::DecodeOverride => instance.decide(call, request, decode, candidates).map(drop),
+                World::Filter => instance.keep(context, call, &facts).map(drop),
+                World::Scorer => instance.score(context, call, &facts).map(drop),
+                World::Selector => instance.select(context, call, &facts).map(drop),
+                World::DecodeOverride => {
+                    instance.decide(context, call, request, decode, candidates).map(drop)
+                }
             }?;
             Ok(before.zip(instance.fuel()).map(|(before, after)| before.saturating_sub(after)))
         })
     }
 
-    /// Linear memory that the largest of its instances has now, bytes.
+    /// Linear memory of its largest instance now, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pool.memory_bytes()
@@ -176,8 +181,9 @@ pub fn digest(bytes: &[u8]) -> Digest {
     Digest(Sha256::digest(bytes).into())
 }
 
-/// Asks each probe question of two instances, and of the first one twice. Every question finds the slot's state empty.
-fn prove(
+/// Makes each probe call on two instances, and on the first one twice: the answers must be equal. Every call finds the slot's
+/// state empty.
+fn probe_instances(
     CompiledPolicy { engine, linked, world, access, .. }: &CompiledPolicy,
     mut first: Instance,
     wants: &Wants,
@@ -186,16 +192,16 @@ fn prove(
     let mut second = linked.instantiate(engine, Arc::from("?"), access)?;
     second.introduce(settings)?;
     for rows in probe::ROWS {
-        let ask = |instance: &mut Instance| {
-            probe::ask(instance, *world, wants, rows).map_err(|failure| Refusal::Probe { rows, failure })
+        let call = |instance: &mut Instance| {
+            probe::call(instance, *world, wants, rows).map_err(|failure| Refusal::Probe { rows, failure })
         };
-        let answer = ask(&mut first)?;
-        if ask(&mut first)? != answer || ask(&mut second)? != answer {
+        let answer = call(&mut first)?;
+        if call(&mut first)? != answer || call(&mut second)? != answer {
             return Err(Refusal::NotDeterministic { rows });
         }
     }
     if linked.learns() {
-        probe::tell(&mut second).map_err(Refusal::Observe)?;
+        probe::observe(&mut second).map_err(Refusal::Observe)?;
     }
     Ok(())
 }
@@ -205,30 +211,64 @@ impl Policy for LoadedPolicy {
         &self.info
     }
 
-    fn keep(&self, call: &Call, facts: &[u32], kept: &mut Vec<u32>) -> Result<(), Failure> {
-        *kept = self.pool.call(|instance| instance.keep(call, facts))?;
+    fn keep(
+        &self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+        kept: &mut Vec<u32>,
+    ) -> Result<(), Failure> {
+        *kept = self.pool.call(|instance| instance.keep(context, call, facts))?;
         Ok(())
     }
 
-    fn score(&self, call: &Call, facts: &[u32], costs: &mut Vec<f32>) -> Result<(), Failure> {
-        *costs = self.pool.call(|instance| instance.score(call, facts))?;
+    fn score(
+        &self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+        costs: &mut Vec<f32>,
+    ) -> Result<(), Failure> {
+        *costs = self.pool.call(|instance| instance.score(context, call, facts))?;
         Ok(())
     }
 
-    fn select(&self, call: &Call, facts: &[u32]) -> Result<Decision, Failure> {
-        self.pool.call(|instance| instance.select(call, facts))
+    fn select(
+        &self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+    ) -> Result<Decision, Failure> {
+        self.pool.call(|instance| instance.select(context, call, facts))
     }
 
-    fn decide(&self, call: &Call, request: &[u32], decode: &[u32], prefill: &[u32]) -> Result<Plan, Failure> {
-        self.pool.call(|instance| instance.decide(call, request, decode, prefill))
+    fn decide(
+        &self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        request: &[u32],
+        decode: &[u32],
+        prefill: &[u32],
+    ) -> Result<Plan, Failure> {
+        self.pool.call(|instance| instance.decide(context, call, request, decode, prefill))
     }
 
-    fn decode_config(&self, call: &Call, facts: &[u32]) -> Result<RouterConfigOverride, Failure> {
-        self.pool.call(|instance| instance.decode_config(call, facts))
+    fn decode_config(
+        &self,
+        context: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+    ) -> Result<RouterConfigOverride, Failure> {
+        self.pool.call(|instance| instance.decode_config(context, call, facts))
     }
 
-    fn observe(&self, moment: Moment, outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
-        self.pool.observe(|instance| instance.observe(moment, outcomes))
+    fn observe(
+        &self,
+        context: &mut DecisionContext<'_>,
+        moment: Moment,
+        outcomes: &[ObservedOutcome],
+    ) -> Result<(), Failure> {
+        self.pool.observe(|instance| instance.observe(context, moment, outcomes))
     }
 }
 
@@ -241,7 +281,7 @@ mod tests {
     use super::*;
     use crate::{capacity::Capacity, engine::Limits};
 
-    /// Tells which thread drops it.
+    /// Reports which thread drops it.
     struct Witness(mpsc::Sender<Option<String>>);
 
     impl Drop for Witness {
@@ -251,10 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_policy_is_made_of_is_dropped_by_the_thread_for_chores() {
+    fn a_policy_s_instances_and_code_are_dropped_on_the_background_thread() {
         let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
         let compiled = compile(&engine, LOW_QUEUE, &Access::default()).expect("admitted");
-        let (dropped, told) = mpsc::channel();
+        let (dropped, dropped_by) = mpsc::channel();
         let (witness, builder) = (Witness(dropped), engine.clone());
         let build = move || {
             let _ = &witness;
@@ -262,16 +302,16 @@ mod tests {
             fresh.map_err(|refusal| refusal.to_string())
         };
         drop(Pool::new(&engine, Arc::from("x"), false, Box::new(build)).expect("instances"));
-        let told = told.recv_timeout(Duration::from_secs(10)).expect("it is dropped");
-        assert_eq!(told.as_deref(), Some("pointsman-chores"));
+        let thread = dropped_by.recv_timeout(Duration::from_secs(10)).expect("it is dropped");
+        assert_eq!(thread.as_deref(), Some("pointsman-chores"));
     }
 
     #[test]
-    fn policies_that_are_gone_leave_no_memory_behind_for_each() {
+    fn dropped_policies_leave_no_memory_behind() {
         let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
         let mut instances = 0;
         for turn in 0..20 {
-            // A section that nobody reads: other content.
+            // A custom section that nothing reads makes each file different.
             let bytes = [LOW_QUEUE, &[0, 3, 1, b'x', turn]].concat();
             let policy = load(&engine, &bytes, Origin::Embedded, "{}").expect("admitted");
             instances = policy.pool.size() as u64;
@@ -285,6 +325,6 @@ mod tests {
         let metrics = engine.engine().pooling_allocator_metrics().expect("instances are pooled");
         let kept = u64::from(metrics.unused_warm_memories());
         // Those of one policy, and the two of its probe.
-        assert!(kept <= instances + 2, "{kept} places of guests keep memory");
+        assert!(kept <= instances + 2, "{kept} guest slots keep memory");
     }
 }

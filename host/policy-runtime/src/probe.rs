@@ -1,7 +1,7 @@
-//! The probe: made-up inputs, asked twice, the second time of another instance. What fails here never serves.
+//! The probe: calls with made-up facts, repeated on a second instance. A policy that fails here never serves.
 
 use pointsman_routing::{
-    Call, Failure, Moment, ObservedOutcome, World,
+    Call, DecisionContext, Failure, Moment, ObservedOutcome, Purpose, World,
     facts::{FactType, RequestFact, Wants, WorkerColumn, WorkerFact},
 };
 use pointsman_workers::{DpRank, Leg, WorkerId};
@@ -9,24 +9,24 @@ use tokio::time::Duration;
 
 use crate::instance::{Answer, Instance};
 
-/// Candidate rows of the questions.
+/// Numbers of candidate rows of the probe calls.
 pub(crate) const ROWS: [u32; 3] = [1, 2, 64];
 
-/// A question of made-up facts, laid out as a policy wants them.
+/// A call with made-up facts, in the order that a policy asked for.
 #[derive(Clone, Debug)]
-pub struct Question {
-    /// What the policy is told besides facts.
+pub struct SampleCall {
+    /// The call's arguments besides facts.
     pub call: Call,
     /// The request facts.
     pub request: Vec<u32>,
     /// The worker facts of `call.rows` candidates, column by column.
     pub candidates: Vec<u32>,
-    /// The worker facts of one worker: the previewed decode choice that a decode override is told.
+    /// The worker facts of one worker: the previewed decode candidate of a decode override.
     pub decode: Vec<u32>,
 }
 
-impl Question {
-    /// The question with this many candidate rows.
+impl SampleCall {
+    /// A call with this many candidate rows.
     #[must_use]
     pub fn new(wants: &Wants, rows: u32) -> Self {
         let call =
@@ -39,42 +39,42 @@ impl Question {
         }
     }
 
-    /// The same question as most requests put it: nobody asks why, and no taint is preferred. Both make a policy work
-    /// more, so that the probe asks for both, and a measure of what a call usually costs must not.
+    /// The same call as for most requests: no explanation is wanted and no taint is preferred. Both cost a policy time, so the
+    /// probe wants both, and a measurement of the usual cost must not.
     #[must_use]
     pub fn ordinary(wants: &Wants, rows: u32) -> Self {
-        let mut question = Self::new(wants, rows);
+        let mut sample = Self::new(wants, rows);
         let mut place = 0;
         for fact in &wants.request {
             if *fact == RequestFact::Explain {
-                question.request.iter_mut().skip(place).take(1).for_each(|word| *word = 0);
+                sample.request.iter_mut().skip(place).take(1).for_each(|value| *value = 0);
             }
             place += fact.ty().width();
         }
-        for (matrix, rows) in [(&mut question.candidates, rows as usize), (&mut question.decode, 1)] {
+        for (matrix, rows) in [(&mut sample.candidates, rows as usize), (&mut sample.decode, 1)] {
             let mut place = 0;
             for column in &wants.worker {
                 if *column == WorkerColumn::Fact(WorkerFact::TaintPreference) {
-                    matrix.iter_mut().skip(place * rows).take(rows).for_each(|word| *word = 0);
+                    matrix.iter_mut().skip(place * rows).take(rows).for_each(|value| *value = 0);
                 }
                 place += column.ty().width();
             }
         }
-        question
+        sample
     }
 
-    /// Request facts, then candidates: what filters, scorers and selectors are handed.
+    /// Request facts, then candidates: the input of filters, scorers and selectors.
     #[must_use]
     pub fn facts(&self) -> Vec<u32> {
         self.request.iter().chain(&self.candidates).copied().collect()
     }
 }
 
-/// When the probe is, as its guests are told.
+/// Time of the probe calls, microseconds since the Unix epoch.
 const NOW_US: u64 = 1_700_000_000_000_000;
 
-/// Tells a policy that learns of made-up outcomes: one that went well, one that was tried again, and one whose client left.
-pub(crate) fn tell(instance: &mut Instance) -> Result<(), Failure> {
+/// Lets a policy that learns observe made-up outcomes: a success, a retried leg, and a request whose client disconnected.
+pub(crate) fn observe(instance: &mut Instance) -> Result<(), Failure> {
     let fine = ObservedOutcome {
         decision: None,
         seed: 0x5eed,
@@ -95,21 +95,27 @@ pub(crate) fn tell(instance: &mut Instance) -> Result<(), Failure> {
     };
     let none = ObservedOutcome { ttft: None, itl: None, cached_reported: None, output_tokens: 0, ..fine };
     let outcomes = [fine, ObservedOutcome { retried: true, ..fine }, ObservedOutcome { status: 499, ..none }];
-    instance.observe(Moment { now_us: NOW_US, seed: 0x5eed }, &outcomes)
+    instance.observe(&mut context(), Moment { now_us: NOW_US, seed: 0x5eed }, &outcomes)
 }
 
-/// Asks one question of made-up facts.
-pub(crate) fn ask(
+/// No write of a probe lasts, and no request is behind it.
+fn context() -> DecisionContext<'static> {
+    DecisionContext::new(Purpose::Preview)
+}
+
+/// Makes one call with made-up facts and checks the form of the answer.
+pub(crate) fn call(
     instance: &mut Instance,
     world: World,
     wants: &Wants,
     rows: u32,
 ) -> Result<Answer, Failure> {
-    let question = Question::new(wants, rows);
-    let (call, all) = (question.call, question.facts());
+    let sample = SampleCall::new(wants, rows);
+    let (call, all) = (sample.call, sample.facts());
+    let mut context = context();
     match world {
         World::Filter => {
-            let kept = instance.keep(&call, &all)?;
+            let kept = instance.keep(&mut context, &call, &all)?;
             let sound =
                 kept.iter().all(|row| *row < rows) && kept.windows(2).all(|pair| pair.first() < pair.last());
             if sound {
@@ -119,12 +125,12 @@ pub(crate) fn ask(
             }
         }
         World::Scorer => {
-            let costs = instance.score(&call, &all)?;
+            let costs = instance.score(&mut context, &call, &all)?;
             sound_costs(&costs, rows)?;
             Ok(Answer::Costs(costs.into_iter().map(f32::to_bits).collect()))
         }
         World::Selector => {
-            let decision = instance.select(&call, &all)?;
+            let decision = instance.select(&mut context, &call, &all)?;
             if let pointsman_routing::Decision::Choose { row, costs, .. } = &decision {
                 if *row >= rows {
                     return Err(Failure::Invalid(format!("row {row} of {rows}")));
@@ -136,9 +142,10 @@ pub(crate) fn ask(
             Ok(Answer::Decision(decision))
         }
         World::DecodeOverride => {
-            let Question { request, candidates, decode, .. } = &question;
-            let plan = instance.decide(&call, request, decode, candidates)?;
-            let over = instance.decode_config(&Call { rows: 0, leg: Leg::Decode, ..call }, request)?;
+            let SampleCall { request, candidates, decode, .. } = &sample;
+            let plan = instance.decide(&mut context, &call, request, decode, candidates)?;
+            let over =
+                instance.decode_config(&mut context, &Call { rows: 0, leg: Leg::Decode, ..call }, request)?;
             over.check().map_err(Failure::Invalid)?;
             Ok(Answer::Plan(plan, over))
         }
@@ -207,13 +214,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ordinary_question_differs_in_the_two_dear_facts_only() {
+    fn an_ordinary_call_differs_only_in_the_two_facts_that_cost_a_policy_time() {
         let wants = Wants::resolve(
             &["session-hash", "explain", "n"],
             &["worker-id", "taint-preference", "active-requests"],
         );
         let wants = wants.expect("known");
-        let (probe, ordinary) = (Question::new(&wants, 3), Question::ordinary(&wants, 3));
+        let (probe, ordinary) = (SampleCall::new(&wants, 3), SampleCall::ordinary(&wants, 3));
         assert_eq!((&probe.request[..], &ordinary.request[..]), (&[7, 0, 1, 1][..], &[7, 0, 0, 1][..]));
         assert_eq!(ordinary.candidates[6..9], [0, 0, 0]);
         assert_ne!(probe.candidates[6..9], [0, 0, 0]);

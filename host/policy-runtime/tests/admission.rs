@@ -6,9 +6,14 @@
 use std::sync::Arc;
 
 use pointsman_policy_runtime::{Capacity, Limits, LoadedPolicy, PolicyEngine, Refusal, inspect, load};
-use pointsman_routing::{Call, Decision, Failure, Origin, Plan, Policy, World};
+use pointsman_routing::{Call, Decision, DecisionContext, Failure, Origin, Plan, Policy, Purpose, World};
 use pointsman_test_guests::{CHATTY, HOSTILE, HOSTILE_CORE, LOW_QUEUE};
 use pointsman_workers::Leg;
+
+/// No decision is behind the calls of these tests.
+fn context() -> DecisionContext<'static> {
+    DecisionContext::new(Purpose::Route)
+}
 
 fn engine() -> PolicyEngine {
     PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap()
@@ -31,7 +36,7 @@ fn components_core_modules_and_wasi_guests_are_admitted() {
     for (bytes, name) in [(HOSTILE, "hostile"), (HOSTILE_CORE, "hostile"), (CHATTY, "chatty")] {
         let policy = admit(bytes, "{}").unwrap();
         assert_eq!((&*policy.info().name, policy.info().world), (name, World::Selector));
-        let decision = policy.select(&call(2), &[4, 9]).unwrap();
+        let decision = policy.select(&mut context(), &call(2), &[4, 9]).unwrap();
         assert_eq!(decision, Decision::Choose { row: 0, costs: vec![], reason: None });
     }
 }
@@ -89,7 +94,7 @@ fn a_live_guest_s_failure_is_named_and_a_fresh_instance_takes_its_place() {
     for (mode, expected) in cases {
         // The probe makes 6 calls on one instance and touches the others once.
         let policy = admit(HOSTILE, &format!(r#"{{"mode":"{mode}","after":8}}"#)).unwrap();
-        let outcomes: Vec<_> = (0..200).map(|_| policy.select(&call(2), &[1, 2])).collect();
+        let outcomes: Vec<_> = (0..200).map(|_| policy.select(&mut context(), &call(2), &[1, 2])).collect();
         let failures: Vec<_> =
             outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).map(Failure::kind).collect();
         let first = outcomes.iter().position(Result::is_err).unwrap();
@@ -108,7 +113,7 @@ fn a_live_guest_s_failure_is_named_and_a_fresh_instance_takes_its_place() {
 fn an_instance_whose_memory_grows_is_replaced_before_a_call_fails_by_it() {
     let policy = admit(HOSTILE, r#"{"mode":"leak"}"#).unwrap();
     for _ in 0..20_000 {
-        match policy.select(&call(2), &[1, 2]) {
+        match policy.select(&mut context(), &call(2), &[1, 2]) {
             Ok(_) => {}
             Err(Failure::NotReady) => std::thread::yield_now(),
             Err(failure) => unreachable!("{failure}"),
@@ -123,7 +128,7 @@ fn a_loop_is_stopped_in_time() {
     let mut took = Vec::new();
     while took.len() < 40 {
         let started = tokio::time::Instant::now();
-        match policy.select(&call(2), &[1, 2]) {
+        match policy.select(&mut context(), &call(2), &[1, 2]) {
             Err(Failure::Timeout) => took.push(started.elapsed()),
             Err(Failure::NotReady) => std::thread::yield_now(),
             other => assert!(other.is_ok(), "{other:?}"),
@@ -143,7 +148,9 @@ fn calls_from_many_threads_do_not_meet() {
             let policy = policy.clone();
             std::thread::spawn(move || {
                 // Columns: requests, prefill tokens, queue. Row 1 has the fewest requests.
-                (0..2_000).filter(|_| policy.select(&call(2), &[0, 5, 3, 0, 0, 0, 0]).is_ok()).count()
+                (0..2_000)
+                    .filter(|_| policy.select(&mut context(), &call(2), &[0, 5, 3, 0, 0, 0, 0]).is_ok())
+                    .count()
             })
         })
         .collect();
@@ -156,13 +163,13 @@ fn the_embedded_policies_are_admitted_and_answer() {
     let scorer = admit(pointsman_embedded_policies::KV_AWARE, "{}").unwrap();
     assert_eq!(scorer.info().world, World::Scorer);
     let planner = admit(pointsman_embedded_policies::CONDITIONAL_DISAGG, "{}").unwrap();
-    assert_eq!(planner.decide(&call(0), &[], &[], &[]), Ok(Plan::Remote));
-    assert_eq!(planner.decode_config(&call(0), &[]).unwrap().overlap_score_credit, Some(0.0));
+    assert_eq!(planner.decide(&mut context(), &call(0), &[], &[], &[]), Ok(Plan::Remote));
+    assert_eq!(planner.decode_config(&mut context(), &call(0), &[]).unwrap().overlap_score_credit, Some(0.0));
     let filter = admit(LOW_QUEUE, r#"{"threshold":5}"#).unwrap();
     let mut kept = vec![];
-    filter.keep(&call(3), &[9, 5, 0], &mut kept).unwrap();
+    filter.keep(&mut context(), &call(3), &[9, 5, 0], &mut kept).unwrap();
     assert_eq!(kept, [1, 2]);
-    assert!(filter.select(&call(1), &[0]).is_err_and(|failure| failure.kind() == "invalid"));
+    assert!(filter.select(&mut context(), &call(1), &[0]).is_err_and(|failure| failure.kind() == "invalid"));
 }
 
 #[test]

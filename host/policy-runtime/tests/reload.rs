@@ -13,7 +13,7 @@ use pointsman_policy_runtime::{
     Access, Capacity, Command, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine, PolicyManager,
     Probation, Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
 };
-use pointsman_routing::{Call, Failure, Lane, NativeMode, Program, Slot, SlotKind};
+use pointsman_routing::{Call, DecisionContext, Failure, Lane, NativeMode, Program, Purpose, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
 use pointsman_workers::Leg;
 use tempfile::TempDir;
@@ -167,7 +167,7 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
     loop {
         calls += 1;
         let call = Call { leg: Leg::Prefill, attempt: 0, rows: 1, seed: calls, now_us: 0 };
-        let outcome = selector.select(&call, &[0]);
+        let outcome = selector.select(&mut DecisionContext::new(Purpose::Route), &call, &[0]);
         active.note(&outcome, Duration::ZERO);
         if outcome == Err(Failure::Timeout) {
             break;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pointsman_policy_runtime::{
     Access, Capacity, Grant, Limits, LoadedPolicy, PolicyEngine, Refusal, compile, inspect,
 };
-use pointsman_routing::{Call, Decision, Origin, Policy, scope};
+use pointsman_routing::{Call, Decision, DecisionContext, Origin, Policy, Purpose};
 use pointsman_test_guests::{CHATTY, TENANT_LIMIT};
 use pointsman_workers::Leg;
 
@@ -29,7 +29,11 @@ fn call(now_us: u64) -> Call {
 
 /// Whether tenant 7 is let in at this time.
 fn let_in(policy: &LoadedPolicy, now_us: u64) -> bool {
-    match policy.select(&call(now_us), &[7, 0, 0]).unwrap() {
+    let_in_for(Purpose::Route, policy, now_us)
+}
+
+fn let_in_for(purpose: Purpose, policy: &LoadedPolicy, now_us: u64) -> bool {
+    match policy.select(&mut DecisionContext::new(purpose), &call(now_us), &[7, 0, 0]).unwrap() {
         Decision::Choose { .. } => true,
         Decision::Shed(reason) => {
             assert_eq!(reason.status, 429);
@@ -86,14 +90,11 @@ fn f2_a_preview_sees_what_is_there_and_changes_nothing() {
     let policy = load(&engine(), &access);
     assert!(let_in(&policy, 2_000_000) && let_in(&policy, 2_000_000));
     let before = access.state().usage();
-    {
-        let _preview = scope::Scope::preview();
-        assert!((0..10).all(|_| let_in(&policy, 2_000_000)), "each would be the third");
-        assert!(let_in(&policy, 9_000_000));
-    }
+    let previewed = |now_us| let_in_for(Purpose::Preview, &policy, now_us);
+    assert!((0..10).all(|_| previewed(2_000_000)), "each would be the third");
+    assert!(previewed(9_000_000));
     assert_eq!(access.state().usage(), before);
     assert!(let_in(&policy, 2_000_000), "the third");
     assert!(!let_in(&policy, 2_000_000), "the fourth");
-    let _preview = scope::Scope::preview();
-    assert!(!let_in(&policy, 2_000_000), "a preview of what would be refused");
+    assert!(!previewed(2_000_000), "a preview of what would be refused");
 }

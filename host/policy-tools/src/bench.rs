@@ -3,8 +3,8 @@
 use std::{fmt::Write as _, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Args;
-use pointsman_policy_runtime::{LoadedPolicy, Question};
-use pointsman_routing::{Call, Failure, Policy, World};
+use pointsman_policy_runtime::{LoadedPolicy, SampleCall};
+use pointsman_routing::{Call, DecisionContext, Failure, Policy, Purpose, World};
 use tokio::time::Instant;
 
 use crate::{
@@ -93,7 +93,7 @@ impl BenchArgs {
         for rows in &self.rows {
             let wants = &info.wants;
             let question =
-                if self.probe { Question::new(wants, *rows) } else { Question::ordinary(wants, *rows) };
+                if self.probe { SampleCall::new(wants, *rows) } else { SampleCall::ordinary(wants, *rows) };
             match measure(&policy, &question, self.seconds) {
                 Ok(times) => {
                     let count = counting.instructions(&question).ok().flatten();
@@ -125,18 +125,19 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// Calls the policy for the given time, each time with another seed.
-fn measure(policy: &LoadedPolicy, question: &Question, long: Duration) -> Result<Measured, Failure> {
+fn measure(policy: &LoadedPolicy, question: &SampleCall, long: Duration) -> Result<Measured, Failure> {
     let facts = question.facts();
     let (mut kept, mut costs) = (Vec::new(), Vec::new());
     let mut one = |seed: u64| {
         let call = Call { seed, ..question.call };
+        let context = &mut DecisionContext::new(Purpose::Route);
         match policy.info().world {
-            World::Filter => policy.keep(&call, &facts, &mut kept),
-            World::Scorer => policy.score(&call, &facts, &mut costs),
-            World::Selector => policy.select(&call, &facts).map(drop),
-            World::DecodeOverride => {
-                policy.decide(&call, &question.request, &question.decode, &question.candidates).map(drop)
-            }
+            World::Filter => policy.keep(context, &call, &facts, &mut kept),
+            World::Scorer => policy.score(context, &call, &facts, &mut costs),
+            World::Selector => policy.select(context, &call, &facts).map(drop),
+            World::DecodeOverride => policy
+                .decide(context, &call, &question.request, &question.decode, &question.candidates)
+                .map(drop),
         }
     };
     let end = Instant::now() + long;

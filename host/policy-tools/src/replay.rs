@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, io::BufRead};
 
 use pointsman_policy_runtime::State;
 use pointsman_routing::{
-    Call, Decision, Failure, Normalize, Picker, Plan, Policy, World,
+    Call, Decision, DecisionContext, Failure, Normalize, Picker, Plan, Policy, Purpose, World,
     pick::{normalize, pick},
 };
 use serde::Serialize;
@@ -227,7 +227,13 @@ fn ask(policy: &dyn Policy, line: &RecordedDecision) -> Result<(Answer, Vec<(u32
     };
     if info.world == World::DecodeOverride {
         let words = line.plan_words(&info.wants)?;
-        let answer = match policy.decide(&call(words.rows), &words.request, &words.decode, &words.prefill) {
+        let answer = match policy.decide(
+            &mut DecisionContext::new(Purpose::Route),
+            &call(words.rows),
+            &words.request,
+            &words.decode,
+            &words.prefill,
+        ) {
             Ok(Plan::Remote) => Answer::Plan("remote".to_owned()),
             Ok(Plan::Local) => Answer::Plan("local".to_owned()),
             Ok(Plan::Shed(_)) => Answer::Plan("shed".to_owned()),
@@ -241,7 +247,7 @@ fn ask(policy: &dyn Policy, line: &RecordedDecision) -> Result<(Answer, Vec<(u32
     let outcome: Result<(Answer, Vec<f32>), Failure> = match info.world {
         World::Filter => {
             let mut kept = Vec::new();
-            policy.keep(&call, &facts, &mut kept).map(|()| {
+            policy.keep(&mut DecisionContext::new(Purpose::Route), &call, &facts, &mut kept).map(|()| {
                 (Answer::Kept(kept.iter().filter_map(|place| row(*place as usize)).collect()), Vec::new())
             })
         }
@@ -265,7 +271,7 @@ fn score(
     facts: &[u32],
 ) -> Result<(Option<usize>, Vec<f32>), Failure> {
     let mut costs = Vec::new();
-    policy.score(call, facts, &mut costs)?;
+    policy.score(&mut DecisionContext::new(Purpose::Route), call, facts, &mut costs)?;
     if costs.len() != call.rows as usize || costs.iter().any(|cost| !cost.is_finite()) {
         return Err(Failure::Invalid("the costs are not one finite number per row".to_owned()));
     }
@@ -285,7 +291,7 @@ fn select(
     facts: &[u32],
     rows: &[u32],
 ) -> Result<(Answer, Vec<f32>), Failure> {
-    let (place, costs) = match policy.select(call, facts)? {
+    let (place, costs) = match policy.select(&mut DecisionContext::new(Purpose::Route), call, facts)? {
         Decision::Abstain => return Ok((Answer::Abstain, Vec::new())),
         Decision::Shed(_) => return Ok((Answer::Shed, Vec::new())),
         Decision::Choose { row, costs, .. } => (row, costs),
@@ -303,7 +309,7 @@ fn select(
         return Ok((Answer::Row(row), costs));
     };
     *explain = 1;
-    let costs = match policy.select(call, &explained) {
+    let costs = match policy.select(&mut DecisionContext::new(Purpose::Route), call, &explained) {
         Ok(Decision::Choose { costs, .. }) => costs,
         _ => Vec::new(),
     };

@@ -7,9 +7,8 @@ use clap::Args;
 use pointsman_policy_cases::{self as cases, Answer, Case, FactTable, FactType, Report, Values};
 use pointsman_policy_runtime::{LoadedPolicy, Refusal};
 use pointsman_routing::{
-    Call, Decision, Failure, Moment, ObservedOutcome, Plan, Policy, World,
+    Call, Decision, DecisionContext, Failure, Moment, ObservedOutcome, Plan, Policy, Purpose, World,
     facts::{self, RequestFact, Wants, WorkerFact},
-    scope::Scope,
 };
 use pointsman_workers::{DpRank, Leg, WorkerId};
 
@@ -106,7 +105,11 @@ fn observe(policy: &dyn Policy, case: &Case) -> Result<(), Failure> {
         return Ok(());
     }
     let outcomes: Vec<ObservedOutcome> = case.outcomes.iter().map(observed).collect();
-    policy.observe(Moment { now_us: case.now_us, seed: case.seed }, &outcomes)
+    policy.observe(
+        &mut DecisionContext::new(Purpose::Route),
+        Moment { now_us: case.now_us, seed: case.seed },
+        &outcomes,
+    )
 }
 
 /// Makes the one call of a case, with the same arguments as the SDK's native tests.
@@ -115,7 +118,7 @@ fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
     let call =
         Call { leg: Leg::Prefill, attempt: 0, rows: case.row_count(), seed: case.seed, now_us: case.now_us };
     // A preview, so that state written by one case is absent in the next.
-    let _preview = Scope::preview();
+    let context = &mut DecisionContext::new(Purpose::Preview);
     let request = request_words(&info.wants, &case.request);
     let candidates = worker_words(&info.wants, &case.rows);
     let facts = || [request.as_slice(), candidates.as_slice()].concat();
@@ -124,22 +127,22 @@ fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
     match info.world {
         World::Filter => {
             let mut kept = Vec::new();
-            policy.keep(&call, &facts(), &mut kept)?;
+            policy.keep(context, &call, &facts(), &mut kept)?;
             Ok(Answer::Keep(kept))
         }
         World::Scorer => {
             let mut costs = Vec::new();
-            policy.score(&call, &facts(), &mut costs)?;
+            policy.score(context, &call, &facts(), &mut costs)?;
             Ok(Answer::Costs(costs))
         }
-        World::Selector => Ok(match policy.select(&call, &facts())? {
+        World::Selector => Ok(match policy.select(context, &call, &facts())? {
             Decision::Choose { row, .. } => Answer::Row(row),
             Decision::Abstain => Answer::Abstain,
             Decision::Shed(reason) => shed(reason),
         }),
         World::DecodeOverride => {
             let decode = worker_words(&info.wants, std::slice::from_ref(&case.decode));
-            Ok(match policy.decide(&call, &request, &decode, &candidates)? {
+            Ok(match policy.decide(context, &call, &request, &decode, &candidates)? {
                 Plan::Remote => Answer::Plan(cases::Plan::Remote),
                 Plan::Local => Answer::Plan(cases::Plan::Local),
                 Plan::Shed(reason) => shed(reason),

@@ -13,9 +13,9 @@ use std::{
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_routing::{
-    Call, Decisions, Digest, Failure, OnFailure, Origin, Picker, Policy, PolicyInfo, Program, Query, Router,
-    RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, WeightedScorer, World,
-    facts::Wants,
+    Call, DecisionContext, Decisions, Digest, Failure, OnFailure, Origin, Picker, Policy, PolicyInfo,
+    Program, Query, Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots,
+    WeightedScorer, World, facts::Wants,
 };
 use pointsman_workers::{BlockHash, Health, IndexConfig, Leg, ModelName, PrefixIndex, Registry, WorkerSpec};
 use tokio::time::{Duration, Instant};
@@ -32,7 +32,13 @@ impl Policy for Fake {
         &self.0
     }
 
-    fn score(&self, call: &Call, facts: &[u32], costs: &mut Vec<f32>) -> Result<(), Failure> {
+    fn score(
+        &self,
+        _: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+        costs: &mut Vec<f32>,
+    ) -> Result<(), Failure> {
         costs.clear();
         let column = facts.iter().skip(self.0.wants.request_width()).take(call.rows as usize);
         costs.extend(column.map(|value| *value as f32));

@@ -1,10 +1,8 @@
-//! The router config in force for one decision: the operator's values with the overrides of a request and a policy.
+//! The router configuration of one decision: the operator's values with the overrides of a request and of a policy.
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::RouterConfigOverride;
-
-/// Parameters of the cost of spec G. Every field is also a request fact.
+/// Parameters of the native cost (G). Every field is also a request fact.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfig {
@@ -26,6 +24,25 @@ pub struct RouterConfig {
     pub track_prefill_tokens: bool,
     /// Credit multiplier for caches shared between workers.
     pub shared_cache_multiplier: f64,
+}
+
+/// Fields of the router config that a decode override, or a client's `nvext`, may replace for one leg. `None` keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RouterConfigOverride {
+    /// Credit for a block cached on the device; 0 ignores the cache.
+    pub overlap_score_credit: Option<f64>,
+    /// Weight of the prefill term.
+    pub prefill_load_scale: Option<f64>,
+    /// Softmax temperature of the picker; 0 takes the minimum.
+    #[serde(alias = "router_temperature")]
+    pub temperature: Option<f64>,
+    /// Whether blocks of this request count as shared with equal blocks already booked.
+    pub assume_kv_reuse: Option<bool>,
+    /// Whether prefill tokens count as load.
+    pub track_prefill_tokens: Option<bool>,
+    /// Credit multiplier for caches shared between workers.
+    pub shared_cache_multiplier: Option<f64>,
 }
 
 impl Default for RouterConfig {
@@ -59,8 +76,8 @@ impl RouterConfig {
 }
 
 impl RouterConfigOverride {
-    /// The native answer of a decode override (spec D2): the decode worker need not hold the prefix, for the blocks
-    /// come to it; its prefill load is nobody's concern.
+    /// The override of the decode leg without a policy (D2). The prompt's blocks are transferred to the decode worker, so
+    /// neither its cache nor its prefill load matters.
     pub const DECODE_DEFAULT: Self = Self {
         overlap_score_credit: Some(0.0),
         prefill_load_scale: None,
@@ -70,7 +87,7 @@ impl RouterConfigOverride {
         shared_cache_multiplier: None,
     };
 
-    /// Whether every number is finite and not negative.
+    /// Checks that every number is finite and not negative.
     ///
     /// # Errors
     /// Names the first field that is not, with its value.

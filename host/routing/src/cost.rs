@@ -1,8 +1,8 @@
-//! The cost of spec G, native: what the fallback and the `kv` mode rank by, and the yardstick of the `kv-aware` policy.
+//! The native cost (G): ranks candidates for the fallback and the `kv` mode. The `kv-aware` policy computes the same.
 
 use crate::config::RouterConfig;
 
-/// What the cost of one candidate is made of.
+/// Terms of one candidate's cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CostTerms {
     /// Prompt tokens, ISL.

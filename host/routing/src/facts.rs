@@ -5,8 +5,6 @@
 
 use std::{fmt, sync::Arc};
 
-pub(crate) mod columns;
-
 /// How a fact lies in the flat `list<u32>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactType {

@@ -1,7 +1,7 @@
-//! What became of decisions, for the policies that learn from it: a bounded queue, and one thread that empties it in batches.
+//! Delivery of outcomes to the policies that learn from them: a bounded queue, and one thread that empties it in batches.
 //!
-//! Whoever ends a request leaves an outcome here and goes on: what the queue cannot take is dropped and counted. What a policy
-//! makes of it is its own affair; a failure moves a breaker of its own and neither the decisions' nor a rollback.
+//! A request that ends submits its outcomes and never waits; outcomes beyond the queue's bound are dropped and counted. A
+//! failed observation opens a breaker of its own: decisions go on, and no policy is rolled back.
 
 use std::{
     sync::{
@@ -13,89 +13,43 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_workers::{DpRank, Leg, ModelName, WorkerId};
+use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    decisions::DecisionId,
+    context::{DecisionContext, Purpose},
+    outcome::{Moment, ObservedOutcome},
     policy::Failure,
-    scope::Scope,
     slot::{GenerationHandle, Lane, Slot, SlotKind},
     slots::Slots,
 };
 
-/// Outcomes that may wait.
-const QUEUE: usize = 4_096;
-/// Outcomes that a policy is given at once.
-const BATCH: usize = 256;
-/// How long the first outcome waits for more.
-const GATHER: Duration = Duration::from_millis(50);
+/// Outcomes that may be queued.
+const QUEUE_CAPACITY: usize = 4_096;
+/// Outcomes of one call of a policy, at most.
+const MAX_BATCH: usize = 256;
+/// How long the first outcome of a batch waits for more.
+const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-/// What became of one decision: the request that it was made for is over. Mirrors `record outcome` of `wit/policy.wit`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ObservedOutcome {
-    /// The decision as receipts name it; `None` when it was not recorded.
-    pub decision: Option<DecisionId>,
-    /// The seed of the decision.
-    pub seed: u64,
-    /// The leg; of a decode override, the leg that answered.
-    pub leg: Leg,
-    /// 0 for its first try.
-    pub attempt: u32,
-    /// The worker that was chosen.
-    pub worker: WorkerId,
-    /// Its rank.
-    pub rank: DpRank,
-    /// The policy chose; else a hint, a session or the fallback did.
-    pub by_policy: bool,
-    /// The same leg was decided again later: this worker did not serve the request.
-    pub retried: bool,
-    /// HTTP status of the request, 499 when the client left.
-    pub status: u16,
-    /// Time to first token, from the request's arrival.
-    pub ttft: Option<Duration>,
-    /// Mean time between tokens.
-    pub itl: Option<Duration>,
-    /// The whole request.
-    pub duration: Duration,
-    /// Prompt tokens, as routing counted them.
-    pub prompt_tokens: u32,
-    /// Output tokens.
-    pub output_tokens: u32,
-    /// Cached prompt tokens as predicted when the prompt's worker was chosen.
-    pub cached_predicted: Option<u32>,
-    /// Cached prompt tokens as the engine reported.
-    pub cached_reported: Option<u32>,
-}
-
-/// When a batch is given, and the only randomness there is in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// Microseconds since the Unix epoch.
-    pub now_us: u64,
-    /// For random choices.
-    pub seed: u64,
-}
-
-/// Whose decision an outcome belongs to.
+/// The slot, model and lane that made a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecisionSource {
     /// The slot.
     pub slot: SlotKind,
-    /// The model that was asked for.
+    /// The requested model.
     pub model: ModelName,
     /// The lane that decided.
     pub lane: Lane,
 }
 
-/// The queue. Dropping it ends its thread.
+/// The queue of outcomes. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct Learning {
     queue: SyncSender<(DecisionSource, ObservedOutcome)>,
     counts: Arc<Counts>,
 }
 
-/// Outcomes by what became of them; one that two policies learn from counts twice but where it is dropped.
+/// Numbers of outcomes. An outcome for two policies counts twice, except when it is dropped.
 #[derive(Debug, Default)]
 struct Counts {
     given: AtomicU64,
@@ -105,28 +59,29 @@ struct Counts {
 }
 
 impl Learning {
-    /// Starts the thread that gives outcomes to the policies of `slots`.
+    /// Starts the thread that delivers outcomes to the policies of `slots`.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The operating system refuses to start a thread.
     pub fn start(slots: Slots) -> std::io::Result<Self> {
-        let (queue, outcomes) = sync_channel(QUEUE);
+        let (queue, outcomes) = sync_channel(QUEUE_CAPACITY);
         let counts = Arc::new(Counts::default());
         let counted = counts.clone();
         thread::Builder::new()
             .name("pointsman-learning".to_owned())
-            .spawn(move || give(&outcomes, &slots, &counted))?;
+            .spawn(move || deliver_all(&outcomes, &slots, &counted))?;
         Ok(Self { queue, counts })
     }
 
-    /// Leaves an outcome to be given later. Never waits.
-    pub fn submit(&self, asked: DecisionSource, outcome: ObservedOutcome) {
-        if self.queue.try_send((asked, outcome)).is_err() {
+    /// Queues an outcome for delivery. Never waits.
+    pub fn submit(&self, source: DecisionSource, outcome: ObservedOutcome) {
+        if self.queue.try_send((source, outcome)).is_err() {
             self.counts.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Outcomes that were given, that met a failure, that were withheld from a policy that fails, and that the queue could not take.
+    /// Numbers of outcomes that were delivered, whose delivery failed, that were withheld from a failing policy, and that
+    /// exceeded the queue.
     #[must_use]
     pub fn counts(&self) -> [(&'static str, u64); 4] {
         let Counts { given, failed, withheld, dropped } = &*self.counts;
@@ -135,37 +90,37 @@ impl Learning {
     }
 }
 
-fn give(outcomes: &Receiver<(DecisionSource, ObservedOutcome)>, slots: &Slots, counts: &Counts) {
-    while let Ok((asked, first)) = outcomes.recv() {
-        // One wake-up for many requests.
-        thread::sleep(GATHER);
-        let mut batches = vec![(asked, vec![first])];
-        for (asked, outcome) in outcomes.try_iter().take(QUEUE) {
-            match batches.iter_mut().find(|(other, _)| *other == asked) {
+fn deliver_all(outcomes: &Receiver<(DecisionSource, ObservedOutcome)>, slots: &Slots, counts: &Counts) {
+    while let Ok((source, first)) = outcomes.recv() {
+        // One wake-up serves many requests.
+        thread::sleep(BATCH_DELAY);
+        let mut batches = vec![(source, vec![first])];
+        for (source, outcome) in outcomes.try_iter().take(QUEUE_CAPACITY) {
+            match batches.iter_mut().find(|(other, _)| *other == source) {
                 Some((_, batch)) => batch.push(outcome),
-                None => batches.push((asked, vec![outcome])),
+                None => batches.push((source, vec![outcome])),
             }
         }
-        for (asked, batch) in batches {
-            teach(slots.get(&asked.model, asked.slot), asked.lane, &batch, counts);
+        for (source, batch) in batches {
+            deliver(slots.get(&source.model, source.slot), source.lane, &batch, counts);
         }
     }
 }
 
-/// Gives a lane's outcomes to the generation that is in force there now, or to the active one when the lane has none any more: what
-/// was learnt is about workers, and is the slot's.
-fn teach(slot: &Slot, lane: Lane, outcomes: &[ObservedOutcome], counts: &Counts) {
+/// Delivers a lane's outcomes to its present generation, or to the active one when the lane is empty: what a policy learns
+/// is about workers and belongs to the slot.
+fn deliver(slot: &Slot, lane: Lane, outcomes: &[ObservedOutcome], counts: &Counts) {
     let snapshot = slot.snapshot();
     let canary = snapshot.canary.as_ref().filter(|_| lane == Lane::Canary);
-    let active: &GenerationHandle = canary.map_or(&snapshot.active, |canary| &canary.handle);
-    let _scope = Scope::generation(active.generation);
-    for policy in active.program.policies().filter(|policy| policy.info().learns) {
-        for batch in outcomes.chunks(BATCH) {
-            let count = if active.observing.try_call() {
+    let generation: &GenerationHandle = canary.map_or(&snapshot.active, |canary| &canary.handle);
+    let mut context = DecisionContext::new(Purpose::Route).with_generation(generation.generation);
+    for policy in generation.program.policies().filter(|policy| policy.info().learns) {
+        for batch in outcomes.chunks(MAX_BATCH) {
+            let count = if generation.observing.try_call() {
                 let started = Instant::now();
-                let outcome = policy.observe(moment(), batch);
-                active.note_observed(&outcome, started.elapsed());
-                outcome.as_ref().err().inspect(|failure| tell(active, &policy.info().name, failure));
+                let outcome = policy.observe(&mut context, moment(), batch);
+                generation.note_observed(&outcome, started.elapsed());
+                outcome.as_ref().err().inspect(|failure| warn(generation, &policy.info().name, failure));
                 if outcome.is_ok() { &counts.given } else { &counts.failed }
             } else {
                 &counts.withheld
@@ -175,9 +130,9 @@ fn teach(slot: &Slot, lane: Lane, outcomes: &[ObservedOutcome], counts: &Counts)
     }
 }
 
-fn tell(active: &GenerationHandle, policy: &str, failure: &Failure) {
-    let generation = active.generation.0;
-    tracing::warn!(policy, generation, kind = failure.kind(), %failure, "a policy failed to observe");
+fn warn(generation: &GenerationHandle, policy: &str, failure: &Failure) {
+    let generation = generation.generation.0;
+    tracing::warn!(policy, generation, kind = failure.kind(), %failure, "policy failed to observe outcomes");
 }
 
 fn moment() -> Moment {

@@ -1,42 +1,49 @@
-//! The decision: facts in, one checked and booked choice out, with a receipt that says why.
+//! Routing decisions: from facts to one checked and booked choice, with a receipt that explains it.
 //!
-//! Owns the fact table, the trait a loaded policy fills, slots and their generations, the checks on a policy's
-//! answer, the native selectors and the receipt. Knows no HTTP and no Wasm: `policy-runtime` fills [`Policy`].
+//! Owns the fact table, the interface of a loaded policy, slots and their generations, the checks of a policy's answer, the
+//! native selectors, the receipt and the ring of recorded decisions. Knows neither HTTP nor WebAssembly: `policy-runtime`
+//! implements [`Policy`].
 
-mod check;
+mod answer_checks;
+mod buffers;
 mod config;
+mod context;
 mod cost;
+mod decision_facts;
 mod decisions;
+mod encoding;
 pub mod facts;
+mod ids;
 mod learning;
 mod native;
+mod outcome;
 pub mod pick;
 mod policy;
 mod program;
 mod query;
 mod receipt;
 mod router;
-pub mod scope;
 mod slot;
 mod slots;
-mod summary;
+mod state_accesses;
 
-pub use config::RouterConfig;
+pub use config::{RouterConfig, RouterConfigOverride};
+pub use context::{DecisionContext, Purpose};
 pub use cost::{CostTerms, cost};
-pub use decisions::{
-    DecidedBy, DecisionHeader, DecisionId, DecisionResult, DecisionSummary, Decisions, Outcome, Record,
-};
-pub use learning::{DecisionSource, Learning, Moment, ObservedOutcome};
+pub use decisions::{DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, Outcome, Record};
+pub use ids::{DecisionId, Generation};
+pub use learning::{DecisionSource, Learning};
+pub use outcome::{Moment, ObservedOutcome};
 pub use policy::{
-    Call, Decision, Digest, Failure, Origin, Plan, Policy, PolicyInfo, RouterConfigOverride, ShedReason,
-    World,
+    Call, Decision, Digest, Failure, OnFailure, Origin, Plan, Policy, PolicyInfo, ShedReason, World,
 };
 pub use query::{CandidateId, Query, RoutingRequest};
 pub use receipt::{Decider, Receipt, ShadowResult};
-pub use router::{OnFailure, OverrideDecision, RouteError, RoutePreview, Routed, Router};
+pub use router::{OverrideDecision, RouteError, RoutePreview, Routed, Router};
 pub use slot::{
-    AgreementStats, CALL_BUCKETS_US, CallStats, Generation, GenerationHandle, Lane, NativeMode, Normalize,
-    Picker, Program, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot, Trial, WeightedScorer,
+    AgreementStats, CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, NativeMode, Normalize, Picker,
+    PolicySummary, Program, ProgramSummary, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot, Trial,
+    WeightedScorer,
 };
 pub use slots::{SlotSet, Slots};
-pub use summary::{PolicySummary, ProgramSummary};
+pub use state_accesses::StateAccesses;

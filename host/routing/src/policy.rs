@@ -1,4 +1,4 @@
-//! What a loaded policy is to the host: a few pure functions over flat facts, each of which may fail.
+//! The interface of a loaded policy: pure functions over flat lists of facts, each of which may fail.
 //!
 //! A policy's failure is data ([`Failure`]), never an error of the request.
 
@@ -8,11 +8,13 @@ use pointsman_workers::Leg;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    config::RouterConfigOverride,
+    context::DecisionContext,
     facts::Wants,
-    learning::{Moment, ObservedOutcome},
+    outcome::{Moment, ObservedOutcome},
 };
 
-/// What every policy function is told besides facts. Mirrors `record call` of `wit/policy.wit`, which never grows.
+/// Arguments of every policy function besides its facts. Mirrors `record call` of `wit/policy.wit`, which never grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Call {
     /// The leg that is being routed.
@@ -50,7 +52,7 @@ pub enum Decision {
         row: u32,
         /// One cost a row when the request asked to be explained, else empty.
         costs: Vec<f32>,
-        /// The policy's own words.
+        /// The policy's explanation, for the receipt.
         reason: Option<String>,
     },
     /// No opinion: the fallback decides.
@@ -79,26 +81,7 @@ pub struct ShedReason {
     pub reason: String,
 }
 
-/// Fields of the router config that a decode override, or a client's `nvext`, may replace for one leg. `None` keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RouterConfigOverride {
-    /// Credit for a block cached on the device; 0 ignores the cache.
-    pub overlap_score_credit: Option<f64>,
-    /// Weight of the prefill term.
-    pub prefill_load_scale: Option<f64>,
-    /// Softmax temperature of the picker; 0 takes the minimum.
-    #[serde(alias = "router_temperature")]
-    pub temperature: Option<f64>,
-    /// Whether blocks of this request count as shared with equal blocks already booked.
-    pub assume_kv_reuse: Option<bool>,
-    /// Whether prefill tokens count as load.
-    pub track_prefill_tokens: Option<bool>,
-    /// Credit multiplier for caches shared between workers.
-    pub shared_cache_multiplier: Option<f64>,
-}
-
-/// SHA-256 of a policy file as it lay in the folder.
+/// SHA-256 of a policy file as it was read from the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 32]);
 
@@ -108,16 +91,16 @@ pub struct Digest(pub [u8; 32]);
 pub enum Origin {
     /// Compiled into the binary.
     Embedded,
-    /// A file of the policy folder.
+    /// A file of the policy directory.
     File(PathBuf),
 }
 
-/// Who a policy is. Immutable for the life of the loaded policy.
+/// Identity of a policy. Immutable while the policy is loaded.
 #[derive(Clone, Debug)]
 pub struct PolicyInfo {
-    /// The name it gives itself.
+    /// The name that the policy declares.
     pub name: Arc<str>,
-    /// The version it gives itself.
+    /// The version that the policy declares.
     pub version: Arc<str>,
     /// Digest of its bytes.
     pub digest: Digest,
@@ -127,10 +110,23 @@ pub struct PolicyInfo {
     pub origin: Origin,
     /// The facts it asked for at load.
     pub wants: Wants,
-    /// It reads and writes the slot's state.
+    /// Whether it reads and writes the slot's state.
     pub remembers: bool,
-    /// It is told what became of decisions.
+    /// Whether it observes the outcomes of requests.
     pub learns: bool,
+}
+
+/// What a request gets when its policy gives no usable answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// The native fallback decides.
+    #[default]
+    Fallback,
+    /// Status 429 with a time to retry.
+    Shed,
+    /// Status 503.
+    Reject,
 }
 
 /// Why a policy gave no usable answer.
@@ -151,7 +147,7 @@ pub enum Failure {
     /// The answer broke the contract: row out of range, non-finite cost, wrong length.
     #[error("invalid answer: {0}")]
     Invalid(String),
-    /// No warm instance is ready on this thread; nothing was called.
+    /// Every warm instance is busy or being rebuilt; the policy was not called.
     #[error("no instance ready")]
     NotReady,
 }
@@ -160,14 +156,20 @@ pub enum Failure {
 ///
 /// Calls are synchronous, bounded by the policy's deadline, and never wait for a compile, a file or a reload.
 pub trait Policy: Send + Sync + fmt::Debug {
-    /// Who it is.
+    /// Returns the policy's identity.
     fn info(&self) -> &PolicyInfo;
 
     /// World `filter`: writes the surviving rows to `kept` (cleared first). Not yet checked.
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.
-    fn keep(&self, _call: &Call, _facts: &[u32], _kept: &mut Vec<u32>) -> Result<(), Failure> {
+    fn keep(
+        &self,
+        _context: &mut DecisionContext<'_>,
+        _call: &Call,
+        _facts: &[u32],
+        _kept: &mut Vec<u32>,
+    ) -> Result<(), Failure> {
         Err(self.lacks("keep"))
     }
 
@@ -175,7 +177,13 @@ pub trait Policy: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.
-    fn score(&self, _call: &Call, _facts: &[u32], _costs: &mut Vec<f32>) -> Result<(), Failure> {
+    fn score(
+        &self,
+        _context: &mut DecisionContext<'_>,
+        _call: &Call,
+        _facts: &[u32],
+        _costs: &mut Vec<f32>,
+    ) -> Result<(), Failure> {
         Err(self.lacks("score"))
     }
 
@@ -183,7 +191,12 @@ pub trait Policy: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.
-    fn select(&self, _call: &Call, _facts: &[u32]) -> Result<Decision, Failure> {
+    fn select(
+        &self,
+        _context: &mut DecisionContext<'_>,
+        _call: &Call,
+        _facts: &[u32],
+    ) -> Result<Decision, Failure> {
         Err(self.lacks("select"))
     }
 
@@ -194,6 +207,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
     /// [`Failure`] when there is no usable answer.
     fn decide(
         &self,
+        _context: &mut DecisionContext<'_>,
         _call: &Call,
         _request: &[u32],
         _decode: &[u32],
@@ -206,20 +220,30 @@ pub trait Policy: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.
-    fn decode_config(&self, _call: &Call, _facts: &[u32]) -> Result<RouterConfigOverride, Failure> {
+    fn decode_config(
+        &self,
+        _context: &mut DecisionContext<'_>,
+        _call: &Call,
+        _facts: &[u32],
+    ) -> Result<RouterConfigOverride, Failure> {
         Err(self.lacks("decode-config"))
     }
 
-    /// Of any world, when it [learns](PolicyInfo::learns): what became of decisions of its slot, oldest first. Never called on a
-    /// request's path, and by one thread at a time.
+    /// Any world, when the policy [learns](PolicyInfo::learns): outcomes of decisions of its slot, oldest first. Never
+    /// called while a request waits, and by one thread at a time.
     ///
     /// # Errors
-    /// [`Failure`] when it did not come to an end.
-    fn observe(&self, _moment: Moment, _outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
+    /// [`Failure`] when the call did not complete.
+    fn observe(
+        &self,
+        _context: &mut DecisionContext<'_>,
+        _moment: Moment,
+        _outcomes: &[ObservedOutcome],
+    ) -> Result<(), Failure> {
         Err(self.lacks("observe"))
     }
 
-    /// The answer for a function that this policy's world does not export.
+    /// The failure of a call to a function that this policy's world does not export.
     fn lacks(&self, function: &str) -> Failure {
         let info = self.info();
         Failure::Invalid(format!("`{}` is a {} and exports no `{function}`", info.name, info.world))

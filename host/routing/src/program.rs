@@ -1,57 +1,52 @@
-//! Runs a generation's program over the candidate rows, and checks every answer before it is used (invariant 4).
+//! Runs a generation's program over the candidate rows and checks every answer before it is used (invariant 4).
+
+use std::sync::Arc;
 
 use crate::{
-    check,
+    answer_checks,
+    buffers::ProgramBuffers,
+    context::DecisionContext,
     cost::cost,
-    decisions::recorder::Recorder,
-    facts::columns::DecisionFacts,
-    native::Cursors,
+    decision_facts::DecisionFacts,
+    native::{self, Cursors},
     pick,
-    policy::{Call, Decision, Failure, Policy, ShedReason},
-    router::Purpose,
-    slot::{GenerationHandle, NativeMode, Picker, Program, WeightedScorer},
+    policy::{Decision, Failure, Policy, ShedReason},
+    slot::{NativeMode, Picker, Program, WeightedScorer},
 };
 
-/// What a program said.
+/// The checked answer of a program.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     /// This position of the pool, with the policy's own reason.
     Row(u32, Option<String>),
-    /// No opinion.
+    /// The policy has no opinion.
     Abstained,
-    /// Refuse the request.
+    /// The policy refuses the request.
     Shed(ShedReason),
-    /// Filters left nobody.
-    NobodyLeft,
-    /// No usable answer.
+    /// The filters dropped every row.
+    NoRowLeft,
+    /// The policy gave no usable answer.
     Failed(Failure),
 }
 
-/// Reusable buffers of one decision.
-#[derive(Default)]
-pub(crate) struct Buffers {
-    /// What the policies were handed.
-    pub(crate) recorder: Recorder,
-    kept: Vec<u32>,
-    one: Vec<f32>,
-    /// The weighed costs of the rows that were ranked last, for receipts.
-    pub(crate) costs: Vec<f32>,
+/// One run of a program.
+pub(crate) struct Run<'run, 'call> {
+    pub(crate) facts: &'run DecisionFacts<'run>,
+    pub(crate) cursors: &'run Cursors,
+    pub(crate) context: &'run mut DecisionContext<'call>,
+    pub(crate) buffers: &'run mut ProgramBuffers,
 }
 
-/// One run: the generation, the question, the buffers.
-pub(crate) struct Run<'a> {
-    pub(crate) active: &'a GenerationHandle,
-    pub(crate) gathered: &'a DecisionFacts<'a>,
-    pub(crate) cursors: &'a Cursors,
-    pub(crate) buffers: &'a mut Buffers,
-    pub(crate) purpose: Purpose,
+/// Why a run ended before its last policy answered.
+enum Stop {
+    NoRowLeft,
+    Failed(Failure),
 }
 
-impl Run<'_> {
-    /// Runs the program over `rows` (positions of the pool, at least one; filters compact it).
-    pub(crate) fn run(&mut self, rows: &mut Vec<u32>) -> Verdict {
-        let active = self.active;
-        let verdict = match &active.program {
+impl Run<'_, '_> {
+    /// Runs `program` over `rows`: positions of the pool, at least one. Filters compact them.
+    pub(crate) fn run(&mut self, program: &Program, rows: &mut Vec<u32>) -> Verdict {
+        let verdict = match program {
             Program::Native(mode) => return self.native(*mode, rows),
             Program::Selector { filters, selector } => {
                 self.filter(filters, rows).and_then(|step| self.select(step, &**selector, rows))
@@ -63,38 +58,38 @@ impl Run<'_> {
         };
         match verdict {
             Ok(verdict) => verdict,
-            Err(Stop::NobodyLeft) => Verdict::NobodyLeft,
+            Err(Stop::NoRowLeft) => Verdict::NoRowLeft,
             Err(Stop::Failed(failure)) => Verdict::Failed(failure),
         }
     }
 
     /// Ranks `rows` natively.
     pub(crate) fn native(&mut self, mode: NativeMode, rows: &[u32]) -> Verdict {
-        let seed = self.gathered.query.seed;
-        let gathered = self.gathered;
-        let requests = |row: u32| gathered.terms(row).active_requests;
-        let place = match mode {
-            NativeMode::RoundRobin if self.purpose == Purpose::Preview => {
-                self.cursors.peek(gathered.query.leg, rows.len())
+        let facts = self.facts;
+        let query = facts.query;
+        let requests = |row: u32| facts.terms(row).active_requests;
+        let position = match mode {
+            NativeMode::RoundRobin if self.context.is_preview() => {
+                self.cursors.peek(query.model, query.leg, rows.len())
             }
-            NativeMode::RoundRobin => self.cursors.next(gathered.query.leg, rows.len()),
-            NativeMode::Random => crate::native::random(rows.len(), seed),
-            NativeMode::PowerOfTwo => crate::native::power_of_two(rows, requests, seed),
+            NativeMode::RoundRobin => self.cursors.next(query.model, query.leg, rows.len()),
+            NativeMode::Random => native::random(rows.len(), query.seed),
+            NativeMode::PowerOfTwo => native::power_of_two(rows, requests, query.seed),
             NativeMode::LeastLoaded => {
                 self.rank(rows, |row| f64::from(requests(row)) as f32);
-                pick::minimum(&self.buffers.costs, seed)
+                pick::minimum(&self.buffers.costs, query.seed)
             }
             NativeMode::Kv => {
-                let config = gathered.config;
-                self.rank(rows, |row| cost(&gathered.terms(row), &config));
-                pick::pick(Picker::Min, &self.buffers.costs, config.temperature as f32, seed)
+                let config = facts.config;
+                self.rank(rows, |row| cost(&facts.terms(row), &config));
+                pick::pick(Picker::Min, &self.buffers.costs, config.temperature as f32, query.seed)
             }
-            // Only a pin can choose here, and pins never reach a program.
+            // Only a pin can choose here, and a pinned leg runs no program.
             NativeMode::Direct => None,
         };
-        match place.and_then(|place| rows.get(place)) {
+        match position.and_then(|position| rows.get(position)) {
             Some(row) => Verdict::Row(*row, None),
-            None => Verdict::NobodyLeft,
+            None => Verdict::NoRowLeft,
         }
     }
 
@@ -103,42 +98,40 @@ impl Run<'_> {
         self.buffers.costs.extend(rows.iter().map(|row| cost(*row)));
     }
 
-    /// Runs the filters; the step that follows them.
-    fn filter(&mut self, filters: &[std::sync::Arc<dyn Policy>], rows: &mut Vec<u32>) -> Result<u32, Stop> {
+    /// Runs the filters and returns the step after them.
+    fn filter(&mut self, filters: &[Arc<dyn Policy>], rows: &mut Vec<u32>) -> Result<u32, Stop> {
         let mut step = 0;
         for filter in filters {
-            let call = self.call(rows.len());
-            let Buffers { recorder, kept, .. } = &mut *self.buffers;
-            let facts =
-                recorder.stage(step, rows, |out| self.gathered.write(&filter.info().wants, rows, out));
+            let call = self.facts.query.call(rows.len());
+            let ProgramBuffers { recorder, kept, .. } = &mut *self.buffers;
+            let facts = recorder.stage(step, rows, |out| self.facts.write(&filter.info().wants, rows, out));
             step += 1;
-            let outcome = filter.keep(&call, facts, kept);
-            recorder.take_state(filter.info());
+            let outcome = filter.keep(self.context, &call, facts, kept);
+            recorder.take_state(self.context.state_accesses());
             outcome.map_err(Stop::Failed)?;
-            check::kept(kept, rows.len()).map_err(Stop::Failed)?;
-            let kept = kept.iter().filter_map(|place| rows.get(*place as usize).copied());
-            let kept: Vec<u32> = kept.collect();
-            *rows = kept;
+            answer_checks::kept(kept, rows.len()).map_err(Stop::Failed)?;
+            retain_positions(rows, kept);
             if rows.is_empty() {
-                return Err(Stop::NobodyLeft);
+                return Err(Stop::NoRowLeft);
             }
         }
         Ok(step)
     }
 
     fn select(&mut self, step: u32, selector: &dyn Policy, rows: &[u32]) -> Result<Verdict, Stop> {
-        let call = self.call(rows.len());
-        let write = |out: &mut Vec<u32>| self.gathered.write(&selector.info().wants, rows, out);
-        let decision = selector.select(&call, self.buffers.recorder.stage(step, rows, write));
-        self.buffers.recorder.take_state(selector.info());
+        let call = self.facts.query.call(rows.len());
+        let ProgramBuffers { recorder, costs, .. } = &mut *self.buffers;
+        let facts = recorder.stage(step, rows, |out| self.facts.write(&selector.info().wants, rows, out));
+        let decision = selector.select(self.context, &call, facts);
+        recorder.take_state(self.context.state_accesses());
         match decision.map_err(Stop::Failed)? {
             Decision::Abstain => Ok(Verdict::Abstained),
-            Decision::Shed(shed) => Ok(Verdict::Shed(check::shed(shed).map_err(Stop::Failed)?)),
-            Decision::Choose { row, costs, reason } => {
-                check::choice(row, &costs, rows.len()).map_err(Stop::Failed)?;
-                self.buffers.costs.clear();
-                self.buffers.costs.extend(costs);
-                let row = rows.get(row as usize).copied().ok_or(Stop::NobodyLeft)?;
+            Decision::Shed(shed) => Ok(Verdict::Shed(answer_checks::shed(shed).map_err(Stop::Failed)?)),
+            Decision::Choose { row, costs: given, reason } => {
+                answer_checks::choice(row, &given, rows.len()).map_err(Stop::Failed)?;
+                costs.clear();
+                costs.extend(given);
+                let row = rows.get(row as usize).copied().ok_or(Stop::NoRowLeft)?;
                 Ok(Verdict::Row(row, reason))
             }
         }
@@ -151,44 +144,36 @@ impl Run<'_> {
         picker: Picker,
         rows: &[u32],
     ) -> Result<Verdict, Stop> {
-        let call = self.call(rows.len());
-        let buffers = &mut *self.buffers;
+        let call = self.facts.query.call(rows.len());
+        let ProgramBuffers { recorder, scores, costs, .. } = &mut *self.buffers;
+        costs.clear();
+        costs.resize(rows.len(), 0.0);
         for (step, scorer) in (first..).zip(scorers) {
             let wants = &scorer.policy.info().wants;
-            let facts = buffers.recorder.stage(step, rows, |out| self.gathered.write(wants, rows, out));
-            let outcome = scorer.policy.score(&call, facts, &mut buffers.one);
-            buffers.recorder.take_state(scorer.policy.info());
+            let facts = recorder.stage(step, rows, |out| self.facts.write(wants, rows, out));
+            let outcome = scorer.policy.score(self.context, &call, facts, scores);
+            recorder.take_state(self.context.state_accesses());
             outcome.map_err(Stop::Failed)?;
-            check::costs(&buffers.one, rows.len()).map_err(Stop::Failed)?;
-            pick::normalize(scorer.normalize, &mut buffers.one);
-            if step == first {
-                buffers.costs.clear();
-                buffers.costs.resize(rows.len(), 0.0);
-            }
-            for (sum, one) in buffers.costs.iter_mut().zip(&buffers.one) {
-                *sum += scorer.weight * one;
+            answer_checks::costs(scores, rows.len()).map_err(Stop::Failed)?;
+            pick::normalize(scorer.normalize, scores);
+            for (sum, score) in costs.iter_mut().zip(scores.iter()) {
+                *sum += scorer.weight * score;
             }
         }
-        check::costs(&buffers.costs, rows.len()).map_err(Stop::Failed)?;
-        let temperature = self.gathered.config.temperature as f32;
-        let place = pick::pick(picker, &buffers.costs, temperature, call.seed);
-        let row = place.and_then(|place| rows.get(place)).ok_or(Stop::NobodyLeft)?;
+        answer_checks::costs(costs, rows.len()).map_err(Stop::Failed)?;
+        let temperature = self.facts.config.temperature as f32;
+        let position = pick::pick(picker, costs, temperature, call.seed);
+        let row = position.and_then(|position| rows.get(position)).ok_or(Stop::NoRowLeft)?;
         Ok(Verdict::Row(*row, None))
-    }
-
-    fn call(&self, rows: usize) -> Call {
-        let query = self.gathered.query;
-        Call {
-            leg: query.leg,
-            attempt: query.attempt,
-            rows: u32::try_from(rows).unwrap_or(u32::MAX),
-            seed: query.seed,
-            now_us: query.now_us,
-        }
     }
 }
 
-enum Stop {
-    NobodyLeft,
-    Failed(Failure),
+/// Keeps the rows at the given positions, which rise.
+fn retain_positions(rows: &mut Vec<u32>, positions: &[u32]) {
+    let (mut position, mut wanted) = (0_u32, positions.iter().peekable());
+    rows.retain(|_| {
+        let keep = wanted.next_if(|wanted| **wanted == position).is_some();
+        position += 1;
+        keep
+    });
 }

@@ -1,12 +1,12 @@
-//! The question that is put to the router: one leg of one request, over one pinned worker snapshot.
+//! Input of a routing decision: one leg of one request, over one pinned snapshot of the workers.
 
 use std::sync::Arc;
 
 use pointsman_workers::{DpRank, Leg, ModelName, Prefix, Snapshot, WorkerId, WorkerSpec};
 
-use crate::policy::RouterConfigOverride;
+use crate::{config::RouterConfigOverride, policy::Call};
 
-/// What is known of a request, the same for all its legs. Holds no prompt text.
+/// Routing facts of a request, the same for all its legs. Holds no prompt text.
 #[derive(Clone, Debug)]
 pub struct RoutingRequest {
     /// Input sequence length, tokens.
@@ -31,7 +31,7 @@ pub struct RoutingRequest {
     pub priority: f32,
     /// Seconds by which it jumps the queue.
     pub priority_jump_s: f32,
-    /// Drawn once a request: which of two generations it meets when it has no session.
+    /// Random number of the request. Without a session it decides between the active generation and a canary.
     pub draw: u64,
     /// Salted hash of the session id.
     pub session_hash: Option<u64>,
@@ -45,54 +45,65 @@ pub struct RoutingRequest {
     pub tenant_active_requests: u32,
     /// Taints a worker must have.
     pub required_taints: Vec<String>,
-    /// Taints that make a worker dearer (negative) or cheaper (positive).
+    /// Taints that raise (negative weight) or lower (positive weight) a worker's cost.
     pub preferred_taints: Vec<(String, f32)>,
-    /// Workers it may run on; empty is any.
+    /// Workers that may serve it; empty: any.
     pub allowed_workers: Vec<WorkerId>,
     /// The client's own override of the router config.
     pub config: RouterConfigOverride,
 }
 
-/// A candidate by name.
+/// Identifies a candidate: a worker and one of its data-parallel ranks.
 pub type CandidateId = (WorkerId, DpRank);
 
 /// One leg to route.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
-    /// The workers this request sees for the whole leg.
+    /// The workers, pinned for the whole leg.
     pub snapshot: &'a Snapshot,
-    /// The model it wants.
+    /// The requested model.
     pub model: &'a ModelName,
-    /// Which leg.
+    /// The leg to route.
     pub leg: Leg,
     /// 0, then one more for each retry of the leg.
     pub attempt: u32,
-    /// What is known of the request.
+    /// Facts of the request.
     pub request: &'a RoutingRequest,
     /// The worker (and rank) a hint pins this leg to.
     pub pin: Option<(WorkerId, Option<DpRank>)>,
-    /// The candidate this leg's session is bound to (spec F8); chosen when it is eligible and no hint pins another.
+    /// The candidate this leg's session is bound to (F8); chosen when it is eligible and no hint pins another.
     pub session: Option<CandidateId>,
     /// The decode candidate for which the decode override decided on local prefill; chosen when it is eligible.
     pub planned: Option<CandidateId>,
-    /// Candidates this request already tried; not candidates again.
+    /// Candidates that this request already tried; they are skipped.
     pub tried: &'a [CandidateId],
     /// The other leg's candidate when it is already chosen.
     pub other_leg: Option<CandidateId>,
-    /// Whether the client asked why.
+    /// Whether the client asked for an explanation.
     pub explain: bool,
-    /// A probe of one worker: it runs there alone, and needs no partner (spec A1).
+    /// Whether this is a probe of one worker, which runs on that worker alone (A1).
     pub probe: bool,
     /// The only randomness of the decision.
     pub seed: u64,
     /// Microseconds since the Unix epoch.
     pub now_us: u64,
-    /// The id the client knows the request by; `None`: the decision is not recorded.
+    /// The request's id; `None`: the decision is not recorded.
     pub request_id: Option<&'a str>,
 }
 
 impl Query<'_> {
-    /// The other leg's worker as the snapshot knows it.
+    /// The arguments of a policy call over `rows` candidates.
+    pub(crate) fn call(&self, rows: usize) -> Call {
+        Call {
+            leg: self.leg,
+            attempt: self.attempt,
+            rows: u32::try_from(rows).unwrap_or(u32::MAX),
+            seed: self.seed,
+            now_us: self.now_us,
+        }
+    }
+
+    /// Returns the other leg's worker, when it is chosen and still in the snapshot.
     #[must_use]
     pub fn peer(&self) -> Option<&WorkerSpec> {
         let (worker, _) = self.other_leg?;
@@ -101,7 +112,7 @@ impl Query<'_> {
 }
 
 impl RoutingRequest {
-    /// Blocks the prompt fills, the last one counted whole.
+    /// Number of blocks of the prompt, a partial last block included.
     #[must_use]
     pub fn request_blocks(&self) -> u32 {
         self.prompt_tokens.div_ceil(self.block_size.max(1))

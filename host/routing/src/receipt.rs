@@ -1,4 +1,4 @@
-//! The record of one decision: who chose, among how many, why, and what it cost.
+//! The receipt of one decision: who decided, among how many candidates, why, and at what cost.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 use tokio::time::Duration;
 
 use crate::{
-    decisions::{DecidedBy, DecisionId},
+    ids::{DecisionId, Generation},
     policy::Digest,
     query::CandidateId,
-    slot::{Generation, Lane, NativeMode, SlotKind},
+    slot::{Lane, NativeMode, SlotKind},
 };
 
 /// Who made a decision.
@@ -28,45 +28,45 @@ pub enum Decider {
     Fallback {
         /// Stable label: `abstain`, `breaker_open`, `nobody_left`, or a failure's kind.
         reason: &'static str,
-        /// The failure's own words.
+        /// The failure's message.
         detail: String,
     },
     /// A hint of the request.
     Pin,
     /// The binding of the request's session.
     Session,
-    /// The decode override, which previewed this worker for local prefill (spec D4).
+    /// The decode override, which previewed this worker for local prefill (D4).
     Plan,
 }
 
-/// What the slot's shadow would have done.
+/// The choice of the slot's shadow, compared with the one made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ShadowResult {
-    /// Its generation.
+    /// The shadow's generation.
     pub generation: Generation,
-    /// Where the request would have gone; `None` when it had no usable answer, no opinion, or would have refused.
+    /// The candidate that the shadow chose; `None`: it failed, abstained or refused.
     pub choice: Option<CandidateId>,
-    /// Whether that is where it went.
+    /// Whether the request went to that candidate.
     pub agrees: bool,
 }
 
-/// The record of one decision. Holds no prompt text.
+/// Explains one decision. Holds no prompt text.
 #[derive(Clone, Debug, Serialize)]
 pub struct Receipt {
-    /// Its place in the ring of decisions; `None` when it is not recorded.
+    /// The id of the decision's record; `None`: the decision is not recorded.
     pub id: Option<DecisionId>,
     /// The leg routed.
     pub leg: Leg,
-    /// 0 for its first try.
+    /// 0 for the leg's first try.
     pub attempt: u32,
-    /// The slot asked.
+    /// The slot.
     pub slot: SlotKind,
-    /// The generation pinned.
+    /// The generation that decided.
     pub generation: Generation,
-    /// Whether that is the active generation or a canary.
+    /// The generation's lane: active or canary.
     #[serde(rename = "mode")]
     pub lane: Lane,
-    /// What the shadow said, when one was asked.
+    /// The shadow's choice, when there was one.
     pub shadow: Option<ShadowResult>,
     /// The policy's name, when the slot has one.
     pub policy: Option<Arc<str>>,
@@ -74,34 +74,34 @@ pub struct Receipt {
     pub digest: Option<Digest>,
     /// Who decided.
     pub decider: Decider,
-    /// Somebody in the slot learns from what becomes of it.
+    /// Whether a policy of the generation observes the outcome.
     #[serde(skip)]
     pub learns: bool,
-    /// The policy's own words.
+    /// The policy's explanation.
     pub reason: Option<String>,
     /// The worker chosen.
     pub worker: WorkerId,
     /// Its rank.
     pub rank: DpRank,
-    /// Candidates that were eligible.
+    /// Number of eligible candidates.
     pub candidates: u32,
-    /// Cached prefix blocks at the chosen candidate: device, host, disk; zeros when nobody asked for them.
+    /// Cached prefix blocks at the chosen candidate (device, host, disk); zeros when they were not looked up.
     pub cached_blocks: [u32; 3],
-    /// Whether somebody asked for them.
+    /// Whether the cached blocks were looked up.
     pub cached_known: bool,
-    /// `(worker, rank, cost)` of each ranked candidate; only when the request asked why.
+    /// `(worker, rank, cost)` of each ranked candidate; only when the request asked for an explanation.
     pub costs: Vec<(WorkerId, DpRank, f32)>,
     /// The seed of the decision.
     pub seed: u64,
     /// Microseconds since the Unix epoch.
     pub now_us: u64,
-    /// Time the whole decision took.
+    /// Duration of the whole decision.
     #[serde(serialize_with = "as_micros")]
     pub took: Duration,
 }
 
 impl Receipt {
-    /// The cheapest of the candidates that were not chosen, when costs are known.
+    /// Returns the cheapest of the candidates that were not chosen, when costs are known.
     #[must_use]
     pub fn runner_up(&self) -> Option<(WorkerId, DpRank, f32)> {
         let others =
@@ -111,19 +111,7 @@ impl Receipt {
 }
 
 impl Decider {
-    /// Who it was, without the words.
-    pub(crate) fn by(&self) -> DecidedBy {
-        match self {
-            Self::Policy => DecidedBy::Policy,
-            Self::Native { mode } => DecidedBy::Native(*mode),
-            Self::Fallback { reason, .. } => DecidedBy::Fallback(reason),
-            Self::Pin => DecidedBy::Pin,
-            Self::Session => DecidedBy::Session,
-            Self::Plan => DecidedBy::Plan,
-        }
-    }
-
-    /// The reason of a fallback, when it was one.
+    /// The reason of the fallback, when the fallback decided.
     #[must_use]
     pub fn fallback(&self) -> Option<&'static str> {
         match self {

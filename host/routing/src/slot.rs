@@ -17,23 +17,20 @@ use pointsman_workers::{Leg, ModelName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::router::OnFailure;
+use crate::{ids::Generation, policy::OnFailure};
 
 mod content;
 mod generation;
 mod snapshot;
 mod stats;
+mod summary;
 
 pub use content::{NativeMode, Normalize, Picker, Program, WeightedScorer};
 pub use generation::{GenerationHandle, SlotEvent};
 use generation::{LaneStats, Place};
 pub use snapshot::{SlotSnapshot, Trial};
 pub use stats::{AgreementStats, CALL_BUCKETS_US, CallStats, ShadowVerdict};
-
-/// The number of one loaded version of a slot's content; counts up from 1 and is never used twice in a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
-pub struct Generation(pub u64);
+pub use summary::{PolicySummary, ProgramSummary};
 
 /// The places a policy may fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -269,11 +266,5 @@ impl fmt::Display for SlotKind {
 impl fmt::Display for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl fmt::Display for Generation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
     }
 }

@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderMap, Request as HttpRequest, Response, header},
 };
 use bytes::Bytes;
-use pointsman_routing::scope::Scope;
+use pointsman_routing::Purpose;
 use tokio_util::sync::CancellationToken;
 
 use super::{DataThread, admit::admit, first_byte::FirstByte, request_id};
@@ -79,8 +79,7 @@ async fn answer(
     let subject = subject(&request, &state.settings.measure, tokens.as_deref());
     let snapshot = state.registry.snapshot();
     if request.hints.query_only {
-        let _preview = Scope::preview();
-        let plan = orchestrate::plan(&state, &request, &subject, &snapshot, None);
+        let plan = orchestrate::plan(&state, &request, &subject, &snapshot, Purpose::Preview, None);
         return match plan.and_then(|plan| preview::preview(&state, &request, &subject, &snapshot, &plan)) {
             Ok(answer) => {
                 account.discard();
@@ -89,7 +88,8 @@ async fn answer(
             Err(error) => refuse(account, &error),
         };
     }
-    let plan = orchestrate::plan(&state, &request, &subject, &snapshot, Some(&account.request_id));
+    let plan =
+        orchestrate::plan(&state, &request, &subject, &snapshot, Purpose::Route, Some(&account.request_id));
     let plan = match plan {
         Ok(plan) => plan,
         Err(error) => return refuse(account, &error),

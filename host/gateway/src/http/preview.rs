@@ -7,7 +7,7 @@ use axum::{
     http::{Request as HttpRequest, Response},
     response::IntoResponse,
 };
-use pointsman_routing::scope::Scope;
+use pointsman_routing::Purpose;
 
 use super::{DataThread, admit::admit, first_byte::FirstByte, request_id};
 use crate::{
@@ -31,8 +31,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let tokens = state.tokens.of(&request, &upstream, &state.metrics).await;
         let subject = subject(&request, &state.settings.measure, tokens.as_deref());
         let snapshot = state.registry.snapshot();
-        let _preview = Scope::preview();
-        let plan = orchestrate::plan(&state, &request, &subject, &snapshot, None)?;
+        let plan = orchestrate::plan(&state, &request, &subject, &snapshot, Purpose::Preview, None)?;
         preview::preview(&state, &request, &subject, &snapshot, &plan)
     };
     match answered.await {

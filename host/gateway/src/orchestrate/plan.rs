@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_routing::{CandidateId, Plan, Query, RoutingRequest, SlotKind};
+use pointsman_routing::{CandidateId, Plan, Purpose, Query, RoutingRequest, SlotKind};
 use pointsman_workers::{Leg, Role, Snapshot};
 
 use super::{availability::is_up, legs::Shape};
@@ -35,6 +35,7 @@ pub(crate) fn plan(
     request: &Arc<Request>,
     subject: &RoutingRequest,
     snapshot: &Snapshot,
+    purpose: Purpose,
     id: Option<&str>,
 ) -> Result<RequestPlan, ApiError> {
     const SINGLE: RequestPlan = RequestPlan { shape: Shape::Aggregated, planned: None, word: None };
@@ -75,7 +76,7 @@ pub(crate) fn plan(
         };
     }
     let question = question(state, request, subject, snapshot, Leg::Decode);
-    let planned = state.router.plan(&Query { request_id: id, ..question });
+    let planned = state.router.plan(&Query { request_id: id, ..question }, purpose);
     if let Some(reason) = planned.fallback.filter(|_| id.is_some()) {
         state.metrics.fell_back(SlotKind::DecodeOverride, reason);
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{
-    CandidateId, CostTerms, Query, RoutePreview, RouterConfigOverride, RoutingRequest, cost, scope::Scope,
+    CandidateId, CostTerms, Purpose, Query, RoutePreview, RouterConfigOverride, RoutingRequest, cost,
 };
 use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
@@ -28,7 +28,6 @@ pub(crate) fn preview(
     snapshot: &Snapshot,
     planning: &RequestPlan,
 ) -> Result<Value, ApiError> {
-    let _preview = Scope::preview();
     let question =
         |leg| Query { explain: true, ..orchestrate::question(state, request, subject, snapshot, leg) };
     let (mut worker_id, mut legs) = (Map::new(), Vec::new());
@@ -39,7 +38,7 @@ pub(crate) fn preview(
         legs.push(leg(&prefill));
         worker_id.insert("prefill_worker_id".to_owned(), json!(prefill.receipt.worker));
         worker_id.insert("prefill_dp_rank".to_owned(), json!(prefill.receipt.rank));
-        let over = state.router.decode_config(&query).0;
+        let over = state.router.decode_config(&query, Purpose::Preview).0;
         let decode = routed(state, &query, &over)?;
         legs.push(leg(&decode));
         worker_id.insert("decode_worker_id".to_owned(), json!(decode.receipt.worker));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use pointsman_routing::{Query, RouteError, Routed, RouterConfigOverride, SlotKind};
+use pointsman_routing::{Purpose, Query, RouteError, Routed, RouterConfigOverride, SlotKind};
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
@@ -87,7 +87,7 @@ impl Drive {
         let state = self.state.clone();
         let query = self.query(leg);
         let over = if leg == Leg::Decode {
-            let (over, fallback) = state.router.decode_config(&query);
+            let (over, fallback) = state.router.decode_config(&query, Purpose::Route);
             fallback.into_iter().for_each(|reason| state.metrics.fell_back(SlotKind::DecodeOverride, reason));
             over
         } else {

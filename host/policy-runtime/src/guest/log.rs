@@ -1,65 +1,55 @@
-//! A guest's lines in the host's log: by `log`, and by what it prints.
+//! A guest's lines in the host's log: those that it passes to `log`, and those that it prints.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use pointsman_routing::scope;
 use wasmtime_wasi::{
     cli::{IsTerminal, StdoutStream},
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use super::Inputs;
+use super::current_call::CurrentCall;
 use crate::log_limit::LogLimit;
 
-/// Lines a guest may log in one call; the rest is dropped.
-const LINES_PER_CALL: u32 = 8;
-/// Characters of a line.
-const LINE: usize = 512;
+/// Characters of a line; the rest is dropped.
+const MAX_LINE_CHARS: usize = 512;
 
-/// A guest's lines in the host's log.
+/// Writes a guest's lines to the host's log.
 #[derive(Clone)]
 pub(super) struct GuestLog {
     policy: Arc<str>,
-    left: Arc<AtomicU64>,
     limit: Arc<LogLimit>,
-    inputs: Arc<Inputs>,
+    call: Arc<CurrentCall>,
 }
 
 impl GuestLog {
-    pub(super) fn new(policy: Arc<str>, limit: Arc<LogLimit>, inputs: Arc<Inputs>) -> Self {
-        Self { policy, left: Arc::new(AtomicU64::new(u64::from(LINES_PER_CALL))), limit, inputs }
+    pub(super) fn new(policy: Arc<str>, limit: Arc<LogLimit>, call: Arc<CurrentCall>) -> Self {
+        Self { policy, limit, call }
     }
 
-    /// The next call may say as much as the one before.
-    pub(super) fn begin(&self) {
-        self.left.store(u64::from(LINES_PER_CALL), Ordering::Relaxed);
-    }
-
+    /// Writes one line, unless the call or the slot has used up its lines.
     pub(super) fn write(&self, level: tracing::Level, message: &str) {
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if left.is_err() || !self.limit.allows() {
+        if !self.call.take_line() || !self.limit.allows() {
             return;
         }
-        // The seed is in the receipt of the decision that the line belongs to.
-        let seed = self.inputs.seed.load(Ordering::Relaxed);
-        let generation = scope::generation().map(|generation| generation.0);
-        let line: String = message.trim_end().chars().take(LINE).collect();
+        let line: String = message.trim_end().chars().take(MAX_LINE_CHARS).collect();
         let policy = &*self.policy;
-        scope::with_request(|request| match level {
-            tracing::Level::ERROR => {
-                tracing::error!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
+        self.call.with(|call| {
+            // The seed is also in the receipt of the decision that the line belongs to.
+            let (request, seed) = (call.request_id(), call.seed);
+            let generation = call.generation.map(|generation| generation.0);
+            match level {
+                tracing::Level::ERROR => {
+                    tracing::error!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
+                }
+                tracing::Level::WARN => {
+                    tracing::warn!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
+                }
+                tracing::Level::INFO => {
+                    tracing::info!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
+                }
+                _ => tracing::debug!(target: "pointsman::guest", policy, generation, request, seed, "{line}"),
             }
-            tracing::Level::WARN => {
-                tracing::warn!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
-            }
-            tracing::Level::INFO => {
-                tracing::info!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
-            }
-            _ => tracing::debug!(target: "pointsman::guest", policy, generation, request, seed, "{line}"),
         });
     }
 }
@@ -76,25 +66,25 @@ impl StdoutStream for GuestLog {
     }
 
     fn p2_stream(&self) -> Box<dyn OutputStream> {
-        Box::new(Lines { log: self.clone(), rest: Vec::new() })
+        Box::new(Lines { log: self.clone(), partial: Vec::new() })
     }
 }
 
-/// What a guest prints, line by line: many print a line in pieces.
+/// Joins what a guest prints to lines: many guests print a line in pieces.
 struct Lines {
     log: GuestLog,
-    /// The line that has no end yet.
-    rest: Vec<u8>,
+    /// The line that is not complete yet.
+    partial: Vec<u8>,
 }
 
 impl OutputStream for Lines {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            let room = (LINE * 4).saturating_sub(self.rest.len());
-            self.rest.extend(piece.iter().take(room));
+            let free = (MAX_LINE_CHARS * 4).saturating_sub(self.partial.len());
+            self.partial.extend(piece.iter().take(free));
             if piece.ends_with(b"\n") {
-                self.log.write(tracing::Level::INFO, &String::from_utf8_lossy(&self.rest));
-                self.rest.clear();
+                self.log.write(tracing::Level::INFO, &String::from_utf8_lossy(&self.partial));
+                self.partial.clear();
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! A decision as it was copied out of the ring, and its shape as JSON (docs/receipts.md).
+//! A recorded decision, copied out of the ring, and its JSON form (docs/receipts.md).
 
 use std::sync::Arc;
 
@@ -11,23 +11,27 @@ use serde_json::{Value, json};
 use tokio::time::Duration;
 
 use super::{
-    DecidedBy, DecisionHeader, DecisionId, DecisionResult, Outcome, encoding::Words, recorder::ALWAYS,
-    state_reads::Reads,
+    fact_json::{RequestFacts, WorkerFacts, join_halves},
+    header::{DecidedBy, DecisionHeader, DecisionResult, Outcome},
+    recorder::ALWAYS,
+    state_reads::StateReads,
 };
 use crate::{
-    facts::{FactType, Wants},
+    encoding::WordReader,
+    facts::Wants,
+    ids::DecisionId,
     policy::World,
     query::CandidateId,
-    summary::{PolicySummary, ProgramSummary},
+    slot::{PolicySummary, ProgramSummary},
 };
 
-/// One decision, copied.
+/// A copy of one recorded decision.
 #[derive(Debug)]
 pub struct Record {
-    /// Its name.
+    /// The decision's id.
     pub id: DecisionId,
-    /// What is known besides the inputs.
-    pub head: DecisionHeader,
+    /// Everything but the recorded facts.
+    pub header: DecisionHeader,
     words: Vec<u32>,
     always: Arc<Wants>,
 }
@@ -35,17 +39,17 @@ pub struct Record {
 /// A candidate with its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Costed {
-    /// Row among the decision's candidates.
+    /// Position among the decision's candidates.
     pub row: u32,
     /// The worker.
     pub worker: WorkerId,
-    /// Its rank.
+    /// The rank.
     pub dp_rank: DpRank,
-    /// Its cost, when known.
+    /// The cost, when known.
     pub cost: Option<f32>,
 }
 
-/// The words of a record, read.
+/// The decoded words of a record.
 #[derive(Debug, Default)]
 pub(super) struct Parts<'a> {
     pub request_id: String,
@@ -53,10 +57,10 @@ pub(super) struct Parts<'a> {
     pub detail: String,
     stages: Vec<Stage<'a>>,
     candidates: Vec<CandidateId>,
-    /// Rows that were left at the end, `None`: all.
+    /// Rows left by the filters; `None`: all.
     left: Option<&'a [u32]>,
     costs: Vec<f32>,
-    reads: Vec<Reads>,
+    reads: Vec<StateReads>,
 }
 
 #[derive(Debug)]
@@ -68,54 +72,54 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn read(words: &mut Words<'a>) -> Option<Self> {
+    fn read(words: &mut WordReader<'a>) -> Option<Self> {
         let step = words.word()?;
         let (rows, listed) = words.rows()?;
         let count = words.word()? as usize;
-        Some(Self { step, rows, listed, facts: words.take(count)? })
+        Some(Self { step, rows, listed, facts: words.words(count)? })
     }
 }
 
 impl Record {
-    pub(super) fn new(id: DecisionId, head: DecisionHeader, words: Vec<u32>, always: Arc<Wants>) -> Self {
-        Self { id, head, words, always }
+    pub(super) fn new(id: DecisionId, header: DecisionHeader, words: Vec<u32>, always: Arc<Wants>) -> Self {
+        Self { id, header, words, always }
     }
 
     pub(super) fn parts(&self) -> Parts<'_> {
-        let mut words = Words(&self.words);
+        let mut words = WordReader(&self.words);
         let mut parts = Parts::default();
-        let whole = (|| {
+        let complete = (|| {
             parts.request_id = words.text()?;
             parts.reason = words.text()?;
             parts.detail = words.text()?;
-            if !self.head.cut {
-                for _ in 0..self.head.stages {
+            if !self.header.inputs_dropped {
+                for _ in 0..self.header.stages {
                     parts.stages.push(Stage::read(&mut words)?);
                 }
                 let count = words.word()? as usize;
-                let ids = words.take(count * 3)?;
+                let ids = words.words(count * 3)?;
                 parts.candidates = ids
                     .as_chunks::<3>()
                     .0
                     .iter()
-                    .map(|[low, high, rank]| (WorkerId(whole(*low, *high)), DpRank(*rank)))
+                    .map(|[low, high, rank]| (WorkerId(join_halves(*low, *high)), DpRank(*rank)))
                     .collect();
                 (_, parts.left) = words.rows()?;
                 let count = words.word()? as usize;
-                parts.costs = words.take(count)?.iter().map(|bits| f32::from_bits(*bits)).collect();
-                for _ in 0..self.head.reads {
-                    parts.reads.push(Reads::parse(&mut words)?);
+                parts.costs = words.words(count)?.iter().map(|bits| f32::from_bits(*bits)).collect();
+                for _ in 0..self.header.stateful_stages {
+                    parts.reads.push(StateReads::parse(&mut words)?);
                 }
             }
             Some(())
         })();
-        debug_assert!(whole.is_some(), "a record is read as it was written");
+        debug_assert!(complete.is_some(), "a record decodes as it was encoded");
         parts
     }
 }
 
 impl Parts<'_> {
-    /// Cost of a row, when it is known.
+    /// The cost of a row, when it is known.
     fn cost(&self, row: u32) -> Option<f32> {
         let place = match self.left {
             None => row as usize,
@@ -147,43 +151,43 @@ impl Parts<'_> {
 
 impl Serialize for Record {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (head, parts) = (&self.head, self.parts());
-        let summary = &*head.program;
-        let named = summary.ranker();
-        let chosen = parts.chosen(head.result);
+        let (header, parts) = (&self.header, self.parts());
+        let program = &*header.program;
+        let named = program.ranker();
+        let chosen = parts.chosen(header.result);
         let runner_up = parts.runner_up(chosen.as_ref());
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("id", &self.id)?;
         map.serialize_entry("request_id", &parts.request_id)?;
-        map.serialize_entry("model", &head.model)?;
-        map.serialize_entry("leg", &head.leg)?;
-        map.serialize_entry("attempt", &head.attempt)?;
-        map.serialize_entry("slot", &summary.slot)?;
-        map.serialize_entry("generation", &summary.generation)?;
-        map.serialize_entry("mode", &summary.lane)?;
-        map.serialize_entry("shadow", &head.shadow)?;
+        map.serialize_entry("model", &header.model)?;
+        map.serialize_entry("leg", &header.leg)?;
+        map.serialize_entry("attempt", &header.attempt)?;
+        map.serialize_entry("slot", &program.slot)?;
+        map.serialize_entry("generation", &program.generation)?;
+        map.serialize_entry("mode", &program.lane)?;
+        map.serialize_entry("shadow", &header.shadow)?;
         map.serialize_entry("policy", &named.map(|step| &step.name))?;
         map.serialize_entry("digest", &named.map(|step| step.digest))?;
-        map.serialize_entry("decider", &decider(head.by, &parts.detail))?;
+        map.serialize_entry("decider", &decider(header.by, &parts.detail))?;
         map.serialize_entry("reason", &Some(&parts.reason).filter(|reason| !reason.is_empty()))?;
         map.serialize_entry(
             "call",
-            &json!({ "seed": head.seed, "now_us": head.now_us, "temperature": head.temperature }),
+            &json!({ "seed": header.seed, "now_us": header.now_us, "temperature": header.temperature }),
         )?;
         map.serialize_entry("candidates", &parts.candidates)?;
-        let stages = Stages { stages: &parts.stages, reads: &parts.reads, summary, always: &self.always };
+        let stages = Stages { stages: &parts.stages, reads: &parts.reads, program, always: &self.always };
         map.serialize_entry("stages", &stages)?;
-        map.serialize_entry("picker", &summary.picker)?;
+        map.serialize_entry("picker", &program.picker)?;
         map.serialize_entry("left", &parts.left)?;
         map.serialize_entry("costs", &parts.costs)?;
-        map.serialize_entry("choice", &choice(head.result, chosen))?;
+        map.serialize_entry("choice", &choice(header.result, chosen))?;
         map.serialize_entry("runner_up", &runner_up)?;
-        map.serialize_entry("plan", &plan(head.result))?;
-        map.serialize_entry("refused", &refused(head.result, &parts.detail))?;
-        map.serialize_entry("cached_blocks", &head.cached_blocks)?;
-        map.serialize_entry("inputs_dropped", &head.cut)?;
-        map.serialize_entry("took_us", &(head.took.as_secs_f64() * 1e6))?;
-        map.serialize_entry("outcome", &head.outcome)?;
+        map.serialize_entry("plan", &plan(header.result))?;
+        map.serialize_entry("refused", &refused(header.result, &parts.detail))?;
+        map.serialize_entry("cached_blocks", &header.cached_blocks)?;
+        map.serialize_entry("inputs_dropped", &header.inputs_dropped)?;
+        map.serialize_entry("took_us", &(header.took.as_secs_f64() * 1e6))?;
+        map.serialize_entry("outcome", &header.outcome)?;
         map.end()
     }
 }
@@ -196,7 +200,7 @@ pub(super) fn decider(by: DecidedBy, detail: &str) -> Value {
     }
 }
 
-/// The candidate, also when the inputs that say its row were dropped.
+/// The chosen candidate; without its row when the inputs were dropped.
 pub(super) fn choice(result: DecisionResult, chosen: Option<Costed>) -> Value {
     match (result, chosen) {
         (_, Some(chosen)) => json!(chosen),
@@ -206,8 +210,8 @@ pub(super) fn choice(result: DecisionResult, chosen: Option<Costed>) -> Value {
 }
 
 pub(super) fn plan(result: DecisionResult) -> Value {
-    let DecisionResult::Planned(word, decode) = result else { return Value::Null };
-    json!({ "word": word, "decode": decode })
+    let DecisionResult::Planned(plan, decode) = result else { return Value::Null };
+    json!({ "word": plan, "decode": decode })
 }
 
 pub(super) fn refused(result: DecisionResult, detail: &str) -> Value {
@@ -229,8 +233,8 @@ impl Serialize for Outcome {
 
 struct Stages<'a> {
     stages: &'a [Stage<'a>],
-    reads: &'a [Reads],
-    summary: &'a ProgramSummary,
+    reads: &'a [StateReads],
+    program: &'a ProgramSummary,
     always: &'a Wants,
 }
 
@@ -238,25 +242,25 @@ impl Serialize for Stages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.stages.len()))?;
         for (number, stage) in (0_u32..).zip(self.stages) {
-            let step = self.summary.policies.get(stage.step as usize);
+            let step = self.program.policies.get(stage.step as usize);
             let wants = step.map_or(self.always, |step| &step.wants);
             let reads = self.reads.iter().find(|reads| reads.stage == number);
             let step = step.filter(|_| stage.step != ALWAYS);
-            list.serialize_element(&Told { stage, step, wants, reads })?;
+            list.serialize_element(&StageJson { stage, step, wants, reads })?;
         }
         list.end()
     }
 }
 
 /// A stage with the names of its facts.
-struct Told<'a> {
+struct StageJson<'a> {
     stage: &'a Stage<'a>,
     step: Option<&'a PolicySummary>,
     wants: &'a Wants,
-    reads: Option<&'a Reads>,
+    reads: Option<&'a StateReads>,
 }
 
-impl Serialize for Told<'_> {
+impl Serialize for StageJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         if let Some(step) = self.step {
@@ -264,103 +268,27 @@ impl Serialize for Told<'_> {
             map.serialize_entry("version", &step.version)?;
             map.serialize_entry("digest", &step.digest)?;
             map.serialize_entry("world", &step.world)?;
-            if let Some((weight, normalize)) = step.weighed {
+            if let Some((weight, normalize)) = step.weight {
                 map.serialize_entry("weight", &weight)?;
                 map.serialize_entry("normalize", &normalize)?;
             }
         }
         map.serialize_entry("rows", &self.stage.rows)?;
         map.serialize_entry("kept", &self.stage.listed)?;
-        let mut words = Words(self.stage.facts);
-        let request = words.take(self.wants.request_width()).unwrap_or_default();
-        map.serialize_entry("request", &Singles { wants: self.wants, words: request })?;
+        let mut words = WordReader(self.stage.facts);
+        let request = words.words(self.wants.request_width()).unwrap_or_default();
+        map.serialize_entry("request", &RequestFacts { wants: self.wants, words: request })?;
         let overrides = self.step.is_some_and(|step| step.world == World::DecodeOverride);
         if overrides && !words.0.is_empty() {
-            let decode = words.take(self.wants.worker_width()).unwrap_or_default();
-            map.serialize_entry("decode", &Columns { wants: self.wants, words: decode, rows: 1 })?;
+            let decode = words.words(self.wants.worker_width()).unwrap_or_default();
+            map.serialize_entry("decode", &WorkerFacts { wants: self.wants, words: decode, rows: 1 })?;
         }
         let rows = self.stage.rows as usize;
-        map.serialize_entry("workers", &Columns { wants: self.wants, words: words.0, rows })?;
+        map.serialize_entry("workers", &WorkerFacts { wants: self.wants, words: words.0, rows })?;
         if let Some(reads) = self.reads {
             map.serialize_entry("state", reads)?;
-            map.serialize_entry("state_cut", &reads.cut)?;
+            map.serialize_entry("state_cut", &reads.truncated)?;
         }
         map.end()
     }
-}
-
-/// Request facts by name.
-struct Singles<'a> {
-    wants: &'a Wants,
-    words: &'a [u32],
-}
-
-impl Serialize for Singles<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut words = Words(self.words);
-        serializer.collect_map(self.wants.request.iter().filter_map(|fact| {
-            let low = words.word()?;
-            let high = if fact.ty() == FactType::U64 { words.word()? } else { 0 };
-            Some((fact.name(), Number { ty: fact.ty(), low, high }))
-        }))
-    }
-}
-
-/// Worker facts by name, one list a fact; of an empty matrix nothing.
-struct Columns<'a> {
-    wants: &'a Wants,
-    words: &'a [u32],
-    rows: usize,
-}
-
-impl Serialize for Columns<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut words = Words(self.words);
-        serializer.collect_map(self.wants.worker.iter().filter_map(|column| {
-            let ty = column.ty();
-            let low = words.take(self.rows)?;
-            let high = if ty == FactType::U64 { words.take(self.rows)? } else { &[] };
-            Some((column.to_string(), Column { ty, low, high }))
-        }))
-    }
-}
-
-struct Column<'a> {
-    ty: FactType,
-    low: &'a [u32],
-    high: &'a [u32],
-}
-
-impl Serialize for Column<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let high = self.high.iter().copied().chain(std::iter::repeat(0));
-        serializer.collect_seq(self.low.iter().zip(high).map(|(low, high)| Number {
-            ty: self.ty,
-            low: *low,
-            high,
-        }))
-    }
-}
-
-/// A fact's value; a single that is no number is told by its bits.
-struct Number {
-    ty: FactType,
-    low: u32,
-    high: u32,
-}
-
-impl Serialize for Number {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let single = f32::from_bits(self.low);
-        match self.ty {
-            FactType::U32 => serializer.serialize_u32(self.low),
-            FactType::U64 => serializer.serialize_u64(whole(self.low, self.high)),
-            FactType::F32 if single.is_finite() => serializer.serialize_f32(single),
-            FactType::F32 => serializer.collect_str(&format_args!("0x{:08x}", self.low)),
-        }
-    }
-}
-
-fn whole(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
 }

@@ -1,20 +1,21 @@
-//! A decision in a line: what somebody who watches many of them wants to see, without the inputs.
+//! A recorded decision in one line, without the recorded facts.
 
 use pointsman_workers::Leg;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    DecisionId, Outcome, Record,
-    record::{Costed, choice, decider, plan, refused},
+    header::Outcome,
+    record::{Costed, Record, choice, decider, plan, refused},
 };
+use crate::{ids::DecisionId, slot::Lane};
 
-/// A decision without its inputs; every field is as in the whole record (docs/receipts.md).
+/// A decision without its inputs. Every field is as in the whole record (docs/receipts.md).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecisionSummary {
-    /// Its name.
+    /// The decision's id.
     pub id: DecisionId,
-    /// When it was made, milliseconds since the Unix epoch.
+    /// Time of the decision, milliseconds since the Unix epoch.
     pub at_ms: u64,
     request_id: String,
     model: String,
@@ -22,7 +23,7 @@ pub struct DecisionSummary {
     attempt: u32,
     slot: &'static str,
     generation: u64,
-    mode: crate::slot::Lane,
+    mode: Lane,
     policy: Option<String>,
     decider: Value,
     reason: String,
@@ -31,33 +32,33 @@ pub struct DecisionSummary {
     plan: Value,
     refused: Value,
     took_us: f64,
-    /// What became of the request; `None` while it runs.
+    /// How the request ended; `None` while it runs.
     pub outcome: Option<Outcome>,
 }
 
 impl Record {
-    /// The record without its inputs.
+    /// Returns the record without its inputs.
     #[must_use]
     pub fn summary(&self) -> DecisionSummary {
-        let (head, parts) = (&self.head, self.parts());
-        let chosen = parts.chosen(head.result);
+        let (header, parts) = (&self.header, self.parts());
+        let chosen = parts.chosen(header.result);
         DecisionSummary {
             id: self.id,
-            at_ms: head.now_us / 1_000,
+            at_ms: header.now_us / 1_000,
             runner_up: parts.runner_up(chosen.as_ref()),
-            model: head.model.to_string(),
-            leg: head.leg,
-            attempt: head.attempt,
-            slot: head.program.slot.as_str(),
-            generation: head.program.generation.0,
-            mode: head.program.lane,
-            policy: head.program.ranker().map(|step| step.name.to_string()),
-            decider: decider(head.by, &parts.detail),
-            choice: choice(head.result, chosen),
-            plan: plan(head.result),
-            refused: refused(head.result, &parts.detail),
-            took_us: head.took.as_secs_f64() * 1e6,
-            outcome: head.outcome,
+            model: header.model.to_string(),
+            leg: header.leg,
+            attempt: header.attempt,
+            slot: header.program.slot.as_str(),
+            generation: header.program.generation.0,
+            mode: header.program.lane,
+            policy: header.program.ranker().map(|step| step.name.to_string()),
+            decider: decider(header.by, &parts.detail),
+            choice: choice(header.result, chosen),
+            plan: plan(header.result),
+            refused: refused(header.result, &parts.detail),
+            took_us: header.took.as_secs_f64() * 1e6,
+            outcome: header.outcome,
             request_id: parts.request_id,
             reason: parts.reason,
         }

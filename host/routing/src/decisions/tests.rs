@@ -3,11 +3,13 @@ use std::sync::atomic::AtomicBool;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::{Value, json};
 
-use super::{recorder::Recorder, *};
+use pointsman_workers::{DpRank, Leg, ModelName, WorkerId};
+
+use super::*;
 use crate::{
+    ids::Generation,
     policy::{Digest, World},
-    slot::{Generation, Lane, SlotKind},
-    summary::PolicySummary,
+    slot::{Lane, PolicySummary, ProgramSummary, SlotKind},
 };
 
 fn summary() -> Arc<ProgramSummary> {
@@ -18,7 +20,7 @@ fn summary() -> Arc<ProgramSummary> {
         digest: Digest([1; 32]),
         world: World::Selector,
         wants: wants.unwrap(),
-        weighed: None,
+        weight: None,
     };
     Arc::new(ProgramSummary {
         slot: SlotKind::Prefill,
@@ -44,9 +46,9 @@ fn head(summary: &Arc<ProgramSummary>, seed: u64) -> DecisionHeader {
         shadow: None,
         took: Duration::ZERO,
         outcome: None,
-        cut: false,
+        inputs_dropped: false,
         stages: 1,
-        reads: 0,
+        stateful_stages: 0,
     }
 }
 
@@ -58,16 +60,16 @@ fn put(
     seed: u64,
     rows: usize,
 ) -> DecisionId {
-    recorder.begin(summary, &[]);
+    recorder.begin(summary);
     recorder.stage(0, &[], |out| out.extend(std::iter::repeat_n(seed as u32, rows)));
     recorder.end(&[], None, &[], [&format!("request-{seed}"), "", ""]);
     decisions.record(head(summary, seed), recorder.texts(), recorder.words()).unwrap()
 }
 
-/// The words after a stage's head are the seed, whole and unmixed.
+/// Whether the record is complete and its facts are those of its own seed.
 fn sound(record: &Record) -> bool {
     let json = serde_json::to_value(record).unwrap();
-    let seed = record.head.seed;
+    let seed = record.header.seed;
     let request = json["request_id"] == format!("request-{seed}");
     let temperature = json.pointer("/stages/0/request/temperature").and_then(Value::as_f64);
     request && temperature.is_none_or(|bits| bits as f32 == f32::from_bits(seed as u32))
@@ -78,7 +80,7 @@ fn copy(decisions: &Decisions, id: DecisionId) -> Option<Record> {
 }
 
 #[test]
-fn the_ring_keeps_the_newest_within_both_bounds_whatever_their_size() {
+fn the_ring_keeps_the_newest_decisions_within_both_bounds() {
     let summary = summary();
     let mut random = SmallRng::seed_from_u64(7);
     let mut recorder = Recorder::default();
@@ -97,7 +99,7 @@ fn the_ring_keeps_the_newest_within_both_bounds_whatever_their_size() {
                 assert!(rising, "no id twice");
             }
         }
-        // Made one after another they rise.
+        // Ids of consecutive decisions rise.
         assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
         if (keep, bytes) == (1_000, 1_000_000) {
             assert_eq!(decisions.ids(), ids.iter().rev().take(1_000).copied().collect::<Vec<_>>());
@@ -106,7 +108,7 @@ fn the_ring_keeps_the_newest_within_both_bounds_whatever_their_size() {
 }
 
 #[test]
-fn inputs_that_do_not_fit_are_left_out_and_the_rest_is_kept() {
+fn inputs_that_exceed_a_shard_are_dropped_and_the_rest_is_recorded() {
     let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 4_096, Wants::default());
     let id = put(&decisions, &summary, &mut recorder, 1, 5_000);
@@ -114,11 +116,11 @@ fn inputs_that_do_not_fit_are_left_out_and_the_rest_is_kept() {
     assert_eq!((&json["inputs_dropped"], &json["request_id"]), (&json!(true), &json!("request-1")));
     assert_eq!(json["choice"], json!({ "worker": 1, "dp_rank": 0 }));
     let id = put(&decisions, &summary, &mut recorder, 2, 10);
-    assert!(!copy(&decisions, id).unwrap().head.cut);
+    assert!(!copy(&decisions, id).unwrap().header.inputs_dropped);
 }
 
 #[test]
-fn a_ring_of_nothing_keeps_nothing() {
+fn a_ring_without_capacity_records_nothing() {
     for decisions in [Decisions::off(), Decisions::new(0, 1 << 20, Wants::default())] {
         assert!(!decisions.is_on() && decisions.ids().is_empty());
         assert!(copy(&decisions, "12".parse().unwrap()).is_none());
@@ -126,10 +128,11 @@ fn a_ring_of_nothing_keeps_nothing() {
 }
 
 #[test]
-fn columns_are_told_by_name_and_type() {
+fn facts_are_serialized_by_name_and_type() {
     let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 65_536, Wants::default());
-    recorder.begin(&summary, &[4, 7]);
+    recorder.begin(&summary);
+    recorder.set_candidates(&[4, 7]);
     let worker_ids = [0xffff_fff0, 2, 1, 0];
     let rest = [0.25_f32.to_bits(), f32::NAN.to_bits(), 0, 1];
     recorder.stage(0, &[4, 7], |out| {
@@ -151,10 +154,11 @@ fn columns_are_told_by_name_and_type() {
 }
 
 #[test]
-fn filters_leave_rows_which_are_told_by_their_places() {
+fn rows_left_by_filters_are_serialized_by_position() {
     let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 65_536, Wants::default());
-    recorder.begin(&summary, &[2, 5, 9]);
+    recorder.begin(&summary);
+    recorder.set_candidates(&[2, 5, 9]);
     recorder.stage(0, &[2, 5, 9], |_| {});
     recorder.stage(0, &[2, 9], |_| {});
     recorder.end(&[], Some(&[9]), &[1.0], ["r", "", ""]);
@@ -167,7 +171,7 @@ fn filters_leave_rows_which_are_told_by_their_places() {
 }
 
 #[test]
-fn an_outcome_is_written_down_also_while_somebody_reads() {
+fn an_outcome_is_added_while_a_reader_holds_the_lock() {
     let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(4, 4_096, Wants::default());
     let id = put(&decisions, &summary, &mut recorder, 1, 0);
@@ -182,12 +186,12 @@ fn an_outcome_is_written_down_also_while_somebody_reads() {
         cached_reported: None,
     };
     let held = decisions.get(id, |_, _| {
-        // The reader holds the ring now.
+        // The reader holds the lock now.
         decisions.outcome(id, outcome);
         true
     });
-    assert_eq!(held.unwrap().head.outcome, None);
-    assert_eq!(copy(&decisions, id).unwrap().head.outcome, Some(outcome));
+    assert_eq!(held.unwrap().header.outcome, None);
+    assert_eq!(copy(&decisions, id).unwrap().header.outcome, Some(outcome));
     assert_eq!(
         decisions.get(id, |head, request| head.outcome.is_none() && request == "request-1").map(drop),
         None
@@ -195,7 +199,7 @@ fn an_outcome_is_written_down_also_while_somebody_reads() {
 }
 
 #[test]
-fn writers_and_readers_at_once_lose_and_mix_nothing() {
+fn concurrent_writers_and_readers_lose_and_mix_nothing() {
     let decisions = Decisions::new(500, 200_000, Wants::default());
     let stop = AtomicBool::new(false);
     let (written, read) = std::thread::scope(|scope| {
@@ -232,7 +236,7 @@ fn writers_and_readers_at_once_lose_and_mix_nothing() {
 }
 
 #[test]
-fn the_newest_are_the_first_of_all_ids_and_a_brief_says_what_the_record_says() {
+fn newest_is_a_prefix_of_all_ids_and_a_summary_agrees_with_its_record() {
     let (summary, mut recorder) = (summary(), Recorder::default());
     let decisions = Decisions::new(100, 1 << 20, Wants::default());
     let ids: Vec<_> = (0..70).map(|seed| put(&decisions, &summary, &mut recorder, seed, 5)).collect();

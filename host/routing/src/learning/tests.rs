@@ -1,4 +1,5 @@
 use parking_lot::Mutex;
+use pointsman_workers::{DpRank, Leg, WorkerId};
 use tokio::sync::mpsc;
 
 use super::*;
@@ -9,34 +10,39 @@ use crate::{
     slots::SlotSet,
 };
 
-/// Keeps the seeds it was given, batch by batch, and then answers as it is told.
+/// Notes the seeds of each batch, then answers with `failure`.
 #[derive(Debug)]
-struct Pupil {
+struct Learner {
     info: PolicyInfo,
     failure: Option<Failure>,
     given: Arc<Mutex<Vec<Vec<u64>>>>,
 }
 
-impl Policy for Pupil {
+impl Policy for Learner {
     fn info(&self) -> &PolicyInfo {
         &self.info
     }
 
-    fn observe(&self, _: Moment, outcomes: &[ObservedOutcome]) -> Result<(), Failure> {
+    fn observe(
+        &self,
+        _: &mut DecisionContext<'_>,
+        _: Moment,
+        outcomes: &[ObservedOutcome],
+    ) -> Result<(), Failure> {
         self.given.lock().push(outcomes.iter().map(|outcome| outcome.seed).collect());
         self.failure.clone().map_or(Ok(()), Err)
     }
 }
 
-struct Class {
+struct Fixture {
     slots: Slots,
     given: Arc<Mutex<Vec<Vec<u64>>>>,
     events: mpsc::UnboundedReceiver<SlotEvent>,
 }
 
-fn pupil(failure: Option<Failure>, learns: bool, given: &Arc<Mutex<Vec<Vec<u64>>>>) -> Program {
+fn learner(failure: Option<Failure>, learns: bool, given: &Arc<Mutex<Vec<Vec<u64>>>>) -> Program {
     let info = PolicyInfo {
-        name: "pupil".into(),
+        name: "learner".into(),
         version: "1".into(),
         digest: Digest([1; 32]),
         world: World::Selector,
@@ -45,16 +51,16 @@ fn pupil(failure: Option<Failure>, learns: bool, given: &Arc<Mutex<Vec<Vec<u64>>
         remembers: true,
         learns,
     };
-    let selector = Arc::new(Pupil { info, failure, given: given.clone() });
+    let selector = Arc::new(Learner { info, failure, given: given.clone() });
     Program::Selector { filters: vec![], selector }
 }
 
-fn class(failure: Option<Failure>, learns: bool) -> Class {
+fn fixture(failure: Option<Failure>, learns: bool) -> Fixture {
     let given = Arc::default();
     let (sender, events) = mpsc::unbounded_channel();
-    let program = pupil(failure, learns, &given);
+    let program = learner(failure, learns, &given);
     let set = SlotSet::build(|kind| Slot::new(kind, None, program.clone(), sender.clone()));
-    Class { slots: Slots::new(set, []), given, events }
+    Fixture { slots: Slots::new(set, []), given, events }
 }
 
 fn asked(lane: Lane) -> DecisionSource {
@@ -93,63 +99,63 @@ fn until(what: &str, condition: impl Fn() -> bool) {
         }
         thread::sleep(Duration::from_millis(5));
     }
-    panic!("never: {what}");
+    panic!("timed out waiting until {what}");
 }
 
 #[test]
-fn outcomes_come_in_batches_of_bounded_size_in_their_order() {
-    let class = class(None, true);
-    let learning = Learning::start(class.slots.clone()).unwrap();
+fn outcomes_are_delivered_in_order_in_bounded_batches() {
+    let fixture = fixture(None, true);
+    let learning = Learning::start(fixture.slots.clone()).unwrap();
     (0..700).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));
     until("all are given", || count(&learning, "given") == 700);
-    let given = class.given.lock();
-    assert!(given.len() < 10 && given.iter().all(|batch| batch.len() <= BATCH), "{given:?}");
+    let given = fixture.given.lock();
+    assert!(given.len() < 10 && given.iter().all(|batch| batch.len() <= MAX_BATCH), "{given:?}");
     assert_eq!(given.concat(), (0..700).collect::<Vec<_>>());
 }
 
 #[test]
-fn who_leaves_an_outcome_never_waits_and_what_is_too_much_is_counted() {
-    // The thread naps after the first one: the queue fills meanwhile.
-    let class = class(None, true);
-    let learning = Learning::start(class.slots.clone()).unwrap();
-    let many = QUEUE as u64 * 2;
+fn submitting_never_waits_and_outcomes_beyond_the_queue_are_counted() {
+    // The thread sleeps after the first outcome while the queue fills.
+    let fixture = fixture(None, true);
+    let learning = Learning::start(fixture.slots.clone()).unwrap();
+    let many = QUEUE_CAPACITY as u64 * 2;
     (0..many).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));
     assert!(count(&learning, "dropped") > 0);
     until("the rest is given", || count(&learning, "given") + count(&learning, "dropped") == many);
 }
 
 #[test]
-fn a_policy_that_fails_is_left_alone_for_a_while_and_its_decisions_go_on() {
-    let mut class = class(Some(Failure::Timeout), true);
-    let learning = Learning::start(class.slots.clone()).unwrap();
-    let slot = class.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
+fn a_failing_learner_is_paused_and_its_decisions_go_on() {
+    let mut fixture = fixture(Some(Failure::Timeout), true);
+    let learning = Learning::start(fixture.slots.clone()).unwrap();
+    let slot = fixture.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
     (0..300).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));
     until("they are accounted for", || count(&learning, "failed") + count(&learning, "withheld") == 300);
     assert!(count(&learning, "withheld") > 0, "one timeout is enough");
-    assert_eq!(class.given.lock().len(), 1);
+    assert_eq!(fixture.given.lock().len(), 1);
     let active = slot.pin();
     assert!(active.observing.is_open() && !active.breaker.is_open());
     assert_eq!((active.calls(), active.failures()), (0, 0));
-    assert!(class.events.try_recv().is_err(), "no reason for a rollback");
+    assert!(fixture.events.try_recv().is_err(), "no reason for a rollback");
     let timeouts =
         |stats: &crate::slot::CallStats| stats.outcomes().find(|(kind, _)| *kind == "timeout").unwrap().1;
     assert_eq!((timeouts(slot.observed(Lane::Active)), timeouts(slot.stats(Lane::Active))), (1, 0));
 }
 
 #[test]
-fn a_lane_s_outcomes_go_to_who_is_in_force_there_and_else_to_the_active_generation() {
-    let class = class(None, false);
-    let slot = class.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
-    let learning = Learning::start(class.slots.clone()).unwrap();
+fn outcomes_go_to_the_lane_s_generation_or_else_to_the_active_one() {
+    let fixture = fixture(None, false);
+    let slot = fixture.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let learning = Learning::start(fixture.slots.clone()).unwrap();
     let canary = Arc::default();
-    slot.try_out(Lane::Canary, pupil(None, true, &canary), 0.5);
+    slot.try_out(Lane::Canary, learner(None, true, &canary), 0.5);
     learning.submit(asked(Lane::Canary), outcome(1));
     learning.submit(asked(Lane::Active), outcome(2));
     until("the canary has its own", || *canary.lock() == [[1]]);
     slot.withdraw(Lane::Canary);
     let active = Arc::default();
-    slot.install(pupil(None, true, &active));
+    slot.install(learner(None, true, &active));
     learning.submit(asked(Lane::Canary), outcome(3));
     until("the active one has it", || *active.lock() == [[3]]);
-    assert!(class.given.lock().is_empty(), "who does not learn is given nothing");
+    assert!(fixture.given.lock().is_empty(), "a policy that does not learn gets no outcomes");
 }

@@ -1,4 +1,4 @@
-//! What the router answers: a booked worker, what would be chosen, or why nobody is.
+//! Answers of the router: a booked worker, a preview, or an error.
 
 use pointsman_workers::{Booking, Candidate, Leg, WorkerId};
 
@@ -6,27 +6,27 @@ use crate::{
     config::RouterConfig, cost::CostTerms, policy::ShedReason, query::CandidateId, receipt::Receipt,
 };
 
-/// What would be chosen now, and what the native cost is made of.
+/// The choice that routing would make now, with the terms of the native cost.
 #[derive(Debug)]
 pub struct RoutePreview {
-    /// The choice.
+    /// The chosen worker and rank.
     pub candidate: Candidate,
-    /// Why.
+    /// Explains the choice.
     pub receipt: Receipt,
-    /// The config in force.
+    /// The router configuration of the decision.
     pub config: RouterConfig,
-    /// Terms of the native cost of each eligible candidate; only when the query asked to be explained.
+    /// Terms of the native cost of each eligible candidate; only when the query asks for an explanation.
     pub terms: Vec<(CandidateId, CostTerms)>,
 }
 
-/// A leg with its worker. Dropping the booking frees the worker.
+/// A leg with its worker.
 #[derive(Debug)]
 pub struct Routed {
     /// The chosen worker and rank.
     pub candidate: Candidate,
-    /// Its load, until dropped.
+    /// The booked load, released when dropped.
     pub booking: Booking,
-    /// Why.
+    /// Explains the choice.
     pub receipt: Receipt,
 }
 
@@ -38,7 +38,7 @@ pub enum RouteError {
     NoWorker {
         /// The leg.
         leg: Leg,
-        /// Why the candidates are not, for the operator.
+        /// Why the candidates are not eligible, for the operator.
         detail: String,
     },
     /// Every candidate that could serve is at its limit.
@@ -50,13 +50,13 @@ pub enum RouteError {
     /// The pinned worker may not serve this leg now.
     #[error("worker {0} is not eligible for this request: {1}")]
     NotEligible(WorkerId, String),
-    /// Direct mode, and no hint names a worker.
+    /// Direct mode without a hint that names a worker.
     #[error("routing is direct and the request names no {0} worker")]
     NoPin(Leg),
     /// The policy refuses the request.
     #[error("{}", .0.reason)]
     Shed(ShedReason),
-    /// The policy failed and the operator wants such requests refused.
+    /// The policy failed, and the operator chose to refuse such requests.
     #[error("the routing policy failed: {0}")]
     PolicyFailed(&'static str),
 }

@@ -1,14 +1,14 @@
-//! Who may serve a leg at all (spec F6): before any policy is asked, and whatever it says.
+//! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can extend it.
 
 use pointsman_workers::{Candidate, Ineligible, Leg, WorkerSpec};
 
-use super::{RouteError, no_worker};
+use super::RouteError;
 use crate::{
     query::{CandidateId, Query},
     receipt::Decider,
 };
 
-/// The rows that are asked about: all that are eligible, or the one a hint names.
+/// Fills `rows` with the candidates: all eligible ones, or the one that a hint names.
 pub(super) fn candidate_rows(
     query: &Query<'_>,
     pool: &[Candidate],
@@ -38,13 +38,13 @@ pub(super) fn eligible_rows(
         }
     }
     if rows.is_empty() && failing {
-        // Nobody but workers that were put aside: one of them may have recovered, and refusing helps nobody.
-        let put_aside = |candidate: &Candidate| {
+        // Only workers with an open breaker are left: one of them may have recovered, so try them rather than refuse.
+        let is_failing = |candidate: &Candidate| {
             let tried = query.tried.contains(&(candidate.worker.id(), candidate.rank));
             !tried && matches!(ineligible(query, candidate), Some(Refused::Failing))
         };
         rows.extend(
-            (0_u32..).zip(pool).filter(|(_, candidate)| put_aside(candidate)).map(|(position, _)| position),
+            (0_u32..).zip(pool).filter(|(_, candidate)| is_failing(candidate)).map(|(position, _)| position),
         );
     }
     match last {
@@ -81,8 +81,8 @@ fn pinned_row(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Res
     Err(RouteError::NotEligible(worker, reason))
 }
 
-/// The row that is settled before any policy is asked: a hint's, the session's, or the one local prefill was planned for.
-pub(super) fn settled(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Option<(u32, Decider)> {
+/// Returns the row that is fixed before any policy runs: by a hint, by the session, or by the decode override's plan.
+pub(super) fn preset_row(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Option<(u32, Decider)> {
     if query.pin.is_some() {
         return Some((rows.first().copied().unwrap_or(0), Decider::Pin));
     }
@@ -94,7 +94,7 @@ pub(super) fn settled(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Op
     session.or_else(|| query.planned.and_then(row_of).map(|row| (row, Decider::Plan)))
 }
 
-/// Why `candidate` may not serve the leg, if so (spec F6).
+/// Returns why `candidate` may not serve the leg, when it may not (F6).
 fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
     let request = query.request;
     let spec = candidate.worker.spec();
@@ -113,7 +113,7 @@ fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
     }
     if let Some(peer) = query.peer() {
         if !spec.pairs_with(peer) {
-            return Some(Refused::Other("speaks another handoff than the other leg"));
+            return Some(Refused::Other("uses another handoff protocol than the other leg"));
         }
         let (prefill, decode) = if query.leg == Leg::Prefill { (spec, peer) } else { (peer, spec) };
         if prefill.forbids_transfer_to(decode) {
@@ -121,7 +121,7 @@ fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
         }
     }
     if query.leg == Leg::Prefill && query.other_leg.is_none() && !query.probe && !has_partner(query, spec) {
-        return Some(Refused::Other("no decode worker speaks its handoff"));
+        return Some(Refused::Other("no decode worker uses its handoff protocol"));
     }
     match candidate.ineligible()? {
         Ineligible::AtCapacity => Some(Refused::Busy),
@@ -130,12 +130,17 @@ fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
     }
 }
 
-/// Whether some decode worker that is up can take over from this prefill worker.
+/// Whether some decode worker is up that can take over from this prefill worker.
 fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
     let up = |candidate: &Candidate| candidate.ineligible().is_none_or(|reason| !reason.is_down());
     let fits = |decode: &WorkerSpec| decode.pairs_with(spec) && !spec.forbids_transfer_to(decode);
     let decode = query.snapshot.pool(query.model, Leg::Decode);
     decode.iter().any(|candidate| fits(candidate.worker.spec()) && up(candidate))
+}
+
+/// The error of a leg for which no candidate is eligible; `detail` follows the message.
+pub(super) fn no_worker(query: &Query<'_>, detail: String) -> RouteError {
+    RouteError::NoWorker { leg: query.leg, detail }
 }
 
 #[derive(Clone, Copy)]

@@ -1,155 +1,154 @@
-//! Keeping what was decided: from the router's buffers into the ring of decisions.
+//! Records decisions: copies one from the router's buffers into the ring of decisions.
 
 use pointsman_workers::Leg;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
-use super::{OverrideDecision, Purpose, RouteError, Router, SCRATCH};
+use super::{OverrideDecision, Router, choose::NotChosen};
 use crate::{
+    buffers::{DecisionBuffers, ProgramBuffers},
     config::RouterConfig,
-    decisions::{DecidedBy, DecisionHeader, DecisionId, DecisionResult},
+    context::Purpose,
+    decisions::{DecidedBy, DecisionHeader, DecisionResult},
     facts::Wants,
+    ids::DecisionId,
     policy::Plan,
     query::Query,
     receipt::{Decider, Receipt, ShadowResult},
 };
 
-static NOTHING: Wants = Wants { request: Vec::new(), worker: Vec::new() };
+static NO_FACTS: Wants = Wants { request: Vec::new(), worker: Vec::new() };
 
-/// What a record tells of a decision, besides what the recorder holds.
-struct Told<'a> {
+/// What a record says of a decision besides the recorded facts.
+struct Entry<'a> {
     by: DecidedBy,
     result: DecisionResult,
     temperature: f32,
     cached_blocks: Option<[u32; 3]>,
     shadow: Option<ShadowResult>,
-    costed: bool,
+    has_costs: bool,
     reason: &'a str,
     detail: &'a str,
 }
 
 impl Router {
-    /// Facts to record whatever the policy wants.
-    pub(super) fn always(&self, query: &Query<'_>, purpose: Purpose) -> &Wants {
-        if purpose == Purpose::Route && self.records(query) { self.decisions.always() } else { &NOTHING }
+    /// Facts to record for every decision, whatever its policy asks for.
+    pub(super) fn always_recorded(&self, query: &Query<'_>, purpose: Purpose) -> &Wants {
+        if purpose == Purpose::Route && self.records(query) { self.decisions.always() } else { &NO_FACTS }
     }
 
     /// Records a choice.
-    pub(super) fn keep(
+    pub(super) fn record_choice(
         &self,
         query: &Query<'_>,
         config: RouterConfig,
         receipt: &Receipt,
+        buffers: &mut DecisionBuffers,
     ) -> Option<DecisionId> {
         let detail = match &receipt.decider {
             Decider::Fallback { detail, .. } => detail,
             _ => "",
         };
-        let told = Told {
-            by: receipt.decider.by(),
+        let entry = Entry {
+            by: DecidedBy::from(&receipt.decider),
             result: DecisionResult::Chosen(receipt.worker, receipt.rank),
             temperature: config.temperature as f32,
             cached_blocks: receipt.cached_known.then_some(receipt.cached_blocks),
             shadow: receipt.shadow,
-            costed: true,
+            has_costs: true,
             reason: receipt.reason.as_deref().unwrap_or_default(),
             detail,
         };
-        self.write(query, query.leg, &told, receipt.took)
+        self.record(query, query.leg, &entry, receipt.took, buffers)
     }
 
-    /// Records that a program was asked and nobody came of it. That there was nobody to ask about is no decision.
-    pub(super) fn keep_refusal(
+    /// Records that the slot refused the request. That no candidate was eligible is not a decision.
+    pub(super) fn record_refusal(
         &self,
         query: &Query<'_>,
         config: RouterConfig,
-        error: &RouteError,
+        refused: &NotChosen,
+        buffers: &mut DecisionBuffers,
         started: Instant,
     ) {
-        let asked = SCRATCH.with_borrow(|scratch| scratch.buffers.recorder.stages() > 0);
-        let code = match error {
-            RouteError::Shed(_) => "shed",
-            RouteError::PolicyFailed(_) => "policy_failed",
-            _ => "nobody_left",
+        let Some((by, code)) = refused.refusal.filter(|_| self.records(query)) else { return };
+        let entry = Entry {
+            by,
+            result: DecisionResult::Refused(code),
+            temperature: config.temperature as f32,
+            cached_blocks: None,
+            shadow: None,
+            has_costs: false,
+            reason: "",
+            detail: &refused.error.to_string(),
         };
-        if asked && self.records(query) {
-            let told = Told {
-                by: DecidedBy::Policy,
-                result: DecisionResult::Refused(code),
-                temperature: config.temperature as f32,
-                cached_blocks: None,
-                shadow: None,
-                costed: false,
-                reason: "",
-                detail: &error.to_string(),
-            };
-            self.write(query, query.leg, &told, started.elapsed());
-        }
+        self.record(query, query.leg, &entry, started.elapsed(), buffers);
     }
 
-    /// Records a decode override's word.
-    pub(super) fn keep_plan(
+    /// Records the decision of a decode override.
+    pub(super) fn record_override(
         &self,
         query: &Query<'_>,
-        planned: &OverrideDecision,
+        decision: &OverrideDecision,
+        buffers: &mut DecisionBuffers,
         started: Instant,
     ) -> Option<DecisionId> {
-        let (word, reason) = match &planned.plan {
+        let (label, reason) = match &decision.plan {
             Plan::Remote => ("remote", ""),
             Plan::Local => ("local", ""),
             Plan::Shed(shed) => ("shed", shed.reason.as_str()),
         };
-        let told = Told {
-            by: planned.fallback.map_or(DecidedBy::Policy, DecidedBy::Fallback),
-            result: DecisionResult::Planned(word, planned.decode),
+        let entry = Entry {
+            by: decision.fallback.map_or(DecidedBy::Policy, DecidedBy::Fallback),
+            result: DecisionResult::Planned(label, decision.decode),
             temperature: 0.0,
             cached_blocks: None,
             shadow: None,
-            costed: false,
+            has_costs: false,
             reason,
             detail: "",
         };
-        self.write(query, Leg::Decode, &told, started.elapsed())
+        self.record(query, Leg::Decode, &entry, started.elapsed(), buffers)
     }
 
-    fn records(&self, query: &Query<'_>) -> bool {
+    /// Whether decisions about this query are recorded.
+    pub(super) fn records(&self, query: &Query<'_>) -> bool {
         self.decisions.is_on() && query.request_id.is_some()
     }
 
-    fn write(
+    fn record(
         &self,
         query: &Query<'_>,
         leg: Leg,
-        told: &Told<'_>,
-        took: tokio::time::Duration,
+        entry: &Entry<'_>,
+        took: Duration,
+        buffers: &mut DecisionBuffers,
     ) -> Option<DecisionId> {
         let request_id = query.request_id.filter(|_| self.decisions.is_on())?;
-        let plans = matches!(told.result, DecisionResult::Planned(..));
-        let pool = query.snapshot.pool(query.model, if plans { Leg::Prefill } else { leg });
-        SCRATCH.with_borrow_mut(|scratch| {
-            let (recorder, rows) = (&mut scratch.buffers.recorder, &scratch.rows);
-            let costs = if told.costed { scratch.buffers.costs.as_slice() } else { &[] };
-            let head = DecisionHeader {
-                model: query.model.clone(),
-                program: recorder.program()?.clone(),
-                leg,
-                attempt: query.attempt,
-                by: told.by,
-                result: told.result,
-                seed: query.seed,
-                now_us: query.now_us,
-                temperature: told.temperature,
-                cached_blocks: told.cached_blocks,
-                shadow: told.shadow,
-                took,
-                outcome: None,
-                cut: false,
-                stages: recorder.stages(),
-                reads: recorder.reads(),
-            };
-            // A plan drops no rows, and may have been made without looking at any.
-            let rows = if plans { None } else { Some(rows.as_slice()) };
-            recorder.end(pool, rows, costs, [request_id, told.reason, told.detail]);
-            self.decisions.record(head, recorder.texts(), recorder.words())
-        })
+        let is_plan = matches!(entry.result, DecisionResult::Planned(..));
+        let pool = query.snapshot.pool(query.model, if is_plan { Leg::Prefill } else { leg });
+        let DecisionBuffers { rows, program: ProgramBuffers { recorder, costs, .. }, .. } = buffers;
+        let header = DecisionHeader {
+            model: query.model.clone(),
+            program: recorder.program()?.clone(),
+            leg,
+            attempt: query.attempt,
+            by: entry.by,
+            result: entry.result,
+            seed: query.seed,
+            now_us: query.now_us,
+            temperature: entry.temperature,
+            cached_blocks: entry.cached_blocks,
+            shadow: entry.shadow,
+            took,
+            outcome: None,
+            inputs_dropped: false,
+            stages: recorder.stages(),
+            stateful_stages: recorder.stateful_stages(),
+        };
+        // A plan drops no rows, and may have been made without any.
+        let rows = if is_plan { None } else { Some(rows.as_slice()) };
+        let costs = if entry.has_costs { costs.as_slice() } else { &[] };
+        recorder.end(pool, rows, costs, [request_id, entry.reason, entry.detail]);
+        self.decisions.record(header, recorder.texts(), recorder.words())
     }
 }

@@ -8,11 +8,12 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
-    Call, Decision, Digest, Failure, Generation, Lane, Origin, Picker, Plan, Policy, PolicyInfo,
-    RouterConfigOverride, RoutingRequest, Slot, SlotEvent, SlotSet, WeightedScorer, World, facts::Wants,
+    Call, Decider, Decision, DecisionContext, Digest, Failure, Generation, Lane, Origin, Picker, Plan,
+    Policy, PolicyInfo, Program, RoutingRequest, ShadowResult, Slot, SlotEvent, SlotKind, SlotSet,
+    WeightedScorer, World, facts::Wants,
 };
 
-/// A policy that answers as told.
+/// A policy with a fixed answer.
 #[derive(Debug)]
 struct Fake {
     info: PolicyInfo,
@@ -29,6 +30,8 @@ enum Answer {
     Costs(Vec<f32>),
     Keep(Vec<u32>),
     Plan(Plan, RouterConfigOverride),
+    /// Previews the decode leg with this router while it is called, then plans local prefill.
+    PreviewThenPlan(std::sync::Weak<Router>),
 }
 
 impl Policy for Fake {
@@ -36,14 +39,26 @@ impl Policy for Fake {
         &self.info
     }
 
-    fn keep(&self, _call: &Call, _facts: &[u32], kept: &mut Vec<u32>) -> Result<(), Failure> {
+    fn keep(
+        &self,
+        _: &mut DecisionContext<'_>,
+        _call: &Call,
+        _facts: &[u32],
+        kept: &mut Vec<u32>,
+    ) -> Result<(), Failure> {
         let Answer::Keep(rows) = &self.answer else { return Err(self.lacks("keep")) };
         kept.clear();
         kept.extend(rows);
         Ok(())
     }
 
-    fn score(&self, call: &Call, facts: &[u32], costs: &mut Vec<f32>) -> Result<(), Failure> {
+    fn score(
+        &self,
+        _: &mut DecisionContext<'_>,
+        call: &Call,
+        facts: &[u32],
+        costs: &mut Vec<f32>,
+    ) -> Result<(), Failure> {
         costs.clear();
         match &self.answer {
             Answer::Costs(given) => costs.extend(given),
@@ -57,7 +72,7 @@ impl Policy for Fake {
         Ok(())
     }
 
-    fn select(&self, _call: &Call, _facts: &[u32]) -> Result<Decision, Failure> {
+    fn select(&self, _: &mut DecisionContext<'_>, _: &Call, _: &[u32]) -> Result<Decision, Failure> {
         match &self.answer {
             Answer::Select(answer) => answer.clone(),
             Answer::SelectAndSwap(slot) => {
@@ -68,7 +83,18 @@ impl Policy for Fake {
         }
     }
 
-    fn decide(&self, _: &Call, request: &[u32], decode: &[u32], prefill: &[u32]) -> Result<Plan, Failure> {
+    fn decide(
+        &self,
+        _: &mut DecisionContext<'_>,
+        _: &Call,
+        request: &[u32],
+        decode: &[u32],
+        prefill: &[u32],
+    ) -> Result<Plan, Failure> {
+        if let Answer::PreviewThenPlan(router) = &self.answer {
+            preview_decode(&router.upgrade().unwrap());
+            return Ok(Plan::Local);
+        }
         let Answer::Plan(plan, _) = &self.answer else { return Err(self.lacks("decide")) };
         // The shape of what it is given is part of the contract.
         assert_eq!(request.len(), self.info.wants.request_width());
@@ -77,7 +103,12 @@ impl Policy for Fake {
         Ok(plan.clone())
     }
 
-    fn decode_config(&self, call: &Call, _: &[u32]) -> Result<RouterConfigOverride, Failure> {
+    fn decode_config(
+        &self,
+        _: &mut DecisionContext<'_>,
+        call: &Call,
+        _: &[u32],
+    ) -> Result<RouterConfigOverride, Failure> {
         let Answer::Plan(_, over) = &self.answer else { return Err(self.lacks("decode-config")) };
         assert_eq!(call.rows, 0);
         Ok(*over)
@@ -99,7 +130,7 @@ fn fake(world: World, wants: (&[&str], &[&str]), answer: Answer) -> Arc<dyn Poli
     Arc::new(Fake { info, answer })
 }
 
-struct House {
+struct Fixture {
     registry: Registry,
     router: Router,
     events: mpsc::UnboundedReceiver<SlotEvent>,
@@ -112,7 +143,7 @@ const FLEET: &[&str] = &[
     "id=4,role=decode,engine=vllm,url=http://a:4,model=m,label.zone=b",
 ];
 
-fn house_with(on_failure: OnFailure, program: Program) -> House {
+fn fixture_with(on_failure: OnFailure, program: Program) -> Fixture {
     let registry = Registry::default();
     for flag in FLEET {
         registry.upsert(WorkerSpec::parse_flag(flag).unwrap()).set_health(Health::Healthy);
@@ -121,11 +152,11 @@ fn house_with(on_failure: OnFailure, program: Program) -> House {
     let slots = SlotSet::build(|kind| Slot::new(kind, None, program.clone(), sender.clone()));
     let index = Arc::new(PrefixIndex::new(IndexConfig::default()).unwrap());
     let router = Router::new(Slots::new(slots, []), index, RouterConfig::default(), on_failure);
-    House { registry, router, events }
+    Fixture { registry, router, events }
 }
 
-fn house(program: Program) -> House {
-    house_with(OnFailure::Fallback, program)
+fn fixture(program: Program) -> Fixture {
+    fixture_with(OnFailure::Fallback, program)
 }
 
 fn selector(answer: Result<Decision, Failure>) -> Program {
@@ -193,7 +224,7 @@ fn query<'a>(
     }
 }
 
-impl House {
+impl Fixture {
     fn route(&self, leg: Leg, change: impl FnOnce(&mut Query<'_>)) -> Result<Routed, RouteError> {
         self.route_as(leg, &request(), change)
     }
@@ -217,13 +248,13 @@ impl House {
 
 #[test]
 fn a_policy_s_choice_is_booked_and_explained_by_its_receipt() {
-    let house = house(selector(choose(1)));
-    let routed = house.route(Leg::Prefill, |_| {}).unwrap();
+    let fixture = fixture(selector(choose(1)));
+    let routed = fixture.route(Leg::Prefill, |_| {}).unwrap();
     assert_eq!((routed.receipt.worker, &routed.receipt.decider), (WorkerId(2), &Decider::Policy));
     assert_eq!((routed.receipt.generation, routed.receipt.candidates), (Generation(1), 2));
-    assert_eq!(house.worker(2).active_requests(), 1);
+    assert_eq!(fixture.worker(2).active_requests(), 1);
     drop(routed);
-    assert_eq!(house.worker(2).active_requests(), 0);
+    assert_eq!(fixture.worker(2).active_requests(), 0);
 }
 
 #[test]
@@ -237,8 +268,8 @@ fn invariant_4_nonsense_is_refused_and_the_fallback_serves() {
         (Ok(Decision::Shed(crate::ShedReason { status: 200, reason: "no".into() })), "invalid"),
     ];
     for (answer, expected) in answers {
-        let house = house(selector(answer.clone()));
-        let routed = house.route(Leg::Prefill, |_| {}).unwrap();
+        let fixture = fixture(selector(answer.clone()));
+        let routed = fixture.route(Leg::Prefill, |_| {}).unwrap();
         assert_eq!(routed.receipt.decider.fallback(), Some(expected), "{answer:?}");
     }
 }
@@ -246,22 +277,23 @@ fn invariant_4_nonsense_is_refused_and_the_fallback_serves() {
 #[test]
 fn a_failing_policy_sheds_or_rejects_where_the_operator_says_so() {
     let failing = || selector(Err(Failure::Trap("x".into())));
-    let shed = house_with(OnFailure::Shed, failing()).route(Leg::Prefill, |_| {}).unwrap_err();
+    let shed = fixture_with(OnFailure::Shed, failing()).route(Leg::Prefill, |_| {}).unwrap_err();
     assert!(matches!(shed, RouteError::Shed(reason) if reason.status == 429));
-    let rejected = house_with(OnFailure::Reject, failing()).route(Leg::Prefill, |_| {}).unwrap_err();
+    let rejected = fixture_with(OnFailure::Reject, failing()).route(Leg::Prefill, |_| {}).unwrap_err();
     assert_eq!(rejected, RouteError::PolicyFailed("trap"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_breaker_opens_at_the_first_timeout_and_tries_again_after_its_pause() {
-    let mut house = house(selector(Err(Failure::Timeout)));
-    let fallback = |house: &House| house.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback();
-    assert_eq!(fallback(&house), Some("timeout"));
-    assert_eq!(fallback(&house), Some("breaker_open"));
+    let mut fixture = fixture(selector(Err(Failure::Timeout)));
+    let fallback =
+        |fixture: &Fixture| fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback();
+    assert_eq!(fallback(&fixture), Some("timeout"));
+    assert_eq!(fallback(&fixture), Some("breaker_open"));
     tokio::time::advance(pointsman_workers::BreakerRules::POLICY.first_pause).await;
-    assert_eq!(fallback(&house), Some("timeout"));
-    assert_eq!(fallback(&house), Some("breaker_open"));
-    let event = house.events.try_recv().unwrap();
+    assert_eq!(fallback(&fixture), Some("timeout"));
+    assert_eq!(fallback(&fixture), Some("breaker_open"));
+    let event = fixture.events.try_recv().unwrap();
     assert_eq!(
         (event.slot, event.calls, event.failures, event.failure),
         (SlotKind::Prefill, 1, 1, Failure::Timeout)
@@ -271,28 +303,28 @@ async fn the_breaker_opens_at_the_first_timeout_and_tries_again_after_its_pause(
 #[test]
 fn a_shed_carries_the_policy_s_status_and_reason() {
     let shed = crate::ShedReason { status: 529, reason: "tenant over quota".into() };
-    let house = house(selector(Ok(Decision::Shed(shed.clone()))));
-    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap_err(), RouteError::Shed(shed));
-    assert_eq!(house.worker(1).active_requests() + house.worker(2).active_requests(), 0);
+    let fixture = fixture(selector(Ok(Decision::Shed(shed.clone()))));
+    assert_eq!(fixture.route(Leg::Prefill, |_| {}).unwrap_err(), RouteError::Shed(shed));
+    assert_eq!(fixture.worker(1).active_requests() + fixture.worker(2).active_requests(), 0);
 }
 
 #[test]
 fn facts_come_in_the_order_asked_for_and_labels_become_columns() {
     // Column 0: worker-id low, 1: worker-id high, 2: label. The lowest label value wins: worker 3 has no zone b.
-    let house = house(scorer(&["worker-id", "label-is/zone=b"], 2));
-    assert_eq!(house.route(Leg::Decode, |_| {}).unwrap().receipt.worker, WorkerId(3));
-    let routed = house.route(Leg::Decode, |query| query.explain = true).unwrap();
+    let fixture = fixture(scorer(&["worker-id", "label-is/zone=b"], 2));
+    assert_eq!(fixture.route(Leg::Decode, |_| {}).unwrap().receipt.worker, WorkerId(3));
+    let routed = fixture.route(Leg::Decode, |query| query.explain = true).unwrap();
     assert_eq!(routed.receipt.costs, [(WorkerId(3), DpRank(0), 0.0), (WorkerId(4), DpRank(0), 1.0)]);
 }
 
 #[test]
-fn filters_compact_rows_and_leaving_nobody_is_its_own_outcome() {
+fn filters_compact_rows_and_dropping_every_row_is_an_error_of_its_own() {
     let keep = |rows: &[u32]| fake(World::Filter, (&[], &[]), Answer::Keep(rows.to_vec()));
     let last = fake(World::Selector, (&[], &[]), Answer::Select(choose(0)));
     let program = |rows: &[u32]| Program::Selector { filters: vec![keep(rows)], selector: last.clone() };
-    assert_eq!(house(program(&[1])).route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
-    let error = house(program(&[])).route(Leg::Prefill, |_| {}).unwrap_err();
-    assert_eq!(error.to_string(), "no prefill worker is eligible: filters left none");
+    assert_eq!(fixture(program(&[1])).route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
+    let error = fixture(program(&[])).route(Leg::Prefill, |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "no prefill worker is eligible: the filters dropped every candidate");
 }
 
 #[test]
@@ -306,8 +338,8 @@ fn scorers_are_weighed_and_normalized() {
         scored(&[0.0, 1000.0], 1.0, crate::Normalize::MinMax),
         scored(&[0.2, 0.9], 3.0, crate::Normalize::Unit),
     ];
-    let house = house(Program::Scorers { filters: vec![], scorers, picker: Picker::Min });
-    let routed = house.route(Leg::Prefill, |query| query.explain = true).unwrap();
+    let fixture = fixture(Program::Scorers { filters: vec![], scorers, picker: Picker::Min });
+    let routed = fixture.route(Leg::Prefill, |query| query.explain = true).unwrap();
     let costs: Vec<f32> = routed.receipt.costs.iter().map(|(_, _, cost)| *cost).collect();
     assert!((costs[0] - 2.4).abs() < 1e-6 && (costs[1] - 1.3).abs() < 1e-6, "{costs:?}");
     assert_eq!(routed.receipt.worker, WorkerId(2));
@@ -317,10 +349,10 @@ fn scorers_are_weighed_and_normalized() {
 fn f1_every_native_mode_serves_and_direct_wants_a_pin() {
     use NativeMode as N;
     for mode in [N::RoundRobin, N::Random, N::PowerOfTwo, N::LeastLoaded, N::Kv] {
-        let routed = house(Program::Native(mode)).route(Leg::Decode, |_| {}).unwrap();
+        let routed = fixture(Program::Native(mode)).route(Leg::Decode, |_| {}).unwrap();
         assert_eq!(routed.receipt.decider, Decider::Native { mode });
     }
-    let direct = house(Program::Native(N::Direct));
+    let direct = fixture(Program::Native(N::Direct));
     assert_eq!(direct.route(Leg::Decode, |_| {}).unwrap_err(), RouteError::NoPin(Leg::Decode));
     let pin = |query: &mut Query<'_>| query.pin = Some((WorkerId(4), None));
     assert_eq!(direct.route(Leg::Decode, pin).unwrap().receipt.worker, WorkerId(4));
@@ -328,13 +360,13 @@ fn f1_every_native_mode_serves_and_direct_wants_a_pin() {
 
 #[test]
 fn f3_a_pin_is_booked_and_a_bad_one_is_refused_with_its_reason() {
-    let house = house(selector(choose(0)));
+    let fixture = fixture(selector(choose(0)));
     let pinned = |leg, worker, rank: Option<u32>| {
-        house.route(leg, |query| query.pin = Some((WorkerId(worker), rank.map(DpRank))))
+        fixture.route(leg, |query| query.pin = Some((WorkerId(worker), rank.map(DpRank))))
     };
     let routed = pinned(Leg::Prefill, 2, None).unwrap();
     assert_eq!((routed.receipt.worker, &routed.receipt.decider), (WorkerId(2), &Decider::Pin));
-    assert_eq!(house.worker(2).active_requests(), 1);
+    assert_eq!(fixture.worker(2).active_requests(), 1);
     assert_eq!(pinned(Leg::Prefill, 99, None).unwrap_err(), RouteError::UnknownWorker(WorkerId(99)));
     let refused = |leg, worker, rank| pinned(leg, worker, rank).unwrap_err().to_string();
     assert_eq!(
@@ -342,61 +374,61 @@ fn f3_a_pin_is_booked_and_a_bad_one_is_refused_with_its_reason() {
         "worker 3 is not eligible for this request: it does not serve the prefill leg of this model"
     );
     assert_eq!(refused(Leg::Prefill, 2, Some(4)), "worker 2 is not eligible for this request: rank 4 of 1");
-    house.worker(1).set_draining(true);
+    fixture.worker(1).set_draining(true);
     assert_eq!(refused(Leg::Prefill, 1, None), "worker 1 is not eligible for this request: draining");
 }
 
 #[test]
 fn f6_only_eligible_candidates_are_offered() {
-    let house = house(Program::Native(NativeMode::LeastLoaded));
-    house.worker(1).set_health(Health::Unhealthy);
-    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
+    let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
+    fixture.worker(1).set_health(Health::Unhealthy);
+    assert_eq!(fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
     let gold = RoutingRequest { required_taints: vec!["silver".into()], ..request() };
-    let error = house.route_as(Leg::Prefill, &gold, |_| {}).unwrap_err();
+    let error = fixture.route_as(Leg::Prefill, &gold, |_| {}).unwrap_err();
     assert_eq!(error.to_string(), "no prefill worker is eligible (of 2; last: lacks a required taint)");
     let allowed = RoutingRequest { allowed_workers: vec![WorkerId(4)], ..request() };
-    assert_eq!(house.route_as(Leg::Decode, &allowed, |_| {}).unwrap().receipt.worker, WorkerId(4));
+    assert_eq!(fixture.route_as(Leg::Decode, &allowed, |_| {}).unwrap().receipt.worker, WorkerId(4));
     let tried = [(WorkerId(3), DpRank(0))];
-    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let again = Query { tried: &tried, ..query(&snapshot, &model, Leg::Decode, &request) };
-    let routed = house.router.route(&again, &RouterConfigOverride::default()).unwrap();
+    let routed = fixture.router.route(&again, &RouterConfigOverride::default()).unwrap();
     assert_eq!(routed.receipt.worker, WorkerId(4));
 }
 
 #[test]
 fn f6_all_busy_is_told_from_nobody() {
-    let house = house(Program::Native(NativeMode::LeastLoaded));
-    house.worker(4).set_health(Health::Unhealthy);
-    let first = house.route(Leg::Decode, |_| {}).unwrap();
-    assert_eq!(house.route(Leg::Decode, |_| {}).unwrap_err(), RouteError::AllBusy(Leg::Decode));
+    let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
+    fixture.worker(4).set_health(Health::Unhealthy);
+    let first = fixture.route(Leg::Decode, |_| {}).unwrap();
+    assert_eq!(fixture.route(Leg::Decode, |_| {}).unwrap_err(), RouteError::AllBusy(Leg::Decode));
     drop(first);
-    assert!(house.route(Leg::Decode, |_| {}).is_ok());
+    assert!(fixture.route(Leg::Decode, |_| {}).is_ok());
 }
 
 #[test]
 fn a_decode_worker_must_speak_the_handoff_of_the_prefill_worker() {
-    let house = house(Program::Native(NativeMode::LeastLoaded));
-    house
+    let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
+    fixture
         .registry
         .upsert(WorkerSpec::parse_flag("id=9,role=prefill,engine=sglang,url=http://a:9,model=m").unwrap());
-    house.worker(9).set_health(Health::Healthy);
+    fixture.worker(9).set_health(Health::Healthy);
     // No SGLang decode worker: the SGLang prefill worker is not a candidate.
-    house.worker(1).set_health(Health::Unhealthy);
-    house.worker(2).set_health(Health::Unhealthy);
-    let error = house.route(Leg::Prefill, |_| {}).unwrap_err();
-    assert!(error.to_string().contains("no decode worker speaks its handoff"), "{error}");
+    fixture.worker(1).set_health(Health::Unhealthy);
+    fixture.worker(2).set_health(Health::Unhealthy);
+    let error = fixture.route(Leg::Prefill, |_| {}).unwrap_err();
+    assert!(error.to_string().contains("no decode worker uses its handoff protocol"), "{error}");
     let error =
-        house.route(Leg::Decode, |query| query.other_leg = Some((WorkerId(9), DpRank(0)))).unwrap_err();
-    assert!(error.to_string().contains("speaks another handoff"), "{error}");
+        fixture.route(Leg::Decode, |query| query.other_leg = Some((WorkerId(9), DpRank(0)))).unwrap_err();
+    assert!(error.to_string().contains("uses another handoff protocol"), "{error}");
 }
 
 #[test]
 fn f5_a_decision_is_recorded_in_the_index_and_draws_the_next_one() {
-    let house = house(Program::Native(NativeMode::Kv));
-    let first = house.route(Leg::Prefill, |_| {}).unwrap().receipt.worker;
-    house.router.index().flush();
+    let fixture = fixture(Program::Native(NativeMode::Kv));
+    let first = fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.worker;
+    fixture.router.index().flush();
     for seed in 0..20 {
-        let routed = house.route(Leg::Prefill, |query| query.seed = seed).unwrap();
+        let routed = fixture.route(Leg::Prefill, |query| query.seed = seed).unwrap();
         assert_eq!((routed.receipt.worker, routed.receipt.cached_blocks), (first, [4, 0, 0]));
     }
 }
@@ -412,25 +444,25 @@ fn d4_the_decode_override_sees_one_decode_row_and_the_whole_prefill_matrix() {
             answer,
         ))
     };
-    let house = house(Program::Native(NativeMode::LeastLoaded));
-    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let query = query(&snapshot, &model, Leg::Decode, &request);
-    assert_eq!(house.router.plan(&query).plan, Plan::Remote);
-    assert_eq!(house.router.decode_config(&query).0, RouterConfigOverride::DECODE_DEFAULT);
-    house.router.slots().get(&model, SlotKind::DecodeOverride).install(policy(Plan::Local));
-    assert_eq!(house.router.plan(&query).plan, Plan::Local);
-    assert_eq!(house.router.decode_config(&query).0.temperature, Some(0.5));
-    assert_eq!(house.worker(3).active_requests() + house.worker(4).active_requests(), 0);
+    assert_eq!(fixture.router.plan(&query, Purpose::Route).plan, Plan::Remote);
+    assert_eq!(fixture.router.decode_config(&query, Purpose::Route).0, RouterConfigOverride::DECODE_DEFAULT);
+    fixture.router.slots().get(&model, SlotKind::DecodeOverride).install(policy(Plan::Local));
+    assert_eq!(fixture.router.plan(&query, Purpose::Route).plan, Plan::Local);
+    assert_eq!(fixture.router.decode_config(&query, Purpose::Route).0.temperature, Some(0.5));
+    assert_eq!(fixture.worker(3).active_requests() + fixture.worker(4).active_requests(), 0);
 }
 
 #[test]
 fn invariant_2_a_decision_ends_with_the_generation_it_began_with() {
-    let house = house(selector(choose(1)));
+    let fixture = fixture(selector(choose(1)));
     let model = ModelName::new("m");
-    let slot = house.router.slots().get(&model, SlotKind::Prefill);
+    let slot = fixture.router.slots().get(&model, SlotKind::Prefill);
     let swapping = fake(World::Selector, (&[], &[]), Answer::SelectAndSwap(Arc::downgrade(slot)));
     slot.install(Program::Selector { filters: Vec::new(), selector: swapping });
-    let receipt = || house.route(Leg::Prefill, |_| {}).unwrap().receipt;
+    let receipt = || fixture.route(Leg::Prefill, |_| {}).unwrap().receipt;
     let (during, after) = (receipt(), receipt());
     assert_eq!(
         (during.worker.0, during.generation.0),
@@ -442,11 +474,11 @@ fn invariant_2_a_decision_ends_with_the_generation_it_began_with() {
 
 #[test]
 fn a_new_generation_is_seen_by_the_next_decision_and_a_rollback_restores_the_content() {
-    let house = house(selector(choose(0)));
+    let fixture = fixture(selector(choose(0)));
     let model = ModelName::new("m");
-    let slot = house.router.slots().get(&model, SlotKind::Prefill);
+    let slot = fixture.router.slots().get(&model, SlotKind::Prefill);
     let worker = || {
-        let receipt = house.route(Leg::Prefill, |_| {}).unwrap().receipt;
+        let receipt = fixture.route(Leg::Prefill, |_| {}).unwrap().receipt;
         (receipt.worker.0, receipt.generation.0)
     };
     assert_eq!(worker(), (1, 1));
@@ -459,12 +491,12 @@ fn a_new_generation_is_seen_by_the_next_decision_and_a_rollback_restores_the_con
 
 #[test]
 fn a_canary_serves_its_share_and_a_session_stays_with_what_it_met() {
-    let house = house(selector(choose(0)));
-    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let fixture = fixture(selector(choose(0)));
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
     let canary = slot.try_out(Lane::Canary, selector(choose(1)), 0.2);
     let met = |draw, session_hash| {
         let request = RoutingRequest { draw, session_hash, ..request() };
-        let receipt = house.route_as(Leg::Prefill, &request, |_| {}).unwrap().receipt;
+        let receipt = fixture.route_as(Leg::Prefill, &request, |_| {}).unwrap().receipt;
         assert_eq!(receipt.worker.0 == 2, receipt.lane == Lane::Canary);
         assert_eq!(Some(receipt.generation) == canary, receipt.lane == Lane::Canary);
         receipt.lane == Lane::Canary
@@ -484,28 +516,29 @@ fn a_canary_serves_its_share_and_a_session_stays_with_what_it_met() {
 }
 
 #[test]
-fn a_canary_whose_breaker_is_open_gives_way_to_the_active_one() {
-    let house = house(selector(choose(1)));
-    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+fn a_canary_whose_breaker_is_open_is_replaced_by_the_active_generation() {
+    let fixture = fixture(selector(choose(1)));
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
     slot.try_out(Lane::Canary, selector(Err(Failure::Timeout)), 1.0);
-    let receipt = || house.route(Leg::Prefill, |_| {}).unwrap().receipt;
+    let receipt = || fixture.route(Leg::Prefill, |_| {}).unwrap().receipt;
     assert_eq!(receipt().decider.fallback(), Some("timeout"));
     let next = receipt();
     assert_eq!((next.lane, &next.decider, next.worker), (Lane::Active, &Decider::Policy, WorkerId(2)));
 }
 
 #[test]
-fn a_shadow_is_asked_on_the_same_facts_and_never_acts() {
-    let mut house = house(selector(choose(0)));
-    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+fn a_shadow_runs_on_the_same_facts_and_never_acts() {
+    let mut fixture = fixture(selector(choose(0)));
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
     let shadow =
         || slot.snapshot().shadow.as_ref().unwrap().handle.agreement.counts().map(|(_, count)| count);
-    let receipt = |house: &House| house.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
+    let receipt =
+        |fixture: &Fixture| fixture.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
     // It wants what the active one does not, and ranks the other worker first: worker 2 holds nothing.
-    house.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
+    fixture.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
     std::thread::sleep(std::time::Duration::from_millis(50));
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
-    let told = receipt(&house);
+    let told = receipt(&fixture);
     let said = ShadowResult { generation, choice: Some((WorkerId(2), DpRank(0))), agrees: false };
     assert_eq!((told.worker, told.lane, told.shadow), (WorkerId(1), Lane::Active, Some(said)));
     assert_eq!(
@@ -514,27 +547,27 @@ fn a_shadow_is_asked_on_the_same_facts_and_never_acts() {
         "its costs are not the receipt's"
     );
     slot.try_out(Lane::Shadow, selector(choose(0)), 1.0);
-    assert_eq!((receipt(&house).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0]));
+    assert_eq!((receipt(&fixture).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0]));
     // It fails, and would refuse: nobody notices but its own counters and the policy manager.
     slot.try_out(Lane::Shadow, selector(Err(Failure::Timeout)), 1.0);
-    let told = receipt(&house);
+    let told = receipt(&fixture);
     assert_eq!(
         (told.worker, told.decider, told.shadow.unwrap().choice),
         (WorkerId(1), Decider::Policy, None)
     );
-    assert_eq!(receipt(&house).shadow, None, "its breaker is open");
+    assert_eq!(receipt(&fixture).shadow, None, "its breaker is open");
     assert_eq!(shadow(), [0, 0, 1]);
-    let event = house.events.try_recv().unwrap();
+    let event = fixture.events.try_recv().unwrap();
     assert_eq!((event.lane, event.failure), (Lane::Shadow, Failure::Timeout));
     let refusing = crate::ShedReason { status: 529, reason: "no".into() };
     slot.try_out(Lane::Shadow, selector(Ok(Decision::Shed(refusing))), 1.0);
-    assert_eq!((receipt(&house).worker, shadow()), (WorkerId(1), [0, 1, 0]));
+    assert_eq!((receipt(&fixture).worker, shadow()), (WorkerId(1), [0, 1, 0]));
     // A request that nobody is asked about, and a preview, are no evidence.
-    let pinned = house.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
+    let pinned = fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
     assert_eq!(pinned.receipt.shadow, None);
-    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let query = query(&snapshot, &model, Leg::Prefill, &request);
-    house.router.preview(&query, &RouterConfigOverride::default()).unwrap();
+    fixture.router.preview(&query, &RouterConfigOverride::default()).unwrap();
     assert_eq!(shadow(), [0, 1, 0]);
 }
 
@@ -542,12 +575,12 @@ fn a_shadow_is_asked_on_the_same_facts_and_never_acts() {
 fn a_shadow_sees_the_rows_that_the_active_one_s_filters_dropped_and_its_share_holds() {
     let keep = fake(World::Filter, (&[], &[]), Answer::Keep(vec![1]));
     let last = fake(World::Selector, (&[], &[]), Answer::Select(choose(0)));
-    let house = house(Program::Selector { filters: vec![keep], selector: last });
-    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let fixture = fixture(Program::Selector { filters: vec![keep], selector: last });
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
     slot.try_out(Lane::Shadow, selector(choose(0)), 0.25);
     let asked = (0..2_000).filter_map(|draw| {
         let request = RoutingRequest { draw, ..request() };
-        let receipt = house.route_as(Leg::Prefill, &request, |_| {}).unwrap().receipt;
+        let receipt = fixture.route_as(Leg::Prefill, &request, |_| {}).unwrap().receipt;
         assert_eq!(receipt.worker, WorkerId(2));
         receipt.shadow
     });
@@ -562,49 +595,50 @@ fn a_shadow_of_the_decode_override_is_compared_by_its_plan() {
         let answer = Answer::Plan(plan, RouterConfigOverride::default());
         Program::DecodeOverride(fake(World::DecodeOverride, (&[], &[]), answer))
     };
-    let house = house(Program::Native(NativeMode::Kv));
-    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::DecodeOverride).clone();
-    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
+    let fixture = fixture(Program::Native(NativeMode::Kv));
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::DecodeOverride).clone();
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let query = query(&snapshot, &model, Leg::Decode, &request);
     let counts =
         || slot.snapshot().shadow.as_ref().unwrap().handle.agreement.counts().map(|(_, count)| count);
     slot.try_out(Lane::Shadow, plan(Plan::Local), 1.0);
-    assert_eq!((house.router.plan(&query).plan, counts()), (Plan::Remote, [0, 1, 0]));
+    assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [0, 1, 0]));
     slot.try_out(Lane::Shadow, plan(Plan::Remote), 1.0);
-    assert_eq!((house.router.plan(&query).plan, counts()), (Plan::Remote, [1, 0, 0]));
+    assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [1, 0, 0]));
 }
 
 #[test]
-fn a_slot_s_own_word_on_failures_wins_over_the_router_s() {
-    let house = house(selector(Err(Failure::Trap("x".into()))));
-    let slot = house.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+fn a_slot_s_on_failure_setting_overrides_the_router_s() {
+    let fixture = fixture(selector(Err(Failure::Trap("x".into()))));
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
     slot.set_on_failure(Some(OnFailure::Reject));
-    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap_err(), RouteError::PolicyFailed("trap"));
-    assert_eq!(house.route(Leg::Decode, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
+    assert_eq!(fixture.route(Leg::Prefill, |_| {}).unwrap_err(), RouteError::PolicyFailed("trap"));
+    assert_eq!(fixture.route(Leg::Decode, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
     slot.set_on_failure(None);
-    assert_eq!(house.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
+    assert_eq!(fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback(), Some("trap"));
 }
 
-fn recorded(house: &House) -> Vec<serde_json::Value> {
-    let decisions = house.router.decisions();
+fn recorded(fixture: &Fixture) -> Vec<serde_json::Value> {
+    let decisions = fixture.router.decisions();
     let copies = decisions.ids().into_iter().filter_map(|id| decisions.get(id, |_, _| true));
     copies.map(|record| serde_json::to_value(&record).unwrap()).collect()
 }
 
-fn recording(mut house: House, always: &[&str]) -> House {
-    house.router = house.router.recording(Decisions::new(100, 1 << 20, Decisions::facts(always).unwrap()));
-    house
+fn recording(mut fixture: Fixture, always: &[&str]) -> Fixture {
+    fixture.router =
+        fixture.router.recording(Decisions::new(100, 1 << 20, Decisions::facts(always).unwrap()));
+    fixture
 }
 
 #[test]
-fn a_decision_is_recorded_with_what_each_policy_was_handed() {
+fn a_decision_is_recorded_with_the_facts_of_each_policy() {
     let filter = fake(World::Filter, (&[], &["dp-rank"]), Answer::Keep(vec![1]));
     let last = fake(World::Scorer, (&["block-size"], &["worker-id"]), Answer::Costs(vec![4.5]));
     let scorers = vec![WeightedScorer { policy: last, weight: 2.0, normalize: Default::default() }];
     let program = Program::Scorers { filters: vec![filter], scorers, picker: Picker::Min };
-    let house = recording(house(program), &["prompt-tokens", "active-requests"]);
-    let routed = house.route(Leg::Prefill, |_| {}).unwrap();
-    let told = recorded(&house).remove(0);
+    let fixture = recording(fixture(program), &["prompt-tokens", "active-requests"]);
+    let routed = fixture.route(Leg::Prefill, |_| {}).unwrap();
+    let told = recorded(&fixture).remove(0);
     assert_eq!(told["id"], routed.receipt.id.unwrap().to_string());
     assert_eq!(told["candidates"], serde_json::json!([[1, 0], [2, 0]]));
     let stages = told["stages"].as_array().unwrap();
@@ -621,23 +655,23 @@ fn a_decision_is_recorded_with_what_each_policy_was_handed() {
 
 #[test]
 fn the_runner_up_is_the_cheapest_of_the_others() {
-    let house = recording(house(scorer(&["worker-id"], 0)), &[]);
-    let routed = house.route(Leg::Decode, |query| query.explain = true).unwrap();
+    let fixture = recording(fixture(scorer(&["worker-id"], 0)), &[]);
+    let routed = fixture.route(Leg::Decode, |query| query.explain = true).unwrap();
     assert_eq!(routed.receipt.runner_up(), Some((WorkerId(4), DpRank(0), 4.0)));
     let expected = serde_json::json!({ "row": 1, "worker": 4, "dp_rank": 0, "cost": 4.0 });
-    assert_eq!(recorded(&house)[0]["runner_up"], expected);
+    assert_eq!(recorded(&fixture)[0]["runner_up"], expected);
 }
 
 #[test]
-fn refusals_and_fallbacks_are_recorded_and_previews_and_questions_without_an_id_are_not() {
+fn refusals_and_fallbacks_are_recorded_and_previews_and_queries_without_a_request_id_are_not() {
     let shed = crate::ShedReason { status: 529, reason: "over quota".into() };
-    let shedding = recording(house(selector(Ok(Decision::Shed(shed)))), &[]);
+    let shedding = recording(fixture(selector(Ok(Decision::Shed(shed)))), &[]);
     shedding.route(Leg::Prefill, |_| {}).unwrap_err();
     let told = recorded(&shedding).remove(0);
     let expected = serde_json::json!({ "code": "shed", "detail": "over quota" });
     assert_eq!((&told["refused"], &told["choice"]), (&expected, &serde_json::Value::Null));
 
-    let failing = recording(house(selector(Err(Failure::Trap("ouch".into())))), &[]);
+    let failing = recording(fixture(selector(Err(Failure::Trap("ouch".into())))), &[]);
     failing.route(Leg::Prefill, |_| {}).unwrap();
     let told = recorded(&failing).remove(0);
     assert_eq!(
@@ -646,7 +680,7 @@ fn refusals_and_fallbacks_are_recorded_and_previews_and_questions_without_an_id_
     );
     assert!(told["choice"]["cost"].is_number(), "the fallback's own cost: {told}");
 
-    let quiet = recording(house(selector(choose(0))), &[]);
+    let quiet = recording(fixture(selector(choose(0))), &[]);
     quiet.route(Leg::Prefill, |query| query.request_id = None).unwrap();
     let (snapshot, model, request) = (quiet.registry.snapshot(), ModelName::new("m"), request());
     let query = query(&snapshot, &model, Leg::Prefill, &request);
@@ -662,10 +696,10 @@ fn a_plan_is_recorded_with_the_decode_row_and_the_prefill_matrix() {
     let over = RouterConfigOverride::default();
     let policy =
         fake(World::DecodeOverride, (&["block-size"], &["worker-id"]), Answer::Plan(Plan::Local, over));
-    let house = recording(house(Program::DecodeOverride(policy)), &["n"]);
-    let (snapshot, model, request) = (house.registry.snapshot(), ModelName::new("m"), request());
-    let planned = house.router.plan(&query(&snapshot, &model, Leg::Decode, &request));
-    let told = recorded(&house).remove(0);
+    let fixture = recording(fixture(Program::DecodeOverride(policy)), &["n"]);
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
+    let planned = fixture.router.plan(&query(&snapshot, &model, Leg::Decode, &request), Purpose::Route);
+    let told = recorded(&fixture).remove(0);
     assert_eq!(
         (&told["id"], &told["slot"]),
         (&planned.id.unwrap().to_string().into(), &"decode-override".into())
@@ -676,4 +710,66 @@ fn a_plan_is_recorded_with_the_decode_row_and_the_prefill_matrix() {
     assert_eq!(stage["decode"], serde_json::json!({ "worker-id": [worker] }));
     assert_eq!(stage["workers"], serde_json::json!({ "worker-id": [1, 2] }));
     assert_eq!(told["candidates"], serde_json::json!([[1, 0], [2, 0]]));
+}
+
+fn preview_decode(router: &Router) {
+    let registry = Registry::default();
+    for flag in FLEET {
+        registry.upsert(WorkerSpec::parse_flag(flag).unwrap()).set_health(Health::Healthy);
+    }
+    let (snapshot, model, request) = (registry.snapshot(), ModelName::new("m"), request());
+    let query = query(&snapshot, &model, Leg::Decode, &request);
+    router.preview(&query, &RouterConfigOverride::default()).unwrap();
+}
+
+#[test]
+fn a_decode_override_that_previews_the_decode_leg_is_recorded_with_its_own_facts() {
+    let fixture = recording(fixture(scorer(&["dp-rank", "worker-id"], 1)), &[]);
+    let router = Arc::new(fixture.router);
+    let answer = Answer::PreviewThenPlan(Arc::downgrade(&router));
+    let policy = fake(World::DecodeOverride, (&["block-size"], &["worker-id"]), answer);
+    let model = ModelName::new("m");
+    router.slots().get(&model, SlotKind::DecodeOverride).install(Program::DecodeOverride(policy));
+    let (snapshot, request) = (fixture.registry.snapshot(), request());
+    let query = query(&snapshot, &model, Leg::Decode, &request);
+    let decision = router.plan(&query, Purpose::Route);
+    assert_eq!((&decision.plan, decision.fallback), (&Plan::Local, None));
+    let decisions = router.decisions();
+    let record = decisions.get(decision.id.unwrap(), |_, _| true).unwrap();
+    let json = serde_json::to_value(&record).unwrap();
+    assert_eq!((json["stages"].as_array().unwrap().len(), &json["slot"]), (1, &"decode-override".into()));
+    let stage = &json["stages"][0];
+    assert_eq!(stage["request"], serde_json::json!({ "block-size": 16 }));
+    assert_eq!(stage["decode"], serde_json::json!({ "worker-id": [3] }));
+    assert_eq!(stage["workers"], serde_json::json!({ "worker-id": [1, 2] }));
+    assert_eq!(json["candidates"], serde_json::json!([[1, 0], [2, 0]]));
+}
+
+#[test]
+fn round_robin_takes_turns_within_each_model() {
+    let fixture = fixture(Program::Native(NativeMode::RoundRobin));
+    for id in [5, 6] {
+        let flag = format!("id={id},role=prefill,engine=vllm,url=http://a:{id},model=other");
+        fixture.registry.upsert(WorkerSpec::parse_flag(&flag).unwrap()).set_health(Health::Healthy);
+    }
+    let (snapshot, request) = (fixture.registry.snapshot(), request());
+    let route = |model: &str| {
+        let model = ModelName::new(model);
+        let query = Query { probe: true, ..query(&snapshot, &model, Leg::Prefill, &request) };
+        fixture.router.route(&query, &RouterConfigOverride::default()).unwrap().receipt.worker.0
+    };
+    let turns: Vec<_> = (0..4).map(|_| (route("m"), route("other"))).collect();
+    assert_eq!(turns, [(1, 5), (2, 6), (1, 5), (2, 6)]);
+}
+
+#[test]
+fn f3_direct_mode_without_a_pin_is_recorded_with_its_reason() {
+    for always in [&["active-requests"][..], &[]] {
+        let fixture = recording(fixture(Program::Native(NativeMode::Direct)), always);
+        let error = fixture.route(Leg::Prefill, |_| {}).unwrap_err();
+        assert_eq!(error, RouteError::NoPin(Leg::Prefill));
+        let record = recorded(&fixture).remove(0);
+        assert_eq!(record["decider"], serde_json::json!({ "by": "native", "mode": "direct" }));
+        assert_eq!(record["refused"]["code"], "no_pin", "{record}");
+    }
 }

@@ -9,11 +9,12 @@ use pointsman_workers::{Breaker, BreakerRules, ModelName};
 use tokio::{sync::mpsc, time::Duration};
 
 use super::{
-    Generation, Lane, SlotKind,
+    Lane, SlotKind,
     content::Program,
     stats::{AgreementStats, CallStats},
+    summary::ProgramSummary,
 };
-use crate::{policy::Failure, summary::ProgramSummary};
+use crate::{ids::Generation, policy::Failure};
 
 /// One generation in force.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::generation::GenerationHandle;
-use crate::{query::RoutingRequest, router::OnFailure};
+use crate::{policy::OnFailure, query::RoutingRequest};
 
 /// The generations of a slot at one moment. A leg pins one snapshot and keeps it.
 #[derive(Clone, Debug)]

@@ -1,4 +1,5 @@
-//! Writes the facts a policy asked for as one flat list: request facts, then worker facts column by column.
+//! Facts of one decision: writes those that a policy asked for as one flat list, request facts first, then worker facts
+//! column by column.
 //!
 //! Costly inputs (cached blocks, blocks after admission) are computed once a decision, and only when something wants
 //! them; everything else is read straight from the candidates.
@@ -9,7 +10,8 @@ use crate::{
     config::RouterConfig,
     cost::CostTerms,
     facts::{RequestFact, Wants, WorkerColumn, WorkerFact},
-    query::Query,
+    query::{CandidateId, Query},
+    slot::{NativeMode, Program},
 };
 
 /// Inputs of one decision, shared by every policy of the slot and by the native selectors.
@@ -54,6 +56,18 @@ impl Needs {
             }
         }
         needs
+    }
+
+    /// The costly inputs that a program needs.
+    pub(crate) fn of_program(program: &Program) -> Self {
+        match program {
+            Program::Native(NativeMode::Kv) => Self::ALL,
+            Program::DecodeOverride(_) => Self::default(),
+            _ => program
+                .policies()
+                .map(|policy| Self::of(&policy.info().wants))
+                .fold(Self::default(), Self::or),
+        }
     }
 
     pub(crate) fn or(self, other: Self) -> Self {
@@ -174,6 +188,17 @@ impl<'a> DecisionFacts<'a> {
             terms.taint_preference = self.preference(candidate);
         }
         terms
+    }
+
+    /// The native cost terms of each of `rows`.
+    pub(crate) fn all_terms(&self, rows: &[u32]) -> Vec<(CandidateId, CostTerms)> {
+        rows.iter().filter_map(|row| Some((self.candidate_id(*row)?, self.terms(*row)))).collect()
+    }
+
+    /// The candidate at `row` of the pool.
+    pub(crate) fn candidate_id(&self, row: u32) -> Option<CandidateId> {
+        let candidate = self.pool.get(row as usize)?;
+        Some((candidate.worker.id(), candidate.rank))
     }
 
     fn after_admission(&self, position: usize) -> u32 {

@@ -1,4 +1,4 @@
-//! A policy's answer is advice: the checks it passes before it is used.
+//! Checks that a policy's answer passes before it is used: answers are advice.
 
 use crate::policy::{Failure, Plan, ShedReason};
 

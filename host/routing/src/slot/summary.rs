@@ -1,43 +1,44 @@
-//! What a generation runs, told without its policies: records keep this long after the instances are gone.
+//! Summary of a generation's program for decision records, which outlive the loaded policies.
 
 use std::sync::Arc;
 
+use super::{Lane, Normalize, Picker, Program, SlotKind};
 use crate::{
     facts::Wants,
+    ids::Generation,
     policy::{Digest, Policy, World},
-    slot::{Generation, Lane, Normalize, Picker, Program, SlotKind},
 };
 
-/// A generation's program as records tell it.
+/// Summary of a generation's program.
 #[derive(Debug)]
 pub struct ProgramSummary {
-    /// The slot it filled.
+    /// The slot.
     pub slot: SlotKind,
-    /// Its number.
+    /// The generation's number.
     pub generation: Generation,
-    /// Whether it served all, or a share.
+    /// The lane it served in.
     pub lane: Lane,
-    /// The policies in the order they are asked: filters, then a selector or scorers, or one decode override.
+    /// The policies in call order: filters, then a selector or scorers; or one decode override.
     pub policies: Vec<PolicySummary>,
-    /// How a row is picked from the scorers' costs.
+    /// Picks a row from the scorers' costs.
     pub picker: Option<Picker>,
 }
 
 /// One policy of a program.
 #[derive(Debug)]
 pub struct PolicySummary {
-    /// The name it gives itself.
+    /// The name that the policy declares.
     pub name: Arc<str>,
-    /// The version it gives itself.
+    /// The version that the policy declares.
     pub version: Arc<str>,
-    /// Digest of its bytes.
+    /// Digest of the policy's bytes.
     pub digest: Digest,
-    /// The world it fills.
+    /// The world that the policy implements.
     pub world: World,
-    /// The facts it is handed.
+    /// The facts that the policy gets.
     pub wants: Wants,
-    /// A scorer's weight and the scale of its costs.
-    pub weighed: Option<(f32, Normalize)>,
+    /// A scorer's weight and the normalization of its costs.
+    pub weight: Option<(f32, Normalize)>,
 }
 
 impl ProgramSummary {
@@ -59,7 +60,7 @@ impl ProgramSummary {
         Self { slot, generation, lane, policies, picker }
     }
 
-    /// The policy that the program is named by: the first that is no filter.
+    /// The policy that ranks: the first that is not a filter.
     #[must_use]
     pub fn ranker(&self) -> Option<&PolicySummary> {
         self.policies.iter().find(|step| step.world != World::Filter)
@@ -67,7 +68,7 @@ impl ProgramSummary {
 }
 
 impl PolicySummary {
-    fn of(policy: &Arc<dyn Policy>, weighed: Option<(f32, Normalize)>) -> Self {
+    fn of(policy: &Arc<dyn Policy>, weight: Option<(f32, Normalize)>) -> Self {
         let info = policy.info();
         Self {
             name: info.name.clone(),
@@ -75,7 +76,7 @@ impl PolicySummary {
             digest: info.digest,
             world: info.world,
             wants: info.wants.clone(),
-            weighed,
+            weight,
         }
     }
 }

@@ -1,0 +1,71 @@
+//! The call that a guest is serving, as its log, its clocks and its randomness see it.
+//!
+//! WASI streams and clocks own their data, so they share one value with the guest's store instead of borrowing the decision's
+//! context. One thread at a time is in a store: the lock never waits.
+
+use parking_lot::Mutex;
+use pointsman_routing::{Call, DecisionContext, Generation};
+
+/// Lines that a guest may log in one call; the rest is dropped.
+const LINES_PER_CALL: u32 = 8;
+
+/// The present call.
+#[derive(Debug)]
+pub(super) struct CurrentCall(Mutex<CallData>);
+
+#[derive(Debug, Default)]
+pub(super) struct CallData {
+    pub(super) now_us: u64,
+    pub(super) seed: u64,
+    /// Number of the call, from 1.
+    pub(super) number: u64,
+    pub(super) generation: Option<Generation>,
+    request_id: String,
+    has_request_id: bool,
+    lines_left: u32,
+}
+
+impl CurrentCall {
+    /// The state before the first call: `configure` may log as much as a call.
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(CallData { lines_left: LINES_PER_CALL, ..CallData::default() }))
+    }
+
+    /// Starts the next call.
+    pub(super) fn begin(&self, context: &DecisionContext<'_>, call: &Call) {
+        let mut data = self.0.lock();
+        (data.now_us, data.seed) = (call.now_us, call.seed);
+        data.number += 1;
+        data.generation = context.generation();
+        // The string keeps its memory from call to call.
+        data.request_id.clear();
+        data.request_id.push_str(context.request_id().unwrap_or_default());
+        data.has_request_id = context.request_id().is_some();
+        data.lines_left = LINES_PER_CALL;
+    }
+
+    /// Runs `read` on the present call.
+    pub(super) fn with<T>(&self, read: impl FnOnce(&CallData) -> T) -> T {
+        read(&self.0.lock())
+    }
+
+    /// Microseconds since the Unix epoch.
+    pub(super) fn now_us(&self) -> u64 {
+        self.0.lock().now_us
+    }
+
+    /// Takes one of the call's log lines; `false` when none is left.
+    pub(super) fn take_line(&self) -> bool {
+        let mut data = self.0.lock();
+        let left = data.lines_left.checked_sub(1);
+        data.lines_left = left.unwrap_or(0);
+        left.is_some()
+    }
+}
+
+impl CallData {
+    /// The request's id, when it is known.
+    pub(super) fn request_id(&self) -> Option<&str> {
+        self.has_request_id.then_some(self.request_id.as_str())
+    }
+}

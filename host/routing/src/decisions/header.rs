@@ -1,0 +1,124 @@
+//! Header of a recorded decision: everything but the facts.
+
+use std::sync::Arc;
+
+use pointsman_workers::{DpRank, Leg, ModelName, WorkerId};
+use tokio::time::Duration;
+
+use crate::{
+    receipt::{Decider, ShadowResult},
+    slot::{NativeMode, ProgramSummary},
+};
+
+/// A decision without its inputs.
+#[derive(Clone, Debug)]
+pub struct DecisionHeader {
+    /// The model asked for.
+    pub model: ModelName,
+    /// The program of the generation that decided.
+    pub program: Arc<ProgramSummary>,
+    /// The leg routed; for a plan, the decode leg.
+    pub leg: Leg,
+    /// 0 for the leg's first try.
+    pub attempt: u32,
+    /// Who decided.
+    pub by: DecidedBy,
+    /// What was decided.
+    pub result: DecisionResult,
+    /// The seed of the decision.
+    pub seed: u64,
+    /// Microseconds since the Unix epoch.
+    pub now_us: u64,
+    /// Softmax temperature of the decision.
+    pub temperature: f32,
+    /// Cached prefix blocks at the choice: device, host, disk; `None`: they were not looked up.
+    pub cached_blocks: Option<[u32; 3]>,
+    /// The shadow's choice, when there was one.
+    pub shadow: Option<ShadowResult>,
+    /// Duration of the whole decision.
+    pub took: Duration,
+    /// How the request ended; `None` while it runs.
+    pub outcome: Option<Outcome>,
+    /// Whether the inputs were dropped because they exceed a shard.
+    pub inputs_dropped: bool,
+    pub(crate) stages: u32,
+    /// Number of stages whose policies accessed the slot's state.
+    pub(crate) stateful_stages: u32,
+}
+
+/// Who decided. Texts (reason, detail) are recorded with the inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    /// The policy in the slot.
+    Policy,
+    /// The native selector in the slot.
+    Native(NativeMode),
+    /// The fallback, and why.
+    Fallback(&'static str),
+    /// A hint of the request.
+    Pin,
+    /// The binding of the request's session.
+    Session,
+    /// The decode override's preview.
+    Plan,
+}
+
+/// What was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecisionResult {
+    /// This candidate.
+    Chosen(WorkerId, DpRank),
+    /// `remote`, `local` or `shed`, with the decode candidate that was asked about.
+    Planned(&'static str, Option<(WorkerId, DpRank)>),
+    /// No candidate: `shed`, `policy_failed`, `nobody_left` or `no_pin`.
+    Refused(&'static str),
+}
+
+/// How the request of a decision ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// HTTP status, 499 when the client disconnected.
+    pub status: u16,
+    /// `ok`, or an error code.
+    pub code: &'static str,
+    /// Whether the leg was decided again later, so that this decision's worker did not serve the request.
+    pub retried: bool,
+    /// Time to first token, from the request's arrival.
+    pub ttft: Option<Duration>,
+    /// Mean time between tokens.
+    pub itl: Option<Duration>,
+    /// Output tokens.
+    pub output_tokens: u32,
+    /// Cached prompt tokens as predicted when the prompt's worker was chosen.
+    pub cached_predicted: Option<u32>,
+    /// Cached prompt tokens as the engine reported.
+    pub cached_reported: Option<u32>,
+}
+
+impl DecidedBy {
+    /// Stable label, as [`crate::Decider::label`].
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Native(_) => "native",
+            Self::Fallback(_) => "fallback",
+            Self::Pin => "pin",
+            Self::Session => "session",
+            Self::Plan => "plan",
+        }
+    }
+}
+
+impl From<&Decider> for DecidedBy {
+    fn from(decider: &Decider) -> Self {
+        match decider {
+            Decider::Policy => Self::Policy,
+            Decider::Native { mode } => Self::Native(*mode),
+            Decider::Fallback { reason, .. } => Self::Fallback(reason),
+            Decider::Pin => Self::Pin,
+            Decider::Session => Self::Session,
+            Decider::Plan => Self::Plan,
+        }
+    }
+}

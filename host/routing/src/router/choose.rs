@@ -1,0 +1,254 @@
+//! The choice of a worker for one leg, before anything is booked or recorded.
+
+use std::{sync::Arc, time::Duration};
+
+use pointsman_workers::{Candidate, DpRank, WorkerId};
+use tokio::time::Instant;
+
+use super::{
+    RouteError, Router,
+    eligible::{candidate_rows, no_worker, preset_row},
+    shadow,
+};
+use crate::{
+    buffers::DecisionBuffers,
+    config::RouterConfig,
+    context::{DecisionContext, Purpose},
+    cost::CostTerms,
+    decision_facts::{DecisionFacts, Needs},
+    decisions::{ALWAYS, DecidedBy},
+    policy::{OnFailure, ShedReason},
+    program::{Run, Verdict},
+    query::{CandidateId, Query},
+    receipt::{Decider, Receipt, ShadowResult},
+    slot::{GenerationHandle, NativeMode, Program, SlotKind},
+};
+
+/// A chosen candidate and what its receipt says.
+pub(super) struct Chosen {
+    pub(super) candidate: Candidate,
+    pub(super) cached: [u32; 3],
+    pub(super) terms: Vec<(CandidateId, CostTerms)>,
+    generation: Arc<GenerationHandle>,
+    decider: Decider,
+    reason: Option<String>,
+    candidates: u32,
+    cached_known: bool,
+    costs: Vec<(WorkerId, DpRank, f32)>,
+    shadow: Option<ShadowResult>,
+}
+
+/// Why no candidate was chosen.
+pub(super) struct NotChosen {
+    pub(super) error: RouteError,
+    /// Who refused the request, and the recorded code; `None` when no candidate was eligible, which is not a decision.
+    pub(super) refusal: Option<(DecidedBy, &'static str)>,
+}
+
+/// The answer of a program, or that the native fallback has to choose.
+enum Choice {
+    /// Position in the pool, the decider, and the policy's own reason.
+    Row(u32, Decider, Option<String>),
+    /// The policy gave no usable answer.
+    FallBack { reason: &'static str, detail: String },
+}
+
+impl Router {
+    /// Chooses without booking or recording.
+    pub(super) fn choose(
+        &self,
+        query: &Query<'_>,
+        config: RouterConfig,
+        purpose: Purpose,
+        buffers: &mut DecisionBuffers,
+    ) -> Result<Chosen, NotChosen> {
+        let slot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
+        let generation = slot.serving(query.request);
+        let on_failure = slot.on_failure.unwrap_or(self.on_failure);
+        let pool = query.snapshot.pool(query.model, query.leg);
+        let DecisionBuffers { rows, shadow_rows, inputs, program, state_accesses } = buffers;
+        candidate_rows(query, pool, rows)?;
+        let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        program.begin(&generation.summary, rows);
+        let preset = preset_row(query, pool, rows);
+        let compares = purpose == Purpose::Route && preset.is_none();
+        let shadow_generation = slot.shadowing(query.request).filter(|_| compares);
+        // The shadow sees the rows as they are before the serving program filters them.
+        shadow_rows.clear();
+        if shadow_generation.is_some() {
+            shadow_rows.extend_from_slice(rows);
+        }
+        let explains = purpose == Purpose::Preview && query.explain;
+        let always = self.always_recorded(query, purpose);
+        let needs = if query.pin.is_some() || explains {
+            Needs::ALL
+        } else {
+            Needs::of_program(&generation.program).or(Needs::of(always))
+        };
+        let needs_of = |generation: &Arc<GenerationHandle>| Needs::of_program(&generation.program);
+        let needs = needs.or(shadow_generation.map(needs_of).unwrap_or_default());
+        inputs.compute(needs, query, &config, pool, rows, &self.index);
+        let mut cached_known = needs.cached;
+        let facts = DecisionFacts::new(query, config, pool, inputs);
+        let terms = if explains { facts.all_terms(rows) } else { Vec::new() };
+        if preset.is_none() && !always.is_empty() {
+            program.recorder.stage(ALWAYS, rows, |out| facts.write(always, rows, out));
+        }
+        let accesses = (purpose == Purpose::Route && self.records(query)).then_some(state_accesses);
+        let mut context = DecisionContext::new(purpose)
+            .with_generation(generation.generation)
+            .with_request_id(query.request_id)
+            .with_state_accesses(accesses);
+        let mut run = Run { facts: &facts, cursors: &self.cursors, context: &mut context, buffers: program };
+        let mut choice = match preset {
+            Some((row, decider)) => Choice::Row(row, decider, None),
+            None => run_program(&mut run, generation, on_failure, rows)?,
+        };
+        if let Choice::FallBack { reason, detail } = choice {
+            // The fallback ranks by inputs that the policy may not have asked for.
+            let all_rows = if shadow_rows.is_empty() { &*rows } else { &*shadow_rows };
+            inputs.compute(Needs::ALL, query, &config, pool, all_rows, &self.index);
+            cached_known = true;
+            let facts = DecisionFacts::new(query, config, pool, inputs);
+            let mut run =
+                Run { facts: &facts, cursors: &self.cursors, context: &mut context, buffers: program };
+            choice = match run.native(self.fallback, rows) {
+                Verdict::Row(row, _) => Choice::Row(row, Decider::Fallback { reason, detail }, None),
+                _ => return Err(no_worker(query, String::new()).into()),
+            };
+        }
+        let Choice::Row(row, decider, reason) = choice else {
+            return Err(no_worker(query, String::new()).into());
+        };
+        let facts = DecisionFacts::new(query, config, pool, inputs);
+        let shadow = shadow_generation
+            .and_then(|shadow| shadow::compare(shadow, &facts, &self.cursors, shadow_rows, row));
+        let candidate = pool.get(row as usize).cloned().ok_or_else(|| no_worker(query, String::new()))?;
+        let costs = if query.explain { ranked(pool, rows, &program.costs) } else { Vec::new() };
+        let cached = inputs.cached(row as usize);
+        let generation = generation.clone();
+        Ok(Chosen {
+            candidate,
+            cached,
+            terms,
+            generation,
+            decider,
+            reason,
+            candidates,
+            cached_known,
+            costs,
+            shadow,
+        })
+    }
+}
+
+/// Runs the generation's program, counts the call, and turns its verdict into a choice.
+fn run_program(
+    run: &mut Run<'_, '_>,
+    generation: &GenerationHandle,
+    on_failure: OnFailure,
+    rows: &mut Vec<u32>,
+) -> Result<Choice, NotChosen> {
+    let query = run.facts.query;
+    let native = match generation.program {
+        Program::Native(mode) => Some(mode),
+        _ => None,
+    };
+    if native == Some(NativeMode::Direct) {
+        let refusal = Some((DecidedBy::Native(NativeMode::Direct), "no_pin"));
+        return Err(NotChosen { error: RouteError::NoPin(query.leg), refusal });
+    }
+    if native.is_none() && !generation.breaker.try_call() {
+        return fall_back(on_failure, "breaker_open", String::new());
+    }
+    let started = Instant::now();
+    let verdict = run.run(&generation.program, rows);
+    if native.is_none() && !run.context.is_preview() {
+        count_call(generation, &verdict, started.elapsed());
+    }
+    match verdict {
+        Verdict::Row(row, reason) => {
+            let decider = native.map_or(Decider::Policy, |mode| Decider::Native { mode });
+            Ok(Choice::Row(row, decider, reason))
+        }
+        Verdict::Shed(shed) => Err(NotChosen::by_policy(RouteError::Shed(shed), "shed")),
+        Verdict::Abstained => Ok(Choice::FallBack { reason: "abstain", detail: String::new() }),
+        Verdict::NoRowLeft => match native {
+            Some(mode) => {
+                let refusal = Some((DecidedBy::Native(mode), "nobody_left"));
+                Err(NotChosen { error: no_worker(query, String::new()), refusal })
+            }
+            None => {
+                let error = no_worker(query, ": the filters dropped every candidate".to_owned());
+                Err(NotChosen::by_policy(error, "nobody_left"))
+            }
+        },
+        Verdict::Failed(failure) => fall_back(on_failure, failure.kind(), failure.to_string()),
+    }
+}
+
+/// Applies the operator's choice of what follows a policy's failure.
+fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Result<Choice, NotChosen> {
+    match on_failure {
+        OnFailure::Fallback => Ok(Choice::FallBack { reason, detail }),
+        OnFailure::Shed => {
+            let shed = ShedReason { status: 429, reason: "routing policy failed".into() };
+            Err(NotChosen::by_policy(RouteError::Shed(shed), "shed"))
+        }
+        OnFailure::Reject => Err(NotChosen::by_policy(RouteError::PolicyFailed(reason), "policy_failed")),
+    }
+}
+
+/// Counts a call of a policy, and its failure when it failed.
+pub(super) fn count_call(generation: &GenerationHandle, verdict: &Verdict, took: Duration) {
+    match verdict {
+        Verdict::Failed(failure) => generation.note::<()>(&Err(failure.clone()), took),
+        _ => generation.note(&Ok(()), took),
+    }
+}
+
+fn ranked(pool: &[Candidate], rows: &[u32], costs: &[f32]) -> Vec<(WorkerId, DpRank, f32)> {
+    let ranked = rows.iter().filter_map(|row| pool.get(*row as usize)).zip(costs);
+    ranked.map(|(candidate, cost)| (candidate.worker.id(), candidate.rank, *cost)).collect()
+}
+
+impl NotChosen {
+    fn by_policy(error: RouteError, code: &'static str) -> Self {
+        Self { error, refusal: Some((DecidedBy::Policy, code)) }
+    }
+}
+
+impl From<RouteError> for NotChosen {
+    fn from(error: RouteError) -> Self {
+        Self { error, refusal: None }
+    }
+}
+
+impl Chosen {
+    pub(super) fn receipt(self, query: &Query<'_>, started: Instant) -> Receipt {
+        let info = self.generation.program.ranker();
+        Receipt {
+            id: None,
+            leg: query.leg,
+            attempt: query.attempt,
+            slot: SlotKind::of(query.leg),
+            generation: self.generation.generation,
+            lane: self.generation.lane,
+            shadow: self.shadow,
+            policy: info.map(|info| info.name.clone()),
+            digest: info.map(|info| info.digest),
+            decider: self.decider,
+            learns: self.generation.learns,
+            reason: self.reason,
+            worker: self.candidate.worker.id(),
+            rank: self.candidate.rank,
+            candidates: self.candidates,
+            cached_blocks: self.cached,
+            cached_known: self.cached_known,
+            costs: self.costs,
+            seed: query.seed,
+            now_us: query.now_us,
+            took: started.elapsed(),
+        }
+    }
+}

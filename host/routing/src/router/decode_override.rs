@@ -1,0 +1,230 @@
+//! The decode override: whether remote prefill is worth it (D4), and the configuration of the decode leg (D2).
+
+use std::sync::Arc;
+
+use pointsman_workers::{Candidate, Leg};
+use tokio::time::Instant;
+
+use super::{Router, eligible::eligible_rows};
+use crate::{
+    answer_checks,
+    buffers::{BufferPool, DecisionBuffers},
+    config::{RouterConfig, RouterConfigOverride},
+    context::{DecisionContext, Purpose},
+    decision_facts::{DecisionFacts, Inputs, Needs},
+    facts::Wants,
+    ids::{DecisionId, Generation},
+    policy::{Failure, OnFailure, Plan, Policy, ShedReason},
+    query::{CandidateId, Query},
+    slot::{GenerationHandle, Lane, Program, ShadowVerdict, SlotKind},
+};
+
+/// The decision of a decode override about one request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OverrideDecision {
+    /// Remote prefill, local prefill, or refuse.
+    pub plan: Plan,
+    /// The generation that decided.
+    pub generation: Generation,
+    /// The generation's lane.
+    pub lane: Lane,
+    /// Whether the generation observes outcomes.
+    pub learns: bool,
+    /// Why the policy's answer was not used, when it was not.
+    pub fallback: Option<&'static str>,
+    /// The previewed decode candidate that the policy saw.
+    pub decode: Option<CandidateId>,
+    /// The id of the decision's record.
+    pub id: Option<DecisionId>,
+}
+
+/// A policy's plan and the decode candidate that it saw.
+type Answer = (Plan, Option<CandidateId>);
+
+impl Router {
+    /// Decides whether remote prefill is worth it. `query` is the decode leg's; nothing is booked.
+    ///
+    /// Worker facts are computed only when the policy asks for any: one row for the previewed decode choice, the whole matrix
+    /// for prefill. Without a usable answer the plan is remote, which is always legal.
+    #[must_use]
+    pub fn plan(&self, query: &Query<'_>, purpose: Purpose) -> OverrideDecision {
+        let started = Instant::now();
+        let slot = self.slots.get(query.model, SlotKind::DecodeOverride).snapshot();
+        let generation = slot.serving(query.request);
+        let mut decision = OverrideDecision {
+            plan: Plan::Remote,
+            generation: generation.generation,
+            lane: generation.lane,
+            learns: generation.learns,
+            fallback: None,
+            decode: None,
+            id: None,
+        };
+        if let Program::DecodeOverride(policy) = &generation.program {
+            BufferPool::lend(|buffers| {
+                buffers.program.begin(&generation.summary, &[]);
+                let answer = counted(generation, purpose, || {
+                    self.ask_for_plan(query, purpose, generation, policy, buffers)
+                });
+                match answer {
+                    Ok((plan, decode)) => (decision.plan, decision.decode) = (plan, decode),
+                    Err(reason) => {
+                        decision.plan = plan_after_failure(slot.on_failure.unwrap_or(self.on_failure));
+                        decision.fallback = Some(reason);
+                    }
+                }
+                if purpose == Purpose::Route {
+                    decision.id = self.record_override(query, &decision, buffers, started);
+                }
+            });
+        }
+        if let Some(shadow) = slot.shadowing(query.request).filter(|_| purpose == Purpose::Route) {
+            self.compare_plans(shadow, query, &decision.plan);
+        }
+        decision
+    }
+
+    /// Runs the shadow and counts whether its plan is the one in force.
+    fn compare_plans(&self, shadow: &GenerationHandle, query: &Query<'_>, plan: &Plan) {
+        let Program::DecodeOverride(policy) = &shadow.program else { return };
+        let answer = BufferPool::lend(|buffers| {
+            buffers.program.begin(&shadow.summary, &[]);
+            // The call counts, its effects on the slot's state do not.
+            counted(shadow, Purpose::Route, || {
+                self.ask_for_plan(query, Purpose::Preview, shadow, policy, buffers)
+            })
+        });
+        let verdict = match answer {
+            Ok((other, _)) if other == *plan => ShadowVerdict::Agrees,
+            Ok(_) => ShadowVerdict::Disagrees,
+            Err("breaker_open" | "not_ready") => return,
+            Err(_) => ShadowVerdict::Failed,
+        };
+        shadow.agreement.note(verdict);
+    }
+
+    /// Returns the override of the router configuration for the decode leg, and why it is the native one when it is.
+    #[must_use]
+    pub fn decode_config(
+        &self,
+        query: &Query<'_>,
+        purpose: Purpose,
+    ) -> (RouterConfigOverride, Option<&'static str>) {
+        let slot = self.slots.get(query.model, SlotKind::DecodeOverride).snapshot();
+        let generation = slot.serving(query.request);
+        let Program::DecodeOverride(policy) = &generation.program else {
+            return (RouterConfigOverride::DECODE_DEFAULT, None);
+        };
+        let answer = counted(generation, purpose, || {
+            BufferPool::lend(|DecisionBuffers { inputs, program, .. }| {
+                let config = self.config.with(&query.request.config);
+                program.begin(&generation.summary, &[]);
+                let facts = program.recorder.stage(0, &[], |out| {
+                    DecisionFacts::new(query, config, &[], inputs).write_request(&policy.info().wants, out);
+                });
+                // This call is not recorded, so its state accesses are not noted.
+                let mut context = DecisionContext::new(purpose)
+                    .with_generation(generation.generation)
+                    .with_request_id(query.request_id);
+                let over = policy.decode_config(&mut context, &query.call(0), facts)?;
+                over.check().map_err(Failure::Invalid)?;
+                Ok(over)
+            })
+        });
+        match answer {
+            Ok(over) => (over, None),
+            Err(reason) => (RouterConfigOverride::DECODE_DEFAULT, Some(reason)),
+        }
+    }
+
+    fn ask_for_plan(
+        &self,
+        query: &Query<'_>,
+        purpose: Purpose,
+        generation: &GenerationHandle,
+        policy: &Arc<dyn Policy>,
+        buffers: &mut DecisionBuffers,
+    ) -> Result<Answer, Failure> {
+        let wants = &policy.info().wants;
+        let config = self.config.with(&query.request.config);
+        // The preview of the decode leg is a decision of its own, with buffers of its own.
+        let decode = if wants.worker.is_empty() {
+            None
+        } else {
+            let preview = BufferPool::lend(|buffers| self.choose(query, config, Purpose::Preview, buffers));
+            match preview {
+                Ok(chosen) => Some(chosen.candidate),
+                // No decode worker is eligible: routing the decode leg reports it.
+                Err(_) => return Ok((Plan::Remote, None)),
+            }
+        };
+        let DecisionBuffers { rows, inputs, program, state_accesses, .. } = buffers;
+        let recorder = &mut program.recorder;
+        let prefill = Query { leg: Leg::Prefill, ..*query };
+        let pool = query.snapshot.pool(query.model, Leg::Prefill);
+        if decode.is_none() || eligible_rows(&prefill, pool, rows).is_err() {
+            rows.clear();
+        }
+        recorder.set_candidates(rows);
+        let facts = recorder.stage(0, rows, |out| {
+            let Some(decode) = &decode else {
+                return DecisionFacts::new(query, config, &[], inputs).write_request(wants, out);
+            };
+            let decode = std::slice::from_ref(decode);
+            self.compute(inputs, wants, query, config, decode, &[0]);
+            DecisionFacts::new(query, config, decode, inputs).write(wants, &[0], out);
+            self.compute(inputs, wants, &prefill, config, pool, rows);
+            DecisionFacts::new(&prefill, config, pool, inputs).write_workers(wants, rows, out);
+        });
+        let (request, facts) = facts.split_at_checked(wants.request_width()).unwrap_or_default();
+        let (decode_row, matrix) = facts.split_at_checked(wants.worker_width()).unwrap_or_default();
+        let accesses = (purpose == Purpose::Route && self.records(query)).then_some(state_accesses);
+        let mut context = DecisionContext::new(purpose)
+            .with_generation(generation.generation)
+            .with_request_id(query.request_id)
+            .with_state_accesses(accesses);
+        let plan = policy.decide(&mut context, &query.call(rows.len()), request, decode_row, matrix);
+        recorder.take_state(context.state_accesses());
+        let decode = decode.map(|candidate| (candidate.worker.id(), candidate.rank));
+        Ok((plan.and_then(answer_checks::plan)?, decode))
+    }
+
+    fn compute(
+        &self,
+        inputs: &mut Inputs,
+        wants: &Wants,
+        query: &Query<'_>,
+        config: RouterConfig,
+        pool: &[Candidate],
+        rows: &[u32],
+    ) {
+        inputs.compute(Needs::of(wants), query, &config, pool, rows, &self.index);
+    }
+}
+
+/// Calls the policy unless its breaker is open, and counts the call when it is not a preview. An error is the label of the
+/// failure.
+fn counted<T>(
+    generation: &GenerationHandle,
+    purpose: Purpose,
+    call: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, &'static str> {
+    if !generation.breaker.try_call() {
+        return Err("breaker_open");
+    }
+    let started = Instant::now();
+    let outcome = call();
+    if purpose == Purpose::Route {
+        generation.note(&outcome, started.elapsed());
+    }
+    outcome.map_err(|failure| failure.kind())
+}
+
+fn plan_after_failure(on_failure: OnFailure) -> Plan {
+    let shed = |status| Plan::Shed(ShedReason { status, reason: "routing policy failed".into() });
+    match on_failure {
+        OnFailure::Fallback => Plan::Remote,
+        OnFailure::Shed => shed(429),
+        OnFailure::Reject => shed(503),
+    }
+}
