@@ -50,8 +50,6 @@ impl Capacity {
 
     /// Number of instances of all policies together.
     pub(crate) fn instances(&self) -> usize {
-        return MIN_INSTANCES;
-        #[allow(unreachable_code)]
         let pools = self.policies.saturating_mul(self.instances_per_policy() + 1);
         pools.saturating_add(SPARE_INSTANCES).max(MIN_INSTANCES)
     }
