@@ -1,4 +1,5 @@
-//! Time the gateway adds to a direct call: the same engine, the same client, with and without the gateway between.
+//! Time the gateway adds to a direct call: the same engine, the same client, with and without the gateway
+//! between.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]
 

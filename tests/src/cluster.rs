@@ -59,8 +59,8 @@ impl TestClusterBuilder {
         self
     }
 
-    /// Sets the configuration that a reload reads, derived from the initial one. A change of the file `watched`
-    /// triggers a reload.
+    /// Sets the configuration that a reload reads, derived from the initial one. A change of the file
+    /// `watched` triggers a reload.
     #[must_use]
     pub fn reread(
         mut self,
@@ -166,7 +166,15 @@ impl TestCluster {
         self.gateway.state().registry.snapshot().workers().iter().map(|worker| worker.active_requests()).sum()
     }
 
-    /// Waits until no request is booked or in flight. Every path through the gateway must release its bookings.
+    /// Number of faults of a kind that hit a request, over all engines. The kind is named as in JSON; a
+    /// status fault has its status added, as in `status-503`.
+    #[must_use]
+    pub fn faults_fired(&self, kind: &str) -> u64 {
+        self.sims.iter().filter_map(|sim| sim.state().faults_fired.get(kind).copied()).sum()
+    }
+
+    /// Waits until no request is booked or in flight. Every path through the gateway must release its
+    /// bookings.
     ///
     /// # Errors
     /// A booking or a request is left after 10 s.

@@ -1,4 +1,5 @@
-//! Test harness: an in-process gateway on real sockets, simulated engines behind it, and a client that reads events.
+//! Test harness: an in-process gateway on real sockets, simulated engines behind it, and a client that reads
+//! events.
 
 pub mod client;
 pub mod cluster;

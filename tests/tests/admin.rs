@@ -18,7 +18,7 @@ async fn cluster(reads: bool) -> TestCluster {
 }
 
 #[tokio::test]
-async fn with_a_token_whatever_changes_something_needs_it() {
+async fn with_a_token_every_change_needs_it() {
     let cluster = cluster(false).await;
     let post = async |path: &str, token: Option<&str>| {
         let token = token.map(|token| format!("Bearer {token}"));
@@ -63,7 +63,7 @@ async fn what_cannot_be_done_is_named() {
     let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
     for (path, status, code) in [
         ("/policies/prefil/rollback", 404, "slot_not_found"),
-        ("/policies/prefill/rollback?model=nobody", 404, "slot_not_found"),
+        ("/policies/prefill/rollback?model=unknown", 404, "slot_not_found"),
         ("/policies/prefill/rollback", 409, "nothing_to_roll_back"),
         ("/policies/prefill/promote", 409, "nothing_to_promote"),
         ("/policies/prefill/promote?from=active", 409, "nothing_to_promote"),

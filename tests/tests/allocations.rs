@@ -1,5 +1,5 @@
-//! What a relayed event allocates: nothing. A file of its own, for its allocator counts everything in the process; engine and
-//! client are threads of it that allocate nothing while they are counted.
+//! What a relayed event allocates: nothing. A file of its own, for its allocator counts everything in the
+//! process; engine and client are threads of it that allocate nothing while they are counted.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "tests")]
 
@@ -24,23 +24,23 @@ const COUNTED: u32 = 2_000;
 const EVENT: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"},\"finish_reason\":null}]}\n\n";
 const LAST: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
 
-/// An engine that writes an event whenever it is told to, `None` being the last.
-fn engine(told: mpsc::Receiver<Option<()>>) -> SocketAddr {
+/// An engine that writes an event for each command; `None` is the last.
+fn engine(commands: mpsc::Receiver<Option<()>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (event, last) = (chunk(EVENT), chunk(LAST) + "0\r\n\r\n");
     thread::spawn(move || {
-        let mut told = Some(told);
+        let mut commands = Some(commands);
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             stream.set_nodelay(true).unwrap();
-            let mut told = if is_generation(&mut stream) { told.take() } else { None };
+            let mut commands = if is_generation(&mut stream) { commands.take() } else { None };
             let (event, last) = (event.clone(), last.clone());
             thread::spawn(move || {
-                let Some(told) = told.take() else { return facts(&mut stream) };
+                let Some(commands) = commands.take() else { return facts(&mut stream) };
                 let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
                 stream.write_all(head.as_bytes()).unwrap();
-                for one in told {
+                for one in commands {
                     stream.write_all(if one.is_some() { &event } else { &last }.as_bytes()).unwrap();
                 }
             });
@@ -53,7 +53,8 @@ fn chunk(text: &str) -> String {
     format!("{:x}\r\n{text}\r\n", text.len())
 }
 
-/// Whether what comes on this connection is a request to generate. The engine answers probes on connections of their own.
+/// Whether what comes on this connection is a request to generate. The engine answers probes on connections
+/// of their own.
 fn is_generation(stream: &mut TcpStream) -> bool {
     let mut buffer = [0; 4096];
     let read = stream.read(&mut buffer).unwrap();
@@ -84,8 +85,8 @@ fn answer(stream: &mut TcpStream, request: &[u8]) {
 #[test]
 fn a_relayed_event_allocates_nothing() {
     let _profiler = dhat::Profiler::builder().testing().build();
-    let (tell, told) = mpsc::channel();
-    let worker = format!("role=aggregated,engine=vllm,url=http://{}", engine(told));
+    let (send, commands) = mpsc::channel();
+    let worker = format!("role=aggregated,engine=vllm,url=http://{}", engine(commands));
     // No probe, look at load or re-scan falls into the time that is counted.
     let rare = Duration::from_secs(600);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -105,8 +106,8 @@ fn a_relayed_event_allocates_nothing() {
     );
     client.write_all((head + body).as_bytes()).unwrap();
     let mut buffer = vec![0; 64 * 1024];
-    let mut next = |tell: &mpsc::Sender<Option<()>>, one: Option<()>| {
-        tell.send(one).unwrap();
+    let mut next = |send: &mpsc::Sender<Option<()>>, one: Option<()>| {
+        send.send(one).unwrap();
         let mut length = 0;
         // Each event is read before the next is written, so that every one of them is a chunk of its own.
         while !buffer[..length].ends_with(b"}\n\n\r\n") && !buffer[..length].ends_with(b"0\r\n\r\n") {
@@ -117,16 +118,17 @@ fn a_relayed_event_allocates_nothing() {
         length
     };
     for _ in 0..WARM {
-        next(&tell, Some(()));
+        next(&send, Some(()));
     }
     let before = dhat::HeapStats::get().total_blocks;
     for _ in 0..COUNTED {
-        next(&tell, Some(()));
+        next(&send, Some(()));
     }
     let blocks = dhat::HeapStats::get().total_blocks - before;
-    next(&tell, None);
+    next(&send, None);
     runtime.block_on(cluster.at_rest()).unwrap();
-    // The channel of this test makes a block for every 31 messages; the gateway's threads may do a chore now and then.
+    // The channel of this test makes a block for every 31 messages; the gateway's threads may do a chore now
+    // and then.
     let ours = u64::from(COUNTED / 31);
     assert!(blocks <= ours + 40, "{blocks} allocations for {COUNTED} events, of which {ours} are the test's");
     assert!(

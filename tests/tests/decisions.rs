@@ -1,4 +1,4 @@
-//! The record of decisions: what is told of each, its outcome, and that it decides again the same.
+//! The record of decisions: what it contains, its outcome, and that it decides again the same.
 
 #![allow(
     clippy::unwrap_used,
@@ -80,14 +80,14 @@ async fn each_decision_is_told_with_its_inputs_its_outcome_and_its_id() {
     let cluster = fleet(|_| {}).await;
     let headers = [("x-request-id", "mine"), ("x-pointsman-decision", "1")];
     let reply = cluster.client.post(CHAT, &headers, chat(false, 3, 5)).await.unwrap();
-    let told = reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
+    let answer = reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
     cluster.at_rest().await.unwrap();
     let all = list(&cluster, "request_id=mine").await;
     // The plan, the prefill leg and the decode leg; newest first.
     let slots: Vec<_> = all.iter().map(|one| one["slot"].as_str().unwrap()).collect();
     assert_eq!(slots, ["decode", "prefill", "decode-override"], "{all:?}");
     for one in &all[..2] {
-        assert!(told.contains(&format!("id={}", one["id"].as_str().unwrap())), "{told}");
+        assert!(answer.contains(&format!("id={}", one["id"].as_str().unwrap())), "{answer}");
         assert_eq!((&one["policy"], &one["decider"]["by"]), (&json!("kv-aware"), &json!("policy")));
     }
     let prefill = &all[1];
@@ -190,7 +190,7 @@ async fn the_outcome_of_failures_of_retries_and_of_clients_that_leave_is_recorde
     drop(stream);
     cluster.at_rest().await.unwrap();
     let outcomes = |list: &[Value]| -> Vec<Value> {
-        let one = |told: &Value| json!([told["outcome"]["status"], told["outcome"]["retried"]]);
+        let one = |answer: &Value| json!([answer["outcome"]["status"], answer["outcome"]["retried"]]);
         list.iter().map(one).collect()
     };
     let retried = list(&cluster, "request_id=retried").await;
@@ -258,10 +258,10 @@ async fn the_ring_is_bounded_and_may_be_switched_off_and_so_may_telling() {
         ask(&cluster, &format!("r{number}"), number).await;
     }
     cluster.at_rest().await.unwrap();
-    let told = get(&cluster, "/decisions").await;
-    assert_eq!((&told["kept"], told["decisions"].as_array().map(Vec::len)), (&json!(7), Some(7)));
+    let answer = get(&cluster, "/decisions").await;
+    assert_eq!((&answer["kept"], answer["decisions"].as_array().map(Vec::len)), (&json!(7), Some(7)));
     let newest: Vec<_> =
-        told["decisions"].as_array().unwrap().iter().map(|one| one["request_id"].clone()).collect();
+        answer["decisions"].as_array().unwrap().iter().map(|one| one["request_id"].clone()).collect();
     assert!(newest.iter().take(3).all(|id| *id == "r9"), "{newest:?}");
 
     let off = fleet(|config| (config.decisions.keep, config.server.tell_decisions) = (0, false)).await;
@@ -291,8 +291,8 @@ async fn reading_under_load_fails_nothing_and_loses_nothing() {
         let export = cluster.admin.get("/decisions/export").await.unwrap();
         let text = String::from_utf8(export.body.to_vec()).unwrap();
         for line in text.lines() {
-            let told: Value = serde_json::from_str(line).unwrap();
-            assert_eq!(told["inputs_dropped"], false);
+            let answer: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(answer["inputs_dropped"], false);
             lines += 1;
         }
         least = least.min(text.lines().count());
@@ -301,9 +301,9 @@ async fn reading_under_load_fails_nothing_and_loses_nothing() {
         task.await.unwrap();
     }
     cluster.at_rest().await.unwrap();
-    let told = get(&cluster, "/decisions?limit=1000").await;
-    assert_eq!((&told["kept"], &told["lost"]), (&json!(300), &json!(0)), "{lines} lines were read");
-    let over = told["decisions"].as_array().unwrap().iter().all(|one| one["outcome"]["status"] == 200);
+    let answer = get(&cluster, "/decisions?limit=1000").await;
+    assert_eq!((&answer["kept"], &answer["lost"]), (&json!(300), &json!(0)), "{lines} lines were read");
+    let over = answer["decisions"].as_array().unwrap().iter().all(|one| one["outcome"]["status"] == 200);
     assert!(over && lines > 0, "every outcome was written down, late ones too");
 }
 
@@ -316,14 +316,14 @@ async fn f2_a_preview_tells_every_candidate_s_terms_and_the_runner_up_and_is_not
     cluster.at_rest().await.unwrap();
     cluster.gateway.state().router.index().flush();
     let before = get(&cluster, "/decisions").await["kept"].clone();
-    let told = cluster.client.post("/v1/route", &[], chat(false, 3, 2)).await.unwrap().json().unwrap();
+    let answer = cluster.client.post("/v1/route", &[], chat(false, 3, 2)).await.unwrap().json().unwrap();
     assert_eq!(get(&cluster, "/decisions").await["kept"], before);
-    let leg = &told["legs"][0];
+    let leg = &answer["legs"][0];
     let candidates = leg["candidates"].as_array().unwrap();
-    assert_eq!(candidates.len(), 3, "{told}");
+    assert_eq!(candidates.len(), 3, "{answer}");
     let one = |key: &str| candidates.iter().find(|candidate| candidate[key] == true).unwrap();
     let (chosen, second) = (one("chosen"), one("runner_up"));
-    assert_eq!(chosen["worker"], told["worker_id"]["prefill_worker_id"]);
+    assert_eq!(chosen["worker"], answer["worker_id"]["prefill_worker_id"]);
     assert_eq!(
         (&second["worker"], &second["cost"]),
         (&leg["runner_up"]["worker"], &leg["runner_up"]["cost"])
@@ -331,7 +331,7 @@ async fn f2_a_preview_tells_every_candidate_s_terms_and_the_runner_up_and_is_not
     // The same prompt was prefilled there a moment ago: that is why.
     assert!(
         chosen["cached_blocks"]["device"].as_u64() > second["cached_blocks"]["device"].as_u64(),
-        "{told}"
+        "{answer}"
     );
     for candidate in candidates {
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Failure paths: engines that refuse, break, stall, lie; clients that leave. Nothing may be leaked, stranded or repeated.
+//! Failure paths: engines that refuse, break, stall, lie; clients that leave. Nothing may be leaked, stranded
+//! or repeated.
 
 #![allow(
     clippy::unwrap_used,
@@ -63,14 +64,19 @@ async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
             for sim in pair {
                 cluster.sims[sim].set_faults(vec![]);
             }
+            let fired = cluster.sims[place].state().faults_fired.values().sum::<u64>();
             cluster.sims[place].set_faults(once(kind.clone()));
-            for _ in 0..2 {
-                assert_eq!(
-                    reply(&cluster, false).await,
-                    (200, String::new()),
-                    "{dialect:?} worker {place} {kind:?}"
-                );
+            // Prompts differ, so that the policy sends some of them to the worker that fails.
+            for turn in 0..40 {
+                let body = chat(false, 5).replacen("failure", &format!("{turn} {place} failure"), 1);
+                let reply = cluster.client.post(CHAT, &[], body).await.unwrap();
+                assert_eq!(reply.status, 200, "{dialect:?} worker {place} {kind:?}: {reply:?}");
+                if cluster.sims[place].state().faults_fired.values().sum::<u64>() > fired {
+                    break;
+                }
             }
+            let hits = cluster.sims[place].state().faults_fired.values().sum::<u64>() - fired;
+            assert_eq!(hits, 1, "{dialect:?} worker {place} {kind:?} was never asked");
         }
         cluster.at_rest().await.unwrap();
     }
@@ -235,7 +241,7 @@ async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
 }
 
 #[tokio::test]
-async fn e1_an_sglang_pair_that_nobody_waits_for_is_aborted() {
+async fn e1_an_sglang_pair_without_a_client_is_aborted() {
     let slow = |role| SimConfig {
         overhead: Duration::from_millis(300),
         itl: Duration::from_millis(20),
@@ -348,6 +354,18 @@ async fn faults_of_every_kind_leak_no_booking_and_strand_no_handoff() {
         let failed: u32 = clients.join_all().await.into_iter().sum();
         println!("{dialect:?}: {failed} of 320 requests failed, each with one valid error");
         cluster.at_rest().await.unwrap();
+        for kind in [
+            "status-500",
+            "status-429",
+            "refuse",
+            "cut",
+            "garbage",
+            "wrong-content-type",
+            "first-token-eos",
+            "transfer-fail",
+        ] {
+            assert!(cluster.faults_fired(kind) > 0, "{dialect:?}: no request met the fault {kind}");
+        }
         let dead = cluster.sims.iter().filter(|sim| sim.state().dead).count();
         assert_eq!(dead, 0, "an engine was killed by a bad handoff");
     }

@@ -66,12 +66,12 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
     let seconds = began.elapsed().as_secs() as usize;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
     cluster.client.post("/v1/route", &[], body).await.unwrap();
-    let previewed = told(lines.try_iter().collect());
+    let previewed = records(lines.try_iter().collect());
     assert!(previewed.iter().any(|line| line["fields"].get("request").is_none()), "{previewed:?}");
 
-    let told = told(before);
+    let logged = records(before);
     let mut requests: Vec<String> = Vec::new();
-    for line in &told {
+    for line in &logged {
         let fields = &line["fields"];
         let Some(request) = fields["request"].as_str() else { continue };
         assert_eq!((&fields["policy"], &fields["generation"]), (&json!("chatty"), &json!(2)), "{line}");
@@ -91,7 +91,7 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
 }
 
 /// The lines of policies among these.
-fn told(lines: Vec<Vec<u8>>) -> Vec<Value> {
+fn records(lines: Vec<Vec<u8>>) -> Vec<Value> {
     let parsed = lines.iter().filter_map(|line| serde_json::from_slice::<Value>(line).ok());
     parsed
         .filter(|line| line["target"] == "pointsman::guest" && line["fields"].get("policy").is_some())

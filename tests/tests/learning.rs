@@ -1,4 +1,5 @@
-//! Policies that learn from what became of decisions: traffic follows what was learnt, and a learner that fails harms nobody.
+//! Policies that learn from the outcomes of their decisions: traffic follows what they learnt, and a learner that
+//! fails harms no request.
 
 #![allow(
     clippy::unwrap_used,
@@ -123,7 +124,7 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
     assert_eq!((&memory["entries"], &memory["bytes"]), (&json!(2), &json!(2 * (3 + 8 + 64))), "{memory}");
     assert_eq!((&memory["entries_limit"], &memory["bytes_limit"]), (&json!(65_536), &json!(16_777_216)));
     assert_eq!(metric(&cluster, "pointsman_policy_state_entries{slot=\"aggregated\"}").await, 2);
-    assert_eq!(policies["slots"][0]["memory"], json!(null), "nobody may remember there");
+    assert_eq!(policies["slots"][0]["memory"], json!(null), "no policy may keep state there");
     assert_eq!(policies["slots"][0]["grants"], json!(["log", "wasi"]));
     let part = &slot["parts"][0];
     assert_eq!((&part["learns"], &part["remembers"]), (&json!(true), &json!(true)));
@@ -155,8 +156,8 @@ async fn every_decision_s_outcome_is_told_once_with_its_worker_and_its_end() {
     ask(&cluster).await;
     cluster.at_rest().await.unwrap();
     until_outcomes(&cluster, &["given"], 8).await;
-    let told = "outcomes=8 by-policy=8 retried=1 odd=0 status/200=7 status/499=1 worker/1=7 worker/2=1";
-    assert_eq!(counted(&cluster).await, told);
+    let expected = "outcomes=8 by-policy=8 retried=1 odd=0 status/200=7 status/499=1 worker/1=7 worker/2=1";
+    assert_eq!(counted(&cluster).await, expected);
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Who runs which leg, and in what order: pins, sessions, topology, queues, previews, and engines of one leg only.
+//! Who runs which leg, and in what order: pins, sessions, topology, queues, previews, and engines of one leg
+//! only.
 
 #![allow(
     clippy::unwrap_used,
@@ -163,7 +164,8 @@ async fn d1_the_decode_leg_gets_the_prefill_result_and_the_original_max_tokens()
 
 #[tokio::test]
 async fn a5_a_p2p_nccl_pair_serves_and_its_addresses_reach_no_client() {
-    // Plain engines that get the roles of a pair: all that ties such legs is the request id, which vLLM echoes.
+    // Plain engines that get the roles of a pair: all that ties such legs is the request id, which vLLM
+    // echoes.
     let flag = |role: &str, port: u16| format!(",role={role},transport=p2p_nccl,kv_addr=127.0.0.9:{port}");
     let cluster = TestClusterBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Aggregated), &flag("prefill", 14_579))
@@ -287,14 +289,14 @@ async fn f2_asking_where_a_request_would_run_changes_nothing() {
         .await
         .unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
-    let told = reply.json().unwrap();
+    let preview = reply.json().unwrap();
     assert!(
-        told["worker_id"]["prefill_worker_id"].is_u64() && told["worker_id"]["decode_dp_rank"].is_u64(),
-        "{told}"
+        preview["worker_id"]["prefill_worker_id"].is_u64() && preview["worker_id"]["decode_dp_rank"].is_u64(),
+        "{preview}"
     );
-    assert_eq!(told["token_ids"], json!([1, 2, 3]));
-    let costs = told["legs"][0]["receipt"]["costs"].as_array().unwrap();
-    assert_eq!(costs.len(), 2, "a cost for each candidate: {told}");
+    assert_eq!(preview["token_ids"], json!([1, 2, 3]));
+    let costs = preview["legs"][0]["receipt"]["costs"].as_array().unwrap();
+    assert_eq!(costs.len(), 2, "a cost for each candidate: {preview}");
     let annotated = chat(json!({"stream": true, "nvext": {"annotations": ["query_instance_id:"]}}));
     let asked = cluster.client.post(CHAT, &[], annotated).await.unwrap().json().unwrap();
     assert!(asked["worker_id"]["decode_worker_id"].is_u64(), "{asked}");
@@ -356,7 +358,7 @@ async fn f4_a_booking_without_life_expires_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a1_a_probe_runs_on_its_worker_alone_whatever_its_role() {
+async fn a1_a_probe_runs_on_its_worker_alone_in_any_role() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     for worker in ["1", "2"] {
         let body = chat(json!({"_HEALTH_CHECK": true, "max_tokens": 1}));
@@ -463,11 +465,11 @@ async fn h1_an_engine_s_own_tokens_are_exact_and_asked_for_once() {
         async || cluster.client.post("/v1/route", &[], chat(json!({}))).await.unwrap().json().unwrap();
     let first = route().await;
     assert_eq!(first["prompt_tokens_estimated"], false, "{first}");
-    let told: Value = serde_json::from_str(&chat(json!({}))).unwrap();
-    let asked = json!({"model": "tiny", "messages": told["messages"]}).to_string();
+    let sent: Value = serde_json::from_str(&chat(json!({}))).unwrap();
+    let asked = json!({"model": "tiny", "messages": sent["messages"]}).to_string();
     let engine = cluster.client.post("/tokenize", &[], asked).await.unwrap().json().unwrap();
     assert_eq!(first["prompt_tokens"], engine["count"]);
-    // What was asked before is known, whatever became of the engine.
+    // What was asked before is known, even if the engine is gone.
     cluster.sims[0].set_faults(vec![Fault {
         leg: Some(FaultLeg::Tokenize),
         ..Fault::always(FaultKind::HangBeforeHeaders)

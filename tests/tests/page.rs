@@ -131,12 +131,12 @@ async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes
 
     let asked = Instant::now();
     ask(&cluster, "mine").await;
-    let told = until(&mut events, "decisions", of("mine")).await;
+    let status = until(&mut events, "decisions", of("mine")).await;
     let over = |event: &Value| event["decisions"][0]["outcome"]["code"] == "ok";
-    let told = if over(&told) { told } else { until(&mut events, "decisions", over).await };
+    let status = if over(&status) { status } else { until(&mut events, "decisions", over).await };
     let took = asked.elapsed();
     assert!(took < Duration::from_millis(1_500), "{took:?}: a second, and a busy machine");
-    let one = &told["decisions"][0];
+    let one = &status["decisions"][0];
     assert_eq!((&one["leg"], &one["choice"]["worker"]), (&json!("aggregated"), &json!(1)));
     let id = one["id"].as_str().unwrap();
     let whole = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
@@ -154,8 +154,8 @@ async fn a_dropped_policy_is_told_with_its_generation_and_in_the_history() {
     cluster.drop_policy("aggregated.wasm", b"garbage").unwrap();
     until(&mut events, "slots", |status| status["history"][0]["result"] == "refused").await;
     cluster.drop_policy("aggregated.wasm", LEAST_LOADED).unwrap();
-    let told = until(&mut events, "slots", |status| status["history"][1]["result"] == "installed").await;
-    let (slots, last) = (told["slots"].as_array().unwrap(), &told["history"][1]);
+    let status = until(&mut events, "slots", |status| status["history"][1]["result"] == "installed").await;
+    let (slots, last) = (status["slots"].as_array().unwrap(), &status["history"][1]);
     let slot = slots.iter().find(|slot| slot["slot"] == "aggregated").unwrap();
     assert_eq!((&slot["policy"], &last["policy"]), (&json!("least-loaded"), &json!("least-loaded")));
     assert_eq!(
@@ -165,7 +165,7 @@ async fn a_dropped_policy_is_told_with_its_generation_and_in_the_history() {
 }
 
 #[tokio::test]
-async fn readers_that_do_not_read_block_nobody_and_are_bounded() {
+async fn readers_that_do_not_read_block_no_other_and_are_bounded() {
     let cluster = cluster(false, false).await;
     let mut deaf = Vec::new();
     for _ in 0..8 {

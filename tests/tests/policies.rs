@@ -122,11 +122,11 @@ async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_f
     }
     assert!(fallbacks > 0, "the fallback served while it looped");
     assert!(ask(&cluster).await.contains("kv-aware@3 policy"), "rolled back to the default");
-    // The slot is swapped first and told of a moment later.
-    let told = |cluster: &TestCluster| {
+    // The slot is swapped first and reported a moment later.
+    let reported = |cluster: &TestCluster| {
         cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.rollbacks == 1)
     };
-    cluster.until("the rollback is told", told).await.unwrap();
+    cluster.until("the rollback is reported", reported).await.unwrap();
     assert_eq!(slot(&cluster, "aggregated").await["state"], "rolled-back");
 }
 
@@ -164,7 +164,7 @@ async fn invariant_3_reloads_under_load_fail_no_request() {
     let served = load.await.unwrap();
     took.sort_unstable();
     println!(
-        "10 reloads, {served} requests meanwhile; rename to first decision: median {:?}, most {:?}",
+        "10 reloads, {served} requests served; rename to first decision: median {:?}, most {:?}",
         took[5], took[9]
     );
     assert!(served > 0);

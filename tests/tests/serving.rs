@@ -246,7 +246,8 @@ async fn requests_with_several_consumers_run_on_one_worker() {
         .await
         .unwrap();
     let body = chat(false).replacen('{', r#"{"n":2,"#, 1);
-    // A vLLM decode worker may serve it as well: both are in the aggregated pool. The simulated one insists on its role.
+    // A vLLM decode worker may serve it as well: both are in the aggregated pool. The simulated one insists
+    // on its role.
     let reply = cluster.client.post(CHAT, &[("x-worker-instance-id", "3")], body).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     assert_eq!(reply.json().unwrap()["choices"].as_array().unwrap().len(), 2);
@@ -254,7 +255,7 @@ async fn requests_with_several_consumers_run_on_one_worker() {
 }
 
 #[tokio::test]
-async fn the_admin_port_tells_workers_policies_and_metrics() {
+async fn the_admin_port_lists_workers_policies_and_metrics() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     text(&cluster, true).await;
     cluster.at_rest().await.unwrap();

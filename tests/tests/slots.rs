@@ -1,4 +1,5 @@
-//! Slots in production: composed slots, slots of one model, canaries, shadows, promotion and rollback over HTTP.
+//! Slots in production: composed slots, slots of one model, canaries, shadows, promotion and rollback over
+//! HTTP.
 
 #![allow(
     clippy::unwrap_used,

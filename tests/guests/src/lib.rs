@@ -1,4 +1,5 @@
-//! Guests for tests of the host: hostile ones, a naive one that imports WASI, and policies that are not embedded.
+//! Guests for tests of the host: hostile ones, a naive one that imports WASI, and policies that are not
+//! embedded.
 
 /// Behaves for a while and then does what its setting `mode` says; an import-free component.
 pub const HOSTILE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostile.wasm"));
@@ -10,7 +11,8 @@ pub const CHATTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatty.wasm"
 pub const ROGUE_PLANNER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rogue-planner.wasm"));
 /// A selector with `state` that exports `learning` and does what its script says; see [`scripted`].
 pub const ROGUE_LEARNER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rogue-learner.wasm"));
-/// A decode override that exports `learning` and imports `state`; `learn-local 0` is remote until three decode legs were told.
+/// A decode override that exports `learning` and imports `state`; `learn-local 0` is remote until three
+/// decode legs received.
 pub const ROGUE_LEARNING_PLANNER: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/rogue-learning-planner.wasm"));
 /// The scorer `learned-ttft`, which exports `learning` and imports `state`.

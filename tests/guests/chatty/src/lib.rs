@@ -1,5 +1,5 @@
-//! A selector as a naive author writes it: hash maps with random state, prints, clocks. Built for wasm32-wasip2 it imports
-//! WASI, and must still be deterministic.
+//! A selector as a naive author writes it: hash maps with random state, prints, clocks. Built for
+//! wasm32-wasip2 it imports WASI, and must still be deterministic.
 
 use std::{collections::HashMap, io::Write, time::SystemTime};
 

@@ -1,6 +1,7 @@
-//! A selector against `wit/released/0.1.0` that uses all a selector of that release could: facts, settings, `log`, `state`,
-//! a reason and costs. It was built once and is kept as `tests/fixtures/guests/selector-0.1.0.wasm`: every later host must
-//! serve those bytes. Nothing here may change; a later release gets a fixture of its own.
+//! A selector against `wit/released/0.1.0` that uses all a selector of that release could: facts, settings,
+//! `log`, `state`, a reason and costs. It was built once and is kept as
+//! `tests/fixtures/guests/selector-0.1.0.wasm`: every later host must serve those bytes. Nothing here may
+//! change; a later release gets a fixture of its own.
 
 #[cfg(target_family = "wasm")]
 #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]

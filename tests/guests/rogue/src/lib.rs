@@ -1,5 +1,6 @@
-//! A guest that misbehaves as the script in its own binary says: tools replace that line in the built file, so that one build of
-//! a world gives many bad policies, each with bytes of its own. Which world it fills is a feature.
+//! A guest that misbehaves as the script in its own binary says: tools replace that line in the built file,
+//! so that one build of a world gives many bad policies, each with bytes of its own. Which world it fills is
+//! a feature.
 
 #[cfg(all(target_family = "wasm", feature = "filter"))]
 mod filter;

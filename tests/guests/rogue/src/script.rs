@@ -5,7 +5,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// `deed after`, padded with blanks: what it does, and after how many good calls of an instance. Replaced in the built file.
+/// `deed after`, padded with blanks: what it does, and after how many good calls of an instance. Replaced in
+/// the built file.
 static SCRIPT: [u8; 64] = *b"pointsman-rogue:good 0                                          ";
 
 static CALLS: AtomicU32 = AtomicU32::new(0);

@@ -78,7 +78,8 @@ fn dice(rows: u32) -> u32 {
     u32::try_from(hash % u64::from(rows)).unwrap_or(0)
 }
 
-/// Reads what a policy has no business with, and connects to where it must not; row 0 when nothing came of it.
+/// Reads what a policy has no business with, and connects to where it must not; row 0 when nothing came of
+/// it.
 fn pry() -> u32 {
     let read = std::fs::read("/etc/passwd").is_ok() || std::env::vars().next().is_some();
     #[cfg(feature = "sockets")]
