@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use pointsman_guest_build::GuestBuild;
 
@@ -62,6 +62,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut fleet = fleet::start(&bin, dir.path(), &engines(), CONFIG).await?;
     let bodies = trace::bodies(&trace::path(args.trace.as_deref()), args.requests)?;
     let total = bodies.len();
+    ensure!(total > 0, "the trace is empty, or --requests is 0");
     let bar = ProgressBar::new(total as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} requests  {msg}")?);
     let mut clients = Clients::start(&fleet.client, bodies, &bar);
@@ -69,6 +70,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         clients.until_answered(total * percent / 100).await;
         act(step, &mut fleet, &policies, &clients)?;
         bar.set_message(step.message());
+        story::settle(step, &fleet).await?;
     }
     let seen = clients.finish().await;
     bar.finish_and_clear();

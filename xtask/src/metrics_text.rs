@@ -46,13 +46,14 @@ pub(crate) fn samples<'a>(text: &'a str, name: &str) -> Vec<Sample<'a>> {
 
 /// Sum of a metric over all its samples; 0 when it has none.
 pub(crate) fn sum(text: &str, name: &str) -> f64 {
-    samples(text, name).iter().map(|sample| sample.value).sum()
+    // The sum of no floats is -0.0.
+    samples(text, name).iter().map(|sample| sample.value).sum::<f64>() + 0.0
 }
 
 /// Sum over the samples that have every one of these labels.
 pub(crate) fn sum_with(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     let fits = |sample: &&Sample<'_>| labels.iter().all(|(name, value)| sample.label(name) == Some(value));
-    samples(text, name).iter().filter(fits).map(|sample| sample.value).sum()
+    samples(text, name).iter().filter(fits).map(|sample| sample.value).sum::<f64>() + 0.0
 }
 
 /// Sums by the value of one label.
@@ -79,6 +80,7 @@ mod tests {
         assert_eq!(sum(TEXT, "retries_total"), 12.0);
         assert_eq!(sum(TEXT, "inflight"), 2.0);
         assert_eq!(sum(TEXT, "absent"), 0.0);
+        assert!(sum(TEXT, "absent").is_sign_positive(), "a table must not show -0");
         assert_eq!(sum_with(TEXT, "retries_total", &[("leg", "decode")]), 9.0);
         assert_eq!(sum_with(TEXT, "retries_total", &[("leg", "decode"), ("reason", "status")]), 5.0);
         assert_eq!(by_label(TEXT, "retries_total", "reason")["connect"], 7.0);

@@ -40,6 +40,8 @@ struct Shared {
     next: AtomicUsize,
     answered: AtomicUsize,
     killed: AtomicBool,
+    /// Whether the story is still going on: clients repeat the trace until it is over.
+    repeat: AtomicBool,
 }
 
 impl Clients {
@@ -50,6 +52,7 @@ impl Clients {
             next: AtomicUsize::new(0),
             answered: AtomicUsize::new(0),
             killed: AtomicBool::new(false),
+            repeat: AtomicBool::new(true),
         });
         let mut tasks = JoinSet::new();
         for _ in 0..CLIENTS {
@@ -73,7 +76,9 @@ impl Clients {
         self.shared.killed.store(true, Ordering::SeqCst);
     }
 
+    /// Ends the clients once the whole trace was sent.
     pub(super) async fn finish(&mut self) -> Seen {
+        self.shared.repeat.store(false, Ordering::SeqCst);
         let mut seen = Seen::default();
         while let Some(ended) = self.tasks.join_next().await {
             if let Ok(one) = ended {
@@ -87,7 +92,12 @@ impl Clients {
 
 async fn send(shared: Arc<Shared>, bar: ProgressBar) -> Seen {
     let mut seen = Seen::default();
-    while let Some(body) = shared.bodies.get(shared.next.fetch_add(1, Ordering::SeqCst)) {
+    loop {
+        let turn = shared.next.fetch_add(1, Ordering::SeqCst);
+        if turn >= shared.bodies.len() && !shared.repeat.load(Ordering::SeqCst) {
+            return seen;
+        }
+        let Some(body) = shared.bodies.get(turn % shared.bodies.len().max(1)) else { return seen };
         let before = shared.killed.load(Ordering::SeqCst);
         let outcome = shared.client.stream_chat(&[], body.clone()).await;
         let during_kill = !before && shared.killed.load(Ordering::SeqCst);
@@ -96,5 +106,4 @@ async fn send(shared: Arc<Shared>, bar: ProgressBar) -> Seen {
         shared.answered.fetch_add(1, Ordering::SeqCst);
         bar.inc(1);
     }
-    seen
 }

@@ -1,7 +1,10 @@
 //! What the demo does to the gateway, and what has to happen.
 
+use std::time::Duration;
+
 use anyhow::ensure;
 use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
 use super::clients::Seen;
 use crate::fleet::Fleet;
@@ -19,6 +22,8 @@ pub(super) enum Step {
 /// Events, each after this percentage of the requests was answered.
 pub(super) const STORY: [(usize, Step); 5] =
     [(15, Step::Swap), (25, Step::Garbage), (35, Step::Loop), (70, Step::SwapAgain), (85, Step::Kill)];
+/// Longest wait for the effect of an event. A busy machine takes seconds to compile a policy.
+const EFFECT: Duration = Duration::from_secs(60);
 /// Name of the worker that is killed.
 pub(super) const VICTIM: &str = "vllm-decode-4";
 
@@ -41,6 +46,28 @@ impl Step {
             Self::SwapAgain => "installed policy weighted-random for prefill",
             Self::Kill => "killed a decode worker",
         }
+    }
+}
+
+/// Waits until an event has had its effect, or for 60 s. The final table shows whether it had.
+pub(super) async fn settle(step: Step, fleet: &Fleet) -> anyhow::Result<()> {
+    let started = Instant::now();
+    while !happened(step, &fleet.slot("prefill").await?, &fleet.slot("decode").await?) {
+        if started.elapsed() > EFFECT {
+            break;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+fn happened(step: Step, prefill: &Value, decode: &Value) -> bool {
+    match step {
+        Step::Swap => prefill["policy"] == "least-loaded",
+        Step::Garbage => refusal(prefill, "not_wasm").is_some(),
+        Step::Loop => refusal(decode, "rolled_back").is_some(),
+        Step::SwapAgain => prefill["policy"] == "weighted-random",
+        Step::Kill => true,
     }
 }
 
@@ -106,7 +133,7 @@ pub(super) fn verdict(rows: &[Row], seen: &Seen) -> anyhow::Result<()> {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{judge, verdict};
+    use super::{Step, happened, judge, verdict};
     use crate::{client::Streamed, demo::clients::Seen};
 
     fn slots() -> (Value, Value) {
@@ -128,6 +155,18 @@ mod tests {
         for (problems, cut, passes) in [(0, 0, true), (2, 2, true), (3, 2, false)] {
             let seen = seen(problems, cut);
             assert_eq!(verdict(&judge(&prefill, &decode, &seen), &seen).is_ok(), passes, "{problems} {cut}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_awaited_until_it_shows() {
+        let (prefill, decode) = slots();
+        for step in [Step::Garbage, Step::Loop, Step::SwapAgain, Step::Kill] {
+            assert!(happened(step, &prefill, &decode), "{step:?}");
+        }
+        assert!(!happened(Step::Swap, &prefill, &decode), "weighted-random replaced it");
+        for step in [Step::Garbage, Step::Loop, Step::SwapAgain] {
+            assert!(!happened(step, &json!({}), &json!({})), "{step:?}");
         }
     }
 

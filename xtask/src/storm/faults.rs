@@ -123,8 +123,8 @@ pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
     tally.report(args.requests, &mut checks);
     checks.none("bookings left", booked);
     let metrics = fleet.metrics().await?;
-    for (reason, count) in metrics_text::by_label(&metrics, "pointsman_retries_total", "reason") {
-        checks.show(&format!("retries after {reason}"), count);
+    for (leg, count) in metrics_text::by_label(&metrics, "pointsman_retries_total", "reason") {
+        checks.show(&format!("retries of {leg} legs"), count);
     }
     let dropped = metrics_text::sum_with(&metrics, "pointsman_handoffs_total", &[("reason", "stranded")]);
     checks.check("committed handoffs that the gateway dropped", dropped, dropped == 0.0);
