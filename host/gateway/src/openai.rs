@@ -5,4 +5,5 @@ pub(crate) mod error;
 pub(crate) mod hints;
 pub(crate) mod json;
 pub(crate) mod request;
+pub(crate) mod request_error;
 pub(crate) mod sse;

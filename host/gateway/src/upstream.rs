@@ -15,11 +15,12 @@ mod pool;
 #[cfg(test)]
 mod tests;
 mod wire;
+mod wire_error;
 
 pub(crate) use body::Body;
 use connection::{Connection, Failed};
 pub(crate) use pool::ConnectionPool;
-pub(crate) use wire::WireError;
+pub(crate) use wire_error::WireError;
 
 /// Limit of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;

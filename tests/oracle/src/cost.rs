@@ -15,7 +15,7 @@ use dynamo_kv_router::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::wire::mix;
+use crate::mix::mix;
 
 /// Router configuration and request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

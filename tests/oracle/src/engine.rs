@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeSet, HashMap},
 };
 
-use crate::wire::mix;
+use crate::mix::mix;
 
 /// Adapter and cache salt of a prompt, which are mixed into its first block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

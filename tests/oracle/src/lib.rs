@@ -7,5 +7,6 @@ pub mod contest;
 pub mod cost;
 pub mod engine;
 pub mod load;
+pub mod mix;
 pub mod sides;
 pub mod wire;

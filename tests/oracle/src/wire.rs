@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::engine::Change;
+use crate::{engine::Change, mix::mix};
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
@@ -66,13 +66,4 @@ pub fn tokens(id: u64, block_tokens: usize) -> impl Iterator<Item = u32> {
 #[must_use]
 pub fn prompt(ids: &[u64], block_tokens: usize) -> Vec<u32> {
     ids.iter().flat_map(|id| tokens(*id, block_tokens)).collect()
-}
-
-/// Spreads a number over 64 bits.
-#[must_use]
-pub fn mix(number: u64) -> u64 {
-    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
 }

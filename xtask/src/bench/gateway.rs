@@ -15,7 +15,6 @@ use crate::{fleet, setup, sh};
 mod clients;
 mod engines;
 mod figures;
-mod rivals;
 mod routers;
 mod run;
 mod scenario;

@@ -9,7 +9,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use pointsman_routing::{RouteError, ShedReason};
 use serde_json::json;
 
-use crate::{openai::request::RequestError, upstream::CallError};
+use crate::{openai::request_error::RequestError, upstream::CallError};
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;

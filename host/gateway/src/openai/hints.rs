@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     openai::json::JsonBody,
-    openai::request::{RequestError, read},
+    openai::request_error::{RequestError, read},
 };
 
 /// Whether a listener takes hints from its clients.

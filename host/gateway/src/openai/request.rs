@@ -5,11 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderMap;
 use pointsman_workers::ModelName;
-use serde::de::DeserializeOwned;
 
 use crate::{
     openai::hints::{HintTrust, Hints},
     openai::json::JsonBody,
+    openai::request_error::{RequestError, read},
 };
 
 /// Which OpenAI endpoint was called.
@@ -49,16 +49,6 @@ pub(crate) struct Request {
     pub token_ids: Option<Vec<u32>>,
     /// Routing hints.
     pub hints: Hints,
-}
-
-/// An invalid request.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {problem}")]
-pub(crate) struct RequestError {
-    /// The field or header at fault.
-    pub field: String,
-    /// What is wrong with it.
-    pub problem: String,
 }
 
 impl Endpoint {
@@ -158,25 +148,10 @@ impl Request {
     }
 }
 
-impl RequestError {
-    /// An error about a field.
-    #[must_use]
-    pub(crate) fn new(field: &str, problem: &str) -> Self {
-        Self { field: field.to_owned(), problem: problem.to_owned() }
-    }
-}
-
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct StreamOptions {
     include_usage: bool,
-}
-
-pub(crate) fn read<T: DeserializeOwned>(body: &JsonBody, key: &str) -> Result<Option<T>, RequestError> {
-    body.read(key).map_err(|error| {
-        let shown: String = body.get(key).unwrap_or_default().chars().take(60).collect();
-        RequestError::new(key, &format!("`{shown}`: {error}"))
-    })
 }
 
 /// How many prompts there are, and the token ids when it is a single one given as ids.

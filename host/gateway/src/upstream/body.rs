@@ -5,7 +5,8 @@ use std::task::{Context, Poll};
 use super::{
     connection::{Answered, Connection},
     pool::ConnectionPool,
-    wire::{Framing, WireError},
+    wire::Framing,
+    wire_error::WireError,
 };
 
 /// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the

@@ -1,6 +1,6 @@
 //! The chunked transfer coding (RFC 9112, section 7.1), taken apart as the bytes come, wherever they are cut.
 
-use super::wire::WireError;
+use super::wire_error::WireError;
 
 /// Limit of chunk extensions and trailers in an answer, bytes. Their content is ignored.
 const MAX_ASIDE: u32 = 16 * 1024;

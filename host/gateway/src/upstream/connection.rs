@@ -16,7 +16,10 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::wire::{self, Head, WireError};
+use super::{
+    wire::{self, Head},
+    wire_error::WireError,
+};
 
 /// Size of the shared read buffer, bytes.
 const READ_BUFFER: usize = 64 * 1024;

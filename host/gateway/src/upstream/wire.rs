@@ -3,29 +3,12 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use super::{LegHeaders, chunked::Chunked};
+use super::{LegHeaders, chunked::Chunked, wire_error::WireError};
 
 /// Headers that an answer may have.
 const MAX_HEADERS: usize = 100;
 /// Bytes that the head of an answer may have.
 const MAX_HEAD: usize = 64 * 1024;
-
-/// An answer that is not HTTP, or not whole.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum WireError {
-    /// The head cannot be read.
-    #[error("the head of the engine's answer is not HTTP/1.1: {0}")]
-    Head(&'static str),
-    /// A chunk cannot be read.
-    #[error("the engine's answer has an invalid chunk")]
-    Chunk,
-    /// The connection ended within the answer.
-    #[error("the engine closed the connection within its answer")]
-    Cut,
-    /// The connection failed.
-    #[error("{0}")]
-    Io(std::io::ErrorKind),
-}
 
 /// The head of an answer.
 #[derive(Debug)]

@@ -8,13 +8,14 @@ use tokio::time::{Instant, sleep};
 use super::{
     Programs,
     engines::{Engine, Engines},
-    rivals,
     scenario::{Handshake, Scenario, Shape},
 };
 use crate::{
     fleet::{self, End, Process, free_port},
     proc,
 };
+
+mod rivals;
 
 /// A kind of router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

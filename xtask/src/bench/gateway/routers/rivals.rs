@@ -3,9 +3,11 @@
 use std::{path::Path, process::Command, time::Duration};
 
 use super::{
-    engines::{Engine, Engines},
-    routers::Router,
-    scenario::{Scenario, Shape},
+    super::{
+        engines::{Engine, Engines},
+        scenario::{Scenario, Shape},
+    },
+    Router,
 };
 use crate::fleet::{End, Process, free_port};
 

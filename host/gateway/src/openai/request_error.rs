@@ -1,0 +1,34 @@
+//! What is wrong with a request: the field or header, and the problem.
+
+use serde::de::DeserializeOwned;
+
+use crate::openai::json::JsonBody;
+
+/// An invalid request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub(crate) struct RequestError {
+    /// The field or header at fault.
+    pub field: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl RequestError {
+    /// An error about a field.
+    #[must_use]
+    pub(crate) fn new(field: &str, problem: &str) -> Self {
+        Self { field: field.to_owned(), problem: problem.to_owned() }
+    }
+}
+
+/// Reads one field of a body; `None` when the body does not have it.
+///
+/// # Errors
+/// [`RequestError`] names the field and shows the start of its value.
+pub(crate) fn read<T: DeserializeOwned>(body: &JsonBody, key: &str) -> Result<Option<T>, RequestError> {
+    body.read(key).map_err(|error| {
+        let shown: String = body.get(key).unwrap_or_default().chars().take(60).collect();
+        RequestError::new(key, &format!("`{shown}`: {error}"))
+    })
+}
