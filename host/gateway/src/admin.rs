@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::{
     orchestrate::availability::{is_up, servable_models},
     state::{SharedState, State},
-    telemetry::scrape,
+    telemetry::exposition::{self, Sources},
 };
 
 mod config;
@@ -74,12 +74,18 @@ async fn readyz(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
 }
 
 async fn metrics(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
-    let mut text = String::new();
-    let encoded = prometheus_client::encoding::text::encode(&mut text, &state.exposition.lock());
-    if encoded.is_err() {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    let sources = Sources {
+        workers: state.registry.clone(),
+        router: state.router.clone(),
+        feeds: state.feeds.clone(),
+        policies: state.policies.clone(),
+        learning: state.learning.clone(),
+    };
+    match exposition::encode(&state.metrics, sources) {
+        Ok(text) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
-    let text = text.trim_end_matches("# EOF\n").to_owned() + &scrape::families(&state) + "# EOF\n";
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-        .into_response()
 }

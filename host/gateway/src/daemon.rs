@@ -3,7 +3,6 @@
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use parking_lot::Mutex;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
@@ -210,8 +209,7 @@ fn build(
         ttl: fixed.index.ttl,
         block_size: fixed.block_size as usize,
     })?;
-    let mut exposition = prometheus_client::registry::Registry::default();
-    let metrics = Arc::new(Metrics::new(&mut exposition));
+    let metrics = Arc::new(Metrics::default());
     let router = Router::new(slots, Arc::new(index), reloadable.routing.cost, reloadable.policies.on_failure);
     let router = router.recording(reload::record_of_decisions(&reloadable.decisions)?);
     Ok(State {
@@ -225,7 +223,6 @@ fn build(
         queue: AdmissionQueue::new(reloadable.queue.limit),
         sessions: Arc::new(Sessions::default()),
         metrics,
-        exposition: Arc::new(Mutex::new(exposition)),
         policies: Arc::new(manager),
         probe: Arc::new(probe),
         config: Arc::new(ConfigReloader::new(settings, source)),

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use axum::extract::FromRef;
-use parking_lot::Mutex;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{Feeds, Registry, probe::ProbeConfig};
@@ -48,8 +47,6 @@ pub struct State {
     pub(crate) sessions: Arc<Sessions>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
-    /// Registry that `/metrics` is encoded from.
-    pub(crate) exposition: Arc<Mutex<prometheus_client::registry::Registry>>,
     /// Policy manager.
     pub policies: Arc<PolicyManager>,
     /// Tells the prober another configuration.

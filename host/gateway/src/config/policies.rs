@@ -1,4 +1,4 @@
-//! `[policies]`: where policies come from, who may bring them, what they may use.
+//! `[policies]`: where policies come from, which files are trusted, and the limits of a policy.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -8,46 +8,46 @@ use serde::Deserialize;
 
 use super::{duration, problem::Problem, settings::PolicySettings, slots::SlotEntry};
 
-/// Where policies come from and what they may use.
+/// Where policies come from, which files are trusted, and their limits.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policies {
-    /// The folder that is watched.
+    /// Directory that is watched.
     pub dir: Option<PathBuf>,
-    /// CPU time of a call.
+    /// CPU time limit of a call.
     #[serde(deserialize_with = "duration::deserialize")]
     pub deadline: Duration,
-    /// CPU time that instantiation, `describe` and `configure` may take together.
+    /// CPU time limit of instantiation, `describe` and `configure` together.
     #[serde(deserialize_with = "duration::deserialize")]
     pub configure_deadline: Duration,
-    /// CPU time of a batch of outcomes, off the request path.
+    /// CPU time limit of one batch of outcomes, off the request path.
     #[serde(deserialize_with = "duration::deserialize")]
     pub observe_deadline: Duration,
-    /// Memory of an instance, bytes.
+    /// Memory limit of an instance in bytes.
     pub memory_bytes: usize,
-    /// What a failing policy leads to.
+    /// What the router does when a policy fails.
     pub on_failure: OnFailure,
-    /// Calls in which a fresh generation is on probation.
+    /// Number of calls during which a new generation is on probation.
     pub probation_calls: u64,
-    /// Share of failed calls above which it is rolled back.
+    /// Share of failed calls above which a generation on probation is rolled back.
     pub probation_failure_share: f64,
-    /// Quiet time after a change of the folder before it is read.
+    /// Quiet time after a change of the directory before it is read.
     #[serde(deserialize_with = "duration::deserialize")]
     pub debounce: Duration,
-    /// How often the folder is read whatever the watch says.
+    /// Interval of unconditional scans of the directory.
     #[serde(deserialize_with = "duration::deserialize")]
     pub rescan: Duration,
     /// Refuse files without a signature by a trusted key.
     pub require_signed: bool,
-    /// minisign public keys, as text.
+    /// Trusted minisign public keys.
     pub trusted_keys: Vec<String>,
-    /// minisign public keys, as files.
+    /// Files with trusted minisign public keys.
     pub trusted_key_files: Vec<PathBuf>,
-    /// `sha256:…` that a file must have, by its path in the folder without `.wasm`.
+    /// Digest (`sha256:…`) that a file must have, by its path in the directory without `.wasm`.
     pub pins: BTreeMap<String, String>,
-    /// Folder in which compiled policies are kept from one start to the next.
+    /// Directory in which compiled policies are cached between starts.
     pub compile_cache: Option<PathBuf>,
-    /// Entries of slots.
+    /// Content of the slots, by slot.
     pub slots: BTreeMap<SlotKind, SlotEntry>,
 }
 

@@ -320,7 +320,8 @@ impl ModelSettings {
             ("tokenizer", *tokenizer != new.tokenizer),
             ("tokenizer_timeout", *tokenizer_timeout != new.tokenizer_timeout),
             ("tokenizer_cache_bytes", *tokenizer_cache_bytes != new.tokenizer_cache_bytes),
-            ("slots", *slots != new.slots),
+            // A slot that only one of the two has needs a restart: it is one of the static keys.
+            ("slots", slots.iter().any(|(kind, entry)| new.slots.get(kind).is_some_and(|new| new != entry))),
         ];
         let changed = keys.into_iter().filter(|(_, changed)| *changed);
         paths.extend(changed.map(|(key, _)| format!("models.{model}.{key}")));

@@ -1,4 +1,4 @@
-//! `[policies.slots.SLOT]` and `[models.NAME.slots.SLOT]`: what a slot runs, and what is on trial in it.
+//! `[policies.slots.SLOT]` and `[models.NAME.slots.SLOT]`: what a slot runs, and its canary and shadow.
 
 use std::path::PathBuf;
 
@@ -11,67 +11,67 @@ mod check;
 
 pub(super) use check::is_folder_name;
 
-/// What a slot runs while its file is not there, and what its policy is told.
+/// What a slot runs while its file does not exist, and the settings of its policies.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlotEntry {
-    /// A native selector.
+    /// Native selector.
     pub native: Option<NativeMode>,
-    /// A policy that is built in: `kv-aware`, `least-loaded` or `conditional-disagg`.
+    /// Built-in policy: `kv-aware`, `least-loaded` or `conditional-disagg`.
     pub builtin: Option<String>,
-    /// A policy by name: `parts/NAME.wasm` while it is there, else the built-in one.
+    /// Policy by name: `parts/NAME.wasm` if the file exists, else the built-in one.
     pub policy: Option<String>,
-    /// Filters, in order; they run before the slot's own file too.
+    /// Filters, in order. They run before the slot's own file, too.
     pub filters: Vec<PartEntry>,
-    /// Scorers, whose weighed costs the picker picks from.
+    /// Scorers. The picker chooses by their weighted costs.
     pub scorers: Vec<ScorerEntry>,
-    /// How a row is picked from the weighed costs.
+    /// How a candidate is chosen from the weighted costs.
     pub picker: Option<Picker>,
-    /// Handed to `configure` of the policy in the slot's file, and of `builtin` or `policy`.
+    /// Argument of `configure` of the policy in the slot's file, and of `builtin` or `policy`.
     pub settings: toml::Table,
-    /// What its policies may import: `log`, `state`, `wasi`; `log` and `wasi` when not given.
+    /// What its policies may import: `log`, `state`, `wasi`; default: `log` and `wasi`.
     pub grants: Option<Vec<Grant>>,
-    /// What a failure leads to in this slot; not given: as `policies.on_failure` says.
+    /// What the router does when a policy of this slot fails; default: `policies.on_failure`.
     pub on_failure: Option<OnFailure>,
-    /// What serves a share of requests.
+    /// Policy that serves a share of requests.
     pub canary: Option<TrialEntry>,
-    /// What looks on.
+    /// Policy whose decisions are compared and dropped.
     pub shadow: Option<TrialEntry>,
 }
 
-/// A policy as a part of a slot.
+/// One filter of a slot.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartEntry {
-    /// `parts/NAME.wasm` while it is there, else the built-in policy of this name.
+    /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
     pub policy: String,
-    /// Handed to its `configure`.
+    /// Argument of its `configure`.
     #[serde(default)]
     pub settings: toml::Table,
 }
 
-/// A scorer of a slot.
+/// One scorer of a slot.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerEntry {
-    /// `parts/NAME.wasm` while it is there, else the built-in policy of this name.
+    /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
     pub policy: String,
-    /// Multiplies its normalized costs.
+    /// Factor of its normalized costs.
     #[serde(default = "one")]
     pub weight: f32,
-    /// Scale of its costs.
+    /// How its costs are normalized.
     #[serde(default)]
     pub normalize: Normalize,
-    /// Handed to its `configure`.
+    /// Argument of its `configure`.
     #[serde(default)]
     pub settings: toml::Table,
 }
 
-/// A canary or a shadow: runs what it names, or, while it is there, `<slot>.canary.wasm` or `<slot>.shadow.wasm`.
+/// A canary or a shadow. `<slot>.canary.wasm` or `<slot>.shadow.wasm` takes precedence while the file exists.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrialEntry {
-    /// Share of requests, 0 to 1. A canary's is 0.05, a shadow's 1, when it is not given.
+    /// Share of requests, 0 to 1; default: 0.05 for a canary, 1 for a shadow.
     pub share: Option<f64>,
     /// As in the slot.
     pub native: Option<NativeMode>,
@@ -79,17 +79,17 @@ pub struct TrialEntry {
     pub builtin: Option<String>,
     /// As in the slot.
     pub policy: Option<String>,
-    /// As in the slot; the slot's own when not given.
+    /// As in the slot; default: that of the slot.
     pub filters: Option<Vec<PartEntry>>,
     /// As in the slot.
     pub scorers: Vec<ScorerEntry>,
     /// As in the slot.
     pub picker: Option<Picker>,
-    /// As in the slot; the slot's own when not given.
+    /// As in the slot; default: that of the slot.
     pub settings: Option<toml::Table>,
 }
 
-/// The keys of which one says what ranks.
+/// The keys that name what ranks candidates. At most one of the first four is given.
 struct Ranking<'a> {
     native: Option<NativeMode>,
     builtin: Option<&'a String>,
@@ -100,7 +100,7 @@ struct Ranking<'a> {
 }
 
 impl SlotEntry {
-    /// What the slot is to run.
+    /// Returns what the slot is to run.
     #[must_use]
     pub fn spec(&self, kind: SlotKind) -> SlotSpec {
         let settings = json(&self.settings);
@@ -150,7 +150,7 @@ impl TrialEntry {
 }
 
 impl Ranking<'_> {
-    /// What ranks; `None` when nothing is named.
+    /// Returns what ranks candidates; `None` when no key names it.
     fn rank(&self, settings: &str) -> Option<Rank> {
         if let Some(mode) = self.native {
             return Some(Rank::Native(mode));
@@ -185,10 +185,10 @@ fn parts(entries: &[PartEntry]) -> Vec<Part> {
     entries.iter().map(|entry| part(&entry.policy, json(&entry.settings))).collect()
 }
 
-/// What a slot runs that says nothing.
+/// Returns what a slot runs without any key.
 fn stock(kind: SlotKind) -> Rank {
     let name = if kind == SlotKind::DecodeOverride { "conditional-disagg" } else { "kv-aware" };
-    // Settings of a slot are for the policy that an operator drops in, or for the one named beside them.
+    // The slot's settings are meant for a file of the operator or a policy that is named, not for the default.
     let part = |bytes| Rank::Policy(Part::embedded(name, bytes, "{}".to_owned()));
     by_name(name).map_or(Rank::Native(NativeMode::Kv), part)
 }

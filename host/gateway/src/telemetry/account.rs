@@ -1,4 +1,5 @@
-//! What a request did, written down once when it is over: metrics and one line in the access log. Never prompt text.
+//! Record of one request: when it ends, updates metrics and decisions and writes one line of the access log. It never
+//! contains prompt text.
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -10,12 +11,13 @@ use pointsman_workers::{Leg, ModelName};
 use tokio::time::{Duration, Instant};
 
 use super::{
+    labels::Name,
     metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
-    prediction_checks::Turn,
+    prediction_checks::{Turn, WINDOW},
 };
 use crate::{openai::request::Endpoint, openai::sse::Usage};
 
-/// The account of one request. Dropping it writes it down.
+/// Record of one request. Dropping it writes it.
 #[derive(Debug)]
 pub(crate) struct Account {
     metrics: Arc<Metrics>,
@@ -33,9 +35,9 @@ pub(crate) struct Account {
     tokens: u32,
     usage: Option<Usage>,
     predicted_tokens: u32,
-    /// Whether somebody looked for cached blocks at all.
+    /// Whether the index was searched for cached blocks.
     predicted: bool,
-    /// Tokens of a block, when the prompt's tokens are exact: then a prediction can be judged.
+    /// Tokens in a block, when the prompt's tokens are exact, so that the prediction can be judged.
     exact_block: Option<u32>,
     receipts: Vec<Receipt>,
     prompt_tokens: u32,
@@ -62,7 +64,7 @@ struct Outcome {
 }
 
 impl Account {
-    /// Begins the account of a request whose first byte arrived at `started`. Its model is not known yet.
+    /// Starts the record of a request whose first byte arrived at `started`. Its model is not known yet.
     #[must_use]
     pub(crate) fn new(
         metrics: Arc<Metrics>,
@@ -108,14 +110,14 @@ impl Account {
         self
     }
 
-    /// Takes the receipt of a decision.
+    /// Adds the receipt of a decision.
     pub(crate) fn decided(&mut self, receipt: Receipt, subject: &RoutingRequest) {
         self.metrics.route.observe(seconds(receipt.took));
         let slot = receipt.slot.as_str();
         let policy = receipt.policy.as_ref().unwrap_or(&NATIVE).clone();
         let labels = DecisionLabels {
             slot,
-            policy,
+            policy: Name(policy),
             generation: receipt.generation.0,
             decider: receipt.decider.label(),
         };
@@ -137,7 +139,7 @@ impl Account {
         self.receipts.push(receipt);
     }
 
-    /// Counts output tokens that passed `now`; the time to first token when these were the first.
+    /// Counts output tokens relayed at `now`; returns the time to first token when these are the first.
     pub(crate) fn output(&mut self, tokens: u32, now: Instant) -> Option<Duration> {
         self.tokens += tokens;
         self.last_token = Some(now);
@@ -153,48 +155,48 @@ impl Account {
         (self.model, self.model_is_served) = (model.clone(), is_served);
     }
 
-    /// Ends the account without a record: the request was a preview.
+    /// Ends without a record: the request was a preview.
     pub(crate) fn discard(mut self) {
         self.discarded = true;
     }
 
-    /// When the first byte of the request arrived.
+    /// Returns when the first byte of the request arrived.
     #[must_use]
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
 
-    /// When it last showed life: a token, or its arrival.
+    /// Returns when the last token was relayed, or when the request arrived.
     #[must_use]
     pub(crate) fn last_life(&self) -> Instant {
         self.last_token.unwrap_or(self.started)
     }
 
-    /// Output tokens so far.
+    /// Returns the number of output tokens so far.
     #[must_use]
     pub(crate) fn tokens(&self) -> u32 {
         self.tokens
     }
 
-    /// Takes the usage an engine reported. It corrects what was counted.
+    /// Takes the usage that an engine reported; it corrects the count.
     pub(crate) fn usage(&mut self, usage: Usage) {
         self.tokens = self.tokens.max(usage.completion_tokens);
         self.usage = Some(usage);
     }
 
-    /// Mean time between tokens, when there were two or more.
+    /// Returns the mean time between tokens; `None` for fewer than two.
     #[must_use]
     pub(crate) fn itl(&self) -> Option<Duration> {
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
         (self.tokens > 1).then(|| between / (self.tokens - 1))
     }
 
-    /// How it ended.
+    /// Records how the request ended.
     pub(crate) fn ended(&mut self, status: u16, code: &'static str) {
         self.outcome = Outcome { status, code };
     }
 
-    /// The decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank id=ID policy@generation by`.
+    /// Returns the decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank id=ID policy@generation by`.
     #[must_use]
     pub(crate) fn decisions(&self) -> String {
         let one = |receipt: &Receipt| {
@@ -209,7 +211,7 @@ impl Account {
         self.receipts.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// Writes the outcome down with each decision of this request.
+    /// Adds the outcome to each recorded decision of this request.
     fn record(&self) {
         let Some(decisions) = &self.decisions else { return };
         let outcome = Recorded {
@@ -232,7 +234,7 @@ impl Account {
         }
     }
 
-    /// The decisions, each with whether its leg was decided again later.
+    /// Returns the decisions, each with whether its leg was routed again later.
     fn decided_legs(&self) -> impl Iterator<Item = (&Receipt, bool)> {
         self.receipts.iter().enumerate().map(|(place, receipt)| {
             let mut later = self.receipts.iter().skip(place + 1);
@@ -240,7 +242,7 @@ impl Account {
         })
     }
 
-    /// Leaves the outcome to the policies that learn.
+    /// Queues the outcome for policies that learn.
     fn teach(&self) {
         let Some(learning) = &self.learning else { return };
         let asked = |slot, mode| DecisionSource { slot, model: self.model.clone(), lane: mode };
@@ -294,13 +296,13 @@ impl Word {
 fn tell(model: &ModelName, turn: Option<Turn>) {
     match turn {
         None => {}
-        Some(Turn::Broke(differ)) => tracing::warn!(
+        Some(Turn::Broke(wrong)) => tracing::warn!(
             %model,
-            differ,
-            "of the last 100 predictions of cached tokens so many differ from what engines report: is it their tokenizer, chat \
-             template and block size?"
+            wrong,
+            of = WINDOW,
+            "cached-token predictions are wrong: check the tokenizer, chat template and block size"
         ),
-        Some(Turn::Recovered) => tracing::info!(%model, "predictions of cached tokens hold again"),
+        Some(Turn::Recovered) => tracing::info!(%model, "cached-token predictions are right again"),
     }
 }
 
@@ -338,7 +340,7 @@ impl Drop for Account {
             metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
             tell(&self.model, metrics.prediction_checks.take(&self.model, reason != "equal"));
         }
-        let model = if self.model_is_served { self.model.0.clone() } else { OTHER.clone() };
+        let model = Name(if self.model_is_served { self.model.0.clone() } else { OTHER.clone() });
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
         metrics.requests.get_or_create(&labels).inc();
         tracing::info!(

@@ -1,24 +1,24 @@
-//! Requests a second and time to first token of the last minute, for whoever looks now. `/metrics` has the exact counters.
+//! Requests per second and time to first token of the last minute, for the operators' page. `/metrics` has exact values.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use serde::Serialize;
 use tokio::time::{Duration, Instant};
 
-/// Seconds that are looked back on.
+/// Length of the window in seconds.
 const WINDOW: u64 = 60;
-/// Buckets of an octave: a time is told with an error below 5 %.
+/// Buckets in an octave: a time has an error below 5 %.
 const STEPS: f64 = 8.0;
-/// Buckets: 20 octaves, from 0.1 ms to 105 s.
+/// Number of buckets: 20 octaves, from 0.1 ms to 105 s.
 const BUCKETS: usize = 160;
-/// The shortest time that is told apart, seconds.
+/// Upper bound of the first bucket in seconds.
 const LEAST: f64 = 1e-4;
 
-/// The last minute, second by second. Data threads add to it without waiting for one another.
+/// The last minute, second by second. Data threads add to it without locks.
 #[derive(Debug)]
 pub struct LiveStats {
     begun: Instant,
-    /// One more than the window: the second that is being written.
+    /// One more than the window: the current second is still written.
     seconds: Box<[Second]>,
 }
 
@@ -29,10 +29,10 @@ struct Second {
     ttft: [AtomicU32; BUCKETS],
 }
 
-/// What the last minute was like.
+/// Summary of the last minute.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LiveSummary {
-    /// Requests that ended, a second.
+    /// Requests that ended per second.
     pub requests_per_second: f64,
     /// Median time to first token, milliseconds, within 5 %; `None` without any.
     pub ttft_p50_ms: Option<f64>,
@@ -54,7 +54,7 @@ impl LiveStats {
     pub fn note(&self, ttft: Option<Duration>) {
         let number = self.begun.elapsed().as_secs();
         let Some(second) = self.seconds.get(place(number)) else { return };
-        // Whoever finds an old second empties it. What another thread adds at that moment may be lost: it is a glance, no account.
+        // The first thread in a new second empties the slot. An addition of another thread at that moment may be lost.
         if second.number.swap(number, Ordering::Relaxed) != number {
             second.requests.store(0, Ordering::Relaxed);
             second.ttft.iter().for_each(|bucket| bucket.store(0, Ordering::Relaxed));
@@ -66,7 +66,7 @@ impl LiveStats {
         }
     }
 
-    /// The whole seconds of the last minute.
+    /// Summarizes the complete seconds of the last minute.
     #[must_use]
     pub fn summary(&self) -> LiveSummary {
         let now = self.begun.elapsed().as_secs();
@@ -79,7 +79,7 @@ impl LiveStats {
                 *sum += u64::from(bucket.load(Ordering::Relaxed));
             }
         }
-        #[expect(clippy::cast_precision_loss, reason = "a glance needs no 64 bits")]
+        #[expect(clippy::cast_precision_loss, reason = "the summary needs no 64 bits")]
         let requests_per_second = requests as f64 / (now - first).max(1) as f64;
         LiveSummary { requests_per_second, ttft_p50_ms: median(&ttft) }
     }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_minute_is_told_and_what_is_older_is_not() {
+    async fn the_summary_covers_the_last_minute_only() {
         let stats = LiveStats::default();
         let nothing = LiveSummary { requests_per_second: 0.0, ttft_p50_ms: None };
         assert_eq!(stats.summary(), nothing);

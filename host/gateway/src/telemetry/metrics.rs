@@ -1,6 +1,7 @@
-//! Counters and histograms of requests, decisions and legs, in the OpenMetrics text format.
+//! Counters and histograms of requests, decisions and legs.
 //!
-//! Label values are bounded: models are those of the registry, everything else is one of our own labels.
+//! Label values are bounded: models are those of the registry, all others come from a fixed list. The exception is the
+//! generation of a decision, which grows with each reload of a slot.
 
 use std::{
     sync::{Arc, LazyLock, atomic::AtomicU64},
@@ -14,18 +15,18 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{live_stats::LiveStats, prediction_checks::PredictionChecks};
+use super::{labels::Name, live_stats::LiveStats, prediction_checks::PredictionChecks};
 
-/// Buckets of times as clients see them, seconds.
+/// Upper bounds of times that clients see, in seconds.
 const CLIENT_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0];
-/// Buckets of times within the gateway, seconds.
+/// Upper bounds of times within the gateway, in seconds.
 const ROUTE_BUCKETS: [f64; 14] =
     [1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1e-3, 2e-3, 5e-3, 2e-2];
 
-/// The label of a model that nobody serves.
+/// Label value of models that no worker serves.
 pub(crate) static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
-/// The label of a slot without a policy.
+/// Label value of a slot without a policy.
 pub(crate) static NATIVE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("native"));
 
 /// Labels of a request.
@@ -34,71 +35,71 @@ pub struct RequestLabels {
     /// Endpoint.
     pub endpoint: &'static str,
     /// Model, or `other`.
-    pub model: Arc<str>,
+    pub model: Name,
     /// HTTP status.
     pub status: u16,
-    /// `ok`, or a cause's code.
+    /// `ok`, or the code of an error.
     pub code: &'static str,
 }
 
 /// Labels of a decision.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct DecisionLabels {
-    /// The slot asked.
+    /// Slot.
     pub slot: &'static str,
-    /// The policy in it, or `native`.
-    pub policy: Arc<str>,
-    /// The generation.
+    /// Policy in it, or `native`.
+    pub policy: Name,
+    /// Generation of its content.
     pub generation: u64,
-    /// Who decided.
+    /// What decided.
     pub decider: &'static str,
 }
 
 /// Labels of a fallback.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct FallbackLabels {
-    /// The slot asked.
+    /// Slot.
     pub slot: &'static str,
-    /// Why.
+    /// Kind of the failure.
     pub reason: &'static str,
 }
 
 /// Labels of a leg.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct LegLabels {
-    /// Which leg.
+    /// Leg.
     pub leg: &'static str,
-    /// The engine's dialect.
+    /// Dialect of the engine.
     pub engine: &'static str,
-    /// `ok`, `cancelled`, or a call error's kind.
+    /// `ok`, `cancelled`, or the kind of a call error.
     pub outcome: &'static str,
 }
 
 /// A single label.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ReasonLabels {
-    /// Why, or how.
+    /// Reason or result.
     pub reason: &'static str,
 }
 
-/// Every metric of the gateway itself.
+/// Metrics that requests count.
 #[derive(Debug)]
 pub struct Metrics {
     /// Requests by how they ended.
     pub requests: Family<RequestLabels, Counter>,
-    /// Requests under way.
+    /// Requests in flight.
     pub inflight: Gauge,
-    /// Time to first token.
+    /// Time to first token in seconds.
     pub ttft: Histogram,
-    /// Mean inter-token latency of a request.
+    /// Mean inter-token latency of a request in seconds.
     pub itl: Histogram,
-    /// Whole requests.
+    /// Duration of a request in seconds.
     pub duration: Histogram,
     /// Routing decisions.
     pub decisions: Family<DecisionLabels, Counter>,
     /// Decisions by the native fallback.
     pub fallbacks: Family<FallbackLabels, Counter>,
-    /// The route stage.
+    /// Time of routing one leg in seconds.
     pub route: Histogram,
     /// Legs by how they ended.
     pub legs: Family<LegLabels, Counter>,
@@ -108,31 +109,29 @@ pub struct Metrics {
     pub handoffs: Family<ReasonLabels, Counter>,
     /// Prompts that a configured tokenizer could not encode, by reason.
     pub not_tokenized: Family<ReasonLabels, Counter>,
-    /// Cached blocks as predicted from exact tokens, beside what the engine then reported: `equal`, `over`, `under`.
+    /// Predictions of cached blocks from exact tokens, compared with the engine's report: `equal`, `over`, `under`.
     pub predictions: Family<ReasonLabels, Counter>,
-    /// Whether they hold, by model; for the log.
+    /// Whether predictions are right, by model; for the log.
     pub prediction_checks: PredictionChecks,
-    /// Bookings that had no life for too long.
+    /// Bookings released because no token came for too long.
     pub expired_bookings: Counter,
     /// Prompt tokens, as engines report them.
     pub prompt_tokens: Counter,
     /// Prompt tokens that engines found cached.
     pub cached_tokens: Counter,
-    /// Prompt blocks that routing expected to be cached, in tokens.
+    /// Prompt tokens that routing expected to be cached.
     pub predicted_tokens: Counter,
     /// Output tokens.
     pub output_tokens: Counter,
     /// Relayed bytes.
     pub relayed_bytes: Counter<u64, AtomicU64>,
-    /// The last minute, for the admin port's page.
+    /// The last minute, for the operators' page.
     pub live_stats: LiveStats,
 }
 
-impl Metrics {
-    /// All metrics, registered.
-    #[must_use]
-    pub fn new(registry: &mut Registry) -> Self {
-        let metrics = Self {
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
             requests: Family::default(),
             inflight: Gauge::default(),
             ttft: Histogram::new(CLIENT_BUCKETS),
@@ -154,56 +153,39 @@ impl Metrics {
             output_tokens: Counter::default(),
             relayed_bytes: Counter::default(),
             live_stats: LiveStats::default(),
-        };
-        metrics.register(registry);
-        metrics
+        }
     }
+}
 
-    fn register(&self, registry: &mut Registry) {
-        let r = registry;
-        r.register("pointsman_requests", "Requests by how they ended", self.requests.clone());
-        r.register("pointsman_inflight_requests", "Requests under way", self.inflight.clone());
-        r.register("pointsman_ttft_seconds", "Time to first token", self.ttft.clone());
-        r.register("pointsman_itl_seconds", "Mean inter-token latency of a request", self.itl.clone());
-        r.register("pointsman_request_seconds", "Whole requests", self.duration.clone());
-        r.register("pointsman_decisions", "Routing decisions", self.decisions.clone());
-        r.register("pointsman_fallbacks", "Decisions by the native fallback", self.fallbacks.clone());
-        r.register("pointsman_route_seconds", "The route stage of one leg", self.route.clone());
-        r.register("pointsman_legs", "Legs by how they ended", self.legs.clone());
-        r.register("pointsman_retries", "Retries by leg", self.retries.clone());
-        r.register("pointsman_handoffs", "Completed handoffs by result", self.handoffs.clone());
-        r.register(
-            "pointsman_not_tokenized",
-            "Prompts that a configured tokenizer could not encode",
-            self.not_tokenized.clone(),
-        );
-        r.register(
-            "pointsman_predictions",
-            "Requests by how the predicted cached blocks compare with what the engine reported",
-            self.predictions.clone(),
-        );
-        r.register(
-            "pointsman_expired_bookings",
-            "Requests whose bookings had no life for too long",
-            self.expired_bookings.clone(),
-        );
-        r.register(
-            "pointsman_prompt_tokens",
-            "Prompt tokens as engines report them",
-            self.prompt_tokens.clone(),
-        );
-        r.register(
-            "pointsman_cached_tokens",
-            "Prompt tokens that engines found cached",
-            self.cached_tokens.clone(),
-        );
-        r.register(
-            "pointsman_predicted_tokens",
-            "Prompt tokens expected to be cached",
-            self.predicted_tokens.clone(),
-        );
-        r.register("pointsman_output_tokens", "Output tokens", self.output_tokens.clone());
-        r.register("pointsman_relayed_bytes", "Bytes relayed to clients", self.relayed_bytes.clone());
+impl Metrics {
+    /// Registers every metric for one scrape.
+    pub fn register(&self, registry: &mut Registry) {
+        macro_rules! register {
+            ($($field:ident $name:literal $help:literal,)*) => {
+                $(registry.register(concat!("pointsman_", $name), $help, self.$field.clone());)*
+            };
+        }
+        register! {
+            requests "requests" "Number of requests by how they ended",
+            inflight "inflight_requests" "Number of requests in flight",
+            ttft "ttft_seconds" "Time from a request to its first token in seconds",
+            itl "itl_seconds" "Mean time between the output tokens of a request in seconds",
+            duration "request_seconds" "Duration of a request in seconds",
+            decisions "decisions" "Number of routing decisions",
+            fallbacks "fallbacks" "Number of decisions by the native fallback, by the failure that caused it",
+            route "route_seconds" "Time of routing one leg in seconds",
+            legs "legs" "Number of legs by how they ended",
+            retries "retries" "Number of retries by leg",
+            handoffs "handoffs" "Number of handoffs from prefill to decode by result",
+            not_tokenized "not_tokenized" "Number of prompts that a configured tokenizer could not encode",
+            predictions "predictions" "Number of cached-token predictions by how they compare with the engine's report",
+            expired_bookings "expired_bookings" "Number of requests whose bookings expired without a token",
+            prompt_tokens "prompt_tokens" "Number of prompt tokens that engines reported",
+            cached_tokens "cached_tokens" "Number of prompt tokens that engines found in their cache",
+            predicted_tokens "predicted_tokens" "Number of prompt tokens that routing expected to be cached",
+            output_tokens "output_tokens" "Number of output tokens",
+            relayed_bytes "relayed_bytes" "Size of all answers relayed to clients in bytes",
+        }
     }
 
     /// Counts a leg.
@@ -211,7 +193,7 @@ impl Metrics {
         self.legs.get_or_create(&LegLabels { leg, engine, outcome }).inc();
     }
 
-    /// Counts that the native fallback decided in a slot's place.
+    /// Counts a decision that the native fallback made instead of the slot's policy.
     pub fn fell_back(&self, slot: SlotKind, reason: &'static str) {
         self.fallbacks.get_or_create(&FallbackLabels { slot: slot.as_str(), reason }).inc();
     }

@@ -1,41 +1,41 @@
-//! Whether predictions of cached tokens hold, by model: a warning when they stop, word when they hold again.
+//! Checks predictions of cached tokens, by model: reports when they become wrong and when they are right again.
 //!
-//! Exact predictions that differ mean that gateway and engine do not hash the same tokens or blocks: another tokenizer or chat
-//! template, another block size.
+//! A wrong prediction from exact tokens means that gateway and engine do not hash the same tokens or blocks: their
+//! tokenizer, chat template or block size differs.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use pointsman_workers::ModelName;
 
-/// Predictions that are looked at together.
-const WINDOW: u32 = 100;
-/// Of these, so many may differ. They hold again when no more than half as many do.
+/// Number of predictions that are judged together.
+pub(super) const WINDOW: u32 = 100;
+/// Number of these that may be wrong. The model recovers when no more than half as many are.
 const TOLERATED: u32 = 10;
 
-/// The last predictions of each model.
+/// Latest predictions of each model.
 #[derive(Debug, Default)]
 pub struct PredictionChecks(Mutex<HashMap<ModelName, Window>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
-    /// One bit a prediction, the newest lowest: whether it differed.
+    /// One bit for each prediction, the newest lowest: 1 if it was wrong.
     differed: u128,
     seen: u32,
     warned: bool,
 }
 
-/// A change worth saying.
+/// A change worth a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// So many of the last hundred differ.
+    /// This number of the latest predictions is wrong.
     Broke(u32),
-    /// They hold again.
+    /// Predictions are right again.
     Recovered,
 }
 
 impl PredictionChecks {
-    /// Takes whether one exact prediction differed from what the engine reported.
+    /// Records whether one prediction from exact tokens differed from the engine's report.
     pub fn take(&self, model: &ModelName, differed: bool) -> Option<Turn> {
         let mut windows = self.0.lock();
         match windows.get_mut(model) {

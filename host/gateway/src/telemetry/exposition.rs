@@ -1,0 +1,141 @@
+//! `/metrics`: every metric of the gateway in the OpenMetrics text format.
+//!
+//! What requests count lives in [`Metrics`]. Values that other parts keep anyway are read by collectors when they are
+//! asked for, so no event is counted twice. `prometheus_client` writes all of them.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
+
+use pointsman_policy_runtime::PolicyManager;
+use pointsman_routing::{Learning, Router};
+use pointsman_workers::{FeedCounters, Feeds, Registry as Workers};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, text},
+    registry::Registry,
+};
+
+use super::metrics::Metrics;
+
+mod families;
+mod slots;
+
+use families::{Families, Labels};
+
+/// What the metrics are read from.
+#[derive(Clone, Debug)]
+pub(crate) struct Sources {
+    /// Workers that serve models.
+    pub(crate) workers: Arc<Workers>,
+    /// The index, and the record of decisions.
+    pub(crate) router: Arc<Router>,
+    /// Feeds of KV events.
+    pub(crate) feeds: Arc<Feeds>,
+    /// The slots and what they run.
+    pub(crate) policies: Arc<PolicyManager>,
+    /// Outcomes for policies that learn.
+    pub(crate) learning: Arc<Learning>,
+}
+
+/// Returns the text of `/metrics`.
+///
+/// # Errors
+/// `prometheus_client` cannot write a metric.
+pub(crate) fn encode(metrics: &Metrics, sources: Sources) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    registry.register_collector(Box::new(sources));
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+impl Collector for Sources {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let out = &mut Families(encoder);
+        self.encode_workers(out)?;
+        slots::encode(out, &self.policies, &self.learning)?;
+        self.encode_index(out)?;
+        self.encode_feeds(out)
+    }
+}
+
+impl Sources {
+    fn encode_workers(&self, out: &mut Families<'_>) -> fmt::Result {
+        let snapshot = self.workers.snapshot();
+        let workers = || {
+            snapshot.workers().iter().map(|worker| {
+                let labels =
+                    vec![("worker", worker.id().to_string()), ("role", worker.spec().role.to_string())];
+                (worker, labels)
+            })
+        };
+        let eligible = workers().map(|(worker, labels)| (labels, u64::from(worker.ineligible().is_none())));
+        out.gauges("pointsman_worker_eligible", "1 if the worker may be chosen now, else 0", eligible)?;
+        let booked = workers().map(|(worker, labels)| (labels, u64::from(worker.active_requests())));
+        out.gauges("pointsman_worker_active_requests", "Number of requests booked on the worker", booked)
+    }
+
+    fn encode_index(&self, out: &mut Families<'_>) -> fmt::Result {
+        let stats = self.router.index().stats();
+        out.gauge("pointsman_index_blocks", "Number of blocks in the prefix index", stats.blocks)?;
+        out.gauge("pointsman_index_bytes", "Memory of the prefix index in bytes", stats.bytes)?;
+        let help = "Number of records that the prefix index evicted to stay within its memory limit";
+        out.counter("pointsman_index_evicted", help, stats.evicted)?;
+        let help = "Number of records that the prefix index dropped because its writer was behind";
+        out.counter("pointsman_index_dropped", help, stats.dropped)?;
+        let help = "Number of blocks of KV events whose place in the prefix index is not known";
+        out.counter("pointsman_index_orphans", help, stats.orphans)?;
+        let help = "Number of decisions that could not be recorded";
+        out.counter("pointsman_decision_records_lost", help, self.router.decisions().lost())
+    }
+
+    fn encode_feeds(&self, out: &mut Families<'_>) -> fmt::Result {
+        let feeds = self.feeds.status();
+        let feeds = || {
+            feeds.iter().map(|((worker, rank), status)| {
+                (vec![("worker", worker.to_string()), ("rank", rank.to_string())], status)
+            })
+        };
+        let live = feeds().map(|(labels, status)| (labels, u64::from(status.live())));
+        out.gauges("pointsman_kv_feed_live", "1 if the feed is connected and up to date, else 0", live)?;
+        let seconds = |millis: u64| std::time::Duration::from_millis(millis).as_secs_f64();
+        let lag =
+            feeds().map(|(labels, status)| (labels, seconds(status.counters.lag_ms.load(Ordering::Relaxed))));
+        out.gauges("pointsman_kv_feed_lag_seconds", "Age of the last batch at its arrival in seconds", lag)?;
+        for (name, help, counter) in FEED_COUNTERS {
+            let counts = feeds().map(|(labels, status): (Labels, _)| {
+                (labels, counter(&status.counters).load(Ordering::Relaxed))
+            });
+            out.counters(name, help, counts)?;
+        }
+        Ok(())
+    }
+}
+
+type FeedCounter = fn(&FeedCounters) -> &std::sync::atomic::AtomicU64;
+
+const FEED_COUNTERS: [(&str, &str, FeedCounter); 8] = [
+    ("pointsman_kv_feed_messages", "Number of messages of KV events", |feed| &feed.messages),
+    ("pointsman_kv_feed_events", "Number of KV events", |feed| &feed.events),
+    ("pointsman_kv_feed_gaps", "Number of gaps in the sequence of messages", |feed| &feed.gaps),
+    ("pointsman_kv_feed_replayed", "Number of messages that a replay delivered", |feed| &feed.replayed),
+    (
+        "pointsman_kv_feed_forgets",
+        "Number of times that everything known of the engine's cache was discarded",
+        |feed| &feed.forgets,
+    ),
+    ("pointsman_kv_feed_decode_errors", "Number of messages that could not be decoded", |feed| {
+        &feed.decode_errors
+    }),
+    (
+        "pointsman_kv_feed_violations",
+        "Number of connections closed because the engine broke the protocol or a limit",
+        |feed| &feed.violations,
+    ),
+    ("pointsman_kv_feed_silences", "Number of connections closed because the engine stayed silent", |feed| {
+        &feed.silences
+    }),
+];

@@ -1,0 +1,186 @@
+//! Metrics of slots and their policies. The slots count; a decision looks up no label.
+
+use std::{fmt, sync::Arc};
+
+use pointsman_policy_runtime::{LaneStatus, ManagerStatus, MemoryStatus, PolicyManager, SlotStatus, Usage};
+use pointsman_routing::{CALL_BUCKETS_US, CallStats, Digest, Learning, Mode, Slot, SlotKind};
+use pointsman_workers::ModelName;
+
+use super::families::{Distribution, Families, Labels};
+
+pub(super) fn encode(out: &mut Families<'_>, policies: &PolicyManager, learning: &Learning) -> fmt::Result {
+    let status = policies.status();
+    encode_generations(out, &status)?;
+    encode_memory(out, &status)?;
+    encode_info(out, &status)?;
+    encode_trials(out, &status)?;
+    let reloads = status.reloads.iter().map(|count| {
+        (vec![("result", count.result.to_string()), ("reason", count.reason.to_string())], count.count)
+    });
+    out.counters("pointsman_policy_reloads", "Number of policy reloads by result and reason", reloads)?;
+    encode_calls(out, policies)?;
+    encode_learning(out, policies, learning)?;
+    encode_usage(out, &policies.usage())
+}
+
+fn encode_usage(out: &mut Families<'_>, usage: &Usage) -> fmt::Result {
+    out.gauge("pointsman_policy_instances", "Number of policy instances", usage.instances)?;
+    let help = "Highest memory of one policy instance so far in bytes";
+    out.gauge("pointsman_policy_memory_peak_bytes", help, usage.memory_peak_bytes)?;
+    let lookups = [("hit", usage.cache_hits), ("miss", usage.cache_misses)];
+    let lookups = lookups.map(|(result, count)| (vec![("result", result.to_owned())], count));
+    out.counters(
+        "pointsman_policy_compile_cache",
+        "Number of lookups in the compile cache by result",
+        lookups,
+    )
+}
+
+fn encode_generations(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result {
+    let slots = || status.slots.iter().map(|slot| (of_status(slot), slot));
+    let generations = slots().map(|(labels, slot)| (labels, slot.generation.0));
+    out.gauges("pointsman_policy_generation", "Number of the slot's active generation", generations)?;
+    let open = slots().map(|(labels, slot)| (labels, u64::from(slot.breaker_open)));
+    let help = "1 if the native fallback serves because the slot's policy failed, else 0";
+    out.gauges("pointsman_policy_breaker_open", help, open)?;
+    let rollbacks = slots().map(|(labels, slot)| (labels, slot.rollbacks));
+    out.counters("pointsman_policy_rollbacks", "Number of automatic rollbacks", rollbacks)
+}
+
+fn encode_memory(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result {
+    let each = |value: fn(&MemoryStatus) -> usize| {
+        let slots = status.slots.iter().filter_map(|slot| Some((of_status(slot), slot.memory.as_ref()?)));
+        slots.map(move |(labels, memory)| (labels, u64::try_from(value(memory)).unwrap_or(u64::MAX)))
+    };
+    let help = "Number of keys that the slot's policies keep";
+    out.gauges("pointsman_policy_state_entries", help, each(|memory| memory.entries))?;
+    let help = "Size of the keys and values that the slot's policies keep in bytes";
+    out.gauges("pointsman_policy_state_bytes", help, each(|memory| memory.bytes))
+}
+
+fn encode_info(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result {
+    let info = status.slots.iter().flat_map(|slot| {
+        let one = |mode: Mode, policy: &str, version: Option<&String>, digest: Option<Digest>| {
+            let mut labels = of_status(slot);
+            labels.extend([
+                ("mode", mode.to_string()),
+                ("policy", policy.to_owned()),
+                ("version", version.cloned().unwrap_or_default()),
+                ("digest", digest.map(|digest| digest.short()).unwrap_or_default()),
+            ]);
+            (labels, 1_u64)
+        };
+        let active = one(Mode::Active, &slot.policy, slot.version.as_ref(), slot.digest);
+        let trials = trials(slot)
+            .map(|(mode, trial)| one(mode, &trial.policy, trial.version.as_ref(), trial.digest))
+            .collect::<Vec<_>>();
+        std::iter::once(active).chain(trials)
+    });
+    out.gauges("pointsman_policy_info", "1 for each policy that a slot runs, described by the labels", info)
+}
+
+fn encode_trials(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result {
+    let all = || {
+        let slots = status.slots.iter();
+        slots.flat_map(|slot| {
+            trials(slot).map(move |(mode, trial)| (with_mode(of_status(slot), mode), mode, trial))
+        })
+    };
+    let generations = all().map(|(labels, _, trial)| (labels, trial.generation.0));
+    let help = "Number of the generation of a canary or shadow";
+    out.gauges("pointsman_policy_trial_generation", help, generations)?;
+    let shares = all().map(|(labels, _, trial)| (labels, trial.share));
+    let help = "Share of requests, 0 to 1, that a canary or shadow takes part in";
+    out.gauges("pointsman_policy_trial_share_ratio", help, shares)?;
+    let shadows = status.slots.iter().flat_map(|slot| {
+        let shadows = trials(slot).filter(|(mode, _)| *mode == Mode::Shadow);
+        shadows.flat_map(|(_, trial)| {
+            let counts = [("agree", trial.agree), ("disagree", trial.disagree), ("failed", trial.failed)];
+            counts.map(|(result, count)| {
+                let mut labels = of_status(slot);
+                labels.extend([("policy", trial.policy.to_string()), ("result", result.to_owned())]);
+                (labels, count)
+            })
+        })
+    });
+    let help = "Number of decisions by whether the shadow would have decided the same";
+    out.counters("pointsman_policy_shadow", help, shadows)
+}
+
+/// Outcomes that learning policies get, and how giving them ended.
+fn encode_learning(out: &mut Families<'_>, policies: &PolicyManager, learning: &Learning) -> fmt::Result {
+    let counts = learning.counts().map(|(result, count)| (vec![("result", result.to_string())], count));
+    let help = "Number of outcomes of decisions for policies that learn, by result";
+    out.counters("pointsman_policy_outcomes", help, counts)?;
+    let lanes = policies.slots().iter().flat_map(|slot| [(slot, Mode::Active), (slot, Mode::Canary)]);
+    let batches = lanes.filter(|(slot, mode)| has_calls(slot.observed(*mode))).flat_map(|(slot, mode)| {
+        let outcomes = slot.observed(mode).outcomes();
+        outcomes
+            .map(move |(outcome, count)| (with_outcome(of_slot(slot), mode, outcome), count))
+            .collect::<Vec<_>>()
+    });
+    let help = "Number of batches of outcomes given to the slot's policies, by how the call ended";
+    out.counters("pointsman_policy_observations", help, batches)
+}
+
+/// Calls by outcome, and their times.
+fn encode_calls(out: &mut Families<'_>, policies: &PolicyManager) -> fmt::Result {
+    let lanes = || {
+        let each = |slot: &Arc<Slot>| Mode::ALL.map(|mode| (slot.clone(), mode));
+        let lanes = policies.slots().iter().flat_map(each);
+        lanes.filter(|(slot, mode)| *mode == Mode::Active || has_calls(slot.stats(*mode)))
+    };
+    let outcomes = lanes().flat_map(|(slot, mode)| {
+        let outcomes = slot.stats(mode).outcomes();
+        outcomes
+            .map(|(outcome, count)| (with_outcome(of_slot(&slot), mode, outcome), count))
+            .collect::<Vec<_>>()
+    });
+    let help = "Number of calls of the slot's policies by how they ended";
+    out.counters("pointsman_policy_calls", help, outcomes)?;
+    let times = lanes().map(|(slot, mode)| (with_mode(of_slot(&slot), mode), distribution(slot.stats(mode))));
+    out.histograms("pointsman_policy_call_seconds", "Time of calls of the slot's policies in seconds", times)
+}
+
+fn distribution(stats: &CallStats) -> Distribution {
+    let bounds = CALL_BUCKETS_US.iter().map(|micros| std::time::Duration::from_micros(*micros).as_secs_f64());
+    let cumulative = stats.cumulative();
+    let below = std::iter::once(0).chain(cumulative.iter().copied());
+    let counts = cumulative.iter().zip(below).map(|(count, below)| count.saturating_sub(below));
+    Distribution { sum: stats.time().as_secs_f64(), buckets: bounds.chain([f64::MAX]).zip(counts).collect() }
+}
+
+fn has_calls(stats: &CallStats) -> bool {
+    stats.cumulative().last().is_some_and(|count| *count > 0)
+}
+
+fn trials(slot: &SlotStatus) -> impl Iterator<Item = (Mode, &LaneStatus)> {
+    let canary = slot.canary.iter().map(|trial| (Mode::Canary, trial));
+    canary.chain(slot.shadow.iter().map(|trial| (Mode::Shadow, trial)))
+}
+
+fn of_status(slot: &SlotStatus) -> Labels {
+    labels(slot.slot, slot.model.as_deref())
+}
+
+fn of_slot(slot: &Slot) -> Labels {
+    labels(slot.kind(), slot.model().map(ModelName::as_str))
+}
+
+/// The labels of a slot; one for all models has no label `model`.
+fn labels(kind: SlotKind, model: Option<&str>) -> Labels {
+    let mut labels = vec![("slot", kind.to_string())];
+    labels.extend(model.map(|model| ("model", model.to_owned())));
+    labels
+}
+
+fn with_mode(mut labels: Labels, mode: Mode) -> Labels {
+    labels.push(("mode", mode.to_string()));
+    labels
+}
+
+fn with_outcome(labels: Labels, mode: Mode, outcome: &str) -> Labels {
+    let mut labels = with_mode(labels, mode);
+    labels.push(("outcome", outcome.to_owned()));
+    labels
+}

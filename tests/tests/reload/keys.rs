@@ -1,0 +1,412 @@
+//! One row for every key of the configuration: what a reload does with it.
+
+use std::{collections::BTreeSet, path::Path, sync::Arc};
+
+use pointsman_gateway::{
+    config::{
+        Config,
+        reload::{ConfigSource, Reloaded},
+    },
+    daemon::Daemon,
+    state::State,
+};
+use tempfile::TempDir;
+use toml::{Table, Value};
+
+use super::schema::leaves;
+
+const KEY_A: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+const KEY_B: &str = "RWSqF2QrYDl6BYpvYYCHGhGxYHLAfFZuVvk4PyvMlYtPkEYV7RWYGqWK";
+
+/// The configuration that every row starts from.
+const BASE: &str = r#"
+    [server]
+    threads = 1
+    [models.m.slots.prefill]
+    [[workers]]
+    id = 1
+    url = "http://127.0.0.1:9"
+    role = "prefill"
+    engine = "vllm"
+    models = ["tiny"]
+    topology = { rack = "r1" }
+"#;
+
+/// Keys that only a restart changes, each with another value.
+const STATIC: &[(&str, &str)] = &[
+    ("server.listen", "'127.0.0.1:1'"),
+    ("server.admin_listen", "'127.0.0.1:1'"),
+    ("server.threads", "2"),
+    ("routing.block_size", "32"),
+    ("policies.dir", "'DIR'"),
+    ("policies.deadline", "'3ms'"),
+    ("policies.configure_deadline", "'60ms'"),
+    ("policies.observe_deadline", "'30ms'"),
+    ("policies.memory_bytes", "33554432"),
+    ("policies.probation_calls", "7"),
+    ("policies.probation_failure_share", "0.5"),
+    ("policies.debounce", "'30ms'"),
+    ("policies.rescan", "'7s'"),
+    ("policies.compile_cache", "'DIR/cache'"),
+    ("index.byte_budget", "1048576"),
+    ("index.ttl", "'7s'"),
+];
+
+/// What a row observes in the state that requests use.
+type Observe = fn(&State) -> String;
+
+/// A key that a reload applies: its path, what the file says besides it, its new value, and what has to change.
+struct Row(&'static str, &'static str, String, Observe);
+
+fn settings(state: &State) -> String {
+    format!("{:?}", state.settings)
+}
+
+fn router(state: &State) -> String {
+    let all = format!("{:?}", state.router);
+    let config = all.split("RouterConfig {").nth(1).and_then(|rest| rest.split('}').next());
+    let failure = all
+        .split("on_failure: ")
+        .find_map(|rest| ["Fallback", "Shed", "Reject"].into_iter().find(|kind| rest.starts_with(kind)));
+    format!("{config:?} {failure:?}")
+}
+
+/// The record of decisions in force: each one has an address of its own.
+fn record(state: &State) -> String {
+    format!("{:p}", Arc::as_ptr(state.router.decisions()))
+}
+
+fn limiter(state: &State) -> String {
+    format!("{:?}", state.limiter)
+}
+
+fn queue(state: &State) -> String {
+    format!("{:?} {:?}", state.queue, state.settings.queue_timeout)
+}
+
+fn upstream(state: &State) -> String {
+    format!("{:?}", state.upstream)
+}
+
+fn probe(state: &State) -> String {
+    format!("{:?}", *state.probe.borrow())
+}
+
+fn tokens(state: &State) -> String {
+    format!("{:?}", state.tokens)
+}
+
+fn workers(state: &State) -> String {
+    let snapshot = state.registry.snapshot();
+    let specs = snapshot.workers().iter().map(|worker| {
+        let spec = worker.spec();
+        format!("{spec:?} {:?}", spec.api_key)
+    });
+    specs.collect()
+}
+
+/// Slots report their content; what they report of a change of a trial's or part's details is its number of changes.
+fn nothing(_: &State) -> String {
+    String::new()
+}
+
+const SIGNED: &str = "policies.require_signed = true\npolicies.trusted_keys = ['KEY_A']";
+const SCORER: &str = "SLOT.scorers = [{ policy = 'kv-aware' }]";
+
+/// Rows of `[server]` to `[[workers]]`, without slots.
+fn rows() -> Vec<Row> {
+    let row = |key, value: &str, observe| Row(key, "", value.to_owned(), observe);
+    let mut rows = vec![
+        row("server.max_body_bytes", "1000", settings),
+        row("server.trust_hints", "false", settings),
+        row("server.tell_decisions", "false", settings),
+        row("server.requests_per_second", "5", limiter),
+        row("server.api_keys", "['k']", settings),
+        row("server.admin_token", "'t'", settings),
+        row("server.admin_token_file", "'DIR/token'", settings),
+        Row("server.admin_token_reads", "server.admin_token = 't'", "true".to_owned(), settings),
+        row("routing.enforce_disagg", "true", settings),
+        row("routing.bytes_per_token", "3", settings),
+        row("routing.order", "'decode-first'", settings),
+        row("routing.retries", "5", settings),
+        row("routing.local_fallback", "true", settings),
+        row("routing.session_affinity", "'7s'", settings),
+        row("routing.busy_status", "503", settings),
+        row("routing.hash_salt", "7", settings),
+        row("policies.on_failure", "'shed'", router),
+        Row("policies.require_signed", "", "true".to_owned(), nothing),
+        Row("policies.trusted_keys", SIGNED, format!("['{KEY_A}', '{KEY_B}']"), nothing),
+        Row("policies.trusted_key_files", SIGNED, "['DIR/key.pub']".to_owned(), nothing),
+        Row("policies.pins", "", format!("{{ prefill = 'sha256:{}' }}", "ab".repeat(32)), nothing),
+        row("queue.limit", "3", queue),
+        row("queue.timeout", "'7s'", queue),
+        row("decisions.keep", "100", record),
+        row("decisions.bytes", "65536", record),
+        row("decisions.facts", "['active-requests']", record),
+        row("timeouts.connect", "'7s'", upstream),
+        row("timeouts.request", "'7s'", settings),
+        row("timeouts.booking", "'7s'", settings),
+        row("timeouts.drain", "'7s'", settings),
+        row("probe.interval", "'7s'", probe),
+        row("probe.timeout", "'7s'", probe),
+        row("probe.load_interval", "'7s'", probe),
+        row("models.*.tokenizer", "'engine'", tokens),
+        Row("models.*.tokenizer_timeout", "models.m.tokenizer = 'engine'", "'7s'".to_owned(), tokens),
+        Row("models.*.tokenizer_cache_bytes", "models.m.tokenizer = 'engine'", "0".to_owned(), tokens),
+    ];
+    let cost = [
+        ("routing.cost.overlap_score_credit", "0.5"),
+        ("routing.cost.host_cache_credit", "0.5"),
+        ("routing.cost.disk_cache_credit", "0.5"),
+        ("routing.cost.prefill_load_scale", "0.5"),
+        ("routing.cost.active_request_weight", "0.5"),
+        ("routing.cost.temperature", "0.5"),
+        ("routing.cost.assume_kv_reuse", "false"),
+        ("routing.cost.track_prefill_tokens", "false"),
+        ("routing.cost.shared_cache_multiplier", "0.5"),
+    ];
+    rows.extend(cost.map(|(key, value)| row(key, value, router)));
+    let worker = [
+        ("workers[].id", "2"),
+        ("workers[].url", "'http://127.0.0.1:10'"),
+        ("workers[].role", "'decode'"),
+        ("workers[].engine", "'sglang'"),
+        ("workers[].models", "['other']"),
+        ("workers[].dp_size", "2"),
+        ("workers[].bootstrap_host", "'h'"),
+        ("workers[].bootstrap_port", "7"),
+        ("workers[].labels", "{ zone = 'a' }"),
+        ("workers[].taints", "['spot']"),
+        ("workers[].topology", "{ rack = 'r2' }"),
+        ("workers[].kv_transfer", "'required:rack'"),
+        ("workers[].kv_addr", "'127.0.0.1:7'"),
+        ("workers[].kv_events", "'tcp://127.0.0.1:7'"),
+        ("workers[].kv_replay", "'tcp://127.0.0.1:7'"),
+        ("workers[].local_prefill", "true"),
+        ("workers[].prefill_cancellable", "true"),
+        ("workers[].max_concurrency", "7"),
+        ("workers[].total_blocks", "7"),
+        ("workers[].loras", "['l']"),
+        ("workers[].api_key", "'k'"),
+    ];
+    rows.extend(worker.map(|(key, value)| row(key, value, workers)));
+    rows.push(Row(
+        "workers[].transport",
+        "workers[].kv_addr = '127.0.0.1:7'",
+        "'p2p_nccl'".to_owned(),
+        workers,
+    ));
+    rows
+}
+
+/// Keys of a slot: what the slot says besides, and the new value.
+const SLOT: &[(&str, &str, &str)] = &[
+    ("native", "", "'random'"),
+    ("builtin", "", "'least-loaded'"),
+    ("policy", "", "'least-loaded'"),
+    ("filters[].policy", "SLOT.filters = [{ policy = 'kv-aware' }]", "'least-loaded'"),
+    ("filters[].settings", "SLOT.filters = [{ policy = 'kv-aware' }]", "{ a = 1 }"),
+    ("scorers[].policy", SCORER, "'least-loaded'"),
+    ("scorers[].weight", SCORER, "2.0"),
+    ("scorers[].normalize", SCORER, "'min-max'"),
+    ("scorers[].settings", SCORER, "{ a = 1 }"),
+    ("picker", SCORER, "'weighted-random'"),
+    ("settings", "", "{ a = 1 }"),
+    ("grants", "", "['log']"),
+    ("on_failure", "", "'reject'"),
+];
+
+/// Keys of a canary or shadow.
+const TRIAL: &[(&str, &str, &str)] = &[
+    ("share", "", "0.5"),
+    ("native", "", "'random'"),
+    ("builtin", "", "'least-loaded'"),
+    ("policy", "", "'least-loaded'"),
+    ("filters[].policy", "SLOT.filters = [{ policy = 'kv-aware' }]", "'least-loaded'"),
+    ("filters[].settings", "SLOT.filters = [{ policy = 'kv-aware' }]", "{ a = 1 }"),
+    ("scorers[].policy", SCORER, "'least-loaded'"),
+    ("scorers[].weight", SCORER, "2.0"),
+    ("scorers[].normalize", SCORER, "'min-max'"),
+    ("scorers[].settings", SCORER, "{ a = 1 }"),
+    ("picker", SCORER, "'weighted-random'"),
+    ("settings", "", "{ a = 1 }"),
+];
+
+/// Rows of all slots: path, what the file says besides, value.
+fn slot_rows() -> Vec<(String, String, &'static str)> {
+    let mut rows = Vec::new();
+    for slots in ["policies.slots.*", "models.*.slots.*"] {
+        let mut add = |table: &str, keys: &[(&str, &str, &'static str)]| {
+            for (key, besides, value) in keys {
+                rows.push((format!("{table}.{key}"), besides.replace("SLOT", table), *value));
+            }
+        };
+        add(slots, SLOT);
+        add(&format!("{slots}.canary"), TRIAL);
+        add(&format!("{slots}.shadow"), TRIAL);
+    }
+    rows
+}
+
+#[test]
+fn every_key_of_the_schema_is_in_one_table() {
+    let schema: BTreeSet<String> = leaves::<Config>().into_iter().collect();
+    let mut listed: Vec<String> = STATIC.iter().map(|(key, _)| (*key).to_owned()).collect();
+    listed.extend(rows().iter().map(|row| row.0.to_owned()));
+    listed.extend(slot_rows().into_iter().map(|(key, ..)| key));
+    let unique: BTreeSet<String> = listed.iter().cloned().collect();
+    assert_eq!(unique.len(), listed.len(), "a key is listed twice");
+    let missing: Vec<_> = schema.difference(&unique).collect();
+    let unknown: Vec<_> = unique.difference(&schema).collect();
+    assert!(
+        missing.is_empty() && unknown.is_empty(),
+        "not listed: {missing:?}; not in the schema: {unknown:?}"
+    );
+}
+
+/// A daemon whose configuration file a test rewrites.
+struct Reloading {
+    daemon: Daemon,
+    dir: TempDir,
+}
+
+impl Reloading {
+    async fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        std::fs::write(dir.path().join("token"), "t\n").unwrap();
+        std::fs::write(dir.path().join("key.pub"), format!("untrusted comment: a key\n{KEY_B}\n")).unwrap();
+        let path = dir.path().join("pointsman.toml");
+        std::fs::write(&path, toml::to_string(&base()).unwrap()).unwrap();
+        let read = move || Ok(Config::load(Some(&path), |_| {})?);
+        let config = Config::load(Some(&dir.path().join("pointsman.toml")), |config| {
+            // The listeners of the file stay what a reload compares with.
+            let _ = config;
+        })
+        .unwrap();
+        let source = ConfigSource { path: None, read: Arc::new(read) };
+        Self { daemon: Daemon::start_from(&config, Some(source)).await.unwrap(), dir }
+    }
+
+    async fn reload(&self, document: &Table) -> Reloaded {
+        let dir = self.dir.path().to_str().unwrap();
+        let text = toml::to_string(document).unwrap().replace("DIR", dir).replace("KEY_A", KEY_A);
+        std::fs::write(self.path(), &text).unwrap();
+        let reloaded = self.daemon.reload().await;
+        reloaded.unwrap_or_else(|error| panic!("{error}\n{text}"))
+    }
+
+    fn path(&self) -> impl AsRef<Path> {
+        self.dir.path().join("pointsman.toml")
+    }
+}
+
+fn base() -> Table {
+    let mut base: Table = BASE.parse().unwrap();
+    for key in ["server.listen", "server.admin_listen"] {
+        set(&mut base, key, "'127.0.0.1:0'");
+    }
+    base
+}
+
+/// Sets a dotted path: `*` is `m` below `models`, `prefill` below `slots`; `[]` is the first element.
+fn set(root: &mut Table, path: &str, value: &str) {
+    let value: Table = format!("value = {value}").parse().unwrap();
+    let mut at = root;
+    let keys: Vec<&str> = path.split('.').collect();
+    let (last, parents) = keys.split_last().unwrap();
+    for (index, key) in parents.iter().enumerate() {
+        let name = match *key {
+            "*" if parents[index - 1] == "models" => "m",
+            "*" => "prefill",
+            key => key,
+        };
+        let entry = at.entry(name.trim_end_matches("[]")).or_insert_with(|| {
+            if name.ends_with("[]") {
+                Value::Array(vec![Value::Table(Table::new())])
+            } else {
+                Table::new().into()
+            }
+        });
+        at = match entry {
+            Value::Array(elements) => elements[0].as_table_mut().unwrap(),
+            entry => entry.as_table_mut().unwrap(),
+        };
+    }
+    at.insert((*last).to_owned(), value["value"].clone());
+}
+
+fn set_lines(root: &mut Table, lines: &str) {
+    for line in lines.lines() {
+        let (path, value) = line.split_once(" = ").unwrap();
+        set(root, path, value);
+    }
+}
+
+#[tokio::test]
+async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
+    let reloading = Reloading::start().await;
+    for Row(key, besides, value, observe) in rows() {
+        let mut document = base();
+        set_lines(&mut document, besides);
+        reloading.reload(&document).await;
+        let before = observe(&reloading.daemon.state());
+        set(&mut document, key, &value);
+        let mut expected = vec![
+            match key {
+                "server.admin_token_file" => "server.admin_token",
+                "policies.trusted_key_files" => "policies.trusted_keys",
+                key if key.starts_with("routing.cost.") => "routing.cost",
+                key if key.starts_with("workers") => "workers",
+                key => key,
+            }
+            .replace('*', "m"),
+        ];
+        if key == "policies.require_signed" {
+            set(&mut document, "policies.trusted_keys", "['KEY_A']");
+            expected.push("policies.trusted_keys".to_owned());
+        }
+        let reloaded = reloading.reload(&document).await;
+        assert_eq!((&reloaded.applied, reloaded.needs_restart.len()), (&expected, 0), "{key}");
+        if observe as usize != nothing as Observe as usize {
+            assert_ne!(observe(&reloading.daemon.state()), before, "{key} has no effect on the state");
+        }
+        let again = reloading.reload(&document).await;
+        assert!(again.applied.is_empty(), "{key} is in force: {:?}", again.applied);
+    }
+}
+
+#[tokio::test]
+async fn every_key_of_a_slot_is_applied_and_none_needs_a_restart() {
+    let reloading = Reloading::start().await;
+    for (key, besides, value) in slot_rows() {
+        let mut document = base();
+        set_lines(&mut document, &besides);
+        reloading.reload(&document).await;
+        set(&mut document, &key, value);
+        let reloaded = reloading.reload(&document).await;
+        let slots = if key.starts_with("models") { "models.m.slots" } else { "policies.slots" };
+        assert_eq!(
+            (&reloaded.applied[..], reloaded.needs_restart.len()),
+            (&[slots.to_owned()][..], 0),
+            "{key}"
+        );
+        assert!(reloading.reload(&document).await.applied.is_empty(), "{key} is in force");
+    }
+}
+
+#[tokio::test]
+async fn every_static_key_is_reported_and_not_applied() {
+    let reloading = Reloading::start().await;
+    for (key, value) in STATIC {
+        let before = settings(&reloading.daemon.state());
+        let mut document = base();
+        set(&mut document, key, value);
+        let reloaded = reloading.reload(&document).await;
+        assert_eq!((&reloaded.needs_restart[..], reloaded.applied.len()), (&[(*key).to_owned()][..], 0));
+        assert_eq!(settings(&reloading.daemon.state()), before, "{key}");
+    }
+    let mut document = base();
+    set(&mut document, "models.*.slots", "{ prefill = {}, decode = {} }");
+    let reloaded = reloading.reload(&document).await;
+    assert_eq!(reloaded.needs_restart, ["models.m.slots.decode"]);
+}
