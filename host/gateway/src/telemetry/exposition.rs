@@ -10,7 +10,7 @@ use std::{
 
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{FeedCounters, Feeds, Registry as Workers};
+use pointsman_workers::{Feeds, Registry as Workers, events::FeedCounters};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text},

@@ -9,7 +9,7 @@ use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 
 /// Name of a model or policy as a label value.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(crate) struct Name(pub(crate) Arc<str>);
+pub struct Name(pub Arc<str>);
 
 /// A label value that may contain any character; `prometheus_client` writes values as they are.
 pub(super) struct Escaped<'a>(pub(super) &'a str);
