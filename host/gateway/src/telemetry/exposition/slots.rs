@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use pointsman_policy_runtime::{LaneStatus, ManagerStatus, MemoryStatus, PolicyManager, SlotStatus, Usage};
-use pointsman_routing::{CALL_BUCKETS_US, CallStats, Digest, Learning, Mode, Slot, SlotKind};
+use pointsman_routing::{CALL_BUCKETS_US, CallStats, Digest, Lane, Learning, Slot, SlotKind};
 use pointsman_workers::ModelName;
 
 use super::families::{Distribution, Families, Labels};
@@ -60,19 +60,19 @@ fn encode_memory(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result 
 
 fn encode_info(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result {
     let info = status.slots.iter().flat_map(|slot| {
-        let one = |mode: Mode, policy: &str, version: Option<&String>, digest: Option<Digest>| {
+        let one = |lane: Lane, policy: &str, version: Option<&String>, digest: Option<Digest>| {
             let mut labels = of_status(slot);
             labels.extend([
-                ("mode", mode.to_string()),
+                ("mode", lane.to_string()),
                 ("policy", policy.to_owned()),
                 ("version", version.cloned().unwrap_or_default()),
                 ("digest", digest.map(|digest| digest.short()).unwrap_or_default()),
             ]);
             (labels, 1_u64)
         };
-        let active = one(Mode::Active, &slot.policy, slot.version.as_ref(), slot.digest);
+        let active = one(Lane::Active, &slot.policy, slot.version.as_ref(), slot.digest);
         let trials = trials(slot)
-            .map(|(mode, trial)| one(mode, &trial.policy, trial.version.as_ref(), trial.digest))
+            .map(|(lane, trial)| one(lane, &trial.policy, trial.version.as_ref(), trial.digest))
             .collect::<Vec<_>>();
         std::iter::once(active).chain(trials)
     });
@@ -83,7 +83,7 @@ fn encode_trials(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result 
     let all = || {
         let slots = status.slots.iter();
         slots.flat_map(|slot| {
-            trials(slot).map(move |(mode, trial)| (with_mode(of_status(slot), mode), mode, trial))
+            trials(slot).map(move |(lane, trial)| (with_lane(of_status(slot), lane), lane, trial))
         })
     };
     let generations = all().map(|(labels, _, trial)| (labels, trial.generation.0));
@@ -93,7 +93,7 @@ fn encode_trials(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result 
     let help = "Share of requests, 0 to 1, that a canary or shadow takes part in";
     out.gauges("pointsman_policy_trial_share_ratio", help, shares)?;
     let shadows = status.slots.iter().flat_map(|slot| {
-        let shadows = trials(slot).filter(|(mode, _)| *mode == Mode::Shadow);
+        let shadows = trials(slot).filter(|(lane, _)| *lane == Lane::Shadow);
         shadows.flat_map(|(_, trial)| {
             let counts = [("agree", trial.agree), ("disagree", trial.disagree), ("failed", trial.failed)];
             counts.map(|(result, count)| {
@@ -112,11 +112,11 @@ fn encode_learning(out: &mut Families<'_>, policies: &PolicyManager, learning: &
     let counts = learning.counts().map(|(result, count)| (vec![("result", result.to_string())], count));
     let help = "Number of outcomes of decisions for policies that learn, by result";
     out.counters("pointsman_policy_outcomes", help, counts)?;
-    let lanes = policies.slots().iter().flat_map(|slot| [(slot, Mode::Active), (slot, Mode::Canary)]);
-    let batches = lanes.filter(|(slot, mode)| has_calls(slot.observed(*mode))).flat_map(|(slot, mode)| {
-        let outcomes = slot.observed(mode).outcomes();
+    let lanes = policies.slots().iter().flat_map(|slot| [(slot, Lane::Active), (slot, Lane::Canary)]);
+    let batches = lanes.filter(|(slot, lane)| has_calls(slot.observed(*lane))).flat_map(|(slot, lane)| {
+        let outcomes = slot.observed(lane).outcomes();
         outcomes
-            .map(move |(outcome, count)| (with_outcome(of_slot(slot), mode, outcome), count))
+            .map(move |(outcome, count)| (with_outcome(of_slot(slot), lane, outcome), count))
             .collect::<Vec<_>>()
     });
     let help = "Number of batches of outcomes given to the slot's policies, by how the call ended";
@@ -126,19 +126,19 @@ fn encode_learning(out: &mut Families<'_>, policies: &PolicyManager, learning: &
 /// Calls by outcome, and their times.
 fn encode_calls(out: &mut Families<'_>, policies: &PolicyManager) -> fmt::Result {
     let lanes = || {
-        let each = |slot: &Arc<Slot>| Mode::ALL.map(|mode| (slot.clone(), mode));
+        let each = |slot: &Arc<Slot>| Lane::ALL.map(|lane| (slot.clone(), lane));
         let lanes = policies.slots().iter().flat_map(each);
-        lanes.filter(|(slot, mode)| *mode == Mode::Active || has_calls(slot.stats(*mode)))
+        lanes.filter(|(slot, lane)| *lane == Lane::Active || has_calls(slot.stats(*lane)))
     };
-    let outcomes = lanes().flat_map(|(slot, mode)| {
-        let outcomes = slot.stats(mode).outcomes();
+    let outcomes = lanes().flat_map(|(slot, lane)| {
+        let outcomes = slot.stats(lane).outcomes();
         outcomes
-            .map(|(outcome, count)| (with_outcome(of_slot(&slot), mode, outcome), count))
+            .map(|(outcome, count)| (with_outcome(of_slot(&slot), lane, outcome), count))
             .collect::<Vec<_>>()
     });
     let help = "Number of calls of the slot's policies by how they ended";
     out.counters("pointsman_policy_calls", help, outcomes)?;
-    let times = lanes().map(|(slot, mode)| (with_mode(of_slot(&slot), mode), distribution(slot.stats(mode))));
+    let times = lanes().map(|(slot, lane)| (with_lane(of_slot(&slot), lane), distribution(slot.stats(lane))));
     out.histograms("pointsman_policy_call_seconds", "Time of calls of the slot's policies in seconds", times)
 }
 
@@ -154,9 +154,9 @@ fn has_calls(stats: &CallStats) -> bool {
     stats.cumulative().last().is_some_and(|count| *count > 0)
 }
 
-fn trials(slot: &SlotStatus) -> impl Iterator<Item = (Mode, &LaneStatus)> {
-    let canary = slot.canary.iter().map(|trial| (Mode::Canary, trial));
-    canary.chain(slot.shadow.iter().map(|trial| (Mode::Shadow, trial)))
+fn trials(slot: &SlotStatus) -> impl Iterator<Item = (Lane, &LaneStatus)> {
+    let canary = slot.canary.iter().map(|trial| (Lane::Canary, trial));
+    canary.chain(slot.shadow.iter().map(|trial| (Lane::Shadow, trial)))
 }
 
 fn of_status(slot: &SlotStatus) -> Labels {
@@ -174,13 +174,13 @@ fn labels(kind: SlotKind, model: Option<&str>) -> Labels {
     labels
 }
 
-fn with_mode(mut labels: Labels, mode: Mode) -> Labels {
-    labels.push(("mode", mode.to_string()));
+fn with_lane(mut labels: Labels, lane: Lane) -> Labels {
+    labels.push(("mode", lane.to_string()));
     labels
 }
 
-fn with_outcome(labels: Labels, mode: Mode, outcome: &str) -> Labels {
-    let mut labels = with_mode(labels, mode);
+fn with_outcome(labels: Labels, lane: Lane, outcome: &str) -> Labels {
+    let mut labels = with_lane(labels, lane);
     labels.push(("outcome", outcome.to_owned()));
     labels
 }

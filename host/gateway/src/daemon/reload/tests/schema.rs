@@ -8,7 +8,7 @@ use serde::de::{self, Deserialize, DeserializeSeed, IntoDeserializer, Visitor};
 const SAMPLES: [&str; 2] = ["prefill", "sample"];
 
 /// Returns the dotted paths of all leaves of `T`: `*` stands for the keys of a map, `[]` for the elements of a sequence.
-pub fn leaves<T: for<'de> Deserialize<'de>>() -> Vec<String> {
+pub(super) fn leaves<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     let mut found = Vec::new();
     explore::<T>(&mut Vec::new(), &mut found);
     found

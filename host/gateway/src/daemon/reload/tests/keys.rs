@@ -1,19 +1,20 @@
 //! One row for every key of the configuration: what a reload does with it.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
-use pointsman_gateway::{
+use tempfile::TempDir;
+use tokio::sync::watch;
+use toml::{Table, Value};
+
+use super::schema::leaves;
+use crate::{
     config::{
         Config,
         reload::{ConfigSource, Reloaded},
     },
-    daemon::Daemon,
-    state::State,
+    daemon::{build, reload::probe_config},
+    state::{SharedState, State},
 };
-use tempfile::TempDir;
-use toml::{Table, Value};
-
-use super::schema::leaves;
 
 const KEY_A: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
 const KEY_B: &str = "RWSqF2QrYDl6BYpvYYCHGhGxYHLAfFZuVvk4PyvMlYtPkEYV7RWYGqWK";
@@ -84,10 +85,6 @@ fn queue(state: &State) -> String {
     format!("{:?} {:?}", state.queue, state.settings.queue_timeout)
 }
 
-fn upstream(state: &State) -> String {
-    format!("{:?}", state.upstream)
-}
-
 fn probe(state: &State) -> String {
     format!("{:?}", *state.probe.borrow())
 }
@@ -143,7 +140,8 @@ fn rows() -> Vec<Row> {
         row("decisions.keep", "100", record),
         row("decisions.bytes", "65536", record),
         row("decisions.facts", "['active-requests']", record),
-        row("timeouts.connect", "'7s'", upstream),
+        row("timeouts.connect", "'7s'", settings),
+        row("timeouts.body_idle", "'7s'", settings),
         row("timeouts.request", "'7s'", settings),
         row("timeouts.booking", "'7s'", settings),
         row("timeouts.drain", "'7s'", settings),
@@ -264,38 +262,35 @@ fn every_key_of_the_schema_is_in_one_table() {
     );
 }
 
-/// A daemon whose configuration file a test rewrites.
+/// A state whose configuration file a test rewrites.
 struct Reloading {
-    daemon: Daemon,
+    shared: SharedState,
     dir: TempDir,
 }
 
 impl Reloading {
-    async fn start() -> Self {
+    fn start() -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("token"), "t\n").unwrap();
         std::fs::write(dir.path().join("key.pub"), format!("untrusted comment: a key\n{KEY_B}\n")).unwrap();
         let path = dir.path().join("pointsman.toml");
         std::fs::write(&path, toml::to_string(&base()).unwrap()).unwrap();
         let read = move || Ok(Config::load(Some(&path), |_| {})?);
-        let config = Config::load(Some(&dir.path().join("pointsman.toml")), |config| {
-            // The listeners of the file stay what a reload compares with.
-            let _ = config;
-        })
-        .unwrap();
+        let settings = read().and_then(|config: Config| Ok(config.resolve()?)).unwrap();
+        let (probe, _) = watch::channel(probe_config(&settings.reloadable.probe));
         let source = ConfigSource { path: None, read: Arc::new(read) };
-        Self { daemon: Daemon::start_from(&config, Some(source)).await.unwrap(), dir }
+        Self { shared: SharedState::new(build(settings, Some(source), probe).unwrap()), dir }
     }
 
     async fn reload(&self, document: &Table) -> Reloaded {
         let dir = self.dir.path().to_str().unwrap();
         let text = toml::to_string(document).unwrap().replace("DIR", dir).replace("KEY_A", KEY_A);
         std::fs::write(self.path(), &text).unwrap();
-        let reloaded = self.daemon.reload().await;
+        let reloaded = self.shared.get().config.reload(&self.shared).await;
         reloaded.unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    fn path(&self) -> impl AsRef<Path> {
+    fn path(&self) -> PathBuf {
         self.dir.path().join("pointsman.toml")
     }
 }
@@ -344,12 +339,12 @@ fn set_lines(root: &mut Table, lines: &str) {
 
 #[tokio::test]
 async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
-    let reloading = Reloading::start().await;
+    let reloading = Reloading::start();
     for Row(key, besides, value, observe) in rows() {
         let mut document = base();
         set_lines(&mut document, besides);
         reloading.reload(&document).await;
-        let before = observe(&reloading.daemon.state());
+        let before = observe(&reloading.shared.get());
         set(&mut document, key, &value);
         let mut expected = vec![
             match key {
@@ -368,7 +363,7 @@ async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
         let reloaded = reloading.reload(&document).await;
         assert_eq!((&reloaded.applied, reloaded.needs_restart.len()), (&expected, 0), "{key}");
         if observe as usize != nothing as Observe as usize {
-            assert_ne!(observe(&reloading.daemon.state()), before, "{key} has no effect on the state");
+            assert_ne!(observe(&reloading.shared.get()), before, "{key} has no effect on the state");
         }
         let again = reloading.reload(&document).await;
         assert!(again.applied.is_empty(), "{key} is in force: {:?}", again.applied);
@@ -377,7 +372,7 @@ async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
 
 #[tokio::test]
 async fn every_key_of_a_slot_is_applied_and_none_needs_a_restart() {
-    let reloading = Reloading::start().await;
+    let reloading = Reloading::start();
     for (key, besides, value) in slot_rows() {
         let mut document = base();
         set_lines(&mut document, &besides);
@@ -396,14 +391,14 @@ async fn every_key_of_a_slot_is_applied_and_none_needs_a_restart() {
 
 #[tokio::test]
 async fn every_static_key_is_reported_and_not_applied() {
-    let reloading = Reloading::start().await;
+    let reloading = Reloading::start();
     for (key, value) in STATIC {
-        let before = settings(&reloading.daemon.state());
+        let before = settings(&reloading.shared.get());
         let mut document = base();
         set(&mut document, key, value);
         let reloaded = reloading.reload(&document).await;
         assert_eq!((&reloaded.needs_restart[..], reloaded.applied.len()), (&[(*key).to_owned()][..], 0));
-        assert_eq!(settings(&reloading.daemon.state()), before, "{key}");
+        assert_eq!(settings(&reloading.shared.get()), before, "{key}");
     }
     let mut document = base();
     set(&mut document, "models.*.slots", "{ prefill = {}, decode = {} }");
