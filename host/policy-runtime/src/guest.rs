@@ -1,5 +1,5 @@
-//! Data of one store: the guest's limits, its log, its access to the slot's state, and an empty WASI world whose clocks and
-//! randomness come from the call.
+//! Data of one store: the guest's limits, its log, its access to the slot's state, and an empty WASI world
+//! whose clocks and randomness come from the call.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -119,9 +119,9 @@ impl Guest {
         (self.budget, self.first_tick) = (budget, None);
     }
 
-    /// Called at every tick while the guest runs. Ticks are wall-clock time, and on a busy machine other threads use most of
-    /// it, so only CPU time counts against the guest. Reading it costs a system call: the measurement starts at the first
-    /// tick, and a call that ends before one costs nothing.
+    /// Called at every tick while the guest runs. Ticks are wall-clock time, and on a busy machine other
+    /// threads use most of it, so only CPU time counts against the guest. Reading it costs a system call: the
+    /// measurement starts at the first tick, and a call that ends before one costs nothing.
     pub(crate) fn at_tick(&mut self) -> UpdateDeadline {
         let now = thread_cpu_time();
         let Some(first) = self.first_tick else {

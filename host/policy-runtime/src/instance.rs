@@ -1,4 +1,4 @@
-//! One instance of a policy: its store and typed exports, and how a call into it may end.
+//! One instance of a policy: its store, its typed exports, and the failures of a call.
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ use convert::*;
 pub(crate) use linked::Linked;
 use linked::{Exports, Learner};
 
-/// One instance in its own store. After a failure that is the guest's fault the store is poisoned: drop it.
+/// One instance in its own store. A failure of the guest poisons the store: drop the instance.
 pub(crate) struct Instance {
     store: Store<Guest>,
     exports: Exports,
     learner: Option<Learner>,
-    /// CPU time of a call, and of a batch of outcomes.
+    /// CPU time of a call, and of an observed batch.
     deadlines: (Duration, Duration),
     pub(crate) calls: u32,
 }
 
-/// An answer of any world, comparable, for probing.
+/// An answer of any world, comparable by the probe.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
     Rows(Vec<u32>),
@@ -41,12 +41,14 @@ pub(crate) enum Answer {
     Plan(Plan, RouterConfigOverride),
 }
 
-/// The future of a guest without anything to wait for is ready at once. One that is not tries to wait, and must not.
-fn at_once<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
-    future.now_or_never().unwrap_or_else(|| Err(wasmtime::Error::msg("the guest waits for something")))
+/// Polls a call once. A guest has nothing to wait for, so a future that is not ready is an error.
+fn poll_once<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
+    future
+        .now_or_never()
+        .unwrap_or_else(|| Err(wasmtime::Error::msg("the guest tried to wait, which a policy call may not")))
 }
 
-/// Calls `describe` and `configure` of whichever world the exports are of.
+/// Calls `describe` and `configure` of the world that the exports belong to.
 macro_rules! introduce {
     ($store:expr, $exports:expr, $settings:expr, $call:path) => {{
         let policy = $exports.pointsman_policy_policy();
@@ -61,12 +63,12 @@ macro_rules! introduce {
     }};
 }
 
-fn as_is<T>(value: wasmtime::Result<T>) -> wasmtime::Result<T> {
+fn identity<T>(value: wasmtime::Result<T>) -> wasmtime::Result<T> {
     value
 }
 
 impl Instance {
-    /// Who it is and what it wants, under the configure deadline that `instantiate` set.
+    /// Describes and configures the guest, under the configure deadline that `instantiate` set.
     pub(crate) fn introduce(&mut self, settings: &str) -> Result<GuestInfo, Refusal> {
         let Self { store, exports, .. } = self;
         let outcome = introduce(store, exports, settings);
@@ -93,9 +95,9 @@ impl Instance {
             }
             Exports::FilterAsync(exports) => {
                 let kept = exports.pointsman_policy_filtering().call_keep(&mut *store, call_fa(call), facts);
-                at_once(kept).map(|kept| kept.map_err(error_fa))
+                poll_once(kept).map(|kept| kept.map_err(error_fa))
             }
-            _ => return Err(Failure::Invalid("no filter".to_owned())),
+            _ => return Err(Failure::Invalid("the policy is not a filter".to_owned())),
         };
         self.end(context, answer)
     }
@@ -116,9 +118,9 @@ impl Instance {
             }
             Exports::ScorerAsync(exports) => {
                 let costs = exports.pointsman_policy_scoring().call_score(&mut *store, call_sa(call), facts);
-                at_once(costs).map(|costs| costs.map_err(error_sa))
+                poll_once(costs).map(|costs| costs.map_err(error_sa))
             }
-            _ => return Err(Failure::Invalid("no scorer".to_owned())),
+            _ => return Err(Failure::Invalid("the policy is not a scorer".to_owned())),
         };
         self.end(context, answer)
     }
@@ -141,9 +143,9 @@ impl Instance {
             Exports::SelectorAsync(exports) => {
                 let decision =
                     exports.pointsman_policy_selecting().call_select(&mut *store, call_la(call), facts);
-                at_once(decision).map(|decision| decision.map(decision_la).map_err(error_la))
+                poll_once(decision).map(|decision| decision.map(decision_la).map_err(error_la))
             }
-            _ => return Err(Failure::Invalid("no selector".to_owned())),
+            _ => return Err(Failure::Invalid("the policy is not a selector".to_owned())),
         };
         self.end(context, answer)
     }
@@ -168,9 +170,9 @@ impl Instance {
             Exports::DecodeOverrideAsync(exports) => {
                 let guest = exports.pointsman_policy_disaggregation();
                 let plan = guest.call_decide(&mut *store, call_da(call), request, decode, prefill);
-                at_once(plan).map(|plan| plan.map(plan_da).map_err(error_da))
+                poll_once(plan).map(|plan| plan.map(plan_da).map_err(error_da))
             }
-            _ => return Err(Failure::Invalid("no decode override".to_owned())),
+            _ => return Err(Failure::Invalid("the policy is not a decode override".to_owned())),
         };
         self.end(context, answer)
     }
@@ -193,14 +195,14 @@ impl Instance {
             Exports::DecodeOverrideAsync(exports) => {
                 let guest = exports.pointsman_policy_disaggregation();
                 let over = guest.call_decode_config(&mut *store, call_da(call), facts);
-                at_once(over).map(|over| over.map(over_da).map_err(error_da))
+                poll_once(over).map(|over| over.map(over_da).map_err(error_da))
             }
-            _ => return Err(Failure::Invalid("no decode override".to_owned())),
+            _ => return Err(Failure::Invalid("the policy is not a decode override".to_owned())),
         };
         self.end(context, answer)
     }
 
-    /// What became of decisions, when it exports `learning`.
+    /// Observes outcomes of decisions, when the guest exports `learning`.
     pub(crate) fn observe(
         &mut self,
         context: &mut DecisionContext<'_>,
@@ -220,24 +222,24 @@ impl Instance {
             Some(Learner::Async(exports)) => {
                 let outcomes: Vec<_> = outcomes.iter().map(outcome_a).collect();
                 let guest = exports.pointsman_policy_learning();
-                at_once(guest.call_observe(&mut *store, now_us, seed, &outcomes))
+                poll_once(guest.call_observe(&mut *store, now_us, seed, &outcomes))
             }
-            None => return Err(Failure::Invalid("no learner".to_owned())),
+            None => return Err(Failure::Invalid("the policy does not export `learning`".to_owned())),
         };
         self.end(context, answer.map(Ok))
     }
 
-    /// It is configured and proved: from now on what it writes to the slot's state lasts.
+    /// Ends configuration and probe: from now on writes to the slot's state last.
     pub(crate) fn serve(&mut self) {
         self.store.data_mut().serve();
     }
 
-    /// Linear memory it has now, bytes.
+    /// Present linear memory, bytes.
     pub(crate) fn memory_used(&self) -> usize {
         self.store.data().memory_used
     }
 
-    /// Instructions it may still run, where they are counted.
+    /// Instructions left, when the engine counts them.
     pub(crate) fn fuel(&self) -> Option<u64> {
         self.store.get_fuel().ok()
     }
@@ -265,18 +267,18 @@ fn introduce(
     settings: &str,
 ) -> wasmtime::Result<Result<GuestInfo, String>> {
     match exports {
-        Exports::Filter(exports) => introduce!(store, exports, settings, as_is),
-        Exports::Scorer(exports) => introduce!(store, exports, settings, as_is),
-        Exports::Selector(exports) => introduce!(store, exports, settings, as_is),
-        Exports::DecodeOverride(exports) => introduce!(store, exports, settings, as_is),
-        Exports::FilterAsync(exports) => introduce!(store, exports, settings, at_once),
-        Exports::ScorerAsync(exports) => introduce!(store, exports, settings, at_once),
-        Exports::SelectorAsync(exports) => introduce!(store, exports, settings, at_once),
-        Exports::DecodeOverrideAsync(exports) => introduce!(store, exports, settings, at_once),
+        Exports::Filter(exports) => introduce!(store, exports, settings, identity),
+        Exports::Scorer(exports) => introduce!(store, exports, settings, identity),
+        Exports::Selector(exports) => introduce!(store, exports, settings, identity),
+        Exports::DecodeOverride(exports) => introduce!(store, exports, settings, identity),
+        Exports::FilterAsync(exports) => introduce!(store, exports, settings, poll_once),
+        Exports::ScorerAsync(exports) => introduce!(store, exports, settings, poll_once),
+        Exports::SelectorAsync(exports) => introduce!(store, exports, settings, poll_once),
+        Exports::DecodeOverrideAsync(exports) => introduce!(store, exports, settings, poll_once),
     }
 }
 
-/// What a failed call was about.
+/// Classifies a failed call.
 fn failure(store: &Store<Guest>, error: &wasmtime::Error) -> Failure {
     if store.data().denied {
         return Failure::Memory;

@@ -36,8 +36,8 @@ pub struct LoadCost {
     pub instance: Duration,
 }
 
-/// A policy that is admitted and compiled but not configured. Compiling takes almost all of the load time; one compiled
-/// policy can be configured more than once.
+/// A policy that is admitted and compiled but not configured. Compiling takes almost all of the load time;
+/// one compiled policy can be configured more than once.
 pub struct CompiledPolicy {
     engine: PolicyEngine,
     linked: Linked,
@@ -48,8 +48,8 @@ pub struct CompiledPolicy {
     remembers: bool,
 }
 
-/// Admits, configures, probes and warms up a policy with a slot's default grants. Takes as long as a compile: never call it
-/// while a request waits.
+/// Admits, configures, probes and warms up a policy with a slot's default grants. Takes as long as a compile:
+/// never call it while a request waits.
 ///
 /// # Errors
 /// [`Refusal`] of the step that failed.
@@ -181,8 +181,8 @@ pub fn digest(bytes: &[u8]) -> Digest {
     Digest(Sha256::digest(bytes).into())
 }
 
-/// Makes each probe call on two instances, and on the first one twice: the answers must be equal. Every call finds the slot's
-/// state empty.
+/// Makes each probe call on two instances, and on the first one twice: the answers must be equal. Every call
+/// finds the slot's state empty.
 fn probe_instances(
     CompiledPolicy { engine, linked, world, access, .. }: &CompiledPolicy,
     mut first: Instance,

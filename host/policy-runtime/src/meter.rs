@@ -1,22 +1,22 @@
-//! What instances take, all policies together: how many live, and the most memory one of them ever had.
+//! Usage of all policies' instances together: their number, and the largest memory of any.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-/// The engine's meter.
+/// The engine's usage counters.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     instances: AtomicU64,
     memory_peak: AtomicU64,
 }
 
-/// One instance on the meter, as long as it lives.
+/// Counts one instance while it lives.
 #[derive(Debug)]
 pub(crate) struct Counted(Arc<Meter>);
 
-/// What policies take now.
+/// Present usage of all policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Instances that live, warm and in use.
@@ -25,7 +25,7 @@ pub struct Usage {
     pub memory_peak_bytes: u64,
     /// Policies that a start or reload found compiled in the disk cache.
     pub cache_hits: u64,
-    /// Policies that had to be compiled although there is a cache.
+    /// Policies that were compiled because the disk cache did not contain them.
     pub cache_misses: u64,
 }
 
@@ -35,7 +35,7 @@ impl Counted {
         Self(meter.clone())
     }
 
-    /// The instance's memory grew to so many bytes.
+    /// Notes that the instance's memory grew to `bytes`.
     pub(crate) fn grew(&self, bytes: usize) {
         self.0.memory_peak.fetch_max(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
     }

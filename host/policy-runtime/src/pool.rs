@@ -1,7 +1,7 @@
-//! Warm instances of one policy, one a shard. A call takes a shard nobody is in, and never waits for one.
+//! Warm instances of one policy, one per shard. A call takes a free shard and never waits for one.
 //!
-//! A policy that learns has one more, which observes and never decides: what it is told can only reach decisions through the
-//! slot's state, and whatever becomes of it costs no request an instance.
+//! A policy that learns has one more instance, which observes and never decides. Observations reach decisions
+//! only through the slot's state, and a failed observation takes no instance away from requests.
 
 use std::{
     cell::Cell,
@@ -16,30 +16,31 @@ use pointsman_routing::Failure;
 
 use crate::{engine::PolicyEngine, instance::Instance};
 
-/// Makes configured, touched instances; never called on a request's path.
+/// Makes configured instances that served one call; never called while a request waits.
 pub(crate) type Build = dyn Fn() -> Result<Instance, String> + Send + Sync;
 
-/// The instances.
+/// The warm instances of one policy.
 pub(crate) struct Pool {
-    /// Those that decide, and then the one that observes, when there is one.
+    /// The instances that decide, then the one that observes, when there is one.
     shards: Box<[Mutex<Option<Instance>>]>,
     deciding: usize,
-    /// Has the code; empty only while it is dropped.
+    /// Owns the compiled code; `None` only while the pool is dropped.
     build: Option<Box<Build>>,
     engine: PolicyEngine,
     calls_per_instance: u32,
     name: Arc<str>,
-    myself: Weak<Pool>,
+    weak_self: Weak<Pool>,
 }
 
-/// Calls that an instance serves however much memory it takes: a guest that is large from the start is not rebuilt all the time.
-const LEAST_CALLS: u32 = 1_000;
+/// Calls that an instance serves at least, also with much memory in use: a guest that is large from the start
+/// is not rebuilt all the time.
+const MIN_CALLS: u32 = 1_000;
 
-/// Each thread has a shard of its own, so that threads do not meet.
-static NEXT_HOME: AtomicUsize = AtomicUsize::new(0);
+/// Spreads the threads over the shards, so that they rarely contend.
+static NEXT_FIRST_SHARD: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static HOME: Cell<usize> = Cell::new(NEXT_HOME.fetch_add(1, Ordering::Relaxed));
+    static FIRST_SHARD: Cell<usize> = Cell::new(NEXT_FIRST_SHARD.fetch_add(1, Ordering::Relaxed));
 }
 
 impl Pool {
@@ -55,31 +56,32 @@ impl Pool {
         for _ in 0..deciding + usize::from(learns) {
             shards.push(Mutex::new(Some(build()?)));
         }
-        Ok(Arc::new_cyclic(|myself| Self {
+        Ok(Arc::new_cyclic(|weak_self| Self {
             shards: shards.into_boxed_slice(),
             deciding,
             build: Some(build),
             engine: engine.clone(),
             calls_per_instance: engine.limits().calls_per_instance,
             name,
-            myself: myself.clone(),
+            weak_self: weak_self.clone(),
         }))
     }
 
-    /// Calls an instance. A failure of the guest costs the instance: the store is poisoned, dropped and rebuilt elsewhere.
+    /// Calls an instance. A failure of the guest poisons its store: the instance is dropped and rebuilt on the
+    /// background thread.
     pub(crate) fn call<T>(
         &self,
         call: impl FnOnce(&mut Instance) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let _running = self.engine.running();
-        let home = HOME.get();
+        let first = FIRST_SHARD.get();
         for step in 0..self.deciding {
-            let place = (home + step) % self.deciding;
-            let Some(mut shard) = self.shards.get(place).and_then(Mutex::try_lock) else { continue };
+            let position = (first + step) % self.deciding;
+            let Some(mut shard) = self.shards.get(position).and_then(Mutex::try_lock) else { continue };
             let Some(instance) = shard.as_mut() else { continue };
             let outcome = call(instance);
             if self.is_spent(instance, &outcome) {
-                self.replace(place, shard.take());
+                self.replace(position, shard.take());
             }
             return outcome;
         }
@@ -109,39 +111,39 @@ impl Pool {
         }
     }
 
-    /// Instances when all are there.
+    /// Number of instances when none is being rebuilt.
     pub(crate) fn size(&self) -> usize {
         self.shards.len()
     }
 
-    /// Linear memory of the largest instance that nobody is in, bytes.
+    /// Linear memory of the largest idle instance, bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         let shards = self.shards.iter().filter_map(Mutex::try_lock);
         shards.filter_map(|shard| shard.as_ref().map(Instance::memory_used)).max().unwrap_or(0)
     }
 
-    /// Whether an instance has served long enough, or has taken so much memory that one of the next calls would fail by it.
-    /// Garbage collectors let memory grow; a fresh instance in the background costs no call.
+    /// Whether an instance has served its calls, or uses so much memory that one of the next calls would fail.
+    /// Garbage collectors let memory grow; rebuilding in the background costs no call.
     fn is_worn(&self, instance: &Instance) -> bool {
         let full = instance.memory_used() > self.engine.limits().memory_bytes / 4 * 3;
-        instance.calls >= self.calls_per_instance || (full && instance.calls >= LEAST_CALLS)
+        instance.calls >= self.calls_per_instance || (full && instance.calls >= MIN_CALLS)
     }
 
-    fn replace(&self, place: usize, spent: Option<Instance>) {
-        let pool = self.myself.clone();
+    fn replace(&self, position: usize, spent: Option<Instance>) {
+        let pool = self.weak_self.clone();
         self.engine.later(move || {
             drop(spent);
-            // A policy that left its slot meanwhile needs no instance.
+            // A policy that was replaced in the meantime needs no instance.
             let Some(pool) = pool.upgrade() else { return };
             match pool.build.as_ref().map(|build| build()) {
                 Some(Ok(fresh)) => {
-                    if let Some(shard) = pool.shards.get(place) {
+                    if let Some(shard) = pool.shards.get(position) {
                         *shard.lock() = Some(fresh);
                     }
                 }
                 None => {}
                 Some(Err(error)) => {
-                    tracing::warn!(policy = &*pool.name, %error, "an instance could not be rebuilt")
+                    tracing::warn!(policy = &*pool.name, %error, "policy instance could not be rebuilt")
                 }
             }
         });
@@ -149,7 +151,7 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Whoever is the last to let go of a policy, a request among them, does not pay for it.
+    /// Frees the instances on the background thread, because the last owner may be a request.
     fn drop(&mut self) {
         let (shards, build) = (std::mem::take(&mut self.shards), self.build.take());
         self.engine.later(move || drop((shards, build)));

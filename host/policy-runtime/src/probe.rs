@@ -39,8 +39,8 @@ impl SampleCall {
         }
     }
 
-    /// The same call as for most requests: no explanation is wanted and no taint is preferred. Both cost a policy time, so the
-    /// probe wants both, and a measurement of the usual cost must not.
+    /// The same call as for most requests: no explanation is wanted and no taint is preferred. Both cost a
+    /// policy time, so the probe wants both, and a measurement of the usual cost must not.
     #[must_use]
     pub fn ordinary(wants: &Wants, rows: u32) -> Self {
         let mut sample = Self::new(wants, rows);
@@ -73,7 +73,8 @@ impl SampleCall {
 /// Time of the probe calls, microseconds since the Unix epoch.
 const NOW_US: u64 = 1_700_000_000_000_000;
 
-/// Lets a policy that learns observe made-up outcomes: a success, a retried leg, and a request whose client disconnected.
+/// Lets a policy that learns observe made-up outcomes: a success, a retried leg, and a request whose client
+/// disconnected.
 pub(crate) fn observe(instance: &mut Instance) -> Result<(), Failure> {
     let fine = ObservedOutcome {
         decision: None,

@@ -1,8 +1,8 @@
-//! What the policies of one slot remember between calls: bounded keys and bytes, with a time to live.
+//! State of one slot's policies between calls: bounded in keys and bytes, with a time to live.
 //!
-//! Shared by all instances and threads, and kept through reloads. A lock is of one shard and held for one map operation;
-//! only when room has run out are the shards swept of what has expired, one after another, and not more often than every
-//! 100 ms. Time is the calls' own, as it is the only clock a policy has.
+//! All instances and threads share it, and it survives reloads. A lock covers one shard for one map
+//! operation. Only when the quota is reached are expired entries swept, shard by shard, at most every 100 ms.
+//! Time is that of the calls, the only clock a policy has.
 
 use std::{
     collections::HashMap,
@@ -15,12 +15,12 @@ use parking_lot::Mutex;
 pub(crate) mod scratch;
 
 const SHARDS: usize = 16;
-/// Least time between two sweeps, milliseconds.
-const SWEEP_MS: u64 = 100;
-/// What an entry takes besides its key and value, bytes: so that many tiny ones do not escape the quota.
-const OVERHEAD: usize = 64;
+/// Minimum time between two sweeps, milliseconds.
+const SWEEP_INTERVAL_MS: u64 = 100;
+/// Bytes counted for an entry besides its key and value, so that many tiny entries do not escape the quota.
+const ENTRY_OVERHEAD: usize = 64;
 
-/// How much a slot may remember.
+/// Limits of a slot's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateQuota {
     /// Keys.
@@ -39,7 +39,7 @@ impl Default for StateQuota {
     }
 }
 
-/// Why nothing was written.
+/// Why a write was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     /// The key is too long.
@@ -48,20 +48,20 @@ pub enum StateError {
     /// The value is too long.
     #[error("the value is too large")]
     ValueTooLarge,
-    /// Keys or bytes are used up.
-    #[error("no room")]
+    /// The quota of keys or bytes is used up.
+    #[error("the state's quota is used up")]
     NoRoom,
-    /// The value is no number.
-    #[error("not a number")]
+    /// The value is not a number.
+    #[error("the value is not a number (8 bytes)")]
     NotANumber,
 }
 
-/// A value and when it ends.
+/// A value and its expiry.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     value: Box<[u8]>,
     /// Milliseconds since the Unix epoch; `u64::MAX`: never.
-    until_ms: u64,
+    expires_ms: u64,
 }
 
 type Shard = HashMap<Box<str>, Entry>;
@@ -84,7 +84,7 @@ impl Default for State {
 }
 
 impl State {
-    /// An empty one.
+    /// An empty state.
     #[must_use]
     pub fn new(quota: StateQuota) -> Self {
         Self {
@@ -97,13 +97,14 @@ impl State {
         }
     }
 
-    /// Keys, and bytes as the quota counts them; what has expired counts until it is met or swept.
+    /// Numbers of keys and bytes as the quota counts them. Expired entries count until they are overwritten
+    /// or swept.
     #[must_use]
     pub fn usage(&self) -> (usize, usize) {
         (self.keys.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 
-    /// How much there may be.
+    /// The limits.
     #[must_use]
     pub fn quota(&self) -> StateQuota {
         self.quota
@@ -115,14 +116,14 @@ impl State {
         self.entry(key, now_ms).map(|entry| entry.value.into_vec())
     }
 
-    /// Writes a value; `ttl_ms` 0: for good.
+    /// Writes a value; `ttl_ms` 0: it never expires.
     ///
     /// # Errors
     /// [`StateError`], and nothing is changed.
     pub fn set(&self, key: &str, value: &[u8], ttl_ms: u32, now_ms: u64) -> Result<(), StateError> {
         self.check(key, value)?;
         let entry = Entry::new(value, ttl_ms, now_ms);
-        self.with_room(now_ms, || self.try_set(key, &entry))
+        self.with_sweep(now_ms, || self.try_set(key, &entry))
     }
 
     /// Removes a key.
@@ -133,15 +134,15 @@ impl State {
         }
     }
 
-    /// Adds to a number; a missing one is 0 and lives for `ttl_ms`.
+    /// Adds to a number. A missing key counts as 0 and then lives for `ttl_ms`.
     ///
     /// # Errors
     /// [`StateError`], and nothing is changed.
     pub fn increment(&self, key: &str, delta: i64, ttl_ms: u32, now_ms: u64) -> Result<i64, StateError> {
         self.check(key, &[])?;
-        self.with_room(now_ms, || {
+        self.with_sweep(now_ms, || {
             let mut shard = self.shard(key).lock();
-            let live = shard.get_mut(key).filter(|entry| entry.until_ms > now_ms);
+            let live = shard.get_mut(key).filter(|entry| entry.expires_ms > now_ms);
             if let Some(entry) = live {
                 return entry.add(delta);
             }
@@ -151,7 +152,7 @@ impl State {
         })
     }
 
-    /// Forgets everything.
+    /// Removes every key.
     pub fn clear(&self) {
         for shard in &self.shards {
             let gone = std::mem::take(&mut *shard.lock());
@@ -161,7 +162,7 @@ impl State {
 
     pub(crate) fn entry(&self, key: &str, now_ms: u64) -> Option<Entry> {
         let shard = self.shard(key).lock();
-        shard.get(key).filter(|entry| entry.until_ms > now_ms).cloned()
+        shard.get(key).filter(|entry| entry.expires_ms > now_ms).cloned()
     }
 
     pub(crate) fn check(&self, key: &str, value: &[u8]) -> Result<(), StateError> {
@@ -190,8 +191,8 @@ impl State {
         Ok(())
     }
 
-    /// Once more after a sweep when there was no room.
-    fn with_room<T>(&self, now_ms: u64, write: impl Fn() -> Result<T, StateError>) -> Result<T, StateError> {
+    /// Retries `write` once after a sweep when the quota is used up.
+    fn with_sweep<T>(&self, now_ms: u64, write: impl Fn() -> Result<T, StateError>) -> Result<T, StateError> {
         match write() {
             Err(StateError::NoRoom) if self.sweep(now_ms) => write(),
             outcome => outcome,
@@ -200,7 +201,7 @@ impl State {
 
     fn sweep(&self, now_ms: u64) -> bool {
         let last = self.swept_ms.load(Ordering::Relaxed);
-        if now_ms < last.saturating_add(SWEEP_MS) {
+        if now_ms < last.saturating_add(SWEEP_INTERVAL_MS) {
             return false;
         }
         if self.swept_ms.compare_exchange(last, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -209,7 +210,7 @@ impl State {
         for shard in &self.shards {
             let (mut keys, mut bytes) = (0, 0);
             shard.lock().retain(|key, entry| {
-                let live = entry.until_ms > now_ms;
+                let live = entry.expires_ms > now_ms;
                 if !live {
                     keys += 1;
                     bytes += size(key, &entry.value);
@@ -239,8 +240,8 @@ impl State {
 
 impl Entry {
     fn new(value: &[u8], ttl_ms: u32, now_ms: u64) -> Self {
-        let until_ms = if ttl_ms == 0 { u64::MAX } else { now_ms.saturating_add(u64::from(ttl_ms)) };
-        Self { value: value.into(), until_ms }
+        let expires_ms = if ttl_ms == 0 { u64::MAX } else { now_ms.saturating_add(u64::from(ttl_ms)) };
+        Self { value: value.into(), expires_ms }
     }
 
     fn add(&mut self, delta: i64) -> Result<i64, StateError> {
@@ -259,7 +260,7 @@ fn take(used: &AtomicUsize, more: usize, limit: usize) -> Result<(), StateError>
 }
 
 fn size(key: &str, value: &[u8]) -> usize {
-    key.len() + value.len() + OVERHEAD
+    key.len() + value.len() + ENTRY_OVERHEAD
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What recording adds to a decision: whole decisions with the ring on and off in turn, their tenth percentiles
-//! compared, for the machine may have other work; and the same while somebody reads all the time.
+//! Cost of recording a decision: whole decisions with the ring on and off in turn, compared by their tenth percentiles because the
+//! machine may be busy; and the same while another thread reads all the time.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]
 

@@ -1,7 +1,8 @@
 //! Buffers of one decision, reused by the decisions that follow on the same thread.
 //!
-//! A decision allocates nothing that grows with the number of candidates. Decisions nest (a decode override previews the
-//! decode leg, a shadow runs beside the generation that serves), and each takes a set of its own.
+//! A decision allocates nothing that grows with the number of candidates. Decisions nest (a decode override
+//! previews the decode leg, a shadow runs beside the generation that serves), and each takes a set of its
+//! own.
 
 use std::{cell::RefCell, sync::Arc};
 

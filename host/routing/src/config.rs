@@ -1,4 +1,5 @@
-//! The router configuration of one decision: the operator's values with the overrides of a request and of a policy.
+//! The router configuration of one decision: the operator's values with the overrides of a request and of a
+//! policy.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,8 @@ pub struct RouterConfig {
     pub shared_cache_multiplier: f64,
 }
 
-/// Fields of the router config that a decode override, or a client's `nvext`, may replace for one leg. `None` keeps.
+/// Fields of the router config that a decode override, or a client's `nvext`, may replace for one leg. `None`
+/// keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfigOverride {
@@ -76,8 +78,8 @@ impl RouterConfig {
 }
 
 impl RouterConfigOverride {
-    /// The override of the decode leg without a policy (D2). The prompt's blocks are transferred to the decode worker, so
-    /// neither its cache nor its prefill load matters.
+    /// The override of the decode leg without a policy (D2). The prompt's blocks are transferred to the
+    /// decode worker, so neither its cache nor its prefill load matters.
     pub const DECODE_DEFAULT: Self = Self {
         overlap_score_credit: Some(0.0),
         prefill_load_scale: None,

@@ -1,4 +1,5 @@
-//! Context of one routing decision, passed to every policy call and from there to every host function that a policy calls.
+//! Context of one routing decision, passed to every policy call and from there to every host function that a
+//! policy calls.
 
 use crate::{ids::Generation, state_accesses::StateAccesses};
 

@@ -1,4 +1,5 @@
-//! The native cost (G): ranks candidates for the fallback and the `kv` mode. The `kv-aware` policy computes the same.
+//! The native cost (G): ranks candidates for the fallback and the `kv` mode. The `kv-aware` policy computes
+//! the same.
 
 use crate::config::RouterConfig;
 
@@ -23,9 +24,10 @@ pub struct CostTerms {
 
 /// Cost in blocks, lower is better.
 ///
-/// `load_scale * max(0, (active_prefill_tokens + ISL) / block - credit) + decode_blocks + w_active * active_requests`;
-/// with `track_prefill_tokens` off the first term has neither load nor ISL, and with a credit above 0
-/// `max(0, decode_blocks - credit_blocks)` stands for both load terms. Preferred taints multiply by `exp(-tanh(sum))`.
+/// `load_scale * max(0, (active_prefill_tokens + ISL) / block - credit) + decode_blocks + w_active *
+/// active_requests`; with `track_prefill_tokens` off the first term has neither load nor ISL, and with a
+/// credit above 0 `max(0, decode_blocks - credit_blocks)` stands for both load terms. Preferred taints
+/// multiply by `exp(-tanh(sum))`.
 #[must_use]
 pub fn cost(terms: &CostTerms, config: &RouterConfig) -> f32 {
     let block = f64::from(terms.block_size.max(1));

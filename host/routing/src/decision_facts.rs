@@ -1,8 +1,8 @@
-//! Facts of one decision: writes those that a policy asked for as one flat list, request facts first, then worker facts
-//! column by column.
+//! Facts of one decision: writes those that a policy asked for as one flat list, request facts first, then
+//! worker facts column by column.
 //!
-//! Costly inputs (cached blocks, blocks after admission) are computed once a decision, and only when something wants
-//! them; everything else is read straight from the candidates.
+//! Expensive inputs (cached blocks, blocks after admission) are computed once per decision, and only when a
+//! policy needs them. Everything else is read directly from the candidates.
 
 use pointsman_workers::{Candidate, Leg, Overlaps, PrefixIndex, WorkerSpec};
 
@@ -14,17 +14,17 @@ use crate::{
     slot::{NativeMode, Program},
 };
 
-/// Inputs of one decision, shared by every policy of the slot and by the native selectors.
+/// Facts of one decision, shared by all policies of the slot and by the native selectors.
 pub(crate) struct DecisionFacts<'a> {
     pub(crate) query: &'a Query<'a>,
     pub(crate) config: RouterConfig,
     pub(crate) pool: &'a [Candidate],
     inputs: &'a Inputs,
-    /// D3: the taint the prefill worker prefers in a decode worker.
+    /// The taint that the prefill worker prefers in a decode worker (D3).
     topology: Option<(String, f32)>,
 }
 
-/// Reusable buffers for the costly inputs, indexed by pool position.
+/// Reusable buffers of the expensive inputs, indexed by pool position.
 #[derive(Default)]
 pub(crate) struct Inputs {
     overlaps: Overlaps,
@@ -32,7 +32,7 @@ pub(crate) struct Inputs {
     after_admission: Vec<u32>,
 }
 
-/// Which costly inputs a decision needs.
+/// The expensive inputs that a decision needs.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Needs {
     pub(crate) cached: bool,
@@ -58,7 +58,7 @@ impl Needs {
         needs
     }
 
-    /// The costly inputs that a program needs.
+    /// The expensive inputs that a program needs.
     pub(crate) fn of_program(program: &Program) -> Self {
         match program {
             Program::Native(NativeMode::Kv) => Self::ALL,
@@ -207,7 +207,7 @@ impl<'a> DecisionFacts<'a> {
 
     fn preference(&self, candidate: &Candidate) -> f32 {
         let taints = &candidate.worker.spec().taints;
-        // D3: what the prefill worker prefers wins over the client's word on the same taint.
+        // The prefill worker's preference overrides the client's for the same taint (D3).
         let topology = self.topology.as_ref();
         let own = |taint: &String| topology.is_some_and(|(other, _)| other == taint);
         let client = self.query.request.preferred_taints.iter().filter(|(taint, _)| !own(taint));
@@ -227,7 +227,7 @@ impl<'a> DecisionFacts<'a> {
         use WorkerFact as F;
         let request = self.query.request;
         match fact {
-            // Two columns: written by the caller.
+            // Takes two columns, which the caller writes.
             F::WorkerId => {}
             F::DpRank => self.column(rows, out, |_, c| c.rank.0),
             F::ActiveRequests => self.column(rows, out, |_, c| c.load().active_requests()),
@@ -315,7 +315,7 @@ impl<'a> DecisionFacts<'a> {
     }
 }
 
-/// Domains of the other leg's worker in which this one stands elsewhere.
+/// Number of topology domains in which the two workers differ.
 fn distance(peer: &WorkerSpec, spec: &WorkerSpec) -> u32 {
     let apart = peer.topology.iter().filter(|(domain, value)| spec.topology.get(*domain) != Some(value));
     u32::try_from(apart.count()).unwrap_or(u32::MAX)

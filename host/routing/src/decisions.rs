@@ -1,7 +1,9 @@
-//! The latest decisions, kept in memory to be explained: bounded in number and bytes, written by the data threads.
+//! The latest decisions, kept in memory to be explained: bounded in number and bytes, written by the data
+//! threads.
 //!
-//! A writer does not wait for a reader: it takes the next shard when one is locked, and a reader locks a shard only while it
-//! copies one decision. In steady state recording allocates nothing: a shard's memory is one ring of words.
+//! A writer does not wait for a reader: it takes the next shard when one is locked, and a reader locks a
+//! shard only while it copies one decision. In steady state recording allocates nothing: a shard's memory is
+//! one ring of words.
 
 use std::{
     sync::{
@@ -52,16 +54,16 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// A ring of at most `keep` decisions and `bytes` of their inputs; 0 of either: nothing is recorded. `always` are facts
-    /// to record for every leg's decision, whatever its policy asks for.
+    /// A ring of at most `keep` decisions and `bytes` of their inputs; 0 of either: nothing is recorded.
+    /// `always` are facts to record for every leg's decision, also when its policy does not request them.
     #[must_use]
     pub fn new(keep: usize, bytes: usize, always: Wants) -> Self {
         let count = (keep.div_ceil(MIN_SHARD_ENTRIES)).min(MAX_SHARDS).min(bytes.div_ceil(MIN_SHARD_BYTES));
-        let entries = |place| keep / count + usize::from(place < keep % count);
+        let entries = |index| keep / count + usize::from(index < keep % count);
         let words = bytes.checked_div(count).unwrap_or(0).max(MIN_SHARD_BYTES) / size_of::<u32>();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
-            shards: (0..count).map(|place| Shard::new(entries(place), words)).collect(),
+            shards: (0..count).map(|index| Shard::new(entries(index), words)).collect(),
             ticket: AtomicUsize::new(0),
             base: now.as_secs() << 32,
             always: Arc::new(always),
@@ -117,8 +119,8 @@ impl Decisions {
     #[must_use]
     pub fn ids(&self) -> Vec<DecisionId> {
         let mut ids = Vec::new();
-        for (place, shard) in self.shards.iter().enumerate() {
-            ids.extend(shard.numbers().into_iter().map(|number| self.id(number, place)));
+        for (index, shard) in self.shards.iter().enumerate() {
+            ids.extend(shard.numbers().into_iter().map(|number| self.id(number, index)));
         }
         ids.sort_unstable_by(|a, b| b.cmp(a));
         ids
@@ -128,16 +130,16 @@ impl Decisions {
     #[must_use]
     pub fn newest(&self, count: usize) -> Vec<DecisionId> {
         let mut ids = Vec::new();
-        for (place, shard) in self.shards.iter().enumerate() {
-            ids.extend(shard.last(count).into_iter().map(|number| self.id(number, place)));
+        for (index, shard) in self.shards.iter().enumerate() {
+            ids.extend(shard.last(count).into_iter().map(|number| self.id(number, index)));
         }
         ids.sort_unstable_by(|a, b| b.cmp(a));
         ids.truncate(count);
         ids
     }
 
-    /// Copies one decision, when it is still recorded and `wanted`. `wanted` also gets the request's id. It must be quick: its
-    /// shard is locked while it runs.
+    /// Copies one decision, when it is still recorded and `wanted`. `wanted` also gets the request's id. It
+    /// must be quick: its shard is locked while it runs.
     #[must_use]
     pub fn get(&self, id: DecisionId, wanted: impl FnOnce(&DecisionHeader, &str) -> bool) -> Option<Record> {
         let (number, shard) = self.find(id)?;
@@ -164,14 +166,14 @@ impl Decisions {
         let first = ticket.checked_rem(count)?;
         let least = (ticket / count) as u64;
         let mut head = Some(head);
-        let mut write = |ring: &mut shard::Ring, place| {
+        let mut write = |ring: &mut shard::Ring, index| {
             let number = ring.push(least, head.take()?, texts, words);
-            Some(self.id(number, place))
+            Some(self.id(number, index))
         };
         for step in 0..count {
-            let place = (first + step) % count;
-            if let Some(mut ring) = self.shards.get(place).and_then(|shard| shard.ring.try_lock()) {
-                return write(&mut ring, place);
+            let index = (first + step) % count;
+            if let Some(mut ring) = self.shards.get(index).and_then(|shard| shard.ring.try_lock()) {
+                return write(&mut ring, index);
             }
         }
         match self.shards.get(first).and_then(|shard| shard.ring.try_lock_for(MAX_LOCK_WAIT)) {
@@ -183,15 +185,15 @@ impl Decisions {
         }
     }
 
-    fn id(&self, number: u64, place: usize) -> DecisionId {
-        DecisionId(self.base + number * self.shards.len() as u64 + place as u64)
+    fn id(&self, number: u64, index: usize) -> DecisionId {
+        DecisionId(self.base + number * self.shards.len() as u64 + index as u64)
     }
 
     fn find(&self, id: DecisionId) -> Option<(u64, &Shard)> {
         let number = id.0.checked_sub(self.base)?;
         let count = self.shards.len() as u64;
-        let place = usize::try_from(number.checked_rem(count)?).ok()?;
-        Some((number / count, self.shards.get(place)?))
+        let index = usize::try_from(number.checked_rem(count)?).ok()?;
+        Some((number / count, self.shards.get(index)?))
     }
 }
 

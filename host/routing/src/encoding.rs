@@ -1,4 +1,5 @@
-//! The encoding of recorded decisions: texts and byte strings as 32-bit words, so that one decision is one list of words.
+//! The encoding of recorded decisions: texts and byte strings as 32-bit words, so that one decision is one
+//! list of words.
 //!
 //! A byte string is its length in bytes, then four bytes a word, little-endian, padded with zeros.
 

@@ -1,11 +1,11 @@
 //! The fact table: every number a policy may ask for, by name, with its unit and type.
 //!
-//! `wit/facts.md` documents the same table for policy authors and the SDK has it as constants; a test in `tests/`
-//! holds the three against each other. A new fact is a new row here and needs no new WIT.
+//! `wit/facts.md` documents the same table for policy authors and the SDK has it as constants; a test in
+//! `tests/` holds the three against each other. A new fact is a new row here and needs no new WIT.
 
 use std::{fmt, sync::Arc};
 
-/// How a fact lies in the flat `list<u32>`.
+/// The type of a fact, which determines its layout in the flat `list<u32>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactType {
     /// One slot.
@@ -27,7 +27,7 @@ macro_rules! facts {
             /// The whole table, in its order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The name that a policy asks by.
+            /// The name by which a policy requests the fact.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }
@@ -53,9 +53,9 @@ facts! {
         RequestBlocks = "request-blocks": U32,
         /// Tokens in a block.
         BlockSize = "block-size": U32,
-        /// Choices asked for.
+        /// Number of choices requested.
         N = "n": U32,
-        /// The client's cap on output tokens; 0 when it gave none.
+        /// The client's limit of output tokens; 0 when it set none.
         MaxTokens = "max-tokens": U32,
         /// Expected output sequence length, tokens; 0 when unknown.
         ExpectedOutputTokens = "expected-output-tokens": U32,
@@ -97,7 +97,7 @@ facts! {
         OtherLegWorkerId = "other-leg-worker-id": U64,
         /// Rank of the other leg's worker; 4294967295 when not chosen.
         OtherLegDpRank = "other-leg-dp-rank": U32,
-        /// 1 when the request asked why: a selector should return its costs.
+        /// 1 when the request wants an explanation: a selector should return its costs.
         Explain = "explain": U32,
     }
 }
@@ -123,11 +123,11 @@ facts! {
         CachedBlocksHost = "cached-blocks-host": U32,
         /// Blocks of this prompt's prefix cached on disk, beyond the host's.
         CachedBlocksDisk = "cached-blocks-disk": U32,
-        /// Requests the engine itself says are running; 0 when unknown.
+        /// Requests that the engine reports as running; 0 when unknown.
         EngineRunning = "engine-running": U32,
-        /// Requests the engine itself says are waiting; 0 when unknown.
+        /// Requests that the engine reports as waiting; 0 when unknown.
         EngineQueue = "engine-queue": U32,
-        /// Share of the KV cache in use as the engine says, 0 to 1; 0 when unknown.
+        /// Share of the KV cache in use as the engine reports, 0 to 1; 0 when unknown.
         KvUsage = "kv-usage": F32,
         /// Age of the engine's own load figures, milliseconds; 4294967295 when there are none.
         LoadAgeMs = "load-age-ms": U32,
@@ -171,7 +171,7 @@ pub enum WorkerColumn {
     },
 }
 
-/// What a policy asked for at load, resolved against the table, in its order.
+/// The facts that a policy requested at load, resolved against the table, in the policy's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     /// Request facts.
@@ -180,13 +180,13 @@ pub struct Wants {
     pub worker: Vec<WorkerColumn>,
 }
 
-/// A fact that the table does not have.
+/// A fact name that the table does not contain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {scope} fact `{name}`")]
 pub struct UnknownFact {
     /// `request` or `worker`.
     pub scope: &'static str,
-    /// The name as asked for.
+    /// The requested name.
     pub name: String,
 }
 

@@ -9,8 +9,8 @@ use serde::Serialize;
 #[serde(transparent)]
 pub struct Generation(pub u64);
 
-/// Identifies one recorded decision. Rises with time, also across restarts; two decisions of the same instant may
-/// get their ids in either order.
+/// Identifies one recorded decision. Rises with time, also across restarts; two decisions of the same instant
+/// may get their ids in either order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DecisionId(pub(crate) u64);
 

@@ -1,7 +1,9 @@
-//! Delivery of outcomes to the policies that learn from them: a bounded queue, and one thread that empties it in batches.
+//! Delivery of outcomes to the policies that learn from them: a bounded queue, and one thread that empties it
+//! in batches.
 //!
-//! A request that ends submits its outcomes and never waits; outcomes beyond the queue's bound are dropped and counted. A
-//! failed observation opens a breaker of its own: decisions go on, and no policy is rolled back.
+//! A request that ends submits its outcomes and never waits; outcomes beyond the queue's bound are dropped
+//! and counted. A failed observation opens a breaker of its own: decisions go on, and no policy is rolled
+//! back.
 
 use std::{
     sync::{
@@ -80,8 +82,8 @@ impl Learning {
         }
     }
 
-    /// Numbers of outcomes that were delivered, whose delivery failed, that were withheld from a failing policy, and that
-    /// exceeded the queue.
+    /// Numbers of outcomes that were delivered, whose delivery failed, that were withheld from a failing
+    /// policy, and that exceeded the queue.
     #[must_use]
     pub fn counts(&self) -> [(&'static str, u64); 4] {
         let Counts { given, failed, withheld, dropped } = &*self.counts;
@@ -107,8 +109,8 @@ fn deliver_all(outcomes: &Receiver<(DecisionSource, ObservedOutcome)>, slots: &S
     }
 }
 
-/// Delivers a lane's outcomes to its present generation, or to the active one when the lane is empty: what a policy learns
-/// is about workers and belongs to the slot.
+/// Delivers a lane's outcomes to its present generation, or to the active one when the lane is empty: what a
+/// policy learns is about workers and belongs to the slot.
 fn deliver(slot: &Slot, lane: Lane, outcomes: &[ObservedOutcome], counts: &Counts) {
     let snapshot = slot.snapshot();
     let canary = snapshot.canary.as_ref().filter(|_| lane == Lane::Canary);

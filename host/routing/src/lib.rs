@@ -1,8 +1,8 @@
 //! Routing decisions: from facts to one checked and booked choice, with a receipt that explains it.
 //!
-//! Owns the fact table, the interface of a loaded policy, slots and their generations, the checks of a policy's answer, the
-//! native selectors, the receipt and the ring of recorded decisions. Knows neither HTTP nor WebAssembly: `policy-runtime`
-//! implements [`Policy`].
+//! Owns the fact table, the interface of a loaded policy, slots and their generations, the checks of a
+//! policy's answer, the native selectors, the receipt and the ring of recorded decisions. Knows neither HTTP
+//! nor WebAssembly: `policy-runtime` implements [`Policy`].
 
 mod answer_checks;
 mod buffers;

@@ -13,12 +13,11 @@ use parking_lot::Mutex;
 use pointsman_workers::{Leg, ModelName};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-/// Models with cursors of their own. Models beyond that share one set, so that memory stays bounded whatever workers
-/// register.
+/// Number of models with cursors of their own. Further models share one set, so that memory stays bounded.
 const MAX_MODELS: usize = 1_024;
 
-/// Round-robin cursors, one per model and leg. They belong to the router, so that they survive reloads, and workers that
-/// leave and join (B2).
+/// Round-robin cursors, one per model and leg. They belong to the router, so that they survive reloads, and
+/// workers that leave and join (B2).
 #[derive(Debug, Default)]
 pub(crate) struct Cursors {
     /// Replaced as a whole when a model is routed for the first time; a decision reads it without a lock.
@@ -83,7 +82,8 @@ pub(crate) fn random(rows: usize, seed: u64) -> Option<usize> {
     (rows > 0).then(|| SmallRng::seed_from_u64(seed).random_range(0..rows))
 }
 
-/// Draws two different positions uniformly and returns the one with the smaller load; the first drawn wins a tie.
+/// Draws two different positions uniformly and returns the one with the smaller load; the first drawn wins a
+/// tie.
 pub(crate) fn power_of_two(rows: &[u32], load: impl Fn(u32) -> u32, seed: u64) -> Option<usize> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let first = (!rows.is_empty()).then(|| rng.random_range(0..rows.len()))?;

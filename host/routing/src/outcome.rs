@@ -1,4 +1,5 @@
-//! The outcome of a request, as the policies that learn from it see it. Mirrors `record outcome` of `wit/policy.wit`.
+//! The outcome of a request, as the policies that learn from it see it. Mirrors `record outcome` of
+//! `wit/policy.wit`.
 
 use pointsman_workers::{DpRank, Leg, WorkerId};
 use tokio::time::Duration;

@@ -1,4 +1,5 @@
-//! Picking a row from costs: minimum with uniform ties, softmax, weighted random. Pure; all chance comes from the seed.
+//! Picks a row from costs: minimum with uniform ties, softmax, weighted random. Pure: all randomness comes
+//! from the seed.
 
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
@@ -26,7 +27,7 @@ pub fn minimum(costs: &[f32], seed: u64) -> Option<usize> {
     costs.iter().enumerate().filter(|(_, cost)| **cost == least).nth(wanted).map(|(row, _)| row)
 }
 
-/// `p_i ~ exp(-(c_i - min) / ((max - min) * T))` (spec G); all equal: uniform.
+/// `p_i ~ exp(-(c_i - min) / ((max - min) * T))` (G); all equal: uniform.
 #[must_use]
 pub fn softmax(costs: &[f32], temperature: f32, seed: u64) -> Option<usize> {
     let (least, most) = bounds(costs)?;
@@ -43,7 +44,7 @@ pub fn weighted_random(costs: &[f32], seed: u64) -> Option<usize> {
     draw(costs, weight, seed)
 }
 
-/// Brings a scorer's costs to the scale that its slot asks for.
+/// Normalizes a scorer's costs as its slot is configured.
 pub fn normalize(scale: Normalize, costs: &mut [f32]) {
     match scale {
         Normalize::None => {}

@@ -14,7 +14,8 @@ use crate::{
     outcome::{Moment, ObservedOutcome},
 };
 
-/// Arguments of every policy function besides its facts. Mirrors `record call` of `wit/policy.wit`, which never grows.
+/// Arguments of every policy function besides its facts. Mirrors `record call` of `wit/policy.wit`, which
+/// never grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Call {
     /// The leg that is being routed.
@@ -200,8 +201,9 @@ pub trait Policy: Send + Sync + fmt::Debug {
         Err(self.lacks("select"))
     }
 
-    /// World `decode-override`: `request` are the request facts, `decode` one row of worker facts for the previewed
-    /// decode choice, `prefill` the worker facts of all prefill candidates, column by column (`call.rows` rows).
+    /// World `decode-override`: `request` are the request facts, `decode` one row of worker facts for the
+    /// previewed decode choice, `prefill` the worker facts of all prefill candidates, column by column
+    /// (`call.rows` rows).
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.
@@ -216,7 +218,8 @@ pub trait Policy: Send + Sync + fmt::Debug {
         Err(self.lacks("decide"))
     }
 
-    /// World `decode-override`: the override in force for the decode leg; `facts` are request facts, `call.rows` is 0.
+    /// World `decode-override`: the override in force for the decode leg; `facts` are request facts,
+    /// `call.rows` is 0.
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.
@@ -229,8 +232,8 @@ pub trait Policy: Send + Sync + fmt::Debug {
         Err(self.lacks("decode-config"))
     }
 
-    /// Any world, when the policy [learns](PolicyInfo::learns): outcomes of decisions of its slot, oldest first. Never
-    /// called while a request waits, and by one thread at a time.
+    /// Any world, when the policy [learns](PolicyInfo::learns): outcomes of decisions of its slot, oldest
+    /// first. Never called while a request waits, and by one thread at a time.
     ///
     /// # Errors
     /// [`Failure`] when the call did not complete.

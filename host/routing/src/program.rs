@@ -1,6 +1,7 @@
-//! Runs a generation's program over the candidate rows and checks every answer before it is used (invariant 4).
+//! Runs a generation's program over the candidate rows and checks every answer before it is used (invariant
+//! 4).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     answer_checks,
@@ -11,7 +12,7 @@ use crate::{
     native::{self, Cursors},
     pick,
     policy::{Decision, Failure, Policy, ShedReason},
-    slot::{NativeMode, Picker, Program, WeightedScorer},
+    slot::{GenerationHandle, NativeMode, Picker, Program, WeightedScorer},
 };
 
 /// The checked answer of a program.
@@ -41,6 +42,16 @@ pub(crate) struct Run<'run, 'call> {
 enum Stop {
     NoRowLeft,
     Failed(Failure),
+}
+
+impl Verdict {
+    /// Counts the call that gave this verdict.
+    pub(crate) fn count(&self, generation: &GenerationHandle, took: Duration) {
+        match self {
+            Self::Failed(failure) => generation.note::<()>(&Err(failure.clone()), took),
+            _ => generation.note(&Ok(()), took),
+        }
+    }
 }
 
 impl Run<'_, '_> {

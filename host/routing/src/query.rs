@@ -71,9 +71,11 @@ pub struct Query<'a> {
     pub request: &'a RoutingRequest,
     /// The worker (and rank) a hint pins this leg to.
     pub pin: Option<(WorkerId, Option<DpRank>)>,
-    /// The candidate this leg's session is bound to (F8); chosen when it is eligible and no hint pins another.
+    /// The candidate this leg's session is bound to (F8); chosen when it is eligible and no hint pins
+    /// another.
     pub session: Option<CandidateId>,
-    /// The decode candidate for which the decode override decided on local prefill; chosen when it is eligible.
+    /// The decode candidate for which the decode override decided on local prefill; chosen when it is
+    /// eligible.
     pub planned: Option<CandidateId>,
     /// Candidates that this request already tried; they are skipped.
     pub tried: &'a [CandidateId],

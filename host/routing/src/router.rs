@@ -64,7 +64,8 @@ impl Router {
         self
     }
 
-    /// Returns a router over the same slots, index and round-robin cursors, with these settings instead of its own.
+    /// Returns a router over the same slots, index and round-robin cursors, with these settings instead of
+    /// its own.
     #[must_use]
     pub fn reconfigured(
         &self,
@@ -139,7 +140,8 @@ impl Router {
         })
     }
 
-    /// Chooses as [`Router::route`] would now, and changes no state: no booking, no entry in the index, no cursor moved (F2).
+    /// Chooses as [`Router::route`] would now, and changes no state: no booking, no entry in the index, no
+    /// cursor moved (F2).
     ///
     /// # Errors
     /// As [`Router::route`].

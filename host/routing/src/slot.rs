@@ -1,7 +1,8 @@
-//! Slots: the places a policy fills, and the generations that fill them one after the other.
+//! Slots: the extension points of routing, and the successive generations of policies in each.
 //!
-//! Readers pin one [`SlotSnapshot`] by a lock-free load and keep it for the leg. One writer (the policy manager) installs, tries and
-//! rolls back. Failures are reported by the router through [`GenerationHandle::note`]; what to do about them is the writer's call.
+//! Readers pin one [`SlotSnapshot`] by a lock-free load and keep it for the leg. One writer, the policy
+//! manager, installs, tries and rolls back. The router reports failures through [`GenerationHandle::note`];
+//! the manager decides what follows.
 
 use std::{
     fmt,
@@ -32,7 +33,7 @@ pub use snapshot::{SlotSnapshot, Trial};
 pub use stats::{AgreementStats, CALL_BUCKETS_US, CallStats, ShadowVerdict};
 pub use summary::{PolicySummary, ProgramSummary};
 
-/// The places a policy may fill.
+/// The extension points that a policy may implement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SlotKind {
@@ -46,24 +47,24 @@ pub enum SlotKind {
     DecodeOverride,
 }
 
-/// The lanes of a slot: how a generation takes part.
+/// The lanes of a slot: how a generation takes part in decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lane {
-    /// It serves.
+    /// Serves requests.
     #[default]
     Active,
-    /// It serves a share of requests.
+    /// Serves a share of requests.
     Canary,
-    /// It is asked, and its answer only compared.
+    /// Runs beside the serving generation; its answer is only compared.
     Shadow,
 }
 
-/// A place that a policy fills, for one model or for all.
+/// An extension point, for one model or for all.
 pub struct Slot {
     place: Place,
     snapshot: ArcSwap<SlotSnapshot>,
-    /// The program before the active one, for rollback; its lock makes writers take turns. No reader touches it.
+    /// The program before the active one, for rollback. Its lock serializes writers; readers never take it.
     previous: Mutex<Option<Program>>,
     last: AtomicU64,
     stats: [LaneStats; 3],
@@ -93,7 +94,7 @@ impl Slot {
         }
     }
 
-    /// Which place this is.
+    /// The slot's kind.
     #[must_use]
     pub fn kind(&self) -> SlotKind {
         self.place.kind
@@ -105,7 +106,7 @@ impl Slot {
         self.place.model.as_ref()
     }
 
-    /// Pins everybody who takes part now. Never waits.
+    /// Pins the present generations of all lanes. Never waits.
     #[must_use]
     pub fn snapshot(&self) -> Arc<SlotSnapshot> {
         self.snapshot.load_full()
@@ -123,7 +124,7 @@ impl Slot {
         &self.lane(lane).calls
     }
 
-    /// Batches of outcomes that a lane was given, all its generations together.
+    /// Batches of outcomes delivered to a lane, all its generations together.
     #[must_use]
     pub fn observed(&self, lane: Lane) -> &Arc<CallStats> {
         &self.lane(lane).observed
@@ -138,7 +139,7 @@ impl Slot {
         }
     }
 
-    /// Puts `program` in force as the next generation and keeps the one before for [`Slot::rollback`].
+    /// Installs `program` as the next generation and keeps the previous one for [`Slot::rollback`].
     pub fn install(&self, program: Program) -> Generation {
         let mut previous = self.previous.lock();
         let before = self.snapshot.load_full();
@@ -146,15 +147,15 @@ impl Slot {
         self.swap(&before, program)
     }
 
-    /// Puts the content before the present one in force again, under a new number. `None` when there is none.
+    /// Installs the previous program again, as a new generation. `None` when there is none.
     pub fn rollback(&self) -> Option<Generation> {
         let mut previous = self.previous.lock();
         let program = previous.take()?;
         Some(self.swap(&self.snapshot.load_full(), program))
     }
 
-    /// Puts `program` on trial beside the active one, for a share (0 to 1) of requests, in place of the trial that lane has.
-    /// The active lane has no trials: `None`.
+    /// Starts a trial of `program` beside the active generation for a share (0 to 1) of requests. Replaces
+    /// the lane's trial. The active lane has no trials: `None`.
     pub fn try_out(&self, lane: Lane, program: Program, share: f64) -> Option<Generation> {
         let _turn = self.previous.lock();
         let handle = Arc::new(self.make(lane, program));
@@ -172,13 +173,13 @@ impl Slot {
         }
     }
 
-    /// Ends a trial: from the next leg on nobody asks it.
+    /// Ends a trial, from the next leg on.
     pub fn withdraw(&self, lane: Lane) {
         let _turn = self.previous.lock();
         self.put(lane, None);
     }
 
-    /// Sets what a failure leads to here; `None`: what the router says.
+    /// Sets the slot's own reaction to failures; `None`: the router's.
     pub fn set_on_failure(&self, on_failure: Option<OnFailure>) {
         let _turn = self.previous.lock();
         let snapshot = self.snapshot.load_full();
@@ -217,7 +218,7 @@ impl fmt::Debug for Slot {
 }
 
 impl SlotKind {
-    /// All slots, in the order a request meets them.
+    /// All kinds, in the order in which a request uses them.
     pub const ALL: [Self; 4] = [Self::Prefill, Self::Decode, Self::Aggregated, Self::DecodeOverride];
 
     /// The slot that routes `leg`.
@@ -230,7 +231,7 @@ impl SlotKind {
         }
     }
 
-    /// The stable label, which is also the file name (`<label>.wasm`) in the policy folder.
+    /// The stable label, which is also the file name (`<label>.wasm`) in the policy directory.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! All slots of a gateway: four for every model, and those that a model has of its own.
+//! All slots of a gateway: four shared by all models, and the slots of individual models.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -23,7 +23,7 @@ pub struct Slots {
 }
 
 impl SlotSet {
-    /// One slot of each kind, as `make` builds it.
+    /// Builds one slot of each kind with `make`.
     pub fn build(mut make: impl FnMut(SlotKind) -> Slot) -> Self {
         Self {
             prefill: Arc::new(make(SlotKind::Prefill)),
@@ -33,7 +33,7 @@ impl SlotSet {
         }
     }
 
-    /// The slots for all models among `slots`; `None` when a kind is missing.
+    /// Selects the shared slots among `slots`; `None` when a kind is missing.
     #[must_use]
     pub fn of(slots: &[Arc<Slot>]) -> Option<Self> {
         let find = |kind| slots.iter().find(|slot| slot.model().is_none() && slot.kind() == kind).cloned();
@@ -56,7 +56,7 @@ impl SlotSet {
 }
 
 impl Slots {
-    /// Slots for every model, and those of `own` that are one model's.
+    /// The shared slots, and those of `own` that belong to one model.
     #[must_use]
     pub fn new(all_models: SlotSet, own: impl IntoIterator<Item = Arc<Slot>>) -> Self {
         let mut by_model: HashMap<ModelName, HashMap<SlotKind, Arc<Slot>>> = HashMap::new();
@@ -68,13 +68,13 @@ impl Slots {
         Self { all_models, by_model }
     }
 
-    /// The slot in force for a model.
+    /// Returns the slot of a model: its own, or the shared one.
     #[must_use]
     pub fn get(&self, model: &ModelName, kind: SlotKind) -> &Arc<Slot> {
         self.by_model.get(model).and_then(|own| own.get(&kind)).unwrap_or_else(|| self.all_models.get(kind))
     }
 
-    /// Every slot, those for all models first.
+    /// All slots, the shared ones first.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Slot>> {
         SlotKind::ALL
             .into_iter()

@@ -43,7 +43,8 @@ impl StateAccesses {
         write_bytes(value, &mut self.words);
     }
 
-    /// Moves the accesses to the end of `out`, as those of the stage with this number. Returns whether there were any.
+    /// Moves the accesses to the end of `out`, as those of the stage with this number. Returns whether there
+    /// were any.
     pub(crate) fn move_to(&mut self, stage: u32, out: &mut Vec<u32>) -> bool {
         let any = self.count > 0 || self.truncated;
         if any {

@@ -1,5 +1,5 @@
-//! Behaviour G against the oracle's table: what the default selector of `dynamo-kv-router` has candidates cost and takes.
-//! `cargo xtask oracle --write-table` writes the table anew; `tests/oracle` has how.
+//! Behaviour G against the oracle's table: what the default selector of `dynamo-kv-router` has candidates
+//! cost and takes. `cargo xtask oracle --write-table` writes the table anew; `tests/oracle` has how.
 
 use pointsman_routing::{CostTerms, RouterConfig, cost, pick::minimum};
 use serde::Deserialize;

@@ -1,7 +1,7 @@
 //! The call that a guest is serving, as its log, its clocks and its randomness see it.
 //!
-//! WASI streams and clocks own their data, so they share one value with the guest's store instead of borrowing the decision's
-//! context. One thread at a time is in a store: the lock never waits.
+//! WASI streams and clocks own their data, so they share one value with the guest's store instead of
+//! borrowing the decision's context. One thread at a time is in a store: the lock never waits.
 
 use parking_lot::Mutex;
 use pointsman_routing::{Call, DecisionContext, Generation};

@@ -1,4 +1,5 @@
-//! The host functions of the interface `state`: the slot's state, or the call's scratch where no write may last.
+//! The host functions of the interface `state`: the slot's state, or the call's scratch where no write may
+//! last.
 
 use super::Guest;
 use crate::{bindings::memory::pointsman::policy::state, state::StateError};

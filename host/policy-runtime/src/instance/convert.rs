@@ -1,4 +1,5 @@
-//! Between the host's types and those that each world's bindings generate, which are the same and have other names.
+//! Between the host's types and those that each world's bindings generate, which are the same and have other
+//! names.
 
 use std::time::Duration;
 

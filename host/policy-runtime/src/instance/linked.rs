@@ -8,7 +8,7 @@ use wasmtime::{
     component::{Instance as Raw, InstancePre},
 };
 
-use super::{Instance, at_once, failure};
+use super::{Instance, failure, poll_once};
 use crate::{
     access::Access,
     bindings::{
@@ -127,7 +127,7 @@ impl Linked {
 
     fn exports(&self, store: &mut Store<Guest>) -> wasmtime::Result<(Exports, Option<Learner>)> {
         let raw: Raw = if self.wasi {
-            at_once(self.pre.instantiate_async(&mut *store))?
+            poll_once(self.pre.instantiate_async(&mut *store))?
         } else {
             self.pre.instantiate(&mut *store)?
         };

@@ -1,23 +1,23 @@
-//! What one call writes where nothing may be kept: a probe, or a preview. Thrown away with the call.
+//! State of one call whose writes must not last: a probe or a preview. Dropped with the call.
 
 use std::collections::HashMap;
 
 use super::{Entry, State, StateError};
 
-/// Keys one call may write.
-const KEYS: usize = 256;
+/// Keys that one call may write.
+const MAX_KEYS: usize = 256;
 
-/// Writes over a state that stays as it is; over nothing at all when it is a probe's.
+/// Writes that overlay an unchanged state: the slot's for a preview, an empty one for a probe.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// `None`: deleted.
+    /// Written keys; `None`: deleted.
     written: HashMap<Box<str>, Option<Entry>>,
-    /// Whether what is not written is read from the slot's state.
+    /// Whether other keys are read from the slot's state.
     reads_through: bool,
 }
 
 impl Scratch {
-    /// Over nothing: every probe begins with an empty memory.
+    /// Over an empty state: every probe starts without memory.
     pub(crate) fn alone() -> Self {
         Self::default()
     }
@@ -66,14 +66,14 @@ impl Scratch {
 
     fn entry(&self, state: &State, key: &str, now_ms: u64) -> Option<Entry> {
         match self.written.get(key) {
-            Some(written) => written.clone().filter(|entry| entry.until_ms > now_ms),
+            Some(written) => written.clone().filter(|entry| entry.expires_ms > now_ms),
             None if self.reads_through => state.entry(key, now_ms),
             None => None,
         }
     }
 
     fn write(&mut self, key: &str, entry: Option<Entry>) -> Result<(), StateError> {
-        if self.written.len() >= KEYS && !self.written.contains_key(key) {
+        if self.written.len() >= MAX_KEYS && !self.written.contains_key(key) {
             return Err(StateError::NoRoom);
         }
         self.written.insert(key.into(), entry);

@@ -1,15 +1,15 @@
-//! The quota holds whatever is written, time ends what it should, and steps from many threads add up.
+//! Tests of the quota, of expiry, and of increments from many threads.
 
 use std::sync::Arc;
 
 use super::{scratch::Scratch, *};
 
 fn small() -> State {
-    State::new(StateQuota { keys: 3, key_bytes: 4, value_bytes: 100, total_bytes: 3 * (OVERHEAD + 20) })
+    State::new(StateQuota { keys: 3, key_bytes: 4, value_bytes: 100, total_bytes: 3 * (ENTRY_OVERHEAD + 20) })
 }
 
 #[test]
-fn a_value_ends_with_its_time_and_a_number_keeps_its_own() {
+fn a_value_expires_and_an_increment_does_not_extend_it() {
     let state = State::default();
     state.set("a", b"x", 10, 100).unwrap();
     assert_eq!((state.get("a", 109), state.get("a", 110)), (Some(b"x".to_vec()), None));
@@ -24,7 +24,7 @@ fn a_value_ends_with_its_time_and_a_number_keeps_its_own() {
 }
 
 #[test]
-fn every_quota_is_an_error_and_what_has_expired_makes_room() {
+fn exceeding_a_quota_is_an_error_and_expired_entries_are_freed() {
     let state = small();
     assert_eq!(state.set("12345", b"", 0, 0), Err(StateError::KeyTooLong));
     assert_eq!(state.set("1", &[0; 101], 0, 0), Err(StateError::ValueTooLarge));
@@ -36,13 +36,13 @@ fn every_quota_is_an_error_and_what_has_expired_makes_room() {
     assert_eq!(state.get("1", 1_001), Some(b"v".to_vec()), "nothing is changed by a refusal");
     assert_eq!(state.set("4", b"v", 0, 1_050), Err(StateError::NoRoom), "a sweep was not long ago");
     assert_eq!(state.set("4", b"v", 0, 1_101), Ok(()), "refusals meanwhile do not put the next sweep off");
-    assert_eq!(state.usage(), (1, 2 + OVERHEAD));
+    assert_eq!(state.usage(), (1, 2 + ENTRY_OVERHEAD));
     state.clear();
     assert_eq!(state.usage(), (0, 0));
 }
 
 #[test]
-fn steps_from_many_threads_add_up_and_usage_stays_right() {
+fn increments_from_many_threads_add_up_and_usage_stays_correct() {
     let state = Arc::new(State::default());
     let threads: Vec<_> = (0..4)
         .map(|thread| {

@@ -83,8 +83,8 @@ impl Recorder {
         }
     }
 
-    /// Ends a decision. `rows` are those left (`None`: all), `costs` theirs or none; `texts` are the request's id, the
-    /// policy's reason, and the detail of a fallback or refusal.
+    /// Ends a decision. `rows` are those left (`None`: all), `costs` theirs or none; `texts` are the
+    /// request's id, the policy's reason, and the detail of a fallback or refusal.
     pub(crate) fn end(&mut self, pool: &[Candidate], rows: Option<&[u32]>, costs: &[f32], texts: [&str; 3]) {
         self.words.push(count(self.candidates.len()));
         for row in &self.candidates {

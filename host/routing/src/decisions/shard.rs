@@ -1,5 +1,5 @@
-//! One shard of the ring: a queue of headers, and a ring of words of fixed size that holds their inputs. New words overwrite
-//! those of the oldest decisions.
+//! One shard of the ring: a queue of headers, and a ring of words of fixed size that holds their inputs. New
+//! words overwrite those of the oldest decisions.
 
 use std::collections::VecDeque;
 
@@ -122,8 +122,8 @@ impl Ring {
         number
     }
 
-    /// Frees `len` words, at most the ring's length, and returns their position. Drops the decisions that they belonged to and
-    /// all older ones.
+    /// Frees `len` words, at most the ring's length, and returns their position. Drops the decisions that
+    /// they belonged to and all older ones.
     fn allocate(&mut self, len: usize) -> usize {
         if self.at + len > self.words_ring.len() {
             // Wrap around. The decisions between here and the end are older than those at the start.

@@ -1,6 +1,6 @@
 //! The choice of a worker for one leg, before anything is booked or recorded.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use pointsman_workers::{Candidate, DpRank, WorkerId};
 use tokio::time::Instant;
@@ -41,7 +41,8 @@ pub(super) struct Chosen {
 /// Why no candidate was chosen.
 pub(super) struct NotChosen {
     pub(super) error: RouteError,
-    /// Who refused the request, and the recorded code; `None` when no candidate was eligible, which is not a decision.
+    /// Who refused the request, and the recorded code; `None` when no candidate was eligible, which is not a
+    /// decision.
     pub(super) refusal: Option<(DecidedBy, &'static str)>,
 }
 
@@ -164,7 +165,7 @@ fn run_program(
     let started = Instant::now();
     let verdict = run.run(&generation.program, rows);
     if native.is_none() && !run.context.is_preview() {
-        count_call(generation, &verdict, started.elapsed());
+        verdict.count(generation, started.elapsed());
     }
     match verdict {
         Verdict::Row(row, reason) => {
@@ -196,14 +197,6 @@ fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Res
             Err(NotChosen::by_policy(RouteError::Shed(shed), "shed"))
         }
         OnFailure::Reject => Err(NotChosen::by_policy(RouteError::PolicyFailed(reason), "policy_failed")),
-    }
-}
-
-/// Counts a call of a policy, and its failure when it failed.
-pub(super) fn count_call(generation: &GenerationHandle, verdict: &Verdict, took: Duration) {
-    match verdict {
-        Verdict::Failed(failure) => generation.note::<()>(&Err(failure.clone()), took),
-        _ => generation.note(&Ok(()), took),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The decode override: whether remote prefill is worth it (D4), and the configuration of the decode leg (D2).
+//! The decode override: whether remote prefill is worth it (D4), and the configuration of the decode leg
+//! (D2).
 
 use std::sync::Arc;
 
@@ -44,8 +45,8 @@ type Answer = (Plan, Option<CandidateId>);
 impl Router {
     /// Decides whether remote prefill is worth it. `query` is the decode leg's; nothing is booked.
     ///
-    /// Worker facts are computed only when the policy asks for any: one row for the previewed decode choice, the whole matrix
-    /// for prefill. Without a usable answer the plan is remote, which is always legal.
+    /// Worker facts are computed only when the policy asks for any: one row for the previewed decode choice,
+    /// the whole matrix for prefill. Without a usable answer the plan is remote, which is always legal.
     #[must_use]
     pub fn plan(&self, query: &Query<'_>, purpose: Purpose) -> OverrideDecision {
         let started = Instant::now();
@@ -103,7 +104,8 @@ impl Router {
         shadow.agreement.note(verdict);
     }
 
-    /// Returns the override of the router configuration for the decode leg, and why it is the native one when it is.
+    /// Returns the override of the router configuration for the decode leg, and why it is the native one when
+    /// it is.
     #[must_use]
     pub fn decode_config(
         &self,
@@ -202,8 +204,8 @@ impl Router {
     }
 }
 
-/// Calls the policy unless its breaker is open, and counts the call when it is not a preview. An error is the label of the
-/// failure.
+/// Calls the policy unless its breaker is open, and counts the call when it is not a preview. An error is the
+/// label of the failure.
 fn counted<T>(
     generation: &GenerationHandle,
     purpose: Purpose,

@@ -1,4 +1,5 @@
-//! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can extend it.
+//! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can
+//! extend it.
 
 use pointsman_workers::{Candidate, Ineligible, Leg, WorkerSpec};
 
@@ -38,7 +39,8 @@ pub(super) fn eligible_rows(
         }
     }
     if rows.is_empty() && failing {
-        // Only workers with an open breaker are left: one of them may have recovered, so try them rather than refuse.
+        // Only workers with an open breaker are left: one of them may have recovered, so try them rather than
+        // refuse.
         let is_failing = |candidate: &Candidate| {
             let tried = query.tried.contains(&(candidate.worker.id(), candidate.rank));
             !tried && matches!(ineligible(query, candidate), Some(Refused::Failing))
@@ -81,7 +83,8 @@ fn pinned_row(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Res
     Err(RouteError::NotEligible(worker, reason))
 }
 
-/// Returns the row that is fixed before any policy runs: by a hint, by the session, or by the decode override's plan.
+/// Returns the row that is fixed before any policy runs: by a hint, by the session, or by the decode
+/// override's plan.
 pub(super) fn preset_row(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Option<(u32, Decider)> {
     if query.pin.is_some() {
         return Some((rows.first().copied().unwrap_or(0), Decider::Pin));

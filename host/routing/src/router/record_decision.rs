@@ -31,7 +31,7 @@ struct Entry<'a> {
 }
 
 impl Router {
-    /// Facts to record for every decision, whatever its policy asks for.
+    /// Facts to record for every decision, also those that its policy does not request.
     pub(super) fn always_recorded(&self, query: &Query<'_>, purpose: Purpose) -> &Wants {
         if purpose == Purpose::Route && self.records(query) { self.decisions.always() } else { &NO_FACTS }
     }

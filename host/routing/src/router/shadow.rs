@@ -1,9 +1,8 @@
-//! The shadow of a slot: runs on the facts of a decision that is already made. Its answer is compared and counted, and never
-//! acted on.
+//! The shadow of a slot: runs on the facts of a decision that is already made. Its answer is compared and
+//! counted, and never acted on.
 
 use tokio::time::Instant;
 
-use super::choose::count_call;
 use crate::{
     buffers::BufferPool,
     context::{DecisionContext, Purpose},
@@ -39,7 +38,7 @@ pub(super) fn compare(
         run.run(&shadow.program, &mut buffers.rows)
     });
     if !matches!(shadow.program, Program::Native(_)) {
-        count_call(shadow, &verdict, started.elapsed());
+        verdict.count(shadow, started.elapsed());
     }
     let shadow_verdict = match &verdict {
         Verdict::Row(row, _) if *row == chosen => ShadowVerdict::Agrees,

@@ -310,7 +310,8 @@ fn a_shed_carries_the_policy_s_status_and_reason() {
 
 #[test]
 fn facts_come_in_the_order_asked_for_and_labels_become_columns() {
-    // Column 0: worker-id low, 1: worker-id high, 2: label. The lowest label value wins: worker 3 has no zone b.
+    // Column 0: worker-id low, 1: worker-id high, 2: label. The lowest label value wins: worker 3 has no zone
+    // b.
     let fixture = fixture(scorer(&["worker-id", "label-is/zone=b"], 2));
     assert_eq!(fixture.route(Leg::Decode, |_| {}).unwrap().receipt.worker, WorkerId(3));
     let routed = fixture.route(Leg::Decode, |query| query.explain = true).unwrap();
@@ -467,7 +468,7 @@ fn invariant_2_a_decision_ends_with_the_generation_it_began_with() {
     assert_eq!(
         (during.worker.0, during.generation.0),
         (1, 2),
-        "the generation it began with chose, and is told"
+        "the generation that the decision started with chose, and is in the receipt"
     );
     assert_eq!((after.worker.0, after.generation.0), (2, 3));
 }
@@ -508,7 +509,7 @@ fn a_canary_serves_its_share_and_a_session_stays_with_what_it_met() {
         let first = met(session, Some(session));
         assert!((0..20).all(|draw| met(draw * 977, Some(session)) == first), "session {session}");
     }
-    // Nobody who met it at a smaller share loses it at a larger one; at 0 nobody meets it.
+    // A share of 0 sends no request to the canary.
     slot.set_share(Lane::Canary, 0.0);
     assert_eq!((0..1_000).filter(|draw| met(*draw, None)).count(), 0);
     slot.withdraw(Lane::Canary);
@@ -538,21 +539,21 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
     fixture.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
     std::thread::sleep(std::time::Duration::from_millis(50));
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
-    let told = receipt(&fixture);
+    let seen = receipt(&fixture);
     let said = ShadowResult { generation, choice: Some((WorkerId(2), DpRank(0))), agrees: false };
-    assert_eq!((told.worker, told.lane, told.shadow), (WorkerId(1), Lane::Active, Some(said)));
+    assert_eq!((seen.worker, seen.lane, seen.shadow), (WorkerId(1), Lane::Active, Some(said)));
     assert_eq!(
-        (shadow(), told.costs.as_slice()),
+        (shadow(), seen.costs.as_slice()),
         ([0, 1, 0], [].as_slice()),
         "its costs are not the receipt's"
     );
     slot.try_out(Lane::Shadow, selector(choose(0)), 1.0);
     assert_eq!((receipt(&fixture).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0]));
-    // It fails, and would refuse: nobody notices but its own counters and the policy manager.
+    // A failure or refusal of the shadow shows only in its counters and at the policy manager.
     slot.try_out(Lane::Shadow, selector(Err(Failure::Timeout)), 1.0);
-    let told = receipt(&fixture);
+    let seen = receipt(&fixture);
     assert_eq!(
-        (told.worker, told.decider, told.shadow.unwrap().choice),
+        (seen.worker, seen.decider, seen.shadow.unwrap().choice),
         (WorkerId(1), Decider::Policy, None)
     );
     assert_eq!(receipt(&fixture).shadow, None, "its breaker is open");
@@ -562,7 +563,7 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
     let refusing = crate::ShedReason { status: 529, reason: "no".into() };
     slot.try_out(Lane::Shadow, selector(Ok(Decision::Shed(refusing))), 1.0);
     assert_eq!((receipt(&fixture).worker, shadow()), (WorkerId(1), [0, 1, 0]));
-    // A request that nobody is asked about, and a preview, are no evidence.
+    // Pinned requests and previews do not run the shadow.
     let pinned = fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
     assert_eq!(pinned.receipt.shadow, None);
     let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
@@ -638,10 +639,10 @@ fn a_decision_is_recorded_with_the_facts_of_each_policy() {
     let program = Program::Scorers { filters: vec![filter], scorers, picker: Picker::Min };
     let fixture = recording(fixture(program), &["prompt-tokens", "active-requests"]);
     let routed = fixture.route(Leg::Prefill, |_| {}).unwrap();
-    let told = recorded(&fixture).remove(0);
-    assert_eq!(told["id"], routed.receipt.id.unwrap().to_string());
-    assert_eq!(told["candidates"], serde_json::json!([[1, 0], [2, 0]]));
-    let stages = told["stages"].as_array().unwrap();
+    let seen = recorded(&fixture).remove(0);
+    assert_eq!(seen["id"], routed.receipt.id.unwrap().to_string());
+    assert_eq!(seen["candidates"], serde_json::json!([[1, 0], [2, 0]]));
+    let stages = seen["stages"].as_array().unwrap();
     assert_eq!((stages.len(), &stages[0]["policy"]), (3, &serde_json::Value::Null));
     assert_eq!(stages[0]["request"], serde_json::json!({ "prompt-tokens": 64 }));
     // What was, not what this decision made of it.
@@ -649,8 +650,8 @@ fn a_decision_is_recorded_with_the_facts_of_each_policy() {
     assert_eq!((&stages[1]["world"], &stages[1]["rows"]), (&"filter".into(), &2.into()));
     assert_eq!((&stages[2]["kept"], &stages[2]["weight"]), (&serde_json::json!([1]), &2.0.into()));
     assert_eq!(stages[2]["workers"], serde_json::json!({ "worker-id": [2] }));
-    assert_eq!(told["choice"], serde_json::json!({ "row": 1, "worker": 2, "dp_rank": 0, "cost": 9.0 }));
-    assert_eq!((&told["runner_up"], &told["outcome"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+    assert_eq!(seen["choice"], serde_json::json!({ "row": 1, "worker": 2, "dp_rank": 0, "cost": 9.0 }));
+    assert_eq!((&seen["runner_up"], &seen["outcome"]), (&serde_json::Value::Null, &serde_json::Value::Null));
 }
 
 #[test]
@@ -667,18 +668,18 @@ fn refusals_and_fallbacks_are_recorded_and_previews_and_queries_without_a_reques
     let shed = crate::ShedReason { status: 529, reason: "over quota".into() };
     let shedding = recording(fixture(selector(Ok(Decision::Shed(shed)))), &[]);
     shedding.route(Leg::Prefill, |_| {}).unwrap_err();
-    let told = recorded(&shedding).remove(0);
+    let seen = recorded(&shedding).remove(0);
     let expected = serde_json::json!({ "code": "shed", "detail": "over quota" });
-    assert_eq!((&told["refused"], &told["choice"]), (&expected, &serde_json::Value::Null));
+    assert_eq!((&seen["refused"], &seen["choice"]), (&expected, &serde_json::Value::Null));
 
     let failing = recording(fixture(selector(Err(Failure::Trap("ouch".into())))), &[]);
     failing.route(Leg::Prefill, |_| {}).unwrap();
-    let told = recorded(&failing).remove(0);
+    let seen = recorded(&failing).remove(0);
     assert_eq!(
-        (&told["decider"]["reason"], &told["decider"]["detail"]),
+        (&seen["decider"]["reason"], &seen["decider"]["detail"]),
         (&"trap".into(), &"trap: ouch".into())
     );
-    assert!(told["choice"]["cost"].is_number(), "the fallback's own cost: {told}");
+    assert!(seen["choice"]["cost"].is_number(), "the fallback's own cost: {seen}");
 
     let quiet = recording(fixture(selector(choose(0))), &[]);
     quiet.route(Leg::Prefill, |query| query.request_id = None).unwrap();
@@ -699,17 +700,17 @@ fn a_plan_is_recorded_with_the_decode_row_and_the_prefill_matrix() {
     let fixture = recording(fixture(Program::DecodeOverride(policy)), &["n"]);
     let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let planned = fixture.router.plan(&query(&snapshot, &model, Leg::Decode, &request), Purpose::Route);
-    let told = recorded(&fixture).remove(0);
+    let seen = recorded(&fixture).remove(0);
     assert_eq!(
-        (&told["id"], &told["slot"]),
+        (&seen["id"], &seen["slot"]),
         (&planned.id.unwrap().to_string().into(), &"decode-override".into())
     );
     let (worker, _) = planned.decode.unwrap();
-    assert_eq!(told["plan"], serde_json::json!({ "word": "local", "decode": [worker, 0] }));
-    let stage = &told["stages"][0];
+    assert_eq!(seen["plan"], serde_json::json!({ "word": "local", "decode": [worker, 0] }));
+    let stage = &seen["stages"][0];
     assert_eq!(stage["decode"], serde_json::json!({ "worker-id": [worker] }));
     assert_eq!(stage["workers"], serde_json::json!({ "worker-id": [1, 2] }));
-    assert_eq!(told["candidates"], serde_json::json!([[1, 0], [2, 0]]));
+    assert_eq!(seen["candidates"], serde_json::json!([[1, 0], [2, 0]]));
 }
 
 fn preview_decode(router: &Router) {

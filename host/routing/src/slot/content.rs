@@ -1,4 +1,4 @@
-//! What a generation of a slot runs: a native selector, or policies composed.
+//! The program of a generation: a native selector, or a composition of policies.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::{Policy, PolicyInfo};
 
-/// Selectors built into the host (spec F1).
+/// Selectors built into the host (F1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NativeMode {
@@ -14,21 +14,21 @@ pub enum NativeMode {
     RoundRobin,
     /// Uniform.
     Random,
-    /// The less loaded of two drawn at random.
+    /// The less loaded of two candidates drawn at random.
     PowerOfTwo,
     /// The fewest active requests.
     LeastLoaded,
-    /// The cost of spec G.
+    /// The native cost (G).
     Kv,
-    /// An external router chooses by header; a request without a choice is 400.
+    /// An external router chooses by header. A request without that header is refused with status 400.
     Direct,
 }
 
-/// How a scorer's costs are brought to one scale before they are weighed.
+/// Normalization of a scorer's costs before they are weighted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Normalize {
-    /// As they are.
+    /// Unchanged.
     #[default]
     None,
     /// `(c - min) / (max - min)`; all equal: 0.
@@ -37,11 +37,11 @@ pub enum Normalize {
     Unit,
 }
 
-/// How a row is picked from the weighed costs.
+/// Picks a row from the weighted costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Picker {
-    /// The minimum, ties uniform; or softmax when the temperature in force is above 0.
+    /// The minimum, ties uniform; or softmax when the decision's temperature is above 0.
     #[default]
     Min,
     /// `p ~ exp(-(c - min) / ((max - min) * T))`.
@@ -60,29 +60,29 @@ pub struct WeightedScorer {
     pub policy: Arc<dyn Policy>,
     /// Multiplies its normalized costs.
     pub weight: f32,
-    /// Scale of its costs.
+    /// Normalization of its costs.
     pub normalize: Normalize,
 }
 
-/// What a generation runs.
+/// The program of a generation.
 #[derive(Clone, Debug)]
 pub enum Program {
-    /// A native selector; for the decode-override slot: the native default of spec D2 and D4.
+    /// A native selector; for the decode-override slot: the native default (D2, D4).
     Native(NativeMode),
     /// Filters in order, then one selector.
     Selector {
-        /// Run in order, each on what the one before left.
+        /// Run in order, each on the rows that the previous one kept.
         filters: Vec<Arc<dyn Policy>>,
-        /// Chooses among the rest.
+        /// Chooses among the remaining rows.
         selector: Arc<dyn Policy>,
     },
-    /// Filters in order, then weighed scorers and a picker.
+    /// Filters in order, then weighted scorers and a picker.
     Scorers {
-        /// Run in order, each on what the one before left.
+        /// Run in order, each on the rows that the previous one kept.
         filters: Vec<Arc<dyn Policy>>,
         /// At least one.
         scorers: Vec<WeightedScorer>,
-        /// Picks from the weighed costs.
+        /// Picks from the weighted costs.
         picker: Picker,
     },
     /// A decode override.
@@ -90,7 +90,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// The policies it calls, in order.
+    /// The policies in call order.
     pub fn policies(&self) -> impl Iterator<Item = &Arc<dyn Policy>> {
         let (filters, scorers, last): (&[_], &[_], _) = match self {
             Self::Native(_) => (&[], &[], None),
@@ -101,7 +101,7 @@ impl Program {
         filters.iter().chain(scorers.iter().map(|scorer| &scorer.policy)).chain(last)
     }
 
-    /// The policy that ranks, which gives the program its name: the selector, the first scorer, or the decode override.
+    /// The policy that ranks and names the program: the selector, the first scorer, or the decode override.
     #[must_use]
     pub fn ranker(&self) -> Option<&PolicyInfo> {
         match self {

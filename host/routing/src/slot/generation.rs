@@ -1,4 +1,4 @@
-//! One generation in force: what it runs, its breaker, and its counters.
+//! Handle of one generation: its program, breakers and counters.
 
 use std::sync::{
     Arc,
@@ -16,24 +16,24 @@ use super::{
 };
 use crate::{ids::Generation, policy::Failure};
 
-/// One generation in force.
+/// Handle of one generation of a slot.
 #[derive(Debug)]
 pub struct GenerationHandle {
-    /// Its number.
+    /// The generation's number.
     pub generation: Generation,
-    /// What it runs.
+    /// The program.
     pub program: Program,
-    /// Whether it is called at all.
+    /// Breaker of decisions.
     pub breaker: Breaker,
-    /// Whether it is told what became of decisions. That it cannot learn keeps it from nothing else.
+    /// Breaker of observations. It does not affect decisions.
     pub observing: Breaker,
-    /// Some policy of it learns.
+    /// Whether a policy of the program observes outcomes.
     pub learns: bool,
-    /// Whether it serves, tries, or only looks on.
+    /// The lane.
     pub lane: Lane,
-    /// What it runs, as records tell it.
+    /// Summary of the program for records.
     pub(crate) summary: Arc<ProgramSummary>,
-    /// As a shadow: how often it would have chosen the same.
+    /// In the shadow lane: how often its choice was the one made.
     pub agreement: AgreementStats,
     place: Place,
     stats: LaneStats,
@@ -49,7 +49,7 @@ pub(super) struct LaneStats {
     pub(super) observed: Arc<CallStats>,
 }
 
-/// Whose generation it is, and who is told of its failures.
+/// The slot of a generation, and the receiver of its failures.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) kind: SlotKind,
@@ -57,7 +57,7 @@ pub(super) struct Place {
     pub(super) events: mpsc::UnboundedSender<SlotEvent>,
 }
 
-/// A failure of a generation in service, told to the policy manager.
+/// A failed call of a generation, reported to the policy manager.
 #[derive(Clone, Debug)]
 pub struct SlotEvent {
     /// The slot's kind.
@@ -68,11 +68,11 @@ pub struct SlotEvent {
     pub lane: Lane,
     /// The generation that failed.
     pub generation: Generation,
-    /// Calls it had served when it failed, this one included.
+    /// Calls of the generation so far, this one included.
     pub calls: u64,
-    /// How many of them failed.
+    /// Failed calls among them.
     pub failures: u64,
-    /// How.
+    /// The failure.
     pub failure: Failure,
 }
 
@@ -102,7 +102,8 @@ impl GenerationHandle {
         }
     }
 
-    /// Counts one call, how it ended and what it took; a failure moves the breaker and is told to the policy manager.
+    /// Counts one call with its result and duration. A failure counts in the breaker and is reported to the
+    /// policy manager.
     pub fn note<T>(&self, outcome: &Result<T, Failure>, took: Duration) {
         self.stats.calls.note(outcome.as_ref().err(), took);
         if matches!(outcome, Err(Failure::NotReady)) {
@@ -127,7 +128,7 @@ impl GenerationHandle {
         }
     }
 
-    /// Counts one batch of outcomes, how it ended and what it took.
+    /// Counts one observed batch with its result and duration.
     pub(crate) fn note_observed(&self, outcome: &Result<(), Failure>, took: Duration) {
         self.stats.observed.note(outcome.as_ref().err(), took);
         let calls = self.observed.fetch_add(1, Ordering::Relaxed) + 1;
@@ -138,20 +139,21 @@ impl GenerationHandle {
         }
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Failed calls so far.
+    /// Number of failed calls so far.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 }
 
-/// Reports a failed call to a breaker. A timeout opens it at once, because every further one would cost a full budget.
+/// Reports a failed call to a breaker. A timeout opens it at once, because every further one would cost a
+/// full budget.
 fn record_failure(breaker: &Breaker, failure: &Failure, calls: u64) {
     if *failure == Failure::Timeout {
         breaker.trip();

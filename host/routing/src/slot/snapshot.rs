@@ -1,4 +1,4 @@
-//! Who is asked at one moment: the active generation, a canary that serves a share of requests, a shadow that looks on.
+//! The generations of a slot at one moment: the active one, a canary for a share of requests, and a shadow.
 
 use std::sync::Arc;
 
@@ -8,31 +8,32 @@ use crate::{policy::OnFailure, query::RoutingRequest};
 /// The generations of a slot at one moment. A leg pins one snapshot and keeps it.
 #[derive(Clone, Debug)]
 pub struct SlotSnapshot {
-    /// Serves.
+    /// Serves the requests that the canary does not serve.
     pub active: Arc<GenerationHandle>,
-    /// Serves a share of requests.
+    /// Serves its share of requests.
     pub canary: Option<Trial>,
-    /// Asked beside the generation that serves; never acts.
+    /// Runs beside the generation that serves; its answer is never used.
     pub shadow: Option<Trial>,
-    /// What a failure leads to here; `None`: what the router says.
+    /// The slot's own reaction to failures; `None`: the router's.
     pub on_failure: Option<OnFailure>,
 }
 
 /// A generation on trial.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// The generation.
+    /// The generation on trial.
     pub handle: Arc<GenerationHandle>,
     /// Share of requests, 0 to 1.
     pub share: f64,
 }
 
-/// Makes shadows and canaries of one share take different requests.
+/// Mixed into the shadow's draw, so that a shadow and a canary with equal shares see different requests.
 const SHADOW: u64 = 0x5368_6164_6f77_2e31;
 
 impl SlotSnapshot {
-    /// Who serves this request. A session meets the same one for as long as the snapshot stands; requests without a session are
-    /// drawn one by one, all legs of one alike. A canary whose breaker is open gives way to the active one.
+    /// Returns the generation that serves this request. A session gets the same one as long as the snapshot
+    /// is in force. Without a session each request is drawn, with the same result for all its legs. The
+    /// active generation replaces a canary whose breaker is open.
     #[must_use]
     pub fn serving(&self, request: &RoutingRequest) -> &Arc<GenerationHandle> {
         let key = request.session_hash.unwrap_or(request.draw);
@@ -42,7 +43,7 @@ impl SlotSnapshot {
         }
     }
 
-    /// The shadow, when it is asked about this request.
+    /// Returns the shadow, when this request is in its share.
     #[must_use]
     pub fn shadowing(&self, request: &RoutingRequest) -> Option<&Arc<GenerationHandle>> {
         let shadow = self.shadow.as_ref()?;
@@ -50,7 +51,7 @@ impl SlotSnapshot {
     }
 }
 
-/// Whether `key`, well mixed, lies in the first `share` of all keys.
+/// Whether the hash of `key` lies in the first `share` of all hashes.
 fn within(key: u64, share: f64) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
     let place = (mix(key) >> 11) as f64 / (1_u64 << 53) as f64;

@@ -1,4 +1,5 @@
-//! What was asked of a slot's lane, and how it ended. Counters outlive generations, so that no call is lost between two scrapes.
+//! Counters of a slot's lane: calls by result and duration. They outlive generations, so that no call is lost
+//! between two scrapes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,12 +15,12 @@ pub const CALL_BUCKETS_US: [u64; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1
 pub struct CallStats {
     ok: AtomicU64,
     failed: [AtomicU64; 6],
-    /// One a bucket, and one for what is longer.
+    /// One counter per bucket, and one for longer calls.
     buckets: [AtomicU64; CALL_BUCKETS_US.len() + 1],
     nanos: AtomicU64,
 }
 
-/// Where a shadow would have sent requests, against where they went.
+/// How often a shadow's choice was the one made.
 #[derive(Debug, Default)]
 pub struct AgreementStats {
     agree: AtomicU64,
@@ -27,7 +28,7 @@ pub struct AgreementStats {
     failed: AtomicU64,
 }
 
-/// What came of asking a shadow.
+/// The result of comparing a shadow's choice with the one made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowVerdict {
     /// The same choice.
@@ -53,7 +54,7 @@ impl CallStats {
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// Calls by outcome: `ok`, or a failure's kind.
+    /// Calls by result: `ok`, or a failure's kind.
     pub fn outcomes(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let failed = KINDS.into_iter().zip(&self.failed);
         std::iter::once(("ok", &self.ok))
@@ -61,7 +62,7 @@ impl CallStats {
             .map(|(kind, count)| (kind, count.load(Ordering::Relaxed)))
     }
 
-    /// Calls of at most each bound of [`CALL_BUCKETS_US`], then all of them.
+    /// Cumulative counts for the bounds of [`CALL_BUCKETS_US`], then the total.
     #[must_use]
     pub fn cumulative(&self) -> Vec<u64> {
         let mut sum = 0;
@@ -72,7 +73,7 @@ impl CallStats {
         self.buckets.iter().map(add).collect()
     }
 
-    /// Time of all calls together.
+    /// Total duration of all calls.
     #[must_use]
     pub fn time(&self) -> Duration {
         Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
@@ -103,7 +104,7 @@ impl AgreementStats {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Requests in which it agreed, disagreed, and failed.
+    /// Numbers of requests in which the shadow agreed, disagreed and failed.
     #[must_use]
     pub fn counts(&self) -> [(&'static str, u64); 3] {
         [("agree", &self.agree), ("disagree", &self.disagree), ("failed", &self.failed)]
