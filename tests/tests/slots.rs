@@ -201,7 +201,7 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
             let more = Config::read(&path)?;
             let mut config = started.clone();
             config.policies.slots = more.policies.slots;
-            config.routing.retries = more.routing.retries;
+            config.index.ttl = more.index.ttl;
             config.workers.extend(more.workers);
             config.check()?;
             Ok(config)
@@ -212,11 +212,11 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
         .unwrap();
     assert!(ask(&cluster).await.contains("kv-aware@1"));
     write(
-        "[policies.slots.aggregated]\nbuiltin = \"least-loaded\"\n[routing]\nretries = 7\n[[workers]]\nid = 7\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"http://127.0.0.1:9\"",
+        "[policies.slots.aggregated]\nbuiltin = \"least-loaded\"\n[index]\nttl = \"77s\"\n[[workers]]\nid = 7\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"http://127.0.0.1:9\"",
     );
     let report = post(&cluster, "/config/reload").await.json().unwrap();
     assert_eq!(report["changed"].as_array().unwrap().len(), 1, "{report}");
-    assert_eq!(report["needs_restart"], json!(["routing.retries"]));
+    assert_eq!(report["needs_restart"], json!(["index.ttl"]));
     assert_eq!(report["workers"], json!({ "added": [7], "removed": [], "changed": [] }));
     assert!(ask(&cluster).await.contains("least-loaded@2 policy"));
     // One slot is refused, the other applies: each wholly or not at all.

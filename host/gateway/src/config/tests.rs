@@ -111,8 +111,8 @@ colour = 1
             "line 13: policies.slots.decode.scorers[2].weight: `-1` is not a weight: expected a finite number of \
              0 or more",
             "line 16: routing.order: unknown value `decode_first`: did you mean `decode-first`?",
-            "line 19: workers[0].role: role `cook` is none of: prefill, decode, aggregated",
-            "line 26: workers[1].dp_size: `0` is not within 1 to 4096",
+            "line 19: workers[0].role: unknown role `cook`: expected prefill, decode or aggregated",
+            "line 26: workers[1].dp_size: `0` is out of range: expected 1 to 4096",
             "line 27: workers[1].colour: unknown key `colour`: expected one of id, url, role, engine, models, \
              dp_size, bootstrap_host, bootstrap_port, transport, labels, taints, topology, kv_transfer, kv_addr, \
              kv_events, kv_replay, local_prefill, prefill_cancellable, max_concurrency, total_blocks, loras, \

@@ -97,7 +97,15 @@ fn workers(state: &State) -> String {
     let snapshot = state.registry.snapshot();
     let specs = snapshot.workers().iter().map(|worker| {
         let spec = worker.spec();
-        format!("{spec:?} {:?}", spec.api_key)
+        format!(
+            "{spec:?} {:?}",
+            (
+                (&spec.models, spec.dp_size, &spec.bootstrap, &spec.transport, &spec.labels, &spec.taints),
+                (&spec.topology, &spec.kv_transfer, &spec.kv_addr, &spec.kv_events, &spec.kv_replay),
+                (spec.local_prefill, spec.prefill_cancellable, spec.max_concurrency, spec.total_blocks),
+                (&spec.loras, &spec.api_key),
+            )
+        )
     });
     specs.collect()
 }
