@@ -5,6 +5,11 @@ use crate::spec::{LaneSpec, Rank, SlotSpec};
 
 /// Instances that an engine has room for even when its slots need fewer.
 const MIN_INSTANCES: usize = 1_000;
+/// Instances at which policies keep fewer of their own. Linux permits 65,530 mappings to a process by default
+/// (`vm.max_map_count`). Measured: 4.3 for each instance, and 2 for each stack that the pool reserves.
+const MAX_INSTANCES: usize = 10_000;
+/// Instances that each policy keeps however many policies there are, on machines with as many CPUs.
+const MIN_PER_POLICY: usize = 16;
 /// Memories that may reserve 4 GiB each: 64 of the 128 TiB of an x86-64 process. 30,000 do not fit.
 const MAX_WIDE_MEMORIES: usize = 16_000;
 /// Instances that exist beside those of the pools: two for each probe, and those of pools that are being
@@ -39,13 +44,13 @@ impl Capacity {
     }
 
     /// Number of instances of one policy that answer requests. Two for each CPU, so that one is ready while
-    /// another is being replaced. With so many policies that their memories would not fit in the address
-    /// space: fewer, but one for each CPU.
+    /// another is being replaced. With so many policies that all of them would exceed the mappings of a
+    /// process: fewer, since not all CPUs call the same policy at the same time.
     pub(crate) fn instances_per_policy(&self) -> usize {
         let cpus = self.cpus.max(1);
-        let fitting = (MAX_WIDE_MEMORIES - SPARE_INSTANCES) / self.policies.max(1);
+        let fitting = (MAX_INSTANCES - SPARE_INSTANCES) / self.policies.max(1);
         // A policy that learns has one instance more.
-        fitting.saturating_sub(1).clamp(cpus, 2 * cpus)
+        fitting.saturating_sub(1).clamp(cpus.min(MIN_PER_POLICY), 2 * cpus)
     }
 
     /// Number of instances of all policies together.
@@ -92,12 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn every_machine_has_an_instance_for_each_cpu_and_room_for_all_of_them() {
+    fn every_machine_has_room_for_the_instances_of_all_its_policies() {
         for slots in [1, 4, 44, 404] {
             for cpus in [0, 1, 2, 64, 125, 256, 1_024] {
                 let capacity = capacity(cpus, slots);
                 let each = capacity.instances_per_policy();
-                assert!(each >= cpus.max(1) && each <= 2 * cpus.max(1), "{capacity:?}: {each}");
+                let (least, most) = (cpus.clamp(1, 16), 2 * cpus.max(1));
+                assert!((least..=most).contains(&each), "{capacity:?}: {each}");
                 let needed = capacity.policies * (each + 1) + 2;
                 assert!(capacity.instances() >= needed, "{capacity:?}: {needed}");
             }
@@ -105,10 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn memories_stay_wide_up_to_256_cpus_with_the_four_slots_for_all_models() {
-        assert_eq!(capacity(2, 4).instances(), MIN_INSTANCES);
-        assert!(capacity(256, 4).has_wide_memories());
-        assert!(!capacity(256, 44).has_wide_memories());
-        assert!(capacity(16, 44).has_wide_memories());
+    fn the_four_slots_of_a_machine_have_an_instance_for_each_thread_and_fit_in_its_mappings() {
+        // By default there is one thread for every two CPUs.
+        for (cpus, each) in [(2, 4), (64, 128), (125, 247), (256, 247)] {
+            let capacity = capacity(cpus, 4);
+            assert_eq!(capacity.instances_per_policy(), each, "{cpus} CPUs");
+            assert!(capacity.instances() <= MAX_INSTANCES && capacity.has_wide_memories(), "{cpus} CPUs");
+        }
+        assert!(capacity(256, 44).has_wide_memories());
+        assert!(!capacity(256, 404).has_wide_memories());
     }
 }
