@@ -32,6 +32,7 @@ mod outcome;
 mod plan;
 pub(crate) mod preview;
 pub(crate) mod relay;
+mod respond;
 mod route;
 mod send;
 
@@ -150,12 +151,6 @@ pub(crate) async fn drive(
             },
         }
     }
-}
-
-/// How the driver's part ends.
-enum Ending {
-    Whole(Response<Bytes>),
-    Failed(ApiError),
 }
 
 enum Next {
@@ -286,50 +281,6 @@ impl Drive {
         }
     }
 
-    fn answer(&mut self, action: Action) -> Option<Ending> {
-        match action {
-            Action::Relay | Action::AnswerPrefill => {
-                let whole = self.whole.take()?;
-                self.account.ended(200, "ok");
-                Some(Ending::Whole(whole))
-            }
-            Action::Fail(leg) => Some(Ending::Failed(self.cause(leg))),
-            Action::FailDeadline => Some(Ending::Failed(ApiError::Deadline)),
-            other => {
-                self.perform(other);
-                None
-            }
-        }
-    }
-
-    /// Answers with a whole body, after performing the remaining actions.
-    fn respond(mut self: Box<Self>, ending: Ending) -> Response<Answer> {
-        while let Some(action) = self.queue.pop_front() {
-            self.perform(action);
-        }
-        let mut response = match ending {
-            Ending::Whole(whole) => whole,
-            Ending::Failed(cause) => {
-                self.account.ended(cause.status().as_u16(), cause.code());
-                cause.response(&self.account.request_id)
-            }
-        };
-        self.decorate(response.headers_mut());
-        response.map(Answer::whole)
-    }
-
-    /// Adds the gateway's own headers.
-    pub(crate) fn decorate(&self, headers: &mut http::HeaderMap) {
-        if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
-            headers.insert("x-request-id", id);
-        }
-        if self.explain
-            && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
-        {
-            headers.insert("x-pointsman-decision", decisions);
-        }
-    }
-
     async fn next(&mut self) -> Next {
         let stale = self.stale_at();
         let waiting = self.waiting.as_ref();
@@ -352,7 +303,7 @@ impl Drive {
                     Err(error) => Next::Event(self.decode_failed(error)),
                 }
             }
-            () = async { match waiting { Some(waiting) => waiting.over().await, None => std::future::pending().await } } => Next::Again,
+            () = over(waiting) => Next::Again,
             () = tokio::time::sleep_until(self.deadline) => Next::Event(Event::Deadline),
             () = tokio::time::sleep_until(stale.unwrap_or(self.deadline)), if stale.is_some() => Next::Stale,
         }
@@ -386,6 +337,14 @@ impl Drive {
     /// The attempt's id, as engines see it.
     pub(crate) fn token(&self) -> RequestToken {
         self.token
+    }
+}
+
+/// Waits until a leg may be routed again; without a wait, forever.
+async fn over(waiting: Option<&Waiting>) {
+    match waiting {
+        Some(waiting) => waiting.over().await,
+        None => std::future::pending().await,
     }
 }
 

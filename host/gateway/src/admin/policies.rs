@@ -48,7 +48,7 @@ pub(super) enum AdminError {
     Command(#[from] CommandError),
     /// The manager has not executed the command yet.
     #[error(
-        "the policy manager did not answer within 30 s; it executes the command when it is free, see GET /policies"
+        "the policy manager did not answer within 30 s; it executes the command later, see GET /policies"
     )]
     Busy,
 }

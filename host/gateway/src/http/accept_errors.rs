@@ -19,7 +19,7 @@ impl AcceptErrors {
     pub(super) fn note(&mut self, error: &io::Error) {
         let Some(suppressed) = self.line_is_due() else { return };
         if is_descriptor_limit(error) {
-            tracing::error!(%error, suppressed, "accept failed: no file descriptor left, raise the limit (ulimit -n)");
+            tracing::error!(%error, suppressed, "accept failed: raise the file descriptor limit (ulimit -n)");
         } else {
             tracing::warn!(%error, suppressed, "accept failed");
         }

@@ -71,7 +71,7 @@ pub(crate) fn plan(
             Ok(SINGLE)
         } else {
             Err(ApiError::InvalidRequest(format!(
-                "{reason}: this request cannot be split over two workers, and no aggregated worker may serve it"
+                "{reason}: the request cannot be split over two workers, and none may serve it alone"
             )))
         };
     }

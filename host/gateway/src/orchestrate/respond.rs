@@ -1,0 +1,60 @@
+//! Answers the client with a body that is complete: an engine's whole answer, or an error.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response};
+
+use super::{Drive, legs::Action, relay::Answer};
+use crate::openai::error::ApiError;
+
+/// The answer of a request that is not relayed.
+pub(super) enum Ending {
+    Whole(Response<Bytes>),
+    Failed(ApiError),
+}
+
+impl Drive {
+    /// Performs an action. One that answers the client returns the answer.
+    pub(super) fn answer(&mut self, action: Action) -> Option<Ending> {
+        match action {
+            Action::Relay | Action::AnswerPrefill => {
+                let whole = self.whole.take()?;
+                self.account.ended(200, "ok");
+                Some(Ending::Whole(whole))
+            }
+            Action::Fail(leg) => Some(Ending::Failed(self.cause(leg))),
+            Action::FailDeadline => Some(Ending::Failed(ApiError::Deadline)),
+            other => {
+                self.perform(other);
+                None
+            }
+        }
+    }
+
+    /// Answers with a whole body, after performing the remaining actions.
+    pub(super) fn respond(mut self: Box<Self>, ending: Ending) -> Response<Answer> {
+        while let Some(action) = self.queue.pop_front() {
+            self.perform(action);
+        }
+        let mut response = match ending {
+            Ending::Whole(whole) => whole,
+            Ending::Failed(cause) => {
+                self.account.ended(cause.status().as_u16(), cause.code());
+                cause.response(&self.account.request_id)
+            }
+        };
+        self.decorate(response.headers_mut());
+        response.map(Answer::whole)
+    }
+
+    /// Adds the gateway's own headers.
+    pub(crate) fn decorate(&self, headers: &mut http::HeaderMap) {
+        if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
+            headers.insert("x-request-id", id);
+        }
+        if self.explain
+            && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
+        {
+            headers.insert("x-pointsman-decision", decisions);
+        }
+    }
+}
