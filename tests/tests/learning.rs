@@ -265,5 +265,8 @@ async fn a_learner_that_fails_in_its_probe_is_refused() {
         |cluster: &TestCluster| !cluster.gateway.state().policies.status().slots[2].refusals.is_empty();
     cluster.until("it is refused", refused).await.unwrap();
     let refusal = cluster.gateway.state().policies.status().slots[2].refusals[0].clone();
-    assert_eq!((refusal.kind, refusal.message.as_str()), ("observe", "observe failed on made-up outcomes: stopped at its deadline"));
+    assert_eq!(
+        (refusal.kind, refusal.message.as_str()),
+        ("observe", "observe failed on made-up outcomes: stopped at its deadline")
+    );
 }

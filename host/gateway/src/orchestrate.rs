@@ -8,7 +8,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderValue, Response};
+use http::Response;
 use pointsman_routing::{CandidateId, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
 use tokio::time::Instant;

@@ -34,7 +34,7 @@ pub use stats::{AgreementStats, CALL_BUCKETS_US, CallStats, ShadowVerdict};
 pub use summary::{PolicySummary, ProgramSummary};
 
 /// The extension points that a policy may implement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SlotKind {
     /// Chooses the prefill worker.
@@ -267,5 +267,15 @@ impl fmt::Display for SlotKind {
 impl fmt::Display for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// Reads a label as a string, not as an enum variant: errors can then name the key of a table.
+impl<'de> Deserialize<'de> for SlotKind {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const LABELS: &[&str] = &["prefill", "decode", "aggregated", "decode-override"];
+        let label = String::deserialize(deserializer)?;
+        let named = Self::ALL.into_iter().find(|kind| kind.as_str() == label);
+        named.ok_or_else(|| serde::de::Error::unknown_variant(&label, LABELS))
     }
 }

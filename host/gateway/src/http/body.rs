@@ -1,5 +1,10 @@
 //! Reads a request body within its limits: size, pauses of the client, and the request's deadline.
 
+use std::{
+    error::Error,
+    io::{self, ErrorKind},
+};
+
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -35,6 +40,8 @@ pub(super) async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, ApiErr
         let frame = frame.map_err(|error| {
             if error.is::<LengthLimitError>() {
                 ApiError::PayloadTooLarge(limits.bytes)
+            } else if is_cut(&*error) {
+                ApiError::ClientClosed
             } else {
                 ApiError::InvalidRequest(format!("body: {error}"))
             }
@@ -48,6 +55,21 @@ pub(super) async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, ApiErr
         }
     }
     Ok(if joined.is_empty() { first } else { joined.freeze() })
+}
+
+/// Whether the connection ended before the body did.
+fn is_cut(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        let incomplete =
+            error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message);
+        if incomplete || matches!(kind, Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 #[cfg(test)]

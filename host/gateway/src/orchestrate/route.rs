@@ -22,7 +22,7 @@ const MAX_HANDOFF_ROUNDS: u32 = 4;
 pub(super) enum Waiting {
     /// A leg failed a moment ago.
     Pause(Instant, Leg),
-    /// Every eligible worker is busy [F7].
+    /// Every eligible worker is busy [F7], until the queue timeout.
     Queue(Place, Leg, Instant),
 }
 
@@ -36,7 +36,7 @@ impl Waiting {
     pub(super) async fn over(&self) {
         match self {
             Self::Pause(until, _) => tokio::time::sleep_until(*until).await,
-            Self::Queue(place, ..) => place.turn().await,
+            Self::Queue(place, _, until) => place.turn(*until).await,
         }
     }
 }
@@ -141,11 +141,11 @@ impl Drive {
     /// Keeps or takes a place in the queue; `false` when the queue is full or the queue timeout expired.
     fn wait_in_queue(&mut self, leg: Leg, place: Option<(Place, Instant)>) -> bool {
         let settings = &self.state.settings;
-        let (place, since) = match place {
-            Some((_, since)) if since.elapsed() >= settings.queue_timeout => return false,
-            Some((place, since)) => {
+        let (place, until) = match place {
+            Some((_, until)) if Instant::now() >= until => return false,
+            Some((place, until)) => {
                 place.pass_on();
-                (place, since)
+                (place, until)
             }
             None => {
                 let subject = &self.subject;
@@ -153,10 +153,10 @@ impl Drive {
                 let Some(place) = self.state.queue.park(priority, jump, self.account.started()) else {
                     return false;
                 };
-                (place, Instant::now())
+                (place, Instant::now() + settings.queue_timeout)
             }
         };
-        self.waiting = Some(Waiting::Queue(place, leg, since));
+        self.waiting = Some(Waiting::Queue(place, leg, until));
         true
     }
 

@@ -114,8 +114,9 @@ impl AdmissionQueue {
 
 impl Place {
     /// Waits until routing may succeed.
-    pub async fn turn(&self) {
-        let _ = tokio::time::timeout(RETRY_INTERVAL, self.notify.notified()).await;
+    pub async fn turn(&self, until: Instant) {
+        let retry = until.min(Instant::now() + RETRY_INTERVAL);
+        let _ = tokio::time::timeout_at(retry, self.notify.notified()).await;
     }
 
     /// Wakes the next request of the queue: the released capacity did not fit this one.
@@ -180,15 +181,18 @@ mod tests {
             parking.park(0.0, 0.0, Instant::now()).unwrap(),
         );
         let started = Instant::now();
-        first.turn().await;
-        second.turn().await;
+        let far = started + Duration::from_secs(9);
+        first.turn(far).await;
+        second.turn(far).await;
         parking.wake();
-        first.turn().await;
+        first.turn(far).await;
         assert_eq!(started.elapsed(), Duration::ZERO);
         first.pass_on();
-        second.turn().await;
+        second.turn(far).await;
         assert_eq!(started.elapsed(), Duration::ZERO);
-        second.turn().await;
+        second.turn(far).await;
         assert_eq!(started.elapsed(), RETRY_INTERVAL, "nothing was freed");
+        second.turn(Instant::now() + Duration::from_millis(1)).await;
+        assert_eq!(started.elapsed(), RETRY_INTERVAL + Duration::from_millis(1), "the queue timeout ends it");
     }
 }

@@ -25,11 +25,21 @@ pub(super) struct Distribution {
 
 impl Families<'_> {
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        ConstGauge::new(value).encode(self.0.encode_descriptor(name, help, None, MetricType::Gauge)?)
+        ConstGauge::new(value).encode(self.0.encode_descriptor(
+            name,
+            &sentence(help),
+            None,
+            MetricType::Gauge,
+        )?)
     }
 
     pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        ConstCounter::new(value).encode(self.0.encode_descriptor(name, help, None, MetricType::Counter)?)
+        ConstCounter::new(value).encode(self.0.encode_descriptor(
+            name,
+            &sentence(help),
+            None,
+            MetricType::Counter,
+        )?)
     }
 
     pub(super) fn gauges<V: EncodeGaugeValue>(
@@ -73,11 +83,16 @@ impl Families<'_> {
         series: impl IntoIterator<Item = (Labels, V)>,
         mut encode: impl FnMut(MetricEncoder<'_>, V) -> fmt::Result,
     ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, kind)?;
+        let mut family = self.0.encode_descriptor(name, &sentence(help), None, kind)?;
         for (labels, value) in series {
             let labels: Vec<_> = labels.iter().map(|(name, value)| (*name, Escaped(value))).collect();
             encode(family.encode_family(&labels)?, value)?;
         }
         Ok(())
     }
+}
+
+/// Help texts end with a full stop, as those of registered metrics do.
+fn sentence(help: &str) -> String {
+    format!("{help}.")
 }
