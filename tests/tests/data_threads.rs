@@ -1,7 +1,7 @@
 //! Several data threads serve one listener. A file of its own: the test reads the CPU time of the process's
 //! threads.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
 use std::{collections::HashMap, fs};
 

@@ -307,6 +307,7 @@ async fn f6_an_engine_that_has_enough_to_do_is_not_put_aside_and_one_that_fails_
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "a table of faults")]
 async fn faults_of_every_kind_leak_no_booking_and_strand_no_handoff() {
     let kinds = [
         status(500),

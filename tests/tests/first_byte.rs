@@ -1,6 +1,6 @@
 //! Times of a request count from its first byte: uploads, deadlines, and clients that leave before anything was sent.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, missing_docs, reason = "tests")]
 
 use std::time::Duration;
 

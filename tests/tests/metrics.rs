@@ -1,5 +1,13 @@
 //! `/metrics` read by a parser of its own: families are complete, names follow the rules, values agree.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use pointsman_sim::{Dialect, Role};

@@ -1,5 +1,7 @@
 //! Effects of a reload that clients and operators see through a socket.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
+
 use std::{sync::Arc, time::Duration};
 
 use pointsman_gateway::config::Config;
@@ -17,12 +19,12 @@ type Edit = fn(&mut Config);
 /// A cluster whose configuration the test changes; its engine takes 50 ms for an answer.
 struct Reloading {
     cluster: TestCluster,
-    edit: Arc<std::sync::Mutex<Edit>>,
+    edit: Arc<parking_lot::Mutex<Edit>>,
 }
 
 impl Reloading {
     async fn start(more: &str) -> Self {
-        let edit: Arc<std::sync::Mutex<Edit>> = Arc::new(std::sync::Mutex::new(|_| {}));
+        let edit: Arc<parking_lot::Mutex<Edit>> = Arc::new(parking_lot::Mutex::new(|_| {}));
         let read = edit.clone();
         let slow = SimConfig {
             overhead: Duration::from_millis(50),
@@ -31,7 +33,7 @@ impl Reloading {
         let cluster = TestClusterBuilder::new()
             .reread(None, move |started| {
                 let mut config = started.clone();
-                (read.lock().unwrap())(&mut config);
+                (read.lock())(&mut config);
                 Ok(config)
             })
             .sim_with(slow, more)
@@ -43,7 +45,7 @@ impl Reloading {
 
     /// Reloads with this change of the configuration of the start, and no other.
     async fn reload(&self, edit: Edit) {
-        *self.edit.lock().unwrap() = edit;
+        *self.edit.lock() = edit;
         let reloaded = self.cluster.gateway.reload().await.unwrap();
         assert!(reloaded.needs_restart.is_empty(), "{reloaded:?}");
     }

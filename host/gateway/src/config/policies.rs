@@ -51,6 +51,9 @@ pub struct Policies {
     pub slots: BTreeMap<SlotKind, SlotEntry>,
 }
 
+/// Trusted keys, and pinned digests by file.
+type Signatures = (Vec<String>, BTreeMap<String, Digest>);
+
 impl Default for Policies {
     fn default() -> Self {
         Self {
@@ -107,7 +110,7 @@ impl Policies {
     ///
     /// # Errors
     /// All keys and pins that are not valid.
-    pub(super) fn signatures(&self) -> Result<(Vec<String>, BTreeMap<String, Digest>), Vec<Problem>> {
+    pub(super) fn signatures(&self) -> Result<Signatures, Vec<Problem>> {
         let (mut problems, mut keys, mut pins) = (Vec::new(), Vec::new(), BTreeMap::new());
         let valid = |key: &String| {
             TrustRules::new(Some(std::slice::from_ref(key)), BTreeMap::new()).map(|_| key.clone())

@@ -56,6 +56,7 @@ enum Choice {
 
 impl Router {
     /// Chooses without booking or recording.
+    #[expect(clippy::too_many_lines, reason = "one decision from its candidates to its choice, in order")]
     pub(super) fn choose(
         &self,
         query: &Query<'_>,

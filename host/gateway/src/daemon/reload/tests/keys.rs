@@ -119,6 +119,7 @@ const SIGNED: &str = "policies.require_signed = true\npolicies.trusted_keys = ['
 const SCORER: &str = "SLOT.scorers = [{ policy = 'kv-aware' }]";
 
 /// Rows of `[server]` to `[[workers]]`, without slots.
+#[expect(clippy::too_many_lines, reason = "a table with a row for each key")]
 fn rows() -> Vec<Row> {
     let row = |key, value: &str, observe| Row(key, "", value.to_owned(), observe);
     let mut rows = vec![
