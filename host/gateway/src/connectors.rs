@@ -17,7 +17,7 @@ mod vllm_mooncake;
 mod vllm_nixl;
 mod vllm_p2p_nccl;
 
-/// Fields of the handoff and of the gateway: never taken from a client and never passed on [A5]. A partial
+/// Fields of the handoff and of the gateway: never taken from a client and never passed on (A5). A partial
 /// set of `kv_transfer_params` kills a real decode engine.
 const RESERVED_FIELDS: [&str; 13] = [
     "kv_transfer_params",
@@ -59,7 +59,7 @@ pub(crate) struct Target<'a> {
     pub rank: DpRank,
 }
 
-/// Everything a leg's body is made from, besides the request [C1, D1].
+/// Everything a leg's body is made from, besides the request (C1, D1).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LegContext<'a> {
     /// The attempt's id.
@@ -86,13 +86,13 @@ pub(crate) enum PrefillAnswer {
         /// Cached prompt tokens, when the engine reports them.
         cached_tokens: Option<u32>,
     },
-    /// Generation ended within prefill; this is the whole answer [C8].
+    /// Generation ended within prefill; this is the whole answer (C8).
     WasAll,
     /// The answer cannot be read.
     MissingData(String),
     /// The answer has no parameters although it ended on its length cap.
     MissingParameters,
-    /// The parameters lack this field. Forwarding them would crash the decode engine [C7a].
+    /// The parameters lack this field. Forwarding them would crash the decode engine (C7a).
     Incomplete(&'static str),
 }
 
@@ -125,7 +125,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         self.single(request, context)
     }
 
-    /// A decode body that consumes the handoff and asks for one token [E1].
+    /// A decode body that consumes the handoff and asks for one token (E1).
     fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
         self.decode(request, context)
     }
@@ -150,7 +150,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the response id names the workers, and must not reach a client as it is [A5].
+    /// Whether the response id names the workers, and must not reach a client as it is (A5).
     fn id_names_workers(&self) -> bool {
         false
     }

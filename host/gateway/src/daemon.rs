@@ -161,7 +161,7 @@ fn serve_on_this_thread(shared: &SharedState, listener: std::net::TcpListener, s
     });
 }
 
-/// Removes workers that left from the prefix index [H4].
+/// Removes workers that left from the prefix index (H4).
 async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
     let mut changes = state.registry.subscribe();
     let mut known: HashSet<WorkerId> = HashSet::new();

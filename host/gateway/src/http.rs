@@ -86,7 +86,7 @@ async fn tokenize(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Re
     completion::serve(&thread, Endpoint::Tokenize, request).await
 }
 
-/// Answers which models can be served now [B3].
+/// Answers which models can be served now (B3).
 async fn models(thread: Extract<DataThread>, headers: HeaderMap) -> Response<Body> {
     let state = thread.state.get();
     if let Err(error) = auth::authorize(&state.settings.api_keys, &headers) {

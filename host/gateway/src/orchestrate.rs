@@ -157,7 +157,7 @@ enum Next {
     Event(Event),
     /// A wait of a leg is over: route it.
     Again,
-    /// The bookings expired [F4].
+    /// The bookings expired (F4).
     Stale,
     Stream(Response<Body>),
 }

@@ -201,7 +201,7 @@ pub(crate) async fn collect(mut body: Body) -> Result<Bytes, CallError> {
 }
 
 impl From<WireError> for CallError {
-    /// The text contains no address, so a client may see it [A5].
+    /// The text contains no address, so a client may see it (A5).
     fn from(error: WireError) -> Self {
         Self::Broken(error.to_string())
     }

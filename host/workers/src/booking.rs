@@ -1,4 +1,4 @@
-//! Bookings: the load that a decision puts on a candidate, from its selection until the stream ends [F4].
+//! Bookings: the load that a decision puts on a candidate, from its selection until the stream ends (F4).
 //!
 //! Dropping the [`Booking`] releases it, exactly once on every path. Booked blocks are a tree of sequence
 //! hashes (`booked`) behind a short lock that only bookings on the same rank share.
@@ -96,7 +96,7 @@ impl RankLoad {
     }
 
     /// Returns the number of booked blocks if a request with these blocks were added. A shared prefix counts
-    /// once [G].
+    /// once (G).
     #[must_use]
     pub fn blocks_after_admission(&self, prefix: &Prefix, total: u32, assume_kv_reuse: bool) -> u32 {
         let shared = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {

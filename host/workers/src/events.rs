@@ -1,7 +1,7 @@
 //! KV events: an engine's reports about its cache, decoded, ordered and handed to a [`Sink`].
 //!
 //! Owns the wire format (ZMQ, msgpack) and the handling of gaps. A lost or malformed message makes the sink
-//! forget the source, so the sink may know too little but never something wrong [H6]. The crate's `feeds`
+//! forget the source, so the sink may know too little but never something wrong (H6). The crate's `feeds`
 //! connects the events of every worker and rank to the index.
 
 mod decode;

@@ -1,4 +1,4 @@
-//! Block hashes: identifiers of prompt prefixes that engines, gateway and other tools compute alike [H1, H5].
+//! Block hashes: identifiers of prompt prefixes that engines, gateway and other tools compute alike (H1, H5).
 //!
 //! A *local* hash identifies the tokens of one full block. A *sequence* hash chains the local hashes up to a
 //! block, and so identifies the block and everything before it.
@@ -64,7 +64,7 @@ pub(crate) fn multimodal_block_hashes(
         .collect()
 }
 
-/// Returns the sequence hashes of the pieces of a prompt given as bytes [H5]. A piece reaches from the end of
+/// Returns the sequence hashes of the pieces of a prompt given as bytes (H5). A piece reaches from the end of
 /// the previous one to its own; an incomplete last piece has no hash.
 #[must_use]
 pub(crate) fn byte_piece_hashes(

@@ -15,7 +15,7 @@ pub struct WorkerId(pub u64);
 #[serde(transparent)]
 pub struct DpRank(pub u32);
 
-/// Sequence hash of a full block: identifies the block and everything before it [H1].
+/// Sequence hash of a full block: identifies the block and everything before it (H1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BlockHash(pub u64);

@@ -2,7 +2,7 @@
 //! position.
 //!
 //! Token prompts have a hash for every block. Prompts measured in bytes are approximate anyway and may be
-//! very long, so their hashes are further apart the deeper they are [H5]. A match is exact up to 32 blocks,
+//! very long, so their hashes are further apart the deeper they are (H5). A match is exact up to 32 blocks,
 //! short by at most 7 up to 256, and by at most 31 beyond. A 220 KB prompt costs 160 hashes instead of 3,400.
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Prober: reads each worker's facts once, then checks its health and rarely reads its load figures.
 //!
-//! One task per worker, which ends when the worker leaves [B4]. Load figures are read rarely because scraping
+//! One task per worker, which ends when the worker leaves (B4). Load figures are read rarely because scraping
 //! may slow down an engine; decisions rely on the gateway's own bookings.
 
 use std::{
@@ -168,7 +168,7 @@ impl Probe {
         }
     }
 
-    /// Reads the facts, and repeats until it succeeds [B5].
+    /// Reads the facts, and repeats until it succeeds (B5).
     async fn read_facts(&self) {
         let mut last = String::new();
         loop {

@@ -35,7 +35,7 @@ struct Pools {
     activation: Arc<Activation>,
 }
 
-/// Availability of remote prefill for a model [B2]. It outlives workers and snapshots.
+/// Availability of remote prefill for a model (B2). It outlives workers and snapshots.
 #[derive(Debug, Default)]
 pub struct Activation(AtomicU8);
 

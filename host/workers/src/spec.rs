@@ -37,7 +37,7 @@ pub struct Bootstrap {
     pub port: Option<u16>,
 }
 
-/// Restricts the decode workers to which a prefill worker transfers KV blocks [D3]. Written `required:DOMAIN`
+/// Restricts the decode workers to which a prefill worker transfers KV blocks (D3). Written `required:DOMAIN`
 /// or `preferred:DOMAIN:WEIGHT`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TransferRule {
@@ -85,7 +85,7 @@ pub struct WorkerSpec {
     pub kv_replay: Option<String>,
     /// Whether the worker can prefill without a handoff.
     pub local_prefill: bool,
-    /// Whether a prefill in flight can be cancelled safely [E4].
+    /// Whether a prefill in flight can be cancelled safely (E4).
     pub prefill_cancellable: bool,
     /// Limit of concurrent requests.
     pub max_concurrency: Option<u32>,
@@ -127,14 +127,14 @@ impl WorkerSpec {
         format!("http://{host}:{}", self.bootstrap.port.unwrap_or(0))
     }
 
-    /// Returns whether this prefill worker's required transfer rule excludes `decode` [D3].
+    /// Returns whether this prefill worker's required transfer rule excludes `decode` (D3).
     #[must_use]
     pub fn forbids_transfer_to(&self, decode: &Self) -> bool {
         let Some(rule) = self.kv_transfer.as_ref().filter(|rule| rule.weight.is_none()) else { return false };
         self.topology.get(&rule.domain) != decode.topology.get(&rule.domain)
     }
 
-    /// Returns the taint that this prefill worker prefers in a decode worker, and its weight [D3].
+    /// Returns the taint that this prefill worker prefers in a decode worker, and its weight (D3).
     #[must_use]
     pub fn preferred_transfer(&self) -> Option<(String, f32)> {
         let rule = self.kv_transfer.as_ref()?;

@@ -19,7 +19,7 @@ use crate::{
 /// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// The worker's facts were not read yet [B5].
+    /// The worker's facts were not read yet (B5).
     Unknown,
     /// The worker answers.
     Healthy,

@@ -1,4 +1,4 @@
-//! Decode override: remote prefill only where it pays [D2, D4].
+//! Decode override: remote prefill only where it pays (D2, D4).
 
 mod rule;
 

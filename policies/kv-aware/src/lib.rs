@@ -1,4 +1,4 @@
-//! Scorer: prefix overlap and load in one cost [G].
+//! Scorer: prefix overlap and load in one cost (G).
 
 pub mod cost;
 

@@ -1,4 +1,4 @@
-//! Cost of a candidate according to the oracle's default selector [G].
+//! Cost of a candidate according to the oracle's default selector (G).
 //!
 //! The selector returns its choice but not the costs. So the cost is measured with a second candidate of
 //! known cost: `decode blocks * exp(-tanh(w))`, with a taint that only this candidate has. Bisection finds

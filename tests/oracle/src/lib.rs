@@ -1,5 +1,5 @@
 //! Compares Pointsman with NVIDIA Dynamo's KV router (`dynamo-kv-router`), which is the test oracle for block
-//! hashes [H1] and the reference for the index.
+//! hashes (H1) and the reference for the index.
 //!
 //! No crate of the gateway depends on this crate.
 

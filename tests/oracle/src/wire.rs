@@ -1,4 +1,4 @@
-//! Encodes changes of a cache as vLLM does: msgpack, with events as maps [H6].
+//! Encodes changes of a cache as vLLM does: msgpack, with events as maps (H6).
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Compares our costs with the oracle's, and our softmax with its random choices [G].
+//! Compares our costs with the oracle's, and our softmax with its random choices (G).
 
 use pointsman_oracle::cost::{Case, Question, Row, Weights, table};
 use pointsman_routing::{CostTerms, RouterConfig, cost, pick::softmax};

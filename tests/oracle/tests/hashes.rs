@@ -1,4 +1,4 @@
-//! Compares our block hashes with the oracle's [H1].
+//! Compares our block hashes with the oracle's (H1).
 
 use dynamo_kv_router::protocols::{
     BlockExtraInfo, BlockHashOptions, BlockMmObjectInfo, compute_block_hash_for_seq,

@@ -1,4 +1,4 @@
-//! Compares our index with the oracle's two trees, fed with the same bytes [H2, H3].
+//! Compares our index with the oracle's two trees, fed with the same bytes (H2, H3).
 
 use std::collections::HashMap;
 

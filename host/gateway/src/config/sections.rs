@@ -62,7 +62,7 @@ pub struct Routing {
     pub cost: RouterConfig,
 }
 
-/// Which leg of a disaggregated request is routed first [D5].
+/// Which leg of a disaggregated request is routed first (D5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LegOrder {

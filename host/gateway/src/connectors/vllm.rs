@@ -54,7 +54,7 @@ pub(super) fn one_token(request: &Request) -> Edit<'_> {
 }
 
 /// Puts the prefill answer's parameters where decode looks for them. Parameters that carry bootstrap fields
-/// themselves are a bootstrap [C9].
+/// themselves are a bootstrap (C9).
 pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str) -> Edit<'a> {
     let fields = JsonBody::parse(bytes::Bytes::copy_from_slice(parameters.as_bytes())).ok();
     let Some(fields) = fields.filter(is_bootstrap) else { return edit.set("kv_transfer_params", parameters) };

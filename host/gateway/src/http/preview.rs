@@ -1,4 +1,4 @@
-//! `POST /v1/route`: where a chat or completion would run [F2].
+//! `POST /v1/route`: where a chat or completion would run (F2).
 
 use axum::{
     Json,

@@ -1,6 +1,6 @@
 //! Errors that a client sees [I]: one type with status, stable code and retry advice, and one responder.
 //!
-//! The message names the cause and may quote an engine's own error, but never a worker's address [A5].
+//! The message names the cause and may quote an engine's own error, but never a worker's address (A5).
 
 use std::time::Duration;
 

@@ -64,17 +64,17 @@ pub(crate) struct Hints {
     pub token_ids: Option<Vec<u32>>,
     /// Salt of the prefix cache.
     pub cache_salt: Option<String>,
-    /// Multimodal object hashes, a list a block [H1].
+    /// Multimodal object hashes, a list a block (H1).
     pub block_objects: Vec<Vec<u64>>,
     /// Session control.
     pub session_control: Option<SessionControl>,
-    /// Whether the request is a preview: the client asks where it would run [F2].
+    /// Whether the request is a preview: the client asks where it would run (F2).
     pub query_only: bool,
     /// A probe of one worker [A1]: runs there alone, whatever its role.
     pub probe: bool,
 }
 
-/// What a request does with its session [A2].
+/// What a request does with its session (A2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionControl {
     /// Ends the session's bindings after this request.
@@ -83,7 +83,7 @@ pub(crate) struct SessionControl {
     pub timeout: Duration,
 }
 
-/// Prefix of the annotation that makes a request a preview [F2].
+/// Prefix of the annotation that makes a request a preview (F2).
 const QUERY_ONLY: &str = "query_instance_id:";
 
 #[derive(Default, Deserialize)]
@@ -127,7 +127,7 @@ enum SessionAction {
     Close,
 }
 
-/// Routing tokens of a multimodal prompt: what routing hashes in place of the token ids [A4].
+/// Routing tokens of a multimodal prompt: what routing hashes in place of the token ids (A4).
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Multimodal {
@@ -208,7 +208,7 @@ impl Hints {
         })
     }
 
-    /// The worker and rank a leg is pinned to [F3].
+    /// The worker and rank a leg is pinned to (F3).
     #[must_use]
     pub(crate) fn pinned(&self, leg: Leg) -> Option<(WorkerId, Option<DpRank>)> {
         match leg {

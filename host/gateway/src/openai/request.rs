@@ -135,7 +135,7 @@ impl Request {
         }))
     }
 
-    /// The raw JSON that makes up the prompt, for byte blocks [H5].
+    /// The raw JSON that makes up the prompt, for byte blocks (H5).
     #[must_use]
     pub(crate) fn prompt(&self) -> &str {
         self.body.get(self.prompt_key).unwrap_or_default()

@@ -2,7 +2,7 @@
 //! notified and finishes in the background, on the runtime that its sockets are registered with.
 //!
 //! A client that leaves must not cancel work that engines depend on: a handoff in flight has to be consumed
-//! [E1].
+//! (E1).
 
 use std::{
     pin::Pin,

@@ -7,7 +7,7 @@ pub(crate) fn is_up(candidate: &Candidate) -> bool {
     candidate.ineligible().is_none_or(|reason| !reason.is_down())
 }
 
-/// Returns the models that can be served now, sorted [B3].
+/// Returns the models that can be served now, sorted (B3).
 pub(crate) fn servable_models(snapshot: &Snapshot, enforce_disagg: bool) -> Vec<String> {
     let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
     let serves = |model: &&ModelName| {

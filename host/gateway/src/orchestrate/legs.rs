@@ -54,10 +54,10 @@ pub(crate) struct Legs {
     client: Client,
     /// A handoff exists that a decode leg has to consume.
     committed: bool,
-    /// A decode request with the handoff was sent; from then on the engines own the blocks [E5].
+    /// A decode request with the handoff was sent; from then on the engines own the blocks (E5).
     dispatched: bool,
     consumed: bool,
-    /// A finish reason was seen and is held back until prefill ended [C11].
+    /// A finish reason was seen and is held back until prefill ended (C11).
     held: bool,
     finished: bool,
 }
@@ -154,7 +154,7 @@ impl Legs {
         }
     }
 
-    /// Routes decode as soon as prefill is *routed* [C2], unless the prefill answer carries the handoff [C7].
+    /// Routes decode as soon as prefill is *routed* (C2), unless the prefill answer carries the handoff (C7).
     fn prefill_routed(&mut self, traits: PrefillTraits) -> Actions {
         if self.prefill != LegState::Routing {
             return Actions::new();
@@ -203,7 +203,7 @@ impl Legs {
     }
 
     /// Sends decode with the handoff, even after the client left: only decode frees the blocks that prefill
-    /// pinned [E1].
+    /// pinned (E1).
     fn send_decode(&mut self) -> Actions {
         self.decode = LegState::InFlight;
         self.dispatched = true;

@@ -117,7 +117,7 @@ impl Drive {
     }
 
     /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
-    /// [A5].
+    /// (A5).
     fn client_error(&self, error: CallError) -> ApiError {
         if self.hides_id() { relay::hide_ids_in_error(error, self.token).into() } else { error.into() }
     }

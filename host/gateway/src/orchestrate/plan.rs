@@ -1,4 +1,4 @@
-//! Plans a request before any leg runs: whether its model can be served, and by one worker or two [B, D4].
+//! Plans a request before any leg runs: whether its model can be served, and by one worker or two (B, D4).
 
 use std::{
     sync::Arc,

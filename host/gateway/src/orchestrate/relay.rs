@@ -2,7 +2,7 @@
 //!
 //! The relay is the response body. The client's connection polls it, it polls the engine's connection, and it
 //! reports what it sees to the leg state machine, without a task or a channel in between. When the client
-//! leaves, the body is dropped, and the work that is still needed [E1] continues in the background.
+//! leaves, the body is dropped, and the work that is still needed (E1) continues in the background.
 
 use std::{
     convert::Infallible,
@@ -53,7 +53,7 @@ struct Relay {
     read_at: Instant,
     /// Bytes for the client.
     out: BytesMut,
-    /// Bytes that are held back until prefill ended [C11].
+    /// Bytes that are held back until prefill ended (C11).
     held: Option<Vec<u8>>,
     /// The deadline, or the moment the bookings expire.
     timer: Pin<Box<Sleep>>,

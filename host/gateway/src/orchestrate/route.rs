@@ -22,7 +22,7 @@ const MAX_HANDOFF_ROUNDS: u32 = 4;
 pub(super) enum Waiting {
     /// A leg failed a moment ago.
     Pause(Instant, Leg),
-    /// Every eligible worker is busy [F7], until the queue timeout.
+    /// Every eligible worker is busy (F7), until the queue timeout.
     Queue(Place, Leg, Instant),
 }
 
@@ -75,8 +75,8 @@ impl Drive {
         }
     }
 
-    /// Chooses and books the leg's worker, once: from a hint, the session or the policy [C3]. The outcome of
-    /// prefill is a worker, no worker, or back-pressure, which fails at once unless there is a queue [C5].
+    /// Chooses and books the leg's worker, once: from a hint, the session or the policy (C3). The outcome of
+    /// prefill is a worker, no worker, or back-pressure, which fails at once unless there is a queue (C5).
     fn route(&mut self, leg: Leg, place: Option<(Place, Instant)>) {
         if self.attempts != self.legs.attempt() {
             // A new attempt uses nothing of the one before.
@@ -180,7 +180,7 @@ impl Drive {
         }
     }
 
-    /// Binds the session to the worker that a leg reached [F8].
+    /// Binds the session to the worker that a leg reached (F8).
     pub(crate) fn bind(&self, leg: Leg) {
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
         let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
@@ -189,7 +189,7 @@ impl Drive {
         }
     }
 
-    /// When the bookings expire unless a token arrives before [F4].
+    /// When the bookings expire unless a token arrives before (F4).
     pub(crate) fn stale_at(&self) -> Option<Instant> {
         let booked = self.prefill.booking.is_some() || self.decode.booking.is_some();
         booked.then(|| self.account.last_life().max(self.begun) + self.state.settings.booking_ttl)

@@ -1,4 +1,4 @@
-//! Queue of requests that wait because every eligible worker is busy [F7]. It is off by default and bounded.
+//! Queue of requests that wait because every eligible worker is busy (F7). It is off by default and bounded.
 //! Its order is strict priority, then arrival time minus the priority jump. A request holds its place as a
 //! value, so it leaves the queue when its client does.
 

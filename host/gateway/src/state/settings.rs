@@ -56,7 +56,7 @@ pub(crate) struct RetryPolicy {
     pub order: LegOrder,
     /// Number of further attempts, all legs together.
     pub retries: u32,
-    /// Whether a request whose prefill failed for good may run on a worker that prefills locally [B6].
+    /// Whether a request whose prefill failed for good may run on a worker that prefills locally (B6).
     pub local_fallback: bool,
 }
 

@@ -55,7 +55,7 @@ pub enum KvEvent {
 /// Stored blocks, each the parent of the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Engine hashes, one per block. Opaque [H2].
+    /// Engine hashes, one per block. Opaque (H2).
     pub hashes: Vec<u64>,
     /// Engine hash of the block before the first one; `None` if the first one starts a prompt.
     pub parent: Option<u64>,

@@ -18,7 +18,7 @@ pub(crate) enum Shape {
 pub(crate) struct PrefillTraits {
     /// Its kind of handoff.
     pub handoff: HandoffKind,
-    /// Whether a running prefill may be cancelled [E4].
+    /// Whether a running prefill may be cancelled (E4).
     pub cancellable: bool,
     /// Whether its engine can abort by request id.
     pub abortable: bool,
@@ -46,7 +46,7 @@ pub(crate) enum Event {
     PrefillHandoff,
     /// The prefill leg of a bootstrap pair succeeded.
     PrefillEnded,
-    /// Generation ended within prefill; its answer is the whole answer [C8].
+    /// Generation ended within prefill; its answer is the whole answer (C8).
     PrefillWasAll,
     /// The prefill leg failed, or its answer has no usable handoff.
     PrefillFailed(Failed),
@@ -77,7 +77,7 @@ pub(crate) enum Action {
     SendToConsume,
     /// Close the leg's connection and release its booking.
     Cancel(Leg),
-    /// Record that the request continues on one worker that prefills locally [B6].
+    /// Record that the request continues on one worker that prefills locally (B6).
     FallBackToLocal,
     /// Ask the leg's engine to abort by request id, and keep reading until the answer ends.
     Abort(Leg),

@@ -31,7 +31,7 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Opt
     Some(out)
 }
 
-/// Replaces the workers' addresses in a P2pNccl response id by the attempt's own id [A5]. `None` when there
+/// Replaces the workers' addresses in a P2pNccl response id by the attempt's own id (A5). `None` when there
 /// are none.
 pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken) -> Option<Vec<u8>> {
     const MARK: &[u8] = b"___prefill_addr_";
