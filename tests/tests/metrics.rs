@@ -103,17 +103,29 @@ fn check(name: &str, family: &Family) {
 
 /// Buckets rise, and the last one holds as many observations as `_count`.
 fn check_histogram(name: &str, family: &Family) {
-    let mut last: BTreeMap<String, f64> = BTreeMap::new();
-    for (series, value) in family.samples.iter().filter(|(series, _)| series.contains("_bucket{")) {
-        let (labels, bound) = series.split_once("le=\"").unwrap();
-        let before = last.insert(labels.trim_end_matches([',', '{']).replace("_bucket", "_count"), *value);
-        assert!(before.is_none_or(|before| before <= *value), "{series} falls");
-        let _ = bound;
+    let of = |suffix: &str| -> Vec<(String, f64)> {
+        let prefix = format!("{name}{suffix}");
+        let series = family.samples.iter();
+        series
+            .filter_map(|(series, value)| Some((series.strip_prefix(&prefix)?.to_owned(), *value)))
+            .collect()
+    };
+    let mut highest: BTreeMap<String, f64> = BTreeMap::new();
+    for (labels, value) in of("_bucket") {
+        let before = highest.insert(without_bound(&labels), value);
+        assert!(before.is_none_or(|before| before <= value), "{name}{labels} falls");
     }
-    for (series, value) in family.samples.iter().filter(|(series, _)| series.contains("_count")) {
-        let key = series.trim_end_matches('}');
-        assert_eq!(last.get(key), Some(value), "{name}: {series}, {last:?}");
-    }
+    let counts: BTreeMap<String, f64> =
+        of("_count").into_iter().map(|(labels, value)| (without_bound(&labels), value)).collect();
+    assert_eq!(highest, counts, "{name}");
+}
+
+/// Labels without `le`, and without braces and commas at the ends.
+fn without_bound(labels: &str) -> String {
+    let labels = labels.trim_matches(['{', '}']);
+    let Some((before, rest)) = labels.split_once("le=\"") else { return labels.to_owned() };
+    let (_, after) = rest.split_once('"').unwrap();
+    format!("{before}{after}").trim_matches(',').to_owned()
 }
 
 async fn exposition(cluster: &TestCluster) -> String {

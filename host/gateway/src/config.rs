@@ -72,6 +72,8 @@ pub struct Config {
 struct Origin {
     file: Option<PathBuf>,
     lines: Lines,
+    /// Elements of arrays that could not be read and are missing from the configuration.
+    unread: parse::UnreadElements,
 }
 
 impl Config {
@@ -91,7 +93,7 @@ impl Config {
     pub fn load(path: Option<&Path>, overrides: impl FnOnce(&mut Self)) -> Result<Self, ConfigErrors> {
         let (mut config, mut problems) = path.map_or_else(|| Ok(<(Self, Vec<_>)>::default()), parse::read)?;
         overrides(&mut config);
-        problems.extend(resolve::resolve(&config).err().unwrap_or_default());
+        problems.extend(config.invalid_values());
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
     }
 
@@ -109,6 +111,15 @@ impl Config {
     /// As [`Config::resolve`].
     pub fn check(&self) -> Result<(), ConfigErrors> {
         self.resolve().map(drop)
+    }
+
+    /// Returns what is wrong with the values, by their paths in the file.
+    fn invalid_values(&self) -> Vec<Problem> {
+        let mut problems = resolve::resolve(self).err().unwrap_or_default();
+        for problem in &mut problems {
+            problem.path = self.origin.unread.path_in_file(&problem.path);
+        }
+        problems
     }
 
     fn errors(&self, problems: Vec<Problem>) -> ConfigErrors {

@@ -60,6 +60,7 @@ pub(super) fn parse(text: &str) -> Result<Parsed, Vec<Problem>> {
         match serde_path_to_error::deserialize::<_, Config>(table.clone()) {
             Ok(mut config) => {
                 config.origin.lines = lines;
+                config.origin.unread = removed.elements;
                 return Ok((config, problems));
             }
             Err(error) => {
@@ -79,8 +80,12 @@ pub(super) fn parse(text: &str) -> Result<Parsed, Vec<Problem>> {
 #[derive(Debug, Default)]
 struct Removed {
     keys: BTreeSet<String>,
-    elements: BTreeMap<String, BTreeSet<usize>>,
+    elements: UnreadElements,
 }
+
+/// Indexes in the file of array elements that were removed, by the path of the array.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UnreadElements(BTreeMap<String, BTreeSet<usize>>);
 
 impl Removed {
     /// The problem that serde found at `segments`; `None` for a consequence of an earlier removal.
@@ -127,7 +132,7 @@ impl Removed {
             (Segment::Seq { index }, Value::Array(elements)) if *index < elements.len() => {
                 elements.remove(*index);
                 let array = self.path(parents);
-                let removed = self.elements.entry(array).or_default();
+                let removed = self.elements.0.entry(array).or_default();
                 removed.insert(original(removed, *index))
             }
             _ => false,
@@ -141,13 +146,41 @@ impl Removed {
             match segment {
                 Segment::Map { key } | Segment::Enum { variant: key } => path = join(&path, key),
                 Segment::Seq { index } => {
-                    let index = self.elements.get(&path).map_or(*index, |removed| original(removed, *index));
+                    let index = self.elements.index_in_file(&path, *index);
                     path.push_str(&format!("[{index}]"));
                 }
                 Segment::Unknown => {}
             }
         }
         path
+    }
+}
+
+impl UnreadElements {
+    /// Returns the index in the file of the element of `array` that is at `index` after the removals.
+    fn index_in_file(&self, array: &str, index: usize) -> usize {
+        self.0.get(array).map_or(index, |removed| original(removed, index))
+    }
+
+    /// Returns the path in the file of a path in the configuration.
+    pub(super) fn path_in_file(&self, path: &str) -> String {
+        let (mut in_file, mut rest) = (String::new(), path);
+        while let Some((array, after)) = rest.split_once('[') {
+            in_file.push_str(array);
+            match after.split_once(']').and_then(|(index, after)| Some((index.parse().ok()?, after))) {
+                Some((index, after)) => {
+                    let index = self.index_in_file(&in_file, index);
+                    in_file.push_str(&format!("[{index}]"));
+                    rest = after;
+                }
+                // A bracket in the name of a model.
+                None => {
+                    in_file.push('[');
+                    rest = after;
+                }
+            }
+        }
+        in_file + rest
     }
 }
 

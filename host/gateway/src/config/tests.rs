@@ -6,7 +6,7 @@ fn problems(text: &str) -> Vec<String> {
         Ok(parsed) => parsed,
         Err(problems) => (Config::default(), problems),
     };
-    problems.extend(resolve::resolve(&config).err().unwrap_or_default());
+    problems.extend(config.invalid_values());
     config.errors(problems).to_string().lines().map(str::to_owned).collect()
 }
 
@@ -77,7 +77,7 @@ booking = "0s"
 
 [policies.slots.prefil]
 [policies.slots.decode]
-scorers = [{ policy = "kv-aware", wieght = 1.0 }, { policy = "kv-aware", weight = -1.0 }, { policy = 1 }]
+scorers = [{ policy = "kv-aware", wieght = 1.0 }, { policy = 1 }, { policy = "kv-aware", weight = -1.0 }]
 
 [routing]
 order = "decode_first"
@@ -107,8 +107,8 @@ colour = 1
             "line 9: timeouts.booking: `0s` would end everything at once: expected more than 0",
             "line 11: policies.slots.prefil: unknown value `prefil`: did you mean `prefill`?",
             "line 13: policies.slots.decode.scorers[0].wieght: unknown key `wieght`: did you mean `weight`?",
-            "line 13: policies.slots.decode.scorers[2].policy: invalid type: integer `1`, expected a string",
-            "line 13: policies.slots.decode.scorers[1].weight: `-1` is not a weight: expected a finite number of \
+            "line 13: policies.slots.decode.scorers[1].policy: invalid type: integer `1`, expected a string",
+            "line 13: policies.slots.decode.scorers[2].weight: `-1` is not a weight: expected a finite number of \
              0 or more",
             "line 16: routing.order: unknown value `decode_first`: did you mean `decode-first`?",
             "line 19: workers[0].role: unknown role `cook`: expected prefill, decode or aggregated",
