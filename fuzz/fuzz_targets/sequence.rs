@@ -15,7 +15,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pointsman_workers::{
     BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, Salt, WorkerId, block_hashes,
-    events::{Batch, KvEvent, Sequencer, Step, Stored, Tier},
+    events::{Batch, ExtraKey, KvEvent, Sequencer, Step, Stored, Tier},
 };
 
 const BLOCK: usize = 4;
@@ -237,7 +237,7 @@ fn hostile(worker: WorkerId, events: &[(u8, Option<u8>, Vec<u8>, Act, u8)]) {
                 block_size: u32::from(*size % 9),
                 lora: None,
                 tier,
-                extra_keys: vec![vec!["a".to_owned()]; usize::from(tokens % 3)],
+                extra_keys: vec![vec![ExtraKey::Text("a".to_owned())]; usize::from(tokens % 3)],
                 group: None,
             }),
             Act::Remove(_) | Act::Restart => KvEvent::Removed { hashes, tier, group: None },

@@ -32,9 +32,10 @@ fuzz_target!(|data: &[u8]| {
 fn any_stream(bytes: &[u8], step: usize) {
     let (whole, whole_rest) = split(bytes, bytes.len().max(1));
     let (pieces, rest) = split(bytes, step.max(1));
-    // Of three consecutive newlines the last one may remain; a complete event never does.
+    // A line feed behind a CR may remain; a complete event never does.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     assert_eq!(pieces, &bytes[..bytes.len() - rest]);
-    assert!(whole_rest <= rest && rest <= whole_rest + 2);
+    assert!(rest.abs_diff(whole_rest) <= 2);
     assert_eq!(whole, &bytes[..bytes.len() - whole_rest]);
     let mut at = 0;
     for place in scanner::events(&whole) {
@@ -54,7 +55,7 @@ fn split(bytes: &[u8], step: usize) -> (Vec<u8>, usize) {
         splitter.room().extend_from_slice(piece);
         let whole = splitter.whole().expect("small");
         let events = splitter.first(whole);
-        assert!(events.is_empty() || events.ends_with(b"\n\n") || events.ends_with(b"\r\n\r\n"));
+        assert!(events.is_empty() || events.ends_with(b"\n") || events.ends_with(b"\r"));
         out.extend_from_slice(events);
         splitter.pass(whole);
     }
@@ -87,7 +88,8 @@ fn known_event(chunk: &Chunk) {
     if let Some(handoff) = &chunk.handoff {
         event["kv_transfer_params"] = json!({"remote_engine_id": handoff, "more": [handoff]});
     }
-    let text = if chunk.spaced { serde_json::to_string_pretty(&event) } else { serde_json::to_string(&event) };
+    let text =
+        if chunk.spaced { serde_json::to_string_pretty(&event) } else { serde_json::to_string(&event) };
     let bytes = format!("data: {}\n\n", text.expect("json")).into_bytes();
     let seen = look(&bytes);
     assert!(!seen.done && !seen.error);

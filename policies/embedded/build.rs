@@ -1,10 +1,18 @@
-//! Builds the default policies, so that a binary cannot be built without them.
+//! Builds the built-in policies, so that a binary cannot be built without them.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
 use pointsman_guest_build::GuestBuild;
 
-const POLICIES: [&str; 3] = ["least-loaded", "kv-aware", "conditional-disagg"];
+const POLICIES: [&str; 7] = [
+    "least-loaded",
+    "kv-aware",
+    "predicted-latency",
+    "queue-kv-prefix",
+    "cache-aware",
+    "longest-prefix",
+    "conditional-disagg",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let workspace = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..");

@@ -4,6 +4,17 @@
 // `version`, `requestFacts`, `workerFacts`, `settings` (the known settings with their defaults; an unknown one is an error),
 // `configure(settings)`, which throws an Error when they are invalid, and the function of the world.
 //
+// Another answer than the one of its world is an error, which counts as a failure of the policy; the slot's fallback then decides.
+// `Math.random` starts anew from `call.seed` in each call, so that a decision can be replayed.
+//
+// This file also runs in Node without a component. `ask` calls a policy there with the same checks:
+//
+//   import assert from "node:assert";
+//   import { ask } from "./pointsman-policy.js";
+//   import * as leastLoaded from "./policy.js";
+//
+//   assert.deepEqual(ask(leastLoaded, { rows: [{ "active-requests": 3 }, { "active-requests": 0 }] }), { row: 1 });
+//
 // A candidate is a row, numbered from 0. `call` has `leg`, `attempt`, `rows`, `seed` (a BigInt, for `Rng`) and `nowUs`
 // (microseconds since the Unix epoch). `facts["n"]` is a number of the request; `facts["engine-queue"]` is an array with one value
 // for each row. The build copies this file beside the policy. See policies/js/least-loaded/policy.js for a complete example.
@@ -34,6 +45,11 @@ export class Rng {
     return mixed ^ (mixed >> 31n);
   }
 
+  /** Returns a uniform number from 0 up to, but not including, 1. */
+  unit() {
+    return Number(this.bits() >> 11n) / 2 ** 53;
+  }
+
   /** Returns a uniform number from 0 up to, but not including, `bound`; 0 when `bound` is 0. */
   below(bound) {
     return Number((this.bits() * BigInt(bound)) >> 64n);
@@ -43,6 +59,7 @@ export class Rng {
 /** Throw this to refuse the request, with status 429, 503 or 529 and a message for the client. */
 export class Shed {
   constructor(status, reason) {
+    if (![429, 503, 529].includes(status)) throw new Error(`shed status ${status} is not allowed: use 429, 503 or 529`);
     this.status = status;
     this.reason = reason;
   }
@@ -68,50 +85,184 @@ export function least(costs, seed) {
 
 /** World `selector`: `select(call, facts)` returns a row, `{ row, costs, reason }`, or null to abstain. */
 export function selector(rule) {
-  const { policy, columns } = baseExports(rule);
+  const { policy, columns } = baseExports(rule, "select");
   const select = (call, words) =>
-    guarded(() => {
+    guarded(call, () => {
       const chosen = rule.select(call, columns(words, call.rows));
-      if (chosen === null || chosen === undefined) return { tag: "abstain" };
+      if (chosen === null) return { tag: "abstain" };
+      if (typeof chosen !== "number" && !isTable(chosen)) {
+        throw new Error(`select returned ${shown(chosen)}: expected a row, { row, costs, reason } or null`);
+      }
+      if (typeof chosen !== "number") known("select", chosen, ["row", "costs", "reason"]);
       const { row, costs = [], reason } = typeof chosen === "number" ? { row: chosen } : chosen;
-      return { tag: "choose", val: { row, costs: costs instanceof Float32Array ? costs : Float32Array.from(costs), reason } };
+      if (!Number.isInteger(row) || row < 0 || row >= call.rows) throw new Error(`select returned row ${shown(row)} of ${call.rows}`);
+      if (reason !== undefined && typeof reason !== "string") throw new Error(`select returned the reason ${shown(reason)}: expected a text`);
+      return { tag: "choose", val: { row, costs: costs.length ? finite("select", costs, call.rows) : new Float32Array(), reason } };
     }, (shed) => ({ tag: "shed", val: shed }));
   return { policy, selecting: { select } };
 }
 
 /** World `scorer`: `score(call, facts)` returns one finite cost for each row, lower is better. */
 export function scorer(rule) {
-  const { policy, columns } = baseExports(rule);
-  const score = (call, words) => guarded(() => Float32Array.from(rule.score(call, columns(words, call.rows))));
+  const { policy, columns } = baseExports(rule, "score");
+  const score = (call, words) => guarded(call, () => finite("score", rule.score(call, columns(words, call.rows)), call.rows));
   return { policy, scoring: { score } };
 }
 
 /** World `filter`: `keep(call, facts)` returns the rows to keep, in rising order. */
 export function filter(rule) {
-  const { policy, columns } = baseExports(rule);
-  const keep = (call, words) => guarded(() => Uint32Array.from(rule.keep(call, columns(words, call.rows))));
+  const { policy, columns } = baseExports(rule, "keep");
+  const keep = (call, words) =>
+    guarded(call, () => {
+      const kept = rule.keep(call, columns(words, call.rows));
+      if (!isList(kept)) throw new Error(`keep returned ${shown(kept)}: expected the rows to keep`);
+      let last = -1;
+      for (const row of kept) {
+        if (!Number.isInteger(row) || row <= last || row >= call.rows) {
+          throw new Error(`keep returned ${shown([...kept])}: expected rising rows below ${call.rows}`);
+        }
+        last = row;
+      }
+      return Uint32Array.from(kept);
+    });
   return { policy, filtering: { keep } };
 }
+
+// Router settings that `decodeConfig` may replace, and their types.
+const OVERRIDES = {
+  overlapScoreCredit: "number", prefillLoadScale: "number", temperature: "number", assumeKvReuse: "boolean",
+  trackPrefillTokens: "boolean", sharedCacheMultiplier: "number",
+};
 
 /**
  * World `decode-override`: `decide(call, decode, prefill)` returns "remote" or "local"; `decodeConfig(call, facts)` returns the
  * router settings to replace for the decode leg.
  */
 export function decodeOverride(rule) {
-  const { policy } = baseExports(rule);
+  const { policy } = baseExports(rule, "decide");
   const { requestFacts = [], workerFacts = [] } = rule;
   const decide = (call, request, decode, prefill) =>
-    guarded(() => {
-      const one = named(requestFacts, decode.length ? workerFacts : [], request, decode, 1);
-      const many = named(requestFacts, prefill.length ? workerFacts : [], request, prefill, call.rows);
-      return { tag: rule.decide(call, one, many) === "local" ? "local" : "remote" };
+    guarded(call, () => {
+      const one = named(requestFacts, workerFacts, request, decode, decode.length || !workerFacts.length ? 1 : 0);
+      const many = named(requestFacts, workerFacts, request, prefill, call.rows);
+      const plan = rule.decide(call, one, many);
+      if (plan !== "remote" && plan !== "local") throw new Error(`decide returned ${shown(plan)}: expected "remote" or "local"`);
+      return { tag: plan };
     }, (shed) => ({ tag: "shed", val: shed }));
   const decodeConfig = (call, words) =>
-    guarded(() => rule.decodeConfig(call, named(requestFacts, [], words, new Uint32Array(), 0)));
+    guarded(call, () => {
+      const over = rule.decodeConfig ? rule.decodeConfig(call, named(requestFacts, [], words, new Uint32Array(), 0)) : {};
+      if (!isTable(over)) throw new Error(`decodeConfig returned ${shown(over)}: expected an object`);
+      known("decodeConfig", over, Object.keys(OVERRIDES));
+      for (const [key, value] of Object.entries(over)) {
+        if (value !== undefined && typeof value !== OVERRIDES[key]) {
+          throw new Error(`decodeConfig returned ${shown(value)} for \`${key}\`: expected a ${OVERRIDES[key]}`);
+        }
+      }
+      return over;
+    });
   return { policy, disaggregation: { decide, decodeConfig } };
 }
 
-function baseExports(rule) {
+/**
+ * Configures a policy and calls it once, in Node. `exports` are those of its module; `rows` has an object of worker facts for each
+ * candidate, `request` the request facts, `decode` the facts of the decode worker. Returns `{ row, costs, reason }`, "abstain",
+ * `{ costs }`, `{ keep }`, `{ plan }` or `{ shed }`. Errors are thrown.
+ */
+export function ask(exports, { settings = {}, rows = [], request = {}, decode, leg = "prefill", attempt = 0, seed = 1n, nowUs = 0n } = {}) {
+  const wants = told(() => exports.policy.configure(JSON.stringify(settings)));
+  const call = { leg, attempt, rows: rows.length, seed: BigInt(seed), nowUs };
+  const requestWords = words(wants.requestFacts, [request], true);
+  const worker = (list) => words(wants.workerFacts, list);
+  const facts = () => Uint32Array.from([...requestWords, ...worker(rows)]);
+  if (exports.selecting) {
+    const { tag, val } = told(() => exports.selecting.select(call, facts()));
+    if (tag === "abstain") return tag;
+    if (tag === "shed") return { shed: val.status };
+    const { row, costs, reason } = val;
+    return { row, ...(costs.length ? { costs: [...costs] } : {}), ...(reason === undefined ? {} : { reason }) };
+  }
+  if (exports.scoring) return { costs: [...told(() => exports.scoring.score(call, facts()))] };
+  if (exports.filtering) return { keep: [...told(() => exports.filtering.keep(call, facts()))] };
+  const one = decode === undefined ? new Uint32Array() : worker([decode]);
+  const plan = told(() => exports.disaggregation.decide(call, requestWords, one, worker(rows)));
+  return plan.tag === "shed" ? { shed: plan.val.status } : { plan: plan.tag };
+}
+
+/** Turns an error of the contract into an Error. */
+function told(answer) {
+  try {
+    return answer();
+  } catch (problem) {
+    if (problem instanceof Error) throw problem;
+    throw new Error(typeof problem === "string" ? problem : problem.val);
+  }
+}
+
+/** Returns the words of facts: those of a request, or columns. A fact that is asked for and not given is 0. */
+function words(names, rows, isRequest = false) {
+  for (const name of rows.flatMap((row) => Object.keys(row))) {
+    if (!names.includes(name)) throw new Error(`the policy does not ask for the ${isRequest ? "request" : "worker"} fact \`${name}\`${suggestion(name, names)}`);
+  }
+  const bits = new DataView(new ArrayBuffer(4));
+  const low = (name, value) => {
+    if (U64.has(name)) return Number(BigInt(value) & 0xffffffffn);
+    if (!F32.has(name) && !name.startsWith("label-number/")) return value;
+    bits.setFloat32(0, value);
+    return bits.getUint32(0);
+  };
+  const column = (name) => {
+    const values = rows.map((row) => row[name] ?? 0);
+    const lows = values.map((value) => low(name, value));
+    return U64.has(name) ? [...lows, ...values.map((value) => Number(BigInt(value) >> 32n))] : lows;
+  };
+  return Uint32Array.from(names.flatMap(column));
+}
+
+const isTable = (value) => typeof value === "object" && value !== null && !isList(value);
+const isList = (value) => Array.isArray(value) || ArrayBuffer.isView(value);
+const shown = (value) => (typeof value === "bigint" ? `${value}n` : JSON.stringify(value) ?? String(value));
+
+/** Refuses keys that an answer may not have. */
+function known(method, answer, keys) {
+  const unknown = Object.keys(answer).find((key) => !keys.includes(key));
+  if (unknown !== undefined) throw new Error(`${method} returned the unknown key \`${unknown}\`${suggestion(unknown, keys)}`);
+}
+
+/** Returns costs as the contract has them. */
+function finite(method, costs, rows) {
+  if (!isList(costs)) throw new Error(`${method} returned ${shown(costs)}: expected one cost for each row`);
+  if (costs.length !== rows) throw new Error(`${method} returned ${costs.length} costs for ${rows} rows`);
+  for (let row = 0; row < rows; row += 1) {
+    if (typeof costs[row] !== "number" || !Number.isFinite(costs[row])) {
+      throw new Error(`${method} returned the cost ${String(costs[row])} in row ${row}: expected a finite number`);
+    }
+  }
+  return costs instanceof Float32Array ? costs : Float32Array.from(costs);
+}
+
+/** Returns the known name that was probably meant, as a question, or nothing. */
+function suggestion(name, names) {
+  const distance = (a, b) => {
+    let line = Array.from({ length: b.length + 1 }, (_, at) => at);
+    for (let i = 1; i <= a.length; i += 1) {
+      const next = [i];
+      for (let j = 1; j <= b.length; j += 1) {
+        next.push(Math.min(next[j - 1] + 1, line[j] + 1, line[j - 1] + (a[i - 1] === b[j - 1] ? 0 : 1)));
+      }
+      line = next;
+    }
+    return line[b.length];
+  };
+  const [best] = names.map((other) => [distance(name, other), other]).sort(([a], [b]) => a - b);
+  return best !== undefined && best[0] <= Math.max(2, name.length / 4) ? `: did you mean \`${best[1]}\`?` : "";
+}
+
+const RULE_KEYS = ["name", "version", "requestFacts", "workerFacts", "settings", "configure"];
+
+function baseExports(rule, method) {
+  if (typeof rule[method] !== "function") throw new Error(`the policy has no function \`${method}\``);
+  known("the policy", rule, [...RULE_KEYS, method, ...(method === "decide" ? ["decodeConfig"] : [])]);
   const { requestFacts = [], workerFacts = [], settings: defaults = {} } = rule;
   const split = requestFacts.reduce((width, name) => width + widthOf(name), 0);
   const policy = {
@@ -119,8 +270,15 @@ function baseExports(rule) {
     configure(text) {
       try {
         const given = JSON.parse(text || "{}");
-        const unknown = Object.keys(given).find((key) => !(key in defaults));
-        if (unknown !== undefined) throw new Error(`settings: unknown field \`${unknown}\``);
+        const names = Object.keys(defaults);
+        const unknown = Object.keys(given).find((key) => !names.includes(key));
+        if (unknown !== undefined) throw new Error(`settings: unknown field \`${unknown}\`${suggestion(unknown, names)}`);
+        for (const [key, value] of Object.entries(given)) {
+          const wanted = typeof defaults[key];
+          if (defaults[key] !== null && typeof value !== wanted) {
+            throw new Error(`settings: \`${key}\` is ${shown(value)}: expected a ${wanted}`);
+          }
+        }
         rule.configure?.({ ...defaults, ...given });
       } catch (problem) {
         throw problem instanceof Error ? problem.message : String(problem);
@@ -132,6 +290,14 @@ function baseExports(rule) {
     named(requestFacts, workerFacts, words.subarray(0, split), words.subarray(split), rows);
   return { policy, columns };
 }
+
+/** Names a fact that a policy reads without asking for it; its value would be `undefined`. */
+const CHECKED = {
+  get(facts, name) {
+    if (name in facts || typeof name === "symbol") return facts[name];
+    throw new Error(`the policy does not ask for the fact \`${name}\`${suggestion(name, Object.keys(facts))}`);
+  },
+};
 
 /** Returns request facts as numbers (BigInt when 64 bits wide), and worker facts as arrays with one value for each row. */
 function named(requestFacts, workerFacts, request, matrix, rows) {
@@ -147,7 +313,7 @@ function named(requestFacts, workerFacts, request, matrix, rows) {
     facts[name] = decode(name, matrix.subarray(place, end), rows);
     place = end;
   }
-  return facts;
+  return new Proxy(facts, CHECKED);
 }
 
 function decode(name, words, rows) {
@@ -164,12 +330,23 @@ function widthOf(name) {
   return U64.has(name) ? 2 : 1;
 }
 
-/** Turns exceptions into errors of the contract. One that left the guest would destroy the instance. */
-function guarded(answer, shed) {
+/** Turns exceptions into errors of the contract, with their place. One that left the guest would destroy the instance. */
+function guarded(call, answer, shed) {
+  let rng;
+  Math.random = () => (rng ??= new Rng(BigInt(call.seed))).unit();
   try {
     return answer();
   } catch (problem) {
     if (problem instanceof Shed && shed) return shed({ status: problem.status, reason: problem.reason });
-    throw { tag: "internal", val: problem instanceof Error ? problem.message : String(problem?.reason ?? problem) };
+    if (problem instanceof Shed) throw { tag: "internal", val: "only selectors and decode overrides may shed" };
+    throw { tag: "internal", val: problem instanceof Error ? `${problem.name}: ${problem.message}${placeOf(problem)}` : String(problem) };
   }
+}
+
+/** Returns where an error was thrown, when that was in the policy and not in this file. */
+function placeOf(problem) {
+  const lines = String(problem.stack ?? "").split("\n").filter((line) => /:\d+:\d+\)?$/.test(line));
+  const own = lines.find((line) => !line.includes("pointsman-policy.js"));
+  const place = own?.match(/([^/\s(@]+:\d+:\d+)\)?$/);
+  return place ? ` (${place[1]})` : "";
 }

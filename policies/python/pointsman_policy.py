@@ -8,16 +8,35 @@ A policy is a subclass of `Policy` with a name, a version, the facts that it ask
 - decode override: `decide(call, decode, prefill)` returns "remote" or "local", and `decode_config(call, facts)` returns a dict
   of router settings to replace for the decode leg
 
+Another answer is an error, which counts as a failure of the policy; the slot's fallback then decides.
+
 A candidate is a row, numbered from 0. `call` has `leg`, `attempt`, `rows`, `seed` (for `Rng`) and `now_us` (microseconds since
-the Unix epoch). `export(MyPolicy, globals())` at the end of the file exports the class from the component. The build copies
-this file beside the policy. See policies/python/least-loaded/policy.py for a complete example.
+the Unix epoch). The module `random` is seeded with `call.seed` before each call, so that a decision can be replayed.
+`export(MyPolicy, globals())` at the end of the file exports the class from the component. The build copies this file beside
+the policy. See policies/python/least-loaded/policy.py for a complete example.
+
+In plain Python, without a component, `export` does nothing, and `ask` and `run_cases` call a policy with the same checks:
+
+    import pointsman_policy as pp
+    from policy import LeastLoaded
+
+    def test_the_idle_worker_is_chosen():
+        assert pp.ask(LeastLoaded, rows=[{"active-requests": 3}, {"active-requests": 0}]) == 1
 """
 
+import difflib
 import json
 import math
 import struct
+import sys
+from dataclasses import dataclass
 
-from componentize_py_types import Err
+try:
+    from componentize_py_types import Err
+except ImportError:  # plain Python
+
+    class Err(Exception):
+        """Error of the contract; the component has another class."""
 
 MASK = (1 << 64) - 1
 
@@ -58,7 +77,24 @@ class Columns:
             self._values[name] = _decode(name, columns[place:end], rows)
             place = end
 
+    @classmethod
+    def of(cls, policy, request: dict, rows: list[dict], worker_facts: bool = True) -> "Columns":
+        """Returns columns with these values. A fact that the policy asks for and that is not given is 0."""
+        columns = cls([], [], [], [], len(rows))
+        worker = policy.worker_facts if worker_facts else []
+        for given, asked in [(request, policy.request_facts), *((row, worker) for row in rows)]:
+            for name in given:
+                if name not in asked:
+                    raise KeyError(f"the policy does not ask for the fact '{name}'{_suggestion(name, asked)}")
+        for name in policy.request_facts:
+            columns._values[name] = _exact(name, request.get(name, 0))
+        for name in worker:
+            columns._values[name] = [_exact(name, row.get(name, 0)) for row in rows]
+        return columns
+
     def __getitem__(self, name: str):
+        if name not in self._values:
+            raise KeyError(f"the policy does not ask for the fact '{name}'{_suggestion(name, self._values)}")
         return self._values[name]
 
 
@@ -80,11 +116,24 @@ class Rng:
         return (self.bits() * bound) >> 64
 
 
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call besides facts, as `ask` passes them."""
+
+    leg: str = "prefill"
+    attempt: int = 0
+    rows: int = 0
+    seed: int = 0
+    now_us: int = 0
+
+
 class Shed(Exception):
     """Raise this to refuse the request, with status 429, 503 or 529 and a message for the client."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
+        if status not in (429, 503, 529):
+            raise ValueError(f"shed status {status} is not allowed: use 429, 503 or 529")
         self.status, self.reason = status, reason
 
 
@@ -102,9 +151,95 @@ def least(costs: list[float], seed: int) -> int | None:
     return rows[0] if len(rows) == 1 else rows[Rng(seed).below(len(rows))]
 
 
+def ask(policy_class, rows=(), request=None, decode=None, settings=None, call=None):
+    """Configures a policy and calls it once, in plain Python, with the checks of the component and of the host.
+
+    `rows` has one dict of worker facts for each candidate, `request` the request facts. Returns the row, `(row, costs, reason)` or
+    None of a selector, the costs of a scorer, the rows of a filter, and "remote" or "local" of a decode override, for which
+    `decode` has the facts of the decode worker. `Shed` and errors are raised.
+    """
+    policy = configured(policy_class, json.dumps(settings or {}))
+    rows, request = list(rows), request or {}
+    call = call or Call(rows=len(rows))
+    many = Columns.of(policy, request, rows)
+    _seed(call)
+    if hasattr(policy, "decide"):
+        # A call without a decode worker has no facts of one.
+        one = Columns.of(policy, request, [decode] if decode is not None else [])
+        return _plan(policy.decide(call, one, many))
+    if hasattr(policy, "select"):
+        answer = _choice(policy.select(call, many), len(rows))
+        return answer if answer is None or answer[1] or answer[2] else answer[0]
+    if hasattr(policy, "score"):
+        return _costs(policy.score(call, many), len(rows), "score")
+    return _kept(policy.keep(call, many), len(rows))
+
+
+def run_cases(policy_class, path: str = "cases.toml") -> None:
+    """Runs the cases of a `cases.toml` in plain Python (3.11 or later). Raises AssertionError with every case that fails.
+
+    Cases with `state` or `outcomes` need the component: `pointsman policy test` runs them.
+    """
+    import tomllib
+
+    with open(path, "rb") as file:
+        cases = tomllib.load(file)["case"]
+    wrong = [failure for case in cases if (failure := _case(policy_class, case))]
+    assert not wrong, "\n".join(wrong)
+
+
+def _case(policy_class, case: dict) -> str | None:
+    if "state" in case or "outcomes" in case:
+        return None
+    rows, expect = case.get("rows", []), case["expect"]
+    call = Call(rows=len(rows), seed=case.get("seed", 0), now_us=case.get("now-us", 0))
+    try:
+        answer = ask(policy_class, rows, case.get("request"), case.get("decode", {}), case.get("settings"), call)
+    except Shed as shed:
+        answer = {"shed": shed.status}
+    except Exception as problem:
+        answer = {"refused": str(problem)}
+    else:
+        named = {"row": answer[0] if isinstance(answer, tuple) else answer, "costs": answer, "keep": answer, "plan": answer}
+        answer = "abstain" if answer is None else {key: named[key] for key in expect if key in named} if isinstance(expect, dict) else answer
+    if isinstance(expect, dict) and "refused" in expect:
+        met = expect["refused"] in answer.get("refused", "\0")
+    elif isinstance(expect, dict) and "costs" in expect and isinstance(answer, dict) and "costs" in answer:
+        pairs = list(zip(expect["costs"], answer["costs"]))
+        near = all(abs(cost - wanted) <= max(1e-3, abs(wanted) * 1e-6) for wanted, cost in pairs)
+        met = near and len(pairs) == len(answer["costs"]) == len(expect["costs"])
+    else:
+        met = answer == expect
+    return None if met else f"{case['name']}: expected {expect}, got {answer}"
+
+
+def configured(policy_class, settings: str):
+    """Returns the policy with its settings, as the component's `configure` makes it."""
+    policy = policy_class()
+    given = json.loads(settings or "{}")
+    for key, value in given.items():
+        if key not in policy.settings:
+            raise ValueError(f"settings: unknown field `{key}`{_suggestion(key, policy.settings)}")
+        wanted = _kind(policy.settings[key])
+        if wanted != _kind(value) and wanted != "null":
+            raise ValueError(f"settings: `{key}` is a {_kind(value)}: expected a {wanted}")
+    policy.configure({**policy.settings, **given})
+    return policy
+
+
 def export(policy_class, module: dict) -> None:
-    """Exports a policy: call `export(MyPolicy, globals())`. It adds the classes that componentize-py looks for."""
-    from wit_world.exports import policy as wit
+    """Exports a policy: call `export(MyPolicy, globals())`. It adds the classes that componentize-py looks for.
+
+    In plain Python it only checks that the class has a method of one world.
+    """
+    worlds = [name for name in ("select", "score", "keep", "decide") if hasattr(policy_class, name)]
+    if len(worlds) != 1:
+        found = " and ".join(worlds) or "none of them"
+        raise TypeError(f"{policy_class.__name__} has {found}: a policy has one of select, score, keep and decide")
+    try:
+        from wit_world.exports import policy as wit
+    except ImportError:
+        return
 
     state = {}
 
@@ -113,15 +248,10 @@ def export(policy_class, module: dict) -> None:
             return wit.About(policy_class.name, policy_class.version)
 
         def configure(self, settings: str):
-            policy = policy_class()
             try:
-                given = json.loads(settings or "{}")
-                unknown = [key for key in given if key not in policy.settings]
-                if unknown:
-                    raise ValueError(f"settings: unknown field `{unknown[0]}`")
-                policy.configure({**policy.settings, **given})
-            except (ValueError, TypeError) as problem:
-                raise Err(str(problem)) from problem
+                policy = configured(policy_class, settings)
+            except Exception as problem:
+                raise Err(_told(problem) if not isinstance(problem, ValueError) else str(problem)) from problem
             state["policy"] = policy
             return wit.Wants(list(policy.request_facts), list(policy.worker_facts))
 
@@ -144,12 +274,9 @@ def _selecting(policy_class, state, columns, module):
     class Exported:
         def select(self, call, facts):
             def answer():
-                chosen = state["policy"].select(call, columns(facts, call.rows))
-                if chosen is None:
-                    return wit.Decision_Abstain()
-                row, costs, reason = chosen if isinstance(chosen, tuple) else (chosen, [], None)
-                return wit.Decision_Choose(wit.Choice(row, costs, reason))
-            return _guarded(types, answer, lambda shed: wit.Decision_Shed(shed))
+                chosen = _choice(state["policy"].select(call, columns(facts, call.rows)), call.rows)
+                return wit.Decision_Abstain() if chosen is None else wit.Decision_Choose(wit.Choice(*chosen))
+            return _guarded(types, call, answer, lambda shed: wit.Decision_Shed(shed))
 
     module["Selecting"] = Exported
 
@@ -161,7 +288,9 @@ def _scoring(policy_class, state, columns, module):
 
     class Exported:
         def score(self, call, facts):
-            return _guarded(types, lambda: list(state["policy"].score(call, columns(facts, call.rows))))
+            def answer():
+                return _costs(state["policy"].score(call, columns(facts, call.rows)), call.rows, "score")
+            return _guarded(types, call, answer)
 
     module["Scoring"] = Exported
 
@@ -173,7 +302,9 @@ def _filtering(policy_class, state, columns, module):
 
     class Exported:
         def keep(self, call, facts):
-            return _guarded(types, lambda: list(state["policy"].keep(call, columns(facts, call.rows))))
+            def answer():
+                return _kept(state["policy"].keep(call, columns(facts, call.rows)), call.rows)
+            return _guarded(types, call, answer)
 
     module["Filtering"] = Exported
 
@@ -184,32 +315,92 @@ def _disaggregation(policy_class, state, columns, module):
     from wit_world.exports import disaggregation as wit
     from wit_world.imports import types
 
-    fields = ("overlap_score_credit", "prefill_load_scale", "temperature", "assume_kv_reuse",
-              "track_prefill_tokens", "shared_cache_multiplier")
-
     class Exported:
         def decide(self, call, request, decode, prefill):
             def answer():
                 policy = state["policy"]
                 names = (policy.request_facts, policy.worker_facts)
-                one = Columns(names[0], names[1] if decode else [], request, decode, 1)
-                many = Columns(names[0], names[1] if prefill else [], request, prefill, call.rows)
-                remote = policy.decide(call, one, many) == "remote"
-                return wit.Plan_Remote() if remote else wit.Plan_Local()
-            return _guarded(types, answer, lambda shed: wit.Plan_Shed(shed))
+                one = Columns(*names, request, decode, 1 if decode or not names[1] else 0)
+                many = Columns(*names, request, prefill, call.rows)
+                return wit.Plan_Remote() if _plan(policy.decide(call, one, many)) == "remote" else wit.Plan_Local()
+            return _guarded(types, call, answer, lambda shed: wit.Plan_Shed(shed))
 
         def decode_config(self, call, facts):
             def answer():
                 policy = state["policy"]
-                over = policy.decode_config(call, Columns(policy.request_facts, [], facts, [], 0))
-                return wit.RouterConfigOverride(*(over.get(field) for field in fields))
-            return _guarded(types, answer)
+                over = {}
+                if hasattr(policy, "decode_config"):
+                    over = _override(policy.decode_config(call, Columns(policy.request_facts, [], facts, [], 0)))
+                return wit.RouterConfigOverride(*(over.get(field) for field in OVERRIDES))
+            return _guarded(types, call, answer)
 
     module["Disaggregation"] = Exported
 
 
-def _guarded(types, answer, shed=None):
+# Router settings that `decode_config` may replace, and their types.
+OVERRIDES = {
+    "overlap_score_credit": "number", "prefill_load_scale": "number", "temperature": "number",
+    "assume_kv_reuse": "boolean", "track_prefill_tokens": "boolean", "shared_cache_multiplier": "number",
+}
+
+
+def _choice(answer, rows: int):
+    """Returns row, costs and reason of a selector's answer, or None."""
+    if answer is None:
+        return None
+    row, costs, reason = answer if isinstance(answer, tuple) and len(answer) == 3 else (answer, [], None)
+    if _kind(row) != "number" or row != int(row):
+        raise TypeError(f"select returned {answer!r}: expected a row, (row, costs, reason) or None")
+    if not 0 <= row < rows:
+        raise ValueError(f"select returned row {row} of {rows}")
+    if reason is not None and not isinstance(reason, str):
+        raise TypeError(f"select returned the reason {reason!r}: expected a text or None")
+    return int(row), _costs(costs, rows, "select") if len(costs) else [], reason
+
+
+def _costs(answer, rows: int, method: str) -> list:
+    if isinstance(answer, (str, bytes, dict)) or not hasattr(answer, "__iter__"):
+        raise TypeError(f"{method} returned {answer!r}: expected one cost for each row")
+    costs = list(answer)
+    if len(costs) != rows:
+        raise ValueError(f"{method} returned {len(costs)} costs for {rows} rows")
+    for row, cost in enumerate(costs):
+        if _kind(cost) != "number" or not math.isfinite(cost):
+            raise ValueError(f"{method} returned the cost {cost!r} in row {row}: expected a finite number")
+    return costs
+
+
+def _kept(answer, rows: int) -> list:
+    if isinstance(answer, (str, bytes, dict)) or not hasattr(answer, "__iter__"):
+        raise TypeError(f"keep returned {answer!r}: expected the rows to keep")
+    kept, last = list(answer), -1
+    for row in kept:
+        if isinstance(row, bool) or not isinstance(row, int) or not last < row < rows:
+            raise ValueError(f"keep returned {kept!r}: expected rising rows below {rows}")
+        last = row
+    return kept
+
+
+def _plan(answer) -> str:
+    if answer not in ("remote", "local"):
+        raise ValueError(f'decide returned {answer!r}: expected "remote" or "local"')
+    return answer
+
+
+def _override(answer) -> dict:
+    if not isinstance(answer, dict):
+        raise TypeError(f"decode_config returned {answer!r}: expected a dict")
+    for key, value in answer.items():
+        if key not in OVERRIDES:
+            raise ValueError(f"decode_config returned the unknown key '{key}'{_suggestion(key, OVERRIDES)}")
+        if value is not None and _kind(value) != OVERRIDES[key]:
+            raise TypeError(f"decode_config returned {value!r} for '{key}': expected a {OVERRIDES[key]}")
+    return answer
+
+
+def _guarded(types, call, answer, shed=None):
     try:
+        _seed(call)
         return answer()
     except Shed as refusal:
         if shed is None:
@@ -218,7 +409,49 @@ def _guarded(types, answer, shed=None):
     except Unsupported as problem:
         raise Err(types.Error_Unsupported(str(problem))) from problem
     except Exception as problem:  # an exception that left the guest would destroy the instance
-        raise Err(types.Error_Internal(f"{type(problem).__name__}: {problem}")) from problem
+        raise Err(types.Error_Internal(_told(problem))) from problem
+
+
+def _told(problem: BaseException) -> str:
+    """Returns an exception's type, message and place in the policy."""
+    text = problem.args[0] if isinstance(problem, KeyError) and problem.args else problem
+    places, at = [], problem.__traceback__
+    while at is not None:
+        places.append((at.tb_frame.f_code.co_filename.rsplit("/", 1)[-1], at.tb_lineno))
+        at = at.tb_next
+    own = [place for place in places if place[0] != "pointsman_policy.py"]
+    place = f" ({own[-1][0]}:{own[-1][1]})" if own else ""
+    return f"{type(problem).__name__}: {text}{place}"
+
+
+def _seed(call) -> None:
+    """Makes `random` start anew from the seed of the call, when the policy uses it."""
+    if "random" in sys.modules:
+        sys.modules["random"].seed(call.seed)
+
+
+def _suggestion(name: str, known) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean '{close[0]}'?" if close else ""
+
+
+def _kind(value) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "number"
+    kinds = {str: "text", list: "list", dict: "table", type(None): "null"}
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _exact(name: str, value):
+    """Returns a fact's value as the component would get it."""
+    if name in F32 or name.startswith("label-number/"):
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    limit = 1 << (64 if name in U64 else 32)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
+        raise ValueError(f"the fact '{name}' is {value!r}: expected a whole number from 0 to {limit - 1}")
+    return value
 
 
 def _width(name: str) -> int:

@@ -18,7 +18,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         out.join("rogue-learning-planner.wasm"),
         rogue.clone().features("decode-override,learning").build()?,
     )?;
-    fs::write(out.join("rogue-learner.wasm"), rogue.features("selector,state,learning").build()?)?;
+    let learner = rogue.features("selector,state,learning");
+    fs::write(out.join("rogue-learner.wasm"), learner.clone().build()?)?;
+    fs::write(out.join("rogue-wasi-learner.wasm"), learner.target(Target::Wasip2).build()?)?;
     for name in ["learned-ttft", "low-queue", "tenant-limit", "weighted-random"] {
         fs::write(
             out.join(format!("{name}.wasm")),

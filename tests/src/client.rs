@@ -106,6 +106,32 @@ impl Client {
         self.whole(self.request(path, headers, body.into())?).await
     }
 
+    /// Sends POST with a content type and reads the whole reply.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn post_as(
+        &self,
+        content_type: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> anyhow::Result<Reply> {
+        let mut request = self.request(path, headers, body.into())?;
+        request.headers_mut().insert("content-type", content_type.parse()?);
+        self.whole(request).await
+    }
+
+    /// Sends a request without a body and reads the whole reply.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> anyhow::Result<Reply> {
+        let mut request = self.request(path, headers, Bytes::new())?;
+        *request.method_mut() = method.parse()?;
+        self.whole(request).await
+    }
+
     /// Sends POST and returns the reply as a stream of events.
     ///
     /// # Errors

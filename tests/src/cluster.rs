@@ -99,6 +99,9 @@ impl TestClusterBuilder {
             if let Some(port) = sim.bootstrap_port() {
                 flag.push_str(&format!(",bootstrap_port={port}"));
             }
+            if let Some(port) = sim.kv_events_port() {
+                flag.push_str(&format!(",kv_events=tcp://127.0.0.1:{port}"));
+            }
             self.config.workers.push(WorkerSpec::parse_flag(&flag)?);
             sims.push(sim);
         }
@@ -182,6 +185,49 @@ impl TestCluster {
         let idle =
             |cluster: &Self| cluster.booked() == 0 && cluster.gateway.state().metrics.inflight.get() == 0;
         self.until("nothing is booked", idle).await
+    }
+
+    /// Values of the samples of `/metrics` whose line starts with this.
+    ///
+    /// # Errors
+    /// The metrics cannot be read, or a value is not a number.
+    pub async fn metric(&self, start: &str) -> anyhow::Result<Vec<f64>> {
+        let text = String::from_utf8(self.admin.get("/metrics").await?.body.to_vec())?;
+        let lines = text.lines().filter(|line| line.starts_with(start));
+        lines.map(|line| Ok(line.rsplit(' ').next().context("a sample has no value")?.parse()?)).collect()
+    }
+
+    /// Waits until the gateway receives the KV events of every engine that publishes them.
+    ///
+    /// # Errors
+    /// A feed is not live after 2 s.
+    pub async fn kv_events_live(&self) -> anyhow::Result<()> {
+        let feeds = self.sims.iter().filter(|sim| sim.kv_events_port().is_some()).count();
+        for _ in 0..400 {
+            let live = self.metric("pointsman_kv_feed_live{").await?;
+            if live.len() == feeds && live.iter().all(|one| *one == 1.0) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        anyhow::bail!("the KV events were not live within 2 s")
+    }
+
+    /// Waits until the index has applied everything that the engines published.
+    ///
+    /// # Errors
+    /// A message did not arrive within 2 s.
+    pub async fn kv_events_applied(&self) -> anyhow::Result<()> {
+        let published: u64 = self.sims.iter().map(|sim| sim.state().kv_messages).sum();
+        for _ in 0..400 {
+            let received: f64 = self.metric("pointsman_kv_feed_messages_total{").await?.iter().sum();
+            if received >= published as f64 {
+                self.gateway.state().router.index().flush();
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        anyhow::bail!("the KV events did not arrive within 2 s")
     }
 
     /// Installs a policy file by an atomic rename, as an operator's `cp` and `mv` would.

@@ -3,6 +3,10 @@
 
 pub mod client;
 pub mod cluster;
+pub mod fountain;
+pub mod raw;
+pub mod raw_engine;
 
 pub use client::{Client, Reply, Stream};
 pub use cluster::{TestCluster, TestClusterBuilder};
+pub use raw_engine::{Act, RawEngine, RawRequest};

@@ -1,5 +1,5 @@
-//! What a relayed event allocates: nothing. A file of its own, for its allocator counts everything in the
-//! process; engine and client are threads of it that allocate nothing while they are counted.
+//! A relayed event allocates nothing. The test has a file of its own because its allocator counts everything
+//! in the process; the threads of engine and client allocate nothing during the count.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "tests")]
 
@@ -53,8 +53,7 @@ fn chunk(text: &str) -> String {
     format!("{:x}\r\n{text}\r\n", text.len())
 }
 
-/// Whether what comes on this connection is a request to generate. The engine answers probes on connections
-/// of their own.
+/// Returns whether the request on this connection is a generation. Probes use other connections.
 fn is_generation(stream: &mut TcpStream) -> bool {
     let mut buffer = [0; 4096];
     let read = stream.read(&mut buffer).unwrap();
@@ -87,7 +86,7 @@ fn a_relayed_event_allocates_nothing() {
     let _profiler = dhat::Profiler::builder().testing().build();
     let (send, commands) = mpsc::channel();
     let worker = format!("role=aggregated,engine=vllm,url=http://{}", engine(commands));
-    // No probe, look at load or re-scan falls into the time that is counted.
+    // No probe, load query or re-scan falls into the counted time.
     let rare = Duration::from_secs(600);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let cluster = TestClusterBuilder::new().config(|config| {
@@ -127,8 +126,8 @@ fn a_relayed_event_allocates_nothing() {
     let blocks = dhat::HeapStats::get().total_blocks - before;
     next(&send, None);
     runtime.block_on(cluster.at_rest()).unwrap();
-    // The channel of this test makes a block for every 31 messages; the gateway's threads may do a chore now
-    // and then.
+    // The channel of this test makes a block for every 31 messages; the gateway's threads do periodic
+    // work.
     let ours = u64::from(COUNTED / 31);
     assert!(blocks <= ours + 40, "{blocks} allocations for {COUNTED} events, of which {ours} are the test's");
     assert!(

@@ -47,7 +47,7 @@ async fn an_upload_that_began_before_the_drain_is_served() {
     let finish = async {
         draining.cancelled().await;
         for piece in BODY.as_bytes().chunks(30) {
-            // Longer than the drain's look at requests in flight, so that it looks several times.
+            // Longer than the interval at which the drain counts requests in flight.
             sleep(Duration::from_millis(50)).await;
             upload.write_all(piece).await.unwrap();
         }

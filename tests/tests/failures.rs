@@ -1,5 +1,5 @@
-//! Failure paths: engines that refuse, break, stall, lie; clients that leave. Nothing may be leaked, stranded
-//! or repeated.
+//! Failure paths: engines that refuse, break, stall or send wrong data, and clients that disconnect. No
+//! booking leaks, no handoff is stranded, no answer is repeated.
 
 #![allow(
     clippy::unwrap_used,
@@ -42,7 +42,7 @@ async fn reply(cluster: &TestCluster, stream: bool) -> (u16, String) {
     (reply.status.as_u16(), reply.code())
 }
 
-/// The error code of a stream that broke: its last event, and valid JSON all along.
+/// Returns the error code in the last event of a broken stream. Every event must be valid JSON.
 async fn broken(cluster: &TestCluster) -> String {
     let events = cluster.client.stream(CHAT, &[], chat(true, 20)).await.unwrap().all().await.unwrap();
     for event in events.iter().filter(|event| *event != "[DONE]") {
@@ -59,7 +59,7 @@ async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
         for (place, kind) in
             [(0, status(500)), (1, FaultKind::Refuse), (2, status(503)), (3, FaultKind::Refuse)]
         {
-            // Whichever worker is asked first fails once.
+            // The worker that is asked first fails once.
             let pair = if place < 2 { [0, 1] } else { [2, 3] };
             for sim in pair {
                 cluster.sims[sim].set_faults(vec![]);
@@ -70,6 +70,7 @@ async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
             for turn in 0..40 {
                 let body = chat(false, 5).replacen("failure", &format!("{turn} {place} failure"), 1);
                 let reply = cluster.client.post(CHAT, &[], body).await.unwrap();
+                // I2.1
                 assert_eq!(reply.status, 200, "{dialect:?} worker {place} {kind:?}: {reply:?}");
                 if cluster.sims[place].state().faults_fired.values().sum::<u64>() > fired {
                     break;
@@ -89,6 +90,7 @@ async fn i_an_engine_s_4xx_passes_unchanged_and_is_not_retried() {
     let reply = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
     assert_eq!(reply.status, 422);
     assert!(reply.json().unwrap()["error"]["message"].is_string());
+    // I2.4
     assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 1);
 }
 
@@ -97,26 +99,31 @@ async fn c7a_incomplete_parameters_are_refused_and_the_decode_engine_lives() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     cluster.sims[0].set_faults(once(FaultKind::PartialParams { field: "remote_block_ids".into() }));
     let answer = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
+    // C7a.3
     assert_eq!((answer.status.as_u16(), answer.code()), (502, "bad_upstream".into()));
     assert!(String::from_utf8_lossy(&answer.body).contains("remote_block_ids"), "{answer:?}");
+    // C7a.2
     assert!(!cluster.sims[1].state().dead);
     assert_eq!(reply(&cluster, false).await.0, 200);
     cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
-async fn c8_an_answer_that_ends_in_prefill_is_given_as_it_is() {
+async fn c8_an_answer_that_ends_in_prefill_passes_unchanged() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::FirstTokenEos)]);
     let whole = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap().json().unwrap();
+    // C8.1
     assert_eq!(whole["choices"][0]["finish_reason"], "stop");
     let events = cluster.client.stream(CHAT, &[], chat(true, 5)).await.unwrap().all().await.unwrap();
     assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     let first: Value = serde_json::from_str(&events[0]).unwrap();
+    // C8.3
     assert_eq!(
         (&first["object"], &first["choices"][0]["finish_reason"]),
         (&json!("chat.completion.chunk"), &json!("stop"))
     );
+    // C8.2
     assert_eq!(cluster.sims[1].state().requests.values().sum::<u64>(), 0, "no decode was started");
     cluster.at_rest().await.unwrap();
 }
@@ -129,6 +136,7 @@ async fn i_a_stream_that_breaks_ends_with_one_valid_error_event() {
             cluster.sims[1].set_faults(once(kind.clone()));
             let events = cluster.client.stream(CHAT, &[], chat(true, 20)).await.unwrap().all().await.unwrap();
             let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+            // I1.2
             assert_eq!(last["error"]["code"], "bad_upstream", "{dialect:?} {kind:?}: {events:?}");
         }
         cluster.at_rest().await.unwrap();
@@ -189,7 +197,7 @@ async fn e3_a_failed_sglang_prefill_cancels_its_decode_at_once() {
     cluster.sims[0].set_faults(vec![Fault::always(status(500))]);
     let started = tokio::time::Instant::now();
     assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
-    assert!(started.elapsed() < Duration::from_secs(5), "decode was waited for");
+    assert!(started.elapsed() < Duration::from_secs(1), "decode was waited for");
     cluster
         .until("decode is free", |cluster| {
             cluster.sims[1].state().running + cluster.sims[1].state().waiting == 0
@@ -215,6 +223,7 @@ async fn e1_e2_a_client_that_leaves_mid_stream_frees_the_engine_at_once() {
     let left = tokio::time::Instant::now();
     cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
     println!("upstream work stopped {:?} after the client left", left.elapsed());
+    // E1.5
     assert!(left.elapsed() < Duration::from_millis(500));
     cluster.at_rest().await.unwrap();
 }
@@ -236,12 +245,13 @@ async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
         .unwrap();
     cluster.at_rest().await.unwrap();
     let (prefill, decode) = (cluster.sims[0].state(), cluster.sims[1].state());
+    // E1.2, E1.3
     assert_eq!((prefill.pinned_blocks, prefill.stranded), (0, 0));
     assert!(decode.generated_tokens <= 2, "decode was asked for one token: {}", decode.generated_tokens);
 }
 
 #[tokio::test]
-async fn e1_an_sglang_pair_without_a_client_is_aborted() {
+async fn e1_an_sglang_pair_whose_client_left_is_aborted() {
     let slow = |role| SimConfig {
         overhead: Duration::from_millis(300),
         itl: Duration::from_millis(20),
@@ -263,11 +273,12 @@ async fn e1_an_sglang_pair_without_a_client_is_aborted() {
         .await
         .unwrap();
     cluster.at_rest().await.unwrap();
+    // A leg may fail because the other one was aborted, before its own abort arrives.
     assert!(cluster.sims.iter().map(|sim| sim.state().aborted).sum::<u64>() >= 1);
 }
 
 #[tokio::test]
-async fn b2_a_killed_worker_is_left_out_and_the_others_serve() {
+async fn b2_a_killed_worker_is_excluded_and_the_others_serve() {
     let mut cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
     cluster.sims.remove(1).kill().await;
     for _ in 0..10 {
@@ -286,6 +297,7 @@ async fn f6_all_busy_is_overloaded() {
     let mut first = cluster.client.stream(CHAT, &[], chat(true, 500)).await.unwrap();
     first.next().await.unwrap();
     let busy = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
+    // F6.7, F6.8
     assert_eq!((busy.status.as_u16(), busy.code()), (529, "overloaded".into()));
     assert!(busy.headers.contains_key("retry-after"));
     drop(first);
@@ -293,15 +305,23 @@ async fn f6_all_busy_is_overloaded() {
 }
 
 #[tokio::test]
-async fn f6_an_engine_that_has_enough_to_do_is_not_put_aside_and_one_that_fails_is() {
+async fn f6_a_busy_engine_stays_eligible_and_a_failing_one_is_excluded() {
     for (code, aside) in [(429, false), (500, true)] {
-        let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.routing.retry_429 = true)
+            .sim(Dialect::Vllm, Role::Prefill)
+            .sim(Dialect::Vllm, Role::Decode)
+            .sim(Dialect::Vllm, Role::Decode)
+            .start()
+            .await
+            .unwrap();
         cluster.sims[1].set_faults(vec![Fault::always(status(code))]);
         for _ in 0..30 {
             assert_eq!(cluster.client.post(CHAT, &[], chat(false, 2)).await.unwrap().status, 200);
         }
         let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(2)).unwrap().clone();
-        assert_eq!(worker.ineligible().is_some(), aside, "{code}: {:?}", worker.ineligible());
+        // The pause of the breaker may just be over.
+        assert_eq!(worker.is_failing(), aside, "{code}: {:?}", worker.ineligible());
         cluster.at_rest().await.unwrap();
     }
 }

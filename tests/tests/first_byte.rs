@@ -1,11 +1,12 @@
-//! Times of a request count from its first byte: uploads, deadlines, and clients that leave before anything was sent.
+//! Times of a request count from its first byte: uploads, deadlines, and clients that leave before anything
+//! was sent.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, missing_docs, reason = "tests")]
 
 use std::time::Duration;
 
 use pointsman_gateway::config::{Config, Model, TokenSource};
-use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role};
+use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -14,7 +15,8 @@ use tokio::{
 };
 
 const CHAT: &str = "/v1/chat/completions";
-const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}"#;
+const BODY: &str =
+    r#"{"model":"tiny","max_tokens":2,"stream":true,"messages":[{"role":"user","content":"hello"}]}"#;
 
 /// Sends the head of a chat and the first bytes of its body.
 async fn begin(cluster: &TestCluster, bytes: usize) -> TcpStream {
@@ -51,7 +53,8 @@ fn inflight(cluster: &TestCluster) -> i64 {
 }
 
 async fn aggregated(change: impl FnOnce(&mut Config)) -> TestCluster {
-    let builder = TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated);
+    let engine = SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let builder = TestClusterBuilder::new().config(change).sim_with(engine, "");
     builder.start().await.unwrap()
 }
 
@@ -92,7 +95,9 @@ async fn the_deadline_covers_the_upload() {
 async fn a_client_that_pauses_within_its_body_gets_408() {
     let cluster = aggregated(|config| config.timeouts.body_idle = Duration::from_millis(200)).await;
     let answer = answer(begin(&cluster, 10).await).await;
+    // I_request_timeout
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    // I_request_timeout
     assert!(answer.contains(r#""code":"request_timeout""#), "{answer}");
     assert!(answer.contains(r#""type":"invalid_request_error""#), "{answer}");
     cluster.at_rest().await.unwrap();
@@ -119,7 +124,7 @@ async fn a_client_that_leaves_during_tokenization_causes_no_prefill() {
             tokenizer: Some(TokenSource::Engine),
             tokenizer_timeout: Duration::from_secs(1),
             tokenizer_cache_bytes: 1 << 20,
-            slots: std::collections::BTreeMap::new(),
+            ..Model::default()
         };
         config.models.insert("tiny".to_owned(), model);
     })

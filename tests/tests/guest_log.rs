@@ -1,4 +1,4 @@
-//! A policy's lines in the daemon's log. Alone in its file: a process has one log.
+//! A policy's lines in the daemon's log. The test has a file of its own because a process has one log.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 static LINES: OnceLock<mpsc::Sender<Vec<u8>>> = OnceLock::new();
 
-/// Sends each line on.
+/// Forwards each line to the test.
 struct Pipe;
 
 impl Write for Pipe {
@@ -90,7 +90,7 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
     cluster.at_rest().await.unwrap();
 }
 
-/// The lines of policies among these.
+/// Returns the lines of policies.
 fn records(lines: Vec<Vec<u8>>) -> Vec<Value> {
     let parsed = lines.iter().filter_map(|line| serde_json::from_slice::<Value>(line).ok());
     parsed

@@ -1,5 +1,5 @@
-//! Policies that learn from the outcomes of their decisions: traffic follows what they learnt, and a learner that
-//! fails harms no request.
+//! Policies that learn from the outcomes of their decisions: traffic follows what they learnt, and a learner
+//! that fails harms no request.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,6 +33,15 @@ async fn ask(cluster: &TestCluster) -> String {
     reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned()
 }
 
+/// Streams a chat to its end, so that it has a time to first token. Returns its decision.
+async fn stream(cluster: &TestCluster) -> String {
+    let stream = cluster.client.stream(CHAT, &[("x-pointsman-decision", "1")], body(true, 2)).await.unwrap();
+    assert_eq!(stream.status, 200);
+    let decision = stream.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
+    assert_eq!(stream.all().await.unwrap().last().unwrap(), "[DONE]");
+    decision
+}
+
 fn slot(cluster: TestClusterBuilder, kind: SlotKind, entry: &str) -> TestClusterBuilder {
     let entry: SlotEntry = toml::from_str(entry).unwrap();
     cluster.config(|config| drop(config.policies.slots.insert(kind, entry)))
@@ -49,7 +58,7 @@ async fn serves(cluster: &TestCluster, name: &'static str) {
     cluster.until("the policy serves", serves).await.unwrap();
 }
 
-/// The value of a metric's line.
+/// Returns the value of a metric.
 async fn metric(cluster: &TestCluster, line: &str) -> u64 {
     let reply = cluster.admin.get("/metrics").await.unwrap();
     let text = String::from_utf8_lossy(&reply.body).into_owned();
@@ -58,7 +67,7 @@ async fn metric(cluster: &TestCluster, line: &str) -> u64 {
     value.map_or(0, |value| value.parse().unwrap())
 }
 
-/// Waits until so many outcomes were dealt with in one of these ways.
+/// Waits until this number of outcomes was delivered, failed or dropped.
 async fn until_outcomes(cluster: &TestCluster, results: &[&str], count: u64) {
     for _ in 0..1_000 {
         let mut sum = 0;
@@ -73,7 +82,7 @@ async fn until_outcomes(cluster: &TestCluster, results: &[&str], count: u64) {
     panic!("never: {count} outcomes {results:?}");
 }
 
-/// What the rogue counted, as its reason tells it.
+/// Returns the counts that the rogue policy reports in its reason.
 async fn counted(cluster: &TestCluster) -> String {
     let preview = cluster.client.post("/v1/route", &[], body(false, 2)).await.unwrap().json().unwrap();
     preview["legs"][0]["receipt"]["reason"].as_str().unwrap_or_default().to_owned()
@@ -91,10 +100,10 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
     cluster.drop_policy("aggregated.wasm", LEARNED_TTFT).unwrap();
     serves(&cluster, "learned-ttft").await;
     let mut asked = 0;
-    // Nothing is known: both are asked.
+    // Nothing is learnt yet: both get requests.
     let mut both = [false; 2];
     while both != [true; 2] {
-        let decision = ask(&cluster).await;
+        let decision = stream(&cluster).await;
         assert!(decision.contains("learned-ttft@2 policy") && asked < 200, "{asked}: {decision}");
         both[usize::from(decision.contains("=2/0"))] = true;
         asked += 1;
@@ -102,7 +111,7 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
     until_outcomes(&cluster, &["given"], asked).await;
     let mut slow = 0;
     for _ in 0..100 {
-        slow += u32::from(ask(&cluster).await.contains("=1/0"));
+        slow += u32::from(stream(&cluster).await.contains("=1/0"));
     }
     // One in fifty explores, and half of those find the slow one; without what was learnt it is every second.
     assert!(slow <= 8, "{slow} of 100 still go to the slow engine");
@@ -112,7 +121,7 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
     cluster.until("the same with another digest", reloaded).await.unwrap();
     let mut slow = 0;
     for _ in 0..20 {
-        slow += u32::from(ask(&cluster).await.contains("=1/0"));
+        slow += u32::from(stream(&cluster).await.contains("=1/0"));
     }
     assert!(slow <= 3, "{slow} of 20 after the reload");
     assert_eq!(metric(&cluster, "pointsman_policy_outcomes_total{result=\"dropped\"}").await, 0);
@@ -131,7 +140,7 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
 }
 
 #[tokio::test]
-async fn every_decision_s_outcome_is_told_once_with_its_worker_and_its_end() {
+async fn every_decision_s_outcome_is_delivered_once_with_its_worker_and_status() {
     let slow = SimConfig { itl: Duration::from_millis(10), ..engine(Duration::ZERO) };
     let cluster = slot(TestClusterBuilder::new(), SlotKind::Aggregated, "grants = [\"log\", \"state\"]")
         .sim_with(slow.clone(), "")
@@ -161,7 +170,7 @@ async fn every_decision_s_outcome_is_told_once_with_its_worker_and_its_end() {
 }
 
 #[tokio::test]
-async fn each_leg_s_slot_is_told_of_its_own_workers() {
+async fn each_leg_s_slot_learns_of_its_own_workers_only() {
     let mut builder = TestClusterBuilder::new();
     for kind in [SlotKind::Prefill, SlotKind::Decode] {
         builder = slot(builder, kind, "grants = [\"log\", \"state\"]");
@@ -187,7 +196,7 @@ async fn each_leg_s_slot_is_told_of_its_own_workers() {
 }
 
 #[tokio::test]
-async fn a_decode_override_is_told_which_leg_answered() {
+async fn a_decode_override_learns_which_leg_answered() {
     let cluster = slot(TestClusterBuilder::new(), SlotKind::DecodeOverride, "grants = [\"log\", \"state\"]")
         .sim(Dialect::Vllm, Role::Prefill)
         .sim(Dialect::Vllm, Role::Decode)

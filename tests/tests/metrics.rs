@@ -1,4 +1,4 @@
-//! `/metrics` read by a parser of its own: families are complete, names follow the rules, values agree.
+//! `/metrics`, read by an independent parser: families are complete, names follow the rules, values agree.
 
 #![allow(
     clippy::expect_used,
@@ -8,7 +8,10 @@
     reason = "helpers of tests"
 )]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::cluster::{TestCluster, TestClusterBuilder};
@@ -164,4 +167,26 @@ async fn the_exposition_is_valid_and_follows_the_naming_rules() {
     }
     let again = parse(&exposition(&cluster).await);
     assert!(again.keys().eq(families.keys()), "a second scrape has the same families");
+}
+
+#[tokio::test]
+async fn idle_connections_to_workers_that_are_closed_are_counted() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.upstream.idle_timeout = Duration::from_millis(50))
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let body = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hi"}]}"#;
+    assert_eq!(cluster.client.post("/v1/chat/completions", &[], body).await.unwrap().status, 200);
+    for _ in 0..200 {
+        let text = cluster.admin.get("/metrics").await.unwrap();
+        let text = String::from_utf8_lossy(&text.body).into_owned();
+        let line = text.lines().find(|line| line.starts_with("pointsman_upstream_connections_closed_total "));
+        if line.is_some_and(|line| !line.ends_with(" 0")) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("no idle connection was closed within 10 s");
 }

@@ -20,13 +20,13 @@ use tokio::{
 };
 
 const CHAT: &str = "/v1/chat/completions";
-/// How long an event is waited for: compiling a policy takes that long when the machine is busy.
+/// Longest wait for an event: compiling a policy takes that long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 async fn cluster(token: bool, reads: bool) -> TestCluster {
     TestClusterBuilder::new()
         .config(|config| {
-            config.server.admin_token = token.then(|| "s3cret".to_owned());
+            config.server.admin_token = token.then(|| "s3cret".into());
             config.server.admin_token_reads = reads;
         })
         .sim(Dialect::Vllm, Role::Aggregated)
@@ -42,7 +42,7 @@ async fn ask(cluster: &TestCluster, id: &str) {
     assert_eq!(reply.status, 200);
 }
 
-/// Kind and data of the next event; comments are passed by.
+/// Returns kind and data of the next event; skips comments.
 async fn next(events: &mut Stream) -> (String, Value) {
     loop {
         let event = timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
@@ -54,7 +54,7 @@ async fn next(events: &mut Stream) -> (String, Value) {
     }
 }
 
-/// The next event of a kind that is as wanted.
+/// Returns the next event of a kind that satisfies `wanted`.
 async fn until(events: &mut Stream, kind: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let found = timeout(PATIENCE, async {
         loop {
@@ -71,6 +71,20 @@ fn of(request: &str) -> impl Fn(&Value) -> bool {
     move |event| event["decisions"].as_array().unwrap().iter().any(|one| one["request_id"] == request)
 }
 
+/// The page's scripts, in Node with a stand-in for the browser.
+#[test]
+fn the_page_shows_short_names_drains_workers_and_ends_shed_requests() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let node =
+        std::process::Command::new("node").args(["--test", "tests/page.test.mjs"]).current_dir(dir).output();
+    let Ok(output) = node else {
+        println!("skipped: node is not installed");
+        return;
+    };
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{text}");
+}
+
 #[tokio::test]
 async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
     let cluster = cluster(false, false).await;
@@ -79,6 +93,7 @@ async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
         ("/page.css", "text/css; charset=utf-8"),
         ("/page.js", "text/javascript; charset=utf-8"),
         ("/slots.js", "text/javascript; charset=utf-8"),
+        ("/compare.js", "text/javascript; charset=utf-8"),
         ("/page.svg", "image/svg+xml"),
     ] {
         let reply = cluster.admin.get(path).await.unwrap();
@@ -100,7 +115,7 @@ async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
 }
 
 #[tokio::test]
-async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes_is_told() {
+async fn a_decision_appears_within_a_second_of_its_request_and_only_changes_are_sent() {
     let cluster = cluster(false, false).await;
     let mut events = cluster.admin.events("/events", &[]).await.unwrap();
     assert_eq!(events.headers["content-type"], "text/event-stream");
@@ -117,13 +132,13 @@ async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes
     assert_eq!(first["workers"]["workers"][0]["id"], 1);
     assert!(first["slots"]["slots"].as_array().unwrap().iter().any(|slot| slot["slot"] == "aggregated"));
     assert_eq!(
-        (&first["decisions"]["decisions"], &first["pulse"]["ttft_p50_ms"]),
+        (&first["decisions"]["decisions"], &first["stats"]["ttft_p50_ms"]),
         (&json!([]), &Value::Null)
     );
     let quiet = timeout(Duration::from_millis(1_200), async {
         loop {
             let (kind, data) = next(&mut events).await;
-            // An engine's own load is read again and again, and may move.
+            // The engine's own load is polled and may change.
             assert_eq!(kind, "workers", "{data}");
         }
     });
@@ -143,12 +158,12 @@ async fn a_decision_is_told_within_a_second_of_its_request_and_only_what_changes
     for field in ["request_id", "decider", "choice", "runner_up", "took_us", "outcome"] {
         assert_eq!(one[field], whole[field], "{field}");
     }
-    let beat = until(&mut events, "pulse", |beat| beat["requests_per_second"].as_f64() > Some(0.0)).await;
-    assert!(beat["requests_per_second"].as_f64() <= Some(1.0), "{beat}");
+    let stats = until(&mut events, "stats", |stats| stats["requests_per_second"].as_f64() > Some(0.0)).await;
+    assert!(stats["requests_per_second"].as_f64() <= Some(1.0), "{stats}");
 }
 
 #[tokio::test]
-async fn a_dropped_policy_is_told_with_its_generation_and_in_the_history() {
+async fn a_new_policy_file_appears_with_its_generation_and_in_the_history() {
     let cluster = cluster(false, false).await;
     let mut events = cluster.admin.events("/events", &[]).await.unwrap();
     cluster.drop_policy("aggregated.wasm", b"garbage").unwrap();
@@ -165,12 +180,12 @@ async fn a_dropped_policy_is_told_with_its_generation_and_in_the_history() {
 }
 
 #[tokio::test]
-async fn readers_that_do_not_read_block_no_other_and_are_bounded() {
+async fn event_readers_that_stop_reading_block_no_other_and_are_bounded() {
     let cluster = cluster(false, false).await;
     let mut deaf = Vec::new();
     for _ in 0..8 {
         let mut stream = TcpStream::connect(cluster.gateway.admin).await.unwrap();
-        stream.write_all(b"GET /events HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         deaf.push(stream);
     }
     let mut events = cluster.admin.events("/events", &[]).await.unwrap();
@@ -191,7 +206,7 @@ async fn readers_that_do_not_read_block_no_other_and_are_bounded() {
     assert_eq!((refused.status.as_u16(), more.len() + deaf.len()), (503, 31));
     drop((more, deaf, events));
     for _ in 0..100 {
-        // Those that left are noticed.
+        // The gateway notices readers that disconnected.
         if cluster.admin.events("/events", &[]).await.unwrap().status == 200 {
             break;
         }
@@ -206,9 +221,9 @@ async fn readers_that_do_not_read_block_no_other_and_are_bounded() {
 }
 
 #[tokio::test]
-async fn the_page_needs_no_token_its_events_do_when_reads_do() {
+async fn the_page_needs_no_token_and_its_events_need_one_when_reads_do() {
     let cluster = cluster(true, true).await;
-    for path in ["/", "/page.js", "/slots.js", "/page.css", "/page.svg"] {
+    for path in ["/", "/page.js", "/slots.js", "/compare.js", "/page.css", "/page.svg"] {
         assert_eq!(cluster.admin.get(path).await.unwrap().status, 200, "{path}");
     }
     let right = [("authorization", "Bearer s3cret")];
@@ -220,7 +235,7 @@ async fn the_page_needs_no_token_its_events_do_when_reads_do() {
 }
 
 #[tokio::test]
-async fn who_may_only_read_is_told_so() {
+async fn a_client_that_may_only_read_learns_so() {
     let cluster = cluster(true, false).await;
     for (headers, may) in [
         (&[][..], false),
@@ -234,7 +249,7 @@ async fn who_may_only_read_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_page_of_somebody_else_cannot_make_a_browser_change_anything() {
+async fn a_page_of_another_site_cannot_change_anything_through_a_browser() {
     let cluster = cluster(false, false).await;
     for (site, status) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
         let reply = cluster.admin.post("/policies/reload", &[("sec-fetch-site", site)], "").await.unwrap();

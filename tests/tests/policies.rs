@@ -1,4 +1,5 @@
-//! Policies live: a file dropped in serves the next request, garbage is refused, a loop is caught.
+//! Policies of a running gateway: a new file serves the next request, an invalid one is refused, a loop is
+//! stopped.
 
 #![allow(
     clippy::unwrap_used,
@@ -52,7 +53,7 @@ async fn a_policy_dropped_in_serves_the_next_request() {
     until_policy(&cluster, "weighted-random@3 policy").await;
 }
 
-/// Bytes that were built against the contract as it was released: they are never built again.
+/// A component that was built against the released contract. It is never rebuilt.
 const FROZEN: &[u8] = include_bytes!("../fixtures/guests/selector-0.1.0.wasm");
 
 #[tokio::test]
@@ -82,7 +83,7 @@ async fn a_guest_of_the_released_contract_0_1_0_is_served_and_its_state_is_kept(
 }
 
 #[tokio::test]
-async fn garbage_is_refused_and_the_last_good_one_serves_on() {
+async fn an_invalid_file_is_refused_and_the_last_valid_one_keeps_serving() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     cluster.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
     until_policy(&cluster, "least-loaded@2").await;
@@ -127,7 +128,41 @@ async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_f
         cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.rollbacks == 1)
     };
     cluster.until("the rollback is reported", reported).await.unwrap();
-    assert_eq!(slot(&cluster, "aggregated").await["state"], "rolled-back");
+    let status = slot(&cluster, "aggregated").await;
+    assert_eq!(status["state"], "rolled-back");
+    let message = status["refusals"][0]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("rolled back after 1 failure in its first "), "{message}");
+    assert!(message.ends_with("; change the file or its settings to try again"), "{message}");
+}
+
+#[tokio::test]
+async fn a_panic_of_a_policy_is_shown_with_its_message_and_place() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.policies.probation_failure_share = 1.0;
+            let settings = toml::from_str("mode = \"trap\"\nafter = 20").unwrap();
+            config.policies.slots.insert(
+                pointsman_routing::SlotKind::Aggregated,
+                pointsman_gateway::config::SlotEntry { settings, ..Default::default() },
+            );
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
+    until_policy(&cluster, "hostile@2").await;
+    for _ in 0..200 {
+        if !slot(&cluster, "aggregated").await["last_failure"].is_null() {
+            break;
+        }
+        ask(&cluster).await;
+    }
+    let failure = slot(&cluster, "aggregated").await["last_failure"].clone();
+    assert_eq!(failure["kind"], "trap", "{failure}");
+    let message = failure["message"].as_str().unwrap();
+    assert!(message.contains("panicked at tests/guests/hostile/src/lib.rs:"), "{message}");
+    assert!(message.contains(": as the test wants it (wasm trap"), "{message}");
 }
 
 #[tokio::test]
@@ -216,7 +251,7 @@ async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
 
 #[tokio::test]
 async fn a_decode_override_that_fails_is_counted_among_the_fallbacks() {
-    // Each of its two functions fails by itself; the probe has a part in the calls that go well.
+    // Each of its two functions fails separately; the probe adds to the successful calls.
     for script in ["error 20", "config-error 20"] {
         let cluster = TestClusterBuilder::new()
             .config(|config| config.policies.probation_calls = 0)

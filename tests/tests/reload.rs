@@ -90,7 +90,7 @@ async fn limits_and_timeouts_take_effect_for_the_next_request() {
 #[tokio::test]
 async fn keys_and_the_rate_limit_take_effect_for_the_next_request() {
     let reloading = Reloading::start("").await;
-    assert_eq!(reloading.after(|c| c.server.api_keys = vec!["k".to_owned()]).await.0, 401);
+    assert_eq!(reloading.after(|c| c.server.api_keys = vec!["k".into()]).await.0, 401);
     assert_eq!(reloading.ask(&[("authorization", "Bearer k")]).await.status, 200);
     reloading.reload(|c| c.server.requests_per_second = 1).await;
     assert_eq!(
@@ -111,11 +111,11 @@ async fn the_operators_token_takes_effect_for_the_next_request() {
         (read.status.as_u16(), change.status.as_u16())
     };
     assert_eq!(statuses().await, (200, 200));
-    reloading.reload(|c| c.server.admin_token = Some("t".to_owned())).await;
+    reloading.reload(|c| c.server.admin_token = Some("t".into())).await;
     assert_eq!(statuses().await, (200, 401));
     reloading
         .reload(|c| {
-            c.server.admin_token = Some("t".to_owned());
+            c.server.admin_token = Some("t".into());
             c.server.admin_token_reads = true;
         })
         .await;

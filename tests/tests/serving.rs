@@ -1,4 +1,5 @@
-//! The happy ways: one worker, two workers of either dialect, streamed and not, and what engines get to see.
+//! Success paths: one worker, two workers of each dialect, streamed and whole answers, and the bodies that
+//! engines receive.
 
 #![allow(
     clippy::unwrap_used,
@@ -80,6 +81,7 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
     assert_eq!(reply.headers["x-request-id"], "client-7");
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
     let port = cluster.sims[0].addr().port().to_string();
+    // A5.2
     assert!(!text.contains(&format!(":{port}")) && !text.contains("127.0.0.1"), "{text}");
     assert!(reply.json().unwrap()["kv_transfer_params"].is_null());
     let sent =
@@ -96,7 +98,8 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
             .find(|(name, _)| name == "x-request-id")
             .map(|(_, value)| value.clone())
             .unwrap();
-        assert!(id.len() == 32 && id != "client-7");
+        // A5.3
+        assert!(id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
     }
     let ids: Vec<_> =
         [&prefill, &decode].map(|r| r.headers.iter().find(|(n, _)| n == "x-request-id").cloned()).into();
@@ -107,7 +110,7 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
 }
 
 #[tokio::test]
-async fn usage_tells_the_prefill_leg_s_cached_tokens() {
+async fn usage_reports_the_prefill_leg_s_cached_tokens() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     let mut cached = Vec::new();
     for _ in 0..2 {
@@ -119,11 +122,12 @@ async fn usage_tells_the_prefill_leg_s_cached_tokens() {
         cached.push(usage.unwrap()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap());
     }
     assert_eq!(cached[0], 0);
+    // C7.4
     assert!(cached[1] > 0, "the second prompt was cached at the prefill worker: {cached:?}");
 }
 
 #[tokio::test]
-async fn i_what_a_client_does_wrong_is_told() {
+async fn i_every_client_error_names_its_cause() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.server.max_body_bytes = 2_000)
         .sim(Dialect::Vllm, Role::Aggregated)
@@ -152,7 +156,7 @@ async fn i_what_a_client_does_wrong_is_told() {
 }
 
 #[tokio::test]
-async fn i_keys_are_asked_for_when_there_are_any() {
+async fn i_a_key_is_required_when_keys_are_configured() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.server.api_keys = vec!["sk-right".into()])
         .sim(Dialect::Vllm, Role::Aggregated)
@@ -177,6 +181,7 @@ async fn b3_models_and_readiness_list_only_what_can_be_served() {
         .await
         .unwrap();
     let models = cluster.client.get("/v1/models").await.unwrap().json().unwrap();
+    // B3.3
     assert_eq!(models["data"][0]["id"], "tiny");
     assert_eq!(cluster.admin.get("/readyz").await.unwrap().status, 200);
     cluster.sims[0].set_faults(vec![pointsman_sim::Fault {
@@ -196,7 +201,9 @@ async fn b3_models_and_readiness_list_only_what_can_be_served() {
         })
         .await
         .unwrap();
+    // B3.2, B3.3
     assert_eq!(cluster.client.get("/v1/models").await.unwrap().json().unwrap()["data"], json!([]));
+    // B3.4
     assert_eq!(cluster.admin.get("/readyz").await.unwrap().status, 503);
     let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
     assert_eq!((reply.status.as_u16(), reply.code()), (503, "prefill_unavailable".into()));
@@ -211,9 +218,15 @@ async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_c
         .await
         .unwrap();
     assert!(!text(&cluster, false).await.is_empty());
+    // So does a vLLM decode worker, which has the fact `local_prefill`.
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 0, 1).await.unwrap();
+    // B1.2, B1.3
+    assert!(!text(&cluster, true).await.is_empty());
+    assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 1);
     // Stock SGLang decode workers cannot.
     let cluster = TestCluster::disaggregated(Dialect::Sglang, 0, 1).await.unwrap();
     let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
+    // B1.4
     assert_eq!((reply.status.as_u16(), reply.code()), (503, "no_worker".into()));
 }
 
@@ -232,6 +245,7 @@ async fn f3_a_pinned_request_goes_where_it_is_pinned() {
         );
     }
     assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 0);
+    // F3.5
     assert_eq!(cluster.sims[3].state().requests.values().sum::<u64>(), 4);
 }
 
@@ -272,7 +286,7 @@ async fn the_admin_port_lists_workers_policies_and_metrics() {
     let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
     for line in [
         "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\",code=\"ok\"} 1",
-        "pointsman_decisions_total{slot=\"prefill\",policy=\"kv-aware\",generation=\"1\",decider=\"policy\"} 1",
+        "pointsman_decisions_total{slot=\"prefill\",policy=\"kv-aware\",lane=\"active\",decider=\"policy\"} 1",
         "pointsman_handoffs_total{reason=\"complete\"} 1",
         "pointsman_output_tokens_total 12",
         "pointsman_inflight_requests 0",
@@ -288,7 +302,7 @@ async fn the_admin_port_lists_workers_policies_and_metrics() {
 }
 
 #[tokio::test]
-async fn draining_finishes_what_runs_and_refuses_what_comes() {
+async fn a_drain_finishes_requests_in_flight_and_refuses_new_ones() {
     let slow = SimConfig {
         itl: std::time::Duration::from_millis(20),
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)

@@ -92,7 +92,7 @@ async fn a_model_s_own_slot_serves_that_model_alone() {
     let report = post(&cluster, "/policies/reload").await.json().unwrap();
     assert!(ask(&cluster).await.contains("least-loaded@2 policy"), "{report}");
     assert_eq!(slot(&cluster).await["policy"], "kv-aware", "the slot of all models is as it was");
-    // It is rolled back by its model's name only.
+    // A rollback of this slot needs the model's name.
     assert_eq!(post(&cluster, "/policies/aggregated/rollback").await.code(), "nothing_to_roll_back");
     assert_eq!(post(&cluster, "/policies/aggregated/rollback?model=tiny").await.status, 200);
     assert!(ask(&cluster).await.contains("native@3 native"));
@@ -192,7 +192,7 @@ async fn a_shadow_is_counted_and_never_serves() {
 }
 
 #[tokio::test]
-async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_cannot() {
+async fn a_reload_changes_slots_and_workers_and_names_what_needs_a_restart() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_owned();
     let write = |text: &str| std::fs::write(file.path(), text).unwrap();
@@ -219,7 +219,7 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
     assert_eq!(report["needs_restart"], json!(["index.ttl"]));
     assert_eq!(report["workers"], json!({ "added": [7], "removed": [], "changed": [] }));
     assert!(ask(&cluster).await.contains("least-loaded@2 policy"));
-    // One slot is refused, the other applies: each wholly or not at all.
+    // One slot is refused, the other applies; each applies as a whole.
     write(
         "[policies.slots.aggregated]\nbuiltin = \"kv-aware\"\nsettings = { no = 1 }\n[policies.slots.prefill]\nnative = \"random\"",
     );
@@ -234,7 +234,7 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
     );
     assert_eq!(report["workers"]["removed"], json!([7]));
     assert!(ask(&cluster).await.contains("least-loaded@2 policy"));
-    // What is no configuration changes nothing, and all that is wrong is said.
+    // An invalid configuration changes nothing, and every problem is reported.
     write("[policies.slots.aggregated]\nbuiltin = \"no\"\n[policies.slots.prefill]\npicker = \"min\"");
     let wrong = post(&cluster, "/config/reload").await;
     assert_eq!((wrong.status.as_u16(), wrong.code().as_str()), (400, "invalid_config"));
@@ -244,7 +244,7 @@ async fn a_configuration_read_again_changes_slots_and_workers_and_names_what_it_
 }
 
 #[tokio::test]
-async fn a_changed_configuration_file_is_taken_without_being_asked() {
+async fn a_changed_configuration_file_is_reloaded_without_a_command() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_owned();
     let cluster = TestClusterBuilder::new()
@@ -266,7 +266,7 @@ async fn a_changed_configuration_file_is_taken_without_being_asked() {
     };
     write("[policies.slots.prefill]\nbuiltin = \"least-loaded\"");
     cluster.until("the change is taken", runs("least-loaded")).await.unwrap();
-    // What is wrong is not taken, and what is right after it is.
+    // An invalid file is ignored, and the valid file after it is applied.
     write("[policies.slots.prefill]\nbuiltin = 1");
     tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
     assert!(runs("least-loaded")(&cluster));

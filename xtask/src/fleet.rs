@@ -22,7 +22,8 @@ mod build;
 mod engines;
 mod process;
 
-/// Longest wait until every worker is eligible: a thousand workers are probed by one gateway on a busy machine.
+/// Longest wait until every worker is eligible: a thousand workers are probed by one gateway on a busy
+/// machine.
 const READY: Duration = Duration::from_secs(60);
 
 /// The gateway, its engines, and the policy directory that it watches.

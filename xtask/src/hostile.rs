@@ -1,7 +1,11 @@
 //! `hostile`: bad policies installed one after another in a real gateway under a steady load. No request may
 //! fail, each policy has to end as specified, and repeating the whole list may not cost memory.
 
-use std::path::Path;
+use std::{
+    cell::{Cell, RefCell},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::ensure;
 
@@ -12,12 +16,13 @@ use crate::{
     setup, sh,
 };
 
+mod bombs;
 mod cases;
 mod run;
 mod verdict;
 
 use cases::Guests;
-use run::Run;
+use run::{Bounds, Run};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -30,6 +35,21 @@ pub(crate) struct Args {
     /// Passes over the list. Memory is printed after each pass and judged from the end of the second on.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
+    /// Number of generated files, in the first round.
+    #[arg(long, default_value_t = 500)]
+    generated: u32,
+    /// Seed of the generated files; 0: another one each time.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Largest growth of the gateway's peak memory in a row, megabytes.
+    #[arg(long, default_value_t = 150.0)]
+    peak_mb: f64,
+    /// Largest 99th percentile of the latency of requests in a row, milliseconds.
+    #[arg(long, default_value_t = 250)]
+    p99_ms: u64,
+    /// Longest time until the next good file serves, seconds.
+    #[arg(long, default_value_t = 5)]
+    good_after_s: u64,
 }
 
 const CLIENTS: u32 = 16;
@@ -43,6 +63,7 @@ const GROWTH: f64 = 0.05;
 const CONFIG: &str = r#"
 [policies]
 rescan = "1s"
+compile_cpu = "5s"
 [policies.slots.decode]
 grants = ["log", "wasi", "state"]
 [decisions]
@@ -58,11 +79,22 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let dir = tempfile::Builder::new().prefix("pointsman-hostile-").tempdir()?;
     let fleet = start(&bin, dir.path()).await?;
     let load = FixedRate::start(&fleet.client, args.rate, CLIENTS);
-    let run = Run { fleet, guests };
+    let bounds = Bounds {
+        peak_mb: args.peak_mb,
+        p99: Duration::from_millis(args.p99_ms),
+        good_after: Duration::from_secs(args.good_after_s),
+    };
+    let run = Run { fleet, guests, bounds, next: Cell::new(0), seen: RefCell::default() };
+    let seed = if args.seed == 0 { rand::random() } else { args.seed };
+    sh::print(&format!("seed of the generated files: {seed}"));
     let mut memory = vec![run.warm_up().await?];
     let (mut rows, mut wrong) = (Vec::new(), 0);
     for round in 0..args.rounds {
         let mut cases = cases::all(&run.guests, round)?;
+        cases.extend(bombs::cases(&run.guests));
+        if round == 0 {
+            cases.extend(bombs::generated(&run.guests, seed, args.generated));
+        }
         cases.retain(|case| args.only.as_ref().is_none_or(|only| case.name.contains(only)));
         let progress = sh::progress(cases.len() as u64, "cases");
         for case in &cases {
@@ -77,7 +109,8 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         memory.push(run.settled().await?);
     }
     let summary = load.stop().await;
-    sh::print("| case | file | expected | /policies | /metrics | |\n| --- | --- | --- | --- | --- | --- |");
+    sh::print("| case | file | expected | /policies | /metrics | peak MB | p99 ms | next good after s | |");
+    sh::print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     rows.iter().for_each(|row| sh::print(row));
     judge(&summary, rows.len(), wrong, &memory)
 }

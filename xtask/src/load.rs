@@ -34,6 +34,8 @@ struct Shared {
     sent: AtomicU64,
     failed: AtomicU64,
     problem: Mutex<Option<String>>,
+    /// Latencies since the last [`FixedRate::take_p99`].
+    recent: Mutex<Vec<Duration>>,
 }
 
 /// Result of a load.
@@ -65,6 +67,13 @@ impl FixedRate {
         self.shared.failed.load(Ordering::Relaxed)
     }
 
+    /// Returns the 99th percentile of the latencies since the last call. `None`: no request was answered.
+    pub(crate) fn take_p99(&self) -> Option<Duration> {
+        let mut recent = std::mem::take(&mut *self.shared.recent.lock());
+        recent.sort_unstable();
+        recent.get(recent.len() * 99 / 100).copied()
+    }
+
     /// Stops the clients after their current request.
     pub(crate) async fn stop(self) -> Summary {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -94,7 +103,10 @@ async fn send(shared: Arc<Shared>, client: Client, mut due: Instant, gap: Durati
         sleep_until(due).await;
         shared.sent.fetch_add(1, Ordering::Relaxed);
         match client.outcome(CHAT, BODY, false).await {
-            Outcome::Whole => latencies.push(due.elapsed()),
+            Outcome::Whole => {
+                latencies.push(due.elapsed());
+                shared.recent.lock().push(due.elapsed());
+            }
             other => {
                 shared.failed.fetch_add(1, Ordering::Relaxed);
                 shared.problem.lock().get_or_insert_with(|| format!("{other:?}"));

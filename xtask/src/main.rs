@@ -17,6 +17,8 @@ mod e2e_vllm;
 mod fleet;
 mod fuzz;
 mod hostile;
+mod lab_dynamo;
+mod lab_fidelity;
 mod load;
 mod metrics_text;
 mod models;
@@ -53,7 +55,7 @@ enum Command {
     /// Run every test.
     Test,
     /// Run what CI runs: format, line width, module rules, lints, docs, models, tests.
-    Ci,
+    Ci(ci::Args),
     /// Run what CI has no time for, and print one table.
     Nightly(nightly::Args),
     /// Run the benches.
@@ -78,7 +80,11 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Compare hashes, index and cost with NVIDIA Dynamo's KV router.
     Oracle(oracle::Args),
-    /// Stream a chat completion with the OpenAI Python SDK through a gateway.
+    /// Compare the lab with NVIDIA Dynamo's offline replay on the same trace.
+    LabDynamo(lab_dynamo::Args),
+    /// Play a trace through a gateway with simulated engines and through the lab, and compare.
+    LabFidelity(lab_fidelity::Args),
+    /// Call every endpoint with the OpenAI and Anthropic Python SDKs through a gateway.
     E2eSdk,
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
     E2eVllm(e2e_vllm::Args),
@@ -104,7 +110,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Setup => setup::run(),
         Command::Demo(args) => demo::run(&args).await,
         Command::Test => test::run(),
-        Command::Ci => ci::run(),
+        Command::Ci(args) => ci::run(&args),
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
         Command::Policies(args) => policies::run(&args),
@@ -116,6 +122,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Shadow(args) => shadow::run(&args).await,
         Command::Models(args) => models::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::LabDynamo(args) => lab_dynamo::run(&args),
+        Command::LabFidelity(args) => lab_fidelity::run(&args).await,
         Command::Oracle(args) => oracle::run(&args),
         Command::E2eSdk => e2e_sdk::run().await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,

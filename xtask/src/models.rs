@@ -1,5 +1,5 @@
-//! `models`: checks the host's lock-free code with the loom model checker, in every interleaving. `tests/models` is a
-//! workspace of its own, because it compiles the host's files with `cfg(loom)`.
+//! `models`: checks the host's lock-free code with the loom model checker, in every interleaving.
+//! `tests/models` is a workspace of its own, because it compiles the host's files with `cfg(loom)`.
 
 use crate::{fleet, sh};
 

@@ -28,6 +28,19 @@ impl fmt::Display for Memory {
     }
 }
 
+/// Sets the peak of a process' resident memory to what is resident now.
+pub(crate) fn reset_peak(pid: u32) -> anyhow::Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")
+        .with_context(|| format!("could not reset the peak of the memory of process {pid}"))
+}
+
+/// Largest resident memory of a process since [`reset_peak`], megabytes.
+pub(crate) fn peak_mb(pid: u32) -> anyhow::Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))
+        .with_context(|| format!("could not read the memory of process {pid}"))?;
+    megabytes(&status, "VmHWM:")
+}
+
 /// CPU time that a process and its children used so far, nanoseconds: the scheduler's count of every live
 /// thread.
 pub(crate) fn cpu_nanos(pid: u32) -> u64 {

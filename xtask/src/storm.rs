@@ -2,7 +2,9 @@
 
 use crate::{fleet, setup};
 
+mod clients;
 mod disconnect;
+mod engines;
 mod faults;
 
 #[derive(Debug, clap::Args)]
@@ -17,6 +19,10 @@ enum Storm {
     Faults(faults::Args),
     /// Send requests whose clients disconnect at random times.
     Disconnect(disconnect::Args),
+    /// Send requests while one worker of each leg misbehaves in every way, is stopped or killed.
+    Engines(engines::Args),
+    /// Send malformed, slow, unread and abandoned requests beside a well-behaved client.
+    Clients(clients::Args),
 }
 
 /// Runs a storm; returns an error when a check failed.
@@ -26,6 +32,8 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     match &args.storm {
         Storm::Faults(args) => faults::run(args, &bin).await,
         Storm::Disconnect(args) => disconnect::run(args, &bin).await,
+        Storm::Engines(args) => engines::run(args, &bin).await,
+        Storm::Clients(args) => clients::run(args, &bin).await,
     }
 }
 

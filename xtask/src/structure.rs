@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let own = sh::root();
     let root = args.of.as_deref().unwrap_or(&own);
     let crates = modules::crates(root)?;
-    report(&crates);
+    report(root, &crates);
     if args.of.is_some() {
         return Ok(());
     }
@@ -45,27 +45,50 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn report(crates: &[Crate]) {
+fn report(root: &Path, crates: &[Crate]) {
     let mut sizes = sizes::Sizes::default();
     let mut lines_by_crate = BTreeMap::new();
-    let (mut file_circles, mut sibling_circles) = (Vec::new(), 0);
+    let (mut file_circles, mut sibling_circles) = (Vec::<Vec<String>>::new(), 0);
     for krate in crates {
         let lines = krate.modules.iter().map(|module| sizes.add(module)).sum::<usize>();
         *lines_by_crate.entry(krate.name.as_str()).or_insert(0) += lines;
         let imports = graph::imports(krate);
-        file_circles.extend(graph::file_circles(krate, &imports).iter().map(Vec::len));
+        let names = |circle: Vec<usize>| {
+            circle
+                .iter()
+                .filter_map(|at| krate.modules.get(*at))
+                .map(|module| shown(root, &module.file))
+                .collect()
+        };
+        file_circles.extend(graph::file_circles(krate, &imports).into_iter().map(names));
         sibling_circles += graph::sibling_circles(krate, &imports).len();
     }
     for (name, lines) in lines_by_crate {
         sh::print(&format!("{name:<32} {lines:>6} lines"));
     }
     sh::print(&sizes.table());
-    file_circles.sort_unstable_by(|a, b| b.cmp(a));
-    sh::print(&format!("import circles, by number of files: {file_circles:?}"));
+    file_circles.sort_unstable_by_key(|circle| std::cmp::Reverse(circle.len()));
+    let sizes: Vec<usize> = file_circles.iter().map(Vec::len).collect();
+    sh::print(&format!("import circles, by number of files: {sizes:?}"));
+    for circle in file_circles {
+        sh::print(&format!("    {}", circle.join(", ")));
+    }
     sh::print(&format!("circles between sibling modules: {sibling_circles}"));
 }
 
 /// The path of `file` below `root`, for messages.
 fn shown(root: &Path, file: &Path) -> String {
     file.strip_prefix(root).unwrap_or(file).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_tree_keeps_the_module_rules() {
+        let root = sh::root();
+        let broken = rules::broken(&root, &modules::crates(&root).unwrap()).unwrap();
+        assert!(broken.is_empty(), "{}", broken.join("\n"));
+    }
 }

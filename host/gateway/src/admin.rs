@@ -10,21 +10,28 @@ use axum::{
     response::IntoResponse,
     routing::{delete, get, post},
 };
+use pointsman_orchestration::is_up;
 use pointsman_workers::{Leg, ModelName};
 use serde_json::json;
 
 use crate::{
-    orchestrate::availability::{is_up, servable_models},
+    http::body,
+    orchestrate::availability::servable_models,
     state::{SharedState, State},
     telemetry::exposition::{self, Sources},
 };
 
+mod audit;
+mod big_numbers;
 mod config;
 mod decisions;
 mod events;
 mod guard;
+mod origin;
 mod page;
 mod policies;
+mod refuse;
+mod summary;
 mod workers;
 
 /// The operators' endpoints.
@@ -44,17 +51,21 @@ pub(crate) fn routes(state: SharedState) -> Router {
         .route("/policies/{slot}/promote", post(policies::promote))
         .route("/decisions", get(decisions::list))
         .route("/decisions/export", get(decisions::export))
+        .route("/decisions/summary", get(summary::get))
         .route("/decisions/{id}", get(decisions::one))
         .route("/workers", get(workers::list).post(workers::join))
         .route("/workers/{id}", delete(workers::leave))
         .route("/workers/{id}/drain", post(workers::drain).delete(workers::undrain))
+        .fallback(refuse::unknown_url)
+        .method_not_allowed_fallback(refuse::other_method)
+        .layer(middleware::from_fn_with_state(state.clone(), body::whole))
         .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
         .with_state(state)
 }
 
 async fn readyz(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
     let snapshot = state.registry.snapshot();
-    let models = servable_models(&snapshot, state.settings.enforce_disagg);
+    let models = servable_models(&snapshot, &state.settings);
     let draining = state.draining.is_cancelled();
     let activation_of = |model: &ModelName| {
         let both = [Leg::Prefill, Leg::Decode].iter().all(|leg| snapshot.pool(model, *leg).iter().any(is_up));

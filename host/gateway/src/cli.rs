@@ -1,15 +1,10 @@
 //! The command line.
 
-use std::{
-    io::Write as _,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-};
+use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
-use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
+use pointsman_lab::cli::{CompareArgs, TraceCommand};
+use pointsman_policy_runtime::run_compiler_process;
 use pointsman_policy_tools::PolicyCommand;
 use pointsman_workers::WorkerSpec;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,7 +12,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{
     config::{Config, reload::ConfigSource},
     daemon::Daemon,
+    telemetry::text_log,
 };
+
+mod calibrate;
+mod check;
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
@@ -35,14 +34,16 @@ Examples:
   pointsman serve --worker role=prefill,engine=vllm,url=http://10.0.0.1:8000 \\
                   --worker role=decode,engine=vllm,url=http://10.0.0.2:8000 --policies ./policies
   pointsman serve --config pointsman.toml
-  pointsman check-config --config pointsman.toml
+  pointsman check-config pointsman.toml
   pointsman policy new shortest-queue --world selector
   pointsman policy test shortest_queue.wasm --cases cases.toml
   pointsman policy bench shortest_queue.wasm
   pointsman policy run shortest_queue.wasm --receipts decisions.jsonl
   pointsman policy inspect prefill.wasm
-  pointsman policy push prefill.wasm oci:./layout:1.0.0
-  pointsman policy pull oci:./layout:1.0.0 -o prefill.wasm
+  pointsman policy push prefill.wasm registry.example.com/team/prefill:1.0.0
+  pointsman policy pull registry.example.com/team/prefill:1.0.0 -o prefill.wasm
+  pointsman compare --trace requests.jsonl --engines 8 --arm kv-aware --arm round-robin
+  pointsman calibrate --url http://10.0.0.1:8000 --output fleet.toml
   pointsman policy promote prefill --from canary --admin http://127.0.0.1:9090
 
 The log level is set by the environment variable RUST_LOG (default: info).";
@@ -51,11 +52,25 @@ The log level is set by the environment variable RUST_LOG (default: info).";
 enum Command {
     /// Serve clients until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
     Serve(Box<ServeArgs>),
-    /// Check a configuration and report every problem in it.
-    CheckConfig(Box<ServeArgs>),
+    /// Check a configuration as `serve` would, and report every problem in it: keys, values and
+    /// contradictions, ports, tokenizers, the policy directory and its files.
+    CheckConfig(Box<check::CheckArgs>),
     /// Write, test, measure and inspect policies, and replay recorded decisions with them.
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Compare policies on a request trace, in a simulation with the gateway's own router.
+    Compare(Box<CompareArgs>),
+    /// Fit the engine model of `compare` to your engines: step time, transfer, capacity.
+    Calibrate(Box<calibrate::CalibrateArgs>),
+    /// Convert and generate request traces.
+    #[command(subcommand)]
+    Trace(TraceCommand),
+    /// Compile the policy file on stdin into the compile cache. The daemon runs this for each file.
+    #[command(hide = true)]
+    CompilePolicy {
+        /// What to do, and within which limits, as JSON.
+        request: String,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -69,6 +84,12 @@ struct ServeArgs {
     /// Address of the operators' listener [default: 127.0.0.1:9090].
     #[arg(long)]
     admin_listen: Option<SocketAddr>,
+    /// File with the token that operators need to change anything.
+    #[arg(long)]
+    admin_token_file: Option<PathBuf>,
+    /// Allow the operators' listener on a network without a token: everyone there can change the gateway.
+    #[arg(long)]
+    admin_insecure: bool,
     /// Directory of policies: `prefill.wasm`, `decode.wasm`, `aggregated.wasm`, `decode-override.wasm`.
     #[arg(long)]
     policies: Option<PathBuf>,
@@ -77,7 +98,7 @@ struct ServeArgs {
     enforce_disagg: bool,
     /// A worker: role=prefill|decode|aggregated,engine=vllm|sglang|openai,url=http://HOST:PORT and further
     /// id, model, dp_size, bootstrap_host, bootstrap_port, transport, label.KEY, taint, lora, local_prefill,
-    /// prefill_cancellable, max_concurrency, total_blocks, api_key. May be given many times.
+    /// prefill_cancellable, max_concurrency, block_size, total_blocks, api_key. May be given many times.
     #[arg(long = "worker", value_name = "KEY=VALUE,…")]
     workers: Vec<String>,
 }
@@ -86,16 +107,25 @@ impl Cli {
     /// Runs the command.
     #[must_use]
     pub fn run(self) -> ExitCode {
-        start_log(self.log_json);
+        if let Command::CompilePolicy { request } = &self.command {
+            return run_compiler_process(request);
+        }
+        // What `check-config` finds is its output, not its log.
+        let quiet = matches!(self.command, Command::CheckConfig(_));
+        start_log(self.log_json, if quiet { "off" } else { "info,rustls_platform_verifier=off" });
         let outcome = match self.command {
             Command::Serve(args) => serve(*args),
-            Command::CheckConfig(args) => args.config().and_then(|config| summarize(&config)),
+            Command::CheckConfig(args) => args.run(),
             Command::Policy(command) => command.run(),
+            Command::Compare(args) => args.run(),
+            Command::Calibrate(args) => args.run(),
+            Command::Trace(command) => command.run(),
+            Command::CompilePolicy { .. } => Ok(ExitCode::FAILURE),
         };
         match outcome {
             Ok(code) => code,
             Err(error) => {
-                let _ = writeln!(std::io::stderr(), "pointsman: {error:#}");
+                let _ = writeln!(std::io::stderr(), "pointsman: {}", text_of(&error));
                 ExitCode::from(2)
             }
         }
@@ -104,16 +134,42 @@ impl Cli {
 
 impl ServeArgs {
     fn config(&self) -> anyhow::Result<Config> {
-        let parse = |flag: &String| WorkerSpec::parse_flag(flag).with_context(|| format!("--worker {flag}"));
-        let workers = self.workers.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
-        let config = Config::load(self.config.as_deref(), |config| {
-            config.server.listen = self.listen.unwrap_or(config.server.listen);
-            config.server.admin_listen = self.admin_listen.unwrap_or(config.server.admin_listen);
-            config.policies.dir = self.policies.clone().or(config.policies.dir.take());
-            config.routing.enforce_disagg |= self.enforce_disagg;
-            config.workers.extend(workers);
-        })?;
-        Ok(config)
+        Ok(Config::load(self.config.as_deref(), |config| self.overrule(config))?)
+    }
+
+    /// Puts the flags in the place of the file's values.
+    fn overrule(&self, config: &mut Config) {
+        if let Some(listen) = self.listen {
+            config.server.listen = listen;
+            config.given_by("server.listen", "--listen");
+        }
+        if let Some(listen) = self.admin_listen {
+            config.server.admin_listen = listen;
+            config.given_by("server.admin_listen", "--admin-listen");
+        }
+        if self.admin_token_file.is_some() {
+            config.server.admin_token_file.clone_from(&self.admin_token_file);
+            config.server.admin_token = None;
+            config.given_by("server.admin_token_file", "--admin-token-file");
+        }
+        config.server.admin_insecure |= self.admin_insecure;
+        if self.policies.is_some() {
+            config.policies.dir.clone_from(&self.policies);
+            config.given_by("policies.dir", "--policies");
+        }
+        // Also the right binary after the file was replaced by another release.
+        config.policies.compiler = Some(PathBuf::from("/proc/self/exe"));
+        config.routing.enforce_disagg |= self.enforce_disagg;
+        for flag in &self.workers {
+            let shown = format!("--worker {}", without_key(flag));
+            match WorkerSpec::parse_flag(flag) {
+                Ok(worker) => {
+                    config.given_by(format!("workers[{}]", config.workers.len()), shown);
+                    config.workers.push(worker);
+                }
+                Err(error) => config.refuse_flag(shown, format!("{error:#}")),
+            }
+        }
     }
 }
 
@@ -123,20 +179,32 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let source = path.is_some().then(|| ConfigSource { path, read: Arc::new(move || args.config()) });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
+        crate::state::open_files::raise_limit();
         let running = Daemon::start_from(&config, source).await?;
         print(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = signal(SignalKind::hangup())?;
-        loop {
-            tokio::select! {
-                _ = terminate.recv() => break,
-                interrupted = tokio::signal::ctrl_c() => break interrupted?,
-                _ = hang_up.recv() => {
-                    if let Err(error) = running.reload().await {
-                        tracing::warn!(%error, "configuration not reloaded");
-                    }
+        let reload = async {
+            while hang_up.recv().await.is_some() {
+                let reloaded = running.reload().await;
+                let outcome = if reloaded.is_ok() { "done" } else { "refused" };
+                tracing::info!(
+                    target: "audit",
+                    who = "SIGHUP",
+                    action = "reload",
+                    outcome,
+                    "change requested"
+                );
+                if let Err(error) = reloaded {
+                    tracing::warn!(%error, "configuration not reloaded");
                 }
             }
+        };
+        // A reload may wait for policies that compile; the end does not wait for it.
+        tokio::select! {
+            _ = terminate.recv() => {}
+            interrupted = tokio::signal::ctrl_c() => interrupted?,
+            () = reload => {}
         }
         tracing::info!("draining");
         running.drain().await;
@@ -144,19 +212,26 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn summarize(config: &Config) -> anyhow::Result<ExitCode> {
-    let mut text = format!(
-        "listen {}\nadmin {}\nenforce_disagg {}\npolicies {}\n",
-        config.server.listen,
-        config.server.admin_listen,
-        config.routing.enforce_disagg,
-        config.policies.dir.as_deref().unwrap_or(Path::new("(built-in only)")).display(),
-    );
-    for worker in &config.workers {
-        text.push_str(&format!("worker {} {} {} {}\n", worker.id, worker.role, worker.engine, worker.url));
+/// An error with its causes, each once: the text of an error may contain that of its cause.
+fn text_of(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
     }
-    print(&(text + "ok\n"))?;
-    Ok(ExitCode::SUCCESS)
+    text
+}
+
+/// A worker flag without its API key, for messages.
+fn without_key(flag: &str) -> String {
+    let parts = flag.split(',').map(|part| match part.split_once('=') {
+        Some(("api_key", _)) => "api_key=[secret]",
+        Some(("url", url)) if url.contains('@') => "url=[secret]",
+        _ => part,
+    });
+    parts.collect::<Vec<_>>().join(",")
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
@@ -166,9 +241,11 @@ fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start_log(json: bool) {
+/// Writes log lines to stderr: those that `RUST_LOG` selects, else those of `default`. The error of a command
+/// says what the TLS verifier logs.
+fn start_log(json: bool, default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if json { log.json().init() } else { log.init() }
+    if json { log.json().init() } else { log.fmt_fields(text_log::fields()).init() }
 }

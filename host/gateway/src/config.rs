@@ -1,11 +1,11 @@
-//! The configuration: a file, as it is written, and validated settings, split into what a reload applies and what only
-//! a restart changes.
+//! The configuration: a file, as it is written, and validated settings, split into what a reload applies and
+//! what only a restart changes.
 //!
 //! ```text
 //! text -> parse -> Config (as written) -> resolve -> Settings { fixed: Static, reloadable: Reloadable }
 //! ```
-//! Every step reports all problems at once, each with its dotted path and, for a file, its line. The other modules of
-//! the gateway use the values from here; this module uses none of theirs.
+//! Every step reports all problems at once, each with its dotted path and, for a file, its line. The other
+//! modules of the gateway use the values from here; this module uses none of theirs.
 
 use std::{
     collections::BTreeMap,
@@ -17,25 +17,28 @@ use serde::Deserialize;
 
 mod duration;
 mod models;
-mod parse;
 mod policies;
-mod problem;
 pub mod reload;
 mod resolve;
+mod secret;
 mod sections;
 mod server;
 pub mod settings;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 pub use models::{Model, TokenSource};
+pub use pointsman_config_file::{ConfigErrors, Problem};
+pub use pointsman_orchestration::LegOrder;
 pub use policies::Policies;
-pub use problem::{ConfigErrors, Problem};
-pub use sections::{Decisions, Index, LegOrder, Probe, Queue, Routing, Server, Timeouts};
+pub use secret::Secret;
+pub use sections::{Decisions, Index, Limits, Probe, Queue, Routing, Server, Timeouts};
 pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
+pub use upstream::Upstream;
 
-use problem::Lines;
+use pointsman_config_file::{Lines, Parsed, UnreadElements};
 use settings::Settings;
 
 /// The configuration as it is written. Every key has a default; the sections define them.
@@ -52,10 +55,14 @@ pub struct Config {
     pub index: Index,
     /// Requests that wait while every eligible worker is busy.
     pub queue: Queue,
+    /// What one client may use.
+    pub limits: Limits,
     /// Record of decisions.
     pub decisions: Decisions,
     /// Time limits.
     pub timeouts: Timeouts,
+    /// Idle connections to workers.
+    pub upstream: Upstream,
     /// How workers are probed.
     pub probe: Probe,
     /// Models, by name.
@@ -73,7 +80,44 @@ struct Origin {
     file: Option<PathBuf>,
     lines: Lines,
     /// Elements of arrays that could not be read and are missing from the configuration.
-    unread: parse::UnreadElements,
+    unread: UnreadElements,
+    flags: Flags,
+}
+
+/// What came from the command line.
+#[derive(Clone, Debug, Default)]
+struct Flags {
+    /// Flags by the dotted path of the value that they give.
+    by_path: BTreeMap<String, String>,
+    /// Problems of flags that could not be read.
+    problems: Vec<Problem>,
+}
+
+/// Keys whose values no message may show.
+const SECRET_KEYS: [&str; 4] = ["api_keys", "admin_token", "api_key", "hash_salt"];
+
+/// Reads a file and parses it.
+///
+/// # Errors
+/// The file cannot be read, or is not TOML.
+fn read(path: &Path) -> Result<(Config, Vec<Problem>), ConfigErrors> {
+    let text = pointsman_config_file::read(path)?;
+    let mut parsed = parse(&text)
+        .map_err(|problems| ConfigErrors::new(Some(path.to_owned()), problems, &Lines::default()))?;
+    parsed.0.origin.file = Some(path.to_owned());
+    Ok(parsed)
+}
+
+/// Parses the text of a file.
+///
+/// # Errors
+/// The text is not TOML: all syntax errors.
+fn parse(text: &str) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
+    let Parsed { value, problems, lines, unread } =
+        pointsman_config_file::parse::<Config>(text, &SECRET_KEYS)?;
+    let mut config = value;
+    (config.origin.lines, config.origin.unread) = (lines, unread);
+    Ok((config, problems))
 }
 
 impl Config {
@@ -82,7 +126,7 @@ impl Config {
     /// # Errors
     /// The file cannot be read or is not TOML, or keys or types are wrong: all problems with their lines.
     pub fn read(path: &Path) -> Result<Self, ConfigErrors> {
-        let (config, problems) = parse::read(path)?;
+        let (config, problems) = read(path)?;
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
     }
 
@@ -91,10 +135,33 @@ impl Config {
     /// # Errors
     /// As [`Config::read`], and the problems of [`Config::resolve`] together with them.
     pub fn load(path: Option<&Path>, overrides: impl FnOnce(&mut Self)) -> Result<Self, ConfigErrors> {
-        let (mut config, mut problems) = path.map_or_else(|| Ok(<(Self, Vec<_>)>::default()), parse::read)?;
-        overrides(&mut config);
-        problems.extend(config.invalid_values());
+        let (config, problems) = Self::load_with_problems(path, overrides)?;
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
+    }
+
+    /// As [`Config::load`], and returns what could be read beside all problems.
+    ///
+    /// # Errors
+    /// The file cannot be read or is not TOML.
+    pub(crate) fn load_with_problems(
+        path: Option<&Path>,
+        overrides: impl FnOnce(&mut Self),
+    ) -> Result<(Self, Vec<Problem>), ConfigErrors> {
+        let (mut config, mut problems) = path.map_or_else(|| Ok(<(Self, Vec<_>)>::default()), read)?;
+        overrides(&mut config);
+        problems.extend(config.origin.flags.problems.clone());
+        problems.extend(config.in_file(resolve::resolve(&config).1));
+        Ok((config, problems))
+    }
+
+    /// Notes that the value at `path` came from a flag, so that its problems name the flag.
+    pub(crate) fn given_by(&mut self, path: impl Into<String>, flag: impl Into<String>) {
+        self.origin.flags.by_path.insert(path.into(), flag.into());
+    }
+
+    /// Notes a flag that could not be read.
+    pub(crate) fn refuse_flag(&mut self, flag: String, message: String) {
+        self.origin.flags.problems.push(Problem { flag: Some(flag), ..Problem::new("", message) });
     }
 
     /// Validates the values.
@@ -102,7 +169,13 @@ impl Config {
     /// # Errors
     /// All problems.
     pub fn resolve(&self) -> Result<Settings, ConfigErrors> {
-        resolve::resolve(self).map_err(|problems| self.errors(problems))
+        let (settings, problems) = resolve::resolve(self);
+        if problems.is_empty() { Ok(settings) } else { Err(self.errors(self.in_file(problems))) }
+    }
+
+    /// Returns the settings as far as the values are valid: for a check that looks for further problems.
+    pub(crate) fn settings_to_check(&self) -> Settings {
+        resolve::resolve(self).0
     }
 
     /// Validates the values, for callers that do not need the settings.
@@ -113,16 +186,29 @@ impl Config {
         self.resolve().map(drop)
     }
 
-    /// Returns what is wrong with the values, by their paths in the file.
-    fn invalid_values(&self) -> Vec<Problem> {
-        let mut problems = resolve::resolve(self).err().unwrap_or_default();
+    /// Gives problems of values the flags that the values came from, or their paths in the file.
+    pub(crate) fn in_file(&self, mut problems: Vec<Problem>) -> Vec<Problem> {
         for problem in &mut problems {
-            problem.path = self.origin.unread.path_in_file(&problem.path);
+            problem.flag = problem.flag.take().or_else(|| self.origin.flags.of(&problem.path));
+            if problem.flag.is_none() {
+                problem.path = self.origin.unread.path_in_file(&problem.path);
+            }
         }
         problems
     }
 
-    fn errors(&self, problems: Vec<Problem>) -> ConfigErrors {
+    /// Returns the problems with their places in the file.
+    pub(crate) fn errors(&self, problems: Vec<Problem>) -> ConfigErrors {
         ConfigErrors::new(self.origin.file.clone(), problems, &self.origin.lines)
+    }
+}
+
+impl Flags {
+    /// Returns the flag that gave the value at `path`, or a value around it.
+    fn of(&self, path: &str) -> Option<String> {
+        let gave = |given: &str| {
+            path.strip_prefix(given).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        self.by_path.iter().find(|(given, _)| gave(given)).map(|(_, flag)| flag.clone())
     }
 }

@@ -4,12 +4,14 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
+use pointsman_orchestration::HandoffKind;
 use pointsman_workers::{DpRank, Engine, KvTransport, WorkerSpec};
 use rand::RngExt;
 
-use crate::{openai::json::Edit, openai::request::Request, upstream::LegHeaders};
+use crate::{openai::request::Request, upstream::LegHeaders};
 
 mod openai;
+mod reserved;
 mod sglang;
 mod trtllm;
 mod vllm;
@@ -17,34 +19,7 @@ mod vllm_mooncake;
 mod vllm_nixl;
 mod vllm_p2p_nccl;
 
-/// Fields of the handoff and of the gateway: never taken from a client and never passed on (A5). A partial
-/// set of `kv_transfer_params` kills a real decode engine.
-const RESERVED_FIELDS: [&str; 13] = [
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
-    "rid",
-    "request_id",
-    "routed_dp_rank",
-    "disagg_prefill_dp_rank",
-    "data_parallel_rank",
-    "nvext",
-    "_HEALTH_CHECK",
-];
-
-/// What ties the two legs of a remote request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandoffKind {
-    /// Known before prefill; the legs run together.
-    Bootstrap,
-    /// Returned in the prefill answer.
-    Completed,
-    /// Both workers are known before prefill, which pushes to decode; decode is sent when prefill ended.
-    Addressed,
-}
+use reserved::clean;
 
 /// The request id that engines see: 32 random hex digits, new for every attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -150,6 +125,11 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Fields of an answer that belong to the handoff, on any level: a client gets null in their place (A5).
+    fn private_answer_fields(&self) -> &'static [&'static str] {
+        &["kv_transfer_params", "ec_transfer_params"]
+    }
+
     /// Whether the response id names the workers, and must not reach a client as it is (A5).
     fn id_names_workers(&self) -> bool {
         false
@@ -212,7 +192,7 @@ impl RequestToken {
 
 impl fmt::Display for RequestToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
@@ -220,11 +200,6 @@ impl fmt::Debug for RequestToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// Starts an edit that removes the reserved fields.
-fn clean(request: &Request) -> Edit<'_> {
-    RESERVED_FIELDS.iter().fold(request.body.edit(), |edit, key| edit.remove(key))
 }
 
 /// The header that carries the id engines see.

@@ -2,32 +2,48 @@
 
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::Context as _;
+use ::http::HeaderValue;
+use pointsman_orchestration::{AdmissionQueue, Sessions};
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
     probe::{ProbeConfig, Prober},
 };
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::watch,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin,
+    budget::Budget,
     config::{
-        Config,
+        Config, Problem,
         reload::{ConfigReloader, ConfigSource, ReloadError, Reloaded},
         settings::Settings as Configured,
     },
-    http::{self, DataThread},
-    state::admission_queue::AdmissionQueue,
-    state::sessions::Sessions,
+    http::{self, DataThread, audience::Audience},
+    state::open_files::connection_limit,
     state::{Settings, SharedState, State},
-    telemetry::metrics::Metrics,
+    telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics},
     tokenization::Tokens,
 };
 
+mod check;
 mod reload;
 mod slots;
+
+pub(crate) use check::check;
+
+/// Bytes that the kernel buffers for a client that does not read: without a limit, it is several megabytes.
+const CLIENT_SEND_BUFFER: u32 = 128 * 1024;
+/// Bytes that the kernel buffers for an operator that does not read.
+const ADMIN_SEND_BUFFER: u32 = 64 * 1024;
+/// How long the end of the daemon waits for the decision log.
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// A running gateway.
 #[derive(Debug)]
@@ -58,11 +74,20 @@ impl Daemon {
     pub async fn start_from(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<Self> {
         let settings = config.resolve()?;
         let listeners = settings.fixed.listeners.clone();
-        let listener = bind(listeners.listen).await?.into_std()?;
-        let admin_listener = bind(listeners.admin_listen).await?;
+        let client = bind(listeners.listen, CLIENT_SEND_BUFFER).map_err(cannot_listen("server.listen"));
+        let admin =
+            bind(listeners.admin_listen, ADMIN_SEND_BUFFER).map_err(cannot_listen("server.admin_listen"));
+        let (client, admin_listener) = match (client, admin) {
+            (Ok(client), Ok(admin)) => (client, admin),
+            (client, admin) => {
+                let problems = client.err().into_iter().chain(admin.err());
+                return Err(config.errors(config.in_file(problems.collect())).into());
+            }
+        };
+        let listener = client.into_std()?;
         let stop = CancellationToken::new();
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable.probe));
-        let shared = SharedState::new(build(settings, source, probe)?);
+        let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
         Prober::start(state.registry.clone(), probe_config, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
@@ -73,15 +98,19 @@ impl Daemon {
         for number in 0..listeners.client_threads() {
             let (shared, listener) = (shared.clone(), listener.try_clone()?);
             let (stop, alive) = (stop.clone(), servers.token());
+            let origins = listeners.cors_origins.clone();
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
-                serve_on_this_thread(&shared, listener, stop);
+                serve_on_this_thread(&shared, listener, &origins, stop);
             })?;
         }
-        servers.spawn(http::listener::serve(admin_listener, admin::routes(shared.clone()), stop.clone()));
+        let routes = admin::routes(shared.clone());
+        let serve =
+            http::listener::serve(admin_listener, Audience::Operators, routes, shared.clone(), stop.clone());
+        servers.spawn(serve);
         servers.close();
-        tracing::info!(%address, %admin, enforce_disagg = state.settings.enforce_disagg, "serving");
+        tracing::info!(%address, %admin, enforce_disagg = state.settings.split.enforce_disagg, "serving");
         Ok(Self { state: shared, address, admin, stop, servers })
     }
 
@@ -94,7 +123,7 @@ impl Daemon {
     /// Reads the configuration again and applies what a reload can change.
     ///
     /// # Errors
-    /// As [`ConfigReloader::reload`].
+    /// [`ReloadError`]; then nothing changed.
     pub async fn reload(&self) -> Result<Reloaded, ReloadError> {
         self.state().config.reload(&self.state).await
     }
@@ -121,6 +150,9 @@ impl Daemon {
                 "drain timeout expired with requests in flight"
             );
         }
+        if let Some(log) = &state.decision_log {
+            log.flush(LOG_FLUSH_TIMEOUT).await;
+        }
     }
 }
 
@@ -139,7 +171,12 @@ fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker
 
 /// Serves clients on a runtime of this thread. A request stays on its thread, with its connections to
 /// engines, so that an event wakes no other thread.
-fn serve_on_this_thread(shared: &SharedState, listener: std::net::TcpListener, stop: CancellationToken) {
+fn serve_on_this_thread(
+    shared: &SharedState,
+    listener: std::net::TcpListener,
+    cors_origins: &[HeaderValue],
+    stop: CancellationToken,
+) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -150,7 +187,14 @@ fn serve_on_this_thread(shared: &SharedState, listener: std::net::TcpListener, s
     runtime.block_on(async {
         match TcpListener::from_std(listener) {
             Ok(listener) => {
-                http::listener::serve(listener, http::routes(DataThread::new(shared.clone())), stop).await
+                let (thread, shared) = (DataThread::new(shared.clone()), shared.clone());
+                let sweeper = thread.clone().close_idle_connections();
+                let routes = http::routes(thread, cors_origins);
+                let serving = http::listener::serve(listener, Audience::Clients, routes, shared, stop);
+                tokio::select! {
+                    () = serving => {}
+                    () = sweeper => {}
+                }
             }
             Err(error) => {
                 tracing::error!(%error, "data thread not started: its listener cannot be registered")
@@ -183,8 +227,34 @@ async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
     }
 }
 
-async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+/// Listens on an address. Accepted connections inherit the size of the send buffer.
+fn bind(address: SocketAddr, send_buffer: u32) -> Result<TcpListener, BindError> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        socket.set_send_buffer_size(send_buffer)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|error| BindError { address, error })
+}
+
+/// Why an address cannot be listened on.
+struct BindError {
+    address: SocketAddr,
+    error: std::io::Error,
+}
+
+/// Returns the problem of a listener at `path`.
+fn cannot_listen(path: &'static str) -> impl Fn(BindError) -> Problem {
+    move |BindError { address, error }| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::AddrInUse => "stop the process that uses it, or use another port",
+            std::io::ErrorKind::PermissionDenied => "use a port of 1024 or more, or allow this process to",
+            _ => "use an address of this machine",
+        };
+        Problem::new(path, format!("cannot listen on `{address}`: {error}; {advice}"))
+    }
 }
 
 async fn watch_file(shared: SharedState, stop: CancellationToken) {
@@ -193,6 +263,7 @@ async fn watch_file(shared: SharedState, stop: CancellationToken) {
 }
 
 fn build(
+    config: &Config,
     settings: Configured,
     source: Option<ConfigSource>,
     probe: watch::Sender<ProbeConfig>,
@@ -203,7 +274,17 @@ fn build(
         registry.upsert(worker.clone());
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let (slots, manager) = slots::build(&settings, cpus)?;
+    let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
+    let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
+    let opened = opened.map_err(|problem| refused(vec![problem]))?;
+    let tokens = Tokens::load(&reloadable.models, &registry, None);
+    let (opened, tokens) = match (opened, tokens) {
+        (opened, Ok(tokens)) if opened.problems.is_empty() => (opened, tokens),
+        (opened, tokens) => {
+            return Err(refused([opened.problems, tokens.err().unwrap_or_default()].concat()).into());
+        }
+    };
+    let (slots, manager) = opened.start(&settings)?;
     let index = PrefixIndex::new(IndexConfig {
         byte_budget: fixed.index.byte_budget,
         ttl: fixed.index.ttl,
@@ -211,18 +292,28 @@ fn build(
     })?;
     let metrics = Arc::new(Metrics::default());
     let router = Router::new(slots, Arc::new(index), reloadable.routing.cost, reloadable.policies.on_failure);
-    let router = router.recording(reload::record_of_decisions(&reloadable.decisions)?);
+    let router = router
+        .with_busy(reload::busy_rules(reloadable))
+        .recording(reload::record_of_decisions(&reloadable.decisions)?);
     Ok(State {
         settings: Settings::new(fixed.block_size, reloadable),
-        tokens: Arc::new(Tokens::load(&reloadable.models, &registry, None)?),
+        tokens: Arc::new(tokens),
         registry,
         learning: Arc::new(Learning::start(router.slots().clone())?),
-        router: Arc::new(router),
         limiter: reload::rate_limiter(&reloadable.server),
+        bad_keys: Arc::default(),
         feeds: Arc::default(),
         queue: AdmissionQueue::new(reloadable.queue.limit),
+        connections: Budget::new(connection_limit(reloadable.limits.connections)),
+        realtime: Budget::new(reloadable.limits.realtime_connections),
+        body_bytes: Budget::new(reloadable.limits.body_bytes_in_flight),
         sessions: Arc::new(Sessions::default()),
+        quarantine: Arc::default(),
+        tenants: Arc::default(),
+        decision_stats: Arc::new(DecisionStats::new(router.slots())),
+        decision_log: DecisionLog::start(&reloadable.decision_log, fixed.block_size, &metrics)?,
         metrics,
+        router: Arc::new(router),
         policies: Arc::new(manager),
         probe: Arc::new(probe),
         config: Arc::new(ConfigReloader::new(settings, source)),

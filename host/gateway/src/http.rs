@@ -3,36 +3,47 @@
 //! It authenticates a request, reads its body within the limits, and passes it on. `listener`, `auth` and
 //! `request_id` serve the operators' listener, too.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
     body::Body,
     extract::State as Extract,
-    http::{HeaderMap, Request as HttpRequest, Response},
+    http::{HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode},
     response::IntoResponse,
     routing::{get, post},
 };
 use serde_json::json;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    openai::request::Endpoint,
-    orchestrate::availability::servable_models,
+    openai::{endpoint::Endpoint, error::ApiError, json::shortened},
     state::{SharedState, State},
     upstream::{ConnectionPool, Upstream},
 };
 
 mod accept_errors;
 mod admit;
+pub(crate) mod audience;
 pub(crate) mod auth;
-mod body;
+pub(crate) mod body;
+mod client_socket;
 mod completion;
 mod first_byte;
 pub(crate) mod listener;
+mod models;
+pub(crate) mod peer;
+mod pieces;
 mod preview;
+mod realtime;
+mod refuse_connection;
 mod request_id;
+mod tunnel;
 
 pub(crate) use request_id::request_id;
+
+/// How long a browser may remember what it is allowed.
+const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
 /// What the handlers of one data thread share.
 #[derive(Clone, Debug)]
@@ -46,56 +57,85 @@ impl DataThread {
     /// Returns the handlers' context of a thread that has no connection yet.
     #[must_use]
     pub(crate) fn new(state: SharedState) -> Self {
-        Self { state, connections: ConnectionPool::default() }
+        let connections = ConnectionPool::new(state.get().settings.upstream.clone());
+        Self { state, connections }
+    }
+
+    /// Closes idle connections to workers in time, until the future is dropped.
+    pub(crate) async fn close_idle_connections(self) {
+        loop {
+            let state = self.state.get();
+            let (closed, next) = self.connections.limited(state.settings.upstream.clone()).sweep();
+            state.metrics.upstream_connections_closed.inc_by(closed as u64);
+            drop(state);
+            tokio::time::sleep_until(next).await;
+        }
     }
 
     /// Returns what one request uses: the state in force now, and a client for calls to workers.
     fn context(&self) -> (Arc<State>, Upstream) {
         let state = self.state.get();
-        let upstream = Upstream::new(self.connections.clone(), state.settings.connect_timeout);
+        let connections = self.connections.limited(state.settings.upstream.clone());
+        let upstream = Upstream::new(connections, state.settings.connect_timeout);
         (state, upstream)
     }
 }
 
 /// Returns the clients' endpoints.
-pub(crate) fn routes(thread: DataThread) -> Router {
-    Router::new()
-        .route(Endpoint::ChatCompletions.path(), post(chat_completions))
-        .route(Endpoint::Completions.path(), post(completions))
-        .route(Endpoint::Embeddings.path(), post(embeddings))
-        .route(Endpoint::Tokenize.path(), post(tokenize))
-        .route("/v1/route", post(preview::route))
-        .route("/v1/models", get(models))
-        .route("/health", get(|| async { "ok" }))
-        .with_state(thread)
-}
-
-async fn chat_completions(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    completion::serve(&thread, Endpoint::ChatCompletions, request).await
-}
-
-async fn completions(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    completion::serve(&thread, Endpoint::Completions, request).await
-}
-
-async fn embeddings(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    completion::serve(&thread, Endpoint::Embeddings, request).await
-}
-
-async fn tokenize(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    completion::serve(&thread, Endpoint::Tokenize, request).await
-}
-
-/// Answers which models can be served now (B3).
-async fn models(thread: Extract<DataThread>, headers: HeaderMap) -> Response<Body> {
-    let state = thread.state.get();
-    if let Err(error) = auth::authorize(&state.settings.api_keys, &headers) {
-        return error.response(&request_id(&headers)).map(Body::from);
+pub(crate) fn routes(thread: DataThread, cors_origins: &[HeaderValue]) -> Router {
+    let mut routes = Router::new();
+    for endpoint in Endpoint::POSTED {
+        let serve = move |thread: Extract<DataThread>, request: HttpRequest<Body>| async move {
+            completion::serve(&thread, endpoint, request).await
+        };
+        routes = routes.route(endpoint.path(), post(serve));
     }
-    let names = servable_models(&state.registry.snapshot(), state.settings.enforce_disagg);
-    let data: Vec<_> = names
-        .iter()
-        .map(|name| json!({ "id": name, "object": "model", "created": 0, "owned_by": "pointsman" }))
-        .collect();
-    Json(json!({ "object": "list", "data": data })).into_response()
+    let routes = routes
+        .route(Endpoint::Realtime.path(), get(realtime::serve))
+        .route("/v1/route", post(preview::route))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/version", get(version))
+        .route("/health", get(|| async { "ok" }))
+        .route("/healthz", get(|| async { "ok" }))
+        .fallback(unknown_url)
+        .method_not_allowed_fallback(other_method)
+        .with_state(thread);
+    if cors_origins.is_empty() { routes } else { routes.layer(cors(cors_origins)) }
+}
+
+/// The gateway's version, in the shape of vLLM's.
+async fn version() -> Json<serde_json::Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION"), "server": "pointsman" }))
+}
+
+async fn unknown_url(request: HttpRequest<Body>) -> Response<Body> {
+    ApiError::UnknownUrl(shown(&request)).response(&request_id(request.headers())).map(Body::from)
+}
+
+/// Answers a method that an endpoint does not have. `axum` adds the header `allow`.
+async fn other_method(request: HttpRequest<Body>) -> Response<Body> {
+    if request.method() == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    ApiError::WrongMethod(shown(&request)).response(&request_id(request.headers())).map(Body::from)
+}
+
+/// The method and path of a request, for an error message.
+fn shown(request: &HttpRequest<Body>) -> String {
+    shortened(&format!("{} {}", request.method(), request.uri().path()))
+}
+
+/// Answers for pages of other sites: which of them may call the endpoints, with any header that they ask for.
+/// Cookies are not used, so credentials are not allowed.
+fn cors(origins: &[HeaderValue]) -> CorsLayer {
+    let any = origins.iter().any(|origin| origin == "*");
+    let origins = if any { AllowOrigin::any() } else { AllowOrigin::list(origins.iter().cloned()) };
+    let shown = ["x-request-id", "x-pointsman-decision", "x-pointsman-warning", "retry-after"];
+    CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::GET, Method::POST, Method::HEAD])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(shown.map(HeaderName::from_static))
+        .max_age(PREFLIGHT_AGE)
 }

@@ -4,9 +4,11 @@
 //! A request passes the modules in this order: `http` reads it, `openai` parses it, `tokenization` measures
 //! its prompt, `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's
 //! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
-//! operators. `state` is what they share; `daemon` assembles it. No module names wasmtime.
+//! operators. `state` is what they share, `budget` a limit on something that many use together; `daemon`
+//! assembles it. No module names wasmtime.
 
 mod admin;
+mod budget;
 pub mod cli;
 pub mod config;
 mod connectors;

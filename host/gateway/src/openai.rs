@@ -1,9 +1,18 @@
 //! The OpenAI-compatible API: request bodies, routing hints, event streams, errors. Knows no state and does
 //! no I/O.
 
+pub(crate) mod canary;
+pub(crate) mod endpoint;
 pub(crate) mod error;
+mod error_body;
+pub(crate) mod form;
+pub(crate) mod hide;
 pub(crate) mod hints;
 pub(crate) mod json;
+pub(crate) mod limits;
 pub(crate) mod request;
 pub(crate) mod request_error;
+pub(crate) mod reserved;
+pub(crate) mod seen;
 pub(crate) mod sse;
+pub(crate) mod trace_context;

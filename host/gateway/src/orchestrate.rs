@@ -9,6 +9,7 @@ use std::{collections::VecDeque, sync::Arc};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::Response;
+use pointsman_orchestration::{Action, Attempts, Event, Legs, PrefillTraits};
 use pointsman_routing::{CandidateId, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
 use tokio::time::Instant;
@@ -19,6 +20,7 @@ use crate::{
     openai::error::ApiError,
     openai::request::Request,
     openai::sse::Usage,
+    openai::trace_context::Span,
     state::State,
     telemetry::account::Account,
     upstream::{Body, CallError, Upstream},
@@ -26,20 +28,22 @@ use crate::{
 
 pub(crate) mod after_disconnect;
 pub(crate) mod availability;
+pub(crate) mod client_connection;
 mod drain_prefill;
-mod legs;
+mod next_event;
 mod outcome;
+mod pending_head;
 mod plan;
 pub(crate) mod preview;
+pub(crate) mod realtime;
 pub(crate) mod relay;
 mod respond;
 mod route;
 mod send;
 
-use legs::{Action, Event, Legs, PrefillTraits};
-pub(crate) use plan::{RequestPlan, plan, question};
+use next_event::Next;
+pub(crate) use plan::{RequestPlan, Unplanned, plan, question};
 use relay::Answer;
-use route::{Backoff, Waiting};
 
 /// A request on its way.
 pub(crate) struct Drive {
@@ -56,28 +60,27 @@ pub(crate) struct Drive {
     /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
     pub(crate) explain: bool,
-    subject: RoutingRequest,
+    routing_request: RoutingRequest,
     snapshot: Arc<Snapshot>,
     queue: VecDeque<Action>,
     prefill: Upstreaming<PrefillDone>,
+    /// The head of a decode answer that waits for prefill.
+    pending_head: Option<Response<Body>>,
+    /// The span of the prefill leg that was sent last.
+    prefill_span: Option<Span>,
     token: RequestToken,
     rooms: Vec<u64>,
     engine_id: Option<String>,
     handoff: Option<String>,
-    attempts: u32,
-    tried: Vec<CandidateId>,
+    attempts: Attempts,
     /// The whole answer of a request that is not streamed.
     whole: Option<Response<Bytes>>,
     saw_gone: bool,
     planned: Option<CandidateId>,
-    waiting: Option<Waiting>,
-    /// Whether a leg failed since the last routing: the next routing waits for a pause.
-    failed: bool,
-    pauses: Option<Backoff>,
-    /// Number of further rounds over all decode workers to place a handoff.
-    rounds: u32,
     /// Cancelled when no leg runs.
     over: CancellationToken,
+    /// Cancelled when the prefill call ended.
+    prefill_over: CancellationToken,
 }
 
 /// One leg: its worker, booking, call in flight, and failure.
@@ -85,6 +88,8 @@ pub(crate) struct Upstreaming<T> {
     pub(crate) candidate: Option<Candidate>,
     pub(crate) booking: Option<Booking>,
     call: Option<BoxFuture<'static, Result<T, CallError>>>,
+    /// When the call was sent.
+    pub(crate) sent: Option<Instant>,
     pub(crate) failure: Option<ApiError>,
 }
 
@@ -99,14 +104,14 @@ pub(crate) enum DecodeHead {
 
 impl<T> Default for Upstreaming<T> {
     fn default() -> Self {
-        Self { candidate: None, booking: None, call: None, failure: None }
+        Self { candidate: None, booking: None, call: None, sent: None, failure: None }
     }
 }
 
 /// A request that is parsed, measured and planned.
 pub(crate) struct PlannedRequest {
     pub(crate) request: Arc<Request>,
-    pub(crate) subject: RoutingRequest,
+    pub(crate) routing_request: RoutingRequest,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) plan: RequestPlan,
     /// Whether the client asked for the decisions.
@@ -136,7 +141,8 @@ pub(crate) async fn drive(
             Next::Event(event) => drive.report(event),
             Next::Again => drive.route_again(),
             Next::Stale => drive.expire(),
-            Next::Stream(head) => match drive.take_head(head) {
+            Next::Nothing => {}
+            Next::Stream(head) => match drive.take_head(head).await {
                 Ok(head) => {
                     drive.report(Event::Head);
                     if drive.queue.front() == Some(&Action::Relay) {
@@ -153,15 +159,6 @@ pub(crate) async fn drive(
     }
 }
 
-enum Next {
-    Event(Event),
-    /// A wait of a leg is over: route it.
-    Again,
-    /// The bookings expired (F4).
-    Stale,
-    Stream(Response<Body>),
-}
-
 impl Drive {
     fn new(
         state: Arc<State>,
@@ -170,8 +167,11 @@ impl Drive {
         account: Account,
         gone: CancellationToken,
     ) -> Box<Self> {
-        let PlannedRequest { request, subject, snapshot, plan, explain } = planned;
-        let (legs, actions) = Legs::new(plan.shape, state.settings.retry_policy);
+        let PlannedRequest { request, routing_request, snapshot, plan, explain } = planned;
+        let mut retry_policy = state.settings.split(&request.model).retry_policy;
+        // Local prefill would ignore the worker that a hint names [D4].
+        retry_policy.local_fallback &= request.hints.prefill.is_none();
+        let (legs, actions) = Legs::new(plan.shape, retry_policy);
         let deadline = account.started() + state.settings.request_timeout;
         Box::new(Self {
             state,
@@ -185,24 +185,22 @@ impl Drive {
             gone,
             cached_tokens: None,
             explain,
-            subject,
+            routing_request,
             snapshot,
             queue: actions.into(),
             prefill: Upstreaming::default(),
+            pending_head: None,
+            prefill_span: None,
             token: RequestToken::fresh(),
             rooms: Vec::new(),
             engine_id: None,
             handoff: None,
-            attempts: 0,
-            tried: Vec::new(),
+            attempts: Attempts::default(),
             whole: None,
             saw_gone: false,
             planned: plan.planned,
-            waiting: None,
-            failed: false,
-            pauses: None,
-            rounds: 0,
             over: CancellationToken::new(),
+            prefill_over: CancellationToken::new(),
         })
     }
 
@@ -214,6 +212,11 @@ impl Drive {
     /// Returns the next action to perform.
     pub(crate) fn next_action(&mut self) -> Option<Action> {
         self.queue.pop_front()
+    }
+
+    /// Returns the leg that answers the client.
+    pub(crate) fn answering(&self) -> Leg {
+        self.legs.answering()
     }
 
     /// Whether the prefill leg is in flight.
@@ -243,6 +246,7 @@ impl Drive {
             }
             Action::Cancel(leg) => {
                 self.decode.call = None;
+                self.pending_head = None;
                 self.free(leg);
             }
             Action::Abort(leg) => self.abort(leg),
@@ -276,36 +280,9 @@ impl Drive {
         self.state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
         candidate.load().observe_outcome(true);
         candidate.worker.note_outcome(true);
-        if let Some(itl) = self.account.itl() {
+        self.acquit();
+        if let Some(itl) = self.account.rest_itl() {
             candidate.load().observe_itl(itl);
-        }
-    }
-
-    async fn next(&mut self) -> Next {
-        let stale = self.stale_at();
-        let waiting = self.waiting.as_ref();
-        let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
-        tokio::select! {
-            biased;
-            () = self.gone.cancelled(), if !self.saw_gone => {
-                self.saw_gone = true;
-                Next::Event(Event::ClientGone)
-            }
-            outcome = maybe(prefill), if prefill.is_some() => {
-                self.prefill.call = None;
-                Next::Event(self.prefill_outcome(outcome))
-            }
-            outcome = maybe(decode), if decode.is_some() => {
-                self.decode.call = None;
-                match outcome {
-                    Ok(DecodeHead::Stream(head)) => Next::Stream(head),
-                    Ok(DecodeHead::Whole(whole)) => Next::Event(self.decode_whole(whole)),
-                    Err(error) => Next::Event(self.decode_failed(error)),
-                }
-            }
-            () = over(waiting) => Next::Again,
-            () = tokio::time::sleep_until(self.deadline) => Next::Event(Event::Deadline),
-            () = tokio::time::sleep_until(stale.unwrap_or(self.deadline)), if stale.is_some() => Next::Stale,
         }
     }
 
@@ -314,13 +291,14 @@ impl Drive {
             self.state.metrics.handoff("stranded");
         }
         self.over.cancel();
-        self.waiting = None;
+        self.attempts.stop();
         self.prefill.call = None;
         self.decode.call = None;
+        self.pending_head = None;
         self.free(Leg::Prefill);
         self.free(Leg::Decode);
         if self.request.hints.session_control.is_some_and(|control| control.close)
-            && let Some(session) = self.subject.session_hash
+            && let Some(session) = self.routing_request.session_hash
         {
             self.state.sessions.close(session);
         }
@@ -337,22 +315,6 @@ impl Drive {
     /// The attempt's id, as engines see it.
     pub(crate) fn token(&self) -> RequestToken {
         self.token
-    }
-}
-
-/// Waits until a leg may be routed again; without a wait, forever.
-async fn over(waiting: Option<&Waiting>) {
-    match waiting {
-        Some(waiting) => waiting.over().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits for a call; without one, forever.
-async fn maybe<T>(call: &mut Option<BoxFuture<'static, T>>) -> T {
-    match call {
-        Some(call) => call.await,
-        None => std::future::pending().await,
     }
 }
 

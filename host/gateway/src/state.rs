@@ -5,22 +5,29 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use axum::extract::FromRef;
+use pointsman_orchestration::{AdmissionQueue, Sessions};
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{Feeds, Registry, probe::ProbeConfig};
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{config::reload::ConfigReloader, telemetry::metrics::Metrics, tokenization::Tokens};
+use crate::{
+    budget::Budget, config::reload::ConfigReloader, telemetry::decision_log::DecisionLog,
+    telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics, telemetry::tenants::Tenants,
+    tokenization::Tokens,
+};
 
-pub(crate) mod admission_queue;
+pub(crate) mod api_keys;
+pub(crate) mod bad_keys;
+pub(crate) mod open_files;
+pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
-pub(crate) mod sessions;
 pub(crate) mod settings;
 
-use admission_queue::AdmissionQueue;
+use bad_keys::BadKeys;
+use quarantine::Quarantine;
 use rate_limit::RateLimiter;
-use sessions::Sessions;
 pub(crate) use settings::Settings;
 
 /// What a request handler uses: the values of one configuration, and handles to everything that lives as long
@@ -37,14 +44,30 @@ pub struct State {
     pub(crate) learning: Arc<Learning>,
     /// Rate limit of each API key; `None` when there is no limit.
     pub(crate) limiter: Option<Arc<RateLimiter>>,
+    /// Addresses that sent wrong keys.
+    pub(crate) bad_keys: Arc<BadKeys>,
     /// Token ids of prompts.
     pub(crate) tokens: Arc<Tokens>,
     /// Engines' events about their caches.
     pub(crate) feeds: Arc<Feeds>,
     /// Requests that wait because every eligible worker is busy.
     pub queue: Arc<AdmissionQueue>,
+    /// Open connections of clients.
+    pub connections: Arc<Budget>,
+    /// Open WebSocket connections of clients.
+    pub(crate) realtime: Arc<Budget>,
+    /// Bytes of the bodies of all requests in flight.
+    pub body_bytes: Arc<Budget>,
     /// Workers that sessions are bound to.
     pub(crate) sessions: Arc<Sessions>,
+    /// Request bodies that break engines.
+    pub(crate) quarantine: Arc<Quarantine>,
+    /// Requests in flight by tenant.
+    pub(crate) tenants: Arc<Tenants>,
+    /// Log of decisions and outcomes; `None`: it is off.
+    pub(crate) decision_log: Option<Arc<DecisionLog>>,
+    /// Decisions and their outcomes of the last hour.
+    pub(crate) decision_stats: Arc<DecisionStats>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
     /// Policy manager.
@@ -61,18 +84,18 @@ pub struct State {
 
 /// The state in force. A reload replaces it; handlers take one copy for each request.
 #[derive(Clone, Debug)]
-pub struct SharedState(Arc<ArcSwap<State>>);
+pub(crate) struct SharedState(Arc<ArcSwap<State>>);
 
 impl SharedState {
     /// Puts the first state in force.
     #[must_use]
-    pub fn new(state: State) -> Self {
+    pub(crate) fn new(state: State) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(state)))
     }
 
     /// Returns the state in force now.
     #[must_use]
-    pub fn get(&self) -> Arc<State> {
+    pub(crate) fn get(&self) -> Arc<State> {
         self.0.load_full()
     }
 

@@ -1,8 +1,13 @@
 //! What the gateway says about itself: metrics, the access log, live statistics and prediction checks.
 
 pub(crate) mod account;
+pub(crate) mod decision_log;
+pub(crate) mod decision_stats;
 pub(crate) mod exposition;
+pub(crate) mod histogram;
 pub(crate) mod labels;
 pub(crate) mod live_stats;
 pub(crate) mod metrics;
 pub(crate) mod prediction_checks;
+pub(crate) mod tenants;
+pub(crate) mod text_log;

@@ -2,41 +2,39 @@
 //! same blocks as an engine.
 //!
 //! Short prompts are encoded on the data thread, long ones on a few threads beside it. A prompt that cannot
-//! be encoded is measured in bytes, and counted.
+//! be encoded, or waited too long for it, is measured in bytes, and counted.
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
 
-use anyhow::Context as _;
-use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer};
+use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer, TokenizerError};
 use pointsman_workers::{ModelName, Registry};
-use tokio::sync::Semaphore;
 
 use crate::{
-    config::{TokenSource, settings::ModelSettings},
+    config::{Problem, TokenSource, settings::ModelSettings},
     openai::request::{Endpoint, Request},
     telemetry::metrics::{Metrics, ReasonLabels},
     upstream::Upstream,
 };
 
+mod encodes;
 mod engine;
 pub(crate) mod routing_request;
 
+use encodes::Encodes;
 use engine::EngineTokens;
 
 /// Largest prompt that is encoded on the data thread, bytes: it takes a fraction of a millisecond.
 const INLINE_ENCODE_BYTES: usize = 4 * 1024;
-/// Number of long prompts that are encoded at the same time.
-const MAX_CONCURRENT_ENCODES: usize = 2;
 
 /// Sources of token ids, by model.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     models: BTreeMap<ModelName, ModelTokens>,
-    turns: Arc<Semaphore>,
+    encodes: Arc<Encodes>,
 }
 
 /// Source of one model's token ids.
@@ -60,13 +58,13 @@ impl Tokens {
     /// configuration is the same are kept.
     ///
     /// # Errors
-    /// A directory is not a tokenizer: the file and what is wrong with it.
+    /// All directories that hold no tokenizer: the file and what is wrong with it.
     pub(crate) fn load(
         models: &BTreeMap<String, ModelSettings>,
         registry: &Arc<Registry>,
         previous: Option<&Self>,
-    ) -> anyhow::Result<Self> {
-        let mut loaded = BTreeMap::new();
+    ) -> Result<Self, Vec<Problem>> {
+        let (mut loaded, mut problems) = (BTreeMap::new(), Vec::new());
         for (name, model) in models {
             let Some(source) = &model.tokenizer else { continue };
             let model_name = ModelName::new(name);
@@ -74,17 +72,23 @@ impl Tokens {
             let kept = previous.and_then(|previous| previous.models.get(&model_name));
             let source = match kept.filter(|kept| kept.made_of == made_of) {
                 Some(kept) => kept.source.clone(),
-                None => Source::load(name, &made_of, registry)?,
+                None => match Source::load(name, &made_of, registry) {
+                    Ok(source) => source,
+                    Err(error) => {
+                        problems.push(Problem::new(format!("models.{name}.tokenizer"), error.to_string()));
+                        continue;
+                    }
+                },
             };
             loaded.insert(model_name, ModelTokens { source, timeout: model.tokenizer_timeout, made_of });
         }
-        let turns = previous.map(|previous| previous.turns.clone());
-        let turns = turns.unwrap_or_else(|| Arc::new(Semaphore::new(MAX_CONCURRENT_ENCODES)));
-        Ok(Self { models: loaded, turns })
+        let encodes = previous.map(|previous| previous.encodes.clone()).unwrap_or_default();
+        if problems.is_empty() { Ok(Self { models: loaded, encodes }) } else { Err(problems) }
     }
 
     /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
     /// them. A request waits for them at most the configured time, and goes on without them after that.
+    /// Dropping the future ends the work.
     pub(crate) async fn of(
         &self,
         request: &Arc<Request>,
@@ -92,17 +96,16 @@ impl Tokens {
         metrics: &Metrics,
     ) -> Option<Vec<u32>> {
         let model = self.models.get(&request.model)?;
-        let text = matches!(request.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
-        if request.token_ids.is_some() || !text || request.prompts > 1 {
+        if request.token_ids.is_some() || !request.is_chat() || request.prompts > 1 {
             return None;
         }
         let outcome = match &model.source {
             Source::Engine(engine) => engine.of(request, upstream, model.timeout).await,
             Source::Folder(tokenizer) if request.prompt().len() <= INLINE_ENCODE_BYTES => {
-                encode(tokenizer, request)
+                encode(tokenizer, request, &AtomicBool::new(false))
             }
             Source::Folder(tokenizer) => {
-                let encoded = encode_on_a_thread(self.turns.clone(), tokenizer.clone(), request.clone());
+                let encoded = self.encodes.run(tokenizer.clone(), request.clone());
                 tokio::time::timeout(model.timeout, encoded).await.unwrap_or(Err("tokenizer_slow"))
             }
         };
@@ -116,28 +119,12 @@ impl Tokens {
     }
 }
 
-/// Encodes a long prompt beside the runtime. The permit ends with the encoding, not with the wait for it: a
-/// request that no longer waits does not make room for another encoding.
-async fn encode_on_a_thread(
-    turns: Arc<Semaphore>,
-    tokenizer: Arc<Tokenizer>,
-    request: Arc<Request>,
-) -> Result<Vec<u32>, &'static str> {
-    let turn = turns.acquire_owned().await.map_err(|_| "tokenizer_closed")?;
-    let encode = move || {
-        let _turn = turn;
-        encode(&tokenizer, &request)
-    };
-    // The library may panic on input that it does not expect: the request goes on without tokens.
-    tokio::task::spawn_blocking(encode).await.unwrap_or(Err("panicked"))
-}
-
 impl Source {
     fn load(
         name: &str,
         (source, cache_bytes): &(TokenSource, usize),
         registry: &Arc<Registry>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, TokenizerError> {
         match source {
             TokenSource::Engine => {
                 let engine = EngineTokens::new(ModelName::new(name), registry.clone(), *cache_bytes);
@@ -145,8 +132,7 @@ impl Source {
             }
             TokenSource::Folder(folder) => {
                 let options = LoadOptions { cache_bytes: *cache_bytes, ..LoadOptions::default() };
-                let tokenizer = Tokenizer::load_with(folder, &options);
-                let tokenizer = tokenizer.with_context(|| format!("models.{name}.tokenizer"))?;
+                let tokenizer = Tokenizer::load_with(folder, &options)?;
                 tracing::info!(model = name, reuse = tokenizer.reuse().label(), "tokenizer loaded");
                 Ok(Self::Folder(Arc::new(tokenizer)))
             }
@@ -154,13 +140,14 @@ impl Source {
     }
 }
 
-fn encode(tokenizer: &Tokenizer, request: &Request) -> Result<Vec<u32>, &'static str> {
+/// Encodes a prompt until `stopped` is set.
+fn encode(tokenizer: &Tokenizer, request: &Request, stopped: &AtomicBool) -> Result<Vec<u32>, &'static str> {
     let get = |key: &str| request.body.get(key);
     let kind = |error: EncodeError| error.kind();
     match request.endpoint {
         Endpoint::ChatCompletions => {
             let options = ChatOptions::read(SystemTime::now(), get).map_err(kind)?;
-            tokenizer.chat(request.prompt(), &options).map_err(kind)
+            tokenizer.chat_until(request.prompt(), &options, stopped).map_err(kind)
         }
         _ => {
             let prompt: String = serde_json::from_str(request.prompt()).map_err(|_| "not_text")?;
@@ -168,7 +155,7 @@ fn encode(tokenizer: &Tokenizer, request: &Request) -> Result<Vec<u32>, &'static
             if get("truncate_prompt_tokens").is_some() {
                 return Err("unsupported");
             }
-            tokenizer.completion(&prompt, special).map_err(kind)
+            tokenizer.completion_until(&prompt, special, stopped).map_err(kind)
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use pointsman_workers::{LogLimit, is_local_shortage};
 
 mod body;
 mod chunked;
@@ -14,16 +15,22 @@ mod connection;
 mod pool;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 mod wire;
 mod wire_error;
 
 pub(crate) use body::Body;
 use connection::{Connection, Failed};
 pub(crate) use pool::ConnectionPool;
+pub(crate) use upgrade::UpgradedCall;
 pub(crate) use wire_error::WireError;
 
 /// Limit of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
+/// Limit of the body of an error status, bytes. What comes after it is not read.
+const MAX_ERROR_BODY: usize = 1024 * 1024;
+/// Limit of an engine's `Retry-After`, bytes: a number of seconds, or a date.
+const MAX_RETRY_AFTER: usize = 64;
 /// Limit of an engine's own text in an error message, bytes.
 const MAX_TEXT: usize = 2_000;
 
@@ -43,22 +50,45 @@ pub(crate) enum CallError {
     /// No connection: no byte of the request was sent.
     #[error("connect failed: {0}")]
     Connect(String),
+    /// This host has no descriptor, port or memory left for a connection. The worker is not at fault.
+    #[error("no connection can be opened: {0}")]
+    Shortage(String),
     /// The connection failed before or within the answer.
     #[error("connection failed: {0}")]
     Broken(String),
-    /// An answer with an error status.
+    /// The engine was silent for too long.
+    #[error("{0}")]
+    Timeout(Silence),
+    /// Health checks found that the engine does not answer while a request waited for it.
+    #[error("the engine answers neither requests nor health checks")]
+    Down,
+    /// An answer with an error status, or one that is an error although its status is 200.
     #[error("status {status}: {}", text(body))]
     Status {
         /// The engine's status.
         status: StatusCode,
         /// Its content type.
         content_type: Option<HeaderValue>,
+        /// When the engine wants to be asked again.
+        retry_after: Option<HeaderValue>,
         /// Its body.
         body: Bytes,
     },
     /// The answer violates the engine's protocol.
     #[error("protocol violation: {0}")]
     Protocol(String),
+}
+
+/// What an engine did not send in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("waiting for the {what}: nothing came within {limit:?}, the limit of timeouts.{key}")]
+pub(crate) struct Silence {
+    /// What was waited for.
+    pub(crate) what: &'static str,
+    /// The setting in `[timeouts]`.
+    pub(crate) key: &'static str,
+    /// Its value.
+    pub(crate) limit: Duration,
 }
 
 impl Upstream {
@@ -84,13 +114,25 @@ impl Upstream {
         let head =
             head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;
         let response = self.call(authority, &head, &body).await?;
+        if let Some(coding) = response.headers().get(header::CONTENT_ENCODING)
+            && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
+        {
+            let coding: String = String::from_utf8_lossy(coding.as_bytes()).chars().take(60).collect();
+            let problem = format!("the answer has the content coding `{coding}`, which was not asked for");
+            return Err(CallError::Protocol(problem));
+        }
         if response.status().is_success() {
             return Ok(response);
         }
         let status = response.status();
+        if !status.is_client_error() && !status.is_server_error() {
+            return Err(CallError::Protocol(format!("unexpected status {}", status.as_u16())));
+        }
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
-        let body = collect(response.into_body()).await?;
-        Err(CallError::Status { status, content_type, body })
+        let retry_after = response.headers().get(header::RETRY_AFTER).cloned();
+        let retry_after = retry_after.filter(|value| value.len() <= MAX_RETRY_AFTER);
+        let body = beginning(response.into_body()).await?;
+        Err(CallError::Status { status, content_type, retry_after, body })
     }
 
     /// Makes one call, over an idle connection if there is one. The engine may have closed an idle
@@ -125,6 +167,7 @@ impl Upstream {
     async fn connect(&self, authority: &str) -> Result<Box<Connection>, CallError> {
         match tokio::time::timeout(self.connect_timeout, Connection::open(authority)).await {
             Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) if is_local_shortage(&error) => Err(shortage(&error)),
             Ok(Err(error)) => Err(CallError::Connect(error.to_string())),
             Err(_) => Err(CallError::Connect(format!("no connection within {:?}", self.connect_timeout))),
         }
@@ -141,20 +184,62 @@ impl Upstream {
         body: Bytes,
     ) -> Result<Response<Bytes>, CallError> {
         let (head, body) = self.head(url, headers, body).await?.into_parts();
-        Ok(Response::from_parts(head, collect(body).await?))
+        Ok(Response::from_parts(head, collect(body, None).await?))
     }
 }
 
 impl CallError {
-    /// Whether another worker may succeed.
+    /// Converts the error object of an answer with status 200. Its code is the status, where it has one.
     #[must_use]
-    pub(crate) fn retryable(&self) -> bool {
+    pub(crate) fn of_error_body(body: &[u8]) -> Self {
+        let json: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+        let code = json.pointer("/error/code").or(json.get("code")).and_then(serde_json::Value::as_u64);
+        let code = code.and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code));
+        let status = code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+        let content_type = Some(HeaderValue::from_static("application/json"));
+        Self::Status { status, content_type, retry_after: None, body: Bytes::copy_from_slice(body) }
+    }
+
+    /// Whether the engine broke while it handled the request. An engine that is overloaded refuses a request
+    /// and stays usable.
+    #[must_use]
+    pub(crate) fn breaks_engine(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) => true,
+            Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
+            Self::Connect(_) | Self::Shortage(_) => false,
             Self::Status { status, .. } => {
-                status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
+                status.is_server_error() && *status != StatusCode::SERVICE_UNAVAILABLE
             }
         }
+    }
+
+    /// Whether another engine that fails in the same way makes the request itself suspect: the connection
+    /// ended, or the status is 5xx.
+    #[must_use]
+    pub(crate) fn is_suspicious(&self) -> bool {
+        self.breaks_engine() && matches!(self, Self::Broken(_) | Self::Status { .. })
+    }
+
+    /// Whether another worker is tried. `retry_429`: also when the engine answered 429.
+    #[must_use]
+    pub(crate) fn retryable(&self, retry_429: bool) -> bool {
+        match self {
+            Self::Connect(_)
+            | Self::Shortage(_)
+            | Self::Broken(_)
+            | Self::Protocol(_)
+            | Self::Timeout(_)
+            | Self::Down => true,
+            Self::Status { status, .. } => {
+                status.is_server_error() || (retry_429 && *status == StatusCode::TOO_MANY_REQUESTS)
+            }
+        }
+    }
+
+    /// Whether the engine refused the request as the client's error.
+    #[must_use]
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Status { status, .. } if status.is_client_error())
     }
 
     /// Whether it counts as a failure of the worker. An overloaded engine works, and a refused request is the
@@ -162,7 +247,8 @@ impl CallError {
     #[must_use]
     pub(crate) fn is_fault(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) => true,
+            Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
+            Self::Shortage(_) => false,
             Self::Status { status, .. } => status.is_server_error(),
         }
     }
@@ -170,7 +256,7 @@ impl CallError {
     /// Whether some byte of the request may have reached the engine.
     #[must_use]
     pub(crate) fn sent(&self) -> bool {
-        !matches!(self, Self::Connect(_))
+        !matches!(self, Self::Connect(_) | Self::Shortage(_))
     }
 
     /// Stable metric label.
@@ -178,7 +264,10 @@ impl CallError {
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Connect(_) => "connect",
+            Self::Shortage(_) => "shortage",
             Self::Broken(_) => "broken",
+            Self::Timeout(_) => "timeout",
+            Self::Down => "down",
             Self::Status { status, .. } if status.is_client_error() => "status_4xx",
             Self::Status { .. } => "status_5xx",
             Self::Protocol(_) => "protocol",
@@ -186,24 +275,69 @@ impl CallError {
     }
 }
 
-/// Reads a body whole.
+/// Logs, at most once a second, that this host has run out of descriptors or ports.
+fn shortage(error: &std::io::Error) -> CallError {
+    static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
+    if let Some(suppressed) = LINES.due() {
+        tracing::error!(%error, suppressed, "connect failed: raise the file descriptor limit (ulimit -n)");
+    }
+    CallError::Shortage(error.to_string())
+}
+
+/// Reads a body whole. `idle` limits each pause of the engine.
 ///
 /// # Errors
-/// [`CallError::Broken`], also when the body is larger than any engine's answer.
-pub(crate) async fn collect(mut body: Body) -> Result<Bytes, CallError> {
+/// [`CallError`], also when the body is larger than any engine's answer.
+pub(crate) async fn collect(mut body: Body, idle: Option<Duration>) -> Result<Bytes, CallError> {
     let mut whole = Vec::new();
-    while body.read(&mut whole).await? {
+    while read_within(&mut body, &mut whole, idle).await? {
         if whole.len() > MAX_BODY {
-            return Err(CallError::Broken(format!("the body has more than {MAX_BODY} bytes")));
+            return Err(CallError::Protocol(format!("the body has more than {MAX_BODY} bytes")));
         }
     }
     Ok(whole.into())
 }
 
+/// Appends the bytes that arrive next to `out`, within `idle`; `false` at the end of the body.
+///
+/// # Errors
+/// [`CallError`].
+pub(crate) async fn read_within(
+    body: &mut Body,
+    out: &mut Vec<u8>,
+    idle: Option<Duration>,
+) -> Result<bool, CallError> {
+    let Some(limit) = idle else { return Ok(body.read(out).await?) };
+    let silence = Silence { what: "rest of the engine's answer", key: "event_idle", limit };
+    within(silence, async { Ok(body.read(out).await?) }).await
+}
+
+/// Limits the time of a call.
+///
+/// # Errors
+/// That of the call, or [`CallError::Timeout`].
+pub(crate) async fn within<T>(
+    silence: Silence,
+    call: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
+    tokio::time::timeout(silence.limit, call).await.unwrap_or(Err(CallError::Timeout(silence)))
+}
+
+/// Reads the body of an error status, or as much of it as a message needs.
+async fn beginning(mut body: Body) -> Result<Bytes, CallError> {
+    let mut text = Vec::new();
+    while text.len() <= MAX_ERROR_BODY && body.read(&mut text).await? {}
+    text.truncate(MAX_ERROR_BODY);
+    Ok(text.into())
+}
+
 impl From<WireError> for CallError {
     /// The text contains no address, so a client may see it (A5).
     fn from(error: WireError) -> Self {
-        Self::Broken(error.to_string())
+        match error {
+            WireError::Head(_) | WireError::Chunk => Self::Protocol(error.to_string()),
+            WireError::Cut | WireError::Io(_) => Self::Broken(error.to_string()),
+        }
     }
 }
 

@@ -41,7 +41,15 @@ fn folder() -> tempfile::TempDir {
 #[test]
 fn all_shipped_cases_pass_on_the_compiled_component() {
     let dir = folder();
-    for (name, cases) in [("least-loaded", 6), ("kv-aware", 7), ("conditional-disagg", 11)] {
+    for (name, cases) in [
+        ("least-loaded", 6),
+        ("kv-aware", 7),
+        ("predicted-latency", 15),
+        ("queue-kv-prefix", 19),
+        ("cache-aware", 17),
+        ("longest-prefix", 10),
+        ("conditional-disagg", 11),
+    ] {
         embedded(dir.path(), name);
         let file = policies().join(name).join("cases.toml");
         let ran = pointsman(dir.path(), ["test", "policy.wasm", "--cases", file.to_str().expect("text")]);
@@ -72,6 +80,67 @@ fn a_failed_case_reports_the_expected_and_the_actual_answer() {
                     FAILED  refused: expected row 0, got settings refused: engine-queue: -1 is not a \
                     finite number of 0 or more\n1 passed, 4 failed\n";
     assert_eq!(ran.out, expected);
+}
+
+#[test]
+fn a_fact_that_the_policy_does_not_ask_for_is_a_warning() {
+    let dir = folder();
+    embedded(dir.path(), "least-loaded");
+    let cases = "[[case]]\nname = 'c'\nrequest = { n = 1 }\nrows = [{ kv-usage = 0.5 }, { engine-queue = 1 }]\nexpect = { row = 0 }\n";
+    fs::write(dir.path().join("cases.toml"), cases).expect("written");
+    let settings = r#"{"engine-queue":1.0}"#;
+    let ran = pointsman(dir.path(), ["test", "policy.wasm", "--settings", settings]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    for fact in ["request fact \"n\"", "worker fact \"kv-usage\""] {
+        let line = format!("warning c: the policy does not ask for the {fact}, so it has no effect\n");
+        assert!(ran.out.contains(&line), "{}", ran.out);
+    }
+    assert!(!ran.out.contains("engine-queue"), "{}", ran.out);
+}
+
+#[test]
+fn inspect_and_test_refuse_what_live_would_refuse_and_tell_a_panic_with_its_place() {
+    let dir = folder();
+    fs::write(dir.path().join("policy.wasm"), pointsman_test_guests::HOSTILE).expect("written");
+    let case = |mode: &str, expect: &str| {
+        format!(
+            "[[case]]\nname = '{mode}'\nsettings = {{ mode = '{mode}' }}\nrows = [{{}}]\nexpect = {{ {expect} }}\n"
+        )
+    };
+    let odd = "shed status 200 is not allowed: use 429, 503 or 529";
+    let panic = "panicked at tests/guests/hostile/src/lib.rs:";
+    for (mode, expect, reason) in [("shed", "shed = 200", odd), ("trap", "row = 0", panic)] {
+        fs::write(dir.path().join("cases.toml"), case(mode, expect)).expect("written");
+        let ran = pointsman(dir.path(), ["test", "policy.wasm"]);
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        assert!(ran.out.contains(reason), "{}", ran.out);
+        let settings = format!("{{\"mode\":\"{mode}\"}}");
+        let ran = pointsman(dir.path(), ["inspect", "policy.wasm", "--settings", &settings]);
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        assert!(ran.out.contains("admitted  no (probe)") && ran.out.contains(reason), "{}", ran.out);
+    }
+    let ran = pointsman(dir.path(), ["inspect", "policy.wasm", "--settings", r#"{"mode":"trap"}"#]);
+    assert!(ran.out.contains(": as the test wants it"), "{}", ran.out);
+}
+
+#[test]
+fn new_scripts_pass_their_unit_tests_without_a_component() {
+    let dir = folder();
+    for (lang, run) in [("python", &["python3", "test_policy.py"][..]), ("js", &["node", "--test"])] {
+        if Command::new(run[0]).arg("--version").output().is_err() {
+            println!("skipped: {} is not installed", run[0]);
+            continue;
+        }
+        for world in WORLDS {
+            let name = format!("{lang}-{world}");
+            let ran = pointsman(dir.path(), ["new", &name, "--world", world, "--lang", lang]);
+            assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+            let output = Command::new(run[0]).args(&run[1..]).current_dir(dir.path().join(&name)).output();
+            let output = output.expect("it ran before");
+            let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            assert!(output.status.success(), "{name}: {text}");
+        }
+    }
 }
 
 #[test]
@@ -122,7 +191,7 @@ fn a_file_that_cannot_be_tested_exits_with_2_and_the_reason() {
 #[test]
 fn bench_measures_every_row_count_and_judges_the_budget() {
     let dir = folder();
-    for name in ["least-loaded", "kv-aware", "conditional-disagg"] {
+    for name in ["least-loaded", "kv-aware", "predicted-latency", "conditional-disagg"] {
         embedded(dir.path(), name);
         let ran = pointsman(dir.path(), ["bench", "policy.wasm", "--rows", "1,64", "--seconds", "0.05"]);
         assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
@@ -341,10 +410,4 @@ fn a_layout_keeps_a_policy_with_its_signature_and_a_changed_blob_is_refused() {
     let copied = pointsman(dir.path(), ["push", "policy.wasm", "dir:policies.d"]);
     assert_eq!(copied.code, Some(0), "{}", copied.err);
     assert!(dir.path().join("policies.d/policy.wasm").exists());
-    let registry = pointsman(dir.path(), ["push", "policy.wasm", "oci://127.0.0.1:5000/p:1"]);
-    assert!(
-        registry.code == Some(2) && registry.err.contains("registries are not supported"),
-        "{}",
-        registry.err
-    );
 }

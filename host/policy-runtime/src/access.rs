@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{log_limit::LogLimit, state::State};
 
 /// An interface that the operator permits policies to import.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grant {
     /// `log`: lines in the daemon's log.
@@ -61,6 +61,12 @@ impl Access {
     #[must_use]
     pub fn granting(&self, grants: &[Grant]) -> Self {
         Self { grants: grants.into(), ..self.clone() }
+    }
+
+    /// Returns access with the same grants and an empty state.
+    #[must_use]
+    pub(crate) fn with_empty_state(&self) -> Self {
+        Self { state: Arc::default(), ..self.clone() }
     }
 
     pub(crate) fn granted(&self) -> &Arc<[Grant]> {

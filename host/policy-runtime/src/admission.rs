@@ -1,17 +1,24 @@
 //! Checks of a policy file before any of it runs: size, magic number, world, version, imports, compile. Each
 //! has its own refusal. Knows neither settings nor instances.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use pointsman_routing::World;
-use wasmtime::component::Component;
+use wasmtime::{
+    Engine,
+    component::{Component, Linker},
+};
 use wit_parser::{WorldId, WorldKey, decoding::DecodedWasm};
 
 use crate::{
     access::{Access, Grant},
+    capacity::{MEMORIES_PER_POLICY, TABLES_PER_POLICY},
     catch_panic::catch_panic,
-    engine::PolicyEngine,
+    engine::Limits,
+    guest::Guest,
     instance::Linked,
+    outline::Outline,
+    precheck::{self, Stopped},
     refusal::Refusal,
 };
 
@@ -22,38 +29,25 @@ const PACKAGE: &str = "pointsman:policy/";
 /// Prefix of the contract versions that this host serves.
 const VERSION: &str = "0.1.";
 
-/// What the types of a component say about it.
-#[derive(Debug)]
-pub(crate) struct Outline {
-    pub(crate) world: World,
-    pub(crate) imports: BTreeSet<String>,
-    pub(crate) exports: BTreeSet<String>,
-    /// Contract version that it was built against.
-    pub(crate) version: String,
-    /// Whether it imports WASI.
-    pub(crate) wasi: bool,
-    /// Whether it exports `learning`.
-    pub(crate) learns: bool,
-    /// Grants that its imports need.
-    pub(crate) needs: Vec<Grant>,
-}
-
 /// Returns the component in `bytes`. A core module with embedded WIT metadata is encoded as a component.
-pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> {
-    if bytes.len() > limit {
-        return Err(Refusal::TooLarge { size: bytes.len(), limit });
+pub(crate) fn component<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Cow<'a, [u8]>, Refusal> {
+    if bytes.len() > limits.file_bytes {
+        return Err(Refusal::TooLarge { size: bytes.len(), limit: limits.file_bytes });
     }
     match bytes.get(..8) {
-        Some([0, b'a', b's', b'm', _, _, 1, 0]) => Ok(bytes.to_vec()),
+        Some([0, b'a', b's', b'm', _, _, 1, 0]) => {
+            check_structure(bytes, limits, Refusal::Malformed)?;
+            Ok(Cow::Borrowed(bytes))
+        }
         Some([0, b'a', b's', b'm', 1, 0, 0, 0]) => {
             let refused = |error: &dyn std::fmt::Display| Refusal::NotAComponent(format!("{error:#}"));
-            check_complete(bytes).map_err(|error| refused(&error))?;
+            check_structure(bytes, limits, Refusal::NotAComponent)?;
             let encode = || {
                 let encoder = wit_component::ComponentEncoder::default().validate(true).module(bytes);
                 encoder.and_then(|mut encoder| encoder.encode())
             };
             match catch_panic(encode) {
-                Ok(encoded) => encoded.map_err(|error| refused(&error)),
+                Ok(encoded) => encoded.map(Cow::Owned).map_err(|error| refused(&error)),
                 Err(_) => Err(refused(&"its WIT metadata cannot be read")),
             }
         }
@@ -68,9 +62,13 @@ pub(crate) fn component(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Refusal> 
     }
 }
 
-/// Checks that no section is truncated. The component encoder panics over a truncated module.
-fn check_complete(module: &[u8]) -> Result<(), wasmparser::BinaryReaderError> {
-    wasmparser::Parser::new(0).parse_all(module).try_for_each(|section| section.map(drop))
+/// Checks size and nesting of everything in the file before another parser reads it. The component encoder
+/// also panics over a truncated module.
+fn check_structure(bytes: &[u8], limits: &Limits, refused: fn(String) -> Refusal) -> Result<(), Refusal> {
+    precheck::check(bytes, limits.memory_bytes).map_err(|stopped| match stopped {
+        Stopped::Malformed(text) => refused(text),
+        Stopped::Exceeded(refusal) => refusal,
+    })
 }
 
 /// Reads the world, the version and the imports from the types of the component.
@@ -109,12 +107,36 @@ pub(crate) fn check_grants(outline: &Outline, access: &Access) -> Result<(), Ref
 }
 
 /// Compiles, links and type-checks. Takes from milliseconds to seconds: never call it while a request waits.
-pub(crate) fn link(engine: &PolicyEngine, component: &[u8], outline: &Outline) -> Result<Linked, Refusal> {
-    let compiled = Component::from_binary(engine.engine(), component)
-        .map_err(|error| Refusal::Compile(format!("{error:#}")))?;
-    let pre = engine.linker(outline.wasi).instantiate_pre(&compiled);
+pub(crate) fn link(
+    engine: &Engine,
+    linker: &Linker<Guest>,
+    component: &[u8],
+    outline: &Outline,
+) -> Result<Linked, Refusal> {
+    let compiled =
+        Component::from_binary(engine, component).map_err(|error| Refusal::Compile(format!("{error:#}")))?;
+    check_resources(&compiled)?;
+    let pre = linker.instantiate_pre(&compiled);
     let pre = pre.map_err(|error| Refusal::Contract(format!("{error:#}")))?;
     Linked::new(outline.world, outline.wasi, outline.learns, pre)
+}
+
+/// Checks that an instance fits in what the pool reserves for one policy, with all the modules that it
+/// instantiates.
+fn check_resources(component: &Component) -> Result<(), Refusal> {
+    let Some(required) = component.resources_required() else {
+        return Err(Refusal::Contract("it imports a core module".to_owned()));
+    };
+    let bounds = [
+        ("memories of all instances", required.num_memories, MEMORIES_PER_POLICY),
+        ("tables of all instances", required.num_tables, TABLES_PER_POLICY),
+    ];
+    match bounds.into_iter().find(|(_, found, limit)| found > limit) {
+        Some((what, found, limit)) => {
+            Err(Refusal::ExceedsLimit { what: what.into(), found: found.into(), limit: limit.into() })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Finds the world and the contract version that the exports fit.

@@ -10,8 +10,17 @@ const MIN_INSTANCES: usize = 1_000;
 const MAX_INSTANCES: usize = 10_000;
 /// Instances that each policy keeps however many policies there are, on machines with as many CPUs.
 const MIN_PER_POLICY: usize = 16;
-/// Memories that may reserve 4 GiB each: 64 of the 128 TiB of an x86-64 process. 30,000 do not fit.
-const MAX_WIDE_MEMORIES: usize = 16_000;
+/// Memories that may reserve 4 GiB each: 82 of the 128 TiB of an x86-64 process. 30,000 do not fit.
+const MAX_WIDE_MEMORIES: usize = 20_500;
+/// Memories that one policy may have: its own, and that of a component composed into it.
+pub(crate) const MEMORIES_PER_POLICY: u32 = 2;
+/// Tables that one policy may have.
+pub(crate) const TABLES_PER_POLICY: u32 = 8;
+/// Core instances that one policy may have. Componentizers add modules of their own to a policy's: adapters,
+/// shims, and each library of CPython.
+pub(crate) const CORE_INSTANCES_PER_POLICY: u32 = 500;
+/// Elements of all tables of one policy. CPython has 10,000.
+pub(crate) const TABLE_ELEMENTS_PER_POLICY: usize = 20_000;
 /// Instances that exist beside those of the pools: two for each probe, and those of pools that are being
 /// dropped.
 const SPARE_INSTANCES: usize = 64;
@@ -62,7 +71,7 @@ impl Capacity {
     /// Whether every memory may reserve 4 GiB. Guests then run without bounds checks, which would cost them
     /// 18 % of their time.
     pub(crate) fn has_wide_memories(&self) -> bool {
-        self.instances() <= MAX_WIDE_MEMORIES
+        self.instances() * MEMORIES_PER_POLICY as usize <= MAX_WIDE_MEMORIES
     }
 }
 

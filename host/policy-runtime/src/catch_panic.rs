@@ -9,7 +9,11 @@ use std::{
     any::Any,
     cell::Cell,
     panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind},
+    thread,
 };
+
+/// Stack of the thread that parses and compiles, bytes. Only what is used takes memory.
+const STACK_BYTES: usize = 64 << 20;
 
 /// A hook as [`std::panic::set_hook`] takes it.
 pub type PanicHook = Box<dyn Fn(&PanicHookInfo<'_>) + Send + Sync>;
@@ -26,6 +30,16 @@ pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let outcome = catch_unwind(AssertUnwindSafe(work));
     CAUGHT.set(outer);
     outcome.map_err(|payload| message(&*payload))
+}
+
+/// As [`catch_panic`], on a thread with a deep stack: parsers and the compiler descend by recursion into what
+/// a file nests.
+pub(crate) fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("pointsman-compile".to_owned()).stack_size(STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, || catch_panic(work)).map_err(|error| error.to_string())?;
+        thread.join().unwrap_or_else(|payload| Err(message(&*payload)))
+    })
 }
 
 /// Makes a panic hook that logs one line, without a backtrace, for a panic over a policy file, and passes

@@ -5,8 +5,8 @@
 //! for another one's trap.
 
 use std::{
-    path::PathBuf,
-    sync::{Arc, mpsc},
+    path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -17,7 +17,9 @@ use wasmtime::{
 };
 
 use crate::{
-    capacity::Capacity,
+    capacity::{CORE_INSTANCES_PER_POLICY, Capacity, MEMORIES_PER_POLICY, TABLES_PER_POLICY},
+    chores::Chores,
+    compiler_process::{CompileLimits, CompilerProcess, Target, code_dir},
     guest::Guest,
     meter::{Meter, Usage},
     ticker::{Running, Ticker},
@@ -66,14 +68,23 @@ struct Inner {
     limits: Limits,
     capacity: Capacity,
     cache: Option<Cache>,
+    /// Address space of a memory, bytes. `None`: wasmtime's default.
+    reservation: Option<u64>,
+    compiler: Option<CompilerProcess>,
     meter: Arc<Meter>,
     ticker: Arc<Ticker>,
-    chores: mpsc::Sender<Chore>,
+    chores: Chores,
     counts_instructions: bool,
+    /// What WASI guests register timers with. Nothing runs on it: a guest may not wait.
+    idle: Option<tokio::runtime::Runtime>,
 }
 
-/// Work for the maintenance thread.
-type Chore = Box<dyn FnOnce() + Send>;
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Dropping a runtime within another one panics.
+        self.idle.take().into_iter().for_each(tokio::runtime::Runtime::shutdown_background);
+    }
+}
 
 impl PolicyEngine {
     /// Builds the engine and starts its two threads, which end when the last clone is dropped.
@@ -99,10 +110,39 @@ impl PolicyEngine {
     /// # Errors
     /// As [`PolicyEngine::new`], or the directory cannot be used.
     pub fn with_cache(limits: Limits, capacity: Capacity, dir: PathBuf) -> wasmtime::Result<Self> {
-        let mut config = CacheConfig::new();
-        // wasmtime requires an absolute path.
-        config.with_directory(std::path::absolute(dir)?);
-        Self::build(limits, capacity, Some(Cache::new(config)?), false)
+        Self::build(limits, capacity, Some(open_cache(&code_dir(&dir))?), false)
+    }
+
+    /// As [`PolicyEngine::new`], for files that are not trusted: `program`, which has to be the daemon's
+    /// binary, compiles each in a process of its own. Compiled policies are kept in `cache` between starts,
+    /// as in [`PolicyEngine::with_cache`].
+    ///
+    /// # Errors
+    /// As [`PolicyEngine::with_cache`].
+    pub fn with_compiler_process(
+        limits: Limits,
+        capacity: Capacity,
+        cache: Option<&Path>,
+        program: PathBuf,
+        compile: CompileLimits,
+    ) -> wasmtime::Result<Self> {
+        let compiler = match CompilerProcess::new(program, compile, cache) {
+            Ok(compiler) => compiler,
+            Err(error) if cache.is_none() => {
+                tracing::warn!(
+                    %error,
+                    "no directory for compiled code; policies are compiled in the daemon: set compile_cache"
+                );
+                return Self::new(limits, capacity);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let opened = open_cache(&compiler.cache_dir())?;
+        let mut engine = Self::build(limits, capacity, Some(opened), false)?;
+        if let Some(inner) = Arc::get_mut(&mut engine.inner) {
+            inner.compiler = Some(compiler);
+        }
+        Ok(engine)
     }
 
     fn build(
@@ -111,25 +151,15 @@ impl PolicyEngine {
         cache: Option<Cache>,
         counts_instructions: bool,
     ) -> wasmtime::Result<Self> {
-        let engine = pooling_or_on_demand(limits, capacity, |config| {
+        let (engine, reservation) = pooling_or_on_demand(limits, capacity, |config| {
             config.cache(cache.clone()).consume_fuel(counts_instructions);
         })?;
-        let mut plain = Linker::new(&engine);
-        Guest::link_host(&mut plain)?;
-        let mut wasi = Linker::new(&engine);
-        Guest::link_host(&mut wasi)?;
-        wasmtime_wasi::p2::add_to_linker_async(&mut wasi)?;
+        let (plain, wasi) = (linker(&engine, false)?, linker(&engine, true)?);
         let weak = engine.weak();
         let ticker = Arc::new(Ticker::default());
         let clock = ticker.clone();
         thread::Builder::new().name("pointsman-epoch".to_owned()).spawn(move || {
             clock.run(|| weak.upgrade().map(|engine| engine.increment_epoch()).is_some());
-        })?;
-        let (chores, work) = mpsc::channel::<Chore>();
-        thread::Builder::new().name("pointsman-chores".to_owned()).spawn(move || {
-            while let Ok(chore) = work.recv() {
-                chore();
-            }
         })?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -139,10 +169,13 @@ impl PolicyEngine {
                 limits,
                 capacity,
                 cache,
+                reservation,
+                compiler: None,
                 meter: Arc::default(),
                 ticker,
-                chores,
+                chores: Chores::start()?,
                 counts_instructions,
+                idle: Some(tokio::runtime::Builder::new_current_thread().enable_time().build()?),
             }),
         })
     }
@@ -164,7 +197,33 @@ impl PolicyEngine {
         let cache = self.inner.cache.as_ref();
         let (hits, misses) = cache.map_or((0, 0), |cache| (cache.cache_hits(), cache.cache_misses()));
         let count = |count| u64::try_from(count).unwrap_or(u64::MAX);
-        Usage { cache_hits: count(hits), cache_misses: count(misses), ..self.inner.meter.usage() }
+        let (mut hits, mut misses) = (count(hits), count(misses));
+        if let Some(compiler) = &self.inner.compiler {
+            // What the process compiled is found here, but the cache did not have it.
+            let compiled = compiler.compiled();
+            (hits, misses) = match compiler.keeps_cache() {
+                true => (hits.saturating_sub(compiled), misses + compiled),
+                false => (0, 0),
+            };
+        }
+        Usage { cache_hits: hits, cache_misses: misses, ..self.inner.meter.usage() }
+    }
+
+    /// Returns what compiles files in a process of its own, and what that has to know of this engine. `None`:
+    /// files are compiled in this process.
+    pub(crate) fn compiler_process(&self) -> Option<(&CompilerProcess, Target)> {
+        let Inner { limits, reservation, .. } = &*self.inner;
+        let target = Target {
+            file_bytes: limits.file_bytes,
+            memory_bytes: limits.memory_bytes,
+            reservation: *reservation,
+        };
+        self.inner.compiler.as_ref().map(|compiler| (compiler, target))
+    }
+
+    /// Returns the runtime that WASI guests register timers with, where the calling thread has none.
+    pub(crate) fn idle_runtime(&self) -> Option<tokio::runtime::Handle> {
+        self.inner.idle.as_ref().map(|idle| idle.handle().clone())
     }
 
     pub(crate) fn meter(&self) -> &Arc<Meter> {
@@ -198,8 +257,63 @@ impl PolicyEngine {
 
     /// Runs `chore` on the maintenance thread.
     pub(crate) fn later(&self, chore: impl FnOnce() + Send + 'static) {
-        let _ = self.inner.chores.send(Box::new(chore));
+        self.inner.chores.push(Duration::ZERO, Box::new(chore));
     }
+
+    /// As [`PolicyEngine::later`], not before `delay` has passed.
+    pub(crate) fn after(&self, delay: Duration, chore: impl FnOnce() + Send + 'static) {
+        self.inner.chores.push(delay, Box::new(chore));
+    }
+}
+
+/// An engine that compiles for the engine of another process, and makes no instances.
+pub(crate) struct CompileOnly {
+    engine: Engine,
+    cache: Cache,
+}
+
+impl CompileOnly {
+    /// Makes an engine whose code the other engine finds in the cache at `dir`: the settings that affect code
+    /// are the same.
+    pub(crate) fn new(reservation: Option<u64>, dir: &Path) -> wasmtime::Result<Self> {
+        let cache = open_cache(dir)?;
+        let mut config = basic();
+        config.cache(Some(cache.clone())).consume_fuel(false);
+        if let Some(reservation) = reservation {
+            config.memory_reservation(reservation);
+        }
+        Ok(Self { engine: Engine::new(&config)?, cache })
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn linker(&self, wasi: bool) -> wasmtime::Result<Linker<Guest>> {
+        linker(&self.engine, wasi)
+    }
+
+    /// Whether the cache had what was compiled.
+    pub(crate) fn hit_cache(&self) -> bool {
+        self.cache.cache_hits() > 0
+    }
+}
+
+/// Opens wasmtime's cache in `dir`.
+fn open_cache(dir: &Path) -> wasmtime::Result<Cache> {
+    let mut config = CacheConfig::new();
+    // wasmtime requires an absolute path.
+    config.with_directory(std::path::absolute(dir)?);
+    Cache::new(config)
+}
+
+fn linker(engine: &Engine, wasi: bool) -> wasmtime::Result<Linker<Guest>> {
+    let mut linker = Linker::new(engine);
+    Guest::link_host(&mut linker)?;
+    if wasi {
+        wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    }
+    Ok(linker)
 }
 
 impl std::fmt::Debug for PolicyEngine {
@@ -208,32 +322,34 @@ impl std::fmt::Debug for PolicyEngine {
     }
 }
 
-/// Builds the wasmtime engine. When the address space cannot be reserved (a container may limit it), memories
-/// shrink first; an engine without a pool comes last.
+/// Builds the wasmtime engine, and returns the address space that it reserves for a memory when that is not
+/// the default. When the address space cannot be reserved (a container may limit it), memories shrink first;
+/// an engine without a pool comes last.
 fn pooling_or_on_demand(
     limits: Limits,
     capacity: Capacity,
     customize: impl Fn(&mut Config),
-) -> wasmtime::Result<Engine> {
+) -> wasmtime::Result<(Engine, Option<u64>)> {
     let build = |mut config: Config| {
         customize(&mut config);
         Engine::new(&config)
     };
     if capacity.has_wide_memories() {
         match build(pooling(limits, capacity)) {
-            Ok(engine) => return Ok(engine),
+            Ok(engine) => return Ok((engine, None)),
             Err(error) => {
                 tracing::warn!(%error, "memories of 4 GiB do not fit; guests run with bounds checks");
             }
         }
     }
     let mut narrow = pooling(limits, capacity);
-    narrow.memory_reservation(u64::try_from(limits.memory_bytes).unwrap_or(u64::MAX));
+    let reservation = u64::try_from(limits.memory_bytes).unwrap_or(u64::MAX);
+    narrow.memory_reservation(reservation);
     match build(narrow) {
-        Ok(engine) => Ok(engine),
+        Ok(engine) => Ok((engine, Some(reservation))),
         Err(error) => {
             tracing::warn!(%error, "instance pool does not fit; instances are made on demand");
-            build(basic())
+            Ok((build(basic())?, None))
         }
     }
 }
@@ -252,10 +368,10 @@ fn pooling(limits: Limits, capacity: Capacity) -> Config {
     let instances = u32::try_from(capacity.instances()).unwrap_or(u32::MAX);
     let mut pool = PoolingAllocationConfig::default();
     pool.total_component_instances(instances);
-    // Componentizers add modules of their own to a policy's: adapters and shims, without memories.
-    pool.total_core_instances(instances.saturating_mul(4));
-    pool.total_memories(instances);
-    pool.total_tables(instances.saturating_mul(4));
+    // As many as every policy may have at most, so that one policy takes nothing from another.
+    pool.total_core_instances(instances.saturating_mul(CORE_INSTANCES_PER_POLICY));
+    pool.total_memories(instances.saturating_mul(MEMORIES_PER_POLICY));
+    pool.total_tables(instances.saturating_mul(TABLES_PER_POLICY));
     pool.total_stacks(instances);
     // Every place that was ever used keeps memory, so free places are used again before new ones. By default
     // a hundred free places would stay reserved for the policies that had them, which do not come back.

@@ -13,6 +13,9 @@ use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use crate::{
     access::Access,
     bindings::{filter::pointsman::policy::log as wit_log, memory::pointsman::policy::state as wit_state},
+    capacity::{
+        CORE_INSTANCES_PER_POLICY, MEMORIES_PER_POLICY, TABLE_ELEMENTS_PER_POLICY, TABLES_PER_POLICY,
+    },
     meter::Counted,
     state::{State, scratch::Scratch},
     ticker::TICK,
@@ -34,6 +37,8 @@ pub(crate) struct Guest {
     memory_bytes: usize,
     /// Linear memory of all the guest's modules together, bytes.
     pub(crate) memory_used: usize,
+    /// Elements of all its tables together.
+    table_elements: usize,
     /// Whether a growth was denied: the trap that follows is a memory failure.
     pub(crate) denied: bool,
     /// CPU time of the present call, at most.
@@ -58,7 +63,7 @@ impl Guest {
         let call = Arc::new(CurrentCall::new());
         let log = GuestLog::new(policy, access.log().clone(), call.clone());
         let mut wasi = WasiCtx::builder();
-        wasi.stdout(log.clone()).stderr(log.clone());
+        wasi.stdout(log.clone()).stderr(log.of_stderr());
         wasi.wall_clock(CallClock(call.clone())).monotonic_clock(CallClock(call.clone()));
         wasi.secure_random(CallRng::new(call.clone())).insecure_random(CallRng::new(call.clone()));
         wasi.insecure_random_seed(0);
@@ -68,6 +73,7 @@ impl Guest {
             table: ResourceTable::new(),
             memory_bytes,
             memory_used: 0,
+            table_elements: 0,
             denied: false,
             budget: Duration::ZERO,
             first_tick: None,
@@ -96,6 +102,11 @@ impl Guest {
             (false, true) => Some(Scratch::over()),
             (false, false) => None,
         };
+    }
+
+    /// Returns what the guest wrote to stderr or as an error in the present call: the message of a panic.
+    pub(crate) fn last_words(&self) -> Option<String> {
+        self.call.with(|call| (!call.last_words.is_empty()).then(|| call.last_words.clone()))
     }
 
     /// Ends the call that [`Guest::begin`] started.
@@ -145,19 +156,38 @@ impl Guest {
 
 impl ResourceLimiter for Guest {
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        if desired <= self.memory_bytes {
-            self.memory_used += desired.saturating_sub(current);
-            self.counted.grew(desired);
+        // The limit is that of all memories together.
+        let total = self.memory_used.saturating_add(desired.saturating_sub(current));
+        if total <= self.memory_bytes {
+            self.memory_used = total;
+            self.counted.grew(total);
             return Ok(true);
         }
         self.denied = true;
         // `Ok(false)` would make a Rust guest abort later, elsewhere; an error stops it here.
-        let message = format!("the guest asked for {desired} bytes of memory (limit {})", self.memory_bytes);
+        let message = format!("the guest asked for {total} bytes of memory (limit {})", self.memory_bytes);
         Err(wasmtime::Error::msg(message))
     }
 
-    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(desired <= 10_000)
+    fn table_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let total = self.table_elements.saturating_add(desired.saturating_sub(current));
+        let fits = total <= TABLE_ELEMENTS_PER_POLICY;
+        if fits {
+            self.table_elements = total;
+        }
+        Ok(fits)
+    }
+
+    fn instances(&self) -> usize {
+        CORE_INSTANCES_PER_POLICY as usize
+    }
+
+    fn tables(&self) -> usize {
+        TABLES_PER_POLICY as usize
+    }
+
+    fn memories(&self) -> usize {
+        MEMORIES_PER_POLICY as usize
     }
 }
 

@@ -7,6 +7,7 @@ use crate::{
     access::{Access, Grant},
     admission,
     capacity::Capacity,
+    catch_panic::on_deep_stack,
     engine::{Limits, PolicyEngine},
     loaded::{compile, digest},
     refusal::Refusal,
@@ -54,8 +55,10 @@ pub struct Described {
 /// # Errors
 /// [`Refusal`] when the file is not a component that fits a world.
 pub fn inspect(bytes: &[u8], settings: &str, limits: Limits) -> Result<Inspection, Refusal> {
-    let component = admission::component(bytes, limits.file_bytes)?;
-    let outline = admission::outline(&component)?;
+    // How much memory a slot would grant decides about admission, and not about what the file is.
+    let of_any_size = Limits { memory_bytes: usize::MAX, ..limits };
+    let outline = on_deep_stack(|| admission::outline(&admission::component(bytes, &of_any_size)?));
+    let outline = outline.unwrap_or_else(|panic| Err(Refusal::Malformed(panic)))?;
     let engine = PolicyEngine::new(limits, Capacity { cpus: 1, policies: 1 })
         .map_err(|error| Refusal::Compile(format!("{error:#}")))?;
     let policy = compile(&engine, bytes, &Access::new(&Access::ALL));

@@ -7,9 +7,11 @@ use pointsman_routing::{
     Call, Decision, DecisionContext, Failure, Moment, ObservedOutcome, Plan, RouterConfigOverride,
 };
 use pointsman_workers::Leg;
+use tokio::runtime::Handle;
 use wasmtime::{Store, Trap};
 
 use crate::{
+    catch_panic::catch_panic,
     guest::Guest,
     guest_info::{GuestInfo, truncate},
     refusal::Refusal,
@@ -29,8 +31,19 @@ pub(crate) struct Instance {
     learner: Option<Learner>,
     /// CPU time of a call, and of an observed batch.
     deadlines: (Duration, Duration),
+    timers: Timers,
     pub(crate) calls: u32,
+    /// Whether a call failed within wasmtime. No further call can enter the store.
+    pub(crate) poisoned: bool,
 }
+
+/// Bytes of text and lists that a guest may return, or pass to the host, in one call, besides those of its
+/// rows: a reason, a log line, a value of the state.
+const MAX_PASSED_BYTES: usize = 128 * 1024;
+/// Bytes of an answer for each row: a cost, and the row itself.
+const BYTES_PER_ROW: usize = 8;
+/// As [`MAX_PASSED_BYTES`] while the guest is configured. No request waits then.
+const MAX_CONFIGURED_BYTES: usize = 4 << 20;
 
 /// An answer of any world, comparable by the probe.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,19 +54,27 @@ pub(crate) enum Answer {
     Plan(Plan, RouterConfigOverride),
 }
 
-/// Polls a call once. A guest has nothing to wait for, so a future that is not ready is an error.
-fn poll_once<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
-    future
-        .now_or_never()
-        .unwrap_or_else(|| Err(wasmtime::Error::msg("the guest tried to wait, which a policy call may not")))
+/// Runtime that timers of a guest register with. `None`: the calling thread's own.
+type Timers = Option<Handle>;
+
+/// Polls a call once. A guest has nothing to wait for, so a future that is not ready is an error. The host's
+/// part of a call may panic where a guest does what no policy should: that is an error, too.
+fn poll_once<T>(timers: &Timers, future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
+    let without = Handle::try_current().is_err();
+    let _entered = timers.as_ref().filter(|_| without).map(Handle::enter);
+    match catch_panic(|| future.now_or_never()) {
+        Ok(Some(outcome)) => outcome,
+        Ok(None) => Err(wasmtime::Error::msg("the guest tried to wait, which a policy call may not")),
+        Err(panic) => Err(wasmtime::Error::msg(format!("the host panicked: {panic}"))),
+    }
 }
 
 /// Calls `describe` and `configure` of the world that the exports belong to.
 macro_rules! introduce {
-    ($store:expr, $exports:expr, $settings:expr, $call:path) => {{
+    ($timers:expr, $store:expr, $exports:expr, $settings:expr, $call:path) => {{
         let policy = $exports.pointsman_policy_policy();
-        let about = $call(policy.call_describe(&mut *$store))?;
-        let wants = $call(policy.call_configure(&mut *$store, $settings))?;
+        let about = $call($timers, policy.call_describe(&mut *$store))?;
+        let wants = $call($timers, policy.call_configure(&mut *$store, $settings))?;
         Ok(wants.map(|wants| GuestInfo {
             name: about.name,
             version: about.version,
@@ -63,15 +84,15 @@ macro_rules! introduce {
     }};
 }
 
-fn identity<T>(value: wasmtime::Result<T>) -> wasmtime::Result<T> {
+fn identity<T>(_: &Timers, value: wasmtime::Result<T>) -> wasmtime::Result<T> {
     value
 }
 
 impl Instance {
     /// Describes and configures the guest, under the configure deadline that `instantiate` set.
     pub(crate) fn introduce(&mut self, settings: &str) -> Result<GuestInfo, Refusal> {
-        let Self { store, exports, .. } = self;
-        let outcome = introduce(store, exports, settings);
+        let Self { store, exports, timers, .. } = self;
+        let outcome = introduce(timers, store, exports, settings);
         match outcome {
             Ok(Ok(about)) => Ok(about),
             Ok(Err(text)) => Err(Refusal::Configure(truncate(text))),
@@ -87,7 +108,7 @@ impl Instance {
         facts: &[u32],
     ) -> Result<Vec<u32>, Failure> {
         self.begin(context, call);
-        let Self { store, exports, .. } = self;
+        let Self { store, exports, timers, .. } = self;
         let answer = match exports {
             Exports::Filter(exports) => {
                 let kept = exports.pointsman_policy_filtering().call_keep(&mut *store, call_f(call), facts);
@@ -95,7 +116,7 @@ impl Instance {
             }
             Exports::FilterAsync(exports) => {
                 let kept = exports.pointsman_policy_filtering().call_keep(&mut *store, call_fa(call), facts);
-                poll_once(kept).map(|kept| kept.map_err(error_fa))
+                poll_once(timers, kept).map(|kept| kept.map_err(error_fa))
             }
             _ => return Err(Failure::Invalid("the policy is not a filter".to_owned())),
         };
@@ -110,7 +131,7 @@ impl Instance {
         facts: &[u32],
     ) -> Result<Vec<f32>, Failure> {
         self.begin(context, call);
-        let Self { store, exports, .. } = self;
+        let Self { store, exports, timers, .. } = self;
         let answer = match exports {
             Exports::Scorer(exports) => {
                 let costs = exports.pointsman_policy_scoring().call_score(&mut *store, call_s(call), facts);
@@ -118,7 +139,7 @@ impl Instance {
             }
             Exports::ScorerAsync(exports) => {
                 let costs = exports.pointsman_policy_scoring().call_score(&mut *store, call_sa(call), facts);
-                poll_once(costs).map(|costs| costs.map_err(error_sa))
+                poll_once(timers, costs).map(|costs| costs.map_err(error_sa))
             }
             _ => return Err(Failure::Invalid("the policy is not a scorer".to_owned())),
         };
@@ -133,7 +154,7 @@ impl Instance {
         facts: &[u32],
     ) -> Result<Decision, Failure> {
         self.begin(context, call);
-        let Self { store, exports, .. } = self;
+        let Self { store, exports, timers, .. } = self;
         let answer = match exports {
             Exports::Selector(exports) => {
                 let decision =
@@ -143,7 +164,7 @@ impl Instance {
             Exports::SelectorAsync(exports) => {
                 let decision =
                     exports.pointsman_policy_selecting().call_select(&mut *store, call_la(call), facts);
-                poll_once(decision).map(|decision| decision.map(decision_la).map_err(error_la))
+                poll_once(timers, decision).map(|decision| decision.map(decision_la).map_err(error_la))
             }
             _ => return Err(Failure::Invalid("the policy is not a selector".to_owned())),
         };
@@ -160,7 +181,7 @@ impl Instance {
         prefill: &[u32],
     ) -> Result<Plan, Failure> {
         self.begin(context, call);
-        let Self { store, exports, .. } = self;
+        let Self { store, exports, timers, .. } = self;
         let answer = match exports {
             Exports::DecodeOverride(exports) => {
                 let guest = exports.pointsman_policy_disaggregation();
@@ -170,7 +191,7 @@ impl Instance {
             Exports::DecodeOverrideAsync(exports) => {
                 let guest = exports.pointsman_policy_disaggregation();
                 let plan = guest.call_decide(&mut *store, call_da(call), request, decode, prefill);
-                poll_once(plan).map(|plan| plan.map(plan_da).map_err(error_da))
+                poll_once(timers, plan).map(|plan| plan.map(plan_da).map_err(error_da))
             }
             _ => return Err(Failure::Invalid("the policy is not a decode override".to_owned())),
         };
@@ -185,7 +206,7 @@ impl Instance {
         facts: &[u32],
     ) -> Result<RouterConfigOverride, Failure> {
         self.begin(context, call);
-        let Self { store, exports, .. } = self;
+        let Self { store, exports, timers, .. } = self;
         let answer = match exports {
             Exports::DecodeOverride(exports) => {
                 let guest = exports.pointsman_policy_disaggregation();
@@ -195,7 +216,7 @@ impl Instance {
             Exports::DecodeOverrideAsync(exports) => {
                 let guest = exports.pointsman_policy_disaggregation();
                 let over = guest.call_decode_config(&mut *store, call_da(call), facts);
-                poll_once(over).map(|over| over.map(over_da).map_err(error_da))
+                poll_once(timers, over).map(|over| over.map(over_da).map_err(error_da))
             }
             _ => return Err(Failure::Invalid("the policy is not a decode override".to_owned())),
         };
@@ -213,7 +234,7 @@ impl Instance {
         // Nothing is routed here; what it may read of the call is the time and the randomness.
         self.begin(context, &Call { leg: Leg::Aggregated, attempt: 0, rows: 0, seed, now_us });
         self.store.data_mut().allow(self.deadlines.1);
-        let Self { store, learner, .. } = self;
+        let Self { store, learner, timers, .. } = self;
         let answer = match learner {
             Some(Learner::Sync(exports)) => {
                 let outcomes: Vec<_> = outcomes.iter().map(outcome_s).collect();
@@ -222,7 +243,7 @@ impl Instance {
             Some(Learner::Async(exports)) => {
                 let outcomes: Vec<_> = outcomes.iter().map(outcome_a).collect();
                 let guest = exports.pointsman_policy_learning();
-                poll_once(guest.call_observe(&mut *store, now_us, seed, &outcomes))
+                poll_once(timers, guest.call_observe(&mut *store, now_us, seed, &outcomes))
             }
             None => return Err(Failure::Invalid("the policy does not export `learning`".to_owned())),
         };
@@ -249,6 +270,8 @@ impl Instance {
         self.store.data_mut().begin(context, call);
         self.store.data_mut().allow(self.deadlines.0);
         self.store.set_epoch_deadline(1);
+        // The host copies what a guest passes, which no epoch interrupts.
+        self.store.set_hostcall_fuel(MAX_PASSED_BYTES + BYTES_PER_ROW * call.rows as usize);
     }
 
     fn end<T>(
@@ -257,24 +280,28 @@ impl Instance {
         answer: wasmtime::Result<Result<T, Failure>>,
     ) -> Result<T, Failure> {
         self.store.data_mut().end(context);
-        answer.unwrap_or_else(|error| Err(failure(&self.store, &error)))
+        answer.unwrap_or_else(|error| {
+            self.poisoned = true;
+            Err(failure(&self.store, &error))
+        })
     }
 }
 
 fn introduce(
+    timers: &Timers,
     store: &mut Store<Guest>,
     exports: &Exports,
     settings: &str,
 ) -> wasmtime::Result<Result<GuestInfo, String>> {
     match exports {
-        Exports::Filter(exports) => introduce!(store, exports, settings, identity),
-        Exports::Scorer(exports) => introduce!(store, exports, settings, identity),
-        Exports::Selector(exports) => introduce!(store, exports, settings, identity),
-        Exports::DecodeOverride(exports) => introduce!(store, exports, settings, identity),
-        Exports::FilterAsync(exports) => introduce!(store, exports, settings, poll_once),
-        Exports::ScorerAsync(exports) => introduce!(store, exports, settings, poll_once),
-        Exports::SelectorAsync(exports) => introduce!(store, exports, settings, poll_once),
-        Exports::DecodeOverrideAsync(exports) => introduce!(store, exports, settings, poll_once),
+        Exports::Filter(exports) => introduce!(timers, store, exports, settings, identity),
+        Exports::Scorer(exports) => introduce!(timers, store, exports, settings, identity),
+        Exports::Selector(exports) => introduce!(timers, store, exports, settings, identity),
+        Exports::DecodeOverride(exports) => introduce!(timers, store, exports, settings, identity),
+        Exports::FilterAsync(exports) => introduce!(timers, store, exports, settings, poll_once),
+        Exports::ScorerAsync(exports) => introduce!(timers, store, exports, settings, poll_once),
+        Exports::SelectorAsync(exports) => introduce!(timers, store, exports, settings, poll_once),
+        Exports::DecodeOverrideAsync(exports) => introduce!(timers, store, exports, settings, poll_once),
     }
 }
 
@@ -283,9 +310,22 @@ fn failure(store: &Store<Guest>, error: &wasmtime::Error) -> Failure {
     if store.data().denied {
         return Failure::Memory;
     }
+    // A panic tells its message and place before it traps.
+    let with_last_words = |text: String| match store.data().last_words() {
+        Some(words) => Failure::Trap(truncate(format!("{words} ({text})"))),
+        None => Failure::Trap(truncate(text)),
+    };
     match error.downcast_ref::<Trap>() {
         Some(Trap::Interrupt) => Failure::Timeout,
-        Some(trap) => Failure::Trap(trap.to_string()),
-        None => Failure::Trap(error.root_cause().to_string()),
+        Some(trap) => with_last_words(trap.to_string()),
+        None => {
+            let text = error.root_cause().to_string();
+            // wasmtime has no type for this error.
+            if text.contains("fuel allocated for hostcalls") {
+                let limit = MAX_PASSED_BYTES / 1024;
+                return Failure::Invalid(format!("more than {limit} KiB of text and lists in one call"));
+            }
+            with_last_words(text)
+        }
     }
 }

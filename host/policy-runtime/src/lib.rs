@@ -10,6 +10,9 @@ mod admission;
 mod bindings;
 mod capacity;
 mod catch_panic;
+mod chores;
+mod compile_child;
+mod compiler_process;
 mod engine;
 mod guest;
 mod guest_info;
@@ -19,7 +22,9 @@ mod loaded;
 mod log_limit;
 mod manager;
 mod meter;
+mod outline;
 mod pool;
+mod precheck;
 mod probe;
 mod refusal;
 mod spec;
@@ -31,13 +36,15 @@ mod trust;
 pub use access::{Access, Grant};
 pub use capacity::Capacity;
 pub use catch_panic::{PanicHook, panic_hook};
+pub use compile_child::run_compiler_process;
+pub use compiler_process::{CompileLimits, QuarantinedFile, clear_quarantine, quarantined_files};
 pub use engine::{Limits, PolicyEngine};
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
-    Change, ChangeRecord, Command, CommandError, InitialContent, LaneStatus, ManagerConfig, ManagerStatus,
-    MemoryStatus, PartStatus, PolicyDir, PolicyManager, Probation, RefusalRecord, ReloadCount, Report,
-    SlotConfig, SlotName, SlotState, SlotStatus, Source,
+    Change, ChangeRecord, Command, CommandError, InitialContent, LaneStatus, LaneSummary, ManagerConfig,
+    ManagerStatus, MemoryStatus, PartStatus, PolicyDir, PolicyManager, Probation, RefusalRecord, ReloadCount,
+    Report, SlotConfig, SlotName, SlotState, SlotStatus, SlotSummary, Source,
 };
 pub use meter::Usage;
 pub use probe::SampleCall;

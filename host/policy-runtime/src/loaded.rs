@@ -12,8 +12,12 @@ use tokio::time::Instant;
 use crate::{
     access::{Access, Grant},
     admission,
+    catch_panic::on_deep_stack,
+    compiler_process::{Cancel, Compiled},
     engine::PolicyEngine,
+    guest_info::truncate,
     instance::{Instance, Linked},
+    outline::Outline,
     pool::Pool,
     probe::{self, SampleCall},
     refusal::Refusal,
@@ -62,39 +66,98 @@ pub fn load(
     compile(engine, bytes, &Access::default())?.configure(origin, settings)
 }
 
-/// Admits and compiles a policy with the grants of `access`.
+/// Admits and compiles a policy with the grants of `access`, in this process.
 ///
 /// # Errors
 /// [`Refusal`] of the step that failed.
 pub fn compile(engine: &PolicyEngine, bytes: &[u8], access: &Access) -> Result<CompiledPolicy, Refusal> {
     let begun = Instant::now();
-    let component = admission::component(bytes, engine.limits().file_bytes)?;
-    let outline = admission::outline(&component)?;
-    admission::check_grants(&outline, access)?;
-    let linked = admission::link(engine, &component, &outline)?;
-    Ok(CompiledPolicy {
-        engine: engine.clone(),
-        linked,
-        world: outline.world,
-        digest: digest(bytes),
-        took: begun.elapsed(),
-        access: access.clone(),
-        remembers: outline.needs.contains(&Grant::State),
-    })
+    let work = || {
+        let component = admission::component(bytes, engine.limits())?;
+        let outline = admission::outline(&component)?;
+        admission::check_grants(&outline, access)?;
+        let linked = admission::link(engine.engine(), engine.linker(outline.wasi), &component, &outline)?;
+        Ok((outline, linked))
+    };
+    let (outline, linked) = on_deep_stack(work).unwrap_or_else(panicked)?;
+    Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun))
+}
+
+/// As [`compile`], in a process of its own where the engine has a compiler process: for `bytes` that are not
+/// trusted.
+pub(crate) fn compile_apart(
+    engine: &PolicyEngine,
+    bytes: &[u8],
+    access: &Access,
+    cancel: &Cancel,
+) -> Result<CompiledPolicy, Refusal> {
+    let Some((process, target)) = engine.compiler_process() else { return compile(engine, bytes, access) };
+    let begun = Instant::now();
+    let (outline, linked) = process.compile(bytes, digest(bytes), target, cancel, |compiled| {
+        let Compiled { outline, encoded } = compiled;
+        admission::check_grants(&outline, access)?;
+        let component = encoded.as_deref().unwrap_or(bytes);
+        // The code is in the cache. Should it be gone, this process compiles what the other one could.
+        let linked = on_deep_stack(|| {
+            admission::link(engine.engine(), engine.linker(outline.wasi), component, &outline)
+        });
+        Ok((outline, linked.unwrap_or_else(panicked)?))
+    })?;
+    Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun))
+}
+
+fn panicked<T>(panic: String) -> Result<T, Refusal> {
+    Err(Refusal::Compile(truncate(format!("the compiler panicked: {panic}"))))
 }
 
 impl CompiledPolicy {
+    fn new(
+        engine: &PolicyEngine,
+        bytes: &[u8],
+        access: &Access,
+        outline: &Outline,
+        linked: Linked,
+        begun: Instant,
+    ) -> Self {
+        Self {
+            engine: engine.clone(),
+            linked,
+            world: outline.world,
+            digest: digest(bytes),
+            took: begun.elapsed(),
+            access: access.clone(),
+            remembers: outline.needs.contains(&Grant::State),
+        }
+    }
+
     /// Configures, probes and warms up the policy.
     ///
     /// # Errors
     /// [`Refusal`] of the step that failed.
     pub fn configure(&self, origin: Origin, settings: &str) -> Result<LoadedPolicy, Refusal> {
-        serve(self, origin, settings)
+        serve(self, &self.access, origin, settings)
+    }
+
+    /// As [`Self::configure`], with an empty state in place of the slot's.
+    ///
+    /// # Errors
+    /// [`Refusal`] of the step that failed.
+    pub fn configure_with_empty_state(
+        &self,
+        origin: Origin,
+        settings: &str,
+    ) -> Result<LoadedPolicy, Refusal> {
+        serve(self, &self.access.with_empty_state(), origin, settings)
     }
 }
 
-fn serve(compiled: &CompiledPolicy, origin: Origin, settings: &str) -> Result<LoadedPolicy, Refusal> {
-    let CompiledPolicy { engine, linked, world, digest, took, access, remembers } = compiled;
+fn serve(
+    compiled: &CompiledPolicy,
+    access: &Access,
+    origin: Origin,
+    settings: &str,
+) -> Result<LoadedPolicy, Refusal> {
+    let CompiledPolicy { engine, linked, world, digest, took, remembers, .. } = compiled;
     let (linked, world) = (linked.clone(), *world);
     let _running = engine.running();
     let mut first = linked.instantiate(engine, Arc::from("?"), access)?;
@@ -273,58 +336,4 @@ impl Policy for LoadedPolicy {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{sync::mpsc, thread};
-
-    use pointsman_test_guests::LOW_QUEUE;
-
-    use super::*;
-    use crate::{capacity::Capacity, engine::Limits};
-
-    /// Reports which thread drops it.
-    struct Witness(mpsc::Sender<Option<String>>);
-
-    impl Drop for Witness {
-        fn drop(&mut self) {
-            let _ = self.0.send(thread::current().name().map(str::to_owned));
-        }
-    }
-
-    #[test]
-    fn a_policy_s_instances_and_code_are_dropped_on_the_background_thread() {
-        let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
-        let compiled = compile(&engine, LOW_QUEUE, &Access::default()).expect("admitted");
-        let (dropped, dropped_by) = mpsc::channel();
-        let (witness, builder) = (Witness(dropped), engine.clone());
-        let build = move || {
-            let _ = &witness;
-            let fresh = compiled.linked.instantiate(&builder, Arc::from("x"), &compiled.access);
-            fresh.map_err(|refusal| refusal.to_string())
-        };
-        drop(Pool::new(&engine, Arc::from("x"), false, Box::new(build)).expect("instances"));
-        let thread = dropped_by.recv_timeout(Duration::from_secs(10)).expect("it is dropped");
-        assert_eq!(thread.as_deref(), Some("pointsman-chores"));
-    }
-
-    #[test]
-    fn dropped_policies_leave_no_memory_behind() {
-        let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
-        let mut instances = 0;
-        for turn in 0..20 {
-            // A custom section that nothing reads makes each file different.
-            let bytes = [LOW_QUEUE, &[0, 3, 1, b'x', turn]].concat();
-            let policy = load(&engine, &bytes, Origin::Embedded, "{}").expect("admitted");
-            instances = policy.pool.size() as u64;
-            let (done, waits) = mpsc::channel();
-            drop(policy);
-            engine.later(move || {
-                let _ = done.send(());
-            });
-            waits.recv().expect("the chores are done");
-        }
-        let metrics = engine.engine().pooling_allocator_metrics().expect("instances are pooled");
-        let kept = u64::from(metrics.unused_warm_memories());
-        // Those of one policy, and the two of its probe.
-        assert!(kept <= instances + 2, "{kept} guest slots keep memory");
-    }
-}
+mod tests;

@@ -3,7 +3,7 @@
 //!
 //! The name of a file selects slot and lane: `prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`.
 //! Files in `parts/` are those that specs name. The manager compares content, not times, to find changes.
-//! Scans, commands and failures run on one thread; compiles run on two others (`compile_queue`). When a
+//! Scans, commands and failures run on one thread; compiles run on others (`compile_queue`). When a
 //! compile has finished, the lane's files are read again, so that only content that is still wanted is
 //! installed.
 
@@ -49,7 +49,9 @@ use managed_slot::ManagedSlot;
 use manager_task::ManagerTask;
 use program_builder::{BuildError, ProgramBuilder};
 pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount};
-pub use status::{LaneStatus, ManagerStatus, MemoryStatus, PartStatus, SlotState, SlotStatus};
+pub use status::{
+    LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, SlotState, SlotStatus, SlotSummary,
+};
 
 /// When a new generation is rolled back.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +93,9 @@ pub struct ManagerConfig {
     pub debounce: Duration,
     /// Interval of scans that no change caused.
     pub rescan: Duration,
+    /// Longest time that the start, and a command that reads the directory, wait for compiles. What compiles
+    /// longer is installed when it is ready.
+    pub compile_wait: Duration,
 }
 
 /// The opened policy directory. It builds the first generations, and then becomes part of a
@@ -173,27 +178,35 @@ impl PolicyManager {
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
         let states = config.slots.iter().map(|slot| slot.access.state().clone()).collect();
         let managed = config.slots.into_iter().map(ManagedSlot::new).collect();
-        let mut task = ManagerTask::new(builder, managed, config.probation, status.clone(), publish);
-        // The first scan compiles on this thread, so that files serve from the first request on.
-        task.scan();
-        let (results, compiled) = mpsc::unbounded_channel();
+        let wait = config.compile_wait;
+        let mut task = ManagerTask::new(builder, managed, config.probation, status.clone(), publish, wait);
+        let (results, mut compiled) = mpsc::unbounded_channel();
         task.use_compile_queue(CompileQueue::start(&engine, &results)?);
         let stop = Arc::new(tokio::sync::Notify::new());
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let (ready, scanned) = std::sync::mpsc::channel();
         std::thread::Builder::new().name("pointsman-policies".to_owned()).spawn(move || {
             runtime.block_on(async {
+                let work = async {
+                    // Files serve from the first request on.
+                    task.first_scan(&mut compiled, wait).await;
+                    let _ = ready.send(());
+                    task.run(changes, events, queued, compiled, config.debounce, config.rescan).await;
+                };
                 tokio::select! {
-                    () = task.run(changes, events, queued, compiled, config.debounce, config.rescan) => {}
+                    () = work => {}
                     () = stopped.notified() => {}
                 }
             });
         })?;
+        // An error means that the thread has ended, which shows in every command.
+        let _ = scanned.recv();
         Ok(Self { status, slots, states, engine, changed, commands, stop })
     }
 
-    /// Runs a command and waits for its report. `Reload` and `Configure` wait for all pending compiles;
-    /// `RollBack` and `Promote` wait for none.
+    /// Runs a command and waits for its report. `Reload` and `Configure` wait for pending compiles, for at
+    /// most [`ManagerConfig::compile_wait`]; `RollBack` and `Promote` wait for none.
     ///
     /// # Errors
     /// [`CommandError`] when the command fails.

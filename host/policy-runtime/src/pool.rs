@@ -9,6 +9,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -35,6 +36,11 @@ pub(crate) struct Pool {
 /// Calls that an instance serves at least, also with much memory in use: a guest that is large from the start
 /// is not rebuilt all the time.
 const MIN_CALLS: u32 = 1_000;
+
+/// Pause before an instance that could not be made is tried again; each further one is twice as long.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// Longest such pause.
+const MAX_RETRY: Duration = Duration::from_secs(10);
 
 /// Spreads the threads over the shards, so that they rarely contend.
 static NEXT_FIRST_SHARD: AtomicUsize = AtomicUsize::new(0);
@@ -67,8 +73,8 @@ impl Pool {
         }))
     }
 
-    /// Calls an instance. A failure of the guest poisons its store: the instance is dropped and rebuilt on the
-    /// background thread.
+    /// Calls an instance. A failure of the guest poisons its store: the instance is dropped and rebuilt on
+    /// the background thread.
     pub(crate) fn call<T>(
         &self,
         call: impl FnOnce(&mut Instance) -> Result<T, Failure>,
@@ -80,7 +86,7 @@ impl Pool {
             let Some(mut shard) = self.shards.get(position).and_then(Mutex::try_lock) else { continue };
             let Some(instance) = shard.as_mut() else { continue };
             let outcome = call(instance);
-            if self.is_spent(instance, &outcome) {
+            if instance.poisoned || self.is_worn(instance) {
                 self.replace(position, shard.take());
             }
             return outcome;
@@ -98,17 +104,10 @@ impl Pool {
         let Some(mut shard) = shard else { return Err(Failure::NotReady) };
         let Some(instance) = shard.as_mut() else { return Err(Failure::NotReady) };
         let outcome = call(instance);
-        if self.is_spent(instance, &outcome) {
+        if instance.poisoned || self.is_worn(instance) {
             self.replace(self.deciding, shard.take());
         }
         outcome
-    }
-
-    fn is_spent<T>(&self, instance: &Instance, outcome: &Result<T, Failure>) -> bool {
-        match outcome {
-            Err(Failure::Trap(_) | Failure::Timeout | Failure::Memory) => true,
-            _ => self.is_worn(instance),
-        }
     }
 
     /// Number of instances when none is being rebuilt.
@@ -122,8 +121,8 @@ impl Pool {
         shards.filter_map(|shard| shard.as_ref().map(Instance::memory_used)).max().unwrap_or(0)
     }
 
-    /// Whether an instance has served its calls, or uses so much memory that one of the next calls would fail.
-    /// Garbage collectors let memory grow; rebuilding in the background costs no call.
+    /// Whether an instance has served its calls, or uses so much memory that one of the next calls would
+    /// fail. Garbage collectors let memory grow; rebuilding in the background costs no call.
     fn is_worn(&self, instance: &Instance) -> bool {
         let full = instance.memory_used() > self.engine.limits().memory_bytes / 4 * 3;
         instance.calls >= self.calls_per_instance || (full && instance.calls >= MIN_CALLS)
@@ -133,20 +132,33 @@ impl Pool {
         let pool = self.weak_self.clone();
         self.engine.later(move || {
             drop(spent);
-            // A policy that was replaced in the meantime needs no instance.
-            let Some(pool) = pool.upgrade() else { return };
-            match pool.build.as_ref().map(|build| build()) {
-                Some(Ok(fresh)) => {
-                    if let Some(shard) = pool.shards.get(position) {
-                        *shard.lock() = Some(fresh);
-                    }
-                }
-                None => {}
-                Some(Err(error)) => {
-                    tracing::warn!(policy = &*pool.name, %error, "policy instance could not be rebuilt")
-                }
-            }
+            rebuild(&pool, position, FIRST_RETRY);
         });
+    }
+}
+
+/// Fills a shard, and tries again later, with growing pauses, when no instance can be made: other policies
+/// may use all memory now and less later.
+fn rebuild(pool: &Weak<Pool>, position: usize, retry: Duration) {
+    // A policy that was replaced in the meantime needs no instance.
+    let Some(pool) = pool.upgrade() else { return };
+    match pool.build.as_ref().map(|build| build()) {
+        Some(Ok(fresh)) => {
+            if let Some(shard) = pool.shards.get(position) {
+                *shard.lock() = Some(fresh);
+            }
+        }
+        None => {}
+        Some(Err(error)) => {
+            tracing::warn!(
+                policy = &*pool.name,
+                %error,
+                retry_ms = retry.as_millis(),
+                "policy instance could not be rebuilt"
+            );
+            let again = Arc::downgrade(&pool);
+            pool.engine.after(retry, move || rebuild(&again, position, (retry * 2).min(MAX_RETRY)));
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The probe: calls with made-up facts, repeated on a second instance. A policy that fails here never serves.
 
 use pointsman_routing::{
-    Call, DecisionContext, Failure, Moment, ObservedOutcome, Purpose, World,
+    Call, Decision, DecisionContext, Failure, Moment, ObservedOutcome, Purpose, World, answer_checks,
     facts::{FactType, RequestFact, Wants, WorkerColumn, WorkerFact},
 };
 use pointsman_workers::{DpRank, Leg, WorkerId};
@@ -117,49 +117,31 @@ pub(crate) fn call(
     match world {
         World::Filter => {
             let kept = instance.keep(&mut context, &call, &all)?;
-            let sound =
-                kept.iter().all(|row| *row < rows) && kept.windows(2).all(|pair| pair.first() < pair.last());
-            if sound {
-                Ok(Answer::Rows(kept))
-            } else {
-                Err(Failure::Invalid(format!("kept {} rows of {rows} that do not rise in range", kept.len())))
-            }
+            answer_checks::kept(&kept, rows as usize)?;
+            Ok(Answer::Rows(kept))
         }
         World::Scorer => {
             let costs = instance.score(&mut context, &call, &all)?;
-            sound_costs(&costs, rows)?;
+            answer_checks::costs(&costs, rows as usize)?;
             Ok(Answer::Costs(costs.into_iter().map(f32::to_bits).collect()))
         }
-        World::Selector => {
-            let decision = instance.select(&mut context, &call, &all)?;
-            if let pointsman_routing::Decision::Choose { row, costs, .. } = &decision {
-                if *row >= rows {
-                    return Err(Failure::Invalid(format!("row {row} of {rows}")));
-                }
-                if !costs.is_empty() {
-                    sound_costs(costs, rows)?;
-                }
+        World::Selector => Ok(Answer::Decision(match instance.select(&mut context, &call, &all)? {
+            Decision::Choose { row, costs, reason } => {
+                answer_checks::choice(row, &costs, rows as usize)?;
+                Decision::Choose { row, costs, reason }
             }
-            Ok(Answer::Decision(decision))
-        }
+            Decision::Shed(shed) => Decision::Shed(answer_checks::shed(shed)?),
+            Decision::Abstain => Decision::Abstain,
+        })),
         World::DecodeOverride => {
             let SampleCall { request, candidates, decode, .. } = &sample;
             let plan = instance.decide(&mut context, &call, request, decode, candidates)?;
+            let plan = answer_checks::plan(plan)?;
             let over =
                 instance.decode_config(&mut context, &Call { rows: 0, leg: Leg::Decode, ..call }, request)?;
             over.check().map_err(Failure::Invalid)?;
             Ok(Answer::Plan(plan, over))
         }
-    }
-}
-
-fn sound_costs(costs: &[f32], rows: u32) -> Result<(), Failure> {
-    if costs.len() != rows as usize {
-        return Err(Failure::Invalid(format!("{} costs for {rows} rows", costs.len())));
-    }
-    match costs.iter().find(|cost| !cost.is_finite()) {
-        Some(cost) => Err(Failure::Invalid(format!("cost {cost}"))),
-        None => Ok(()),
     }
 }
 

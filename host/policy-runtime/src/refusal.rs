@@ -1,5 +1,7 @@
 //! Why a file does not become a policy: one variant for each check, with the offending value.
 
+use std::borrow::Cow;
+
 use pointsman_routing::{Digest, Failure, SlotKind, World};
 
 use crate::access::Grant;
@@ -17,6 +19,16 @@ pub enum Refusal {
         size: usize,
         /// Largest permitted size, bytes.
         limit: usize,
+    },
+    /// The file holds more of something than a policy may.
+    #[error("the file has {found} {what}; the limit is {limit}; make the policy smaller or simpler")]
+    ExceedsLimit {
+        /// What is limited.
+        what: Cow<'static, str>,
+        /// What the file has. Counting ends at the limit.
+        found: u64,
+        /// The limit.
+        limit: u64,
     },
     /// The file does not begin as WebAssembly does.
     #[error(
@@ -61,6 +73,12 @@ pub enum Refusal {
     /// Does not compile.
     #[error("compiling failed: {0}")]
     Compile(String),
+    /// The process that compiles the file ended before its answer.
+    #[error(
+        "compiling failed: {0}; make the policy smaller, or see `compile_memory_bytes`, `compile_cpu` and \
+         `compile_timeout` in [policies]"
+    )]
+    CompilerDied(String),
     /// An instance could not be created within the limits.
     #[error("instantiating failed: {0}; see `memory_bytes` and `configure_deadline` in [policies]")]
     Instantiate(String),
@@ -148,6 +166,17 @@ pub enum Refusal {
     /// The signature is by a trusted key, for other bytes.
     #[error("the content differs from what was signed; sign the file again")]
     Tampered,
+    /// The signature is for another path or an older version.
+    #[error(
+        "the signature does not fit: {problem}; sign the file with `minisign -S -t 'slot={name} version=N'` and a \
+         version that is not smaller"
+    )]
+    NotBound {
+        /// Path of the file without `.wasm`.
+        name: String,
+        /// What does not fit.
+        problem: String,
+    },
     /// The digest differs from the pinned one.
     #[error("sha256 {found} differs from the pinned {pinned}; change the pin or restore the file")]
     PinMismatch {
@@ -165,6 +194,7 @@ impl Refusal {
         match self {
             Self::Unreadable(_) => "unreadable",
             Self::TooLarge { .. } => "too_large",
+            Self::ExceedsLimit { .. } => "exceeds_limit",
             Self::NotWasm(_) => "not_wasm",
             Self::NotAComponent(_) => "not_a_component",
             Self::Malformed(_) => "malformed",
@@ -174,6 +204,7 @@ impl Refusal {
             Self::NotGranted { .. } => "not_granted",
             Self::Contract(_) => "contract",
             Self::Compile(_) => "compile",
+            Self::CompilerDied(_) => "compiler_died",
             Self::Instantiate(_) => "instantiate",
             Self::Configure(_) => "configure",
             Self::BadName { .. } => "bad_name",
@@ -191,6 +222,7 @@ impl Refusal {
             Self::BadSignature(_) => "bad_signature",
             Self::UntrustedKey => "untrusted_key",
             Self::Tampered => "tampered",
+            Self::NotBound { .. } => "signature_not_bound",
             Self::PinMismatch { .. } => "pin_mismatch",
         }
     }

@@ -1,6 +1,7 @@
 //! Synchronisation primitives of the epoch's clock, so that the loom model checker can replace them.
 //!
-//! `tests/models` compiles the files that import from here with `cfg(loom)` and supplies the checker's versions as
+//! `tests/models` compiles the files that import from here with `cfg(loom)` and supplies the checker's
+//! versions as
 //! `crate::loom_types`.
 
 #[cfg(loom)]

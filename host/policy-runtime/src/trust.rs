@@ -1,9 +1,10 @@
 //! Which policy files are trusted: signatures by trusted keys, and pinned digests. Both are checked before
 //! any byte of a file is parsed.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use minisign_verify::{Error, PublicKey, Signature};
+use parking_lot::Mutex;
 use pointsman_routing::Digest;
 
 use crate::refusal::Refusal;
@@ -15,6 +16,17 @@ pub struct TrustRules {
     keys: Option<Vec<PublicKey>>,
     /// Pinned digests, by path in the policy directory without `.wasm`.
     pins: BTreeMap<String, Digest>,
+    /// What signatures have to say; `None`: a signature fits every path and version.
+    binding: Option<Binding>,
+}
+
+/// Signatures name the path and the version of their file in the trusted comment: `slot=prefill version=7`.
+#[derive(Clone, Default)]
+struct Binding {
+    /// Smallest version, by path without `.wasm`.
+    min_versions: BTreeMap<String, u64>,
+    /// Largest version that was accepted since the start, by path.
+    accepted: Arc<Mutex<BTreeMap<String, u64>>>,
 }
 
 impl TrustRules {
@@ -31,7 +43,25 @@ impl TrustRules {
                 .map_err(|error| format!("`{line}` is not a minisign public key: {error}"))
         };
         let keys = keys.map(|keys| keys.iter().map(key).collect::<Result<Vec<_>, _>>()).transpose()?;
-        Ok(Self { keys, pins })
+        Ok(Self { keys, pins, binding: None })
+    }
+
+    /// Requires that a signature names the path of its file and a version that is neither smaller than the
+    /// one in `min_versions` nor than one accepted before: an older signed file cannot take the place of a
+    /// newer one.
+    #[must_use]
+    pub fn binding(mut self, min_versions: BTreeMap<String, u64>) -> Self {
+        self.binding = Some(Binding { min_versions, ..Binding::default() });
+        self
+    }
+
+    /// Takes over which versions the rules before these accepted.
+    #[must_use]
+    pub(crate) fn following(mut self, before: &Self) -> Self {
+        if let (Some(binding), Some(before)) = (&mut self.binding, &before.binding) {
+            binding.accepted = before.accepted.clone();
+        }
+        self
     }
 
     /// Checks the signature and the pin of `file`. `signature` reads the text of its signature file.
@@ -44,27 +74,62 @@ impl TrustRules {
     ) -> Result<(), Refusal> {
         if let Some(keys) = &self.keys {
             let text = signature().ok_or(Refusal::Unsigned)?;
-            check_signature(keys, bytes, &text)?;
+            let comment = check_signature(keys, bytes, &text)?;
+            if let Some(binding) = &self.binding {
+                binding.check(&name_of(file), &comment)?;
+            }
         }
         self.check_pin(file, digest)
     }
 
     /// Checks that the digest is the pinned one, when `file` has a pin.
     pub(crate) fn check_pin(&self, file: &Path, digest: Digest) -> Result<(), Refusal> {
-        let name = file.with_extension("");
-        match self.pins.get(&*name.to_string_lossy()) {
+        match self.pins.get(&name_of(file)) {
             Some(wanted) if *wanted != digest => Err(Refusal::PinMismatch { found: digest, pinned: *wanted }),
             _ => Ok(()),
         }
     }
 }
 
-fn check_signature(keys: &[PublicKey], bytes: &[u8], text: &str) -> Result<(), Refusal> {
+impl Binding {
+    /// Checks a trusted comment, and remembers its version.
+    fn check(&self, name: &str, comment: &str) -> Result<(), Refusal> {
+        let word = |key: &str| {
+            let mut words = comment.split_ascii_whitespace();
+            words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+        };
+        let refuse = |problem: String| Err(Refusal::NotBound { name: name.to_owned(), problem });
+        match word("slot") {
+            None => return refuse("its trusted comment names no slot".to_owned()),
+            Some(slot) if slot != name => return refuse(format!("it is for `{slot}`")),
+            Some(_) => {}
+        }
+        let Some(version) = word("version").and_then(|version| version.parse().ok()) else {
+            return refuse("its trusted comment names no version".to_owned());
+        };
+        let mut accepted = self.accepted.lock();
+        let configured = self.min_versions.get(name).copied().unwrap_or(0);
+        let least = accepted.get(name).copied().unwrap_or(0).max(configured);
+        if version < least {
+            return refuse(format!("it is for version {version}, and version {least} is in force"));
+        }
+        accepted.insert(name.to_owned(), version);
+        Ok(())
+    }
+}
+
+/// Path of a file without `.wasm`, as pins and signatures name it.
+fn name_of(file: &Path) -> String {
+    file.with_extension("").to_string_lossy().into_owned()
+}
+
+/// Returns the signature's trusted comment, which is signed, too.
+fn check_signature(keys: &[PublicKey], bytes: &[u8], text: &str) -> Result<String, Refusal> {
     let signature = Signature::decode(text).map_err(|error| Refusal::BadSignature(error.to_string()))?;
     let mut refusal = Refusal::UntrustedKey;
     for key in keys {
         match key.verify(bytes, &signature, false) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(signature.trusted_comment().to_owned()),
             Err(Error::UnexpectedKeyId) => {}
             Err(Error::InvalidSignature) => refusal = Refusal::Tampered,
             Err(error) => refusal = Refusal::BadSignature(error.to_string()),
@@ -76,6 +141,6 @@ fn check_signature(keys: &[PublicKey], bytes: &[u8], text: &str) -> Result<(), R
 impl std::fmt::Debug for TrustRules {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let keys = self.keys.as_ref().map(Vec::len);
-        f.debug_struct("TrustRules").field("keys", &keys).field("pins", &self.pins).finish()
+        f.debug_struct("TrustRules").field("keys", &keys).field("pins", &self.pins).finish_non_exhaustive()
     }
 }

@@ -64,6 +64,7 @@ fn with_256_cpus_every_lane_starts_and_reloads() {
         // Only commands read the directory.
         debounce: Duration::from_secs(3_600),
         rescan: Duration::from_secs(3_600),
+        compile_wait: Duration::from_secs(600),
     };
     let manager = PolicyManager::start(policies, config, events).unwrap();
     let status = manager.status();

@@ -25,13 +25,13 @@ struct TestManager {
     manager: PolicyManager,
 }
 
-fn house_in(dir: TempDir, settings: &str) -> TestManager {
+fn manager_in(dir: TempDir, settings: &str) -> TestManager {
     let mut spec = SlotSpec::of(Rank::Native(NativeMode::LeastLoaded));
     spec.active.settings = settings.into();
-    house_of(dir, spec)
+    manager_of(dir, spec)
 }
 
-fn house_of(dir: TempDir, spec: SlotSpec) -> TestManager {
+fn manager_of(dir: TempDir, spec: SlotSpec) -> TestManager {
     let (sender, events) = mpsc::unbounded_channel();
     let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), TrustRules::default()).unwrap();
@@ -43,13 +43,14 @@ fn house_of(dir: TempDir, spec: SlotSpec) -> TestManager {
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(200),
+        compile_wait: Duration::from_secs(60),
     };
     let manager = PolicyManager::start(policies, config, events).unwrap();
     TestManager { dir, slot, manager }
 }
 
 fn managed(settings: &str) -> TestManager {
-    house_in(TempDir::new().unwrap(), settings)
+    manager_in(TempDir::new().unwrap(), settings)
 }
 
 impl TestManager {
@@ -81,7 +82,7 @@ impl TestManager {
 fn what_lies_in_the_folder_serves_from_the_first_request() {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("prefill.wasm"), HOSTILE).unwrap();
-    let managed = house_in(dir, "{}");
+    let managed = manager_in(dir, "{}");
     assert_eq!(
         (managed.slot.pin().generation.0, managed.manager.status().slots[0].policy.as_str()),
         (2, "hostile")
@@ -191,14 +192,11 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
 fn a_folder_that_does_not_exist_is_an_error_that_names_it() {
     let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let error = PolicyDir::open(&engine, Some("/no/such/folder".into()), TrustRules::default()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "opening the policy directory /no/such/folder: it is not a directory; create it"
-    );
+    assert_eq!(error.to_string(), "`/no/such/folder` does not exist; create it");
 }
 
-/// A policy that takes long to compile: beside its own module it carries one of many functions, which nobody
-/// calls.
+/// A policy that takes long to compile: beside its own module it carries one of many functions, which are
+/// never called.
 fn slow_to_compile() -> Vec<u8> {
     let body = "(i32.mul (i32.add (local.get 0) (i32.const 7)) (i32.xor (local.get 0) (i32.const 99)))";
     let functions: String =
@@ -256,7 +254,7 @@ fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
     let slow = begun.elapsed();
     assert!(report.changed.iter().any(|change| change.result == "installed"), "{report:?}");
     assert_eq!(managed.manager.status().slots[0].policy, "hostile");
-    // A busy machine delays everybody: what is told is that nobody waited for the compile.
+    // A busy machine delays every swap: the bound only shows that none waited for the compilation.
     assert!(answered < slow / 8, "answered after {answered:?}, large after {slow:?}");
     println!("small after {small:?}, rollback answered after {answered:?}, large after {slow:?}");
 }

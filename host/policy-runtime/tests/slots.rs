@@ -49,6 +49,7 @@ fn managed(spec: SlotSpec, trust: TrustRules, files: &[(&str, &[u8])]) -> TestMa
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(100),
+        compile_wait: Duration::from_secs(60),
     };
     let manager = PolicyManager::start(policies, config, events).unwrap();
     TestManager { dir, slot, manager }
@@ -368,6 +369,49 @@ fn only_what_a_trusted_key_signed_is_looked_at() {
     managed.put("prefill.wasm.minisig", &sign(&trusted.sk, b"garbage"));
     managed.put("prefill.wasm", b"garbage");
     managed.until("not wasm", |slot| slot.refusals.back().is_some_and(|last| last.kind == "not_wasm"));
+}
+
+#[test]
+fn a_signature_that_binds_fits_one_slot_and_no_older_version() {
+    let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
+    let bound = |bytes: &[u8], comment: &str| {
+        minisign::sign(None, &trusted.sk, bytes, Some(comment), None).unwrap().into_string().into_bytes()
+    };
+    let rules = || TrustRules::new(Some(&[trusted.pk.to_base64()]), BTreeMap::new()).unwrap();
+    let binding = || rules().binding(BTreeMap::from([("prefill".to_owned(), 5)]));
+    let managed = managed(builtin(), binding(), &[]);
+    let refused = |why: &str| {
+        let last = |slot: &SlotStatus| slot.refusals.back().is_some_and(|last| last.message.contains(why));
+        let status = managed.until(why, last);
+        assert_eq!(status.refusals.back().unwrap().kind, "signature_not_bound");
+        status.generation
+    };
+    let first = managed.status().generation;
+    managed.put("prefill.wasm.minisig", &sign(&trusted.sk, LEAST_LOADED));
+    managed.put("prefill.wasm", LEAST_LOADED);
+    assert_eq!(refused("names no slot"), first);
+    managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=decode version=9"));
+    assert_eq!(refused("it is for `decode`"), first);
+    managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill"));
+    assert_eq!(refused("names no version"), first);
+    managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill version=4"));
+    assert_eq!(refused("it is for version 4, and version 5 is in force"), first);
+    let old = bound(LEAST_LOADED, "slot=prefill version=7 file=prefill.wasm");
+    managed.put("prefill.wasm.minisig", &old);
+    managed.until("let in", |slot| slot.policy == "least-loaded");
+    managed.put("prefill.wasm.minisig", &bound(WEIGHTED_RANDOM, "slot=prefill version=8"));
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    let status = managed.until("a newer one", |slot| slot.policy == "weighted-random");
+    // The old file with its own, valid signature.
+    managed.put("prefill.wasm.minisig", &old);
+    managed.put("prefill.wasm", LEAST_LOADED);
+    assert_eq!(refused("it is for version 7, and version 8 is in force"), status.generation);
+    // A reload of the configuration does not forget.
+    managed.ask(Command::Configure { specs: vec![(NAME, builtin())], trust: binding() }).unwrap();
+    managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill version=6"));
+    assert_eq!(refused("it is for version 6, and version 8 is in force"), status.generation);
+    managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill version=8"));
+    managed.until("let in again", |slot| slot.policy == "least-loaded");
 }
 
 #[test]

@@ -91,7 +91,7 @@ impl Gateway {
     /// Sends the request and prints the answer. Returns a failure if the gateway refuses.
     fn post(&self, path: &str) -> anyhow::Result<ExitCode> {
         let url = format!("{}{path}", self.admin.trim_end_matches('/'));
-        let mut request = Request::post(&url);
+        let mut request = Request::post(&url).header(header::CONTENT_TYPE, "application/json");
         if let Some(file) = &self.token_file {
             let token = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
             request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.trim()));

@@ -17,6 +17,7 @@ mod oci;
 mod output;
 mod place;
 mod policy_file;
+mod quarantine;
 pub mod replay;
 mod run;
 mod test;
@@ -37,10 +38,13 @@ pub enum PolicyCommand {
     New(new::NewArgs),
     /// Build a policy project in Rust, Python or JavaScript into a component.
     Build(build::BuildArgs),
-    /// Copy a policy file and its signature to an OCI image layout or a directory.
+    /// Copy a policy file and its signature to a registry, an OCI image layout or a directory.
     Push(transfer::PushArgs),
-    /// Copy a policy file and its signature from an OCI image layout or a directory.
+    /// Copy a policy file and its signature from a registry, an OCI image layout or a directory.
     Pull(transfer::PullArgs),
+    /// List or clear the policy files that ended their compiler process.
+    #[command(subcommand)]
+    Quarantine(quarantine::QuarantineCommand),
     /// Make a running gateway read its policy directory now.
     Reload(admin::ReloadArgs),
     /// Make a running gateway roll a slot back to its previous policy, or end its canary or shadow.
@@ -64,6 +68,7 @@ impl PolicyCommand {
             Self::Build(args) => args.run(),
             Self::Push(args) => args.run(),
             Self::Pull(args) => args.run(),
+            Self::Quarantine(command) => command.run(),
             Self::Reload(args) => args.run(),
             Self::Rollback(args) => args.run(),
             Self::Promote(args) => args.run(),

@@ -2,6 +2,12 @@
 
 use std::{path::PathBuf, str::FromStr};
 
+use self::reference::{invalid_tag, is_tag};
+
+mod reference;
+
+pub(crate) use self::reference::Reference;
+
 /// A place where policies are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -9,31 +15,32 @@ pub(crate) enum Place {
     Layout(PathBuf, String),
     /// A directory, or a file in one.
     Directory(PathBuf),
+    /// A repository of a registry.
+    Registry(Reference),
 }
 
 impl FromStr for Place {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with("oci://") {
-            return Err(
-                "registries are not supported: push to a layout, oci:DIR:TAG, and copy it with an OCI tool"
-                    .into(),
-            );
+        if let Some(reference) = text.strip_prefix("oci://") {
+            return reference.parse().map(Self::Registry);
         }
         if let Some(path) = text.strip_prefix("dir:").filter(|path| !path.is_empty()) {
             return Ok(Self::Directory(path.into()));
         }
-        let layout = text.strip_prefix("oci:").filter(|path| !path.is_empty());
-        let layout = layout.ok_or_else(|| format!("\"{text}\" is not oci:DIR[:TAG] or dir:PATH"))?;
+        let Some(layout) = text.strip_prefix("oci:").filter(|path| !path.is_empty()) else {
+            if Reference::looks_like_one(text) {
+                return text.parse().map(Self::Registry);
+            }
+            return Err(format!(
+                "\"{text}\" is not a place: expected oci:DIR[:TAG], dir:PATH or HOST/REPOSITORY[:TAG]"
+            ));
+        };
         match layout.rsplit_once(':') {
             Some((directory, tag)) if !tag.contains('/') => {
-                let first = tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-                let rest = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-                if directory.is_empty() || !first || tag.len() > 128 || !tag.chars().all(rest) {
-                    return Err(format!(
-                        "\"{tag}\" is not a valid tag: use up to 128 letters, digits, `_`, `.` and `-`"
-                    ));
+                if directory.is_empty() || !is_tag(tag) {
+                    return Err(invalid_tag(tag));
                 }
                 Ok(Self::Layout(directory.into(), tag.to_owned()))
             }
@@ -52,9 +59,15 @@ mod tests {
         assert_eq!("oci:a/b:1.0".parse(), layout("a/b", "1.0"));
         assert_eq!("oci:/a:b/c".parse(), layout("/a:b/c", "latest"));
         assert_eq!("dir:x".parse(), Ok(Place::Directory("x".into())));
+        for text in ["oci://r.example/n:1", "r.example/n:1"] {
+            let reference = "r.example/n:1".parse().unwrap();
+            assert_eq!(text.parse(), Ok(Place::Registry(reference)));
+        }
         for (text, part) in [
-            ("oci://h/n:1", "registries are not supported"),
-            ("file.wasm", "is not oci:DIR"),
+            ("oci://h", "it has no repository"),
+            ("file.wasm", "expected oci:DIR"),
+            ("./layout", "expected oci:DIR"),
+            ("a/b", "expected oci:DIR"),
             ("oci:a:", "not a valid tag"),
             ("oci:a:-x", "not a valid tag"),
         ] {

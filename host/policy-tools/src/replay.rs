@@ -90,7 +90,7 @@ pub struct FactDifference {
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The file cannot be read.
-    #[error("{0}")]
+    #[error(transparent)]
     Read(#[from] std::io::Error),
     /// A line is not a decision: its number and the problem.
     #[error("line {0}: {1}")]

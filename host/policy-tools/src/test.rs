@@ -8,6 +8,7 @@ use pointsman_policy_cases::{self as cases, Answer, Case, FactTable, FactType, R
 use pointsman_policy_runtime::{LoadedPolicy, Refusal};
 use pointsman_routing::{
     Call, Decision, DecisionContext, Failure, Moment, ObservedOutcome, Plan, Policy, Purpose, World,
+    answer_checks,
     facts::{self, RequestFact, Wants, WorkerFact},
 };
 use pointsman_workers::{DpRank, Leg, WorkerId};
@@ -57,7 +58,12 @@ impl TestArgs {
         let cases = cases::parse(&text, &fact_table()).with_context(|| self.cases.display().to_string())?;
         let mut report = Report::default();
         for case in &cases {
-            report.record(case, &loads.answer(case, default));
+            let answer = loads.answer(case, default);
+            // The facts that a policy asks for may depend on its settings.
+            for fact in loads.unasked(case) {
+                report.warn(case, &fact);
+            }
+            report.record(case, &answer);
         }
         print(&format!("{report}\n"))?;
         Ok(if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -74,6 +80,16 @@ impl Loads<'_> {
             }
         };
         &self.current.insert(current).1
+    }
+
+    /// Returns the facts that a case sets and the policy loaded for it does not ask for.
+    fn unasked(&self, case: &Case) -> Vec<String> {
+        let Some((_, Ok(policy))) = &self.current else { return Vec::new() };
+        let wants = &policy.info().wants;
+        case.unasked(
+            wants.request.iter().map(|fact| fact.name().to_owned()),
+            wants.worker.iter().map(ToString::to_string),
+        )
     }
 
     fn answer(&mut self, case: &Case, default: &str) -> Answer {
@@ -119,6 +135,7 @@ fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
         Call { leg: Leg::Prefill, attempt: 0, rows: case.row_count(), seed: case.seed, now_us: case.now_us };
     // A preview, so that state written by one case is absent in the next.
     let context = &mut DecisionContext::new(Purpose::Preview);
+    let rows = case.row_count() as usize;
     let request = request_words(&info.wants, &case.request);
     let candidates = worker_words(&info.wants, &case.rows);
     let facts = || [request.as_slice(), candidates.as_slice()].concat();
@@ -128,21 +145,27 @@ fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
         World::Filter => {
             let mut kept = Vec::new();
             policy.keep(context, &call, &facts(), &mut kept)?;
+            answer_checks::kept(&kept, rows)?;
             Ok(Answer::Keep(kept))
         }
         World::Scorer => {
             let mut costs = Vec::new();
             policy.score(context, &call, &facts(), &mut costs)?;
+            answer_checks::costs(&costs, rows)?;
             Ok(Answer::Costs(costs))
         }
         World::Selector => Ok(match policy.select(context, &call, &facts())? {
-            Decision::Choose { row, .. } => Answer::Row(row),
+            Decision::Choose { row, costs, .. } => {
+                answer_checks::choice(row, &costs, rows)?;
+                Answer::Row(row)
+            }
             Decision::Abstain => Answer::Abstain,
-            Decision::Shed(reason) => shed(reason),
+            Decision::Shed(reason) => shed(answer_checks::shed(reason)?),
         }),
         World::DecodeOverride => {
             let decode = worker_words(&info.wants, std::slice::from_ref(&case.decode));
-            Ok(match policy.decide(context, &call, &request, &decode, &candidates)? {
+            let plan = policy.decide(context, &call, &request, &decode, &candidates)?;
+            Ok(match answer_checks::plan(plan)? {
                 Plan::Remote => Answer::Plan(cases::Plan::Remote),
                 Plan::Local => Answer::Plan(cases::Plan::Local),
                 Plan::Shed(reason) => shed(reason),

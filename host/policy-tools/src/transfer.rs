@@ -1,5 +1,5 @@
-//! `pointsman policy push` and `pull`: copies a policy to and from an OCI image layout (`oci:DIR[:TAG]`) or a
-//! directory (`dir:PATH`).
+//! `pointsman policy push` and `pull`: copies a policy to and from a registry (`HOST/REPOSITORY[:TAG]`), an
+//! OCI image layout (`oci:DIR[:TAG]`) or a directory (`dir:PATH`).
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use clap::Args;
 use pointsman_policy_runtime::{Limits, digest};
 
 use crate::{
-    oci::{Artifact, Layout, Metadata, replace},
+    oci::{Artifact, Layout, Metadata, RegistryArgs, replace},
     output::print,
     place::Place,
     policy_file::{read, refused},
@@ -23,27 +23,34 @@ use crate::{
 pub struct PushArgs {
     /// The policy. Its signature, FILE.minisig, is pushed with it if it exists.
     file: PathBuf,
-    /// oci:DIR[:TAG] or dir:DIR; the default tag is latest.
+    /// HOST/REPOSITORY[:TAG][@DIGEST], oci:DIR[:TAG] or dir:DIR; the default tag is latest.
     target: Place,
+    #[command(flatten)]
+    registry: RegistryArgs,
 }
 
 /// Arguments of `pull`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PullArgs {
-    /// oci:DIR[:TAG] or dir:DIR/FILE.wasm; the default tag is latest.
+    /// HOST/REPOSITORY[:TAG][@DIGEST], oci:DIR[:TAG] or dir:DIR/FILE.wasm; the default tag is latest.
     source: Place,
     /// The file to write; a signature is written beside it, as FILE.minisig [default: ./NAME.wasm].
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    registry: RegistryArgs,
 }
 
 const EXAMPLES: &str = "\
 Examples:
+  pointsman policy push prefill.wasm registry.example.com/team/prefill:1.0.0
+  pointsman policy pull registry.example.com/team/prefill:1.0.0 -o prefill.wasm
   pointsman policy push prefill.wasm oci:./layout:1.0.0
   pointsman policy pull oci:./layout:1.0.0 -o prefill.wasm
 
-The digests of everything that is read are checked.
+The digests of everything that is read are checked. Registries get the credentials of `docker login`
+($DOCKER_CONFIG/config.json or ~/.docker/config.json, with its credential helpers).
 Exit code: 0 when the policy was copied, 2 when it was not.";
 
 impl PushArgs {
@@ -59,6 +66,10 @@ impl PushArgs {
                 let file = directory.join(self.file.file_name().context("the file has no name")?);
                 write(&file, &artifact)?;
                 file.display().to_string()
+            }
+            Place::Registry(reference) => {
+                let manifest = self.registry.push(reference, &artifact)?;
+                format!("{reference}  manifest {manifest}")
             }
         };
         print(&format!("{done}\npolicy sha256:{}\n", digest(&artifact.wasm)))?;
@@ -80,8 +91,14 @@ impl PushArgs {
 
 impl PullArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let mut manifest = String::new();
         let artifact = match &self.source {
             Place::Layout(directory, tag) => Layout::open(directory)?.pull(tag)?,
+            Place::Registry(reference) => {
+                let (artifact, digest) = self.registry.pull(reference)?;
+                manifest = format!("  manifest {digest}");
+                artifact
+            }
             Place::Directory(file) => {
                 let metadata = Metadata { name: stem(file), ..Metadata::default() };
                 Artifact { wasm: read(file)?, signature: signature(file)?, metadata }
@@ -93,7 +110,11 @@ impl PullArgs {
         };
         write(&output, &artifact)?;
         let signed = if artifact.signature.is_some() { ", with its signature" } else { "" };
-        print(&format!("{}{signed}\npolicy sha256:{}\n", output.display(), digest(&artifact.wasm)))?;
+        print(&format!(
+            "{}{signed}{manifest}\npolicy sha256:{}\n",
+            output.display(),
+            digest(&artifact.wasm)
+        ))?;
         Ok(ExitCode::SUCCESS)
     }
 }

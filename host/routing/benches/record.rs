@@ -1,5 +1,5 @@
-//! Cost of recording a decision: whole decisions with the ring on and off in turn, compared by their tenth percentiles because the
-//! machine may be busy; and the same while another thread reads all the time.
+//! Cost of recording a decision: whole decisions with the ring on and off in turn, compared by their tenth
+//! percentiles because the machine may be busy; and the same while another thread reads all the time.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]
 
@@ -145,6 +145,7 @@ fn bench(c: &mut Criterion) {
             planned: None,
             tried: &[],
             other_leg: None,
+            queue_us: 0,
             explain: false,
             probe: false,
             seed: 1,

@@ -1,4 +1,5 @@
-//! Checks that a policy's answer passes before it is used: answers are advice.
+//! Checks that a policy's answer passes before it is used: answers are advice. The tools for authors make the
+//! same checks.
 
 use crate::policy::{Failure, Plan, ShedReason};
 
@@ -6,7 +7,10 @@ use crate::policy::{Failure, Plan, ShedReason};
 const SHED_STATUSES: [u16; 3] = [429, 503, 529];
 
 /// A selector's row lies in range, its costs are none or one finite number a row.
-pub(crate) fn choice(row: u32, given: &[f32], rows: usize) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Failure::Invalid`] names what is wrong.
+pub fn choice(row: u32, given: &[f32], rows: usize) -> Result<(), Failure> {
     if row as usize >= rows {
         return Err(Failure::Invalid(format!("row {row} of {rows}")));
     }
@@ -14,7 +18,10 @@ pub(crate) fn choice(row: u32, given: &[f32], rows: usize) -> Result<(), Failure
 }
 
 /// One finite cost a row.
-pub(crate) fn costs(given: &[f32], rows: usize) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Failure::Invalid`] names what is wrong.
+pub fn costs(given: &[f32], rows: usize) -> Result<(), Failure> {
     if given.len() != rows {
         return Err(Failure::Invalid(format!("{} costs for {rows} rows", given.len())));
     }
@@ -27,7 +34,10 @@ pub(crate) fn costs(given: &[f32], rows: usize) -> Result<(), Failure> {
 }
 
 /// Kept rows lie in range and rise, so that none is kept twice.
-pub(crate) fn kept(given: &[u32], rows: usize) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Failure::Invalid`] names what is wrong.
+pub fn kept(given: &[u32], rows: usize) -> Result<(), Failure> {
     if let Some(row) = given.iter().find(|row| **row as usize >= rows) {
         return Err(Failure::Invalid(format!("kept row {row} of {rows}")));
     }
@@ -38,16 +48,22 @@ pub(crate) fn kept(given: &[u32], rows: usize) -> Result<(), Failure> {
 }
 
 /// The status is one a policy may shed with.
-pub(crate) fn shed(shed: ShedReason) -> Result<ShedReason, Failure> {
+///
+/// # Errors
+/// [`Failure::Invalid`] names what is wrong.
+pub fn shed(shed: ShedReason) -> Result<ShedReason, Failure> {
     if SHED_STATUSES.contains(&shed.status) {
         Ok(shed)
     } else {
-        Err(Failure::Invalid(format!("shed status {} is none of 429, 503, 529", shed.status)))
+        Err(Failure::Invalid(format!("shed status {} is not allowed: use 429, 503 or 529", shed.status)))
     }
 }
 
 /// A plan's shed is checked as a selector's is.
-pub(crate) fn plan(plan: Plan) -> Result<Plan, Failure> {
+///
+/// # Errors
+/// [`Failure::Invalid`] names what is wrong.
+pub fn plan(plan: Plan) -> Result<Plan, Failure> {
     match plan {
         Plan::Shed(reason) => shed(reason).map(Plan::Shed),
         Plan::Remote | Plan::Local => Ok(plan),
@@ -73,7 +89,7 @@ mod tests {
         let teapot = ShedReason { status: 418, reason: String::new() };
         assert_eq!(
             plan(Plan::Shed(teapot)),
-            Err(Failure::Invalid("shed status 418 is none of 429, 503, 529".into()))
+            Err(Failure::Invalid("shed status 418 is not allowed: use 429, 503 or 529".into()))
         );
     }
 

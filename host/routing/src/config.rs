@@ -23,7 +23,10 @@ pub struct RouterConfig {
     pub assume_kv_reuse: bool,
     /// Whether prefill tokens count as load.
     pub track_prefill_tokens: bool,
-    /// Credit multiplier for caches shared between workers.
+    /// Credit multiplier for caches shared between workers. The gateway does not know the contents of such a
+    /// cache, so there is no setting and the native cost has no such term: a client's override is only a
+    /// fact.
+    #[serde(skip)]
     pub shared_cache_multiplier: f64,
 }
 
@@ -116,18 +119,24 @@ mod tests {
     #[test]
     fn d2_the_default_override_replaces_three_fields_and_every_other_survives() {
         let client = RouterConfigOverride {
+            overlap_score_credit: Some(0.9),
+            prefill_load_scale: Some(2.5),
             temperature: Some(0.4),
             assume_kv_reuse: Some(true),
-            ..Default::default()
+            track_prefill_tokens: Some(true),
+            shared_cache_multiplier: Some(0.7),
         };
         let config = RouterConfig::default().with(&client).with(&RouterConfigOverride::DECODE_DEFAULT);
         let expected = RouterConfig {
             overlap_score_credit: 0.0,
             assume_kv_reuse: false,
             track_prefill_tokens: false,
+            prefill_load_scale: 2.5,
             temperature: 0.4,
+            shared_cache_multiplier: 0.7,
             ..RouterConfig::default()
         };
+        // D2.1, D2.2
         assert_eq!(config, expected);
     }
 

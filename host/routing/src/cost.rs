@@ -74,6 +74,7 @@ mod tests {
     fn g_cost_table() {
         let base = RouterConfig::default();
         // 1600 / 16 - (20 + 0.75 * 8 + 0.25 * 4) + 70
+        // G1.1
         check(TERMS, base, 143.0);
         check(TERMS, RouterConfig { prefill_load_scale: 2.0, ..base }, 216.0);
         check(TERMS, RouterConfig { active_request_weight: 1.5, ..base }, 147.5);
@@ -81,9 +82,12 @@ mod tests {
         // More credit than load: the term ends at 0.
         check(CostTerms { cached: [500, 0, 0], ..TERMS }, base, 70.0);
         // Not tracking: both load terms are max(0, decode - credit).
+        // G1.2, G1.3
         check(TERMS, RouterConfig { track_prefill_tokens: false, ..base }, 43.0);
+        // G1.2
         check(TERMS, RouterConfig { track_prefill_tokens: false, overlap_score_credit: 0.0, ..base }, 70.0);
         // exp(-tanh(1)) = 0.466921...
+        // G1.4
         check(CostTerms { taint_preference: 1.0, ..TERMS }, base, 143.0 * 0.466_921);
     }
 }

@@ -104,6 +104,10 @@ impl Inputs {
                 let matched = self.overlaps.get(candidate.worker.id(), candidate.rank);
                 *cached =
                     [matched.device, matched.host, matched.disk].map(|marks| request.prefix.blocks(marks));
+                if let [device, 0, 0] = cached {
+                    // An engine with larger blocks reuses whole ones only.
+                    *device -= *device % candidate.worker.blocks_at_once(request.block_size);
+                }
             }
             if let Some(blocks) = self.after_admission.get_mut(row).filter(|_| needs.after_admission) {
                 *blocks =
@@ -233,7 +237,9 @@ impl<'a> DecisionFacts<'a> {
             F::ActiveRequests => self.column(rows, out, |_, c| c.load().active_requests()),
             F::ActivePrefillTokens => self.column(rows, out, |_, c| c.load().active_prefill_tokens()),
             F::DecodeBlocks => self.column(rows, out, |position, _| self.after_admission(position)),
-            F::TotalBlocks => self.column(rows, out, |_, c| c.worker.total_blocks().unwrap_or(0)),
+            F::TotalBlocks => {
+                self.column(rows, out, |_, c| c.worker.capacity_in_blocks(request.block_size).unwrap_or(0))
+            }
             F::CachedBlocksDevice => self.cached_column(rows, out, 0),
             F::CachedBlocksHost => self.cached_column(rows, out, 1),
             F::CachedBlocksDisk => self.cached_column(rows, out, 2),
@@ -270,7 +276,13 @@ impl<'a> DecisionFacts<'a> {
             F::ErrorPpm => self.column(rows, out, |_, c| c.load().error_ppm()),
             F::LocalPrefill => self.column(rows, out, |_, c| u32::from(c.worker.spec().local_prefill)),
             F::MaxConcurrency => self.column(rows, out, |_, c| c.worker.spec().max_concurrency.unwrap_or(0)),
+            F::PrefillUsPerKtoken => self.column(rows, out, |_, c| c.load().prefill_us_per_ktoken()),
         }
+    }
+
+    /// Cached prefix blocks at a candidate: device, host, disk.
+    pub(crate) fn cached(&self, row: u32) -> [u32; 3] {
+        self.inputs.cached(row as usize)
     }
 
     fn cached_column(&self, rows: &[u32], out: &mut Vec<u32>, tier: usize) {
@@ -310,6 +322,7 @@ impl<'a> DecisionFacts<'a> {
             }
             F::OtherLegDpRank => self.query.other_leg.map_or(u32::MAX, |(_, rank)| rank.0),
             F::Explain => u32::from(self.query.explain),
+            F::QueueUs => self.query.queue_us,
         };
         out.push(value);
     }

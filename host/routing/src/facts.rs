@@ -18,7 +18,9 @@ pub enum FactType {
 
 /// Declares one enum of facts with names and types, in the order of the table.
 macro_rules! facts {
-    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])* $variant:ident = $text:literal : $ty:ident,)* }) => {
+    ($(#[$meta:meta])* $name:ident {
+        $($(#[doc = $doc:literal])* $variant:ident = $text:literal : $ty:ident,)*
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum $name { $($(#[doc = $doc])* $variant,)* }
@@ -99,6 +101,8 @@ facts! {
         OtherLegDpRank = "other-leg-dp-rank": U32,
         /// 1 when the request wants an explanation: a selector should return its costs.
         Explain = "explain": U32,
+        /// Time for which the request has waited in the gateway's queue, microseconds.
+        QueueUs = "queue-us": U32,
     }
 }
 
@@ -149,6 +153,8 @@ facts! {
         LocalPrefill = "local-prefill": U32,
         /// Requests the worker may have at once; 0 when unlimited.
         MaxConcurrency = "max-concurrency": U32,
+        /// Moving average of the time per 1,000 uncached prompt tokens, microseconds; 0 when none was seen.
+        PrefillUsPerKtoken = "prefill-us-per-ktoken": U32,
     }
 }
 
@@ -180,14 +186,38 @@ pub struct Wants {
     pub worker: Vec<WorkerColumn>,
 }
 
-/// A fact name that the table does not contain.
+/// A fact name that the table does not contain. Its text suggests the name that was probably meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown {scope} fact `{name}`")]
+#[error("unknown {scope} fact `{name}`: {}", self.advice())]
 pub struct UnknownFact {
     /// `request` or `worker`.
     pub scope: &'static str,
     /// The requested name.
     pub name: String,
+}
+
+impl UnknownFact {
+    fn advice(&self) -> String {
+        let (request, worker) = (RequestFact::ALL.iter().map(|fact| fact.name()), WorkerFact::ALL.iter());
+        let worker = worker.map(|fact| fact.name());
+        let of_scope: Vec<&str> = match self.scope {
+            "request" if worker.clone().any(|name| name == self.name) => {
+                return "it is a worker fact".to_owned();
+            }
+            "worker" if request.clone().any(|name| name == self.name) => {
+                return "it is a request fact".to_owned();
+            }
+            "request" => request.collect(),
+            "worker" => worker.collect(),
+            _ => request.chain(worker).collect(),
+        };
+        let likeness = |name: &str| strsim::jaro_winkler(&self.name, name);
+        let closest = of_scope.into_iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        match closest.filter(|name| likeness(name) > 0.8) {
+            Some(name) => format!("did you mean `{name}`?"),
+            None => "see wit/facts.md for the names of facts".to_owned(),
+        }
+    }
 }
 
 impl FactType {
@@ -288,8 +318,19 @@ mod tests {
     #[test]
     fn an_unknown_fact_is_named() {
         let error = Wants::resolve(&["prompt-text"], &[] as &[&str]).expect_err("no such fact");
-        assert_eq!(error.to_string(), "unknown request fact `prompt-text`");
+        let see = "see wit/facts.md for the names of facts";
+        assert_eq!(error.to_string(), "unknown request fact `prompt-text`: did you mean `prompt-tokens`?");
         let error = Wants::resolve(&[] as &[&str], &["label-is/=x"]).expect_err("no key");
-        assert_eq!(error.to_string(), "unknown worker fact `label-is/=x`");
+        assert_eq!(error.to_string(), format!("unknown worker fact `label-is/=x`: {see}"));
+    }
+
+    #[test]
+    fn a_misspelled_fact_gets_a_suggestion_and_one_of_the_other_kind_is_named() {
+        let worker = |name| Wants::resolve(&[] as &[&str], &[name]).expect_err("unknown").to_string();
+        let text = "unknown worker fact `active-request`: did you mean `active-requests`?";
+        assert_eq!(worker("active-request"), text);
+        assert_eq!(worker("block-size"), "unknown worker fact `block-size`: it is a request fact");
+        let error = Wants::resolve(&["kv-usage"], &[] as &[&str]).expect_err("unknown");
+        assert_eq!(error.to_string(), "unknown request fact `kv-usage`: it is a worker fact");
     }
 }

@@ -44,10 +44,13 @@ pub struct DecisionSource {
     pub lane: Lane,
 }
 
+/// An outcome, and who made the decision that it belongs to.
+type SourcedOutcome = (DecisionSource, ObservedOutcome);
+
 /// The queue of outcomes. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct Learning {
-    queue: SyncSender<(DecisionSource, ObservedOutcome)>,
+    queue: SyncSender<SourcedOutcome>,
     counts: Arc<Counts>,
 }
 
@@ -92,26 +95,79 @@ impl Learning {
     }
 }
 
-fn deliver_all(outcomes: &Receiver<(DecisionSource, ObservedOutcome)>, slots: &Slots, counts: &Counts) {
-    while let Ok((source, first)) = outcomes.recv() {
+/// As [`Learning`] without a thread: its owner delivers a batch when its delay is over. For a simulation,
+/// whose time and randomness are its own.
+#[derive(Debug)]
+pub struct BatchedLearning {
+    slots: Slots,
+    outcomes: Vec<SourcedOutcome>,
+    counts: Counts,
+}
+
+impl BatchedLearning {
+    /// Time from the first outcome of a batch to its delivery.
+    pub const DELAY: Duration = BATCH_DELAY;
+
+    /// Returns an empty queue for the policies of `slots`.
+    #[must_use]
+    pub fn new(slots: Slots) -> Self {
+        Self { slots, outcomes: Vec::new(), counts: Counts::default() }
+    }
+
+    /// Queues an outcome. Returns whether it is the first of a batch, which is due after [`Self::DELAY`].
+    pub fn submit(&mut self, source: DecisionSource, outcome: ObservedOutcome) -> bool {
+        if self.outcomes.len() > QUEUE_CAPACITY {
+            self.counts.dropped.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        self.outcomes.push((source, outcome));
+        self.outcomes.len() == 1
+    }
+
+    /// Delivers the queued outcomes.
+    pub fn deliver(&mut self, mut moment: impl FnMut() -> Moment) {
+        let outcomes = std::mem::take(&mut self.outcomes);
+        deliver_batches(outcomes.into_iter(), &self.slots, &self.counts, &mut moment);
+    }
+}
+
+fn deliver_all(outcomes: &Receiver<SourcedOutcome>, slots: &Slots, counts: &Counts) {
+    while let Ok(first) = outcomes.recv() {
         // One wake-up serves many requests.
         thread::sleep(BATCH_DELAY);
-        let mut batches = vec![(source, vec![first])];
-        for (source, outcome) in outcomes.try_iter().take(QUEUE_CAPACITY) {
-            match batches.iter_mut().find(|(other, _)| *other == source) {
-                Some((_, batch)) => batch.push(outcome),
-                None => batches.push((source, vec![outcome])),
-            }
+        let all = std::iter::once(first).chain(outcomes.try_iter().take(QUEUE_CAPACITY));
+        deliver_batches(all, slots, counts, &mut moment);
+    }
+}
+
+/// Delivers outcomes in one batch for each slot, model and lane.
+fn deliver_batches(
+    outcomes: impl Iterator<Item = SourcedOutcome>,
+    slots: &Slots,
+    counts: &Counts,
+    moment: &mut dyn FnMut() -> Moment,
+) {
+    let mut batches: Vec<(DecisionSource, Vec<ObservedOutcome>)> = Vec::new();
+    for (source, outcome) in outcomes {
+        match batches.iter_mut().find(|(other, _)| *other == source) {
+            Some((_, batch)) => batch.push(outcome),
+            None => batches.push((source, vec![outcome])),
         }
-        for (source, batch) in batches {
-            deliver(slots.get(&source.model, source.slot), source.lane, &batch, counts);
-        }
+    }
+    for (source, batch) in batches {
+        deliver(slots.get(&source.model, source.slot), source.lane, &batch, counts, moment);
     }
 }
 
 /// Delivers a lane's outcomes to its present generation, or to the active one when the lane is empty: what a
 /// policy learns is about workers and belongs to the slot.
-fn deliver(slot: &Slot, lane: Lane, outcomes: &[ObservedOutcome], counts: &Counts) {
+fn deliver(
+    slot: &Slot,
+    lane: Lane,
+    outcomes: &[ObservedOutcome],
+    counts: &Counts,
+    moment: &mut dyn FnMut() -> Moment,
+) {
     let snapshot = slot.snapshot();
     let canary = snapshot.canary.as_ref().filter(|_| lane == Lane::Canary);
     let generation: &GenerationHandle = canary.map_or(&snapshot.active, |canary| &canary.handle);

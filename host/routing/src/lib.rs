@@ -4,8 +4,9 @@
 //! policy's answer, the native selectors, the receipt and the ring of recorded decisions. Knows neither HTTP
 //! nor WebAssembly: `policy-runtime` implements [`Policy`].
 
-mod answer_checks;
+pub mod answer_checks;
 mod buffers;
+mod busy;
 mod config;
 mod context;
 mod cost;
@@ -27,23 +28,24 @@ mod slot;
 mod slots;
 mod state_accesses;
 
+pub use busy::{BusyByLeg, BusyCandidate, BusyRules, BusyThresholds};
 pub use config::{RouterConfig, RouterConfigOverride};
 pub use context::{DecisionContext, Purpose};
 pub use cost::{CostTerms, cost};
 pub use decisions::{DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, Outcome, Record};
 pub use ids::{DecisionId, Generation};
-pub use learning::{DecisionSource, Learning};
+pub use learning::{BatchedLearning, DecisionSource, Learning};
 pub use outcome::{Moment, ObservedOutcome};
 pub use policy::{
     Call, Decision, Digest, Failure, OnFailure, Origin, Plan, Policy, PolicyInfo, ShedReason, World,
 };
 pub use query::{CandidateId, Query, RoutingRequest};
-pub use receipt::{Decider, Receipt, ShadowResult};
-pub use router::{OverrideDecision, RouteError, RoutePreview, Routed, Router};
+pub use receipt::{Decider, Receipt, RefusedDecision, ShadowResult};
+pub use router::{OverrideDecision, RouteError, RoutePreview, Routed, Router, no_worker_text};
 pub use slot::{
-    AgreementStats, CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, NativeMode, Normalize, Picker,
-    PolicySummary, Program, ProgramSummary, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot, Trial,
-    WeightedScorer,
+    AgreementStats, CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, LastFailure, NativeMode, Normalize,
+    Picker, PolicySummary, Program, ProgramSummary, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot,
+    Trial, WeightedScorer,
 };
 pub use slots::{SlotSet, Slots};
 pub use state_accesses::StateAccesses;

@@ -102,8 +102,10 @@ mod tests {
     fn g_temperature_zero_takes_the_minimum_and_breaks_ties_uniformly() {
         let costs = [3.0, 1.0, 1.0, 2.0, 1.0];
         let shares = shares(30_000, 5, |seed| pick(Picker::Min, &costs, 0.0, seed).unwrap());
+        // G2.1
         assert_eq!((shares[0], shares[3]), (0.0, 0.0));
         for row in [1, 2, 4] {
+            // G2.1
             assert!((shares[row] - 1.0 / 3.0).abs() < 0.015, "row {row}: {shares:?}");
         }
     }
@@ -116,6 +118,7 @@ mod tests {
         let total: f64 = weights.iter().sum();
         let shares = shares(60_000, 3, |seed| softmax(&costs, 0.5, seed).unwrap());
         for row in 0..3 {
+            // G2.2
             assert!((shares[row] - weights[row] / total).abs() < 0.01, "row {row}: {shares:?}");
         }
     }
@@ -123,6 +126,7 @@ mod tests {
     #[test]
     fn g_softmax_over_equal_costs_is_uniform() {
         let shares = shares(40_000, 4, |seed| softmax(&[7.0; 4], 0.2, seed).unwrap());
+        // G2.3
         assert!(shares.iter().all(|share| (share - 0.25).abs() < 0.015), "{shares:?}");
     }
 

@@ -7,7 +7,7 @@ use pointsman_workers::{DpRank, Leg, ModelName, Prefix, Snapshot, WorkerId, Work
 use crate::{config::RouterConfigOverride, policy::Call};
 
 /// Routing facts of a request, the same for all its legs. Holds no prompt text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RoutingRequest {
     /// Input sequence length, tokens.
     pub prompt_tokens: u32,
@@ -81,6 +81,8 @@ pub struct Query<'a> {
     pub tried: &'a [CandidateId],
     /// The other leg's candidate when it is already chosen.
     pub other_leg: Option<CandidateId>,
+    /// Time for which the request has waited in the gateway's queue, microseconds.
+    pub queue_us: u32,
     /// Whether the client asked for an explanation.
     pub explain: bool,
     /// Whether this is a probe of one worker, which runs on that worker alone (A1).

@@ -10,7 +10,7 @@ use crate::{
     ids::{DecisionId, Generation},
     policy::Digest,
     query::CandidateId,
-    slot::{Lane, NativeMode, SlotKind},
+    slot::{Lane, NativeMode, ProgramSummary, SlotKind},
 };
 
 /// Who made a decision.
@@ -48,6 +48,19 @@ pub struct ShadowResult {
     pub choice: Option<CandidateId>,
     /// Whether the request went to that candidate.
     pub agrees: bool,
+    /// Cached prefix blocks at that candidate (device, host, disk); `None`: they were not looked up.
+    pub cached_blocks: Option<[u32; 3]>,
+}
+
+/// A decision by which a slot refused a request.
+#[derive(Clone, Debug)]
+pub struct RefusedDecision {
+    /// The id of the decision's record; `None`: the decision is not recorded.
+    pub id: Option<DecisionId>,
+    /// The program of the generation that refused.
+    pub program: Arc<ProgramSummary>,
+    /// Stable label: `shed`, `policy_failed`, `nobody_left` or `no_pin`.
+    pub code: &'static str,
 }
 
 /// Explains one decision. Holds no prompt text.
@@ -68,6 +81,9 @@ pub struct Receipt {
     pub lane: Lane,
     /// The shadow's choice, when there was one.
     pub shadow: Option<ShadowResult>,
+    /// The shadow's program, when there was one.
+    #[serde(skip)]
+    pub shadow_program: Option<Arc<ProgramSummary>>,
     /// The policy's name, when the slot has one.
     pub policy: Option<Arc<str>>,
     /// The policy's digest, when the slot has one.
@@ -89,6 +105,13 @@ pub struct Receipt {
     pub cached_blocks: [u32; 3],
     /// Whether the cached blocks were looked up.
     pub cached_known: bool,
+    /// Whether the answer that the client gets says how many tokens were cached at this worker. SGLang's
+    /// decode workers report their own cache.
+    #[serde(skip)]
+    pub cached_is_reported: bool,
+    /// Tokens in a block of the chosen worker's engine, if known.
+    #[serde(skip)]
+    pub engine_block: Option<u32>,
     /// `(worker, rank, cost)` of each ranked candidate; only when the request asked for an explanation.
     pub costs: Vec<(WorkerId, DpRank, f32)>,
     /// The seed of the decision.
@@ -101,6 +124,14 @@ pub struct Receipt {
 }
 
 impl Receipt {
+    /// Returns the decisions of a request, each with whether its leg was decided again later.
+    pub fn with_retried(receipts: &[Self]) -> impl Iterator<Item = (&Self, bool)> {
+        receipts.iter().enumerate().map(|(place, receipt)| {
+            let mut later = receipts.iter().skip(place + 1);
+            (receipt, later.any(|other| other.leg == receipt.leg))
+        })
+    }
+
     /// Returns the cheapest of the candidates that were not chosen, when costs are known.
     #[must_use]
     pub fn runner_up(&self) -> Option<(WorkerId, DpRank, f32)> {

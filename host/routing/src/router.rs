@@ -9,12 +9,14 @@ use tokio::time::Instant;
 
 use crate::{
     buffers::BufferPool,
+    busy::BusyRules,
     config::{RouterConfig, RouterConfigOverride},
     context::Purpose,
     decisions::Decisions,
     native::Cursors,
     policy::OnFailure,
     query::Query,
+    receipt::RefusedDecision,
     slot::NativeMode,
     slots::Slots,
 };
@@ -23,11 +25,13 @@ mod answer;
 mod choose;
 mod decode_override;
 mod eligible;
+mod no_worker;
 mod record_decision;
 mod shadow;
 
 pub use answer::{RouteError, RoutePreview, Routed};
 pub use decode_override::OverrideDecision;
+pub use no_worker::no_worker_text;
 
 /// Routes legs.
 #[derive(Debug)]
@@ -39,6 +43,7 @@ pub struct Router {
     fallback: NativeMode,
     cursors: Arc<Cursors>,
     decisions: Arc<Decisions>,
+    busy: Arc<BusyRules>,
 }
 
 impl Router {
@@ -54,7 +59,21 @@ impl Router {
             fallback: NativeMode::Kv,
             cursors: Arc::default(),
             decisions,
+            busy: Arc::default(),
         }
+    }
+
+    /// The same router with thresholds beyond which candidates are busy.
+    #[must_use]
+    pub fn with_busy(mut self, busy: BusyRules) -> Self {
+        self.busy = Arc::new(busy);
+        self
+    }
+
+    /// The thresholds beyond which candidates are busy.
+    #[must_use]
+    pub fn busy(&self) -> &BusyRules {
+        &self.busy
     }
 
     /// The same router, recording its decisions.
@@ -81,6 +100,7 @@ impl Router {
             fallback: self.fallback,
             cursors: self.cursors.clone(),
             decisions,
+            busy: self.busy.clone(),
         }
     }
 
@@ -107,14 +127,27 @@ impl Router {
     /// # Errors
     /// [`RouteError`] when no worker may serve it, or the policy refuses.
     pub fn route(&self, query: &Query<'_>, over: &RouterConfigOverride) -> Result<Routed, RouteError> {
+        self.route_noting(query, over, &mut None)
+    }
+
+    /// As [`Router::route`]. Puts the decision of a slot that refused the request into `refused`.
+    ///
+    /// # Errors
+    /// As [`Router::route`].
+    pub fn route_noting(
+        &self,
+        query: &Query<'_>,
+        over: &RouterConfigOverride,
+        refused: &mut Option<RefusedDecision>,
+    ) -> Result<Routed, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.request.config).with(over);
         BufferPool::lend(|buffers| {
             let chosen = match self.choose(query, config, Purpose::Route, buffers) {
                 Ok(chosen) => chosen,
-                Err(refused) => {
-                    self.record_refusal(query, config, &refused, buffers, started);
-                    return Err(refused.error);
+                Err(not_chosen) => {
+                    *refused = self.refused(query, config, &not_chosen, buffers, started);
+                    return Err(not_chosen.error);
                 }
             };
             let candidate = chosen.candidate.clone();

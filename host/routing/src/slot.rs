@@ -27,7 +27,7 @@ mod stats;
 mod summary;
 
 pub use content::{NativeMode, Normalize, Picker, Program, WeightedScorer};
-pub use generation::{GenerationHandle, SlotEvent};
+pub use generation::{GenerationHandle, LastFailure, SlotEvent};
 use generation::{LaneStats, Place};
 pub use snapshot::{SlotSnapshot, Trial};
 pub use stats::{AgreementStats, CALL_BUCKETS_US, CallStats, ShadowVerdict};

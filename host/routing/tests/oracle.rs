@@ -53,6 +53,7 @@ fn g_costs_and_choices_are_those_of_the_oracle() {
             .map(|terms| cost(&terms, &config))
             .collect();
         let near = |(ours, theirs): (&f32, &f32)| (ours - theirs).abs() < 1e-5 * theirs + 1e-3;
+        // G1.1
         assert!(ours.iter().zip(costs).all(near), "case {number}: {ours:?} {costs:?}");
         assert_eq!(minimum(&ours, 1), Some(*chosen), "case {number}");
     }

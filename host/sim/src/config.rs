@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    core::{Limits, TimeModel},
+    core::{BatchLimits, CoreConfig, Jitter, StepTime},
     faults::Fault,
 };
 
@@ -70,20 +70,26 @@ pub struct SimConfig {
     pub transfer_per_token: Duration,
     /// Slowdown factor of a full batch compared with a single sequence.
     pub load_factor: f64,
-    /// Fraction by which a decode step slows down while a prompt is computed in the same batch.
-    pub interference: f64,
+    /// Duration of a step, instead of the one that follows from the latencies above.
+    pub step_time: Option<StepTime>,
     /// Relative standard deviation of all durations.
     pub jitter: f64,
     /// Seed of the jitter and of faults with a share.
     pub seed: u64,
     /// Limit of admitted sequences.
     pub max_num_seqs: u32,
+    /// Limit of the tokens of a step; longer prompts are computed in chunks.
+    pub max_batched_tokens: u32,
     /// Limit of waiting sequences; further ones are refused with 503.
     pub max_waiting: u32,
     /// Number of KV blocks.
     pub blocks: u32,
     /// Tokens per block.
     pub block_size: u32,
+    /// Publish KV events.
+    pub kv_events: bool,
+    /// Port of the KV events, 0 for any.
+    pub kv_events_port: u16,
     /// Lease of pinned blocks.
     pub lease: Duration,
     /// Time that an SGLang leg waits for the other leg.
@@ -121,13 +127,16 @@ impl Default for SimConfig {
             itl: Duration::from_millis(12),
             transfer_per_token: Duration::from_micros(5),
             load_factor: 2.0,
-            interference: 0.0,
+            step_time: None,
             jitter: 0.1,
             seed: 0,
             max_num_seqs: 256,
+            max_batched_tokens: 8_192,
             max_waiting: 1024,
             blocks: 28_000,
             block_size: 16,
+            kv_events: false,
+            kv_events_port: 0,
             lease: Duration::from_secs(30),
             room_wait: Duration::from_secs(300),
             speedup: 1.0,
@@ -168,6 +177,7 @@ impl SimConfig {
             (self.block_size > 0, "block-size", self.block_size.to_string()),
             (self.blocks > 0, "blocks", self.blocks.to_string()),
             (self.max_num_seqs > 0, "max-num-seqs", self.max_num_seqs.to_string()),
+            (self.max_batched_tokens > 0, "max-batched-tokens", self.max_batched_tokens.to_string()),
             (self.dp_size > 0, "dp-size", self.dp_size.to_string()),
             (
                 self.load_factor >= 1.0 && self.load_factor.is_finite(),
@@ -175,7 +185,6 @@ impl SimConfig {
                 self.load_factor.to_string(),
             ),
             ((0.0..=10.0).contains(&self.jitter), "jitter", self.jitter.to_string()),
-            ((0.0..=100.0).contains(&self.interference), "interference", self.interference.to_string()),
         ];
         let bad = checks.into_iter().filter(|(fine, ..)| !fine);
         let mut problems: Vec<String> =
@@ -189,25 +198,30 @@ impl SimConfig {
         problems
     }
 
-    pub(crate) fn limits(&self) -> Limits {
-        Limits {
-            max_num_seqs: self.max_num_seqs,
+    pub(crate) fn core(&self) -> CoreConfig {
+        CoreConfig {
+            limits: BatchLimits {
+                max_num_seqs: self.max_num_seqs,
+                max_batched_tokens: self.max_batched_tokens,
+                blocks: self.blocks,
+                block_size: self.block_size,
+                prefill_only: self.role == Role::Prefill,
+            },
             max_waiting: self.max_waiting,
-            blocks: self.blocks,
-            block_size: self.block_size,
+            step_time: self.step_time.unwrap_or_else(|| self.latencies()),
+            jitter: Jitter(self.jitter),
+            transfer_per_token: self.transfer_per_token,
         }
     }
 
-    pub(crate) fn time_model(&self) -> TimeModel {
-        TimeModel {
-            overhead: self.overhead,
-            prefill_per_token: self.prefill_per_token,
-            itl: self.itl,
-            transfer_per_token: self.transfer_per_token,
-            load_factor: self.load_factor,
-            max_num_seqs: self.max_num_seqs,
-            jitter: self.jitter,
-            interference: self.interference,
+    /// Returns the step time with which a lone request has the configured latencies.
+    fn latencies(&self) -> StepTime {
+        let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+        StepTime::Latencies {
+            overhead: milliseconds(self.overhead),
+            per_token: milliseconds(self.prefill_per_token),
+            itl: milliseconds(self.itl),
+            slowdown: (self.load_factor - 1.0) / f64::from(self.max_num_seqs.saturating_sub(1).max(1)),
         }
     }
 }

@@ -4,70 +4,68 @@
 //! same core serves the HTTP engine and a replay in virtual time. It knows neither HTTP nor sockets nor
 //! dialects.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use rand::{SeedableRng, rngs::SmallRng};
 
+use self::events::EventLog;
 pub use self::{
-    cache::{Hold, PrefixCache},
+    batch::{BatchCounts, BatchEngine, BatchLimits, PromptKv, Sequence, Token},
+    block_pool::{BlockId, BlockPool, CacheChange},
+    events::CacheEvent,
+    jitter::Jitter,
     pins::{Ask, Pins, Pull},
-    time::TimeModel,
-    tokens::Prompt,
+    step_time::{StepTime, StepWork},
+    tokens::{Object, Piece, Prompt},
 };
 
-mod cache;
+mod batch;
+mod block_pool;
+mod events;
+mod jitter;
 mod pins;
-mod time;
+mod step_time;
 mod tokens;
+
+/// Longest step, milliseconds: a formula may be absurd, but time has to stay a time.
+const MAX_STEP_MS: f64 = 86_400_000.0;
 
 /// Id of a sequence in the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct JobId(u64);
+pub struct JobId(pub(crate) u64);
 
 /// Requirements of a sequence.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Sequence hashes of the prompt's full blocks.
+    /// Sequence hashes of the full blocks of prompt and output.
     pub chain: Arc<[u64]>,
+    /// Token ids of prompt and output, for KV events; may be empty without them.
+    pub tokens: Arc<[u32]>,
+    /// Multimodal objects of the prompt, for KV events.
+    pub objects: Arc<[Object]>,
     /// Number of prompt tokens.
     pub isl: u32,
     /// Number of output tokens.
     pub out: u32,
+    /// Where the KV of its prompt comes from.
+    pub kv: PromptKv,
+    /// Whether its blocks stay after the last token until it leaves.
+    pub keeps_blocks: bool,
 }
 
-/// Limits of the scheduler.
+/// Settings of one engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Limit of admitted sequences.
-    pub max_num_seqs: u32,
+pub struct CoreConfig {
+    /// Limits of the scheduler.
+    pub limits: BatchLimits,
     /// Limit of sequences that wait for admission.
     pub max_waiting: u32,
-    /// Number of KV blocks.
-    pub blocks: u32,
-    /// Tokens per block.
-    pub block_size: u32,
-}
-
-/// A sequence was admitted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Started {
-    /// Number of cached prompt tokens.
-    pub cached: u32,
-    /// Jitter of the prefill, the transfer and the decode steps, in this order.
-    pub jitter: [f64; 3],
-}
-
-/// A sequence was accepted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Submitted {
-    /// Id of the sequence.
-    pub id: JobId,
-    /// Set if the sequence did not have to wait.
-    pub started: Option<Started>,
+    /// Duration of a step.
+    pub step_time: StepTime,
+    /// Jitter of all durations.
+    pub jitter: Jitter,
+    /// Duration of the KV transfer for each prompt token.
+    pub transfer_per_token: Duration,
 }
 
 /// Why a sequence was not accepted.
@@ -91,28 +89,13 @@ pub enum Refusal {
     },
 }
 
-/// Phase of an admitted sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Holds its blocks and waits for KV from another engine. Not part of a batch.
-    Fetching,
-    Prefilling,
-    Decoding,
-}
-
-#[derive(Debug)]
-struct Admitted {
-    phase: Phase,
-    hold: Hold,
-    isl: u32,
-    jitter: [f64; 3],
-}
-
 /// Current load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
     /// Sequences in the batch, prefilling or decoding.
     pub running: u32,
+    /// Finished sequences that still hold their blocks: their handoff has not begun.
+    pub held: u32,
     /// Sequences in the queue, and admitted ones that wait for KV.
     pub waiting: u32,
     /// Blocks in use.
@@ -130,6 +113,10 @@ pub struct CoreCounts {
     pub prefix_hits: u64,
     /// Handoffs whose lease expired before they were pulled.
     pub stranded: u64,
+    /// Blocks evicted from the prefix cache.
+    pub evicted: u64,
+    /// Sequences that lost their blocks and were computed again.
+    pub preemptions: u64,
 }
 
 /// A pinned handoff.
@@ -142,81 +129,77 @@ pub struct Pinned {
 /// Scheduler, cache, pinned blocks and durations of one engine.
 #[derive(Debug)]
 pub struct EngineCore {
-    limits: Limits,
-    time: TimeModel,
-    cache: PrefixCache,
+    config: CoreConfig,
+    batch: BatchEngine,
     pins: Pins,
-    queue: VecDeque<(JobId, Job)>,
-    admitted: HashMap<JobId, Admitted>,
-    prefilling: u32,
-    decoding: u32,
     rng: SmallRng,
     next: u64,
-    counts: CoreCounts,
+    stranded: u64,
+    events: EventLog,
 }
 
 impl EngineCore {
     /// Creates an idle engine with an empty cache.
     #[must_use]
-    pub fn new(limits: Limits, time: TimeModel, seed: u64) -> Self {
+    pub fn new(config: CoreConfig, seed: u64) -> Self {
         Self {
-            limits,
-            time,
-            cache: PrefixCache::new(limits.blocks, limits.block_size),
+            config,
+            batch: BatchEngine::new(config.limits, config.step_time),
             pins: Pins::default(),
-            queue: VecDeque::new(),
-            admitted: HashMap::new(),
-            prefilling: 0,
-            decoding: 0,
             rng: SmallRng::seed_from_u64(seed),
             next: 0,
-            counts: CoreCounts::default(),
+            stranded: 0,
+            events: EventLog::default(),
         }
     }
 
-    /// Submits a sequence, which starts, waits in the queue, or is refused.
+    /// Starts to collect the changes of the cache.
+    pub fn collect_events(&mut self) {
+        self.events.enable();
+    }
+
+    /// Submits a sequence, which waits for the next step, or is refused.
     ///
     /// # Errors
     /// [`Refusal`] if the queue is full or the sequence can never fit.
-    pub fn submit(&mut self, job: Job) -> Result<Submitted, Refusal> {
-        let need = self.blocks_of(&job);
-        if need > self.limits.blocks {
-            return Err(Refusal::TooLarge { need, capacity: self.limits.blocks });
+    pub fn submit(&mut self, job: &Job) -> Result<JobId, Refusal> {
+        if !self.batch.fits(job.isl, job.out) {
+            let tokens = u64::from(job.isl) + u64::from(job.out);
+            let need = tokens.div_ceil(u64::from(self.config.limits.block_size));
+            let need = u32::try_from(need).unwrap_or(u32::MAX);
+            return Err(Refusal::TooLarge { need, capacity: self.config.limits.blocks });
         }
-        let id = JobId(self.next);
-        if self.queue.is_empty()
-            && let Some(started) = self.admit(id, &job)
-        {
-            self.next += 1;
-            return Ok(Submitted { id, started: Some(started) });
+        let (waiting, max) = (self.batch.queued(), self.config.max_waiting);
+        if waiting >= max && !self.batch.admits(job.isl) {
+            return Err(Refusal::QueueFull { waiting, max });
         }
-        let waiting = count(self.queue.len());
-        if waiting >= self.limits.max_waiting {
-            return Err(Refusal::QueueFull { waiting, max: self.limits.max_waiting });
-        }
+        let tag = self.next;
         self.next += 1;
-        self.queue.push_back((id, job));
-        Ok(Submitted { id, started: None })
+        self.events.add(tag, job);
+        self.batch.submit(Sequence {
+            tag,
+            prompt: Arc::clone(&job.chain),
+            isl: job.isl,
+            osl: job.out,
+            kv: job.kv,
+            keeps_blocks: job.keeps_blocks,
+        });
+        Ok(JobId(tag))
     }
 
-    /// Removes a sequence in any phase. Returns the sequences that start in its place.
-    pub fn leave(&mut self, id: JobId) -> Vec<(JobId, Started)> {
-        if let Some(admitted) = self.admitted.remove(&id) {
-            self.uncount(admitted.phase);
-            self.cache.release(admitted.hold);
-        } else {
-            self.queue.retain(|(queued, _)| *queued != id);
-        }
-        self.fill()
+    /// Removes a sequence in any phase, also one that has ended.
+    pub fn leave(&mut self, id: JobId) {
+        self.events.collect(&mut self.batch, self.config.limits.block_size);
+        self.batch.leave(id.0);
+        self.events.remove(id.0);
     }
 
-    /// Ends leases and transfers that are due. Returns the sequences that start in the freed blocks.
-    pub fn advance(&mut self, now: Duration) -> Vec<(JobId, Started)> {
-        for (hold, stranded) in self.pins.expire(now) {
-            self.counts.stranded += u64::from(stranded);
-            self.cache.release(hold);
+    /// Ends leases and transfers that are due.
+    pub fn advance(&mut self, now: Duration) {
+        for (blocks, stranded) in self.pins.expire(now) {
+            self.stranded += u64::from(stranded);
+            self.batch.release(&blocks);
         }
-        self.fill()
     }
 
     /// Returns the next time at which [`EngineCore::advance`] has something to do.
@@ -225,41 +208,63 @@ impl EngineCore {
         self.pins.next_deadline()
     }
 
-    /// Adds a sequence to the batch to compute its prompt. Returns the duration.
-    pub fn begin_prefill(&mut self, id: JobId) -> Duration {
-        self.enter(id, Phase::Prefilling);
-        let Some(admitted) = self.admitted.get(&id) else { return Duration::ZERO };
-        self.time.prefill(admitted.isl, admitted.hold.cached(), self.running(), admitted.jitter[0])
+    /// Starts a step. Returns its duration; `None` when there is nothing to compute or a step runs.
+    pub fn begin_step(&mut self) -> Option<Duration> {
+        let Some(milliseconds) = self.batch.begin_step() else {
+            // A sequence that awaits KV takes blocks, and no step.
+            self.events.collect(&mut self.batch, self.config.limits.block_size);
+            return None;
+        };
+        let milliseconds = milliseconds * self.config.jitter.draw(&mut self.rng);
+        Some(Duration::from_secs_f64(milliseconds.clamp(0.0, MAX_STEP_MS) / 1e3))
     }
 
-    /// Returns the duration of the sequence's KV transfer from another engine.
+    /// Takes the sequences that were admitted since the last call, with their cached prompt tokens.
+    pub fn take_admitted(&mut self) -> Vec<(JobId, u32)> {
+        self.batch.take_admitted().into_iter().map(|(tag, cached)| (JobId(tag), cached)).collect()
+    }
+
+    /// Ends the step that runs. Appends its tokens to `out`.
+    pub fn end_step(&mut self, out: &mut Vec<Token>) {
+        self.batch.end_step(out);
+        self.events.collect(&mut self.batch, self.config.limits.block_size);
+    }
+
+    /// Returns the changes of the cache since the last call, for KV events.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.events.take()
+    }
+
+    /// Returns whether a step runs whose sequences have all left.
     #[must_use]
-    pub fn transfer(&self, id: JobId) -> Duration {
-        self.admitted.get(&id).map_or(Duration::ZERO, |job| self.time.transfer(job.isl, job.jitter[1]))
+    pub fn steps_for_none(&self) -> bool {
+        self.batch.in_step() && self.batch.sequences().0 == 0
     }
 
-    /// Starts the sequence's next decode step. Returns the duration.
-    pub fn decode_step(&mut self, id: JobId) -> Duration {
-        self.enter(id, Phase::Decoding);
-        let Some(admitted) = self.admitted.get(&id) else { return Duration::ZERO };
-        self.time.step(self.running(), self.prefilling, admitted.jitter[2])
+    /// Draws the duration of the KV transfer of a prompt from another engine.
+    pub fn transfer(&mut self, isl: u32) -> Duration {
+        (self.config.transfer_per_token * isl).mul_f64(self.config.jitter.draw(&mut self.rng))
     }
 
-    /// Pins the prompt's blocks for another engine after the sequence leaves, until they are pulled or
-    /// `lease` expires.
+    /// The KV of a sequence with [`PromptKv::Awaited`] has arrived. With the first token in the transfer,
+    /// returns it.
+    pub fn receive(&mut self, id: JobId, first_token: bool) -> Option<Token> {
+        self.batch.receive(id.0, first_token)
+    }
+
+    /// Pins the prompt's blocks of a finished sequence for another engine, until they are pulled or `lease`
+    /// expires.
     pub fn pin(
         &mut self,
         now: Duration,
         id: JobId,
         name: &str,
-        fingerprint: u64,
+        prompt: &Prompt,
         lease: Duration,
     ) -> Option<Pinned> {
-        let admitted = self.admitted.get_mut(&id)?;
-        let prompt_blocks = admitted.isl.div_ceil(self.limits.block_size);
-        let hold = self.cache.split(&mut admitted.hold, prompt_blocks);
-        let block_ids = self.cache.ids(&hold);
-        self.pins.pin(name, hold, block_ids.clone(), fingerprint, now + lease);
+        let blocks = self.batch.take_pinned(id.0, prompt.isl())?;
+        let block_ids = pins::names(&blocks).collect();
+        self.pins.pin(name, blocks, prompt.fingerprint(), now + lease);
         Some(Pinned { block_ids })
     }
 
@@ -268,21 +273,15 @@ impl EngineCore {
         self.pins.pull(now, name, ask)
     }
 
-    /// Adds the blocks filled by the output to the cache, so that the next turn of a conversation finds them.
-    pub fn seal(&mut self, id: JobId, chain: &[u64]) {
-        if let Some(admitted) = self.admitted.get_mut(&id) {
-            self.cache.name(&mut admitted.hold, chain);
-        }
-    }
-
     /// Returns the current load.
     #[must_use]
     pub fn occupancy(&self) -> Occupancy {
-        let fetching = count(self.admitted.len()) - self.running();
+        let (running, waiting) = self.batch.sequences();
         Occupancy {
-            running: self.running(),
-            waiting: count(self.queue.len()) + fetching,
-            used_blocks: self.cache.used(),
+            running,
+            waiting,
+            held: self.batch.held(),
+            used_blocks: self.batch.used_blocks(),
             pinned_blocks: self.pins.blocks(),
         }
     }
@@ -290,65 +289,15 @@ impl EngineCore {
     /// Returns the counters since the start.
     #[must_use]
     pub fn counts(&self) -> CoreCounts {
-        self.counts
-    }
-
-    fn running(&self) -> u32 {
-        self.prefilling + self.decoding
-    }
-
-    fn blocks_of(&self, job: &Job) -> u32 {
-        (job.isl + job.out).div_ceil(self.limits.block_size)
-    }
-
-    /// Admits waiting sequences first in, first out: the head of the queue blocks those behind it.
-    fn fill(&mut self) -> Vec<(JobId, Started)> {
-        let mut all = Vec::new();
-        while let Some((id, job)) = self.queue.pop_front() {
-            let Some(started) = self.admit(id, &job) else {
-                self.queue.push_front((id, job));
-                break;
-            };
-            all.push((id, started));
-        }
-        all
-    }
-
-    fn admit(&mut self, id: JobId, job: &Job) -> Option<Started> {
-        if count(self.admitted.len()) >= self.limits.max_num_seqs {
-            return None;
-        }
-        let hold = self.cache.acquire(&job.chain, job.isl, self.blocks_of(job))?;
-        let jitter = [(); 3].map(|()| self.time.draw_jitter(&mut self.rng));
-        let started = Started { cached: hold.cached(), jitter };
-        self.counts.prefix_queries += u64::from(job.isl);
-        self.counts.prefix_hits += u64::from(started.cached);
-        self.admitted.insert(id, Admitted { phase: Phase::Fetching, hold, isl: job.isl, jitter });
-        Some(started)
-    }
-
-    fn enter(&mut self, id: JobId, phase: Phase) {
-        let Some(admitted) = self.admitted.get_mut(&id) else { return };
-        let old = std::mem::replace(&mut admitted.phase, phase);
-        self.uncount(old);
-        match phase {
-            Phase::Fetching => {}
-            Phase::Prefilling => self.prefilling += 1,
-            Phase::Decoding => self.decoding += 1,
+        let counts = self.batch.counts();
+        CoreCounts {
+            prefix_queries: counts.prompt_tokens,
+            prefix_hits: counts.cached_tokens,
+            stranded: self.stranded,
+            evicted: self.batch.evicted(),
+            preemptions: counts.preemptions,
         }
     }
-
-    fn uncount(&mut self, phase: Phase) {
-        match phase {
-            Phase::Fetching => {}
-            Phase::Prefilling => self.prefilling -= 1,
-            Phase::Decoding => self.decoding -= 1,
-        }
-    }
-}
-
-fn count(len: usize) -> u32 {
-    u32::try_from(len).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -11,10 +11,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, broadcast::Receiver, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::counters::{Disconnect, Handoffs};
@@ -26,9 +27,12 @@ pub(crate) use self::{
     sequence::{Finish, Given, Link, Local, Plan, Sequence, Source, Step},
     verdict::Verdict,
 };
+use kv_events::Publisher;
+use steps::Ticket;
+
 use crate::{
     config::SimConfig,
-    core::{EngineCore, Job, JobId, Refusal, Started},
+    core::{EngineCore, Job, JobId, Refusal, Token},
     faults::FaultBoard,
     leg::Leg,
 };
@@ -36,9 +40,11 @@ use crate::{
 mod abort;
 mod clock;
 mod counters;
+pub(crate) mod kv_events;
 mod rooms;
 mod sequence;
 pub(crate) mod side;
+mod steps;
 mod verdict;
 
 /// State of one engine.
@@ -58,13 +64,25 @@ pub(crate) struct Engine {
     scheduler: Mutex<Scheduler>,
     /// Notified when the core's next deadline may have changed.
     moved: Notify,
+    /// Notified when there may be something to compute, or nothing any more.
+    work: Notify,
     dead: AtomicBool,
     recorded: Mutex<VecDeque<Recorded>>,
 }
 
 struct Scheduler {
     core: EngineCore,
-    waiting: HashMap<JobId, oneshot::Sender<Started>>,
+    publisher: Option<Publisher>,
+    sequences: HashMap<JobId, watch::Sender<Progress>>,
+}
+
+/// What the engine has done for a sequence.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    /// Cached prompt tokens, once the sequence is admitted.
+    admitted: Option<u32>,
+    /// Tokens generated so far.
+    produced: u32,
 }
 
 /// A recorded request.
@@ -86,7 +104,7 @@ pub struct Recorded {
 pub struct SimState {
     /// Whether a malformed handoff stopped the engine.
     pub dead: bool,
-    /// Sequences in the batch.
+    /// Sequences in the batch, and ended ones that still hold their blocks.
     pub running: u32,
     /// Sequences in the queue, and admitted ones that wait for KV.
     pub waiting: u32,
@@ -112,26 +130,38 @@ pub struct SimState {
     pub prefix_queries: u64,
     /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
+    /// Blocks evicted from the prefix cache.
+    pub evicted_blocks: u64,
+    /// Messages with KV events that were published.
+    pub kv_messages: u64,
     /// Generated tokens.
     pub generated_tokens: u64,
+    /// Sequences that lost their blocks and were computed again.
+    pub preemptions: u64,
 }
 
-/// A submitted sequence. Dropping it frees its resources at once.
-pub(crate) struct Ticket {
-    engine: Arc<Engine>,
-    pub(crate) id: JobId,
-    start: Start,
-}
+impl Scheduler {
+    /// Publishes what changed in the prefix cache.
+    fn publish(&mut self) {
+        if let Some(publisher) = &mut self.publisher {
+            publisher.publish(&self.core.take_events());
+        }
+    }
 
-enum Start {
-    Now(Started),
-    Later(oneshot::Receiver<Started>),
-    Taken,
+    fn deliver(&self, token: &Token) {
+        if let Some(progress) = self.sequences.get(&JobId(token.tag)) {
+            progress.send_modify(|progress| progress.produced = token.number);
+        }
+    }
 }
 
 impl Engine {
     pub(crate) fn new(config: SimConfig, advertised: (String, u16)) -> Self {
-        let core = EngineCore::new(config.limits(), config.time_model(), config.seed);
+        let mut core = EngineCore::new(config.core(), config.seed);
+        let publisher = config.kv_events.then(|| Publisher::new(config.dialect, config.block_size));
+        if publisher.is_some() {
+            core.collect_events();
+        }
         Self {
             id: uuid(),
             started_unix: unix_now(),
@@ -142,8 +172,9 @@ impl Engine {
             rooms: Rooms::default(),
             side: side::Client::default(),
             advertised,
-            scheduler: Mutex::new(Scheduler { core, waiting: HashMap::new() }),
+            scheduler: Mutex::new(Scheduler { core, publisher, sequences: HashMap::new() }),
             moved: Notify::new(),
+            work: Notify::new(),
             dead: AtomicBool::new(false),
             recorded: Mutex::new(VecDeque::new()),
             config,
@@ -151,36 +182,41 @@ impl Engine {
     }
 
     /// Submits a sequence.
-    pub(crate) fn submit(self: &Arc<Self>, job: Job) -> Result<Ticket, Refusal> {
+    pub(crate) fn submit(self: &Arc<Self>, job: &Job) -> Result<Ticket, Refusal> {
         let mut scheduler = self.scheduler.lock();
-        self.catch_up(&mut scheduler);
-        let submitted = scheduler.core.submit(job)?;
-        let start = match submitted.started {
-            Some(started) => Start::Now(started),
-            None => {
-                let (sender, receiver) = oneshot::channel();
-                scheduler.waiting.insert(submitted.id, sender);
-                Start::Later(receiver)
-            }
-        };
-        Ok(Ticket { engine: Arc::clone(self), id: submitted.id, start })
+        scheduler.core.advance(self.clock.now());
+        let id = scheduler.core.submit(job)?;
+        let (sender, progress) = watch::channel(Progress::default());
+        scheduler.sequences.insert(id, sender);
+        drop(scheduler);
+        self.work.notify_one();
+        Ok(Ticket { engine: Arc::clone(self), id, progress })
     }
 
     /// Runs `f` on the core, advanced to the current time.
     pub(crate) fn with_core<T>(&self, f: impl FnOnce(&mut EngineCore) -> T) -> T {
         let mut scheduler = self.scheduler.lock();
-        self.catch_up(&mut scheduler);
+        scheduler.core.advance(self.clock.now());
         let deadline = scheduler.core.next_deadline();
         let result = f(&mut scheduler.core);
         if scheduler.core.next_deadline() != deadline {
             self.moved.notify_one();
         }
+        drop(scheduler);
+        // Blocks may have been released.
+        self.work.notify_one();
         result
     }
 
-    fn catch_up(&self, scheduler: &mut Scheduler) {
-        let started = scheduler.core.advance(self.clock.now());
-        wake(scheduler, started);
+    /// Returns whether the engine has no sequence, and no handoff that has not begun.
+    pub(crate) fn is_idle(&self) -> bool {
+        let load = self.with_core(|core| core.occupancy());
+        load.running + load.waiting + load.held == 0
+    }
+
+    /// Returns the KV events from now on, if the engine publishes them.
+    pub(crate) fn kv_events(&self) -> Option<Receiver<Bytes>> {
+        self.scheduler.lock().publisher.as_ref().map(Publisher::subscribe)
     }
 
     /// Ends leases and transfers when they are due, also without requests.
@@ -205,10 +241,10 @@ impl Engine {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Stops the engine, as incomplete handoff parameters do with a real one.
+    /// Stops the engine, as a request with incomplete handoff parameters does with a real one.
     pub(crate) fn die(&self) {
         if !self.config.tolerant {
-            tracing::error!("engine stopped by incomplete kv_transfer_params");
+            tracing::error!("engine stopped by a request");
             self.dead.store(true, Ordering::Release);
         }
     }
@@ -232,7 +268,7 @@ impl Engine {
         let (occupancy, counts) = self.with_core(|core| (core.occupancy(), core.counts()));
         SimState {
             dead: self.is_dead(),
-            running: occupancy.running,
+            running: occupancy.running + occupancy.held,
             waiting: occupancy.waiting,
             used_blocks: occupancy.used_blocks,
             pinned_blocks: occupancy.pinned_blocks,
@@ -244,37 +280,11 @@ impl Engine {
             requests: self.counters.requests(),
             prefix_queries: counts.prefix_queries,
             prefix_hits: counts.prefix_hits,
+            evicted_blocks: counts.evicted,
+            preemptions: counts.preemptions,
+            kv_messages: self.scheduler.lock().publisher.as_ref().map_or(0, Publisher::sent),
             generated_tokens: self.counters.generated(),
             faults_fired: self.faults.fired(),
-        }
-    }
-}
-
-impl Ticket {
-    /// Waits for admission.
-    pub(crate) async fn admitted(&mut self) -> Option<Started> {
-        match std::mem::replace(&mut self.start, Start::Taken) {
-            Start::Now(started) => Some(started),
-            Start::Later(receiver) => receiver.await.ok(),
-            Start::Taken => None,
-        }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let mut scheduler = self.engine.scheduler.lock();
-        scheduler.waiting.remove(&self.id);
-        let started = scheduler.core.leave(self.id);
-        wake(&mut scheduler, started);
-    }
-}
-
-fn wake(scheduler: &mut Scheduler, started: Vec<(JobId, Started)>) {
-    for (id, started) in started {
-        if let Some(sender) = scheduler.waiting.remove(&id) {
-            // If the receiver is gone, its sequence is about to be dropped.
-            let _ = sender.send(started);
         }
     }
 }

@@ -21,6 +21,9 @@ pub struct Fault {
     /// Requests that it may affect; default: generations, not probes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leg: Option<FaultLeg>,
+    /// Text in the body of the requests that it affects; default: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
     /// Number of affected requests after which the fault ends; default: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
@@ -32,6 +35,8 @@ pub struct Fault {
 pub enum FaultKind {
     /// Resets the connection before the first byte of the response.
     Refuse,
+    /// Stops the engine for good and resets the connection: the request killed it.
+    Die,
     /// Responds with this status and the engine's error body.
     Status {
         /// 400 to 599.
@@ -92,7 +97,9 @@ pub enum FaultLeg {
     Health,
     /// `POST /tokenize`.
     Tokenize,
-    /// All other probes: metrics, models, version, server info, loads.
+    /// `GET /server_info` and `/get_server_info`.
+    Facts,
+    /// All other probes: metrics, models, version, loads.
     Probe,
 }
 
@@ -125,7 +132,7 @@ impl Fault {
     /// Creates a fault that affects every generation.
     #[must_use]
     pub fn always(kind: FaultKind) -> Self {
-        Self { kind, share: 1.0, leg: None, times: None }
+        Self { kind, share: 1.0, leg: None, prompt: None, times: None }
     }
 
     /// Returns the problem with its settings, if any.
@@ -148,6 +155,7 @@ impl FaultKind {
     fn label(&self) -> String {
         match self {
             Self::Refuse => "refuse".to_owned(),
+            Self::Die => "die".to_owned(),
             Self::Status { status, .. } => format!("status-{status}"),
             Self::HangBeforeHeaders => "hang-before-headers".to_owned(),
             Self::HangAfterHeaders => "hang-after-headers".to_owned(),
@@ -183,8 +191,8 @@ impl FaultBoard {
         self.inner.lock().fired.clone()
     }
 
-    /// Draws the faults of one request and counts them.
-    pub(crate) fn pick(&self, leg: FaultLeg) -> Picked {
+    /// Draws the faults of one request with this body and counts them.
+    pub(crate) fn pick(&self, leg: FaultLeg, body: &[u8]) -> Picked {
         let mut inner = self.inner.lock();
         let Inner { faults, rng, fired } = &mut *inner;
         let mut picked = Vec::new();
@@ -192,8 +200,12 @@ impl FaultBoard {
             let fits = match fault.leg {
                 Some(only) => only == leg,
                 None if matches!(fault.kind, FaultKind::SlowHealth { .. }) => leg == FaultLeg::Health,
-                None => !matches!(leg, FaultLeg::Health | FaultLeg::Probe | FaultLeg::Tokenize),
+                None => {
+                    !matches!(leg, FaultLeg::Health | FaultLeg::Probe | FaultLeg::Facts | FaultLeg::Tokenize)
+                }
             };
+            let wanted = |text: &String| body.windows(text.len().max(1)).any(|part| part == text.as_bytes());
+            let fits = fits && fault.prompt.as_ref().is_none_or(wanted);
             if !fits || fault.times == Some(0) || (fault.share < 1.0 && rng.random::<f64>() >= fault.share) {
                 continue;
             }
@@ -288,13 +300,14 @@ mod tests {
     fn share_leg_and_times_bound_the_hits() {
         let hits = |json: &str, leg: FaultLeg, seed| {
             let board = FaultBoard::new(vec![parse(json)], seed);
-            (0..1000).filter(|_| board.pick(leg).has(&FaultKind::Refuse)).count()
+            (0..1000).filter(|_| board.pick(leg, b"").has(&FaultKind::Refuse)).count()
         };
         assert_eq!(hits(r#"{"kind":"refuse"}"#, FaultLeg::Decode, 1), 1000);
         assert_eq!(hits(r#"{"kind":"refuse"}"#, FaultLeg::Health, 1), 0);
         assert_eq!(hits(r#"{"kind":"refuse","leg":"health"}"#, FaultLeg::Health, 1), 1000);
         assert_eq!(hits(r#"{"kind":"refuse","leg":"prefill"}"#, FaultLeg::Decode, 1), 0);
         assert_eq!(hits(r#"{"kind":"refuse","times":2}"#, FaultLeg::Decode, 1), 2);
+        assert_eq!(hits(r#"{"kind":"refuse","prompt":"x"}"#, FaultLeg::Decode, 1), 0);
         let some = hits(r#"{"kind":"refuse","share":0.3}"#, FaultLeg::Decode, 1);
         assert!((250..350).contains(&some), "{some}");
         assert_eq!(some, hits(r#"{"kind":"refuse","share":0.3}"#, FaultLeg::Decode, 1), "seeded");

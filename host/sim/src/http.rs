@@ -13,14 +13,17 @@ use axum::{
 
 use tower::ServiceExt as _;
 
-use crate::{config::Dialect, engine::Engine, failure::Failure};
+use crate::{config::Dialect, engine::Engine, failure::Failure, wire::Shape};
 
 mod answer;
+mod audio;
 mod control;
 mod embed;
 mod generate;
 mod metrics;
+mod pooling;
 mod probe;
+mod realtime;
 
 /// Limit of a body in bytes: more than a prompt of 128k tokens needs.
 const MAX_BODY: usize = 64 << 20;
@@ -31,14 +34,23 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/embeddings", post(embed::embeddings))
+        .route("/v1/rerank", post(pooling::rerank))
+        .route("/v1/score", post(pooling::score))
+        .route("/v1/audio/transcriptions", post(audio::transcriptions))
+        .route("/v1/audio/translations", post(audio::translations))
+        .route("/v1/realtime", get(realtime::realtime))
         .route("/v1/models", get(probe::models))
         .route("/health", get(probe::health))
         .route("/metrics", get(metrics::metrics));
     let engine_routes = match engine.config.dialect {
-        Dialect::Vllm => {
-            engine_routes.route("/version", get(probe::version)).route("/tokenize", post(probe::tokenize))
-        }
-        Dialect::Sglang => engine_routes
+        Dialect::Vllm => named(engine_routes)
+            .route("/version", get(probe::version))
+            .route("/tokenize", post(probe::tokenize))
+            .route("/detokenize", post(probe::detokenize))
+            .route("/rerank", post(pooling::rerank))
+            .route("/v2/rerank", post(pooling::rerank))
+            .route("/score", post(pooling::score)),
+        Dialect::Sglang => named(engine_routes)
             .route("/server_info", get(probe::server_info))
             .route("/get_server_info", get(probe::server_info))
             .route("/v1/loads", get(probe::loads))
@@ -59,6 +71,14 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
     }
     let below = routes.clone().fallback(not_found);
     routes.fallback(move |request: Request| below.clone().oneshot(without_prefix(request)))
+}
+
+/// Adds the Responses and Messages APIs.
+fn named(routes: Router<Arc<Engine>>) -> Router<Arc<Engine>> {
+    routes
+        .route("/v1/responses", post(generate::responses))
+        .route("/v1/messages", post(generate::messages))
+        .route("/v1/messages/count_tokens", post(probe::count_tokens))
 }
 
 /// Removes the first segment of a request's path.
@@ -85,8 +105,13 @@ async fn not_found() -> Response {
 
 /// Formats a failure as this engine does.
 fn refuse(engine: &Engine, failure: &Failure) -> Response {
+    refuse_as(engine.config.dialect.shape(), failure)
+}
+
+/// Formats a failure in the shape of an API.
+fn refuse_as(shape: &dyn Shape, failure: &Failure) -> Response {
     let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json(status, engine.config.dialect.shape().error(failure));
+    let mut response = json(status, shape.error(failure));
     if let Some(seconds) = failure.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

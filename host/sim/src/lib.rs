@@ -13,6 +13,7 @@ pub use sim::{Sim, SimHandle, StartError};
 
 pub mod core;
 
+mod api;
 mod config;
 mod dialect;
 mod engine;

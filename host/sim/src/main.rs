@@ -4,7 +4,7 @@ use std::{io::Write as _, net::SocketAddr, time::Duration};
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use pointsman_sim::{Dialect, Fault, Role, Sim, SimConfig};
+use pointsman_sim::{Dialect, Fault, Role, Sim, SimConfig, core::StepTime};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Simulates an inference engine with the HTTP interface of vLLM, SGLang or a plain OpenAI server.
@@ -56,9 +56,11 @@ struct Args {
     /// Slowdown factor of a full batch compared with a single sequence.
     #[arg(long, default_value_t = 2.0)]
     load_factor: f64,
-    /// Fraction by which a decode step slows down while a prompt is computed.
-    #[arg(long, default_value_t = 0.0)]
-    interference: f64,
+    /// Duration of a step, instead of the latencies above: `dynamo`, `distserve-opt-13b-a100`,
+    /// `blis-llama-8b-h100`, or the milliseconds `c0,c1,c2,c3,c4` of
+    /// c0 + c1*B + c2*sum(kv) + c3*sum(n) + c4*sum(n^2) with B sequences, kv context and n new tokens.
+    #[arg(long)]
+    step_time: Option<StepTime>,
     /// Relative standard deviation of all durations; the deviation is limited to 0.7.
     #[arg(long, default_value_t = 0.1)]
     jitter: f64,
@@ -68,6 +70,9 @@ struct Args {
     /// Limit of admitted sequences.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
+    /// Limit of the tokens of a step; longer prompts are computed in chunks.
+    #[arg(long, default_value_t = 8_192)]
+    max_batched_tokens: u32,
     /// Limit of waiting sequences; further ones are refused with 503.
     #[arg(long, default_value_t = 1024)]
     max_waiting: u32,
@@ -77,6 +82,9 @@ struct Args {
     /// Tokens per block.
     #[arg(long, default_value_t = 16)]
     block_size: u32,
+    /// Publish KV events (ZMQ) on this port; 0 for any.
+    #[arg(long)]
+    kv_events_port: Option<u16>,
     /// Lease of pinned blocks, in seconds.
     #[arg(long, default_value_t = 30.0)]
     lease_s: f64,
@@ -104,9 +112,9 @@ struct Args {
     #[arg(long)]
     any_prefix: bool,
     /// A fault that is active from the start, as JSON, for example
-    /// '{"kind":"status","status":503,"share":0.1,"leg":"prefill"}'; may be repeated. Kinds: refuse, status,
-    /// hang-before-headers, hang-after-headers, stall, cut, garbage, wrong-content-type, slow-health,
-    /// first-token-eos, partial-params, transfer-fail.
+    /// '{"kind":"status","status":503,"share":0.1,"leg":"prefill"}'; may be repeated. Kinds: refuse, die,
+    /// status, hang-before-headers, hang-after-headers, stall, cut, garbage, wrong-content-type, slow-health,
+    /// first-token-eos, partial-params, transfer-fail. `"prompt":"TEXT"` limits it to bodies with that text.
     #[arg(long = "fault", value_parser = parse_fault)]
     faults: Vec<Fault>,
     /// Number of worker threads; 0 for one per core.
@@ -150,7 +158,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let mut term = signal(SignalKind::terminate()).context("no SIGTERM handler")?;
     let mut int = signal(SignalKind::interrupt()).context("no SIGINT handler")?;
     let sim = Sim::start(config(args)?).await?;
-    let line = serde_json::json!({"listening": sim.addr(), "bootstrap_port": sim.bootstrap_port()});
+    let mut line = serde_json::json!({"listening": sim.addr(), "bootstrap_port": sim.bootstrap_port()});
+    if let (Some(port), Some(line)) = (sim.kv_events_port(), line.as_object_mut()) {
+        line.insert("kv_events_port".to_owned(), port.into());
+    }
     // One flushed line, from which a parent process reads the port.
     writeln!(std::io::stdout(), "{line}").context("stdout is closed")?;
     std::io::stdout().flush()?;
@@ -190,13 +201,16 @@ fn config(args: Args) -> anyhow::Result<SimConfig> {
         itl: span("itl-ms", args.itl_ms, 1e-3)?,
         transfer_per_token: span("kv-transfer-us-per-token", args.kv_transfer_us_per_token, 1e-6)?,
         load_factor: args.load_factor,
-        interference: args.interference,
+        step_time: args.step_time,
         jitter: args.jitter,
         seed: args.seed,
         max_num_seqs: args.max_num_seqs,
+        max_batched_tokens: args.max_batched_tokens,
         max_waiting: args.max_waiting,
         blocks: args.blocks,
         block_size: args.block_size,
+        kv_events: args.kv_events_port.is_some(),
+        kv_events_port: args.kv_events_port.unwrap_or(0),
         lease: span("lease-s", args.lease_s, 1.0)?,
         room_wait: span("room-wait-s", args.room_wait_s, 1.0)?,
         speedup: args.speedup,

@@ -5,11 +5,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    api::Api,
     config::SimConfig,
-    core::Prompt,
+    core::{Piece, Prompt},
     engine::{Finish, Plan},
     failure::Failure,
-    faults::{FaultKind, Picked},
+    faults::{Break, FaultKind, Picked},
 };
 
 /// Fields of a body that the model uses. All others are accepted and ignored.
@@ -18,6 +19,10 @@ use crate::{
 pub(crate) struct Body {
     pub(crate) model: Option<String>,
     messages: Option<Vec<Message>>,
+    system: Option<Content>,
+    input: Option<Input>,
+    instructions: Option<String>,
+    max_output_tokens: Option<u32>,
     prompt: Option<PromptField>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
@@ -59,9 +64,24 @@ enum Content {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Items(Vec<Message>),
+}
+
+#[derive(Debug, Deserialize)]
 struct Part {
     #[serde(default)]
     text: Option<String>,
+    /// vLLM takes an object; other forms are not modelled.
+    #[serde(default)]
+    image_url: Option<ImageUrl>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ImageUrl {
+    url: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,7 +109,7 @@ impl Body {
     /// Parses and checks a body.
     pub(crate) fn parse(
         config: &SimConfig,
-        chat: bool,
+        api: Api,
         headers: &HeaderMap,
         bytes: &[u8],
     ) -> Result<Self, Failure> {
@@ -100,12 +120,13 @@ impl Body {
                 "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
             ));
         }
-        let body: Self = serde_json::from_slice(bytes).map_err(|error| explain(bytes, &error))?;
+        let mut body: Self = serde_json::from_slice(bytes).map_err(|error| explain(bytes, &error))?;
         if let Some(model) = body.model.as_ref().filter(|model| **model != config.model) {
             let message = format!("The model `{model}` does not exist. Valid aliases: {}.", config.model);
             return Err(Failure::not_found(message).with_param("model"));
         }
-        if chat && body.messages.is_none() {
+        body.convert(config, api);
+        if api.is_chat() && body.messages.is_none() {
             return Err(missing("messages", bytes));
         }
         if body.stream_options.is_some() && !body.stream {
@@ -116,6 +137,30 @@ impl Body {
         }
         body.check_numbers(config)?;
         Ok(body)
+    }
+
+    /// Turns the fields of another API into those of a chat, as the engines do. What an engine does not take
+    /// over is dropped.
+    fn convert(&mut self, config: &SimConfig, api: Api) {
+        let first = match api {
+            Api::Chat | Api::Completions => return,
+            Api::Messages => self.system.take(),
+            Api::Responses => {
+                self.messages = self.input.take().map(|input| match input {
+                    Input::Text(text) => vec![Message { content: Some(Content::Text(text)) }],
+                    Input::Items(items) => items,
+                });
+                self.max_tokens = self.max_output_tokens;
+                self.instructions.take().map(Content::Text)
+            }
+        };
+        if let (Some(first), Some(messages)) = (first, &mut self.messages) {
+            messages.insert(0, Message { content: Some(first) });
+        }
+        if !api.takes_handoff(config.dialect) {
+            (self.kv_transfer_params, self.bootstrap_room) = (None, None);
+        }
+        (self.min_tokens, self.n) = (0, None);
     }
 
     fn check_numbers(&self, config: &SimConfig) -> Result<(), Failure> {
@@ -170,7 +215,7 @@ impl Body {
     pub(crate) fn prompts(&self, chat: bool) -> Result<Vec<Prompt>, Failure> {
         let prompts = if chat {
             let messages = self.messages.iter().flatten();
-            vec![Prompt::of_texts(messages.flat_map(|message| message.texts()))]
+            vec![Prompt::of_pieces(messages.flat_map(|message| message.pieces()))]
         } else {
             match &self.prompt {
                 None => Vec::new(),
@@ -207,6 +252,7 @@ impl Body {
         faults: &Picked,
     ) -> Result<Vec<Plan>, Failure> {
         let n = self.n();
+        let stalls = matches!(faults.body_break(), Some((Break::Stall, _)));
         let mut plans = Vec::new();
         for prompt in prompts {
             let (mut words, mut finish) = match fixed {
@@ -218,7 +264,7 @@ impl Body {
             }
             for choice in 0..n {
                 let index = u32::try_from(plans.len()).unwrap_or(u32::MAX);
-                plans.push(Plan { prompt: prompt.clone(), choice, index, words, finish });
+                plans.push(Plan { prompt: prompt.clone(), choice, index, words, finish, stalls });
             }
         }
         Ok(plans)
@@ -247,12 +293,19 @@ impl Body {
 }
 
 impl Message {
-    fn texts(&self) -> Vec<&str> {
+    fn pieces(&self) -> Vec<Piece<'_>> {
         match &self.content {
             None => Vec::new(),
-            Some(Content::Text(text)) => vec![text.as_str()],
-            Some(Content::Parts(parts)) => parts.iter().filter_map(|part| part.text.as_deref()).collect(),
+            Some(Content::Text(text)) => vec![Piece::Text(text)],
+            Some(Content::Parts(parts)) => parts.iter().filter_map(Part::piece).collect(),
         }
+    }
+}
+
+impl Part {
+    fn piece(&self) -> Option<Piece<'_>> {
+        let image = self.image_url.as_ref().map(|image| Piece::Image(&image.url));
+        image.or_else(|| self.text.as_deref().map(Piece::Text))
     }
 }
 

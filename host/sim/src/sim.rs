@@ -2,12 +2,12 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::broadcast};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::SimConfig,
-    engine::{Engine, Recorded, SimState, side},
+    engine::{Engine, Recorded, SimState, kv_events, side},
     faults::Fault,
     http,
     server::{self, Stop},
@@ -21,6 +21,7 @@ pub struct Sim;
 pub struct SimHandle {
     addr: SocketAddr,
     side_addr: Option<SocketAddr>,
+    kv_addr: Option<SocketAddr>,
     engine: Arc<Engine>,
     stop: Stop,
     side_stop: CancellationToken,
@@ -60,6 +61,11 @@ impl Sim {
             None => None,
         };
         let side_addr = side.as_ref().map(|(_, addr)| *addr);
+        let kv = match config.kv_events {
+            true => Some(listen(SocketAddr::new(config.listen.ip(), config.kv_events_port)).await?),
+            false => None,
+        };
+        let kv_addr = kv.as_ref().map(|(_, addr)| *addr);
         let host = config.advertise_host.clone().unwrap_or_else(|| reachable(addr));
         let engine = Arc::new(Engine::new(config, (host, side_addr.map_or(0, |addr| addr.port()))));
 
@@ -68,9 +74,16 @@ impl Sim {
         if let Some((listener, _)) = side {
             tasks.spawn(side::serve(Arc::clone(&engine), listener, tasks.clone(), side_stop.clone()));
         }
+        if let Some((listener, _)) = kv {
+            let publisher = Arc::clone(&engine);
+            let subscribe = move || publisher.kv_events().unwrap_or_else(|| broadcast::channel(1).1);
+            tasks.spawn(kv_events::serve(listener, subscribe, tasks.clone(), side_stop.clone()));
+        }
+        let (runner, runner_stop) = (Arc::clone(&engine), side_stop.clone());
+        tasks.spawn(async move { runner.run(runner_stop).await });
         let (sweeper, sweeper_stop) = (Arc::clone(&engine), side_stop.clone());
         tasks.spawn(async move { sweeper.sweep(sweeper_stop).await });
-        Ok(SimHandle { addr, side_addr, engine, stop, side_stop, tasks })
+        Ok(SimHandle { addr, side_addr, kv_addr, engine, stop, side_stop, tasks })
     }
 }
 
@@ -91,6 +104,12 @@ impl SimHandle {
     #[must_use]
     pub fn bootstrap_port(&self) -> Option<u16> {
         self.side_addr.map(|addr| addr.port())
+    }
+
+    /// Returns the port of the KV events, if the engine publishes them.
+    #[must_use]
+    pub fn kv_events_port(&self) -> Option<u16> {
+        self.kv_addr.map(|addr| addr.port())
     }
 
     /// Returns the current state.
@@ -123,7 +142,7 @@ impl SimHandle {
         // Keep the side channel open as long as there are requests: a decode engine may still pull its
         // blocks.
         let drained = async {
-            while self.engine.state().running + self.engine.state().waiting > 0 {
+            while !self.engine.is_idle() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };

@@ -1,12 +1,14 @@
 //! Formats responses, chunks and errors, one file per engine. No I/O and no decisions.
 
 use crate::{
+    api::Api,
     config::Dialect,
     core::Prompt,
     engine::{Finish, Step},
     failure::Failure,
 };
 
+mod named;
 mod openai;
 mod sglang;
 mod vllm;
@@ -14,6 +16,7 @@ mod vllm;
 /// Values that all chunks of a response share.
 #[derive(Debug)]
 pub(crate) struct Meta {
+    pub(crate) api: Api,
     pub(crate) chat: bool,
     pub(crate) id: String,
     pub(crate) created: u64,
@@ -50,14 +53,25 @@ pub(crate) struct Choice {
 
 /// JSON format of an engine.
 pub(crate) trait Shape: Sync {
-    /// Returns the first chunk of a chat response, before the first token.
-    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> String;
+    /// Returns the first chunks of a chat response, before the first token.
+    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> Vec<String>;
 
     /// Returns the chunks of one step. `first` marks the first step of an output.
     fn step(&self, meta: &Meta, step: &Step, first: bool, usage: Option<Usage>) -> Vec<String>;
 
     /// Returns the chunk with the usage.
     fn usage(&self, meta: &Meta, usage: Usage) -> String;
+
+    /// Returns the chunks behind the last token. `said` is the whole output, for the APIs that repeat it.
+    fn close(&self, meta: &Meta, usage: Usage, _said: &Choice) -> Vec<String> {
+        let usage = meta.include_usage.then(|| self.usage(meta, usage));
+        usage.into_iter().chain(["[DONE]".to_owned()]).collect()
+    }
+
+    /// Returns the bytes of one event.
+    fn frame(&self, data: &str) -> String {
+        format!("data: {data}\n\n")
+    }
 
     /// Returns a complete body. `params` are the handoff parameters of a prefill.
     fn whole(&self, meta: &Meta, choices: &[Choice], usage: Usage, params: Option<&str>) -> String;
@@ -72,6 +86,16 @@ pub(crate) trait Shape: Sync {
 }
 
 impl Dialect {
+    /// Returns the format of an API.
+    pub(crate) fn shape_of(self, api: Api) -> &'static dyn Shape {
+        match api {
+            Api::Messages => &named::Messages,
+            Api::Responses => &named::Responses,
+            Api::Chat | Api::Completions => self.shape(),
+        }
+    }
+
+    /// Returns the format of the OpenAI chat and completions APIs.
     pub(crate) fn shape(self) -> &'static dyn Shape {
         match self {
             Self::Vllm => &vllm::Vllm,
@@ -82,6 +106,11 @@ impl Dialect {
 }
 
 impl Meta {
+    /// The name of the model.
+    fn model_name(&self) -> serde_json::Value {
+        serde_json::from_str(&self.model).unwrap_or_default()
+    }
+
     /// Returns the common start of every object: id, object, created, model.
     fn head(&self, object: &str) -> String {
         let Self { id, created, model, .. } = self;

@@ -7,7 +7,10 @@ mod self_test;
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -23,6 +26,9 @@ use crate::{error::EncodeError, folder::Folder};
 /// A piece ends at the first special token after `special` bytes, or between two words after `word` bytes.
 /// Long pieces are disproportionately expensive: tokenizers take twice as long for 220 KB in one piece.
 const MIN_PIECE: MinPiece = MinPiece { special: 256, word: 2048 };
+
+/// Longest text that is encoded in one piece, bytes: it takes about a second, in which it cannot be stopped.
+const MAX_PIECE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Encodes texts of one model.
 pub(crate) struct Encoder {
@@ -55,11 +61,16 @@ impl Encoder {
         Ok(Self { inner, frame, reuse })
     }
 
-    /// Returns the tokens of a text.
-    pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+    /// Returns the tokens of a text. Ends with an error soon after `stopped` is set.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        stopped: &AtomicBool,
+    ) -> Result<Vec<u32>, EncodeError> {
         match (&self.frame, add_special_tokens) {
-            (_, false) => self.plain(text, &[], &[]),
-            (Some(frame), true) => self.plain(text, frame.before(), frame.after()),
+            (_, false) => self.plain(text, &[], &[], stopped),
+            (Some(frame), true) => self.plain(text, frame.before(), frame.after(), stopped),
             (None, true) => whole(&self.inner, text, true),
         }
     }
@@ -72,11 +83,17 @@ impl Encoder {
         self.reuse.as_ref().map(|reuse| reuse.pieces.stats()).unwrap_or_default()
     }
 
-    fn plain(&self, text: &str, before: &[u32], after: &[u32]) -> Result<Vec<u32>, EncodeError> {
+    fn plain(
+        &self,
+        text: &str,
+        before: &[u32],
+        after: &[u32],
+        stopped: &AtomicBool,
+    ) -> Result<Vec<u32>, EncodeError> {
         let mut tokens = Vec::with_capacity(before.len() + text.len() / 3 + after.len());
         tokens.extend_from_slice(before);
         match &self.reuse {
-            Some(reuse) => reuse.encode(&self.inner, text, &mut tokens)?,
+            Some(reuse) => reuse.encode(&self.inner, text, &mut tokens, stopped)?,
             None => tokens.extend(whole(&self.inner, text, false)?),
         }
         tokens.extend_from_slice(after);
@@ -90,6 +107,7 @@ impl PieceReuse {
         inner: &tokenizers::Tokenizer,
         text: &str,
         tokens: &mut Vec<u32>,
+        stopped: &AtomicBool,
     ) -> Result<(), EncodeError> {
         let pieces = self.cuts.pieces(text, MIN_PIECE);
         // Short pieces, such as the tail of a text, are not worth a cache entry.
@@ -101,6 +119,7 @@ impl PieceReuse {
         for ((piece, key), known) in pieces.iter().zip(&keys).zip(self.pieces.get(&keys)) {
             match known {
                 Some(known) => tokens.extend_from_slice(&known),
+                None if stopped.load(Relaxed) => return Err(EncodeError::Stopped),
                 None => {
                     let encoded = whole(inner, piece, false)?;
                     tokens.extend_from_slice(&encoded);
@@ -119,6 +138,9 @@ fn whole(
     text: &str,
     add_special_tokens: bool,
 ) -> Result<Vec<u32>, EncodeError> {
+    if text.len() > MAX_PIECE_BYTES {
+        return Err(EncodeError::TooLong(text.len()));
+    }
     let encoding = inner.encode_fast(text, add_special_tokens);
     let encoding = encoding.map_err(|error| EncodeError::Tokenizer(error.to_string()))?;
     Ok(encoding.get_ids().to_vec())

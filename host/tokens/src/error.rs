@@ -6,12 +6,12 @@ use std::{io, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// A file is missing or cannot be read.
-    #[error("cannot read tokenizer file {}: {source}", path.display())]
+    #[error("cannot read tokenizer file {}: {error}", path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
         /// Error of the operating system.
-        source: io::Error,
+        error: io::Error,
     },
     /// The content of a file is invalid.
     #[error("cannot load tokenizer: {}: {problem}", path.display())]
@@ -52,6 +52,12 @@ pub enum EncodeError {
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+    /// The text is too long, and the tokenizer cannot encode it in pieces.
+    #[error("tokenizer: cannot encode {0} bytes in one piece")]
+    TooLong(usize),
+    /// The caller stopped the encode.
+    #[error("tokenizer: stopped by the caller")]
+    Stopped,
 }
 
 impl TokenizerError {
@@ -85,6 +91,8 @@ impl EncodeError {
             Self::Refused(_) => "refused",
             Self::Template(_) => "template",
             Self::Tokenizer(_) => "tokenizer",
+            Self::TooLong(_) => "too_long",
+            Self::Stopped => "stopped",
         }
     }
 }

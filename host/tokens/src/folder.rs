@@ -212,10 +212,10 @@ fn template_files(folder: &Path) -> Result<BTreeMap<String, (PathBuf, String)>, 
     let entries = match fs::read_dir(&more) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(templates),
-        Err(source) => return Err(TokenizerError::Read { path: more, source }),
+        Err(error) => return Err(TokenizerError::Read { path: more, error }),
     };
     for entry in entries {
-        let path = entry.map_err(|source| TokenizerError::Read { path: more.clone(), source })?.path();
+        let path = entry.map_err(|error| TokenizerError::Read { path: more.clone(), error })?.path();
         if path.extension().is_some_and(|extension| extension == "jinja") {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let text = read(&path)?;
@@ -226,12 +226,12 @@ fn template_files(folder: &Path) -> Result<BTreeMap<String, (PathBuf, String)>, 
 }
 
 fn read(path: &Path) -> Result<String, TokenizerError> {
-    fs::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+    fs::read_to_string(path).map_err(|error| TokenizerError::Read { path: path.to_owned(), error })
 }
 
 fn optional(path: &Path) -> Result<Option<String>, TokenizerError> {
     match read(path) {
-        Err(TokenizerError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(TokenizerError::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some),
     }
 }

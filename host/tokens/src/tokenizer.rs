@@ -1,6 +1,6 @@
 //! Tokenizer of one model: its chat templates and its encoder.
 
-use std::{collections::BTreeMap, fmt, path::Path};
+use std::{collections::BTreeMap, fmt, path::Path, sync::atomic::AtomicBool};
 
 use minijinja::Value;
 
@@ -74,8 +74,21 @@ impl Tokenizer {
     /// # Errors
     /// [`EncodeError`]: measure the request in bytes instead.
     pub fn chat(&self, messages_json: &str, options: &ChatOptions) -> Result<Vec<u32>, EncodeError> {
+        self.chat_until(messages_json, options, &AtomicBool::new(false))
+    }
+
+    /// As [`Tokenizer::chat`], and ends soon after another thread sets `stopped`.
+    ///
+    /// # Errors
+    /// Same as [`Tokenizer::chat`], and [`EncodeError::Stopped`].
+    pub fn chat_until(
+        &self,
+        messages_json: &str,
+        options: &ChatOptions,
+        stopped: &AtomicBool,
+    ) -> Result<Vec<u32>, EncodeError> {
         let text = self.render(messages_json, options)?;
-        self.encoder.encode(&text, options.add_special_tokens)
+        self.encoder.encode(&text, options.add_special_tokens, stopped)
     }
 
     /// Returns the text of a chat request before encoding.
@@ -91,7 +104,20 @@ impl Tokenizer {
     /// # Errors
     /// [`EncodeError::Tokenizer`].
     pub fn completion(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
-        self.encoder.encode(prompt, add_special_tokens)
+        self.completion_until(prompt, add_special_tokens, &AtomicBool::new(false))
+    }
+
+    /// As [`Tokenizer::completion`], and ends soon after another thread sets `stopped`.
+    ///
+    /// # Errors
+    /// Same as [`Tokenizer::completion`], and [`EncodeError::Stopped`].
+    pub fn completion_until(
+        &self,
+        prompt: &str,
+        add_special_tokens: bool,
+        stopped: &AtomicBool,
+    ) -> Result<Vec<u32>, EncodeError> {
+        self.encoder.encode(prompt, add_special_tokens, stopped)
     }
 
     /// Returns how far texts are split into cached pieces.

@@ -54,6 +54,8 @@ pub struct RankLoad {
     named: AtomicU32,
     blocks: Mutex<Booked>,
     ttft: Average,
+    /// Microseconds for each 1,000 prompt tokens.
+    prefill: Average,
     itl: Average,
     errors: Average,
 }
@@ -68,8 +70,15 @@ pub struct Booking {
     prefill_tokens: u32,
     prompt_tokens: u32,
     block_size: u32,
+    /// Prompt tokens that were not cached, whether or not they count as load.
+    new_prompt_tokens: u32,
     expected_output_tokens: Option<u32>,
+    /// Blocks of the prompt.
+    prompt_blocks: u32,
+    /// Blocks of prompt and output so far.
     reached_blocks: u32,
+    /// Load of the output's blocks, thousandths.
+    output_millis: i64,
 }
 
 const MILLIS: i64 = 1_000;
@@ -108,9 +117,15 @@ impl RankLoad {
         self.decode_blocks().saturating_add(new)
     }
 
-    /// Adds a time to first token.
-    pub fn observe_ttft(&self, ttft: Duration) {
-        self.ttft.observe(micros(ttft));
+    /// Adds the time from sending a leg to its first token, in which the worker computed `new_tokens` prompt
+    /// tokens.
+    fn observe_first_token(&self, took: Duration, new_tokens: u32) {
+        let took = micros(took);
+        self.ttft.observe(took);
+        if new_tokens > 0 {
+            let each_thousand = u64::from(took) * 1_000 / u64::from(new_tokens);
+            self.prefill.observe(u32::try_from(each_thousand).unwrap_or(u32::MAX));
+        }
     }
 
     /// Adds a request's mean inter-token latency.
@@ -127,6 +142,13 @@ impl RankLoad {
     #[must_use]
     pub fn ttft_ewma_us(&self) -> u32 {
         self.ttft.get()
+    }
+
+    /// Returns the moving average of the time to first token for each 1,000 uncached prompt tokens, in
+    /// microseconds; 0 if there was none.
+    #[must_use]
+    pub fn prefill_us_per_ktoken(&self) -> u32 {
+        self.prefill.get()
     }
 
     /// Returns the moving average of the inter-token latency in microseconds; 0 if there was none.
@@ -174,9 +196,12 @@ impl Booking {
             unnamed_millis,
             prefill_tokens,
             prompt_tokens: request.prompt_tokens,
+            new_prompt_tokens: request.new_prefill_tokens,
             block_size: request.block_size.max(1),
             expected_output_tokens: request.expected_output_tokens,
+            prompt_blocks: request.total_prompt_blocks,
             reached_blocks: request.total_prompt_blocks,
+            output_millis: 0,
         }
     }
 
@@ -194,13 +219,23 @@ impl Booking {
         }
     }
 
-    /// Sets the number of output tokens so far (`osl`). Returns true if that began a new block.
+    /// Records that the first token came `took` after the leg was sent, and releases the prefill tokens.
+    /// `computed_prompt`: whether this worker computed the prompt, and did not receive it from another.
+    pub fn first_token(&mut self, took: Duration, computed_prompt: bool) {
+        let new_tokens = if computed_prompt { self.new_prompt_tokens } else { 0 };
+        self.load.observe_first_token(took, new_tokens);
+        self.prefill_done();
+    }
+
+    /// Sets the number of output tokens so far (`osl`). Returns true if that began a new block. A smaller
+    /// number than before, as an engine corrects what was counted, releases blocks.
     ///
     /// A new block counts `max(0, 1 - osl / expected)`: near its expected end, a request will soon release
     /// its blocks.
     pub fn output_tokens(&mut self, osl: u32) -> bool {
         let reached = self.prompt_tokens.saturating_add(osl).div_ceil(self.block_size);
         if reached <= self.reached_blocks {
+            self.release_output(reached.max(self.prompt_blocks));
             return false;
         }
         let new = i64::from(reached - self.reached_blocks);
@@ -209,9 +244,27 @@ impl Booking {
             None => MILLIS,
         };
         self.reached_blocks = reached;
-        self.unnamed_millis += new * weight;
-        self.load.unnamed_millis.fetch_add(new * weight, Ordering::Relaxed);
+        self.output_millis += new * weight;
+        self.add_unnamed(new * weight);
         true
+    }
+
+    /// Releases the blocks beyond `reached`. Each counts as the mean of all blocks of the output.
+    fn release_output(&mut self, reached: u32) {
+        let (all, gone) =
+            (self.reached_blocks - self.prompt_blocks, self.reached_blocks.saturating_sub(reached));
+        if gone == 0 {
+            return;
+        }
+        let millis = self.output_millis * i64::from(gone) / i64::from(all.max(1));
+        self.reached_blocks = reached;
+        self.output_millis -= millis;
+        self.add_unnamed(-millis);
+    }
+
+    fn add_unnamed(&mut self, millis: i64) {
+        self.unnamed_millis += millis;
+        self.load.unnamed_millis.fetch_add(millis, Ordering::Relaxed);
     }
 }
 
@@ -231,100 +284,4 @@ fn micros(duration: Duration) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::id::BlockHash;
-
-    fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
-        BookingRequest {
-            leg: Leg::Decode,
-            prompt_tokens,
-            new_prefill_tokens: prompt_tokens,
-            prefix: blocks.iter().map(|block| BlockHash(*block)).collect::<Vec<_>>().into(),
-            total_prompt_blocks: prompt_tokens.div_ceil(16),
-            block_size: 16,
-            expected_output_tokens: None,
-            assume_kv_reuse: reuse,
-            track_prefill_tokens: true,
-        }
-    }
-
-    fn state(load: &RankLoad) -> (u32, u32, u32) {
-        (load.active_requests(), load.active_prefill_tokens(), load.decode_blocks())
-    }
-
-    #[test]
-    fn f4_a_booking_is_added_at_selection_and_released_on_drop() {
-        let load = Arc::new(RankLoad::default());
-        let mut booking = Booking::new(load.clone(), &request(40, &[1, 2], true));
-        assert_eq!(state(&load), (1, 40, 3));
-        booking.prefill_done();
-        booking.prefill_done();
-        assert_eq!(state(&load), (1, 0, 3));
-        drop(booking);
-        assert_eq!(state(&load), (0, 0, 0));
-    }
-
-    #[test]
-    fn g_a_shared_prefix_counts_once_and_without_reuse_it_does_not() {
-        let load = Arc::new(RankLoad::default());
-        let first = Booking::new(load.clone(), &request(64, &[1, 2, 3, 4], true));
-        let blocks: Vec<BlockHash> = [1, 2, 30, 40].map(BlockHash).to_vec();
-        assert_eq!(load.blocks_after_admission(&blocks.clone().into(), 4, true), 6);
-        assert_eq!(load.blocks_after_admission(&blocks.into(), 4, false), 8);
-        let second = Booking::new(load.clone(), &request(64, &[1, 2, 30, 40], true));
-        assert_eq!(load.decode_blocks(), 6);
-        drop(first);
-        assert_eq!(load.decode_blocks(), 4);
-        drop(second);
-        assert_eq!(load.decode_blocks(), 0);
-    }
-
-    #[test]
-    fn f4_output_blocks_count_less_towards_the_expected_end() {
-        let load = Arc::new(RankLoad::default());
-        let mut booking = Booking::new(
-            load.clone(),
-            &BookingRequest { expected_output_tokens: Some(32), ..request(16, &[1], true) },
-        );
-        assert!(booking.output_tokens(1));
-        assert!(!booking.output_tokens(16));
-        // Block 2 began at token 1 and counts 1 - 1/32; block 3 began at token 17 and counts 1 - 17/32.
-        assert!(booking.output_tokens(17));
-        assert_eq!(load.unnamed_millis.load(Ordering::Relaxed), 969 + 469);
-        assert!(booking.output_tokens(400));
-        assert_eq!(
-            load.unnamed_millis.load(Ordering::Relaxed),
-            969 + 469,
-            "beyond the expected end nothing is added"
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn invariant_8_any_interleaving_ends_at_zero(
-            steps in proptest::collection::vec((0_u8..4, 0_usize..6, 1_u32..200), 1..80),
-        ) {
-            let load = Arc::new(RankLoad::default());
-            let mut bookings: Vec<Booking> = Vec::new();
-            for (step, place, amount) in steps {
-                let place = place.min(bookings.len().saturating_sub(1));
-                match step {
-                    0 => {
-                        let blocks: Vec<u64> = (0..u64::from(amount / 16)).collect();
-                        bookings.push(Booking::new(load.clone(), &request(amount, &blocks, amount % 2 == 0)));
-                    }
-                    1 => if let Some(booking) = bookings.get_mut(place) { booking.prefill_done(); },
-                    2 => if let Some(booking) = bookings.get_mut(place) { booking.output_tokens(amount); },
-                    _ => if !bookings.is_empty() { drop(bookings.remove(place)); },
-                }
-                prop_assert_eq!(load.active_requests() as usize, bookings.len());
-            }
-            bookings.clear();
-            prop_assert_eq!(state(&load), (0, 0, 0));
-            prop_assert_eq!(load.blocks.lock().blocks(), 0);
-        }
-    }
-}
+mod tests;

@@ -17,6 +17,7 @@ use crate::{
     events::{Batch, FeedConfig, FeedCounters, Sink, run},
     id::{DpRank, WorkerId},
     index::PrefixIndex,
+    log_limit::LogLimit,
     registry::Registry,
     spec::rank_endpoint,
     worker::Worker,
@@ -24,6 +25,8 @@ use crate::{
 
 /// How long a feed waits before it sends a batch again that the index's full queue refused.
 const FULL_QUEUE_DELAY: Duration = Duration::from_millis(1);
+/// Shortest time between two log lines of one kind about a source: an engine can cause thousands a second.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// State of one feed.
 #[derive(Clone, Debug)]
@@ -44,6 +47,8 @@ struct IndexSink {
     worker: WorkerId,
     rank: DpRank,
     live: Arc<AtomicBool>,
+    forget_lines: LogLimit,
+    live_lines: LogLimit,
 }
 
 impl FeedStatus {
@@ -66,13 +71,17 @@ impl Sink for IndexSink {
     }
 
     fn forget(&self, why: &'static str) {
-        tracing::info!(worker = %self.worker, rank = %self.rank, why, "kv events forgotten");
+        if let Some(suppressed) = self.forget_lines.due() {
+            tracing::info!(worker = %self.worker, rank = %self.rank, why, suppressed, "kv events forgotten");
+        }
         self.index.forget(self.worker, self.rank);
     }
 
     fn live(&self, live: bool) {
-        if self.live.swap(live, Ordering::Relaxed) != live {
-            tracing::info!(worker = %self.worker, rank = %self.rank, live, "kv event feed changed");
+        if self.live.swap(live, Ordering::Relaxed) != live
+            && let Some(suppressed) = self.live_lines.due()
+        {
+            tracing::info!(worker = %self.worker, rank = %self.rank, live, suppressed, "kv event feed changed");
         }
         self.index.set_live(self.worker, self.rank, live);
     }
@@ -142,6 +151,8 @@ impl Feeds {
                 worker: worker.id(),
                 rank: DpRank(rank),
                 live: status.live.clone(),
+                forget_lines: LogLimit::new(LOG_INTERVAL),
+                live_lines: LogLimit::new(LOG_INTERVAL),
             };
             self.running.lock().insert((worker.id(), DpRank(rank)), status);
             tasks.spawn(run(config, Arc::new(sink), stop.clone()));

@@ -30,6 +30,13 @@ impl Salt<'_> {
     }
 }
 
+/// Returns the hash by which policies know a name: of a session, a LoRA adapter or a tenant. Gateways with
+/// the same salt compute the same hash.
+#[must_use]
+pub fn name_hash(name: &[u8], salt: u64) -> u64 {
+    xxh3_64_with_seed(name, salt)
+}
+
 /// Returns the sequence hashes of the full blocks of `tokens`. A block is hashed as little-endian u32s.
 #[must_use]
 pub fn block_hashes(tokens: &[u32], block_size: usize, salt: &Salt<'_>) -> Vec<BlockHash> {
@@ -97,6 +104,20 @@ pub(crate) fn extend(
     out.extend(tokens.chunks_exact(block_size.max(1)).map(|block| chain.next(local(block, seed, bytes))));
 }
 
+/// Tokens of one block, and the hashes of the multimodal objects in it, sorted.
+pub(crate) struct BlockContent<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) objects: &'a [u64],
+}
+
+/// Returns the sequence hash of a block that follows a block with the sequence hash `parent`.
+pub(crate) fn extend_block(parent: Option<BlockHash>, block: &BlockContent<'_>, seed: u64) -> BlockHash {
+    let mut bytes = Vec::new();
+    fill(&mut bytes, block.tokens);
+    bytes.extend(block.objects.iter().flat_map(|object| object.to_le_bytes()));
+    Chain(parent.map(|parent| parent.0)).next(xxh3_64_with_seed(&bytes, seed))
+}
+
 /// Returns the local hash of a block without objects. On little-endian machines it hashes the tokens in
 /// place.
 fn local(block: &[u32], seed: u64, bytes: &mut Vec<u8>) -> u64 {
@@ -148,8 +169,10 @@ mod tests {
         // chain.
         let tokens: Vec<u32> = (1..=9).collect();
         let plain = block_hashes(&tokens, 4, &Salt::default());
+        // H1.1, H1.7
         assert_eq!(plain, PLAIN.map(BlockHash));
         let salted = block_hashes(&tokens, 4, &Salt { lora: Some("adapter"), cache: Some("tenant-7") });
+        // H1.3
         assert_eq!(salted, SALTED.map(BlockHash));
     }
 
@@ -160,6 +183,7 @@ mod tests {
     fn h1_an_empty_adapter_or_salt_counts_as_absent() {
         let tokens: Vec<u32> = (1..=8).collect();
         let empty = Salt { lora: Some(""), cache: Some("") };
+        // H1.4
         assert_eq!(block_hashes(&tokens, 4, &empty), block_hashes(&tokens, 4, &Salt::default()));
     }
 
@@ -167,6 +191,7 @@ mod tests {
     fn h1_multimodal_objects_change_their_block_s_hash_in_any_order() {
         let tokens: Vec<u32> = (1..=8).collect();
         let of = |objects: &[Vec<u64>]| multimodal_block_hashes(&tokens, 4, &Salt::default(), objects);
+        // H1.5
         assert_eq!(of(&[vec![], vec![9, 2]]), of(&[vec![], vec![2, 9]]));
         assert_eq!(of(&[vec![], vec![9]])[0], of(&[])[0]);
         assert_ne!(of(&[vec![], vec![9]])[1], of(&[])[1]);
@@ -174,6 +199,7 @@ mod tests {
 
     #[test]
     fn h1_only_full_blocks_have_hashes() {
+        // H1.2
         assert!(block_hashes(&[1, 2, 3], 4, &Salt::default()).is_empty());
         assert_eq!(block_hashes(&[1; 11], 4, &Salt::default()).len(), 2);
     }
@@ -186,7 +212,8 @@ mod tests {
         ) {
             let mut other = tokens.clone();
             other[at] = other[at].wrapping_add(1);
-            let (a, b) = (block_hashes(&tokens, 8, &Salt::default()), block_hashes(&other, 8, &Salt::default()));
+            let a = block_hashes(&tokens, 8, &Salt::default());
+            let b = block_hashes(&other, 8, &Salt::default());
             let same = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
             prop_assert_eq!(same, at / 8);
             prop_assert!(a.iter().zip(&b).skip(same).all(|(a, b)| a != b));

@@ -38,7 +38,7 @@ pub enum Role {
 }
 
 /// An upstream call of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Leg {
     /// Runs prefill and decode on one worker.
@@ -124,6 +124,17 @@ impl Engine {
             Self::Sglang => "sglang",
             Self::Trtllm => "trtllm",
             Self::Openai => "openai",
+        }
+    }
+
+    /// Returns whether an unmodified engine of this kind can prefill without a handoff in this role. SGLang's
+    /// decode workers cannot; those of vLLM and TensorRT-LLM can.
+    #[must_use]
+    pub(crate) fn prefills_locally(self, role: Role) -> bool {
+        match role {
+            Role::Prefill => false,
+            Role::Aggregated => true,
+            Role::Decode => self != Self::Sglang,
         }
     }
 }

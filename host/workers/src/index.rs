@@ -15,11 +15,12 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, SyncSender, TrySendError},
+        mpsc,
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
@@ -32,6 +33,7 @@ mod candidates;
 mod engine_cache;
 mod eviction;
 mod holders;
+mod inbox;
 mod lockfree_map;
 mod lookup;
 mod memory;
@@ -42,6 +44,7 @@ mod shared;
 mod writer;
 
 use holders::Candidate;
+use inbox::Inbox;
 pub use lookup::{Matched, Overlaps};
 use queue::Message;
 use shared::Shared;
@@ -57,7 +60,7 @@ pub struct IndexConfig {
     pub byte_budget: usize,
     /// How long the blocks of a recorded decision are assumed to stay cached.
     pub ttl: Duration,
-    /// Tokens per block. The block size of an engine that sends events has to be a multiple of it.
+    /// Tokens per block. Engines that send events may have other block sizes.
     pub block_size: usize,
 }
 
@@ -82,7 +85,7 @@ pub struct IndexStats {
     pub expired: u64,
     /// Records dropped because the writer's queue was full.
     pub dropped: u64,
-    /// Blocks of events that could not be placed, because of an unknown parent or an unsuitable block size.
+    /// Blocks of events that could not be placed, because of an unknown parent or block size.
     pub orphans: u64,
     /// Pairs of candidate and tier that the index knows.
     pub holders: u64,
@@ -92,7 +95,7 @@ pub struct IndexStats {
 #[derive(Debug)]
 pub struct PrefixIndex {
     shared: Arc<Shared>,
-    queue: SyncSender<Message>,
+    inbox: Inbox,
 }
 
 impl PrefixIndex {
@@ -107,7 +110,16 @@ impl PrefixIndex {
         std::thread::Builder::new()
             .name("pointsman-index".to_owned())
             .spawn(move || writer.run(&messages))?;
-        Ok(Self { shared, queue })
+        Ok(Self { shared, inbox: Inbox::Thread(queue) })
+    }
+
+    /// Creates an empty index without a thread: each call applies its change before it returns. For
+    /// simulations, in which the time of a change has to be exact.
+    #[must_use]
+    pub fn synchronous(config: IndexConfig) -> Self {
+        let shared = Arc::new(Shared::default());
+        let writer = Writer::new(shared.clone(), config);
+        Self { shared, inbox: Inbox::Inline(Box::new(Mutex::new(writer))) }
     }
 
     /// Finds how many blocks of the prefix each candidate holds.
@@ -122,7 +134,7 @@ impl PrefixIndex {
             return;
         }
         let message = Message::Record { candidate: (worker, rank), blocks: blocks.clone(), at: now };
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(message) {
+        if self.inbox.try_send(message).is_err() {
             self.shared.counters.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -133,38 +145,38 @@ impl PrefixIndex {
     /// The writer's queue is full: returns the batch, to be sent again soon.
     pub fn events(&self, worker: WorkerId, rank: DpRank, batch: Batch) -> Result<(), Batch> {
         let message = Message::Events { candidate: (worker, rank), batch };
-        match self.queue.try_send(message) {
-            Err(TrySendError::Full(Message::Events { batch, .. })) => Err(batch),
+        match self.inbox.try_send(message) {
+            Err(Message::Events { batch, .. }) => Err(batch),
             _ => Ok(()),
         }
     }
 
     /// Removes the blocks that an engine's events added.
     pub fn forget(&self, worker: WorkerId, rank: DpRank) {
-        let _ = self.queue.send(Message::Forget((worker, rank)));
+        self.inbox.send(Message::Forget((worker, rank)));
     }
 
     /// Sets whether an engine's event feed is live. Decisions are recorded only while it is not.
     pub fn set_live(&self, worker: WorkerId, rank: DpRank, live: bool) {
-        let _ = self.queue.send(Message::Live { candidate: (worker, rank), live });
+        self.inbox.send(Message::Live { candidate: (worker, rank), live });
     }
 
     /// Removes a worker's records, blocks and holders.
     pub fn remove_worker(&self, worker: WorkerId) {
-        let _ = self.queue.send(Message::Remove(worker));
+        self.inbox.send(Message::Remove(worker));
     }
 
     /// Ends the records whose TTL is over at `now`. The writer also does this whenever it applies a record.
     pub fn expire(&self, now: Instant) {
-        let _ = self.queue.try_send(Message::Expire(now));
+        let _ = self.inbox.try_send(Message::Expire(now));
     }
 
     /// Blocks until everything sent before is applied.
     pub fn flush(&self) {
         let (done, wait) = mpsc::channel();
-        if self.queue.send(Message::Flush(done)).is_ok() {
-            let _ = wait.recv();
-        }
+        self.inbox.send(Message::Flush(done));
+        // Fails when there is no writer, and then nothing is left to apply.
+        let _ = wait.recv();
     }
 
     /// Returns the current sizes and counts.

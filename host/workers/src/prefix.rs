@@ -96,6 +96,7 @@ mod tests {
     #[test]
     fn h5_the_hashes_of_a_long_prompt_are_further_apart_the_deeper_they_are() {
         let prefix = of(&vec![7; 220_000]);
+        // H5.4
         assert_eq!(prefix.hashes().len(), 32 + 28 + 99);
         assert_eq!(prefix.named_blocks(), 256 + 99 * 32);
         assert_eq!(
@@ -122,6 +123,7 @@ mod tests {
             let same = whole.hashes().iter().zip(other.hashes().iter()).take_while(|(a, b)| a == b).count();
             let (found, real) = (whole.blocks(same as u32), (at / 64) as u32);
             let slack = if real < EVERY { 0 } else if real < EIGHTH { 7 } else { 31 };
+            // H5.5
             prop_assert!(found <= real && real - found <= slack, "{found} of {real}");
         }
     }

@@ -20,18 +20,31 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    id::{Engine, ModelName, Role, WorkerId},
+    facts::EngineFacts,
+    id::{Engine, WorkerId},
+    local_shortage::is_local_shortage,
+    log_limit::LogLimit,
     registry::Registry,
-    spec::KvTransport,
     worker::{EngineLoad, Health, Worker},
 };
 
 mod parse;
+mod read_facts;
+
+use read_facts::Problem;
 
 /// Limit of a response body in bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
+/// Limit of the body of a response with an engine's facts in bytes.
+const MAX_FACTS_BODY: usize = 1024 * 1024;
 /// Consecutive failed health checks that make a worker unhealthy.
 const MAX_FAILURES: u32 = 2;
+/// Load figures that could not be read in a row, after which the last ones are forgotten.
+pub const MAX_LOAD_FAILURES: u32 = 3;
+/// Number of checks after which the facts are read again: an engine may restart between two of them.
+const CHECKS_PER_READING: u32 = 10;
+/// Shortest time between checks that requests ask for.
+pub const MIN_REQUESTED_GAP: Duration = Duration::from_millis(500);
 
 /// Intervals and limits of probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +55,67 @@ pub struct ProbeConfig {
     pub timeout: Duration,
     /// Time between reads of load figures; 0 to never read them.
     pub load_interval: Duration,
+}
+
+/// Returns the facts in the body of vLLM's `/metrics`: block size, number of blocks, connector.
+#[must_use]
+pub fn facts_of_vllm_metrics(metrics: &[u8]) -> EngineFacts {
+    parse::vllm_facts(metrics)
+}
+
+/// Returns the facts in the body of SGLang's `/server_info`.
+///
+/// # Errors
+/// The body is not the document.
+pub fn facts_of_sglang_info(body: &[u8]) -> Result<EngineFacts, String> {
+    parse::sglang_facts(body)
+}
+
+/// Consecutive failed health checks of a worker, and what follows from them.
+#[derive(Debug, Default)]
+pub struct HealthChecks {
+    failures: u32,
+}
+
+impl HealthChecks {
+    /// Whether the last check failed.
+    #[must_use]
+    pub fn failing(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// The engine answered, but must not be used.
+    fn answered(&mut self) {
+        self.failures = 0;
+    }
+
+    /// The check passed. Returns whether the worker was not healthy before.
+    pub fn passed(&mut self, worker: &Worker) -> bool {
+        self.failures = 0;
+        worker.set_health(Health::Healthy)
+    }
+
+    /// The check failed. Returns whether the worker is unhealthy now and was not before.
+    pub fn failed(&mut self, worker: &Worker) -> bool {
+        self.failures += 1;
+        if self.failures == 1 {
+            worker.watch_answers();
+        }
+        if self.failures < MAX_FAILURES {
+            return false;
+        }
+        let changed = worker.set_health(Health::Unhealthy);
+        worker.release_waiting();
+        changed
+    }
+
+    /// A request asked for a check. After a failed connect, one successful check makes the worker healthy and
+    /// one failure keeps it unhealthy.
+    pub fn requested(&mut self, worker: &Worker) {
+        if worker.health() == Health::Unhealthy {
+            self.failures = MAX_FAILURES;
+        }
+    }
 }
 
 /// Probes the workers of a registry.
@@ -57,11 +131,22 @@ enum Response {
     Absent,
     /// Any other status or an error, with its description. The request may be repeated.
     Failed(String),
+    /// This host has no descriptor or port left, which says nothing about the worker.
+    Shortage(String),
+}
+
+/// What a check found out.
+enum Checked {
+    Healthy,
+    /// The engine contradicts the worker's description.
+    Misconfigured,
+    /// The gateway could not ask.
+    Unknown,
 }
 
 impl Prober {
-    /// Starts probing, with the intervals and limits that `config` holds at the time, until `stop` is cancelled. Follows
-    /// the registry as workers join and leave.
+    /// Starts probing, with the intervals and limits that `config` holds at the time, until `stop` is
+    /// cancelled. Follows the registry as workers join and leave.
     pub fn start(
         registry: Arc<Registry>,
         config: watch::Receiver<ProbeConfig>,
@@ -107,6 +192,10 @@ struct Probe {
     registry: Arc<Registry>,
     config: watch::Receiver<ProbeConfig>,
     load_path: Option<&'static str>,
+    /// Load figures that could not be read, in a row.
+    load_failures: u32,
+    /// The engine did not answer a question about its facts: ask again with the next check.
+    incomplete: bool,
 }
 
 impl Probe {
@@ -122,6 +211,8 @@ impl Probe {
             registry: registry.clone(),
             config,
             load_path: load_path(worker.spec().engine),
+            load_failures: 0,
+            incomplete: false,
         }
     }
 
@@ -136,158 +227,135 @@ impl Probe {
 
     async fn run(mut self) {
         self.read_facts().await;
-        let mut failures = 0;
+        let (mut health, mut stale, mut checks) = (HealthChecks::default(), false, 0_u32);
         let mut load_due = Instant::now();
         loop {
-            match self.get("/health").await {
-                Response::Ok(_) | Response::Absent => {
-                    failures = 0;
-                    if self.worker.set_health(Health::Healthy) {
+            let checked = Instant::now();
+            // An engine that was away may have restarted: with another model, or other engine ids.
+            stale |= health.failing() || self.incomplete || self.worker.take_stale_facts();
+            match self.check(stale).await {
+                Ok(Checked::Unknown) => {}
+                Ok(Checked::Misconfigured) => {
+                    health.answered();
+                    stale = true;
+                }
+                Ok(Checked::Healthy) => {
+                    checks = if stale { 0 } else { checks + 1 };
+                    stale = false;
+                    if checks == CHECKS_PER_READING {
+                        checks = 0;
+                        stale = self.read_again().await;
+                    }
+                    health.answered();
+                    if !stale && health.passed(&self.worker) {
+                        self.worker.set_problem(None);
                         self.log("healthy", "");
                     }
                 }
-                Response::Failed(problem) => {
-                    failures += 1;
-                    if failures >= MAX_FAILURES && self.worker.set_health(Health::Unhealthy) {
-                        self.log("unhealthy", &problem);
-                    }
-                }
+                Err(problem) => self.failed(&mut health, &problem),
             }
             let config = *self.config.borrow();
-            if !config.load_interval.is_zero() && Instant::now() >= load_due {
+            if config.load_interval.is_zero() {
+                self.worker.set_engine_load(None);
+            } else if Instant::now() >= load_due {
                 load_due = Instant::now() + config.load_interval;
                 self.read_load().await;
             }
-            // After a failed connect of a request, one successful check makes the worker healthy and one
-            // failure keeps it unhealthy.
             tokio::select! {
                 () = tokio::time::sleep(config.interval) => {}
-                () = self.worker.check_requested() => failures = MAX_FAILURES,
+                () = self.worker.check_requested() => {
+                    tokio::time::sleep_until(checked + MIN_REQUESTED_GAP.min(config.interval)).await;
+                    health.requested(&self.worker);
+                }
                 () = changed(&mut self.config) => load_due = Instant::now(),
             }
         }
     }
 
-    /// Reads the facts, and repeats until it succeeds (B5).
-    async fn read_facts(&self) {
-        let mut last = String::new();
-        loop {
-            let problem = match self.facts().await {
-                Ok(()) => return,
-                Err(problem) => problem,
-            };
-            if problem != last {
-                self.log("not_ready", &problem);
-                last = problem;
-            }
-            let pause = self.config.borrow().interval.min(Duration::from_millis(500));
-            tokio::time::sleep(pause).await;
-        }
-    }
-
-    async fn facts(&self) -> Result<(), String> {
-        let spec = self.worker.spec();
-        match self.get("/v1/models").await {
-            Response::Ok(body) => {
-                let list = parse::models(&body)?;
-                if let Some(other) =
-                    list.owner.as_deref().and_then(engine_of).filter(|owner| *owner != spec.engine)
-                    && spec.engine != Engine::Openai
-                {
-                    return Err(format!(
-                        "engine is configured as `{}`, but /v1/models reports `{other}`",
-                        spec.engine
-                    ));
+    /// Checks the health, and reads the facts again if they may be `stale`.
+    async fn check(&mut self, stale: bool) -> Result<Checked, String> {
+        match self.get("/health").await {
+            Response::Ok(_) | Response::Absent if stale => {
+                self.load_path = load_path(self.worker.spec().engine);
+                match self.facts(false).await {
+                    Ok(()) => Ok(Checked::Healthy),
+                    Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
+                    Err(Problem::Failed(problem)) => Err(problem),
                 }
-                let names = list.names.iter().map(|name| ModelName::new(name)).collect();
-                self.registry.learn_models(spec.id, names);
             }
-            Response::Absent if !spec.models.is_empty() => {}
-            Response::Absent => {
-                return Err(
-                    "the engine does not support /v1/models: configure the worker's models".to_owned()
-                );
-            }
-            Response::Failed(problem) => return Err(problem),
-        }
-        if spec.engine == Engine::Vllm
-            && let Response::Ok(body) = self.get("/metrics").await
-            && let Some(blocks) = parse::vllm_blocks(&body)
-        {
-            self.worker.learn_total_blocks(blocks);
-        }
-        if spec.engine == Engine::Vllm
-            && spec.transport == KvTransport::Mooncake
-            && spec.role == Role::Prefill
-        {
-            self.engine_ids().await?;
-        }
-        Ok(())
-    }
-
-    /// Reads the engine ids from Mooncake's bootstrap server. The decode leg needs them to name the prefill
-    /// engine.
-    async fn engine_ids(&self) -> Result<(), String> {
-        let address = self.worker.spec().bootstrap_address();
-        match self.get_at(&format!("{address}/query")).await {
-            Response::Ok(body) => {
-                self.worker.set_engine_ids(parse::engine_ids(&body)?);
-                Ok(())
-            }
-            Response::Absent => {
-                Err(format!("GET {address}/query: not supported; check bootstrap_host and bootstrap_port"))
+            Response::Ok(_) | Response::Absent => Ok(Checked::Healthy),
+            Response::Shortage(problem) => {
+                log_shortage(&problem);
+                Ok(Checked::Unknown)
             }
             Response::Failed(problem) => Err(problem),
         }
     }
 
+    fn failed(&self, health: &mut HealthChecks, problem: &str) {
+        if health.failed(&self.worker) {
+            self.worker.set_problem(Some(problem.to_owned()));
+            self.log("unhealthy", problem);
+        }
+    }
+
+    /// Reads the load figures. Those that could not be read several times in a row are forgotten: an old
+    /// figure must not keep a worker busy.
     async fn read_load(&mut self) {
         let Some(path) = self.load_path else { return };
-        match self.get(path).await {
-            Response::Ok(body) => {
-                if let Some(figures) = parse::load(&body) {
-                    self.worker.set_engine_load(EngineLoad {
-                        running: figures.running,
-                        waiting: figures.waiting,
-                        kv_usage: figures.kv_usage,
-                        read_at: Instant::now(),
-                    });
-                }
+        let figures = match self.get(path).await {
+            Response::Ok(body) => parse::load(&body),
+            Response::Absent => {
+                self.load_path = None;
+                return self.worker.set_engine_load(None);
             }
-            Response::Absent => self.load_path = None,
-            Response::Failed(_) => {}
+            Response::Failed(_) | Response::Shortage(_) => None,
+        };
+        if let Some(parse::Figures { running, waiting, kv_usage }) = figures {
+            self.load_failures = 0;
+            let read_at = Instant::now();
+            return self.worker.set_engine_load(Some(EngineLoad { running, waiting, kv_usage, read_at }));
+        }
+        self.load_failures += 1;
+        if self.load_failures >= MAX_LOAD_FAILURES {
+            self.worker.set_engine_load(None);
         }
     }
 
     async fn get(&self, path: &str) -> Response {
-        self.get_at(&format!("{}{path}", self.worker.spec().url)).await
+        self.get_at(&format!("{}{path}", self.worker.spec().url), MAX_BODY).await
     }
 
-    async fn get_at(&self, url: &str) -> Response {
+    /// Sends a request whose response may have `max_body` bytes.
+    async fn get_at(&self, url: &str, max_body: usize) -> Response {
         let limit = self.config.borrow().timeout;
-        match tokio::time::timeout(limit, self.call(url)).await {
+        match tokio::time::timeout(limit, self.call(url, max_body)).await {
             Ok(Ok((status, body))) if status.is_success() => Response::Ok(body),
             Ok(Ok((
                 StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
                 _,
             ))) => Response::Absent,
             Ok(Ok((status, _))) => Response::Failed(format!("GET {url}: status {status}")),
-            Ok(Err(problem)) => Response::Failed(problem),
+            Ok(Err(response)) => response,
             Err(_) => Response::Failed(format!("GET {url}: timed out after {limit:?}")),
         }
     }
 
-    async fn call(&self, url: &str) -> Result<(StatusCode, Bytes), String> {
+    async fn call(&self, url: &str, max_body: usize) -> Result<(StatusCode, Bytes), Response> {
         let spec = self.worker.spec();
         let mut request = Request::builder().method(Method::GET).uri(url);
         if let Some(key) = &spec.api_key {
             request = request.header(http::header::AUTHORIZATION, format!("Bearer {key}"));
         }
-        let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
-        let response = self.http.request(request).await.map_err(|error| format!("GET {url}: {error}"))?;
+        let request = request.body(Empty::new()).map_err(|error| Response::Failed(error.to_string()))?;
+        let response = self.http.request(request).await.map_err(|error| {
+            let problem = format!("GET {url}: {error}");
+            if is_local_shortage(&error) { Response::Shortage(problem) } else { Response::Failed(problem) }
+        })?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
-        body.map(|body| (status, body.to_bytes())).map_err(|error| format!("GET {url}: {error}"))
+        let body = Limited::new(response.into_body(), max_body).collect().await;
+        body.map(|body| (status, body.to_bytes()))
+            .map_err(|error| Response::Failed(format!("GET {url}: {error}")))
     }
 
     fn log(&self, state: &str, problem: &str) {
@@ -297,18 +365,18 @@ impl Probe {
     }
 }
 
+/// Logs that this host cannot connect, at most once a second for all workers together.
+fn log_shortage(problem: &str) {
+    static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
+    if let Some(suppressed) = LINES.due() {
+        tracing::error!(problem, suppressed, "probe not sent: raise the file descriptor limit (ulimit -n)");
+    }
+}
+
 /// Waits for another configuration; forever once no other can come.
 async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
     if config.changed().await.is_err() {
         std::future::pending().await
-    }
-}
-
-fn engine_of(owner: &str) -> Option<Engine> {
-    match owner {
-        "vllm" => Some(Engine::Vllm),
-        "sglang" => Some(Engine::Sglang),
-        _ => None,
     }
 }
 

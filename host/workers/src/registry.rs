@@ -103,6 +103,8 @@ pub struct Registry {
 #[derive(Debug, Clone)]
 struct Member {
     worker: Arc<Worker>,
+    /// As the operator described the worker. The worker's own description also has what its engine reports.
+    configured: WorkerSpec,
     models: Vec<ModelName>,
 }
 
@@ -128,15 +130,28 @@ impl Registry {
     /// its health and bookings.
     pub fn upsert(&self, spec: WorkerSpec) -> Arc<Worker> {
         let mut members = self.members.lock();
-        if let Some(present) = members.iter().find(|member| *member.worker.spec() == spec) {
+        if let Some(present) = members.iter().find(|member| member.configured == spec) {
             return present.worker.clone();
         }
         let models = spec.models.clone();
-        let worker = Arc::new(Worker::new(spec));
+        let worker = Arc::new(Worker::new(spec.clone()));
         members.retain(|member| member.worker.id() != worker.id());
-        members.push(Member { worker: worker.clone(), models });
+        members.push(Member { worker: worker.clone(), configured: spec, models });
         self.publish(&members);
         worker
+    }
+
+    /// Replaces a worker by one with the description that its engine completed. The new one starts without
+    /// bookings and is probed from the beginning.
+    pub(crate) fn complete(&self, worker: &Arc<Worker>, spec: WorkerSpec) {
+        let mut members = self.members.lock();
+        let Some(member) = members.iter_mut().find(|member| Arc::ptr_eq(&member.worker, worker)) else {
+            return;
+        };
+        let completed = Worker::new(spec);
+        completed.set_draining(worker.draining());
+        member.worker = Arc::new(completed);
+        self.publish(&members);
     }
 
     /// Removes a worker. Its bookings end with their requests.
@@ -272,6 +287,7 @@ mod tests {
         let (snapshot, model) = (registry.snapshot(), ModelName::new("m"));
         assert_eq!(ids(snapshot.pool(&model, Leg::Prefill)), [(1, 0)]);
         assert_eq!(ids(snapshot.pool(&model, Leg::Decode)), [(2, 0), (2, 1), (3, 0)]);
+        // B1.3
         assert_eq!(ids(snapshot.pool(&model, Leg::Aggregated)), [(2, 0), (2, 1), (4, 0)]);
         assert!(snapshot.pool(&ModelName::new("other"), Leg::Decode).is_empty());
     }
@@ -285,8 +301,10 @@ mod tests {
         };
         let first = add("a:1");
         let observe = |up| registry.snapshot().activation(&model).unwrap().observe(up);
+        // B2.1: pending
         assert_eq!(observe(false), None, "pending until both pools were up once");
         assert_eq!((observe(true), observe(true)), (Some(ActivationState::Active), None));
+        // B2.1, B2.2
         assert_eq!((observe(false), observe(false)), (Some(ActivationState::Unavailable), None));
         registry.remove(first);
         assert!(registry.snapshot().activation(&model).is_none());
@@ -322,6 +340,7 @@ mod tests {
         registry.remove(WorkerId(1));
         registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://b:9,model=m"));
         let snapshot = registry.snapshot();
+        // B2.4
         assert_eq!(
             snapshot.get(WorkerId(1)).map(|worker| worker.spec().url.to_string()),
             Some("http://b:9".into())
@@ -332,6 +351,7 @@ mod tests {
     fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
         let registry = Registry::default();
         let worker = registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
+        // B5.1
         assert_eq!(worker.ineligible(), Some(Ineligible::NotReady));
         registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")]);
         worker.set_health(Health::Healthy);

@@ -9,8 +9,12 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{Engine, ModelName, Role, WorkerId};
+use crate::{
+    facts::FactName,
+    id::{Engine, ModelName, Role, WorkerId},
+};
 
+mod completed;
 mod raw;
 
 use raw::{RawSpec, error};
@@ -26,6 +30,16 @@ pub enum KvTransport {
     Mooncake,
     /// `P2pNcclConnector`: the request id contains both workers' addresses.
     P2pNccl,
+}
+
+impl fmt::Display for KvTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nixl => "nixl",
+            Self::Mooncake => "mooncake",
+            Self::P2pNccl => "p2p_nccl",
+        })
+    }
 }
 
 /// Address at which a bootstrap handoff finds the prefill worker.
@@ -55,7 +69,7 @@ const TOPOLOGY_TAINT: &str = "dynamo.topology/";
 pub struct WorkerSpec {
     /// Configured id, or a hash of the URL.
     pub id: WorkerId,
-    /// Absolute base URL `http://host:port[/path]`, without a trailing slash.
+    /// Absolute base URL `http://host:port[/path]`, with its port and without a trailing slash.
     pub url: Arc<str>,
     /// Kind of requests that the worker serves.
     pub role: Role,
@@ -89,10 +103,14 @@ pub struct WorkerSpec {
     pub prefill_cancellable: bool,
     /// Limit of concurrent requests.
     pub max_concurrency: Option<u32>,
-    /// Number of KV blocks; if absent, read from the engine.
+    /// Tokens in a KV block of the engine; if absent, read from the engine.
+    pub block_size: Option<u32>,
+    /// Number of KV blocks of a rank; if absent, read from the engine.
     pub total_blocks: Option<u32>,
     /// Loaded LoRA adapters; empty if unknown.
     pub loras: Vec<String>,
+    /// Facts that the configuration leaves to the engine. Their values here are defaults until it was read.
+    pub from_engine: BTreeSet<FactName>,
     /// Bearer token for requests to the worker.
     #[serde(skip)]
     pub api_key: Option<String>,
@@ -148,15 +166,16 @@ impl WorkerSpec {
         self.engine == other.engine && (self.engine != Engine::Vllm || self.transport == other.transport)
     }
 
-    /// Parses the value of a `--worker` flag: comma-separated `key=value` pairs. `role`, `engine` and `url`
-    /// are required.
+    /// Parses the value of a `--worker` flag: comma-separated `key=value` pairs. `engine` and `url` are
+    /// required, and `role` unless the engine is SGLang, which reports it.
     ///
     /// ```text
     /// role=prefill,engine=vllm,url=http://10.0.0.1:8000[,id=7][,dp_size=2][,model=a]
     /// [,bootstrap_host=10.0.0.1][,bootstrap_port=8998][,transport=nixl][,kv_addr=10.0.0.1:14579]
     /// [,kv_events=tcp://10.0.0.1:5557][,kv_replay=tcp://10.0.0.1:5558]
     /// [,label.zone=a][,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=a]
-    /// [,local_prefill=true][,prefill_cancellable=true][,max_concurrency=64][,total_blocks=512][,api_key=k]
+    /// [,local_prefill=true][,prefill_cancellable=true][,max_concurrency=64][,block_size=16]
+    /// [,total_blocks=512][,api_key=k]
     /// ```
     ///
     /// # Errors

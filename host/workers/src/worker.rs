@@ -6,15 +6,18 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
 };
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     booking::{Booking, BookingRequest, RankLoad},
     breaker::{Breaker, BreakerRules},
+    facts::{Contradiction, EngineFacts},
     id::{DpRank, WorkerId},
     spec::WorkerSpec,
 };
+
+mod reported;
 
 /// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +35,14 @@ pub enum Health {
 pub enum Ineligible {
     /// The worker's facts were not read yet.
     NotReady,
+    /// The engine contradicts the worker's description.
+    Misconfigured,
     /// The worker does not answer its health checks.
     Unhealthy,
     /// The worker is draining.
     Draining,
-    /// Its last requests failed and its breaker is open. It may still be chosen if no other worker is left.
+    /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
+    /// It may still be chosen if no other worker is left.
     Failing,
     /// It has reached its limit of concurrent requests.
     AtCapacity,
@@ -62,12 +68,27 @@ pub struct Worker {
     ranks: Box<[Arc<RankLoad>]>,
     health: AtomicU8,
     draining: AtomicBool,
-    /// Number of KV blocks that the engine reports; 0 if unknown.
-    learnt_blocks: AtomicU32,
+    /// Whether the engine contradicts the description.
+    misconfigured: AtomicBool,
+    /// What the last probe found wrong.
+    problem: ArcSwapOption<String>,
+    /// Number of KV blocks and their size in tokens, configured or reported; 0 if unknown.
+    total_blocks: AtomicU32,
+    block_size: AtomicU32,
+    facts: ArcSwap<EngineFacts>,
+    contradiction: ArcSwapOption<Contradiction>,
     engine_load: ArcSwapOption<EngineLoad>,
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
+    /// Whether a request timed out and none was answered since. Then one request at a time is tried.
+    suspect: AtomicBool,
+    /// Whether a request was answered since a health check failed.
+    answered: AtomicBool,
+    /// Wakes the requests that wait for an answer of a worker that is down.
+    down: Notify,
+    /// Whether the engine may have restarted since its facts were read.
+    stale_facts: AtomicBool,
     /// Makes the prober check the worker at once.
     check_now: Notify,
 }
@@ -88,14 +109,23 @@ impl Worker {
     pub fn new(spec: WorkerSpec) -> Self {
         let ranks = (0..spec.dp_size.max(1)).map(|_| Arc::new(RankLoad::default())).collect();
         Self {
+            total_blocks: AtomicU32::new(spec.total_blocks.unwrap_or(0)),
+            block_size: AtomicU32::new(spec.block_size.unwrap_or(0)),
+            facts: ArcSwap::default(),
+            contradiction: ArcSwapOption::empty(),
             spec: Arc::new(spec),
             ranks,
             health: AtomicU8::new(0),
             draining: AtomicBool::new(false),
-            learnt_blocks: AtomicU32::new(0),
+            misconfigured: AtomicBool::new(false),
+            problem: ArcSwapOption::empty(),
             engine_load: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
+            suspect: AtomicBool::new(false),
+            answered: AtomicBool::new(true),
+            down: Notify::new(),
+            stale_facts: AtomicBool::new(false),
             check_now: Notify::new(),
         }
     }
@@ -152,27 +182,15 @@ impl Worker {
         self.draining.store(draining, Ordering::Release);
     }
 
-    /// Returns the KV blocks of a rank: the configured number, otherwise the engine's.
-    #[must_use]
-    pub fn total_blocks(&self) -> Option<u32> {
-        let learnt = self.learnt_blocks.load(Ordering::Relaxed);
-        self.spec.total_blocks.or((learnt > 0).then_some(learnt))
-    }
-
-    /// Stores the number of KV blocks that the engine reports.
-    pub(crate) fn learn_total_blocks(&self, blocks: u32) {
-        self.learnt_blocks.store(blocks, Ordering::Relaxed);
-    }
-
     /// Returns the engine's load figures, if they were read.
     #[must_use]
     pub fn engine_load(&self) -> Option<EngineLoad> {
         self.engine_load.load().as_deref().copied()
     }
 
-    /// Stores the engine's load figures.
-    pub(crate) fn set_engine_load(&self, load: EngineLoad) {
-        self.engine_load.store(Some(Arc::new(load)));
+    /// Stores the engine's load figures, `None` when they are not known any more.
+    pub fn set_engine_load(&self, load: Option<EngineLoad>) {
+        self.engine_load.store(load.map(Arc::new));
     }
 
     /// Returns the number of requests booked on all ranks.
@@ -185,12 +203,46 @@ impl Worker {
     /// at once.
     pub fn note_connect_failed(&self) {
         self.set_health(Health::Unhealthy);
+        self.note_restart();
+    }
+
+    /// Reports that the engine may have restarted: it closed a connection, or does not know a model that it
+    /// listed. Its facts are read again.
+    pub fn note_restart(&self) {
+        self.stale_facts.store(true, Ordering::Release);
         self.check_now.notify_one();
+    }
+
+    /// Reports that a request waited in vain for an answer. The worker is not chosen for a pause. Afterwards
+    /// one request at a time tries it until one is answered: each of them waits as long as this one did.
+    pub fn note_timeout(&self) {
+        self.suspect.store(true, Ordering::Release);
+        if !self.breaker.is_paused() {
+            self.breaker.trip();
+        }
+    }
+
+    /// Reports that the engine answered a request with a token or a whole body.
+    pub fn note_answered(&self) {
+        // Read first: the flags are shared between threads and almost never change.
+        if self.suspect.load(Ordering::Relaxed) {
+            self.suspect.store(false, Ordering::Release);
+        }
+        if !self.answered.load(Ordering::Relaxed) {
+            self.answered.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns whether the last requests failed, so that another failure says nothing about its request.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        self.breaker.is_open()
     }
 
     /// Reports the outcome of a leg. Several consecutive failures open the worker's breaker.
     pub fn note_outcome(&self, ok: bool) {
         if ok {
+            self.note_answered();
             self.breaker.record_success();
         } else {
             // The rules have no failure rate, so the number of calls does not matter.
@@ -214,9 +266,42 @@ impl Worker {
         self.check_now.notified().await;
     }
 
+    /// Returns whether the facts have to be read again, and forgets it.
+    pub(crate) fn take_stale_facts(&self) -> bool {
+        self.stale_facts.swap(false, Ordering::AcqRel)
+    }
+
+    /// Starts to observe whether a request is answered while health checks fail.
+    pub(crate) fn watch_answers(&self) {
+        self.answered.store(false, Ordering::Release);
+    }
+
+    /// Ends the waiting of all requests for an answer, unless one was answered since the checks began to
+    /// fail: an engine under load may be slow to answer a health check.
+    pub(crate) fn release_waiting(&self) {
+        if !self.answered.load(Ordering::Acquire) {
+            self.down.notify_waiters();
+        }
+    }
+
+    /// Returns whether health checks fail and no request was answered since they began to.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.health() == Health::Unhealthy && !self.answered.load(Ordering::Acquire)
+    }
+
+    /// Resolves when health checks find that the engine does not answer at all. Requests that wait for it end
+    /// their waiting then.
+    pub async fn judged_down(&self) {
+        self.down.notified().await;
+    }
+
     /// Returns why the candidate must not be chosen now; `None` if it may.
     #[must_use]
     pub fn ineligible(&self) -> Option<Ineligible> {
+        if self.is_misconfigured() {
+            return Some(Ineligible::Misconfigured);
+        }
         match self.health() {
             Health::Unknown => return Some(Ineligible::NotReady),
             Health::Unhealthy => return Some(Ineligible::Unhealthy),
@@ -225,7 +310,8 @@ impl Worker {
         if self.draining() {
             return Some(Ineligible::Draining);
         }
-        if self.breaker.is_paused() {
+        let on_trial = self.suspect.load(Ordering::Acquire) && self.active_requests() > 0;
+        if on_trial || self.breaker.is_paused() {
             return Some(Ineligible::Failing);
         }
         let limit = self.spec.max_concurrency?;
@@ -257,7 +343,7 @@ impl Ineligible {
     /// Returns whether the worker cannot serve at all, as opposed to being avoided.
     #[must_use]
     pub fn is_down(self) -> bool {
-        matches!(self, Self::NotReady | Self::Unhealthy | Self::Draining)
+        matches!(self, Self::NotReady | Self::Misconfigured | Self::Unhealthy | Self::Draining)
     }
 
     /// Returns the stable label in metrics and records.
@@ -265,6 +351,7 @@ impl Ineligible {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NotReady => "not_ready",
+            Self::Misconfigured => "misconfigured",
             Self::Unhealthy => "unhealthy",
             Self::Draining => "draining",
             Self::Failing => "failing",

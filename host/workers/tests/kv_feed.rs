@@ -232,9 +232,11 @@ async fn h6_a_gap_is_filled_by_replay() {
     engine.publish(4).await;
     engine.publish(5).await;
     engine.publish(6).await;
+    // H6.6
     feed.expect(&[Got(1), Got(2), Got(3), Got(4), Got(5), Got(6)]).await;
     engine.publish(9).await;
     feed.expect(&[Got(7), Got(8), Got(9)]).await;
+    // H6.6
     assert_eq!(*requested.lock(), [0, 2, 7]);
     assert_eq!(feed.counters.gaps.load(Relaxed), 2);
     assert_eq!(feed.counters.events.load(Relaxed), 10);
@@ -264,6 +266,7 @@ async fn h6_a_gap_without_replay_forgets() {
     engine.publish(8).await;
     engine.publish(10).await;
     engine.publish(11).await;
+    // H6.8
     feed.expect(&[Got(8), Forget("gap"), Got(10), Got(11)]).await;
     assert_eq!((feed.counters.gaps.load(Relaxed), feed.counters.forgets.load(Relaxed)), (1, 1));
     feed.end().await;
@@ -328,6 +331,7 @@ async fn h6_a_restarted_engine_is_forgotten() {
     // Falling numbers on the same connection, as behind a proxy.
     engine.publish(0).await;
     engine.publish(1).await;
+    // H6.7
     feed.expect(&[Forget("restarted"), Got(0), Got(1)]).await;
     assert_eq!(feed.counters.restarts.load(Relaxed), 1);
     // A new process on the same port.
@@ -357,6 +361,7 @@ async fn h6_malformed_messages_are_counted_and_the_feed_continues() {
     engine.send(&[b"kv-events", &2_u64.to_be_bytes(), b"\xc1 no msgpack"]).await;
     engine.send(&[b"kv-events", &3_u64.to_be_bytes(), &batch(3)[..20]]).await;
     engine.publish(4).await;
+    // H6.8
     feed.expect(&[Forget("decode_error"), Forget("decode_error"), Got(4)]).await;
     assert_eq!(feed.counters.decode_errors.load(Relaxed), 5);
     assert_eq!(feed.counters.gaps.load(Relaxed), 0);

@@ -16,6 +16,7 @@ mod script;
 
 pub use error::GuestBuildError;
 pub use project::{Built, Language, Project};
+pub use script::{JS_HELPER, PYTHON_HELPER};
 
 /// A guest target of rustc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

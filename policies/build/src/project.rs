@@ -129,7 +129,7 @@ impl Project {
         package.map(str::to_owned).ok_or_else(|| self.lacks("Cargo.toml: no `package.name`"))
     }
 
-    /// The package's name without the house's prefix, or `name` of policy.toml.
+    /// The package's name without the prefix `policy-`, or `name` of policy.toml.
     fn name(&self) -> Result<String, GuestBuildError> {
         if self.language == Language::Rust {
             let package = self.package()?;

@@ -16,8 +16,11 @@ const COMPONENTIZE_PY: &str = "componentize-py==0.25.*";
 const COMPONENTIZE_JS: &str = "@bytecodealliance/componentize-js@~0.23.0";
 
 const CONTRACT: &str = include_str!("../../../wit/policy.wit");
-const PYTHON_HELPER: (&str, &str) = ("pointsman_policy.py", include_str!("../../python/pointsman_policy.py"));
-const JS_HELPER: (&str, &str) = ("pointsman-policy.js", include_str!("../../js/pointsman-policy.js"));
+/// Name and text of the helper module of Python policies.
+pub const PYTHON_HELPER: (&str, &str) =
+    ("pointsman_policy.py", include_str!("../../python/pointsman_policy.py"));
+/// Name and text of the helper module of JavaScript policies.
+pub const JS_HELPER: (&str, &str) = ("pointsman-policy.js", include_str!("../../js/pointsman-policy.js"));
 const JS_BUILD: &str = include_str!("componentize.mjs");
 
 const PYTHON_HINT: &str =
@@ -94,9 +97,10 @@ impl Place {
         }
         let place =
             Self { sources: root.join("src"), wit: root.join("wit"), output: root.join("policy.wasm") };
-        write(&place.sources.join(helper), text)?;
         write(&place.wit.join("policy.wit"), CONTRACT)?;
         copy(folder, &place.sources, extension)?;
+        // The project may have a copy of another release, for its unit tests.
+        write(&place.sources.join(helper), text)?;
         Ok(place)
     }
 

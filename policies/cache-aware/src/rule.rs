@@ -15,6 +15,19 @@ pub struct Thresholds {
     pub balance_abs_threshold: u32,
     /// Largest ratio of the two at which the load is balanced.
     pub balance_rel_threshold: f32,
+    /// What decides for a request without a useful match.
+    pub on_miss: OnMiss,
+}
+
+/// What decides for a request without a useful match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnMiss {
+    /// Active requests, as in SGLang's model gateway.
+    #[default]
+    LeastLoaded,
+    /// Free cache, as in SGLang's earlier router.
+    MostFree,
 }
 
 /// Worker facts, one slice for each fact, all of equal length.
@@ -38,16 +51,23 @@ pub(crate) struct Columns<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Branch {
     /// Active requests: the load is out of balance.
-    LeastLoaded,
+    OutOfBalance,
+    /// Active requests: no worker has enough of the prefix.
+    Miss,
     /// Share of the prompt that is not cached: a worker has enough of the prefix.
     BestMatch,
-    /// KV blocks in use, more for a smaller cache: neither of the above.
+    /// KV blocks in use, more for a smaller cache: no worker has enough of the prefix.
     MostFree,
 }
 
 impl Default for Thresholds {
     fn default() -> Self {
-        Self { cache_threshold: 0.3, balance_abs_threshold: 64, balance_rel_threshold: 1.5 }
+        Self {
+            cache_threshold: 0.3,
+            balance_abs_threshold: 64,
+            balance_rel_threshold: 1.5,
+            on_miss: OnMiss::default(),
+        }
     }
 }
 
@@ -69,14 +89,18 @@ impl Thresholds {
 
     /// Returns what decides, and the cost of each row.
     pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> (Branch, Vec<f32>) {
+        let loads = || columns.requests.iter().copied().map(single).collect();
         if self.out_of_balance(columns.requests) {
-            return (Branch::LeastLoaded, columns.requests.iter().copied().map(single).collect());
+            return (Branch::OutOfBalance, loads());
         }
         let shares = columns.matches(request_blocks);
         if shares.iter().any(|share| *share > self.cache_threshold) {
             return (Branch::BestMatch, shares.iter().map(|share| 1.0 - share).collect());
         }
-        (Branch::MostFree, columns.occupied())
+        match self.on_miss {
+            OnMiss::LeastLoaded => (Branch::Miss, loads()),
+            OnMiss::MostFree => (Branch::MostFree, columns.occupied()),
+        }
     }
 
     fn out_of_balance(&self, requests: &[u32]) -> bool {
@@ -116,7 +140,8 @@ impl Branch {
     /// Returns the reason for the receipt.
     pub(crate) fn reason(self) -> &'static str {
         match self {
-            Self::LeastLoaded => "load out of balance: least loaded",
+            Self::OutOfBalance => "load out of balance: least loaded",
+            Self::Miss => "no match: least loaded",
             Self::BestMatch => "best match",
             Self::MostFree => "no match: most free cache",
         }
@@ -165,25 +190,27 @@ mod tests {
     fn each_branch_has_its_own_cost() {
         let thresholds = Thresholds::default();
         let busy = columns(&[90, 10], &[4, 4], &[1, 2], &[0, 0]);
-        assert_eq!(thresholds.costs(4, &busy), (Branch::LeastLoaded, vec![90.0, 10.0]));
+        assert_eq!(thresholds.costs(4, &busy), (Branch::OutOfBalance, vec![90.0, 10.0]));
         let cached = columns(&[9, 10], &[1, 3], &[1, 2], &[0, 0]);
         assert_eq!(thresholds.costs(4, &cached), (Branch::BestMatch, vec![0.75, 0.25]));
         let fresh = columns(&[9, 10], &[1, 0], &[7, 2], &[100, 90]);
-        assert_eq!(thresholds.costs(4, &fresh), (Branch::MostFree, vec![7.0, 12.0]));
+        assert_eq!(thresholds.costs(4, &fresh), (Branch::Miss, vec![9.0, 10.0]));
+        let earlier = Thresholds { on_miss: OnMiss::MostFree, ..thresholds };
+        assert_eq!(earlier.costs(4, &fresh), (Branch::MostFree, vec![7.0, 12.0]));
     }
 
     #[test]
     fn a_threshold_of_one_never_follows_a_match() {
         let thresholds = Thresholds { cache_threshold: 1.0, ..Thresholds::default() };
         let whole = columns(&[0, 0], &[u32::MAX, 4], &[1, 2], &[0, 0]);
-        assert_eq!(thresholds.costs(4, &whole).0, Branch::MostFree);
+        assert_eq!(thresholds.costs(4, &whole).0, Branch::Miss);
     }
 
     #[test]
     fn a_threshold_of_nought_follows_any_match_but_no_nothing() {
         let thresholds = Thresholds { cache_threshold: 0.0, ..Thresholds::default() };
         assert_eq!(thresholds.costs(99, &columns(&[0], &[1], &[0], &[0])).0, Branch::BestMatch);
-        assert_eq!(thresholds.costs(99, &columns(&[0], &[0], &[0], &[0])).0, Branch::MostFree);
+        assert_eq!(thresholds.costs(99, &columns(&[0], &[0], &[0], &[0])).0, Branch::Miss);
     }
 
     #[test]
@@ -204,8 +231,10 @@ mod tests {
             let mut column = || -> Vec<u32> { (0..5).map(|_| (rng.bits() >> 32) as u32).collect() };
             let (requests, device, decode, total) = (column(), column(), column(), column());
             let columns = columns(&requests, &device, &decode, &total);
-            for blocks in [0, 1, u32::MAX] {
-                let (_, costs) = Thresholds::default().costs(blocks, &columns);
+            for (blocks, on_miss) in
+                [(0, OnMiss::LeastLoaded), (1, OnMiss::MostFree), (u32::MAX, OnMiss::MostFree)]
+            {
+                let (_, costs) = Thresholds { on_miss, ..Thresholds::default() }.costs(blocks, &columns);
                 assert!(costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0), "{costs:?}");
                 assert!(least(&costs, &mut rng.clone()).is_some_and(|row| row < 5));
             }

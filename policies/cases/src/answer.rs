@@ -30,7 +30,34 @@ pub enum Answer {
     Failed(String),
 }
 
+/// Statuses a policy may shed with.
+const SHED_STATUSES: [u16; 3] = [429, 503, 529];
+
 impl Answer {
+    /// Returns the answer, or a failure when the host would not use it: answers to a call with `rows`
+    /// candidates are checked as the host checks them.
+    #[must_use]
+    pub fn checked(self, rows: u32) -> Self {
+        let rows = rows as usize;
+        let problem = match &self {
+            Self::Row(row) if *row as usize >= rows => format!("row {row} of {rows}"),
+            Self::Shed { status, .. } if !SHED_STATUSES.contains(status) => {
+                format!("shed status {status} is not allowed: use 429, 503 or 529")
+            }
+            Self::Costs(costs) if costs.len() != rows => format!("{} costs for {rows} rows", costs.len()),
+            Self::Costs(costs) => match costs.iter().position(|cost| !cost.is_finite()) {
+                Some(row) => format!("the cost in row {row} is not finite"),
+                None => return self,
+            },
+            Self::Keep(kept) => match kept.windows(2).all(|pair| pair.first() < pair.last()) {
+                true if kept.iter().all(|row| (*row as usize) < rows) => return self,
+                _ => format!("kept rows {kept:?} of {rows} do not rise in range"),
+            },
+            _ => return self,
+        };
+        Self::Failed(format!("invalid answer: {problem}"))
+    }
+
     /// Returns whether this is the expected answer.
     #[must_use]
     pub fn meets(&self, expect: &Expect) -> bool {
@@ -96,6 +123,17 @@ mod tests {
         assert!(!costs(&[1.002, 2_000_000.0]).meets(&expect));
         assert!(!costs(&[1.0, f32::NAN]).meets(&expect));
         assert!(!costs(&[1.0]).meets(&expect));
+    }
+
+    #[test]
+    fn an_answer_that_the_host_would_not_use_is_a_failure() {
+        let failed = |answer: Answer| matches!(answer.checked(2), Answer::Failed(_));
+        assert!(failed(Answer::Row(2)) && !failed(Answer::Row(1)));
+        assert!(failed(Answer::Shed { status: 418, reason: String::new() }));
+        assert!(!failed(Answer::Shed { status: 529, reason: String::new() }));
+        assert!(failed(Answer::Costs(vec![1.0])) && failed(Answer::Costs(vec![1.0, f32::NAN])));
+        assert!(failed(Answer::Keep(vec![1, 0])) && failed(Answer::Keep(vec![2])));
+        assert!(!failed(Answer::Keep(vec![0, 1])) && !failed(Answer::Abstain));
     }
 
     #[test]

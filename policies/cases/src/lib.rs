@@ -10,7 +10,7 @@ mod outcome;
 mod parse;
 mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -43,6 +43,28 @@ pub struct Case {
     pub decode: Values,
     /// The expected answer.
     pub expect: Expect,
+}
+
+impl Case {
+    /// Returns the facts that the case sets and a policy that asks for these does not read.
+    #[must_use]
+    pub fn unasked(
+        &self,
+        request: impl IntoIterator<Item = String>,
+        worker: impl IntoIterator<Item = String>,
+    ) -> Vec<String> {
+        let (request, worker): (BTreeSet<_>, BTreeSet<_>) =
+            (request.into_iter().collect(), worker.into_iter().collect());
+        let unasked = |given: &Values, asked: &BTreeSet<String>| {
+            given.keys().filter(|name| !asked.contains(*name)).cloned().collect::<BTreeSet<_>>()
+        };
+        let rows = self.rows.iter().chain([&self.decode]).flat_map(|row| unasked(row, &worker));
+        let rows: BTreeSet<String> = rows.collect();
+        let named = |kind: &str, names: BTreeSet<String>| -> Vec<String> {
+            names.into_iter().map(|name| format!("the {kind} fact \"{name}\"")).collect()
+        };
+        [named("request", unasked(&self.request, &request)), named("worker", rows)].concat()
+    }
 }
 
 /// The expected answer of a case.

@@ -31,6 +31,15 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Records a fact that a case sets and the policy does not ask for: it has no effect.
+    pub fn warn(&mut self, case: &Case, fact: &str) {
+        let name = &case.name;
+        self.lines
+            .push_str(&format!("warning {name}: the policy does not ask for {fact}, so it has no effect\n"));
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{} passed, {} failed", self.lines, self.passed, self.failed)

@@ -86,6 +86,7 @@ mod tests {
 
     #[test]
     fn d4_cases() {
+        // D4.2, D4.3, D4.4: cases.toml has cases of each
         testing::run_decode_override::<ConditionalDisagg>(include_str!("../cases.toml")).unwrap();
     }
 

@@ -1,18 +1,34 @@
-//! The default policies, as the same components that an operator would drop into the policy folder.
+//! The built-in policies, as the same components that an operator would drop into the policy folder.
 
 /// Selector: the fewest active requests.
 pub const LEAST_LOADED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/least-loaded.wasm"));
 /// Scorer: prefix overlap and load in one cost.
 pub const KV_AWARE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kv-aware.wasm"));
+/// Scorer: the time that a request adds on each worker.
+pub const PREDICTED_LATENCY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/predicted-latency.wasm"));
+/// Scorer: llm-d's default profile.
+pub const QUEUE_KV_PREFIX: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/queue-kv-prefix.wasm"));
+/// Selector: the rule of SGLang's router.
+pub const CACHE_AWARE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cache-aware.wasm"));
+/// Selector: the rule of vLLM's router.
+pub const LONGEST_PREFIX: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/longest-prefix.wasm"));
 /// Decode override: remote prefill only where it is worth it.
 pub const CONDITIONAL_DISAGG: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/conditional-disagg.wasm"));
 
-/// The bytes of a default policy by its name.
+/// Names of the built-in policies, for messages.
+pub const NAMES: &str = "kv-aware, predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, \
+                         least-loaded or conditional-disagg";
+
+/// The bytes of a built-in policy by its name.
 #[must_use]
 pub fn by_name(name: &str) -> Option<&'static [u8]> {
     match name {
         "least-loaded" => Some(LEAST_LOADED),
         "kv-aware" => Some(KV_AWARE),
+        "predicted-latency" => Some(PREDICTED_LATENCY),
+        "queue-kv-prefix" => Some(QUEUE_KV_PREFIX),
+        "cache-aware" => Some(CACHE_AWARE),
+        "longest-prefix" => Some(LONGEST_PREFIX),
         "conditional-disagg" => Some(CONDITIONAL_DISAGG),
         _ => None,
     }

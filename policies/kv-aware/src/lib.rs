@@ -83,6 +83,7 @@ mod tests {
 
     #[test]
     fn g_cases() {
+        // G1.1, G1.2, G1.3, G1.4: cases.toml has cases of each
         pointsman_policy_sdk::testing::run_scorer::<KvAware>(include_str!("../cases.toml")).unwrap();
     }
 }

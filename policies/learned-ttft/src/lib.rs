@@ -79,8 +79,8 @@ impl Policy for LearnedTtft {
 }
 
 impl LearnedTtft {
-    /// Returns the time that an outcome counts as, microseconds. `None`: the client disconnected before the
-    /// first token.
+    /// Returns the time that an outcome counts as, microseconds. `None`: no first token was seen, because the
+    /// client disconnected before it or the answer was not streamed.
     fn time(&self, outcome: &Outcome) -> Option<i64> {
         let failed = outcome.retried || outcome.status >= 500;
         match outcome.ttft_us {

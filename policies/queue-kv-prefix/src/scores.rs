@@ -20,6 +20,8 @@ pub struct Settings {
     pub prefix: f32,
     /// Age above which load figures count as unknown, milliseconds.
     pub max_load_age_ms: u32,
+    /// Leading blocks of a prompt that the prefix score looks at; 0: all.
+    pub max_prefix_blocks: u32,
 }
 
 /// Worker facts, one slice for each fact, all of equal length.
@@ -41,7 +43,7 @@ pub(crate) struct Columns<'a> {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { queue: 2.0, kv: 2.0, prefix: 3.0, max_load_age_ms: 30_000 }
+        Self { queue: 2.0, kv: 2.0, prefix: 3.0, max_load_age_ms: 30_000, max_prefix_blocks: 256 }
     }
 }
 
@@ -66,7 +68,10 @@ impl Settings {
     /// the known ones.
     pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> Vec<f32> {
         let mut costs = self.load_costs(columns);
-        let blocks = single(request_blocks);
+        let blocks = match self.max_prefix_blocks {
+            0 => single(request_blocks),
+            most => single(request_blocks.min(most)),
+        };
         let cached = columns.device.iter().zip(columns.host).zip(columns.disk);
         for (cost, ((device, host), disk)) in costs.iter_mut().zip(cached) {
             let cached = single(*device) + single(*host) + single(*disk);
@@ -157,6 +162,22 @@ mod tests {
     }
 
     #[test]
+    fn blocks_beyond_the_limit_count_neither_as_prompt_nor_as_cached() {
+        let columns = Columns {
+            queue: &[0; 3],
+            kv_usage: &[0.0; 3],
+            load_age_ms: &[0; 3],
+            device: &[1_000, 256, 128],
+            host: &[0; 3],
+            disk: &[0; 3],
+        };
+        assert_eq!(Settings::default().costs(1_000, &columns), [0.0, 0.0, 1.5]);
+        let all = Settings { max_prefix_blocks: 0, ..Settings::default() };
+        assert_eq!(all.costs(1_000, &columns)[0], 0.0);
+        assert!(all.costs(1_000, &columns)[1] > 2.0);
+    }
+
+    #[test]
     fn equal_queues_all_score_one() {
         assert_eq!(queue_score(9, 9, 9), 1.0);
     }
@@ -200,7 +221,8 @@ mod tests {
 
     #[test]
     fn any_bits_and_the_largest_weights_give_finite_costs() {
-        let largest = Settings { queue: 1e38, kv: 1e38, prefix: 1e38, max_load_age_ms: u32::MAX };
+        let largest =
+            Settings { queue: 1e38, kv: 1e38, prefix: 1e38, max_load_age_ms: u32::MAX, max_prefix_blocks: 0 };
         assert_eq!(largest.check(), Ok(()));
         for seed in 0..2_000 {
             let mut rng = Rng::new(seed);

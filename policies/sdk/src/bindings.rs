@@ -15,6 +15,32 @@ pub mod __glue {
         });
     }
 
+    /// The interface `log`, through which a panic tells its message and place.
+    #[cfg(all(feature = "panic-message", target_family = "wasm"))]
+    #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
+    mod panics {
+        wit_bindgen::generate!({
+            path: "../../wit",
+            inline: "package pointsman:panics; world panics { import pointsman:policy/log@0.1.1; }",
+            world: "pointsman:panics/panics",
+            generate_all,
+        });
+    }
+
+    /// Makes a panic log its message and place before the instance traps.
+    pub fn report_panics() {
+        #[cfg(feature = "panic-message")]
+        std::panic::set_hook(Box::new(|panic| {
+            use panics::pointsman::policy::log::{Level, log};
+
+            let message = panic.payload_as_str().unwrap_or("no message");
+            match panic.location() {
+                Some(place) => log(Level::Error, &format!("panicked at {place}: {message}")),
+                None => log(Level::Error, &format!("panicked: {message}")),
+            }
+        }));
+    }
+
     /// The interface `learning`, which any world may export.
     #[cfg(all(feature = "learning", target_family = "wasm"))]
     #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
@@ -62,7 +88,10 @@ pub mod __glue {
     /// One module a world: bindings, conversions, and the macro that implements the exports for a policy
     /// type.
     macro_rules! world {
-        ($feature:literal, $name:ident, $world:literal, $bindings:literal, $bind:ident, $interface:ident, $($function:tt)*) => {
+        (
+            $feature:literal, $name:ident, $world:literal, $bindings:literal, $bind:ident, $interface:ident,
+            $($function:tt)*
+        ) => {
             #[cfg(all(feature = $feature, target_family = "wasm"))]
             #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
             pub mod $name {
@@ -189,6 +218,7 @@ macro_rules! __bind_policy {
             }
 
             fn configure(settings: String) -> Result<glue::about::Wants, String> {
+                $crate::__glue::report_panics();
                 let (policy, wants) = $crate::configure::<$policy>(&settings)?;
                 let asked = glue::about::Wants {
                     request_facts: wants.request_names().to_vec(),

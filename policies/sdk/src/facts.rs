@@ -139,6 +139,8 @@ table! {
         OTHER_LEG_DP_RANK = "other-leg-dp-rank": u32,
         /// 1 when the request asks for an explanation, so that a selector should return its costs, else 0.
         EXPLAIN = "explain": u32,
+        /// Time for which the request has waited in the gateway's queue, microseconds.
+        QUEUE_US = "queue-us": u32,
     }
     worker {
         /// The worker's id.
@@ -185,5 +187,7 @@ table! {
         LOCAL_PREFILL = "local-prefill": u32,
         /// Limit of concurrent requests of the worker; 0 when there is none.
         MAX_CONCURRENCY = "max-concurrency": u32,
+        /// Moving average of the time per 1,000 uncached prompt tokens, microseconds; 0 when none was seen.
+        PREFILL_US_PER_KTOKEN = "prefill-us-per-ktoken": u32,
     }
 }

@@ -279,7 +279,8 @@ pub trait Selector: Policy {
 ///
 /// ```
 /// # use pointsman_policy_sdk::{
-/// #     Call, DecodeOverride, Error, Facts, NoSettings, Plan, Policy, RouterConfigOverride, Slot, Wants, facts,
+/// #     Call, DecodeOverride, Error, Facts, NoSettings, Plan, Policy, RouterConfigOverride, Slot, Wants,
+/// facts,
 /// # };
 /// # struct ShortIsLocal(Slot<u32>);
 /// # impl Policy for ShortIsLocal {

@@ -133,7 +133,7 @@ fn run<P: Policy>(
                 ask(&policy, &call(case), &words).unwrap_or_else(|error| Answer::Failed(format!("{error:?}")))
             }
         };
-        report.record(case, &answer);
+        report.record(case, &answer.checked(case.row_count()));
     }
     if report.all_passed() { Ok(()) } else { Err(report.to_string()) }
 }

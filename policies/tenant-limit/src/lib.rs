@@ -1,7 +1,7 @@
 //! Selector: limits the requests of each tenant in a time window, counted in the host's state, and chooses
 //! the fewest active requests.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use pointsman_policy_sdk::{
     Call, Column, Decision, Error, Facts, Leg, Policy, Rng, Selector, Shed, Slot, Wants, facts, least, state,
@@ -9,7 +9,7 @@ use pointsman_policy_sdk::{
 use serde::Deserialize;
 
 /// Settings of the operator.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Limit {
     /// Number of requests that a tenant can start in a window.
@@ -18,11 +18,14 @@ pub struct Limit {
     pub window_ms: u32,
     /// Whether requests without a tenant share a limit of their own.
     pub anonymous: bool,
+    /// Number of requests of single tenants, by their hash. The gateway replaces a key `tenant:NAME` by the
+    /// hash of NAME.
+    pub tenants: BTreeMap<u64, u32>,
 }
 
 impl Default for Limit {
     fn default() -> Self {
-        Self { requests: 600, window_ms: 60_000, anonymous: false }
+        Self { requests: 600, window_ms: 60_000, anonymous: false, tenants: BTreeMap::new() }
     }
 }
 
@@ -41,7 +44,8 @@ impl TenantLimit {
         let window = call.now_us / 1_000 / u64::from(self.limit.window_ms);
         let life = Duration::from_millis(u64::from(self.limit.window_ms) * 2);
         let sum = state::increment(&format!("{window}/{tenant}"), 1, life);
-        sum.is_ok_and(|sum| sum > i64::from(self.limit.requests))
+        let most = self.limit.tenants.get(&tenant).unwrap_or(&self.limit.requests);
+        sum.is_ok_and(|sum| sum > i64::from(*most))
     }
 }
 

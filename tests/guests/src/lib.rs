@@ -11,6 +11,8 @@ pub const CHATTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatty.wasm"
 pub const ROGUE_PLANNER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rogue-planner.wasm"));
 /// A selector with `state` that exports `learning` and does what its script says; see [`scripted`].
 pub const ROGUE_LEARNER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rogue-learner.wasm"));
+/// The same as a wasm32-wasip2 component.
+pub const ROGUE_WASI_LEARNER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rogue-wasi-learner.wasm"));
 /// A decode override that exports `learning` and imports `state`; `learn-local 0` is remote until three
 /// decode legs received.
 pub const ROGUE_LEARNING_PLANNER: &[u8] =

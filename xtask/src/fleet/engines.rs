@@ -55,6 +55,9 @@ impl EngineSpec {
         {
             flag.push_str(&format!(",bootstrap_port={port}"));
         }
+        if let (Some(port), Some((host, _))) = (announced["kv_events_port"].as_u64(), url.rsplit_once(':')) {
+            flag.push_str(&format!(",kv_events=tcp://{host}:{port}"));
+        }
         flag
     }
 }
@@ -71,6 +74,9 @@ mod tests {
         let flag = |dialect, role| EngineSpec::new(dialect, role, "").worker_flag(2, &announced);
         assert_eq!(flag("vllm", "decode"), "id=2,role=decode,engine=vllm,url=http://127.0.0.1:5");
         assert!(flag("sglang", "prefill").ends_with(",bootstrap_port=9"));
+        let events = json!({ "listening": "127.0.0.1:5", "kv_events_port": 7 });
+        let flag = EngineSpec::new("vllm", "aggregated", "").worker_flag(1, &events);
+        assert!(flag.ends_with("127.0.0.1:5,kv_events=tcp://127.0.0.1:7"), "{flag}");
         let ranks = EngineSpec::new("vllm", "prefill", "--dp-size 4").worker("dp_size=4");
         assert!(ranks.worker_flag(1, &announced).ends_with("127.0.0.1:5,dp_size=4"));
     }

@@ -10,6 +10,13 @@ pub(super) enum Content {
     Bytes(Vec<u8>),
     /// A named pipe without a writer.
     Pipe,
+    /// A link to a file of the kernel whose reading blocks.
+    KernelFile,
+    /// Content that changes this often, in two slots at once, before it stays.
+    Changing {
+        times: u32,
+        pause: std::time::Duration,
+    },
 }
 
 /// How a case has to end.
@@ -23,6 +30,8 @@ pub(super) enum Expected {
     Stray,
     /// Serves: limits keep it harmless.
     Serves,
+    /// Refused for any reason, serves, or was rolled back: what a generated file does is not known.
+    Any,
 }
 
 /// One bad policy.
@@ -43,7 +52,7 @@ const SCRIPT: &str = "pointsman-rogue:good 0";
 /// Good calls of an instance before a deed that has to pass admission: more than the probe makes, and so few
 /// that one failure after them exceeds the share that a probation allows.
 const LATER: u32 = 14;
-const PREFILL: &str = "prefill.wasm";
+pub(super) const PREFILL: &str = "prefill.wasm";
 /// This slot grants `state`.
 const DECODE: &str = "decode.wasm";
 const OVERRIDE: &str = "decode-override.wasm";
@@ -56,6 +65,7 @@ pub(super) struct Guests {
     planner: Vec<u8>,
     stateful: Vec<u8>,
     learner: Vec<u8>,
+    wasi_learner: Vec<u8>,
     wasi: Vec<u8>,
     sockets: Vec<u8>,
     core: Vec<u8>,
@@ -74,6 +84,7 @@ impl Guests {
             planner: rogue("decode-override").build()?,
             stateful: rogue("selector,state").build()?,
             learner: rogue("selector,state,learning").build()?,
+            wasi_learner: rogue("selector,state,learning").target(Target::Wasip2).build()?,
             wasi: rogue("selector").target(Target::Wasip2).build()?,
             sockets: rogue("selector,sockets").target(Target::Wasip2).build()?,
             good: [
@@ -164,6 +175,10 @@ fn files(guests: &Guests) -> Vec<Case> {
         content: Content::Pipe,
         ..case("named pipe", PREFILL, Vec::new(), Refused("unreadable"))
     });
+    cases.push(Case {
+        content: Content::KernelFile,
+        ..case("link to /proc/kmsg", PREFILL, Vec::new(), Refused("not_wasm"))
+    });
     cases.push(case("name of no slot", "prefil.wasm", selector.clone(), Stray));
     cases.push(case("selector as decode override", OVERRIDE, selector.clone(), Refused("wrong_slot")));
     cases.push(case("filter as decode override", OVERRIDE, filter.clone(), Refused("wrong_slot")));
@@ -208,6 +223,9 @@ fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
         ("nan", "invalid"),
         ("short", "invalid"),
         ("huge", "invalid"),
+        ("long-reason", "invalid"),
+        ("long-shed", "invalid"),
+        ("long-log", "invalid"),
     ];
     let scorer = [("nan", "invalid"), ("infinite", "invalid"), ("short", "invalid"), ("huge", "invalid")];
     let filter = [("unsorted", "invalid"), ("twice", "invalid"), ("beyond", "invalid"), ("huge", "invalid")];
@@ -255,19 +273,25 @@ fn learners(guests: &Guests) -> anyhow::Result<Vec<Case>> {
         cases.push(case(&format!("{deed}, at once"), DECODE, at_once, Refused("observe")));
         cases.push(case(&format!("{deed}, later"), DECODE, scripted(&guests.learner, deed, 1)?, Serves));
     }
+    let waits = |after| scripted(&guests.wasi_learner, "observe-sleep", after);
+    cases.push(case("waits for a clock in observe, at once", DECODE, waits(0)?, Refused("observe")));
+    cases.push(case("waits for a clock in observe, later", DECODE, waits(1)?, Serves));
     Ok(cases)
 }
 
 /// How a deed may end: on a slow core the deadline stops long work before it fails by itself.
 fn ends(deed: &str, failure: &'static str) -> Vec<&'static str> {
-    if matches!(deed, "overflow" | "long-error" | "huge") { vec![failure, "timeout"] } else { vec![failure] }
+    match deed {
+        "long-error" | "huge" => vec![failure, "invalid", "timeout"],
+        "overflow" | "long-reason" | "long-shed" | "long-log" => vec![failure, "timeout"],
+        _ => vec![failure],
+    }
 }
 
 /// Policies that limits make harmless.
 fn harmless(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let table = [
         ("select: leaks 12 KiB a call", PREFILL, &guests.selector, "leak"),
-        ("select: a reason of 1 MiB", PREFILL, &guests.selector, "long-reason"),
         ("logs 200 lines a call", PREFILL, &guests.selector, "log-flood"),
         ("by WASI's clock", PREFILL, &guests.wasi, "clock"),
         ("by WASI's random numbers", PREFILL, &guests.wasi, "dice"),
@@ -280,6 +304,6 @@ fn harmless(guests: &Guests) -> anyhow::Result<Vec<Case>> {
         .collect()
 }
 
-fn case(name: &str, file: &'static str, bytes: Vec<u8>, expected: Expected) -> Case {
+pub(super) fn case(name: &str, file: &'static str, bytes: Vec<u8>, expected: Expected) -> Case {
     Case { name: name.to_owned(), file, content: Content::Bytes(bytes), expected }
 }

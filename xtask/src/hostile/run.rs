@@ -1,6 +1,9 @@
 //! Installs a case, waits for its end, and compares that with what is specified.
 
 use std::{
+    cell::{Cell, RefCell},
+    collections::HashSet,
+    os::unix::fs::symlink,
     process::Command,
     time::{Duration, SystemTime},
 };
@@ -11,10 +14,16 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    cases::{Case, Content, Expected, Guests},
+    cases::{Case, Content, Expected, Guests, PREFILL},
     verdict::{Evidence, refusal_cell},
 };
-use crate::{fleet::Fleet, load::FixedRate, metrics_text::samples, proc::Memory, sh};
+use crate::{
+    fleet::Fleet,
+    load::FixedRate,
+    metrics_text::samples,
+    proc::{self, Memory},
+    sh,
+};
 
 /// Longest time in which a case has to end as specified.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -25,6 +34,47 @@ const CALLS: &str = "pointsman_policy_calls_total";
 pub(super) struct Run {
     pub(super) fleet: Fleet,
     pub(super) guests: Guests,
+    pub(super) bounds: Bounds,
+    /// Number of the next good file.
+    pub(super) next: Cell<u32>,
+    /// Digests of the cases' files that were installed.
+    pub(super) seen: RefCell<HashSet<String>>,
+}
+
+/// What a row may cost at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Growth of the gateway's peak memory, megabytes.
+    pub(super) peak_mb: f64,
+    /// 99th percentile of the latency of requests meanwhile.
+    pub(super) p99: Duration,
+    /// Time until the next good file serves.
+    pub(super) good_after: Duration,
+}
+
+/// What a row cost.
+struct Cost {
+    before_mb: f64,
+    peak_mb: f64,
+    p99: Duration,
+    good_after: Duration,
+}
+
+impl Cost {
+    fn is_within(&self, bounds: &Bounds) -> bool {
+        self.peak_mb - self.before_mb <= bounds.peak_mb
+            && self.p99 <= bounds.p99
+            && self.good_after <= bounds.good_after
+    }
+
+    fn cells(&self) -> String {
+        let Self { before_mb, peak_mb, p99, good_after } = self;
+        format!(
+            "{before_mb:.0} -> {peak_mb:.0} | {:.1} | {:.2}",
+            p99.as_secs_f64() * 1e3,
+            good_after.as_secs_f64()
+        )
+    }
 }
 
 /// What identifies the content that a case installed.
@@ -34,6 +84,8 @@ struct Installed {
     at_ms: u64,
     /// Calls that had failed in the expected way before.
     failures: u64,
+    /// Whether the same file was installed in an earlier round.
+    again: bool,
 }
 
 impl Run {
@@ -67,28 +119,81 @@ impl Run {
         Ok(smallest)
     }
 
-    /// Runs a case. Returns its row and whether it ended as specified without a failed request.
+    /// Runs a case. Returns its row and whether it ended as specified, within the bounds, without a failed
+    /// request.
     pub(super) async fn row(&self, case: &Case, load: &FixedRate) -> (String, bool) {
         let failed = load.failed();
-        let outcome = self.outcome(case).await;
-        let passed = outcome.is_ok() && load.failed() == failed;
-        let Evidence { policies, metrics } = outcome
-            .unwrap_or_else(|error| Evidence { policies: format!("{error:#}"), metrics: String::new() });
-        let (expected, mark) = (case.expected.shown(), if passed { "ok" } else { "FAILED" });
-        let row =
-            format!("| {} | `{}` | {expected} | {policies} | {metrics} | {mark} |", case.name, case.file);
+        let outcome = self.measured(case, load).await;
+        let served = load.failed() == failed;
+        let (expected, mark) = (case.expected.shown(), |passed| if passed { "ok" } else { "FAILED" });
+        let (cells, passed) = match outcome {
+            Ok((Evidence { policies, metrics }, cost)) => {
+                let passed = served && cost.is_within(&self.bounds);
+                (format!("{policies} | {metrics} | {}", cost.cells()), passed)
+            }
+            Err(error) => (format!("{error:#} | | | |"), false),
+        };
+        let row = format!("| {} | `{}` | {expected} | {cells} | {} |", case.name, case.file, mark(passed));
         (row, passed)
+    }
+
+    /// Runs a case and then a good file, and measures both.
+    async fn measured(&self, case: &Case, load: &FixedRate) -> anyhow::Result<(Evidence, Cost)> {
+        let pid = self.fleet.gateway.pid();
+        let before_mb = Memory::of(pid)?.resident;
+        proc::reset_peak(pid)?;
+        load.take_p99();
+        let evidence = self.outcome(case).await?;
+        let good_after = self.good_again(case.file).await?;
+        let (peak_mb, p99) = (proc::peak_mb(pid)?, load.take_p99().unwrap_or_default());
+        Ok((evidence, Cost { before_mb, peak_mb, p99, good_after }))
+    }
+
+    /// Installs a good file that was never installed before, and returns the time until it serves.
+    async fn good_again(&self, file: &str) -> anyhow::Result<Duration> {
+        let [selector, planner] = &self.guests.good;
+        let good = self.fresh(if file.starts_with("decode-override") { planner } else { selector });
+        let file = if file == "prefil.wasm" { PREFILL } else { file };
+        let begun = Instant::now();
+        self.install_and_wait(file, &good).await?;
+        Ok(begun.elapsed())
+    }
+
+    /// Other content of the same behaviour.
+    fn fresh(&self, policy: &[u8]) -> Vec<u8> {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        [policy, &[0, 6, 1, b'g'], &number.to_le_bytes()].concat()
+    }
+
+    /// Changes the content of two slots all the time. Returns the digest of the last one.
+    async fn change(&self, times: u32, pause: Duration) -> anyhow::Result<String> {
+        let [selector, _] = &self.guests.good;
+        let mut last = Vec::new();
+        for _ in 0..times {
+            last = self.fresh(selector);
+            self.fleet.drop_policy(PREFILL, &last)?;
+            self.fleet.drop_policy("decode.wasm", &self.fresh(selector))?;
+            sleep(pause).await;
+        }
+        Ok(hex(&last))
     }
 
     async fn outcome(&self, case: &Case) -> anyhow::Result<Evidence> {
         let at_ms = u64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis())?;
         let failures = self.failures(case).await?;
-        let installed = Installed { digest: self.install(case)?, at_ms, failures };
+        let digest = match case.content {
+            Content::Changing { times, pause } => self.change(times, pause).await?,
+            _ => self.install(case)?,
+        };
+        let again = !self.seen.borrow_mut().insert(digest.clone());
+        let installed = Installed { digest, at_ms, failures, again };
         match &case.expected {
             Expected::Refused(kind) => self.refused(case, kind, &installed).await,
             Expected::RolledBack(kinds) => self.rolled_back(case, kinds, &installed).await,
             Expected::Serves => self.serves(case, &installed.digest).await,
             Expected::Stray => self.stray(case).await,
+            Expected::Any => self.any(case, &installed).await,
         }
     }
 
@@ -126,6 +231,14 @@ impl Run {
                 std::fs::rename(staged, self.fleet.policies.join(case.file))?;
                 Ok(String::new())
             }
+            Content::KernelFile => {
+                let staged = self.fleet.policies.join(".link");
+                symlink("/proc/kmsg", &staged)?;
+                std::fs::rename(staged, self.fleet.policies.join(case.file))?;
+                // It is read as an empty file.
+                Ok(hex(b""))
+            }
+            Content::Changing { .. } => Ok(String::new()),
         }
     }
 
@@ -149,6 +262,8 @@ impl Run {
 
     async fn refused(&self, case: &Case, kind: &str, installed: &Installed) -> anyhow::Result<Evidence> {
         let record = self.refusal(case, installed).await?;
+        // From the second round on, a file that ended its compiler is not compiled again.
+        let kind = if kind == "compiler_died" && installed.again { "quarantined" } else { kind };
         ensure!(record["kind"] == kind, "{}: {}", record["kind"], record["message"]);
         ensure!(
             self.slot(case.file).await?["digest"] != installed.digest,
@@ -203,6 +318,25 @@ impl Run {
             let last = slot["refusals"].as_array().and_then(|all| all.last());
             ensure!(started.elapsed() < LIMIT, "it does not serve: {}", last.unwrap_or(&slot["policy"]));
             sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until the content is refused or serves.
+    async fn any(&self, case: &Case, installed: &Installed) -> anyhow::Result<Evidence> {
+        let started = Instant::now();
+        loop {
+            let slot = self.slot(case.file).await?;
+            let policies = if slot["digest"].as_str() == Some(&installed.digest) {
+                Some("serves".to_owned())
+            } else {
+                let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
+                records.iter().rev().find(|record| record["digest"] == *installed.digest).map(refusal_cell)
+            };
+            if let Some(policies) = policies {
+                return Ok(Evidence { policies, metrics: String::new() });
+            }
+            ensure!(started.elapsed() < LIMIT, "neither refused nor serving: {}", slot["policy"]);
+            sleep(Duration::from_millis(10)).await;
         }
     }
 

@@ -18,6 +18,7 @@ impl Expected {
             Self::RolledBack(failures) => format!("fallback, rolled back: {}", failures.join(" or ")),
             Self::Stray => "listed as stray".to_owned(),
             Self::Serves => "harmless".to_owned(),
+            Self::Any => "any".to_owned(),
         }
     }
 }

@@ -34,6 +34,13 @@ const ROWS: &[Row] = &[
         commands: || vec![xtask(&["storm", "disconnect"])],
     },
     Row {
+        name: "storm-engines",
+        minutes: 20,
+        purpose: "80 kinds of misbehaviour of engines on every leg, kills and stops",
+        missing: || None,
+        commands: || vec![xtask(&["storm", "engines"])],
+    },
+    Row {
         name: "hostile",
         minutes: 60,
         purpose: "bad policies of every kind under load, three passes",

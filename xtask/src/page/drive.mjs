@@ -1,4 +1,4 @@
-// Drives the page in Chromium as an operator would. Says what it wants done, a word a line; checks what the page then shows.
+// Drives the page in Chromium as an operator would. Prints the name of each step it is ready for and checks the page.
 // Arguments: the admin listener's URL, the path of Chromium, the folder of screenshots, the admin token.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -8,7 +8,7 @@ const [url, executablePath, pictures, token] = process.argv.slice(2);
 const args = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
   "--disable-component-update", "--disable-sync"];
 const browser = await chromium.launch({ executablePath, args, headless: true });
-const say = (word) => console.log(word);
+const step = (name) => console.log(name);
 const problems = [];
 
 try {
@@ -27,41 +27,41 @@ try {
   await page.locator("#state", { hasText: "live" }).waitFor();
   const loaded = await page.evaluate(() => window.loaded);
 
-  // Without the token one looks on; with a wrong one too.
+  // Without the token, or with a wrong one, the page is read-only.
   assert.equal(await page.locator(".slot button").count(), 0);
   await page.locator("#give").click();
   await page.locator("#secret").fill("nonsense");
   await page.keyboard.press("Enter");
-  await page.locator("#refused", { hasText: "not the token" }).waitFor();
+  await page.locator("#refused", { hasText: "wrong token" }).waitFor();
   await page.locator("#secret").fill(token);
   await page.keyboard.press("Enter");
   await page.locator("#reload").waitFor();
 
-  say("requests");
+  step("requests");
   await page.locator("#decisions tr td button").first().waitFor();
   const slot = page.locator(".slot", { has: page.locator("h3", { hasText: /^prefill/ }) });
   const generation = async () => Number((await slot.textContent()).match(/generation (\d+)/)[1]);
   const before = await generation();
-  say("swap");
+  step("swap");
   await slot.locator(".policy", { hasText: "weighted-random" }).waitFor();
   const after = await generation();
   assert(after > before, `${before} ${after}`);
   await page.locator("#decisions tr", { hasText: `weighted-random @${after}` }).first().waitFor();
-  await slot.getByText("may use log, wasi").waitFor();
-  say("trials");
+  await slot.getByText("grants: log, wasi").waitFor();
+  step("trials");
   await slot.getByText("agrees in").waitFor();
-  say("garbage");
+  step("garbage");
   await slot.locator("summary", { hasText: "not_wasm" }).waitFor();
   await page.locator("#history", { hasText: "refused" }).waitFor();
 
-  // It fits, and the picture.
+  // The page fits the window; take the screenshot.
   await page.waitForTimeout(1500);
   const wide = () => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
   assert((await wide()) <= 0, "wider than 1280");
   await page.screenshot({ path: `${pictures}/page.png` });
 
-  // A policy, and a client, that mean harm: their words are words.
-  say("markup");
+  // Markup from a hostile policy or client is shown as text.
+  step("markup");
   await page.locator("#decisions tr", { hasText: "<img src=x onerror=alert(1)>" }).first().waitFor();
   await page.locator("#history", { hasText: "<img src=x>.wasm" }).waitFor();
   await page.locator("#filter").fill("onerror hostile");
@@ -85,7 +85,7 @@ try {
   await page.screenshot({ path: `${pictures}/phone.png`, fullPage: true });
   await page.setViewportSize({ width: 1280, height: 800 });
 
-  // An operator's word, asked again first.
+  // Commands need a confirmation.
   await slot.getByRole("button", { name: "Roll back" }).click();
   await page.locator("#confirm").getByText("Cancel").click();
   assert.equal(await generation(), after);
@@ -98,22 +98,22 @@ try {
   assert.equal(await page.evaluate(() => window.loaded), loaded, "the page was never loaded again");
   problems.push(...(await page.evaluate(() => window.violations)));
 
-  // Reads that need the token: the page asks for it and goes on. The browser itself reports the 401.
+  // When reads need the token, the page asks for it and continues. The browser itself reports the 401.
   const strict = await context.newPage();
   await strict.route("**/events", (route) =>
     route.request().headers().authorization ? route.continue() : route.fulfill({ status: 401, body: "{}" }));
   await strict.goto(url);
-  await strict.locator("#state", { hasText: "a token is needed" }).waitFor();
+  await strict.locator("#state", { hasText: "token required" }).waitFor();
   await strict.locator("#secret").fill(token);
   await strict.keyboard.press("Enter");
   await strict.locator("#decisions tr td button").first().waitFor();
 
-  say("end");
-  await page.locator("#state", { hasText: "not connected" }).waitFor();
-  // That the connection went is what the browser reports then, and all it may report.
+  step("end");
+  await page.locator("#state", { hasText: "disconnected" }).waitFor();
+  // The browser reports the lost connection, and may report nothing else.
   const ours = problems.filter((text) => !/net::ERR_(CONNECTION|INCOMPLETE)/.test(text));
   assert.deepEqual(ours, []);
-  say("done");
+  step("done");
 } finally {
   await browser.close();
 }

@@ -1,4 +1,4 @@
-//! The rules: crate edges, no circles between siblings, no thread-locals, no unused public items, sizes.
+//! The rules: crate edges, no circles between siblings, no thread-locals, no unused public items, file sizes.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,10 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-gateway",
         &[
+            "pointsman-config-file",
             "pointsman-embedded-policies",
+            "pointsman-lab",
+            "pointsman-orchestration",
             "pointsman-policy-runtime",
             "pointsman-policy-tools",
             "pointsman-routing",
@@ -32,6 +35,19 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-workers",
         ],
     ),
+    (
+        "pointsman-lab",
+        &[
+            "pointsman-config-file",
+            "pointsman-embedded-policies",
+            "pointsman-orchestration",
+            "pointsman-policy-runtime",
+            "pointsman-routing",
+            "pointsman-sim",
+            "pointsman-workers",
+        ],
+    ),
+    ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-policy-runtime", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-routing", &["pointsman-workers"]),
 ];
@@ -47,10 +63,6 @@ pub(crate) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String
         circles(krate, &mut broken);
         for module in &krate.modules {
             let file = shown(root, &module.file);
-            broken.extend(
-                sizes::wide_lines(module)
-                    .map(|line| format!("{file}:{line}: wider than {} columns", sizes::MAX_WIDTH)),
-            );
             let lines = sizes::lines(module);
             if lines > sizes::MAX_FILE_LINES {
                 broken.push(format!("{file}: {lines} lines, limit {}", sizes::MAX_FILE_LINES));
@@ -96,7 +108,8 @@ fn dependencies(manifest: &str) -> Vec<&str> {
     table.filter_map(|line| line.split(['.', ' ', '=']).next()).filter(|name| !name.is_empty()).collect()
 }
 
-/// Public items of the binary crate that no other crate, test or bench names, and no other public item mentions.
+/// Public items of the binary crate that no other crate, test or bench names, and no other public item
+/// mentions.
 fn unused_public_items(root: &Path, crates: &[Crate], broken: &mut Vec<String>) -> anyhow::Result<()> {
     let own = root.join("host/gateway/src");
     let mut names = BTreeSet::new();

@@ -89,7 +89,7 @@ pub(crate) fn lines(module: &Module) -> usize {
 }
 
 /// Numbers of the lines that are wider than [`MAX_WIDTH`]; lines with a URL may be.
-pub(crate) fn wide_lines(module: &Module) -> impl Iterator<Item = usize> {
+fn wide_lines(module: &Module) -> impl Iterator<Item = usize> {
     let numbered = module.text.lines().enumerate();
     let wide = |line: &str| line.chars().count() > MAX_WIDTH && !line.contains("://");
     numbered.filter(move |(_, line)| wide(line)).map(|(at, _)| at + 1)

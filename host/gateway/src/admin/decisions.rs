@@ -8,7 +8,7 @@ use axum::{
     Json,
     body::Body,
     extract::{Path, RawQuery, State as Extract},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -17,6 +17,10 @@ use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, R
 use serde_json::json;
 use tokio::time::Duration;
 
+use super::{
+    big_numbers::with_texts,
+    refuse::{invalid, refuse},
+};
 use crate::state::State;
 
 /// Default number of decisions in an answer.
@@ -44,10 +48,14 @@ struct Filter {
 }
 
 /// `GET /decisions`.
-pub(super) async fn list(Extract(state): Extract<Arc<State>>, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn list(
+    Extract(state): Extract<Arc<State>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
     let filter = match Filter::parse(query.as_deref().unwrap_or_default()) {
         Ok(filter) => filter,
-        Err(problem) => return refuse(StatusCode::BAD_REQUEST, problem),
+        Err(problem) => return invalid(&headers, &problem),
     };
     let decisions = state.router.decisions();
     let limit = filter.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT);
@@ -55,31 +63,39 @@ pub(super) async fn list(Extract(state): Extract<Arc<State>>, RawQuery(query): R
     let kept = ids.len();
     let found: Vec<Record> =
         ids.into_iter().filter_map(|id| filter.copy(decisions, id)).take(limit).collect();
-    Json(json!({ "kept": kept, "lost": decisions.lost(), "decisions": found })).into_response()
+    let found = json!({ "kept": kept, "lost": decisions.lost(), "decisions": found });
+    Json(with_texts(found)).into_response()
 }
 
 /// `GET /decisions/{id}`.
-pub(super) async fn one(Extract(state): Extract<Arc<State>>, Path(id): Path<String>) -> Response {
+pub(super) async fn one(
+    Extract(state): Extract<Arc<State>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Response {
     let Ok(number) = id.parse() else {
-        return refuse(
-            StatusCode::BAD_REQUEST,
-            format!("`{id}` is not a decision id: expected hexadecimal digits"),
-        );
+        return invalid(&headers, &format!("`{id}` is not a decision id: expected hexadecimal digits"));
     };
     match state.router.decisions().get(number, |_, _| true) {
-        Some(record) => Json(record).into_response(),
+        Some(record) => Json(with_texts(json!(record))).into_response(),
         None => refuse(
+            &headers,
             StatusCode::NOT_FOUND,
-            format!("decision `{id}` is not recorded; decisions.keep and decisions.bytes limit the record"),
+            "decision_not_found",
+            &format!("decision `{id}` is not recorded; decisions.keep and decisions.bytes limit the record"),
         ),
     }
 }
 
 /// `GET /decisions/export`: one decision a line, newest first, as they are when their line is written.
-pub(super) async fn export(Extract(state): Extract<Arc<State>>, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn export(
+    Extract(state): Extract<Arc<State>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
     let filter = match Filter::parse(query.as_deref().unwrap_or_default()) {
         Ok(filter) => filter,
-        Err(problem) => return refuse(StatusCode::BAD_REQUEST, problem),
+        Err(problem) => return invalid(&headers, &problem),
     };
     let decisions = state.router.decisions().clone();
     let ids = decisions.ids().into_iter();
@@ -108,15 +124,11 @@ fn lines(
     let mut lines = Vec::new();
     for record in ids.by_ref().take(LINES_PER_TURN).filter_map(|id| filter.copy(decisions, id)).take(*left) {
         *left -= 1;
-        if serde_json::to_writer(&mut lines, &record).is_ok() {
+        if serde_json::to_writer(&mut lines, &with_texts(json!(record))).is_ok() {
             lines.push(b'\n');
         }
     }
     Some(Bytes::from(lines))
-}
-
-fn refuse(status: StatusCode, problem: String) -> Response {
-    (status, Json(json!({ "error": problem }))).into_response()
 }
 
 impl Filter {

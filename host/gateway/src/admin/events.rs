@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
-use super::{guard, workers};
+use super::{big_numbers::with_texts, guard, workers};
 use crate::{
     http::request_id,
     openai::error,
@@ -37,7 +37,7 @@ const MAX_READERS: usize = 32;
 /// Time without an event after which a comment is sent, so that a closed connection is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The kinds of events, in the order of the channels.
-const KINDS: [&str; 4] = ["workers", "slots", "decisions", "pulse"];
+const KINDS: [&str; 4] = ["workers", "slots", "decisions", "stats"];
 
 /// The newest event of each kind; empty before the first.
 #[derive(Debug)]
@@ -154,12 +154,12 @@ impl Feed {
             }
             drop(running);
             let state = shared.get();
-            let [workers, slots, decisions, pulse] = KINDS;
+            let [workers, slots, decisions, stats] = KINDS;
             let events = [
-                event(workers, &workers::describe(&state, false)),
+                event(workers, &with_texts(workers::describe(&state, false))),
                 event(slots, &*state.policies.status()),
-                event(decisions, &newest(state.router.decisions(), &mut known)),
-                event(pulse, &state.metrics.live_stats.summary()),
+                event(decisions, &with_texts(newest(state.router.decisions(), &mut known))),
+                event(stats, &state.metrics.live_stats.summary()),
             ];
             for (channel, event) in self.channels.iter().zip(events) {
                 channel.send_if_modified(|last| match event {

@@ -1,4 +1,5 @@
-//! Access to the operators' listener: with the admin token, or unrestricted without one.
+//! Access to the operators' listener: requests of this listener's own page and of tools, with the admin token
+//! where one is configured. Every change is recorded in the audit log, refused ones included.
 
 use std::sync::Arc;
 
@@ -9,49 +10,91 @@ use axum::{
     middleware::Next,
 };
 
+use super::{
+    audit::{Change, is_read},
+    origin::{check_host, check_origin, is_json},
+};
 use crate::{
     http::{
-        auth::{bearer, is_token},
+        auth::{bearer, is_token, wrong_key},
+        peer::Peer,
         request_id,
     },
     openai::error::ApiError,
     state::{Settings, State},
 };
 
-/// Lets a request pass, or answers 401 or 403.
+/// Lets a request pass, or answers 401, 403, 415 or 429.
 pub(super) async fn guard(
     Extract(state): Extract<Arc<State>>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
-    match allowed(&state.settings, request.method(), request.uri().path(), request.headers()) {
+    let peer = Peer::of(request.extensions());
+    let change = Change::of(&request, peer);
+    let by_token = carries_token(&state.settings, request.headers());
+    let response = match allowed(&state.settings, request.method(), request.uri().path(), request.headers()) {
         Ok(()) => next.run(request).await,
-        Err(cause) => cause.response(&request_id(request.headers())).map(Body::from),
+        Err(cause) => {
+            let cause = match cause {
+                ApiError::WrongAdminToken => {
+                    wrong_key(&state, "admin", peer, ApiError::WrongAdminToken).await
+                }
+                other => other,
+            };
+            cause.response(&request_id(request.headers())).map(Body::from)
+        }
+    };
+    if let Some(change) = change {
+        change.record(&state.metrics, by_token, &response);
     }
+    response
 }
 
 /// Whether a request with these headers may change anything.
 pub(super) fn may_change(settings: &Settings, headers: &HeaderMap) -> bool {
-    settings.admin_token.as_ref().is_none_or(|token| gives(headers, token) == Some(true))
+    settings.admin_token.is_none() || carries_token(settings, headers)
 }
 
-/// Whether the request carries the right token; `None`: it carries none.
-fn gives(headers: &HeaderMap, token: &str) -> Option<bool> {
-    Some(is_token(bearer(headers)?, token))
+/// Whether there is a token, and the request carries it.
+fn carries_token(settings: &Settings, headers: &HeaderMap) -> bool {
+    let token = settings.admin_token.as_ref();
+    token.zip(bearer(headers)).is_some_and(|(token, given)| is_token(given, token.expose()))
 }
 
 fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-    let reads = method == Method::GET || method == Method::HEAD;
-    let site = headers.get("sec-fetch-site").map_or(&b"none"[..], |site| site.as_bytes());
-    if !reads && !matches!(site, b"same-origin" | b"none") {
-        // A page of another site sent this request through an operator's browser.
-        return Err(ApiError::Forbidden);
+    let reads = is_read(method);
+    let is_health = matches!(path, "/healthz" | "/readyz");
+    let by_token = carries_token(settings, headers);
+    // A page of another site has no token, and learns nothing from a health check.
+    if !by_token && !is_health {
+        check_host(headers, &settings.admin_names)?;
     }
-    let Some(token) = &settings.admin_token else { return Ok(()) };
-    // Health checks carry no token. The files of the page contain no data; the page asks for the token.
-    let open = matches!(path, "/healthz" | "/readyz") || super::page::is_of(path);
-    if reads && (open || !settings.admin_token_reads) {
-        return Ok(());
+    if !reads {
+        check_site(headers)?;
     }
-    if gives(headers, token).ok_or(ApiError::Unauthorized)? { Ok(()) } else { Err(ApiError::Forbidden) }
+    check_origin(headers, &settings.admin_names)?;
+    // The files of the page contain no data; the page asks for the token.
+    let open = settings.admin_token.is_none()
+        || (reads && (is_health || !settings.admin_token_reads || super::page::is_of(path)));
+    if !open && !by_token {
+        let given = bearer(headers).is_some();
+        return Err(if given { ApiError::WrongAdminToken } else { ApiError::NoAdminToken });
+    }
+    // A browser sends DELETE to another site only after it asked, and this listener does not allow it.
+    if method == Method::POST && !by_token && !is_json(headers) {
+        return Err(ApiError::NotJson);
+    }
+    Ok(())
+}
+
+/// Refuses a change that a page of another site sent through an operator's browser.
+fn check_site(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get("sec-fetch-site").map_or(&b"none"[..], |site| site.as_bytes()) {
+        b"same-origin" | b"none" => Ok(()),
+        _ => Err(ApiError::ForeignOrigin(
+            "checking the Sec-Fetch-Site header: a page of another site sent this change; use this listener's own page"
+                .to_owned(),
+        )),
+    }
 }

@@ -1,7 +1,7 @@
-//! The operators' page: five files in the binary, and headers that let the browser run nothing else.
+//! The operators' page: six files in the binary, and headers that let the browser run nothing else.
 //!
 //! It knows no state of the daemon. The page fetches its data as any client would, from `/events`,
-//! `/decisions/{id}` and `/policies/…`.
+//! `/decisions/summary`, `/decisions/{id}` and `/policies/…`.
 
 use axum::{
     Router,
@@ -15,11 +15,12 @@ use crate::state::SharedState;
 /// Path, media type, content.
 type File = (&'static str, &'static str, &'static str);
 
-const FILES: [File; 5] = [
+const FILES: [File; 6] = [
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
     ("/slots.js", "text/javascript; charset=utf-8", include_str!("page/slots.js")),
+    ("/compare.js", "text/javascript; charset=utf-8", include_str!("page/compare.js")),
     ("/page.svg", "image/svg+xml", include_str!("page/page.svg")),
 ];
 

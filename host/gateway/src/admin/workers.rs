@@ -3,20 +3,25 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
-    extract::{Path, State as Extract},
-    http::StatusCode,
-    response::IntoResponse,
+    Extension, Json,
+    extract::{Path, State as Extract, rejection::PathRejection},
+    http::HeaderMap,
+    response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use pointsman_workers::{Health, Ineligible, Leg, ModelName, WorkerId, WorkerSpec};
 use serde_json::{Value, json};
 
-use crate::state::State;
+use super::{
+    audit::Detail,
+    big_numbers::with_texts,
+    refuse::{invalid, no_worker, worker_id},
+};
+use crate::{openai::json::shortened, state::State};
 
 /// `GET /workers`.
 pub(super) async fn list(Extract(state): Extract<Arc<State>>) -> Json<Value> {
-    Json(describe(&state, true))
+    Json(with_texts(describe(&state, true)))
 }
 
 /// Describes every worker. Without `age` the description changes only when a worker does.
@@ -30,7 +35,9 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
         };
         snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
     };
+    let busy = state.router.busy().busy_candidates(&snapshot);
     let one = |worker: &Arc<pointsman_workers::Worker>| {
+        let busy: Vec<_> = busy.iter().filter(|busy| busy.worker == worker.id()).collect();
         let ranks = worker.candidates();
         let ranks: Vec<Value> = ranks
             .iter()
@@ -39,7 +46,8 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
                 json!({
                     "dp_rank": candidate.rank, "active_requests": load.active_requests(),
                     "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
-                    "ttft_ewma_us": load.ttft_ewma_us(), "itl_ewma_us": load.itl_ewma_us(), "error_ppm": load.error_ppm(),
+                    "ttft_ewma_us": load.ttft_ewma_us(), "itl_ewma_us": load.itl_ewma_us(),
+                    "prefill_us_per_ktoken": load.prefill_us_per_ktoken(), "error_ppm": load.error_ppm(),
                 })
             })
             .collect();
@@ -49,56 +57,80 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
         });
         json!({
             "id": worker.id(), "spec": worker.spec(), "models": models(worker.id()),
-            "health": match worker.health() { Health::Unknown => "unknown", Health::Healthy => "healthy", Health::Unhealthy => "unhealthy" },
+            "health": match worker.health() {
+                Health::Unknown => "unknown",
+                Health::Healthy => "healthy",
+                Health::Unhealthy => "unhealthy",
+            },
             "draining": worker.draining(), "ineligible": worker.ineligible().map(Ineligible::as_str),
-            "total_blocks": worker.total_blocks(), "engine_load": engine, "ranks": ranks,
+            "reason": worker.problem(), "busy": busy, "contradiction": worker.contradiction(),
+            "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
+            "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,
+            "ranks": ranks,
         })
     };
-    json!({ "version": snapshot.version(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() })
+    json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() })
 }
 
 /// Adds a worker, described as in the configuration. It replaces one with the same id.
-pub(super) async fn join(Extract(state): Extract<Arc<State>>, body: Bytes) -> (StatusCode, Json<Value>) {
+pub(super) async fn join(Extract(state): Extract<Arc<State>>, headers: HeaderMap, body: Bytes) -> Response {
     match serde_json::from_slice::<WorkerSpec>(&body) {
         Ok(spec) => {
+            let detail = Detail(format!("worker={} role={} url={}", spec.id, spec.role, spec.url));
             let worker = state.registry.upsert(spec);
-            (StatusCode::OK, Json(json!({ "id": worker.id() })))
+            (Extension(detail), Json(with_texts(json!({ "id": worker.id() })))).into_response()
         }
-        Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))),
+        Err(error) => invalid(&headers, &shortened(&error.to_string())),
     }
 }
 
 /// Removes a worker. It gets no new request; those in flight finish.
 pub(super) async fn leave(
     Extract(state): Extract<Arc<State>>,
-    Path(id): Path<u64>,
-) -> (StatusCode, Json<Value>) {
-    match state.registry.remove(WorkerId(id)) {
-        Some(_) => (StatusCode::OK, Json(json!({ "id": id, "left": true }))),
-        None => (
-            StatusCode::NOT_FOUND,
-            Json(json!({ "error": format!("worker {id} is not registered; GET /workers lists the ids") })),
-        ),
+    headers: HeaderMap,
+    id: Result<Path<u64>, PathRejection>,
+) -> Response {
+    let id = match worker_id(&headers, id) {
+        Ok(id) => id,
+        Err(refusal) => return *refusal,
+    };
+    match state.registry.remove(id) {
+        Some(_) => Json(with_texts(json!({ "id": id, "left": true }))).into_response(),
+        None => no_worker(&headers, id),
     }
 }
 
-pub(super) async fn drain(state: Extract<Arc<State>>, id: Path<u64>) -> impl IntoResponse {
-    set_draining(&state, &id, true)
+pub(super) async fn drain(
+    state: Extract<Arc<State>>,
+    headers: HeaderMap,
+    id: Result<Path<u64>, PathRejection>,
+) -> Response {
+    set_draining(&state, &headers, id, true)
 }
 
-pub(super) async fn undrain(state: Extract<Arc<State>>, id: Path<u64>) -> impl IntoResponse {
-    set_draining(&state, &id, false)
+pub(super) async fn undrain(
+    state: Extract<Arc<State>>,
+    headers: HeaderMap,
+    id: Result<Path<u64>, PathRejection>,
+) -> Response {
+    set_draining(&state, &headers, id, false)
 }
 
-fn set_draining(state: &State, id: &u64, draining: bool) -> (StatusCode, Json<Value>) {
-    match state.registry.snapshot().get(WorkerId(*id)) {
+fn set_draining(
+    state: &State,
+    headers: &HeaderMap,
+    id: Result<Path<u64>, PathRejection>,
+    draining: bool,
+) -> Response {
+    let id = match worker_id(headers, id) {
+        Ok(id) => id,
+        Err(refusal) => return *refusal,
+    };
+    match state.registry.snapshot().get(id) {
         Some(worker) => {
             worker.set_draining(draining);
-            (StatusCode::OK, Json(json!({ "id": id, "draining": draining })))
+            Json(with_texts(json!({ "id": id, "draining": draining }))).into_response()
         }
-        None => (
-            StatusCode::NOT_FOUND,
-            Json(json!({ "error": format!("worker {id} is not registered; GET /workers lists the ids") })),
-        ),
+        None => no_worker(headers, id),
     }
 }

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use pointsman_routing::SlotKind;
+use pointsman_routing::{BusyByLeg, SlotKind};
 use serde::Deserialize;
 
-use super::{SlotEntry, duration};
+use super::{LegOrder, SlotEntry, duration};
 
 /// What the operator states about a model.
 #[derive(Clone, Debug, Deserialize)]
@@ -18,6 +18,14 @@ pub struct Model {
     pub tokenizer_timeout: Duration,
     /// Memory limit of cached tokenizations in bytes; 0: no cache.
     pub tokenizer_cache_bytes: usize,
+    /// As `routing.enforce_disagg`, for this model only.
+    pub enforce_disagg: Option<bool>,
+    /// As `routing.order`, for this model only.
+    pub order: Option<LegOrder>,
+    /// As `routing.local_fallback`, for this model only.
+    pub local_fallback: Option<bool>,
+    /// As `routing.busy`, for this model only; each threshold takes precedence over the one for all models.
+    pub busy: BusyByLeg,
     /// Slots of this model only; the others are those for all models.
     pub slots: BTreeMap<SlotKind, SlotEntry>,
 }
@@ -44,6 +52,10 @@ impl Default for Model {
             tokenizer: None,
             tokenizer_timeout: Duration::from_millis(200),
             tokenizer_cache_bytes: 32 * 1024 * 1024,
+            enforce_disagg: None,
+            order: None,
+            local_fallback: None,
+            busy: BusyByLeg::new(),
             slots: BTreeMap::new(),
         }
     }

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use pointsman_policy_runtime::TrustRules;
+use pointsman_policy_runtime::{CompileLimits, TrustRules};
 use pointsman_routing::{Digest, OnFailure, SlotKind};
 use serde::Deserialize;
 
-use super::{duration, problem::Problem, settings::PolicySettings, slots::SlotEntry};
+use super::{Problem, duration, settings::PolicySettings, slots::SlotEntry};
 
 /// Where policies come from, which files are trusted, and their limits.
 #[derive(Clone, Debug, Deserialize)]
@@ -43,19 +43,38 @@ pub struct Policies {
     pub trusted_keys: Vec<String>,
     /// Files with trusted minisign public keys.
     pub trusted_key_files: Vec<PathBuf>,
+    /// Refuse signatures that do not name the file's path and a version that is not older.
+    pub signatures_bind: bool,
+    /// Smallest version that a signature may name, by the file's path in the directory without `.wasm`.
+    pub min_versions: BTreeMap<String, u64>,
     /// Digest (`sha256:…`) that a file must have, by its path in the directory without `.wasm`.
     pub pins: BTreeMap<String, String>,
     /// Directory in which compiled policies are cached between starts.
     pub compile_cache: Option<PathBuf>,
+    /// Address space limit of the process that compiles a file, in bytes.
+    pub compile_memory_bytes: u64,
+    /// CPU time limit of that process.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub compile_cpu: Duration,
+    /// Time limit of that process.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub compile_timeout: Duration,
+    /// Program that compiles files: the daemon's own binary. `None`: this process compiles them.
+    #[serde(skip)]
+    pub compiler: Option<PathBuf>,
     /// Content of the slots, by slot.
     pub slots: BTreeMap<SlotKind, SlotEntry>,
 }
+
+/// Least address space of the process that compiles: what the binary and its stacks take.
+const MIN_COMPILE_BYTES: u64 = 512 << 20;
 
 /// Trusted keys, and pinned digests by file.
 type Signatures = (Vec<String>, BTreeMap<String, Digest>);
 
 impl Default for Policies {
     fn default() -> Self {
+        let compile = CompileLimits::default();
         Self {
             dir: None,
             deadline: Duration::from_millis(2),
@@ -70,8 +89,14 @@ impl Default for Policies {
             require_signed: false,
             trusted_keys: Vec::new(),
             trusted_key_files: Vec::new(),
+            signatures_bind: false,
+            min_versions: BTreeMap::new(),
             pins: BTreeMap::new(),
             compile_cache: None,
+            compile_memory_bytes: compile.memory_bytes,
+            compile_cpu: compile.cpu,
+            compile_timeout: compile.timeout,
+            compiler: None,
             slots: BTreeMap::new(),
         }
     }
@@ -86,8 +111,18 @@ impl Policies {
             let message = format!("`{share}` is not a share: expected 0 to 1");
             problems.push(Problem::new("policies.probation_failure_share", message));
         }
+        if self.compile_memory_bytes < MIN_COMPILE_BYTES {
+            let message = format!(
+                "`{}` is too little for any policy: expected {MIN_COMPILE_BYTES} or more",
+                self.compile_memory_bytes
+            );
+            problems.push(Problem::new("policies.compile_memory_bytes", message));
+        }
         if let Some(dir) = self.dir.as_ref().filter(|dir| !dir.is_dir()) {
-            let message = format!("`{}` is not a directory: create it or correct the path", dir.display());
+            let message = match dir.try_exists() {
+                Ok(false) => format!("`{}` does not exist; create it", dir.display()),
+                _ => format!("`{}` is not a directory; name one", dir.display()),
+            };
             problems.push(Problem::new("policies.dir", message));
         }
         let keys = !self.trusted_keys.is_empty() || !self.trusted_key_files.is_empty();
@@ -98,6 +133,14 @@ impl Policies {
         if keys && !self.require_signed {
             let message = "keys have no effect without `require_signed = true`: add it or remove the keys";
             problems.push(Problem::new("policies.trusted_keys", message));
+        }
+        if self.signatures_bind && !self.require_signed {
+            let message = "`true` has no effect without `require_signed = true`: add it or remove this key";
+            problems.push(Problem::new("policies.signatures_bind", message));
+        }
+        if !self.min_versions.is_empty() && !self.signatures_bind {
+            let message = "versions have no effect without `signatures_bind = true`: add it or remove them";
+            problems.push(Problem::new("policies.min_versions", message));
         }
         problems.extend(self.signatures().err().unwrap_or_default());
         for (kind, entry) in &self.slots {
@@ -150,7 +193,9 @@ impl PolicySettings {
     /// # Errors
     /// A trusted key is not a minisign public key; validation rules this out.
     pub fn trust(&self) -> Result<TrustRules, String> {
-        TrustRules::new(self.require_signed.then_some(self.trusted_keys.as_slice()), self.pins.clone())
+        let keys = self.require_signed.then_some(self.trusted_keys.as_slice());
+        let rules = TrustRules::new(keys, self.pins.clone())?;
+        Ok(if self.signatures_bind { rules.binding(self.min_versions.clone()) } else { rules })
     }
 }
 

@@ -1,6 +1,7 @@
-//! Reads the configuration again while the daemon runs: applies what a reload can change, and names what it cannot.
+//! Reads the configuration again while the daemon runs: applies what a reload can change, and names what it
+//! cannot.
 //!
-//! A file with any problem changes nothing. This module decides what differs; a [`ReloadTarget`] applies it.
+//! A file with any problem changes nothing. This module decides what differs; a `ReloadTarget` applies it.
 
 use std::{
     fmt,
@@ -10,6 +11,7 @@ use std::{
 };
 
 use pointsman_policy_runtime::{CommandError, Report};
+use pointsman_routing::Lane;
 use pointsman_workers::WorkerId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -35,7 +37,7 @@ pub struct ConfigSource {
 }
 
 /// What a configuration is applied to.
-pub trait ReloadTarget: Send + Sync {
+pub(crate) trait ReloadTarget: Send + Sync {
     /// Changes everything from `before` to `after`.
     ///
     /// # Errors
@@ -49,7 +51,7 @@ pub trait ReloadTarget: Send + Sync {
 
 /// Reloads the configuration.
 #[derive(Debug)]
-pub struct ConfigReloader {
+pub(crate) struct ConfigReloader {
     source: Option<ConfigSource>,
     /// Values of the start, which stay in force.
     started: Static,
@@ -109,7 +111,7 @@ pub enum ReloadError {
 impl ConfigReloader {
     /// Starts with `started` in force, which came from `source`.
     #[must_use]
-    pub fn new(started: Settings, source: Option<ConfigSource>) -> Self {
+    pub(crate) fn new(started: Settings, source: Option<ConfigSource>) -> Self {
         let Settings { fixed, reloadable } = started;
         Self { source, started: fixed, current: tokio::sync::Mutex::new(reloadable) }
     }
@@ -118,7 +120,7 @@ impl ConfigReloader {
     ///
     /// # Errors
     /// [`ReloadError`]; then nothing changed.
-    pub async fn reload(&self, target: &impl ReloadTarget) -> Result<Reloaded, ReloadError> {
+    pub(crate) async fn reload(&self, target: &impl ReloadTarget) -> Result<Reloaded, ReloadError> {
         let mut current = self.current.lock().await;
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
         let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
@@ -128,33 +130,83 @@ impl ConfigReloader {
         let needs_restart = self.started.changed(&fixed);
         let changes = target.apply(&current, &reloadable).await?;
         *current = reloadable;
+        let WorkerChanges { added, removed, changed } = &changes.workers;
         tracing::info!(
-            ?applied,
-            ?needs_restart,
-            slots = changes.policies.changed.len(),
-            refused = changes.policies.refused.len(),
-            workers = ?changes.workers,
+            applied = applied.join(","),
+            needs_restart = needs_restart.join(","),
+            slots_changed = changes.policies.changed.len(),
+            policies_refused = changes.policies.refused.len(),
+            stray_files = changes.policies.strays.len(),
+            workers_added = joined(added),
+            workers_removed = joined(removed),
+            workers_changed = joined(changed),
             "configuration reloaded"
         );
+        log_policies(&changes.policies);
         Ok(Reloaded { changes, applied, needs_restart })
     }
 
     /// Reads the file until `stop`, and reloads when it changed.
-    pub async fn watch(&self, target: &impl ReloadTarget, stop: CancellationToken) {
+    pub(crate) async fn watch(&self, target: &impl ReloadTarget, stop: CancellationToken) {
         let Some(path) = self.source.as_ref().and_then(|source| source.path.clone()) else { return };
         let mut applied = read(&path).await;
         let mut before = applied.clone();
         while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
             let now = read(&path).await;
-            // A file that is being written differs between two reads. One that is written more slowly is refused, and
-            // read again when it is complete.
+            // A file that is being written differs between two reads. One that is written more slowly is
+            // refused, and read again when it is complete.
             if now.is_some() && now == before && now != applied {
                 applied.clone_from(&now);
-                if let Err(error) = self.reload(target).await {
+                let reloaded = self.reload(target).await;
+                let outcome = if reloaded.is_ok() { "done" } else { "refused" };
+                tracing::info!(target: "audit", who = "file", action = "reload", outcome, "change requested");
+                if let Err(error) = reloaded {
                     tracing::warn!(path = %path.display(), %error, "configuration not reloaded");
                 }
             }
             before = now;
+        }
+    }
+}
+
+fn joined(workers: &[WorkerId]) -> String {
+    workers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Logs what the answer of a reload tells about policies: every refusal in force, every stray file, and what
+/// each slot runs.
+fn log_policies(report: &Report) {
+    for refused in &report.refused {
+        tracing::warn!(
+            slot = %refused.slot,
+            model = refused.model,
+            lane = %refused.lane,
+            file = refused.file,
+            kind = refused.kind,
+            error = refused.message,
+            "policy refusal in force"
+        );
+    }
+    for file in &report.strays {
+        tracing::warn!(file, "file in the policy directory names no slot");
+    }
+    for lane in &report.compiling {
+        tracing::info!(lane, "policy still compiles");
+    }
+    for slot in &report.slots {
+        let lanes =
+            [(Lane::Active, &slot.active), (Lane::Canary, &slot.canary), (Lane::Shadow, &slot.shadow)];
+        for (lane, runs) in lanes.into_iter().filter_map(|(lane, runs)| Some((lane, runs.as_ref()?))) {
+            tracing::info!(
+                slot = %slot.slot,
+                model = slot.model,
+                %lane,
+                state = slot.state.as_str(),
+                policy = runs.policy,
+                generation = runs.generation.0,
+                digest = runs.digest.map(|digest| digest.to_string()),
+                "slot state"
+            );
         }
     }
 }

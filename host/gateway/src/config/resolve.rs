@@ -1,39 +1,41 @@
 //! From the raw configuration to validated settings.
 //!
-//! Each section is taken apart without `..`: a new key does not compile before it is in [`Static`] or [`Reloadable`].
+//! Each section is taken apart without `..`: a new key does not compile before it is in [`Static`] or
+//! [`Reloadable`].
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use pointsman_routing::Decisions as Ring;
+use http::{HeaderName, HeaderValue};
 use pointsman_workers::WorkerSpec;
 
 use super::{
-    Config, Decisions, Index, Model, Policies, Probe, Queue, Routing, Server, Timeouts,
-    problem::Problem,
+    Config, Index, Policies, Probe, Problem, Queue, Routing, Secret, Server, Timeouts, Upstream,
     settings::{
-        DecisionSettings, IndexSettings, Listeners, ModelSettings, PolicyRuntime, PolicySettings,
-        ProbeSettings, QueueSettings, Reloadable, RoutingSettings, ServerSettings, Settings, Static,
-        TimeoutSettings,
+        IndexSettings, Listeners, PolicyRuntime, PolicySettings, ProbeSettings, QueueSettings, Reloadable,
+        RoutingSettings, ServerSettings, Settings, Static, TimeoutSettings, UpstreamSettings,
     },
-    slots::is_folder_name,
 };
 
-/// Smallest limit of recorded inputs in bytes: less could not hold the inputs of one large decision.
-const MIN_DECISION_BYTES: usize = 65_536;
+mod decisions;
+mod limits;
+mod model;
 
-/// Validates `config`.
-///
-/// # Errors
-/// All problems.
-pub(super) fn resolve(config: &Config) -> Result<Settings, Vec<Problem>> {
+/// Validates `config`. Returns the settings with all problems. If there are problems, the settings serve only
+/// to look for more.
+pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
     let Config {
         server,
         routing,
         policies,
         index,
         queue,
+        limits,
         decisions,
         timeouts,
+        upstream,
         probe,
         models,
         workers,
@@ -42,9 +44,15 @@ pub(super) fn resolve(config: &Config) -> Result<Settings, Vec<Problem>> {
     let mut problems = Problems::default();
     let (listeners, server) = problems.server(server);
     let (block_size, routing) = problems.routing(routing);
-    let decisions = problems.decisions(decisions);
+    let (decisions, decision_log) = problems.decisions(decisions);
+    let limits = problems.limits(limits, server.max_body_bytes);
     let timeouts = problems.timeouts(timeouts);
+    let upstream = problems.upstream(upstream);
     let probe = problems.probe(probe);
+    problems.busy_without_load("routing.busy", &routing.busy, probe.load_interval);
+    for (name, model) in models {
+        problems.busy_without_load(&format!("models.{name}.busy"), &model.busy, probe.load_interval);
+    }
     let index = problems.index(index);
     let workers = problems.workers(workers);
     let (runtime, policies) = problems.policies(policies);
@@ -57,13 +65,22 @@ pub(super) fn resolve(config: &Config) -> Result<Settings, Vec<Problem>> {
         models.iter().map(|(name, model)| (name.clone(), problems.model(name, model, has_dir))).collect();
     let Queue { limit, timeout } = *queue;
     let queue = QueueSettings { limit, timeout };
-    if !problems.0.is_empty() {
-        return Err(problems.0);
-    }
     let fixed = Static { listeners, block_size, policies: runtime, index, model_slots };
-    let reloadable =
-        Reloadable { server, routing, policies, queue, decisions, timeouts, probe, models, workers };
-    Ok(Settings { fixed, reloadable })
+    let reloadable = Reloadable {
+        server,
+        routing,
+        policies,
+        queue,
+        limits,
+        decisions,
+        decision_log,
+        timeouts,
+        upstream,
+        probe,
+        models,
+        workers,
+    };
+    (Settings { fixed, reloadable }, problems.0)
 }
 
 /// The problems found so far.
@@ -79,6 +96,7 @@ impl Problems {
     fn limit(&mut self, path: &str, limit: Duration) -> Duration {
         if limit.is_zero() {
             self.add(path, "`0s` would end everything at once: expected more than 0");
+            return Duration::from_secs(1);
         }
         limit
     }
@@ -102,24 +120,94 @@ impl Problems {
             tell_decisions,
             requests_per_second,
             ref api_keys,
+            ref tenants,
+            ref cors_origins,
+            ref tenant_header,
             admin_token: _,
             admin_token_file: _,
             admin_token_reads,
+            admin_insecure,
+            ref admin_names,
         } = *server;
+        self.0.extend(server.bad_names());
         let admin_token = token.unwrap_or_else(|problem| {
             self.0.push(problem);
             None
         });
+        if listen == admin_listen && listen.port() != 0 {
+            let message = format!("`{admin_listen}` is also the address of server.listen: use another port");
+            self.add("server.admin_listen", message);
+        }
+        self.tenants(api_keys, tenants);
+        let tenant_header = self.tenant_header(tenant_header);
         let settings = ServerSettings {
             max_body_bytes,
             trust_hints,
             tell_decisions,
             requests_per_second,
             api_keys: api_keys.clone(),
+            tenants: tenants.clone(),
+            tenant_header,
             admin_token,
             admin_token_reads,
+            admin_names: admin_names.clone(),
         };
-        (Listeners { listen, admin_listen, threads }, settings)
+        let cors_origins = self.origins(cors_origins);
+        (Listeners { listen, admin_listen, threads, cors_origins, admin_insecure }, settings)
+    }
+
+    /// Returns the origins of pages that may call the clients' listener.
+    fn origins(&mut self, origins: &[String]) -> Vec<HeaderValue> {
+        let mut valid = Vec::new();
+        for (position, origin) in origins.iter().enumerate() {
+            let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+            let fits = origin == "*" || host.is_some_and(|host| !host.is_empty() && !host.contains('/'));
+            match HeaderValue::from_str(origin).ok().filter(|_| fits) {
+                Some(origin) => valid.push(origin),
+                None => self.add(
+                    format!("server.cors_origins[{position}]"),
+                    format!(
+                        "`{origin}` is not an origin: expected `https://HOST`, `http://HOST:PORT` or `*`"
+                    ),
+                ),
+            }
+        }
+        valid
+    }
+
+    /// Checks that each key belongs to one tenant at most, and that no name is empty.
+    fn tenants(&mut self, api_keys: &[Secret], tenants: &BTreeMap<String, Vec<Secret>>) {
+        let mut owners: BTreeMap<&str, &str> = api_keys.iter().map(|key| (key.expose(), "")).collect();
+        for (tenant, keys) in tenants {
+            let path = format!("server.tenants.{tenant}");
+            if tenant.is_empty() {
+                self.add(path.clone(), "the name of a tenant is empty: give it a name");
+            }
+            for (position, key) in keys.iter().enumerate() {
+                let path = format!("{path}[{position}]");
+                if key.expose().is_empty() {
+                    self.add(path, "the key is empty: every client would know it");
+                } else if let Some(owner) = owners.insert(key.expose(), tenant) {
+                    let owner = if owner.is_empty() { "server.api_keys" } else { owner };
+                    self.add(
+                        path,
+                        format!("the same key belongs to `{owner}`, too: give each tenant its own"),
+                    );
+                }
+            }
+        }
+    }
+
+    /// Returns the header in which a proxy names the tenant.
+    fn tenant_header(&mut self, name: &str) -> Option<HeaderName> {
+        if name.is_empty() {
+            return None;
+        }
+        let header = HeaderName::try_from(name).ok();
+        if header.is_none() {
+            self.add("server.tenant_header", format!("`{name}` is not the name of an HTTP header"));
+        }
+        header
     }
 
     fn routing(&mut self, routing: &Routing) -> (u32, RoutingSettings) {
@@ -129,12 +217,16 @@ impl Problems {
             bytes_per_token,
             order,
             retries,
+            retry_429,
             local_fallback,
             session_affinity,
             busy_status,
+            quarantine,
             hash_salt,
+            ref busy,
             cost,
         } = *routing;
+        self.busy("routing.busy", busy);
         if !(400..600).contains(&busy_status) {
             self.add(
                 "routing.busy_status",
@@ -146,10 +238,13 @@ impl Problems {
             bytes_per_token: self.size("routing.bytes_per_token", bytes_per_token),
             order,
             retries,
+            retry_429,
             local_fallback,
             session_affinity,
             busy_status,
+            quarantine,
             hash_salt,
+            busy: busy.clone(),
             cost,
         };
         (self.size("routing.block_size", block_size), settings)
@@ -172,8 +267,14 @@ impl Problems {
             require_signed,
             trusted_keys: _,
             trusted_key_files: _,
+            signatures_bind,
+            ref min_versions,
             pins: _,
             ref compile_cache,
+            compile_memory_bytes,
+            compile_cpu,
+            compile_timeout,
+            compiler: _,
             ref slots,
         } = *policies;
         let runtime = PolicyRuntime {
@@ -187,8 +288,21 @@ impl Problems {
             debounce,
             rescan: self.limit("policies.rescan", rescan),
             compile_cache: compile_cache.clone(),
+            compile_memory_bytes,
+            compile_cpu: self.limit("policies.compile_cpu", compile_cpu),
+            compile_timeout: self.limit("policies.compile_timeout", compile_timeout),
         };
-        (runtime, PolicySettings { on_failure, require_signed, trusted_keys, pins, slots: slots.clone() })
+        let (min_versions, slots) = (min_versions.clone(), slots.clone());
+        let settings = PolicySettings {
+            on_failure,
+            require_signed,
+            trusted_keys,
+            signatures_bind,
+            min_versions,
+            pins,
+            slots,
+        };
+        (runtime, settings)
     }
 
     fn index(&mut self, index: &Index) -> IndexSettings {
@@ -196,29 +310,42 @@ impl Problems {
         IndexSettings { byte_budget, ttl: self.limit("index.ttl", ttl) }
     }
 
-    fn decisions(&mut self, decisions: &Decisions) -> DecisionSettings {
-        let Decisions { keep, bytes, ref facts } = *decisions;
-        if let Err(unknown) = Ring::facts(facts) {
-            self.add("decisions.facts", format!("{unknown}: see wit/facts.md for the names of facts"));
-        }
-        if keep > 0 && bytes < MIN_DECISION_BYTES {
-            let message = format!(
-                "`{bytes}` is too small: expected {MIN_DECISION_BYTES} or more, or `keep = 0` to record nothing"
-            );
-            self.add("decisions.bytes", message);
-        }
-        DecisionSettings { keep, bytes, facts: facts.clone() }
-    }
-
     fn timeouts(&mut self, timeouts: &Timeouts) -> TimeoutSettings {
-        let Timeouts { connect, request, body_idle, booking, drain } = *timeouts;
+        let Timeouts {
+            connect,
+            request,
+            body_idle,
+            client_idle,
+            client_write,
+            realtime_idle,
+            head,
+            prefill_head,
+            whole_head,
+            event_idle,
+            abort,
+            booking,
+            drain,
+        } = *timeouts;
         TimeoutSettings {
             connect: self.limit("timeouts.connect", connect),
             request: self.limit("timeouts.request", request),
             body_idle: self.limit("timeouts.body_idle", body_idle),
+            head: self.limit("timeouts.head", head),
+            prefill_head: self.limit("timeouts.prefill_head", prefill_head),
+            whole_head: self.limit("timeouts.whole_head", whole_head),
+            event_idle: self.limit("timeouts.event_idle", event_idle),
+            abort: self.limit("timeouts.abort", abort),
+            client_idle: self.limit("timeouts.client_idle", client_idle),
+            client_write: self.limit("timeouts.client_write", client_write),
+            realtime_idle: self.limit("timeouts.realtime_idle", realtime_idle),
             booking: self.limit("timeouts.booking", booking),
             drain,
         }
+    }
+
+    fn upstream(&mut self, upstream: &Upstream) -> UpstreamSettings {
+        let Upstream { idle_timeout, idle_connections } = *upstream;
+        UpstreamSettings { idle_timeout: self.limit("upstream.idle_timeout", idle_timeout), idle_connections }
     }
 
     fn probe(&mut self, probe: &Probe) -> ProbeSettings {
@@ -228,21 +355,6 @@ impl Problems {
             timeout: self.limit("probe.timeout", timeout),
             load_interval,
         }
-    }
-
-    fn model(&mut self, name: &str, model: &Model, has_dir: bool) -> ModelSettings {
-        let Model { ref tokenizer, tokenizer_timeout, tokenizer_cache_bytes, ref slots } = *model;
-        if !slots.is_empty() && !is_folder_name(name) {
-            self.add(
-                format!("models.{name}.slots"),
-                format!("`{name}` cannot name a directory of policies: expected NAME or OWNER/NAME"),
-            );
-        }
-        for (kind, entry) in slots {
-            self.0.extend(entry.problems(&format!("models.{name}.slots.{kind}"), *kind, has_dir));
-        }
-        let (tokenizer, slots) = (tokenizer.clone(), slots.clone());
-        ModelSettings { tokenizer, tokenizer_timeout, tokenizer_cache_bytes, slots }
     }
 
     fn workers(&mut self, workers: &[WorkerSpec]) -> Vec<WorkerSpec> {

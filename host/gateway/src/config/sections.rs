@@ -1,11 +1,12 @@
 //! The sections of the file, apart from models, policies and workers: keys, types and defaults.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
-use pointsman_routing::RouterConfig;
-use serde::{Deserialize, Serialize};
+use pointsman_orchestration::LegOrder;
+use pointsman_routing::{BusyByLeg, RouterConfig};
+use serde::Deserialize;
 
-use super::duration;
+use super::{Secret, duration};
 
 /// `[server]`: the listeners, and what clients and operators may do.
 #[derive(Clone, Debug, Deserialize)]
@@ -26,13 +27,24 @@ pub struct Server {
     /// Requests per second for each key, or for all clients together when there are no keys; 0: no limit.
     pub requests_per_second: u32,
     /// Bearer tokens of clients; empty: no token is needed.
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<Secret>,
+    /// Bearer tokens of tenants, by the tenant's name. They are API keys, too.
+    pub tenants: BTreeMap<String, Vec<Secret>>,
+    /// Origins of pages that may call the clients' listener from a browser, or `*` for all; empty: none.
+    pub cors_origins: Vec<String>,
+    /// Header in which a trusted proxy names the tenant of a request whose key has none; empty: no header.
+    pub tenant_header: String,
     /// Bearer token that operators need to change anything; `None`: no token is needed.
-    pub admin_token: Option<String>,
+    pub admin_token: Option<Secret>,
     /// File that contains the operators' token.
     pub admin_token_file: Option<PathBuf>,
     /// Whether operators need the token to read, too; health and readiness never need it.
     pub admin_token_reads: bool,
+    /// Whether the operators' listener may be on a network without a token.
+    pub admin_insecure: bool,
+    /// Names in the `Host` header under which operators reach their listener, besides addresses and
+    /// `localhost`.
+    pub admin_names: Vec<String>,
 }
 
 /// `[routing]`: how requests are routed.
@@ -49,6 +61,8 @@ pub struct Routing {
     pub order: LegOrder,
     /// Number of further attempts of a request, over all legs.
     pub retries: u32,
+    /// Whether a request is tried on another worker after an engine answered 429.
+    pub retry_429: bool,
     /// Prefill locally after remote prefill failed for good; ignored with `enforce_disagg`.
     pub local_fallback: bool,
     /// How long each session stays bound to its workers; 0: only sessions with a session control are bound.
@@ -56,21 +70,15 @@ pub struct Routing {
     pub session_affinity: Duration,
     /// HTTP status when every eligible worker is busy.
     pub busy_status: u16,
+    /// How long a request body that broke two workers is refused; 0: never.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub quarantine: Duration,
     /// Salt of the session, LoRA and tenant hashes that policies see.
     pub hash_salt: u64,
+    /// Thresholds beyond which a worker is busy, by leg.
+    pub busy: BusyByLeg,
     /// Parameters of the native cost.
     pub cost: RouterConfig,
-}
-
-/// Which leg of a disaggregated request is routed first (D5).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LegOrder {
-    /// Prefill. Decode is routed when prefill's worker, or its answer, is known.
-    #[default]
-    PrefillFirst,
-    /// Decode. Its booking lasts while prefill runs.
-    DecodeFirst,
 }
 
 /// `[index]`: the prefix index.
@@ -95,6 +103,26 @@ pub struct Queue {
     pub timeout: Duration,
 }
 
+/// `[limits]`: what one client, and all of them together, may use.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Choices of a prompt: `n` and `best_of`.
+    pub choices: u32,
+    /// Prompts of a request.
+    pub prompts: u32,
+    /// Sequences of a request: all choices of all prompts.
+    pub sequences: u32,
+    /// Number of open connections of clients.
+    pub connections: usize,
+    /// Number of open WebSocket connections of clients.
+    pub realtime_connections: usize,
+    /// Size of the bodies of all requests in flight in bytes.
+    pub body_bytes_in_flight: usize,
+    /// Smallest rate of an upload in bytes per second, after the time of `timeouts.body_idle`; 0: any rate.
+    pub min_body_rate: u32,
+}
+
 /// `[decisions]`: the record of decisions.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -105,6 +133,14 @@ pub struct Decisions {
     pub bytes: usize,
     /// Facts recorded with each decision, in addition to those the policy reads.
     pub facts: Vec<String>,
+    /// Directory of the decision log; `None`: no log.
+    pub log_dir: Option<PathBuf>,
+    /// Size from which a file of the log is not continued, bytes.
+    pub log_file_bytes: u64,
+    /// Size of all files of the log together, bytes.
+    pub log_total_bytes: u64,
+    /// Salt of the log's block ids; `None`: one that is kept in `log_dir`.
+    pub log_salt: Option<Secret>,
 }
 
 /// `[timeouts]`: time limits.
@@ -120,6 +156,30 @@ pub struct Timeouts {
     /// How long a client may pause while it uploads a body.
     #[serde(deserialize_with = "duration::deserialize")]
     pub body_idle: Duration,
+    /// How long the head of a streamed answer, and then its first event, may take.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub head: Duration,
+    /// How long the head of a prefill leg's answer may take.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub prefill_head: Duration,
+    /// How long the head of an answer that is not streamed may take: it comes when all tokens are there.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub whole_head: Duration,
+    /// How long an engine may pause between two events of a stream, or within a whole answer.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub event_idle: Duration,
+    /// How long a call to abort a leg may take.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub abort: Duration,
+    /// How long a connection may stay without a whole request head: between requests, or within a head.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub client_idle: Duration,
+    /// How long a client may accept no byte of an answer.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub client_write: Duration,
+    /// How long both ends of a WebSocket connection may be silent.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub realtime_idle: Duration,
     /// Time without a token after which a booking is released.
     #[serde(deserialize_with = "duration::deserialize")]
     pub booking: Duration,
@@ -154,9 +214,14 @@ impl Default for Server {
             tell_decisions: true,
             requests_per_second: 0,
             api_keys: Vec::new(),
+            tenants: BTreeMap::new(),
+            cors_origins: Vec::new(),
+            tenant_header: String::new(),
             admin_token: None,
             admin_token_file: None,
             admin_token_reads: false,
+            admin_insecure: false,
+            admin_names: Vec::new(),
         }
     }
 }
@@ -169,10 +234,13 @@ impl Default for Routing {
             bytes_per_token: 4,
             order: LegOrder::PrefillFirst,
             retries: 2,
+            retry_429: false,
             local_fallback: false,
             session_affinity: Duration::ZERO,
             busy_status: 529,
+            quarantine: Duration::from_secs(60),
             hash_salt: 0,
+            busy: BusyByLeg::new(),
             cost: RouterConfig::default(),
         }
     }
@@ -190,9 +258,31 @@ impl Default for Queue {
     }
 }
 
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            choices: 128,
+            prompts: 2_048,
+            sequences: 4_096,
+            connections: 10_000,
+            realtime_connections: 256,
+            body_bytes_in_flight: 512 * 1024 * 1024,
+            min_body_rate: 1_024,
+        }
+    }
+}
+
 impl Default for Decisions {
     fn default() -> Self {
-        Self { keep: 10_000, bytes: 32 * 1024 * 1024, facts: Vec::new() }
+        Self {
+            keep: 10_000,
+            bytes: 32 * 1024 * 1024,
+            facts: Vec::new(),
+            log_dir: None,
+            log_file_bytes: 64 * 1024 * 1024,
+            log_total_bytes: 1024 * 1024 * 1024,
+            log_salt: None,
+        }
     }
 }
 
@@ -202,6 +292,14 @@ impl Default for Timeouts {
             connect: Duration::from_secs(2),
             request: Duration::from_secs(600),
             body_idle: Duration::from_secs(30),
+            head: Duration::from_secs(60),
+            prefill_head: Duration::from_secs(120),
+            whole_head: Duration::from_secs(300),
+            event_idle: Duration::from_secs(60),
+            abort: Duration::from_secs(5),
+            client_idle: Duration::from_secs(75),
+            client_write: Duration::from_secs(30),
+            realtime_idle: Duration::from_secs(300),
             booking: Duration::from_secs(300),
             drain: Duration::from_secs(30),
         }

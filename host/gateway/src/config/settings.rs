@@ -1,7 +1,8 @@
-//! The configuration after validation, split by type into what a reload applies and what only a restart can change.
+//! The configuration after validation, split by type into what a reload applies and what only a restart can
+//! change.
 //!
-//! A new key has to be put into [`Static`] or into a section of [`Reloadable`]: `resolve` takes each section of the
-//! file apart without `..`, so a key that is in neither does not compile.
+//! A new key has to be put into [`Static`] or into a section of [`Reloadable`]: `resolve` takes each section
+//! of the file apart without `..`, so a key that is in neither does not compile.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,10 +11,16 @@ use std::{
     time::Duration,
 };
 
-use pointsman_routing::{Digest, OnFailure, RouterConfig, SlotKind};
+use http::{HeaderName, HeaderValue};
+use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
-use super::{LegOrder, SlotEntry, TokenSource};
+use super::{LegOrder, Secret, SlotEntry};
+
+mod model;
+
+pub use decisions::{DecisionLogSettings, DecisionSettings};
+pub use model::ModelSettings;
 
 /// A validated configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,8 +31,8 @@ pub struct Settings {
     pub reloadable: Reloadable,
 }
 
-/// Defines a struct of settings whose fields have dotted paths, and the comparison of two of them by path. Fields and
-/// comparison come from one list, so no field can be left out of the comparison.
+/// Defines a struct of settings whose fields have dotted paths, and the comparison of two of them by path.
+/// Fields and comparison come from one list, so no field can be left out of the comparison.
 macro_rules! settings {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $path:literal $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -34,12 +41,14 @@ macro_rules! settings {
 
         impl $name {
             /// Appends the dotted path of each key whose value differs in `new`.
-            fn changed_keys(&self, new: &Self, paths: &mut Vec<String>) {
+            pub(super) fn changed_keys(&self, new: &Self, paths: &mut Vec<String>) {
                 $(if self.$field != new.$field { paths.push($path.to_owned()); })*
             }
         }
     };
 }
+
+mod decisions;
 
 /// Values that only a restart changes.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +74,10 @@ settings! {
         "server.admin_listen" admin_listen: SocketAddr,
         /// Number of threads that serve clients; 0: one for every two cores.
         "server.threads" threads: usize,
+        /// Origins of pages that may call the clients' listener.
+        "server.cors_origins" cors_origins: Vec<HeaderValue>,
+        /// Whether the operators' listener may be on a network without a token.
+        "server.admin_insecure" admin_insecure: bool,
     }
 }
 
@@ -91,6 +104,12 @@ settings! {
         "policies.rescan" rescan: Duration,
         /// Directory in which compiled policies are cached.
         "policies.compile_cache" compile_cache: Option<PathBuf>,
+        /// Address space limit of the process that compiles a file, in bytes.
+        "policies.compile_memory_bytes" compile_memory_bytes: u64,
+        /// CPU time limit of that process.
+        "policies.compile_cpu" compile_cpu: Duration,
+        /// Time limit of that process.
+        "policies.compile_timeout" compile_timeout: Duration,
     }
 }
 
@@ -115,10 +134,16 @@ pub struct Reloadable {
     pub policies: PolicySettings,
     /// `[queue]`.
     pub queue: QueueSettings,
+    /// `[limits]`.
+    pub limits: LimitSettings,
     /// `[decisions]`.
     pub decisions: DecisionSettings,
+    /// The log of `[decisions]`.
+    pub decision_log: DecisionLogSettings,
     /// `[timeouts]`.
     pub timeouts: TimeoutSettings,
+    /// `[upstream]`.
+    pub upstream: UpstreamSettings,
     /// `[probe]`.
     pub probe: ProbeSettings,
     /// `[models.NAME]`.
@@ -139,11 +164,17 @@ settings! {
         /// Requests per second for each key; 0: no limit.
         "server.requests_per_second" requests_per_second: u32,
         /// Bearer tokens of clients; empty: no token is needed.
-        "server.api_keys" api_keys: Vec<String>,
+        "server.api_keys" api_keys: Vec<Secret>,
+        /// Bearer tokens of tenants, by the tenant's name.
+        "server.tenants" tenants: BTreeMap<String, Vec<Secret>>,
+        /// Header in which a trusted proxy names the tenant; `None`: no header.
+        "server.tenant_header" tenant_header: Option<HeaderName>,
         /// Bearer token of operators; `None`: no token is needed.
-        "server.admin_token" admin_token: Option<String>,
+        "server.admin_token" admin_token: Option<Secret>,
         /// Whether operators need the token to read.
         "server.admin_token_reads" admin_token_reads: bool,
+        /// Names under which operators reach their listener.
+        "server.admin_names" admin_names: Vec<String>,
     }
 }
 
@@ -158,14 +189,21 @@ settings! {
         "routing.order" order: LegOrder,
         /// Number of further attempts of a request, over all legs.
         "routing.retries" retries: u32,
+        /// Whether a request is tried on another worker after an engine answered 429.
+        "routing.retry_429" retry_429: bool,
         /// Prefill locally after remote prefill failed for good.
         "routing.local_fallback" local_fallback: bool,
-        /// How long each session stays bound to its workers; 0: only sessions with a session control are bound.
+        /// How long each session stays bound to its workers; 0: only sessions with a session control are
+        /// bound.
         "routing.session_affinity" session_affinity: Duration,
         /// HTTP status when every eligible worker is busy.
         "routing.busy_status" busy_status: u16,
+        /// How long a request body that broke two workers is refused; 0: never.
+        "routing.quarantine" quarantine: Duration,
         /// Salt of the session, LoRA and tenant hashes.
         "routing.hash_salt" hash_salt: u64,
+        /// Thresholds beyond which a worker is busy, by leg.
+        "routing.busy" busy: BusyByLeg,
         /// Parameters of the native cost.
         "routing.cost" cost: RouterConfig,
     }
@@ -180,6 +218,10 @@ settings! {
         "policies.require_signed" require_signed: bool,
         /// Trusted minisign public keys, those from files included.
         "policies.trusted_keys" trusted_keys: Vec<String>,
+        /// Whether signatures have to name path and version.
+        "policies.signatures_bind" signatures_bind: bool,
+        /// Smallest versions of signatures, by path without `.wasm`.
+        "policies.min_versions" min_versions: BTreeMap<String, u64>,
         /// Digests that files must have, by path without `.wasm`.
         "policies.pins" pins: BTreeMap<String, Digest>,
         /// Content of the slots for all models.
@@ -198,14 +240,22 @@ settings! {
 }
 
 settings! {
-    /// The record of decisions.
-    DecisionSettings {
-        /// Number of decisions kept; 0: none.
-        "decisions.keep" keep: usize,
-        /// Memory limit of the recorded inputs in bytes.
-        "decisions.bytes" bytes: usize,
-        /// Facts recorded with each decision, in addition to those the policy reads.
-        "decisions.facts" facts: Vec<String>,
+    /// What one client may use.
+    LimitSettings {
+        /// Choices of a prompt: `n` and `best_of`.
+        "limits.choices" choices: u32,
+        /// Prompts of a request.
+        "limits.prompts" prompts: u32,
+        /// Sequences of a request: all choices of all prompts.
+        "limits.sequences" sequences: u32,
+        /// Number of open connections of clients.
+        "limits.connections" connections: usize,
+        /// Number of open WebSocket connections of clients.
+        "limits.realtime_connections" realtime_connections: usize,
+        /// Size of the bodies of all requests in flight in bytes.
+        "limits.body_bytes_in_flight" body_bytes_in_flight: usize,
+        /// Smallest rate of an upload in bytes per second; 0: any rate.
+        "limits.min_body_rate" min_body_rate: u32,
     }
 }
 
@@ -218,10 +268,36 @@ settings! {
         "timeouts.request" request: Duration,
         /// How long a client may pause while it uploads a body.
         "timeouts.body_idle" body_idle: Duration,
+        /// How long the head of a streamed answer, and then its first event, may take.
+        "timeouts.head" head: Duration,
+        /// How long the head of a prefill leg's answer may take.
+        "timeouts.prefill_head" prefill_head: Duration,
+        /// How long the head of an answer that is not streamed may take.
+        "timeouts.whole_head" whole_head: Duration,
+        /// How long an engine may pause within an answer.
+        "timeouts.event_idle" event_idle: Duration,
+        /// How long a call to abort a leg may take.
+        "timeouts.abort" abort: Duration,
+        /// How long a connection may stay without a whole request head.
+        "timeouts.client_idle" client_idle: Duration,
+        /// How long a client may accept no byte of an answer.
+        "timeouts.client_write" client_write: Duration,
+        /// How long both ends of a WebSocket connection may be silent.
+        "timeouts.realtime_idle" realtime_idle: Duration,
         /// Time without a token after which a booking is released.
         "timeouts.booking" booking: Duration,
         /// How long requests in flight may run after the drain began.
         "timeouts.drain" drain: Duration,
+    }
+}
+
+settings! {
+    /// Idle connections to workers.
+    UpstreamSettings {
+        /// How long an idle connection is kept.
+        "upstream.idle_timeout" idle_timeout: Duration,
+        /// Number of idle connections that each data thread keeps for a worker.
+        "upstream.idle_connections" idle_connections: usize,
     }
 }
 
@@ -235,19 +311,6 @@ settings! {
         /// Interval of reading a worker's own load figures; 0: never.
         "probe.load_interval" load_interval: Duration,
     }
-}
-
-/// What the operator states about a model.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ModelSettings {
-    /// Source of token ids; `None`: prompts are measured in bytes.
-    pub tokenizer: Option<TokenSource>,
-    /// How long a request waits for an engine's token ids.
-    pub tokenizer_timeout: Duration,
-    /// Memory limit of cached tokenizations in bytes.
-    pub tokenizer_cache_bytes: usize,
-    /// Content of the model's own slots.
-    pub slots: BTreeMap<SlotKind, SlotEntry>,
 }
 
 impl Static {
@@ -285,14 +348,30 @@ impl Reloadable {
     /// Returns the dotted paths of the keys whose value differs in `new`.
     #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<String> {
-        let Self { server, routing, policies, queue, decisions, timeouts, probe, models, workers } = self;
+        let Self {
+            server,
+            routing,
+            policies,
+            queue,
+            limits,
+            decisions,
+            decision_log,
+            timeouts,
+            upstream,
+            probe,
+            models,
+            workers,
+        } = self;
         let mut paths = Vec::new();
         server.changed_keys(&new.server, &mut paths);
         routing.changed_keys(&new.routing, &mut paths);
         policies.changed_keys(&new.policies, &mut paths);
         queue.changed_keys(&new.queue, &mut paths);
+        limits.changed_keys(&new.limits, &mut paths);
         decisions.changed_keys(&new.decisions, &mut paths);
+        decision_log.changed_keys(&new.decision_log, &mut paths);
         timeouts.changed_keys(&new.timeouts, &mut paths);
+        upstream.changed_keys(&new.upstream, &mut paths);
         probe.changed_keys(&new.probe, &mut paths);
         for name in models.keys().chain(new.models.keys()).collect::<BTreeSet<_>>() {
             let missing = ModelSettings::unset();
@@ -303,27 +382,5 @@ impl Reloadable {
             paths.push("workers".to_owned());
         }
         paths
-    }
-}
-
-impl ModelSettings {
-    /// Settings of a model that the file does not mention.
-    pub(super) fn unset() -> Self {
-        let super::Model { tokenizer, tokenizer_timeout, tokenizer_cache_bytes, slots } =
-            super::Model::default();
-        Self { tokenizer, tokenizer_timeout, tokenizer_cache_bytes, slots }
-    }
-
-    fn changed_keys(&self, new: &Self, model: &str, paths: &mut Vec<String>) {
-        let Self { tokenizer, tokenizer_timeout, tokenizer_cache_bytes, slots } = self;
-        let keys = [
-            ("tokenizer", *tokenizer != new.tokenizer),
-            ("tokenizer_timeout", *tokenizer_timeout != new.tokenizer_timeout),
-            ("tokenizer_cache_bytes", *tokenizer_cache_bytes != new.tokenizer_cache_bytes),
-            // A slot that only one of the two has needs a restart: it is one of the static keys.
-            ("slots", slots.iter().any(|(kind, entry)| new.slots.get(kind).is_some_and(|new| new != entry))),
-        ];
-        let changed = keys.into_iter().filter(|(_, changed)| *changed);
-        paths.extend(changed.map(|(key, _)| format!("models.{model}.{key}")));
     }
 }

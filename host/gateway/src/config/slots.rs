@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use pointsman_embedded_policies::by_name;
 use pointsman_policy_runtime::{Access, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 use pointsman_routing::{NativeMode, Normalize, OnFailure, Picker, SlotKind};
+use pointsman_workers::name_hash;
 use serde::Deserialize;
+use serde_json::Value;
 
 mod check;
 
@@ -17,7 +19,7 @@ pub(super) use check::is_folder_name;
 pub struct SlotEntry {
     /// Native selector.
     pub native: Option<NativeMode>,
-    /// Built-in policy: `kv-aware`, `least-loaded` or `conditional-disagg`.
+    /// Built-in policy, one of [`pointsman_embedded_policies::NAMES`].
     pub builtin: Option<String>,
     /// Policy by name: `parts/NAME.wasm` if the file exists, else the built-in one.
     pub policy: Option<String>,
@@ -100,19 +102,21 @@ struct Ranking<'a> {
 }
 
 impl SlotEntry {
-    /// Returns what the slot is to run.
+    /// Returns what the slot is to run. `salt` is that of the hashes by which policies know tenants.
     #[must_use]
-    pub fn spec(&self, kind: SlotKind) -> SlotSpec {
-        let settings = json(&self.settings);
-        let rank = self.ranking().rank(&settings).unwrap_or_else(|| stock(kind));
+    pub fn spec(&self, kind: SlotKind, salt: u64) -> SlotSpec {
+        let settings = json(&self.settings, salt);
+        let rank = self.ranking().rank(&settings, salt).unwrap_or_else(|| stock(kind));
         let grants = self.grants.clone().unwrap_or_else(|| Access::DEFAULT.to_vec());
         let active =
-            LaneSpec { filters: parts(&self.filters), rank: Some(rank), settings, grants, share: 1.0 };
+            LaneSpec { filters: parts(&self.filters, salt), rank: Some(rank), settings, grants, share: 1.0 };
         let trial = |entry: &Option<TrialEntry>, share: f64| {
             let entry = entry.clone().unwrap_or_default();
-            let settings = entry.settings.as_ref().map_or_else(|| active.settings.clone(), json);
-            let filters = entry.filters.as_deref().map_or_else(|| active.filters.clone(), parts);
-            let rank = entry.ranking().rank(&settings);
+            let settings =
+                entry.settings.as_ref().map_or_else(|| active.settings.clone(), |own| json(own, salt));
+            let filters = entry.filters.as_deref();
+            let filters = filters.map_or_else(|| active.filters.clone(), |own| parts(own, salt));
+            let rank = entry.ranking().rank(&settings, salt);
             let grants = active.grants.clone();
             LaneSpec { share: entry.share.unwrap_or(share), settings, grants, filters, rank }
         };
@@ -151,7 +155,7 @@ impl TrialEntry {
 
 impl Ranking<'_> {
     /// Returns what ranks candidates; `None` when no key names it.
-    fn rank(&self, settings: &str) -> Option<Rank> {
+    fn rank(&self, settings: &str, salt: u64) -> Option<Rank> {
         if let Some(mode) = self.native {
             return Some(Rank::Native(mode));
         }
@@ -162,7 +166,7 @@ impl Ranking<'_> {
             return Some(Rank::Policy(part(name, settings.to_owned())));
         }
         let one = |entry: &ScorerEntry| ScorerPart {
-            part: part(&entry.policy, json(&entry.settings)),
+            part: part(&entry.policy, json(&entry.settings, salt)),
             weight: entry.weight,
             normalize: entry.normalize,
         };
@@ -181,20 +185,47 @@ fn part(name: &str, settings: String) -> Part {
     Part { name: name.to_owned(), file, embedded: by_name(name), settings }
 }
 
-fn parts(entries: &[PartEntry]) -> Vec<Part> {
-    entries.iter().map(|entry| part(&entry.policy, json(&entry.settings))).collect()
+fn parts(entries: &[PartEntry], salt: u64) -> Vec<Part> {
+    entries.iter().map(|entry| part(&entry.policy, json(&entry.settings, salt))).collect()
 }
 
 /// Returns what a slot runs without any key.
 fn stock(kind: SlotKind) -> Rank {
     let name = if kind == SlotKind::DecodeOverride { "conditional-disagg" } else { "kv-aware" };
-    // The slot's settings are meant for a file of the operator or a policy that is named, not for the default.
+    // The slot's settings are meant for a file of the operator or a policy that is named, not for the
+    // default.
     let part = |bytes| Rank::Policy(Part::embedded(name, bytes, "{}".to_owned()));
     by_name(name).map_or(Rank::Native(NativeMode::Kv), part)
 }
 
-fn json(settings: &toml::Table) -> String {
-    serde_json::to_string(settings).unwrap_or_else(|_| "{}".to_owned())
+/// Returns the argument of `configure`. Policies know tenants by their salted hash: `tenant:NAME`, as a
+/// string or as a key of a table, becomes the decimal hash of the tenant NAME.
+fn json(settings: &toml::Table, salt: u64) -> String {
+    let mut settings = serde_json::to_value(settings).unwrap_or_else(|_| serde_json::json!({}));
+    hash_tenants(&mut settings, salt);
+    settings.to_string()
+}
+
+fn hash_tenants(value: &mut Value, salt: u64) {
+    let hash = |text: &str| {
+        let name = text.strip_prefix("tenant:")?;
+        Some(name_hash(name.as_bytes(), salt).to_string())
+    };
+    match value {
+        Value::String(text) => {
+            if let Some(hash) = hash(text) {
+                *text = hash;
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| hash_tenants(value, salt)),
+        Value::Object(entries) => {
+            for (key, mut value) in std::mem::take(entries) {
+                hash_tenants(&mut value, salt);
+                entries.insert(hash(&key).unwrap_or(key), value);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 #[cfg(test)]

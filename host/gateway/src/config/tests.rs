@@ -2,11 +2,11 @@ use super::*;
 
 /// Parses a text as a file is parsed, and returns the problems of all steps as they are shown.
 fn problems(text: &str) -> Vec<String> {
-    let (config, mut problems) = match parse::parse(text) {
+    let (config, mut problems) = match parse(text) {
         Ok(parsed) => parsed,
         Err(problems) => (Config::default(), problems),
     };
-    problems.extend(config.invalid_values());
+    problems.extend(config.in_file(resolve::resolve(&config).1));
     config.errors(problems).to_string().lines().map(str::to_owned).collect()
 }
 
@@ -17,6 +17,7 @@ fn check(text: &str, expected: &[&str]) {
 #[test]
 fn an_empty_file_is_valid_and_b1_enforcing_is_off() {
     check("", &[]);
+    // B1.5: the configuration
     assert!(!Config::default().routing.enforce_disagg);
 }
 
@@ -47,15 +48,14 @@ engine = "vllm"
         text,
         &[
             "line 2: routing.block_size: `0` is too small: expected 1 or more",
-            "line 4: policies.dir: `/no/such` is not a directory: create it or correct the path",
+            "line 4: policies.dir: `/no/such` does not exist; create it",
             "line 5: policies.deadline: `0s` would end everything at once: expected more than 0",
             "line 6: policies.slots.prefill: `native` and `builtin` exclude each other: keep one of them",
             "line 8: policies.slots.prefill.builtin: `kv-awar` is not a built-in policy: expected kv-aware, \
-             least-loaded or conditional-disagg",
+             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded or conditional-disagg",
             "line 10: decisions.bytes: `1000` is too small: expected 65536 or more, or `keep = 0` to record \
              nothing",
-            "line 11: decisions.facts: unknown request or worker fact `prompt-text`: see wit/facts.md for the \
-             names of facts",
+            "line 11: decisions.facts[1]: unknown request or worker fact `prompt-text`: did you mean `prompt-tokens`?",
             &format!(
                 "line 16: workers[1].id: `{id}` is already the id of workers[0]: give each worker its own"
             ),
@@ -115,8 +115,8 @@ colour = 1
             "line 26: workers[1].dp_size: `0` is out of range: expected 1 to 4096",
             "line 27: workers[1].colour: unknown key `colour`: expected one of id, url, role, engine, models, \
              dp_size, bootstrap_host, bootstrap_port, transport, labels, taints, topology, kv_transfer, kv_addr, \
-             kv_events, kv_replay, local_prefill, prefill_cancellable, max_concurrency, total_blocks, loras, \
-             api_key",
+             kv_events, kv_replay, local_prefill, prefill_cancellable, max_concurrency, block_size, total_blocks, \
+             loras, api_key",
             "line 29: servr: unknown key `servr`: did you mean `server`?",
         ],
     );
@@ -158,8 +158,86 @@ fn flags_take_precedence_before_values_are_checked() {
     std::fs::write(file.path(), "[routing]\nblock_size = 0\nretrys = 1\n").unwrap();
     let load = |block_size| Config::load(Some(file.path()), |config| config.routing.block_size = block_size);
     let path = file.path().display();
-    let unknown = format!("{path}:3: routing.retrys: unknown key `retrys`: did you mean `retries`?");
+    let unknown = format!("{path}:3:1: routing.retrys: unknown key `retrys`: did you mean `retries`?");
     assert_eq!(load(16).unwrap_err().to_string(), unknown);
-    let zero = format!("{path}:2: routing.block_size: `0` is too small: expected 1 or more");
+    let zero = format!("{path}:2:1: routing.block_size: `0` is too small: expected 1 or more");
     assert_eq!(load(0).unwrap_err().to_string(), format!("{zero}\n{unknown}"));
+}
+
+#[test]
+fn limits_of_requests_are_within_bounds() {
+    check(
+        "[limits]\nchoices = 0\nsequences = 4294967295",
+        &[
+            "line 2: limits.choices: `0` is too small: expected 1 or more",
+            "line 3: limits.sequences: `4294967295` is too large: expected at most 1048576",
+        ],
+    );
+}
+
+#[test]
+fn a_message_never_shows_a_secret() {
+    let texts = [
+        "[server]\napi_keys = \"sk-SECRET\"",
+        "[server]\napi_keys = [7007]",
+        "[server]\napi_keys = [\"a\", { k = \"sk-SECRET\" }]",
+        "[server]\nadmin_token = 7007",
+        "[server]\nadmin_token = [\"sk-SECRET\"]",
+        "[server]\nadmin_token = \"sk-SECRET",
+        "[server]\nadmin_token = sk-SECRET",
+        "[server]\nadmin_token = \"sk-SECRET\" x",
+        "[server]\nadmin_token = \"sk-SECRET\"\nadmin_token = \"sk-SECRET\"",
+        "[routing]\nhash_salt = \"sk-SECRET, expected x\"",
+        "[[workers]]\nurl = \"http://a:1\"\nrole = \"prefill\"\nengine = \"vllm\"\napi_key = 7007",
+    ];
+    for text in texts {
+        let problems = problems(text);
+        assert!(!problems.is_empty(), "{text}");
+        for problem in problems {
+            assert!(!problem.contains("SECRET") && !problem.contains("7007"), "{problem}");
+            assert!(problem.starts_with("line "), "{problem}");
+        }
+    }
+    check(
+        "[server]\nadmin_token = 7007",
+        &[
+            "line 2: server.admin_token: invalid type: integer, expected a string (the value is a secret and is not shown)",
+        ],
+    );
+}
+
+#[test]
+fn the_settings_do_not_print_a_secret() {
+    let text = "[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
+                role = \"prefill\"\nengine = \"vllm\"\napi_key = \"sk-SECRET\"";
+    let (config, _) = parse(text).unwrap();
+    let settings = config.resolve().unwrap();
+    for shown in [format!("{config:?}"), format!("{settings:?}"), format!("{settings:#?}")] {
+        assert!(!shown.contains("SECRET"), "{shown}");
+    }
+}
+
+#[test]
+fn a_network_needs_an_admin_token_or_a_word_that_it_is_meant() {
+    let problem = "line 2: server.admin_listen: `0.0.0.0:9090` can be reached from the network, and there is no admin \
+                   token: add `admin_token_file`, listen on 127.0.0.1, or set `admin_insecure = true` to let everyone \
+                   change this gateway";
+    let listen = "[server]\nadmin_listen = \"0.0.0.0:9090\"";
+    check(listen, &[problem]);
+    check(&format!("{listen}\nadmin_token = \"t\""), &[]);
+    check(&format!("{listen}\nadmin_insecure = true"), &[]);
+    check("[server]\nadmin_listen = \"[::1]:9090\"", &[]);
+    check(
+        "[server]\nadmin_names = [\"gw\", \"gw:9\"]",
+        &[
+            "line 2: server.admin_names[1]: `gw:9` is not a host name: expected letters, digits, `-` and `.`, without a \
+           port",
+        ],
+    );
+}
+
+#[test]
+fn g_a_credit_for_shared_caches_is_not_offered() {
+    let found = problems("[routing.cost]\nshared_cache_multiplier = 0.5\n");
+    assert!(found[0].starts_with("line 2: routing.cost.shared_cache_multiplier: unknown key"), "{found:?}");
 }

@@ -1,6 +1,8 @@
 //! A plain OpenAI-compatible engine: one leg, the client's body without the reserved fields.
 
-use super::{Connector, HandoffKind};
+use pointsman_orchestration::HandoffKind;
+
+use super::Connector;
 
 /// The dialect.
 #[derive(Debug)]

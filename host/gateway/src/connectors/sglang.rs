@@ -4,10 +4,20 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use pointsman_workers::Role;
 use serde_json::json;
 
-use super::{Abort, Connector, HandoffKind, LegContext, RequestToken, clean};
-use crate::{openai::json::Edit, openai::request::Request};
+use pointsman_orchestration::HandoffKind;
+
+use super::{Abort, Connector, LegContext, RequestToken, clean, rooms};
+use crate::{
+    openai::json::Edit,
+    openai::request::{Endpoint, Request},
+};
+
+/// The bootstrap host that means a transfer without a partner: SGLang warms up its workers with it
+/// (`srt/disaggregation/utils.py`, `FAKE_BOOTSTRAP_HOST`).
+const NO_PARTNER: &str = "2.2.2.2";
 
 /// The dialect.
 #[derive(Debug)]
@@ -16,6 +26,11 @@ pub(super) struct Sglang;
 impl Connector for Sglang {
     fn handoff(&self) -> Option<HandoffKind> {
         Some(HandoffKind::Bootstrap)
+    }
+
+    /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat.
+    fn unsplittable(&self, request: &Request) -> Option<&'static str> {
+        (request.endpoint == Endpoint::Messages).then_some("/v1/messages")
     }
 
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
@@ -41,6 +56,14 @@ impl Connector for Sglang {
         let mut edit = clean(request).set("rid", json!(context.token.to_string()).to_string());
         if let Some(target) = context.decode.filter(|target| target.spec.dp_size > 1) {
             edit = edit.set("routed_dp_rank", target.rank.to_string());
+        }
+        let half = context.decode.filter(|target| target.spec.role != Role::Aggregated);
+        if let Some(target) = half.filter(|_| request.hints.probe) {
+            // A worker of a pair refuses a request without a partner.
+            let room = rooms(1, target.spec.dp_size, target.rank);
+            edit = edit
+                .set("bootstrap_host", json!(NO_PARTNER).to_string())
+                .set("bootstrap_room", json!(room.first()).to_string());
         }
         edit.finish()
     }

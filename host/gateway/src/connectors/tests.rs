@@ -12,8 +12,13 @@ fn spec(flag: &str) -> WorkerSpec {
 }
 
 fn request(endpoint: Endpoint, body: &str) -> Arc<Request> {
-    Request::parse(endpoint, &HeaderMap::new(), Bytes::copy_from_slice(body.as_bytes()), HintTrust::Trusted)
-        .unwrap()
+    Request::parse(
+        endpoint,
+        &HeaderMap::new(),
+        Bytes::copy_from_slice(body.as_bytes()),
+        &HintTrust::Trusted.into(),
+    )
+    .unwrap()
 }
 
 fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<&'a str>) -> LegContext<'a> {
@@ -53,6 +58,7 @@ fn c1_c7a_a_nixl_prefill_is_never_streamed_and_asks_for_one_token() {
     let worker = spec(NIXL);
     let request = request(Endpoint::ChatCompletions, CHAT);
     let body = connector_for(&worker).prefill(&request, &context(&worker, &worker, None));
+    // C1.1, C7a.1
     assert_eq!(
         value(&body),
         json!({"model":"m","messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,
@@ -67,6 +73,7 @@ fn c1_a_nixl_decode_gets_the_original_back_with_the_parameters_verbatim() {
     let parameters = r#"{"remote_block_ids":[[1,  2]],"odd":1e2}"#;
     let body = connector_for(&worker).decode(&request, &context(&worker, &worker, Some(parameters)));
     let text = std::str::from_utf8(&body).unwrap();
+    // C1.3, C7.2, D1.4
     assert!(
         text.contains(parameters) && text.contains(r#""max_tokens":50,"max_completion_tokens":60"#),
         "{text}"
@@ -83,6 +90,7 @@ fn e1_a_handoff_is_consumed_by_a_decode_of_one_token() {
     );
     let body =
         connector_for(&worker).decode_one_token(&request, &context(&worker, &worker, Some(r#"{"a":1}"#)));
+    // E1.3
     assert_eq!(
         value(&body),
         json!({"model":"m","prompt":"x","stream":false,"max_tokens":1,"min_tokens":1,"kv_transfer_params":{"a":1}})
@@ -94,7 +102,9 @@ fn c7_the_parameters_of_a_real_engine_are_read_and_stay_opaque() {
     let recorded = include_bytes!("../../../../tests/fixtures/pd/prefill-response.json");
     let answer = connector_for(&spec(NIXL)).read_prefill(recorded);
     let PrefillAnswer::Handoff { parameters, cached_tokens } = answer else { panic!("{answer:?}") };
+    // C7.4
     assert_eq!(cached_tokens, Some(0));
+    // C7.2
     assert_eq!(value(parameters.as_bytes()), value(recorded)["kv_transfer_params"]);
     // What decode gets is what the recorded decode request carried.
     let sent = value(include_bytes!("../../../../tests/fixtures/pd/decode-request.json"));
@@ -106,6 +116,7 @@ fn c7_missing_data_and_missing_parameters_are_two_errors() {
     let read = |body: &str| connector_for(&spec(NIXL)).read_prefill(body.as_bytes());
     assert!(matches!(read("<html>"), PrefillAnswer::MissingData(_)));
     assert_eq!(read(r#"{"choices":[]}"#), PrefillAnswer::MissingData("no choices".into()));
+    // C7.5
     assert_eq!(read(r#"{"choices":[{"finish_reason":"length"}]}"#), PrefillAnswer::MissingParameters);
     let null = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":null}"#;
     assert_eq!(read(null), PrefillAnswer::MissingParameters);
@@ -124,6 +135,7 @@ fn c7a_incomplete_parameters_are_never_a_handoff() {
         let whole = recorded.clone();
         recorded["kv_transfer_params"][field] = Value::Null;
         let answer = connector_for(&spec(NIXL)).read_prefill(recorded.to_string().as_bytes());
+        // C7a.2
         assert_eq!(answer, PrefillAnswer::Incomplete(field));
         recorded = whole;
     }
@@ -150,7 +162,9 @@ fn c6_an_sglang_pair_carries_the_same_bootstrap_address_and_room() {
         all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         all
     };
+    // C6.1
     assert_eq!(value(&p), with(json!({"routed_dp_rank":1})));
+    // D1.1, D1.2
     assert_eq!(value(&d), with(json!({"routed_dp_rank":0,"disagg_prefill_dp_rank":1})));
 }
 
@@ -159,6 +173,7 @@ fn c6_an_unset_bootstrap_port_is_null_and_a_batch_has_arrays() {
     let worker = spec("role=prefill,engine=sglang,url=http://h:1");
     let batch = request(Endpoint::Completions, r#"{"model":"m","prompt":["a","b"]}"#);
     let body = value(&connector_for(&worker).prefill(&batch, &context(&worker, &worker, None)));
+    // C6.3
     assert_eq!(body["bootstrap_host"], json!(["h", "h"]));
     assert_eq!(body["bootstrap_port"], json!([null, null]));
     assert_eq!(body["bootstrap_room"], json!([4_611_686_018_427_387_904_u64, 5]));
@@ -203,6 +218,7 @@ fn c9_a_handoff_result_with_bootstrap_fields_is_a_bootstrap() {
     let request = request(Endpoint::ChatCompletions, r#"{"model":"m","messages":[]}"#);
     let body = connector_for(&worker).decode(&request, &context(&worker, &worker, Some(&parameters)));
     let expected = json!({"model":"m","messages":[],"bootstrap_host":"10.0.0.9","bootstrap_port":8998,"bootstrap_room":77});
+    // C9.1
     assert_eq!(value(&body), expected);
 }
 
@@ -216,6 +232,8 @@ fn c6_mooncake_legs_share_a_transfer_id_and_decode_names_the_prefill_engine() {
     let context = context(&prefill, &decode, None);
     let connector = connector_for(&prefill);
     assert_eq!(connector.handoff(), Some(HandoffKind::Bootstrap));
+    // C6.2: vLLM without a bootstrap address
+    assert_eq!(connector_for(&spec(NIXL)).handoff(), Some(HandoffKind::Completed));
     let id = format!("xfer-{}", "ab".repeat(16));
     assert_eq!(
         value(&connector.prefill(&request, &context)),
@@ -299,7 +317,9 @@ proptest! {
     fn c6_rooms_fit_63_bits_and_tell_the_rank(x in any::<u64>(), size in 1_u32..5_000, rank in 0_u32..5_000) {
         let rank = rank % size;
         let room = room(x, size, DpRank(rank));
+        // C6.4
         prop_assert!(room <= i64::MAX as u64);
+        // C6.5
         prop_assert_eq!(room % u64::from(size), u64::from(rank));
     }
 }
@@ -308,4 +328,8 @@ proptest! {
 fn c6_rooms_are_fresh() {
     let many: std::collections::HashSet<u64> = (0..1_000).flat_map(|_| rooms(2, 1, DpRank(0))).collect();
     assert_eq!(many.len(), 2_000);
+    let mut eighths = [0_u32; 8];
+    many.iter().for_each(|room| eighths[(room >> 60) as usize] += 1);
+    // C6.4: uniform
+    assert!(eighths.iter().all(|count| (180..320).contains(count)), "{eighths:?}");
 }

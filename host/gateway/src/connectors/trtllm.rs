@@ -5,7 +5,9 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-use super::{Connector, HandoffKind, LegContext, PrefillAnswer, Target, clean, token_header};
+use pointsman_orchestration::HandoffKind;
+
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, token_header};
 use crate::{
     openai::json::{Edit, JsonBody},
     openai::request::{Endpoint, Request},
@@ -49,6 +51,9 @@ impl Connector for Trtllm {
 
     /// A handoff has one consumer.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
+        if request.endpoint == Endpoint::Messages {
+            return Some("/v1/messages");
+        }
         if request.n > 1 {
             return Some("n");
         }
@@ -57,7 +62,7 @@ impl Connector for Trtllm {
 
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
         let ask = json!({ "request_type": "context_only", "disagg_request_id": context.rooms.first() });
-        clean(request)
+        clean_prompt(request)
             .remove("stream_options")
             .set("stream", "false")
             .set("disaggregated_params", ask.to_string())
@@ -65,15 +70,25 @@ impl Connector for Trtllm {
     }
 
     fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        generation(clean(request), request.endpoint, context)
+        generation(clean_prompt(request), request.endpoint, context)
     }
 
     fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        let mut edit = clean(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
+        let mut edit =
+            clean_prompt(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
         if request.body.get("max_completion_tokens").is_some() {
             edit = edit.set("max_completion_tokens", "1");
         }
         generation(edit, request.endpoint, context)
+    }
+
+    fn single(&self, request: &Request, _: &LegContext<'_>) -> Bytes {
+        clean_prompt(request).finish()
+    }
+
+    /// The engine sends the prompt's ids with the parameters, also when they are not needed (C8).
+    fn private_answer_fields(&self) -> &'static [&'static str] {
+        &["disaggregated_params", "prompt_token_ids", "prompt_token_ids_b64", "kv_transfer_params"]
     }
 
     fn headers(&self, context: &LegContext<'_>, _: Target<'_>) -> LegHeaders {
@@ -107,6 +122,12 @@ impl Connector for Trtllm {
             cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
         }
     }
+}
+
+/// Removes the reserved fields, and the token ids that the engine would take in the messages' place: the
+/// gateway routed by the messages.
+fn clean_prompt(request: &Request) -> Edit<'_> {
+    clean(request).remove("prompt_token_ids")
 }
 
 /// Without a handoff the worker prefills locally.

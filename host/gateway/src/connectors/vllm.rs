@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue};
 use super::{LegContext, Target, clean, token_header};
 use crate::{
     openai::json::{Edit, JsonBody},
-    openai::request::Request,
+    openai::request::{Endpoint, Request},
     upstream::LegHeaders,
 };
 
@@ -33,8 +33,12 @@ pub(super) fn prefill(request: &Request) -> Edit<'_> {
         .remove("logprobs")
         .remove("top_logprobs")
         .set("stream", "false")
-        .set("max_tokens", "1")
-        .set("min_tokens", "1");
+        .set("max_tokens", "1");
+    if request.endpoint == Endpoint::Messages {
+        // This endpoint has no `min_tokens`: a prefill may end with end-of-sequence (C8).
+        return edit;
+    }
+    let edit = edit.set("min_tokens", "1");
     if request.body.get("max_completion_tokens").is_some() {
         return edit.set("max_completion_tokens", "1");
     }

@@ -4,7 +4,9 @@
 use bytes::Bytes;
 use serde_json::json;
 
-use super::{Connector, HandoffKind, LegContext, Target, clean, vllm};
+use pointsman_orchestration::HandoffKind;
+
+use super::{Connector, LegContext, Target, clean, vllm};
 use crate::{openai::json::Edit, openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.

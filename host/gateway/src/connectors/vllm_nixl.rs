@@ -5,7 +5,9 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Connector, HandoffKind, LegContext, PrefillAnswer, Target, clean, vllm};
+use pointsman_orchestration::HandoffKind;
+
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, vllm};
 use crate::{openai::json::JsonBody, openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -21,6 +23,11 @@ const NEEDED: [&str; 4] = ["remote_block_ids", "remote_engine_id", "remote_host"
 struct Answer<'a> {
     #[serde(default)]
     choices: Vec<Choice>,
+    /// `message` for an answer of the Messages API, which has no choices.
+    #[serde(default, rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    stop_reason: Option<String>,
     #[serde(borrow, default)]
     kv_transfer_params: Option<&'a RawValue>,
     #[serde(default)]
@@ -35,11 +42,29 @@ struct Choice {
 #[derive(Deserialize)]
 struct UsageObject {
     prompt_tokens_details: Option<Details>,
+    cache_read_input_tokens: Option<u32>,
 }
 
 #[derive(Deserialize)]
 struct Details {
     cached_tokens: Option<u32>,
+}
+
+impl Answer<'_> {
+    /// Why generation ended, if the answer says so; `None`: it is not an answer.
+    fn finish(&self) -> Option<Option<&str>> {
+        if self.kind.as_deref() == Some("message") {
+            return Some(self.stop_reason.as_deref());
+        }
+        self.choices.first().map(|choice| choice.finish_reason.as_deref())
+    }
+}
+
+impl UsageObject {
+    fn cached_tokens(self) -> Option<u32> {
+        let details = self.prompt_tokens_details.and_then(|details| details.cached_tokens);
+        details.or(self.cache_read_input_tokens)
+    }
 }
 
 impl Connector for VllmNixl {
@@ -76,13 +101,13 @@ impl Connector for VllmNixl {
             Ok(answer) => answer,
             Err(error) => return PrefillAnswer::MissingData(error.to_string()),
         };
-        let Some(choice) = answer.choices.first() else {
+        let Some(finish) = answer.finish() else {
             return PrefillAnswer::MissingData("no choices".to_owned());
         };
         let Some(parameters) = answer.kv_transfer_params.filter(|parameters| parameters.get() != "null")
         else {
-            return match choice.finish_reason.as_deref() {
-                Some("length") | None => PrefillAnswer::MissingParameters,
+            return match finish {
+                Some("length" | "max_tokens") | None => PrefillAnswer::MissingParameters,
                 Some(_) => PrefillAnswer::WasAll,
             };
         };
@@ -94,7 +119,7 @@ impl Connector for VllmNixl {
             Some(field) => PrefillAnswer::Incomplete(field),
             None => PrefillAnswer::Handoff {
                 parameters: parameters.get().to_owned(),
-                cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
+                cached_tokens: answer.usage.and_then(UsageObject::cached_tokens),
             },
         }
     }

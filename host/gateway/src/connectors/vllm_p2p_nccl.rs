@@ -3,7 +3,9 @@
 
 use bytes::Bytes;
 
-use super::{Connector, HandoffKind, LegContext, Target, clean, token_header, vllm};
+use pointsman_orchestration::HandoffKind;
+
+use super::{Connector, LegContext, Target, clean, token_header, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.

@@ -6,23 +6,37 @@
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 
 use pointsman_policy_runtime::Command;
-use pointsman_routing::{Decisions, facts::UnknownFact};
-use pointsman_workers::{Registry, WorkerId, WorkerSpec, probe::ProbeConfig};
+use pointsman_routing::{BusyRules, Decisions, facts::UnknownFact};
+use pointsman_workers::{ModelName, Registry, WorkerId, WorkerSpec, probe::ProbeConfig};
 
 use super::slots::specs;
 use crate::{
     config::{
+        Problem,
         reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
         settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
     },
-    state::{Settings, SharedState, State, rate_limit::RateLimiter},
+    state::{Settings, SharedState, State, open_files::connection_limit, rate_limit::RateLimiter},
+    telemetry::decision_log::DecisionLog,
     tokenization::Tokens,
 };
 
 impl ReloadTarget for SharedState {
     async fn apply(&self, before: &Reloadable, after: &Reloadable) -> Result<Applied, ReloadError> {
-        let Reloadable { server, routing, policies, queue, decisions, timeouts: _, probe, models, workers } =
-            after;
+        let Reloadable {
+            server,
+            routing,
+            policies,
+            queue,
+            limits,
+            decisions,
+            decision_log,
+            timeouts: _,
+            upstream: _,
+            probe,
+            models,
+            workers,
+        } = after;
         let state = self.get();
         let invalid = |error: String| ReloadError::Invalid(error);
         let tokens = load_tokens(&state, models.clone()).await?;
@@ -32,23 +46,36 @@ impl ReloadTarget for SharedState {
             let facts = Decisions::facts(&decisions.facts).map_err(|error| invalid(error.to_string()))?;
             Arc::new(state.router.decisions().successor(decisions.keep, decisions.bytes, facts))
         };
+        let log = if *decision_log == before.decision_log {
+            state.decision_log.clone()
+        } else {
+            let block_tokens = state.settings.measure.block_size;
+            let started = DecisionLog::start(decision_log, block_tokens, &state.metrics);
+            started.map_err(|error| {
+                invalid(format!("decisions.log_dir: cannot start the log's thread: {error}"))
+            })?
+        };
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
         state.queue.set_limit(queue.limit);
+        state.body_bytes.set_limit(limits.body_bytes_in_flight);
+        state.realtime.set_limit(limits.realtime_connections);
+        state.connections.set_limit(connection_limit(limits.connections));
         state.probe.send_if_modified(|config| {
             let changed = *config != probe_config(probe);
             *config = probe_config(probe);
             changed
         });
-        let keeps_limiter = before.server.requests_per_second == server.requests_per_second
-            && before.server.api_keys == server.api_keys;
-        let limiter = if keeps_limiter { state.limiter.clone() } else { rate_limiter(server) };
+        let limiter =
+            if keeps_limiter(&before.server, server) { state.limiter.clone() } else { rate_limiter(server) };
         let router = state.router.reconfigured(routing.cost, policies.on_failure, record);
+        let router = router.with_busy(busy_rules(after));
         self.replace(State {
             settings: Settings::new(state.settings.measure.block_size, after),
             router: Arc::new(router),
             limiter,
+            decision_log: log,
             tokens: Arc::new(tokens),
             ..(*state).clone()
         });
@@ -65,8 +92,11 @@ async fn load_tokens(
     let state = state.clone();
     let load = move || Tokens::load(&models, &state.registry, Some(&state.tokens));
     let loaded = tokio::task::spawn_blocking(load).await;
-    let loaded = loaded.unwrap_or_else(|error| Err(anyhow::anyhow!("loading the tokenizers: {error}")));
-    loaded.map_err(|error| ReloadError::Invalid(format!("{error:#}")))
+    let failed = |error| vec![Problem::new("models", format!("loading the tokenizers failed: {error}"))];
+    loaded.unwrap_or_else(|error| Err(failed(error))).map_err(|problems| {
+        let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        ReloadError::Invalid(lines.join("\n"))
+    })
 }
 
 /// Returns an empty record of decisions.
@@ -77,9 +107,23 @@ pub(super) fn record_of_decisions(settings: &DecisionSettings) -> Result<Decisio
     Ok(Decisions::new(settings.keep, settings.bytes, Decisions::facts(&settings.facts)?))
 }
 
+/// Returns the thresholds beyond which workers are busy.
+pub(super) fn busy_rules(settings: &Reloadable) -> BusyRules {
+    let models = settings.models.iter().map(|(name, model)| (ModelName::new(name), model.busy.clone()));
+    BusyRules::new(settings.routing.busy.clone(), models)
+}
+
+/// Whether the clients and their rates are the same as before.
+fn keeps_limiter(before: &ServerSettings, after: &ServerSettings) -> bool {
+    before.requests_per_second == after.requests_per_second
+        && before.api_keys == after.api_keys
+        && before.tenants == after.tenants
+}
+
 pub(super) fn rate_limiter(server: &ServerSettings) -> Option<Arc<RateLimiter>> {
     let per_second = NonZeroU32::new(server.requests_per_second)?;
-    Some(Arc::new(RateLimiter::new(per_second, &server.api_keys)))
+    let keys = server.api_keys.iter().chain(server.tenants.values().flatten());
+    Some(Arc::new(RateLimiter::new(per_second, keys)))
 }
 
 pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {

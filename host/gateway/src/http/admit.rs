@@ -1,17 +1,28 @@
 //! Admits a request: refuses it before its body is read, or reads the body.
 
+use std::net::IpAddr;
+
 use axum::{body::Body, http::HeaderMap};
 use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    auth::{authorize, bearer},
+    auth::{authorize_client, client_key},
     body::{self, BodyLimits},
 };
-use crate::{openai::error::ApiError, state::State};
+use crate::{budget::Share, openai::error::ApiError, state::State};
+
+/// A request that was let in.
+pub(super) struct Admitted {
+    pub(super) body: Bytes,
+    /// Salted hash of the request's tenant.
+    pub(super) tenant: Option<u64>,
+    /// The body's part of the bytes in flight.
+    pub(super) held: Share,
+}
 
 /// Checks that the daemon takes requests, the API key and the rate limit, and reads the body. `started` is
-/// when the first byte of the request arrived.
+/// when the first byte of the request arrived, `peer` where it comes from.
 ///
 /// # Errors
 /// [`ApiError`] that names the check or the limit.
@@ -20,21 +31,18 @@ pub(super) async fn admit(
     headers: &HeaderMap,
     body: Body,
     started: Instant,
-) -> Result<Bytes, ApiError> {
-    let settings = &state.settings;
+    peer: IpAddr,
+) -> Result<Admitted, ApiError> {
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
-    authorize(&settings.api_keys, headers)?;
+    let tenant = authorize_client(state, headers, peer).await?;
     if let Some(limiter) = &state.limiter {
         limiter
-            .check(bearer(headers).unwrap_or_default())
+            .check(client_key(headers).unwrap_or_default())
             .map_err(|error| ApiError::RateLimited(error.per_second))?;
     }
-    let limits = BodyLimits {
-        bytes: settings.max_body_bytes,
-        idle: settings.body_idle_timeout,
-        deadline: started + settings.request_timeout,
-    };
-    body::read(body, limits).await
+    let mut held = state.body_bytes.share();
+    let body = body::read(body, BodyLimits::of(state, started), &mut held).await?;
+    Ok(Admitted { body, tenant, held })
 }

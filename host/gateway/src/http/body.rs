@@ -1,16 +1,39 @@
-//! Reads a request body within its limits: size, pauses of the client, and the request's deadline.
+//! Reads a request body within its limits: size, pauses and rate of the client, the request's deadline, and
+//! the bytes that all bodies in flight may take.
 
 use std::{
     error::Error,
     io::{self, ErrorKind},
 };
 
-use axum::body::Body;
+use axum::{
+    body::Body,
+    extract::{Request, State as Extract},
+    http::Response,
+    middleware::Next,
+};
 use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Duration, Instant, timeout_at};
 
-use crate::openai::error::ApiError;
+use super::request_id;
+use crate::{
+    budget::Share,
+    openai::error::ApiError,
+    state::{SharedState, State},
+};
+
+/// Largest body that may use the last eighth of the bytes in flight: large uploads cannot keep small
+/// requests out.
+const SMALL_BODY: usize = 256 * 1024;
+/// Part of the bytes in flight that only small bodies may use.
+const SMALL_BODIES_PART: usize = 8;
+/// Memory that is reserved for a body at once because of its declared length, bytes: not touched before bytes
+/// arrive, so a lie costs address space only.
+const MAX_RESERVED: usize = 1024 * 1024;
+/// Limit of a body for operators' endpoints, bytes.
+const MAX_OPERATORS_BODY: usize = 1024 * 1024;
 
 /// Limits of a body.
 #[derive(Clone, Copy, Debug)]
@@ -19,42 +42,92 @@ pub(super) struct BodyLimits {
     pub(super) bytes: usize,
     /// How long the client may pause.
     pub(super) idle: Duration,
+    /// Smallest rate in bytes per second, after the first `idle`; 0: any rate.
+    pub(super) min_rate: u32,
     /// Deadline of the whole request.
     pub(super) deadline: Instant,
 }
 
-/// Reads a body whole. A body of one frame is not copied.
+impl BodyLimits {
+    /// Returns the limits of a request whose first byte arrived at `started`.
+    pub(super) fn of(state: &State, started: Instant) -> Self {
+        let settings = &state.settings;
+        Self {
+            bytes: settings.max_body_bytes,
+            idle: settings.body_idle_timeout,
+            min_rate: settings.min_body_rate,
+            deadline: started + settings.request_timeout,
+        }
+    }
+
+    /// Until when the next bytes of an upload must arrive that began at `begun`, and what is wrong otherwise.
+    fn next_until(&self, begun: Instant, received: usize) -> (Instant, ApiError) {
+        let mut first = (self.deadline, ApiError::Deadline);
+        let idle = Instant::now() + self.idle;
+        if idle < first.0 {
+            first = (idle, ApiError::RequestTimeout(self.idle));
+        }
+        if self.min_rate > 0 {
+            #[expect(clippy::cast_precision_loss, reason = "the size of a body")]
+            let earned = Duration::from_secs_f64(received as f64 / f64::from(self.min_rate));
+            let slowest = begun + self.idle + earned;
+            if slowest < first.0 {
+                first = (slowest, ApiError::BodyTooSlow(self.min_rate));
+            }
+        }
+        first
+    }
+}
+
+/// Reads a body whole. A body of one frame is not copied. `held` grows with the bytes that arrive.
 ///
 /// # Errors
 /// [`ApiError`] that names the limit, or the failure of the client's connection.
-pub(super) async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, ApiError> {
+pub(super) async fn read(body: Body, limits: BodyLimits, held: &mut Share) -> Result<Bytes, ApiError> {
+    // Before the first poll: the HTTP server then asks a client that waits for `100 Continue` to go on.
+    if body.size_hint().lower() > limits.bytes as u64 {
+        return Err(ApiError::PayloadTooLarge(limits.bytes));
+    }
+    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(0);
+    let begun = Instant::now();
     let mut body = Limited::new(body, limits.bytes);
     let (mut first, mut joined) = (Bytes::new(), BytesMut::new());
     loop {
-        let until = limits.deadline.min(Instant::now() + limits.idle);
-        let Ok(next) = timeout_at(until, body.frame()).await else {
-            let late = until == limits.deadline;
-            return Err(if late { ApiError::Deadline } else { ApiError::RequestTimeout(limits.idle) });
-        };
+        let (until, late) = limits.next_until(begun, held.amount());
+        let Ok(next) = timeout_at(until, body.frame()).await else { return Err(late) };
         let Some(frame) = next else { break };
-        let frame = frame.map_err(|error| {
-            if error.is::<LengthLimitError>() {
-                ApiError::PayloadTooLarge(limits.bytes)
-            } else if is_cut(&*error) {
-                ApiError::ClientClosed
-            } else {
-                ApiError::InvalidRequest(format!("body: {error}"))
-            }
-        })?;
+        let frame = frame.map_err(|error| failure(&*error, limits.bytes))?;
         let Ok(data) = frame.into_data() else { continue };
+        reserve(held, data.len())?;
         if first.is_empty() && joined.is_empty() {
             first = data;
         } else {
+            // A frame refers to the buffer it was read into, which may be a thousand times as large: it is
+            // copied.
+            if joined.is_empty() {
+                joined.reserve(declared.min(MAX_RESERVED));
+            }
             joined.extend_from_slice(&std::mem::take(&mut first));
             joined.extend_from_slice(&data);
         }
     }
     Ok(if joined.is_empty() { first } else { joined.freeze() })
+}
+
+fn reserve(held: &mut Share, more: usize) -> Result<(), ApiError> {
+    let is_small = held.amount() + more <= SMALL_BODY;
+    let kept_free = if is_small { 0 } else { held.limit() / SMALL_BODIES_PART };
+    if held.grow(more, kept_free) { Ok(()) } else { Err(ApiError::BodyBytesInFlight(held.limit())) }
+}
+
+fn failure(error: &(dyn Error + Send + Sync + 'static), limit: usize) -> ApiError {
+    if error.is::<LengthLimitError>() {
+        ApiError::PayloadTooLarge(limit)
+    } else if is_cut(error) {
+        ApiError::ClientClosed
+    } else {
+        ApiError::InvalidRequest(format!("body: {error}"))
+    }
 }
 
 /// Whether the connection ended before the body did.
@@ -72,6 +145,23 @@ fn is_cut(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
+/// Reads the body of an operator's request, within the limits of clients' bodies, before its handler.
+pub(crate) async fn whole(
+    Extract(shared): Extract<SharedState>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let state = shared.get();
+    let (parts, body) = request.into_parts();
+    let mut limits = BodyLimits::of(&state, Instant::now());
+    limits.bytes = limits.bytes.min(MAX_OPERATORS_BODY);
+    let mut held = state.body_bytes.share();
+    match read(body, limits, &mut held).await {
+        Ok(body) => next.run(Request::from_parts(parts, Body::from(body))).await,
+        Err(error) => error.response(&request_id(&parts.headers)).map(Body::from),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -79,10 +169,12 @@ mod tests {
     use futures_util::stream;
 
     use super::*;
+    use crate::budget::Budget;
 
     const LIMITS: fn() -> BodyLimits = || BodyLimits {
         bytes: 10,
         idle: Duration::from_secs(30),
+        min_rate: 0,
         deadline: Instant::now() + Duration::from_secs(100),
     };
 
@@ -103,16 +195,36 @@ mod tests {
             (vec![(29, "abc"), (29, ""), (29, "de"), (1, "f")], "abcdef"),
             (vec![(0, ""), (0, "ab")], "ab"),
         ] {
-            assert_eq!(read(body(frames), LIMITS()).await.unwrap(), expected);
+            let budget = Budget::new(100);
+            let mut held = budget.share();
+            assert_eq!(read(body(frames), LIMITS(), &mut held).await.unwrap(), expected);
+            assert_eq!(budget.used(), expected.len());
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_limit_is_named() {
-        let read = async |frames| read(body(frames), LIMITS()).await.unwrap_err();
-        assert_eq!(read(vec![(0, "abcdef"), (0, "ghijk")]).await, ApiError::PayloadTooLarge(10));
-        assert_eq!(read(vec![(0, "a"), (31, "b")]).await, ApiError::RequestTimeout(Duration::from_secs(30)));
+        let within = async |frames, limits| {
+            read(body(frames), limits, &mut Budget::new(100).share()).await.unwrap_err()
+        };
+        let read_all = async |frames| within(frames, LIMITS()).await;
+        assert_eq!(read_all(vec![(0, "abcdef"), (0, "ghijk")]).await, ApiError::PayloadTooLarge(10));
+        let idle = Duration::from_secs(30);
+        assert_eq!(read_all(vec![(0, "a"), (31, "b")]).await, ApiError::RequestTimeout(idle));
         let slow = vec![(29, "a"), (29, "b"), (29, "c"), (29, "d")];
-        assert_eq!(read(slow).await, ApiError::Deadline);
+        assert_eq!(read_all(slow.clone()).await, ApiError::Deadline);
+        let limits = BodyLimits { min_rate: 1, ..LIMITS() };
+        assert_eq!(within(slow, limits).await, ApiError::BodyTooSlow(1));
+        let full = read(body(vec![(0, "ab"), (0, "cd")]), LIMITS(), &mut Budget::new(3).share()).await;
+        assert_eq!(full, Err(ApiError::BodyBytesInFlight(3)));
+    }
+
+    #[test]
+    fn the_last_part_is_for_small_bodies() {
+        let budget = Budget::new(SMALL_BODY * SMALL_BODIES_PART);
+        let mut large = budget.share();
+        assert_eq!(reserve(&mut large, SMALL_BODY * (SMALL_BODIES_PART - 1)), Ok(()));
+        assert!(reserve(&mut large, 1).is_err());
+        assert_eq!(reserve(&mut budget.share(), SMALL_BODY), Ok(()));
     }
 }

@@ -8,26 +8,45 @@ use axum::{
 };
 use bytes::Bytes;
 use pointsman_routing::Purpose;
+use pointsman_workers::{Leg, ModelName};
 use tokio_util::sync::CancellationToken;
 
-use super::{DataThread, admit::admit, first_byte::FirstByte, request_id};
+use super::{
+    DataThread,
+    admit::{Admitted, admit},
+    first_byte::FirstByte,
+    peer::Peer,
+    request_id,
+};
 use crate::{
     openai::{
+        canary,
         error::ApiError,
+        hints::Hints,
+        json::JsonBody,
         request::{Endpoint, Request},
+        request_error::RequestError,
     },
-    orchestrate::{self, after_disconnect::AfterDisconnect, preview, relay::Answer},
+    orchestrate::{
+        self, Unplanned, after_disconnect::AfterDisconnect, client_connection::ClientConnection, preview,
+        relay::Answer,
+    },
     state::State,
     telemetry::account::Account,
-    tokenization::routing_request::subject,
+    tokenization::routing_request::{Tenant, routing_request},
     upstream::Upstream,
 };
+
+/// Body from which on a client may have left unnoticed while it was read, bytes.
+const LARGE_BODY: usize = 64 * 1024;
 
 /// A request whose body was read.
 struct Received {
     endpoint: Endpoint,
     headers: HeaderMap,
     body: Bytes,
+    /// Salted hash of the tenant.
+    tenant: Option<u64>,
     account: Account,
 }
 
@@ -40,17 +59,22 @@ pub(super) async fn serve(
     let (state, upstream) = thread.context();
     let (parts, body) = request.into_parts();
     let started = FirstByte::of(&parts.extensions);
-    let account = Account::new(state.metrics.clone(), request_id(&parts.headers), endpoint, started);
-    let answer = match admit(&state, &parts.headers, body, started).await {
+    let client = parts.extensions.get::<ClientConnection>().cloned();
+    if let Some(client) = &client {
+        client.set_deadline(started + state.settings.request_timeout);
+    }
+    let mut account = Account::new(state.metrics.clone(), request_id(&parts.headers), endpoint, started);
+    let answer = match admit(&state, &parts.headers, body, started, Peer::of(&parts.extensions)).await {
         Err(error) => refuse(account, &error),
-        Ok(body) => {
+        Ok(Admitted { body, tenant, held }) => {
+            account.holds(held);
             let (gone, tracker) = (CancellationToken::new(), state.tracker.clone());
-            let received = Received { endpoint, headers: parts.headers, body, account };
+            let received = Received { endpoint, headers: parts.headers, body, tenant, account };
             let work = answer(state, upstream, received, gone.clone());
             AfterDisconnect::new(work, gone, tracker).await
         }
     };
-    answer.map(Body::new)
+    answer.map(|answer| Body::new(answer.on(client)))
 }
 
 async fn answer(
@@ -59,8 +83,16 @@ async fn answer(
     received: Received,
     gone: CancellationToken,
 ) -> Response<Answer> {
-    let Received { endpoint, headers, body, mut account } = received;
-    let request = match Request::parse(endpoint, &headers, body, state.settings.trust) {
+    let Received { endpoint, headers, body, tenant, mut account } = received;
+    if body.len() > LARGE_BODY {
+        // The connection looks for its end now: a client that sent a large body and left is not worth the
+        // parsing.
+        tokio::task::yield_now().await;
+        if gone.is_cancelled() {
+            return refuse(account, &ApiError::ClientClosed);
+        }
+    }
+    let request = match read(&state, endpoint, &headers, body).await {
         Ok(request) => request,
         Err(error) => return refuse(account, &error.into()),
     };
@@ -76,34 +108,89 @@ async fn answer(
     if gone.is_cancelled() {
         return refuse(account, &ApiError::ClientClosed);
     }
-    let subject = subject(&request, &state.settings.measure, tokens.as_deref());
+    let tenant = tenant.map(|hash| {
+        account.of_tenant(state.tenants.enter(hash));
+        Tenant { hash, active_requests: state.tenants.active(hash) }
+    });
+    let routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
+    account.of_request(&request);
+    account.logging(state.decision_log.as_ref(), &routing_request);
     let snapshot = state.registry.snapshot();
     if request.hints.query_only {
-        let plan = orchestrate::plan(&state, &request, &subject, &snapshot, Purpose::Preview, None);
-        return match plan.and_then(|plan| preview::preview(&state, &request, &subject, &snapshot, &plan)) {
-            Ok(answer) => {
-                account.discard();
-                whole_json(&answer)
-            }
-            Err(error) => refuse(account, &error),
-        };
+        let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Preview, None);
+        let tokens = tokens.as_deref();
+        let show_plan = |plan| preview::preview(&state, &request, tokens, &routing_request, &snapshot, &plan);
+        return show(plan.map_err(ApiError::from).and_then(show_plan), account);
     }
-    let plan =
-        orchestrate::plan(&state, &request, &subject, &snapshot, Purpose::Route, Some(&account.request_id));
+    if request.hints.session_control.is_some_and(|control| control.open) {
+        // The session begins anew (A2).
+        routing_request.session_hash.inspect(|session| state.sessions.close(*session));
+    }
+    let id = Some(account.request_id.as_str());
+    let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Route, id);
+    let decode_override = match &plan {
+        Ok(plan) => plan.decode_override.clone(),
+        Err(unplanned) => unplanned.decode_override.as_deref().cloned(),
+    };
+    let account =
+        account.recording(state.router.decisions(), &state.learning, &state.decision_stats, decode_override);
     let plan = match plan {
         Ok(plan) => plan,
-        Err(error) => return refuse(account, &error),
+        Err(Unplanned { error, .. }) => return refuse(account, &error),
     };
-    let account = account.recording(state.router.decisions().clone(), state.learning.clone(), plan.word);
     let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
-    let planned = orchestrate::PlannedRequest { request, subject, snapshot, plan, explain };
+    let planned = orchestrate::PlannedRequest { request, routing_request, snapshot, plan, explain };
     orchestrate::drive(state, upstream, planned, account, gone).await
+}
+
+/// Parses a request. A canary is a completion.
+async fn read(
+    state: &State,
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<Arc<Request>, RequestError> {
+    let canary =
+        endpoint.splits().then(|| canary::completion(&body, |body| probed_model(state, headers, body)));
+    let (endpoint, body) = match canary.flatten() {
+        Some(completion) => (Endpoint::Completions, completion),
+        None => (endpoint, body),
+    };
+    Request::read(endpoint, headers, body, &state.settings.request_rules).await
+}
+
+/// Answers a query-only request, which leaves no record.
+fn show(previewed: Result<serde_json::Value, ApiError>, account: Account) -> Response<Answer> {
+    match previewed {
+        Ok(answer) => {
+            account.discard();
+            whole_json(&answer)
+        }
+        Err(error) => refuse(account, &error),
+    }
+}
+
+/// The model of a canary that names none: its worker's, or the only one.
+fn probed_model(state: &State, headers: &HeaderMap, body: &JsonBody) -> Option<String> {
+    let snapshot = state.registry.snapshot();
+    let hints = Hints::parse(headers, body, state.settings.request_rules.trust).ok()?;
+    let models = snapshot.models();
+    if let Some((worker, _)) = hints.pinned(Leg::Aggregated) {
+        let legs = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
+        let is_its = |model: &ModelName, leg| {
+            snapshot.pool(model, leg).iter().any(|candidate| candidate.worker.id() == worker)
+        };
+        let its = models.iter().find(|model| legs.into_iter().any(|leg| is_its(model, leg)));
+        return its.map(ToString::to_string);
+    }
+    let mut models = models.into_iter();
+    models.next().filter(|_| models.next().is_none()).map(ToString::to_string)
 }
 
 /// Answers with an error and records it.
 fn refuse(mut account: Account, error: &ApiError) -> Response<Answer> {
     account.ended(error.status().as_u16(), error.code());
-    error.response(&account.request_id).map(Answer::whole)
+    error.response_as(account.endpoint.format(), &account.request_id).map(Answer::whole)
 }
 
 fn whole_json(value: &serde_json::Value) -> Response<Answer> {

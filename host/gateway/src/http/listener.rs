@@ -1,8 +1,9 @@
 //! Accepts connections and serves HTTP/1.1 on them, for clients and for operators.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::Router;
+use futures_util::TryFutureExt as _;
 use hyper::{Request, body::Incoming, service::Service as _};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -12,56 +13,121 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    accept_errors::AcceptErrors,
-    first_byte::{RequestClock, TimedStream},
+    accept_errors::AcceptErrors, audience::Audience, client_socket::ClientSocket, first_byte::FirstByte,
+    peer::Peer, pieces::Pieces, refuse_connection::Refusals,
+};
+use crate::{
+    budget::Share, orchestrate::client_connection::ClientConnection, state::SharedState,
+    telemetry::metrics::Metrics,
 };
 
 /// Pause after a failed accept: connections that end in it free their file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// Largest head of a request, and the bytes of an answer that the HTTP server may hold for a client.
+const MAX_BUFFER: usize = 32 * 1024;
 
 /// Accepts connections until `stop` is cancelled, then lets the open ones finish their request.
-pub(crate) async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) {
-    let connections = TaskTracker::new();
-    let mut errors = AcceptErrors::default();
+pub(crate) async fn serve(
+    listener: TcpListener,
+    audience: Audience,
+    routes: Router,
+    shared: SharedState,
+    stop: CancellationToken,
+) {
+    let tasks = TaskTracker::new();
+    let budget = audience.connections(&shared);
+    let metrics = shared.get().metrics.clone();
+    let (mut errors, mut refusals) = (AcceptErrors::default(), Refusals::new(audience));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = stop.cancelled() => break,
         };
-        match accepted {
-            Ok((stream, _)) => {
-                connections.spawn(serve_connection(stream, routes.clone(), stop.clone()));
-            }
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 errors.note(&error);
                 tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
             }
-        }
+        };
+        let Some(share) = budget.take(1) else {
+            metrics.connection_ended("too_many");
+            if let Some(refusal) = refusals.of(stream, budget.limit()) {
+                tasks.spawn(refusal);
+            }
+            continue;
+        };
+        let open = Open { metrics: metrics.clone(), peer: Peer(peer.ip()), _share: share };
+        open.metrics.connections.inc();
+        tasks.spawn(serve_connection(stream, open, routes.clone(), shared.clone(), stop.clone()));
     }
     drop(listener);
-    connections.close();
-    connections.wait().await;
+    tasks.close();
+    tasks.wait().await;
 }
 
-async fn serve_connection(stream: TcpStream, routes: Router, stop: CancellationToken) {
+/// An open connection, as metrics and limits count it.
+struct Open {
+    metrics: Arc<Metrics>,
+    peer: Peer,
+    _share: Share,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.metrics.connections.dec();
+    }
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    open: Open,
+    routes: Router,
+    shared: SharedState,
+    stop: CancellationToken,
+) {
     // Without Nagle's algorithm an event does not wait for the acknowledgement of the event before it.
     let _ = stream.set_nodelay(true);
-    let clock = RequestClock::default();
-    let io = TokioIo::new(TimedStream::new(stream, clock.clone()));
-    let routes = TowerToHyperService::new(routes);
+    let (idle, write) = {
+        let state = shared.get();
+        (state.settings.client_idle_timeout, state.settings.client_write_timeout)
+    };
+    let (client, peer) = (ClientConnection::default(), open.peer);
+    let io = TokioIo::new(ClientSocket::new(stream, client.clone(), write, stop.clone()));
+    let (routes, of_requests) = (TowerToHyperService::new(routes), client.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(clock.take());
-        routes.call(request)
+        let extensions = request.extensions_mut();
+        extensions.insert(FirstByte(of_requests.begin_request()));
+        extensions.insert(of_requests.clone());
+        extensions.insert(peer);
+        routes.call(request).map_ok(|answer| answer.map(Pieces::of))
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).pipeline_flush(true);
-    let connection = builder.serve_connection(io, service);
+    builder.timer(TokioTimer::new()).header_read_timeout(idle).max_buf_size(MAX_BUFFER);
+    let connection = builder.serve_connection(io, service).with_upgrades();
     tokio::pin!(connection);
-    tokio::select! {
-        ended = connection.as_mut() => drop(ended),
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            let _ = connection.await;
+            connection.await
         }
+    };
+    if let Some(reason) = ended.err().and_then(|error| reason(&error, &client)) {
+        open.metrics.connection_ended(reason);
+    }
+}
+
+/// Why the gateway ended a connection; `None`: the client did.
+fn reason(error: &hyper::Error, client: &ClientConnection) -> Option<&'static str> {
+    if client.is_too_slow() {
+        Some("write_timeout")
+    } else if error.is_parse() {
+        Some("malformed")
+    } else if error.is_timeout() {
+        Some("idle")
+    } else {
+        None
     }
 }

@@ -9,14 +9,20 @@ use axum::{
 };
 use pointsman_routing::Purpose;
 
-use super::{DataThread, admit::admit, first_byte::FirstByte, request_id};
+use super::{
+    DataThread,
+    admit::{Admitted, admit},
+    first_byte::FirstByte,
+    peer::Peer,
+    request_id,
+};
 use crate::{
     openai::{
         json::JsonBody,
         request::{Endpoint, Request},
     },
     orchestrate::{self, preview},
-    tokenization::routing_request::subject,
+    tokenization::routing_request::{Tenant, routing_request},
 };
 
 pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
@@ -24,15 +30,18 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let (parts, body) = request.into_parts();
     let started = FirstByte::of(&parts.extensions);
     let answered = async {
-        let body = admit(&state, &parts.headers, body, started).await?;
+        let peer = Peer::of(&parts.extensions);
+        let Admitted { body, tenant, held: _held } =
+            admit(&state, &parts.headers, body, started, peer).await?;
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
-        let request = Request::parse(endpoint, &parts.headers, body, state.settings.trust)?;
+        let request = Request::parse(endpoint, &parts.headers, body, &state.settings.request_rules)?;
         let tokens = state.tokens.of(&request, &upstream, &state.metrics).await;
-        let subject = subject(&request, &state.settings.measure, tokens.as_deref());
+        let tenant = tenant.map(|hash| Tenant { hash, active_requests: state.tenants.active(hash) });
+        let routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
         let snapshot = state.registry.snapshot();
-        let plan = orchestrate::plan(&state, &request, &subject, &snapshot, Purpose::Preview, None)?;
-        preview::preview(&state, &request, &subject, &snapshot, &plan)
+        let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Preview, None)?;
+        preview::preview(&state, &request, tokens.as_deref(), &routing_request, &snapshot, &plan)
     };
     match answered.await {
         Ok(answer) => Json(answer).into_response(),

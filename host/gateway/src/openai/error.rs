@@ -7,9 +7,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use pointsman_routing::{RouteError, ShedReason};
-use serde_json::json;
 
-use crate::{openai::request_error::RequestError, upstream::CallError};
+use crate::{
+    openai::endpoint::Format,
+    openai::error_body::Told,
+    openai::request_error::RequestError,
+    upstream::{CallError, Silence},
+};
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;
@@ -23,11 +27,52 @@ pub(crate) enum ApiError {
     #[error("{0}")]
     InvalidRequest(String),
     /// No key where one is needed.
-    #[error("authenticating the request: no API key; send the header `authorization: Bearer KEY`")]
+    #[error(
+        "authenticating the request: no API key; send the header `authorization: Bearer KEY` (or `x-api-key: KEY`)"
+    )]
     Unauthorized,
     /// A key that is not known.
     #[error("authenticating the request: unknown API key; use one of server.api_keys")]
     Forbidden,
+    /// A request of an operator without the token that it needs.
+    #[error("this needs the admin token (Authorization: Bearer …)")]
+    NoAdminToken,
+    /// A request of an operator with another token.
+    #[error(
+        "this is not the admin token; send the one of server.admin_token or server.admin_token_file \
+         (Authorization: Bearer …)"
+    )]
+    WrongAdminToken,
+    /// Too many wrong keys came from the client's address.
+    #[error(
+        "authenticating the request: too many wrong keys from this address; check the key and send it again \
+         after the time in `retry-after`"
+    )]
+    TooManyWrongKeys,
+    /// The request comes from a page or under a name that is not this gateway's.
+    #[error("{0}")]
+    ForeignOrigin(String),
+    /// A change of the gateway without a token that is not JSON: a page of another site could send it.
+    #[error(
+        "changing the gateway: the content type is not application/json; send the header `content-type: \
+         application/json`, or the admin token"
+    )]
+    NotJson,
+    /// No endpoint has this method and path.
+    #[error("{0}: this path does not exist; docs/configuration.md lists the endpoints")]
+    UnknownUrl(String),
+    /// The endpoint has other methods.
+    #[error("{0}: this path has other methods; the header `allow` lists them")]
+    WrongMethod(String),
+    /// An endpoint that upgrades connections was called without an upgrade.
+    #[error("{0}")]
+    UpgradeRequired(String),
+    /// Too many upgraded connections are open.
+    #[error(
+        "opening the connection: {0} are open, the limit of limits.realtime_connections; retry after the time in \
+         `retry-after`"
+    )]
+    TooManyConnections(usize),
     /// No worker serves this model.
     #[error("the model `{0}` does not exist; GET /v1/models lists the models")]
     ModelNotFound(String),
@@ -47,6 +92,16 @@ pub(crate) enum ApiError {
         "reading the request body: no data for {0:?}, the limit of timeouts.body_idle; send the request again"
     )]
     RequestTimeout(Duration),
+    /// The client sends its body too slowly.
+    #[error(
+        "reading the request body: slower than {0} bytes per second, the limit of limits.min_body_rate; send the request again over a faster connection"
+    )]
+    BodyTooSlow(u32),
+    /// The bodies of all requests in flight take too much memory.
+    #[error(
+        "reading the request body: the bodies of all requests in flight reach {0} bytes, the limit of limits.body_bytes_in_flight; retry after the time in `retry-after`"
+    )]
+    BodyBytesInFlight(usize),
     /// A policy refuses.
     #[error("{}", .0.reason)]
     Shed(ShedReason),
@@ -56,14 +111,31 @@ pub(crate) enum ApiError {
     /// The client disconnected; seen in logs and metrics only.
     #[error("the client closed the connection")]
     ClientClosed,
+    /// The client did not read its answer in time; seen in logs and metrics only.
+    #[error("the client did not read its answer within timeouts.client_write")]
+    ClientTooSlow,
     /// An engine failed or violated its protocol.
     #[error("{0}")]
     BadUpstream(String),
+    /// An engine did not answer in time.
+    #[error("{0}; send the request again, or raise the limit")]
+    EngineTimeout(Silence),
+    /// Two workers broke on the request, or on an equal one a moment ago.
+    #[error(
+        "two workers broke on this request ({cause}); equal requests are refused for {left:?} \
+         (routing.quarantine): change the request, and report it to the operator"
+    )]
+    Poison {
+        /// How the workers broke.
+        cause: String,
+        /// How long it is refused.
+        left: Duration,
+    },
     /// No worker is eligible.
     #[error("{0}")]
     NoWorker(String),
     /// Remote prefill is enforced, and there is no prefill worker.
-    #[error("no prefill worker is available, and routing.enforce_disagg forbids local prefill; retry later")]
+    #[error("no prefill worker is available, and enforce_disagg forbids local prefill; retry later")]
     PrefillUnavailable,
     /// This gateway is shutting down.
     #[error("this gateway is draining; send the request to another one")]
@@ -86,6 +158,8 @@ pub(crate) enum ApiError {
         status: StatusCode,
         /// Its content type.
         content_type: Option<HeaderValue>,
+        /// Its `Retry-After`.
+        retry_after: Option<HeaderValue>,
         /// Its body.
         body: Bytes,
     },
@@ -97,18 +171,25 @@ impl ApiError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::InvalidRequest(_) => StatusCode::BAD_REQUEST,
-            Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::ModelNotFound(_) | Self::WorkerNotFound(_) => StatusCode::NOT_FOUND,
+            Self::Unauthorized | Self::NoAdminToken => StatusCode::UNAUTHORIZED,
+            Self::Forbidden | Self::WrongAdminToken | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::ModelNotFound(_) | Self::WorkerNotFound(_) | Self::UnknownUrl(_) => StatusCode::NOT_FOUND,
+            Self::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::UpgradeRequired(_) => StatusCode::UPGRADE_REQUIRED,
             Self::WorkerNotEligible(_) => StatusCode::CONFLICT,
             Self::PayloadTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::RequestTimeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::RequestTimeout(_) | Self::BodyTooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Shed(shed) => StatusCode::from_u16(shed.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
-            Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::ClientClosed => status(499),
-            Self::BadUpstream(_) => StatusCode::BAD_GATEWAY,
-            Self::NoWorker(_) | Self::PrefillUnavailable | Self::Draining => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Deadline => StatusCode::GATEWAY_TIMEOUT,
+            Self::RateLimited(_) | Self::TooManyWrongKeys => StatusCode::TOO_MANY_REQUESTS,
+            Self::ClientClosed | Self::ClientTooSlow => status(499),
+            Self::BadUpstream(_) | Self::Poison { .. } => StatusCode::BAD_GATEWAY,
+            Self::NoWorker(_)
+            | Self::PrefillUnavailable
+            | Self::Draining
+            | Self::TooManyConnections(_)
+            | Self::BodyBytesInFlight(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Deadline | Self::EngineTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Overloaded { status, .. } | Self::Engine { status, .. } => *status,
         }
     }
@@ -118,17 +199,27 @@ impl ApiError {
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Self::InvalidRequest(_) => "invalid_request",
-            Self::Unauthorized => "unauthorized",
-            Self::Forbidden => "forbidden",
+            Self::Unauthorized | Self::NoAdminToken => "unauthorized",
+            Self::Forbidden | Self::WrongAdminToken | Self::ForeignOrigin(_) => "forbidden",
+            Self::NotJson => "unsupported_media_type",
+            Self::UnknownUrl(_) => "unknown_url",
+            Self::WrongMethod(_) => "method_not_allowed",
+            Self::UpgradeRequired(_) => "upgrade_required",
+            Self::TooManyConnections(_) => "too_many_connections",
             Self::ModelNotFound(_) => "model_not_found",
             Self::WorkerNotFound(_) => "worker_not_found",
             Self::WorkerNotEligible(_) => "worker_not_eligible",
             Self::PayloadTooLarge(_) => "payload_too_large",
             Self::RequestTimeout(_) => "request_timeout",
+            Self::BodyTooSlow(_) => "body_too_slow",
+            Self::BodyBytesInFlight(_) => "body_bytes_in_flight",
             Self::Shed(_) => "shed",
-            Self::RateLimited(_) => "rate_limited",
+            Self::RateLimited(_) | Self::TooManyWrongKeys => "rate_limited",
             Self::ClientClosed => "client_closed",
+            Self::ClientTooSlow => "client_too_slow",
             Self::BadUpstream(_) => "bad_upstream",
+            Self::EngineTimeout(_) => "engine_timeout",
+            Self::Poison { .. } => "poison_request",
             Self::NoWorker(_) => "no_worker",
             Self::PrefillUnavailable => "prefill_unavailable",
             Self::Draining => "draining",
@@ -143,6 +234,9 @@ impl ApiError {
             self,
             Self::Shed(_)
                 | Self::RateLimited(_)
+                | Self::TooManyWrongKeys
+                | Self::BodyBytesInFlight(_)
+                | Self::TooManyConnections(_)
                 | Self::NoWorker(_)
                 | Self::PrefillUnavailable
                 | Self::Draining
@@ -154,15 +248,25 @@ impl ApiError {
     /// Returns the whole answer, in OpenAI's error shape. An engine's own refusal is passed on unchanged.
     #[must_use]
     pub(crate) fn response(&self, request_id: &str) -> Response<Bytes> {
+        self.response_as(Format::OpenAi, request_id)
+    }
+
+    /// As [`Self::response`], in the error shape of `format`.
+    #[must_use]
+    pub(crate) fn response_as(&self, format: Format, request_id: &str) -> Response<Bytes> {
         let mut response = match self {
-            Self::Engine { content_type, body, .. } => {
+            Self::Engine { content_type, retry_after, body, .. } => {
                 let mut response = Response::new(body.clone());
                 let json = HeaderValue::from_static("application/json");
                 response.headers_mut().insert(header::CONTENT_TYPE, content_type.clone().unwrap_or(json));
+                if let Some(value) = retry_after {
+                    response.headers_mut().insert(header::RETRY_AFTER, value.clone());
+                }
                 response
             }
             _ => {
-                let mut response = Response::new(Bytes::from(self.body(request_id).to_string()));
+                let body = self.told(&self.to_string(), request_id).body(format);
+                let mut response = Response::new(Bytes::from(body.to_string()));
                 response
                     .headers_mut()
                     .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -176,23 +280,33 @@ impl ApiError {
         response
     }
 
-    /// Returns one valid error event, for a stream that has begun.
+    /// Returns one valid error event, for a stream that has begun. An engine's own refusal is passed on.
     #[must_use]
-    pub(crate) fn event(&self, request_id: &str) -> Bytes {
-        Bytes::from(format!("data: {}\n\n", self.body(request_id)))
+    pub(crate) fn event(&self, format: Format, request_id: &str) -> Bytes {
+        if let Self::Engine { body, .. } = self
+            && format == Format::OpenAi
+            && let Ok(refusal) = serde_json::from_slice::<serde_json::Value>(body)
+            && refusal.get("error").is_some()
+        {
+            return Bytes::from(format!("data: {refusal}\n\n"));
+        }
+        let message = match self {
+            Self::Engine { status, body, .. } => {
+                format!("the engine answered {}: {}", status.as_u16(), engine_text(body))
+            }
+            other => other.to_string(),
+        };
+        Bytes::from(self.told(&message, request_id).event(format))
     }
 
-    fn body(&self, request_id: &str) -> serde_json::Value {
-        body(self.status(), self.code(), &self.to_string(), request_id)
+    fn told<'a>(&self, message: &'a str, request_id: &'a str) -> Told<'a> {
+        Told { status: self.status(), code: self.code(), message, request_id }
     }
 }
 
 /// An error's body in OpenAI's shape.
 pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &str) -> serde_json::Value {
-    let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
-    json!({ "error": {
-        "message": message, "type": kind, "param": null, "code": code, "request_id": request_id,
-    } })
+    Told { status, code, message, request_id }.body(Format::OpenAi)
 }
 
 impl From<RequestError> for ApiError {
@@ -226,16 +340,22 @@ impl ApiError {
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Status { status, content_type, body } if status.is_client_error() => {
-                Self::Engine { status, content_type, body }
+            CallError::Status { status, content_type, retry_after, body } if status.is_client_error() => {
+                Self::Engine { status, content_type, retry_after, body }
             }
             CallError::Status { status, body, .. } => {
                 Self::BadUpstream(format!("the engine answered {}: {}", status.as_u16(), engine_text(&body)))
             }
             CallError::Connect(_) => Self::BadUpstream("the engine cannot be reached".to_owned()),
+            CallError::Shortage(_) => Self::Overloaded {
+                text: "this gateway has no free connection to an engine; retry later".to_owned(),
+                status: StatusCode::SERVICE_UNAVAILABLE,
+            },
             CallError::Broken(text) => {
                 Self::BadUpstream(format!("the connection to the engine failed: {text}"))
             }
+            CallError::Timeout(silence) => Self::EngineTimeout(silence),
+            CallError::Down => Self::BadUpstream(error.to_string()),
             CallError::Protocol(text) => {
                 Self::BadUpstream(format!("the engine violated its protocol: {text}"))
             }
@@ -246,7 +366,7 @@ impl From<CallError> for ApiError {
 /// The message an engine put into its error body, else the body's beginning.
 fn engine_text(body: &[u8]) -> String {
     let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
-        let message = json.pointer("/error/message").or(json.pointer("/message"))?;
+        let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
         message.as_str().map(str::to_owned)
     });
     let text = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
@@ -258,91 +378,4 @@ fn status(code: u16) -> StatusCode {
 }
 
 #[cfg(test)]
-mod tests {
-    use pointsman_workers::{Leg, WorkerId};
-
-    use super::*;
-
-    fn check(cause: impl Into<ApiError>, status: u16, code: &str, retry: bool) {
-        let response = cause.into().response("id-1");
-        assert_eq!(response.status().as_u16(), status, "{code}");
-        assert_eq!(response.headers().contains_key(header::RETRY_AFTER), retry, "{code}");
-        let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
-        assert_eq!((&body["error"]["code"], &body["error"]["request_id"]), (&json!(code), &json!("id-1")));
-        assert!(!body["error"]["message"].as_str().unwrap().is_empty());
-    }
-
-    #[test]
-    fn i_every_row_of_the_table_has_its_status_and_code() {
-        check(RequestError::new("n", "`0`"), 400, "invalid_request", false);
-        check(ApiError::Unauthorized, 401, "unauthorized", false);
-        check(ApiError::Forbidden, 403, "forbidden", false);
-        check(ApiError::ModelNotFound("m".into()), 404, "model_not_found", false);
-        check(
-            ApiError::of_route(RouteError::UnknownWorker(WorkerId(1)), 529),
-            404,
-            "worker_not_found",
-            false,
-        );
-        check(
-            ApiError::of_route(RouteError::NotEligible(WorkerId(1), "draining".into()), 529),
-            409,
-            "worker_not_eligible",
-            false,
-        );
-        check(ApiError::PayloadTooLarge(9), 413, "payload_too_large", false);
-        check(ApiError::RequestTimeout(Duration::from_secs(30)), 408, "request_timeout", false);
-        check(
-            ApiError::of_route(RouteError::Shed(ShedReason { status: 429, reason: "quota".into() }), 529),
-            429,
-            "shed",
-            true,
-        );
-        check(ApiError::ClientClosed, 499, "client_closed", false);
-        check(CallError::Broken("eof".into()), 502, "bad_upstream", false);
-        check(
-            ApiError::of_route(RouteError::NoWorker { leg: Leg::Decode, detail: String::new() }, 529),
-            503,
-            "no_worker",
-            true,
-        );
-        check(ApiError::PrefillUnavailable, 503, "prefill_unavailable", true);
-        check(ApiError::Draining, 503, "draining", true);
-        check(ApiError::Deadline, 504, "deadline", false);
-        check(ApiError::of_route(RouteError::AllBusy(Leg::Decode), 529), 529, "overloaded", true);
-        check(ApiError::of_route(RouteError::NoPin(Leg::Prefill), 529), 400, "invalid_request", false);
-    }
-
-    #[test]
-    fn i_an_engine_s_4xx_passes_unchanged_and_its_5xx_text_is_carried() {
-        let refused = CallError::Status {
-            status: StatusCode::BAD_REQUEST,
-            content_type: Some(HeaderValue::from_static("text/x")),
-            body: Bytes::from_static(b"{\"error\": 1 }"),
-        };
-        let response = ApiError::from(refused).response("id");
-        assert_eq!(
-            (response.status().as_u16(), response.body().as_ref()),
-            (400, b"{\"error\": 1 }".as_slice())
-        );
-        assert_eq!(response.headers().get(header::CONTENT_TYPE).unwrap(), "text/x");
-        let body = Bytes::from_static(br#"{"error":{"message":"out of blocks","code":500}}"#);
-        let failed =
-            CallError::Status { status: StatusCode::INTERNAL_SERVER_ERROR, content_type: None, body };
-        assert_eq!(ApiError::from(failed).to_string(), "the engine answered 500: out of blocks");
-    }
-
-    #[test]
-    fn a5_a_connect_error_does_not_name_the_address() {
-        let cause = ApiError::from(CallError::Connect("tcp connect error 10.1.2.3:99".into()));
-        assert!(!cause.to_string().contains("10.1.2.3"));
-    }
-
-    #[test]
-    fn i_a_mid_stream_error_is_one_valid_event() {
-        let event = ApiError::Deadline.event("id");
-        let json = event.strip_prefix(b"data: ").and_then(|rest| rest.strip_suffix(b"\n\n")).unwrap();
-        let json: serde_json::Value = serde_json::from_slice(json).unwrap();
-        assert_eq!(json["error"]["code"], "deadline");
-    }
-}
+mod tests;

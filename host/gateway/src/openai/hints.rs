@@ -1,16 +1,24 @@
 //! Routing hints of a request [A2, A3]: from headers and from the body's `nvext` object; a header wins.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use pointsman_routing::RouterConfigOverride;
 use pointsman_workers::{DpRank, Leg, WorkerId};
 use serde::Deserialize;
 
 use crate::{
-    openai::json::JsonBody,
+    openai::json::{JsonBody, shortened},
+    openai::limits::{MAX_TOKEN_IDS, at_most, text_within},
     openai::request_error::{RequestError, read},
 };
+
+mod headers;
+mod nvext;
+
+use headers::{INSTANCE, PREFILL_INSTANCE, PREFILL_RANK, PRIORITY, RANK, SESSION, STRICT_PRIORITY, header};
+pub(crate) use nvext::AgentContext;
+use nvext::{AgentHints, Constraints, RouterParams};
 
 /// Whether a listener takes hints from its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +32,28 @@ pub(crate) enum HintTrust {
 
 /// The prefill rank that means "unset".
 const UNSET_RANK: u32 = u32::MAX;
+
+/// Limit of a hint that is a text, and of a header with a hint, bytes.
+const MAX_TEXT_BYTES: usize = 512;
+/// Limit of the cache salt, bytes: vLLM's.
+const MAX_SALT_BYTES: usize = 1_024;
+/// Limit of the objects of a multimodal prompt, all blocks together, as JSON values.
+const MAX_OBJECT_VALUES: usize = 262_144;
+
+/// Limit of the taints of a kind.
+const MAX_TAINTS: usize = 64;
+
+/// Fields of `nvext` that are lists or objects, with the limit of their elements.
+const LISTS: [(&str, usize); 5] = [
+    ("allowed_worker_ids", 4_096),
+    ("required_taints", MAX_TAINTS),
+    ("preferred_taints", MAX_TAINTS),
+    ("annotations", 64),
+    ("token_data", MAX_TOKEN_IDS),
+];
+/// The same within `nvext.mm_routing_info`.
+const MULTIMODAL_LISTS: [(&str, usize); 2] =
+    [("routing_token_ids", MAX_TOKEN_IDS), ("block_mm_infos", 65_536)];
 
 /// Routing hints of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -72,11 +102,21 @@ pub(crate) struct Hints {
     pub query_only: bool,
     /// A probe of one worker [A1]: runs there alone, whatever its role.
     pub probe: bool,
+    /// What the request is a part of, for the access log.
+    pub agent: AgentContext,
+    /// When the client made the request, milliseconds by its clock, for the access log.
+    pub request_timestamp_ms: Option<f64>,
+    /// Checksum of the model card that the client knows, for the access log.
+    pub mdc_sum: Option<String>,
+    /// What the answer says of keys that have no effect.
+    pub warning: Option<HeaderValue>,
 }
 
 /// What a request does with its session (A2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionControl {
+    /// Ends the session's bindings before this request, which is routed anew.
+    pub open: bool,
     /// Ends the session's bindings after this request.
     pub close: bool,
     /// How long a binding lasts.
@@ -109,6 +149,12 @@ struct NvExt {
     annotations: Vec<String>,
     session_control: Option<SessionObject>,
     mm_routing_info: Option<Multimodal>,
+    agent_hints: AgentHints,
+    agent_context: AgentContext,
+    routing_constraints: Constraints,
+    router: RouterParams,
+    request_timestamp_ms: Option<f64>,
+    mdc_sum: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -117,6 +163,16 @@ struct SessionObject {
     action: Option<SessionAction>,
     /// Seconds.
     timeout: Option<u32>,
+}
+
+impl SessionObject {
+    fn control(&self) -> SessionControl {
+        SessionControl {
+            open: self.action == Some(SessionAction::Open),
+            close: self.action == Some(SessionAction::Close),
+            timeout: Duration::from_secs(self.timeout.unwrap_or(300).into()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Deserialize, PartialEq)]
@@ -159,19 +215,21 @@ impl Hints {
         if trust == HintTrust::Ignored {
             return Ok(Self::default());
         }
+        check_lists(body)?;
         let ext: NvExt = read(body, "nvext")?.unwrap_or_default();
-        let instance: Option<u64> =
-            header(headers, &["x-worker-instance-id", "x-dynamo-worker-instance-id"])?;
-        let prefill: Option<u64> =
-            header(headers, &["x-prefill-instance-id", "x-dynamo-prefill-instance-id"])?;
-        let rank: Option<u32> = header(headers, &["x-dp-rank", "x-dynamo-dp-rank", "x-data-parallel-rank"])?;
-        let prefill_rank: Option<u32> = header(headers, &["x-prefill-dp-rank", "x-dynamo-prefill-dp-rank"])?;
-        let session: Option<String> = header(headers, &["x-session-id", "x-dynamo-session-id"])?;
+        ext.check()?;
+        let instance: Option<u64> = header(headers, &INSTANCE)?;
+        let prefill: Option<u64> = header(headers, &PREFILL_INSTANCE)?;
+        let rank: Option<u32> = header(headers, &RANK)?;
+        let prefill_rank: Option<u32> = header(headers, &PREFILL_RANK)?;
+        let session: Option<String> = header(headers, &SESSION)?;
+        let agent_hints = agent_hints(headers, ext.agent_hints)?;
+        let mut preferred_taints = ext.routing_constraints.preferred_taints;
+        preferred_taints.extend(ext.preferred_taints);
+        let mut required_taints = ext.required_taints;
+        required_taints.extend(ext.routing_constraints.required_taints);
         let config = ext.router_config_override.unwrap_or_default();
-        let control = ext.session_control.as_ref().map(|control| SessionControl {
-            close: control.action == Some(SessionAction::Close),
-            timeout: Duration::from_secs(control.timeout.unwrap_or(300).into()),
-        });
+        let control = ext.session_control.as_ref().map(SessionObject::control);
         let controlled = ext.session_control.map(|control| control.session_id);
         let multimodal = ext.mm_routing_info.unwrap_or_default();
         let routing_tokens = Some(multimodal.routing_token_ids).filter(|ids| !ids.is_empty());
@@ -188,155 +246,141 @@ impl Hints {
                 .or(ext.prefill_dp_rank)
                 .filter(|rank| *rank != UNSET_RANK)
                 .map(DpRank),
-            expected_output_tokens: ext.expected_output_tokens,
+            expected_output_tokens: ext.expected_output_tokens.or(agent_hints.osl),
             lora: ext.lora_name,
-            priority: ext.priority.unwrap_or(0.0),
-            priority_jump: ext.priority_jump.unwrap_or(0.0),
+            priority: ext.priority.or(agent_hints.tier()).unwrap_or(0.0),
+            priority_jump: ext.priority_jump.or(agent_hints.jump()).unwrap_or(0.0),
             allowed_workers: ext.allowed_worker_ids.into_iter().map(WorkerId).collect(),
-            required_taints: ext.required_taints,
-            preferred_taints: ext.preferred_taints.into_iter().collect(),
+            required_taints,
+            preferred_taints: preferred_taints.into_iter().collect(),
             session: session.or(controlled).or(ext.session_id),
-            ttft_target_ms: ext.ttft_target,
-            itl_target_ms: ext.itl_target,
+            ttft_target_ms: ext.ttft_target.or(ext.router.ttft_target),
+            itl_target_ms: ext.itl_target.or(ext.router.itl_target),
             config,
             token_ids: routing_tokens.or(ext.token_data),
-            cache_salt: read(body, "cache_salt")?,
+            cache_salt: salt(body)?,
             block_objects: blocks.map(hashes).collect(),
             session_control: control,
             query_only: ext.annotations.iter().any(|annotation| annotation.starts_with(QUERY_ONLY)),
             probe: read(body, "_HEALTH_CHECK")?.unwrap_or(false),
+            agent: ext.agent_context,
+            request_timestamp_ms: ext.request_timestamp_ms,
+            mdc_sum: ext.mdc_sum,
+            warning: nvext::warning(body),
         })
     }
 
-    /// The worker and rank a leg is pinned to (F3).
+    /// The worker and rank a leg is pinned to (F3). The prefill leg has a pin of its own only: of a request
+    /// with two legs, the backend is where the answer comes from.
     #[must_use]
     pub(crate) fn pinned(&self, leg: Leg) -> Option<(WorkerId, Option<DpRank>)> {
         match leg {
-            Leg::Prefill => {
-                self.prefill.or(self.backend).map(|id| (id, self.prefill_dp_rank.or(self.dp_rank)))
-            }
+            Leg::Prefill => self.prefill.map(|id| (id, self.prefill_dp_rank.or(self.dp_rank))),
             Leg::Decode => self.decode.or(self.backend).map(|id| (id, self.dp_rank)),
             Leg::Aggregated => self.backend.map(|id| (id, self.dp_rank)),
         }
     }
 }
 
-/// The first of several names that is there.
-fn header<T: std::str::FromStr>(headers: &HeaderMap, names: &[&str]) -> Result<Option<T>, RequestError> {
-    let Some((name, value)) = names.iter().find_map(|name| headers.get(*name).map(|value| (*name, value)))
-    else {
-        return Ok(None);
+/// Checks the lengths of the lists in `nvext`, before anything is allocated for them.
+fn check_lists(body: &JsonBody) -> Result<(), RequestError> {
+    let Some(ext) = object(body, "nvext", "nvext")? else { return Ok(()) };
+    for (field, limit) in LISTS {
+        at_most(&format!("nvext.{field}"), "elements", ext.counts(field).items, limit)?;
+    }
+    if let Some(constraints) = object(&ext, "routing_constraints", "nvext.routing_constraints")? {
+        for field in ["required_taints", "preferred_taints"] {
+            let path = format!("nvext.routing_constraints.{field}");
+            at_most(&path, "elements", constraints.counts(field).items, MAX_TAINTS)?;
+        }
+    }
+    let Some(multimodal) = object(&ext, "mm_routing_info", "nvext.mm_routing_info")? else { return Ok(()) };
+    for (field, limit) in MULTIMODAL_LISTS {
+        let path = format!("nvext.mm_routing_info.{field}");
+        at_most(&path, "elements", multimodal.counts(field).items, limit)?;
+    }
+    let values = multimodal.counts("block_mm_infos").values;
+    at_most("nvext.mm_routing_info.block_mm_infos", "JSON values", values, MAX_OBJECT_VALUES)
+}
+
+/// The object under a key; `path` names it in errors. Each of its keys is there once: only the last one's
+/// elements are counted.
+fn object(body: &JsonBody, key: &str, path: &str) -> Result<Option<JsonBody>, RequestError> {
+    let Some(inner) = body.object(key) else { return Ok(None) };
+    let inner = inner.map_err(|error| RequestError::new(path, &error.to_string()))?;
+    let twice = {
+        let mut keys = HashSet::new();
+        inner.keys().find(|key| !keys.insert(*key)).map(shortened)
     };
-    let text = String::from_utf8_lossy(value.as_bytes());
-    let parsed = text.trim().parse().ok().map(Some);
-    parsed.ok_or_else(|| RequestError::new(name, &format!("`{text}` does not parse")))
+    match twice {
+        Some(key) => Err(RequestError::new(path, &format!("the key `{key}` is there twice; send it once"))),
+        None => Ok(Some(inner)),
+    }
+}
+
+impl NvExt {
+    /// Checks the lengths of texts, and that numbers are finite.
+    fn check(&self) -> Result<(), RequestError> {
+        let session = self.session_control.as_ref().map(|control| &control.session_id);
+        let texts = [
+            ("session_id", self.session_id.as_ref()),
+            ("session_control.session_id", session),
+            ("lora_name", self.lora_name.as_ref()),
+            ("mdc_sum", self.mdc_sum.as_ref()),
+            ("agent_context.session_id", self.agent_context.session_id.as_ref()),
+            ("agent_context.parent_session_id", self.agent_context.parent_session_id.as_ref()),
+        ];
+        let texts = texts.into_iter().filter_map(|(field, text)| Some((field, text?)));
+        let texts = texts
+            .chain(self.required_taints.iter().map(|taint| ("required_taints", taint)))
+            .chain(
+                self.routing_constraints.required_taints.iter().map(|taint| ("routing_constraints", taint)),
+            )
+            .chain(
+                self.routing_constraints.preferred_taints.keys().map(|taint| ("routing_constraints", taint)),
+            )
+            .chain(self.preferred_taints.keys().map(|taint| ("preferred_taints", taint)))
+            .chain(self.annotations.iter().map(|annotation| ("annotations", annotation)));
+        for (field, text) in texts {
+            text_within(&format!("nvext.{field}"), text, MAX_TEXT_BYTES)?;
+        }
+        let numbers = [
+            ("priority", self.priority.map(f64::from)),
+            ("priority_jump", self.priority_jump.map(f64::from)),
+            ("ttft_target", self.ttft_target),
+            ("itl_target", self.itl_target),
+            ("router.ttft_target", self.router.ttft_target),
+            ("router.itl_target", self.router.itl_target),
+            ("agent_hints.latency_sensitivity", self.agent_hints.latency_sensitivity),
+            ("request_timestamp_ms", self.request_timestamp_ms),
+        ];
+        let numbers = numbers.into_iter().filter_map(|(field, number)| Some((field, number?)));
+        let inner = self.routing_constraints.preferred_taints.values();
+        let weights = self.preferred_taints.values().chain(inner);
+        let weights = weights.map(|weight| ("preferred_taints", f64::from(*weight)));
+        match numbers.chain(weights).find(|(_, number)| !number.is_finite()) {
+            Some((field, _)) => {
+                let problem = format!("a number is larger than {}; send a smaller one", f32::MAX);
+                Err(RequestError::new(&format!("nvext.{field}"), &problem))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The agent's hints of the body, with those of the headers.
+fn agent_hints(headers: &HeaderMap, given: AgentHints) -> Result<AgentHints, RequestError> {
+    let jump: Option<i32> = header(headers, &PRIORITY)?;
+    let tier: Option<u32> = header(headers, &STRICT_PRIORITY)?;
+    let (priority, strict_priority) = (jump.or(given.priority), tier.or(given.strict_priority));
+    Ok(AgentHints { priority, strict_priority, ..given })
+}
+
+fn salt(body: &JsonBody) -> Result<Option<String>, RequestError> {
+    let salt: Option<String> = read(body, "cache_salt")?;
+    text_within("cache_salt", salt.as_deref().unwrap_or_default(), MAX_SALT_BYTES)?;
+    Ok(salt)
 }
 
 #[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::*;
-
-    fn hints(headers: &[(&'static str, &str)], nvext: &str, trust: HintTrust) -> Result<Hints, RequestError> {
-        let body = JsonBody::parse(Bytes::from(format!(r#"{{"nvext":{nvext}}}"#))).unwrap();
-        let headers =
-            headers.iter().map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()));
-        Hints::parse(&headers.collect(), &body, trust)
-    }
-
-    #[test]
-    fn a3_a_header_beats_the_body_and_the_worker_header_sets_backend_and_decode() {
-        let hints = hints(
-            &[("x-worker-instance-id", "7"), ("x-dynamo-prefill-instance-id", "8"), ("x-data-parallel-rank", "1")],
-            r#"{"backend_instance_id":1,"prefill_worker_id":2,"decode_worker_id":3,"dp_rank":5,"unknown":{}}"#,
-            HintTrust::Trusted,
-        )
-        .unwrap();
-        assert_eq!(
-            (hints.backend, hints.prefill, hints.decode),
-            (Some(WorkerId(7)), Some(WorkerId(8)), Some(WorkerId(7)))
-        );
-        assert_eq!(hints.dp_rank, Some(DpRank(1)));
-    }
-
-    #[test]
-    fn a3_what_does_not_parse_is_named() {
-        let error = hints(&[("x-dp-rank", "one")], "{}", HintTrust::Trusted).unwrap_err();
-        assert_eq!(error.to_string(), "x-dp-rank: `one` does not parse");
-        let error = hints(&[], r#"{"dp_rank":-1}"#, HintTrust::Trusted).unwrap_err();
-        assert!(error.to_string().starts_with("nvext: `{\"dp_rank\":-1}`"), "{error}");
-        let over = r#"{"router_config_override":{"router_temperature":-2}}"#;
-        let error = hints(&[], over, HintTrust::Trusted).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "nvext.router_config_override: temperature -2 is not a finite number of 0 or more"
-        );
-    }
-
-    #[test]
-    fn a3_the_unset_prefill_rank_and_untrusted_hints() {
-        let unset =
-            hints(&[("x-prefill-dp-rank", "4294967295")], r#"{"prefill_dp_rank":2}"#, HintTrust::Trusted);
-        assert_eq!(unset.unwrap().prefill_dp_rank, None);
-        let ignored = hints(&[("x-dp-rank", "one")], r#"{"backend_instance_id":1}"#, HintTrust::Ignored);
-        assert_eq!(ignored.unwrap(), Hints::default());
-    }
-
-    #[test]
-    fn a2_session_control_names_the_session_and_its_timeout() {
-        let control = |nvext: &str| hints(&[], nvext, HintTrust::Trusted).unwrap();
-        let open = control(r#"{"session_control":{"session_id":"s","action":"open"}}"#);
-        assert_eq!(open.session.as_deref(), Some("s"));
-        let expected = SessionControl { close: false, timeout: Duration::from_secs(300) };
-        assert_eq!(open.session_control, Some(expected));
-        let close = control(r#"{"session_control":{"session_id":"s","action":"close","timeout":9}}"#);
-        let expected = SessionControl { close: true, timeout: Duration::from_secs(9) };
-        assert_eq!(close.session_control, Some(expected));
-        assert!(
-            hints(&[], r#"{"session_control":{"session_id":"s","action":"shut"}}"#, HintTrust::Trusted)
-                .is_err()
-        );
-    }
-
-    #[test]
-    fn a4_routing_tokens_take_the_place_of_token_ids_when_there_are_any() {
-        let tokens = |nvext: &str| hints(&[], nvext, HintTrust::Trusted).unwrap().token_ids;
-        let both = r#"{"token_data":[1,2],"mm_routing_info":{"routing_token_ids":[7,8,9]}}"#;
-        assert_eq!(tokens(both), Some(vec![7, 8, 9]));
-        assert_eq!(
-            tokens(r#"{"token_data":[1,2],"mm_routing_info":{"routing_token_ids":[]}}"#),
-            Some(vec![1, 2])
-        );
-        let objects = r#"{"mm_routing_info":{"routing_token_ids":[1],"block_mm_infos":[null,{"mm_objects":[{"mm_hash":5}]}]}}"#;
-        assert_eq!(hints(&[], objects, HintTrust::Trusted).unwrap().block_objects, [vec![], vec![5]]);
-    }
-
-    #[test]
-    fn f2_an_annotation_that_begins_with_query_instance_id_only_asks() {
-        let asks = |nvext: &str| hints(&[], nvext, HintTrust::Trusted).unwrap().query_only;
-        assert!(asks(r#"{"annotations":["x","query_instance_id:"]}"#));
-        assert!(asks(r#"{"annotations":["query_instance_id:7"]}"#));
-        assert!(!asks(r#"{"annotations":["token_ids"]}"#));
-    }
-
-    #[test]
-    fn f3_pins_by_leg() {
-        let id = |id| Some(WorkerId(id));
-        let all = Hints {
-            backend: id(1),
-            prefill: id(2),
-            decode: id(3),
-            dp_rank: Some(DpRank(4)),
-            prefill_dp_rank: Some(DpRank(5)),
-            ..Hints::default()
-        };
-        assert_eq!(all.pinned(Leg::Prefill), Some((WorkerId(2), Some(DpRank(5)))));
-        assert_eq!(all.pinned(Leg::Decode), Some((WorkerId(3), Some(DpRank(4)))));
-        assert_eq!(all.pinned(Leg::Aggregated), Some((WorkerId(1), Some(DpRank(4)))));
-        let backend = Hints { backend: id(1), dp_rank: Some(DpRank(4)), ..Hints::default() };
-        assert_eq!(backend.pinned(Leg::Prefill), Some((WorkerId(1), Some(DpRank(4)))));
-        assert_eq!(backend.pinned(Leg::Decode), Some((WorkerId(1), Some(DpRank(4)))));
-        assert_eq!(Hints { prefill: id(2), ..Hints::default() }.pinned(Leg::Aggregated), None);
-    }
-}
+mod tests;

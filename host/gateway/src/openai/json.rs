@@ -16,7 +16,8 @@ use serde::{
 #[path = "json/scan.rs"]
 mod scan;
 
-use scan::Member;
+pub(crate) use scan::Counts;
+use scan::{Fault, MAX_DEPTH, MAX_KEYS, Member};
 
 /// A JSON object with the places of its top-level values.
 #[derive(Clone, Debug)]
@@ -29,12 +30,25 @@ pub(crate) struct JsonBody {
 struct Entry {
     key: Box<str>,
     value: Range<usize>,
+    counts: Counts,
 }
 
-/// A body that is not a JSON object.
+/// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the body is not a JSON object: {0}")]
-pub(crate) struct JsonError(String);
+pub(crate) enum JsonError {
+    /// It is not a JSON object.
+    #[error("the body is not a JSON object: {0}")]
+    Syntax(String),
+    /// It has too many keys.
+    #[error("the object has more than {MAX_KEYS} keys; send fewer")]
+    Keys,
+    /// It is too deep.
+    #[error("lists and objects are nested more than {MAX_DEPTH} deep; send a flatter one")]
+    Depth,
+}
+
+/// Limit of serde_json's text in an error, characters: it quotes what the client sent.
+const MAX_ERROR_TEXT: usize = 300;
 
 /// Changes to the top level of a body.
 #[derive(Debug)]
@@ -42,27 +56,56 @@ pub(crate) struct Edit<'a> {
     body: &'a JsonBody,
     set: Vec<(&'a str, Cow<'a, str>)>,
     removed: Vec<&'a str>,
+    stripped: &'a [&'a str],
 }
 
 impl JsonBody {
     /// Validates the whole body and indexes its top-level keys.
     ///
     /// # Errors
-    /// [`JsonError`] with serde_json's message, line and column.
+    /// [`JsonError`]: a limit, or serde_json's message with line and column.
     pub(crate) fn parse(bytes: Bytes) -> Result<Self, JsonError> {
-        let text = ByteString::try_from(bytes).map_err(|error| JsonError(error.to_string()))?;
-        let members = scan::members(&text).ok_or_else(|| JsonError::of(&text))?;
-        let entry = |Member { key, value }| Some(Entry { key: plain_key(text.get(key)?)?, value });
+        let text = ByteString::try_from(bytes).map_err(|error| JsonError::Syntax(error.to_string()))?;
+        let members = scan::members(&text).map_err(|fault| JsonError::of(fault, &text))?;
+        let entry =
+            |Member { key, value, counts }| Some(Entry { key: plain_key(text.get(key)?)?, value, counts });
         let entries: Option<Vec<_>> = members.into_iter().map(entry).collect();
-        let entries = entries.ok_or_else(|| JsonError::of(&text))?;
+        let entries = entries.ok_or_else(|| JsonError::of(Fault::Syntax, &text))?;
         Ok(Self { text, entries })
+    }
+
+    /// Returns an empty object, for a request that has no JSON body.
+    #[must_use]
+    pub(crate) fn empty() -> Self {
+        Self { text: ByteString::from_static("{}"), entries: Vec::new() }
     }
 
     /// The raw JSON of a value; of several under one key the last, as parsers do.
     #[must_use]
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
-        let entry = self.entries.iter().rev().find(|entry| &*entry.key == key)?;
-        self.text.get(entry.value.clone())
+        self.text.get(self.entry(key)?.value.clone())
+    }
+
+    /// Numbers of values within the value of a key; zeros when the key is missing.
+    #[must_use]
+    pub(crate) fn counts(&self, key: &str) -> Counts {
+        self.entry(key).map_or(Counts::default(), |entry| entry.counts)
+    }
+
+    /// Every key, as often as it is there.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| &*entry.key)
+    }
+
+    /// The object under a key, without a copy of its text; `None` when there is no object.
+    #[must_use]
+    pub(crate) fn object(&self, key: &str) -> Option<Result<Self, JsonError>> {
+        let value = self.get(key).filter(|value| value.starts_with('{'))?;
+        Some(Self::parse(self.text.as_bytes().slice_ref(value.as_bytes())))
+    }
+
+    fn entry(&self, key: &str) -> Option<&Entry> {
+        self.entries.iter().rev().find(|entry| &*entry.key == key)
     }
 
     /// A value as `T`; `Ok(None)` when missing or null.
@@ -82,7 +125,7 @@ impl JsonBody {
     /// Begins changes.
     #[must_use]
     pub(crate) fn edit(&self) -> Edit<'_> {
-        Edit { body: self, set: Vec::new(), removed: Vec::new() }
+        Edit { body: self, set: Vec::new(), removed: Vec::new(), stripped: &[] }
     }
 }
 
@@ -103,12 +146,23 @@ impl<'a> Edit<'a> {
         self
     }
 
+    /// Takes all of `keys` out, in upper and lower case: the parsers of some engines ignore the case.
+    #[must_use]
+    pub(crate) fn strip(mut self, keys: &'a [&'a str]) -> Self {
+        self.stripped = keys;
+        self
+    }
+
+    /// Whether a key is taken out, unless it gets another value.
+    fn takes_out(&self, key: &str) -> bool {
+        self.removed.contains(&key) || self.stripped.iter().any(|stripped| stripped.eq_ignore_ascii_case(key))
+    }
+
     /// The edited body; the body itself when nothing changed.
     #[must_use]
     pub(crate) fn finish(self) -> Bytes {
-        let touched = |entry: &Entry| {
-            self.removed.contains(&&*entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key)
-        };
+        let touched =
+            |entry: &Entry| self.takes_out(&entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key);
         if self.set.is_empty() && !self.body.entries.iter().any(touched) {
             return self.body.bytes().clone();
         }
@@ -133,7 +187,7 @@ impl<'a> Edit<'a> {
                     done.push(key);
                     open.push([name, json.as_bytes(), gap]);
                 }
-            } else if !self.removed.contains(&&*entry.key) {
+            } else if !self.takes_out(&entry.key) {
                 open.push([name, value, gap]);
             }
         }
@@ -179,10 +233,25 @@ fn plain_key(quoted: &str) -> Option<Box<str>> {
 }
 
 impl JsonError {
-    /// Returns serde_json's error for a body that is refused.
-    fn of(text: &str) -> Self {
-        let error = serde_json::from_str::<Object>(text).err();
-        Self(error.map_or_else(|| "it cannot be read".to_owned(), |error| error.to_string()))
+    /// Returns the error of a text with a fault; for a fault of syntax, serde_json's.
+    fn of(fault: Fault, text: &str) -> Self {
+        match fault {
+            Fault::Keys => Self::Keys,
+            Fault::Depth => Self::Depth,
+            Fault::Syntax => {
+                let error = serde_json::from_str::<Object>(text).err();
+                let error = error.map_or_else(|| "it cannot be read".to_owned(), |error| error.to_string());
+                Self::Syntax(shortened(&error))
+            }
+        }
+    }
+}
+
+/// Returns the beginning of an error text.
+pub(crate) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_ERROR_TEXT) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
     }
 }
 
@@ -247,6 +316,21 @@ mod tests {
     }
 
     #[test]
+    fn stripped_keys_go_in_any_case_and_with_any_escapes() {
+        let body = body(r#"{"rid":1,"RID":2,"\u0052iD":3,"r\u0069d":4,"rids":5}"#);
+        assert_eq!(body.edit().strip(&["rid"]).finish(), r#"{"rids":5}"#);
+        assert_eq!(body.edit().strip(&["rid"]).set("rid", "9").finish(), r#"{"rid":9,"rids":5}"#);
+    }
+
+    #[test]
+    fn an_inner_object_is_read_on_its_own() {
+        let body = body(r#"{"x":{"a":[1,2]},"n":null,"l":[]}"#);
+        let inner = body.object("x").unwrap().unwrap();
+        assert_eq!((inner.get("a"), inner.counts("a").items), (Some("[1,2]"), 2));
+        assert!(body.object("n").is_none() && body.object("l").is_none() && body.object("y").is_none());
+    }
+
+    #[test]
     fn i_an_error_names_its_line_and_column() {
         let error = |text: &'static str| {
             JsonBody::parse(Bytes::from_static(text.as_bytes())).unwrap_err().to_string()
@@ -288,9 +372,11 @@ mod tests {
             pretty in any::<bool>(),
         ) {
             let object: Map<String, Value> = fields.into_iter().collect();
-            let text = if pretty { serde_json::to_string_pretty(&object) } else { serde_json::to_string(&object) }.unwrap();
+            let print = if pretty { serde_json::to_string_pretty } else { serde_json::to_string };
+            let text = print(&object).unwrap();
             let body = body(&text);
-            let values: Vec<(String, String)> = set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
+            let values: Vec<(String, String)> =
+                set.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
             let mut edit = body.edit();
             for key in &removed {
                 edit = edit.remove(key);
@@ -305,7 +391,8 @@ mod tests {
             let parsed: Value = serde_json::from_slice(&edited).unwrap();
             prop_assert_eq!(parsed, Value::Object(expected.clone()));
             let again = JsonBody::parse(edited).unwrap();
-            for key in object.keys().filter(|key| !removed.contains(key) && !values.iter().any(|(set, _)| set == *key)) {
+            let is_set = |key: &String| values.iter().any(|(set, _)| set == key);
+            for key in object.keys().filter(|key| !removed.contains(key) && !is_set(key)) {
                 prop_assert_eq!(again.get(key), body.get(key));
             }
         }

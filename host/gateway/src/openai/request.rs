@@ -7,32 +7,30 @@ use http::HeaderMap;
 use pointsman_workers::ModelName;
 
 use crate::{
+    config::settings::LimitSettings,
+    openai::endpoint::PromptKeys,
+    openai::form::{self, Form},
     openai::hints::{HintTrust, Hints},
     openai::json::JsonBody,
+    openai::limits::{MAX_TOKEN_IDS, at_most, check_batch, check_items, check_lists, check_model, choices},
     openai::request_error::{RequestError, read},
+    openai::trace_context::TraceContext,
 };
 
-/// Which OpenAI endpoint was called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Endpoint {
-    /// `/v1/chat/completions`
-    ChatCompletions,
-    /// `/v1/completions`
-    Completions,
-    /// `/v1/embeddings`: one leg, never streamed.
-    Embeddings,
-    /// `/tokenize`: passed through to any worker that serves the model.
-    Tokenize,
-}
+pub(crate) use crate::openai::endpoint::Endpoint;
 
 /// A parsed request.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// The body as the client wrote it.
+    /// The body as the client wrote it; an empty object when it is a form.
     pub body: JsonBody,
+    /// The body of an endpoint that takes a form.
+    pub form: Option<Form>,
     prompt_key: &'static str,
+    /// The prompt, when it is in several places of the body.
+    joined: Option<String>,
     /// The model asked for.
     pub model: ModelName,
     /// Whether the answer is to be streamed.
@@ -49,53 +47,110 @@ pub(crate) struct Request {
     pub token_ids: Option<Vec<u32>>,
     /// Routing hints.
     pub hints: Hints,
+    /// The trace it belongs to.
+    pub trace: TraceContext,
 }
 
-impl Endpoint {
-    /// Its path, at the engines as well as here.
-    #[must_use]
-    pub(crate) fn path(self) -> &'static str {
-        match self {
-            Self::ChatCompletions => "/v1/chat/completions",
-            Self::Completions => "/v1/completions",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Tokenize => "/tokenize",
-        }
-    }
+/// How requests are read: whose hints are taken, and the limits that an operator may set.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestRules {
+    /// Whether hints are taken from clients.
+    pub trust: HintTrust,
+    /// `[limits]`.
+    pub limits: LimitSettings,
+}
 
-    /// Stable metric label.
-    #[must_use]
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::ChatCompletions => "chat_completions",
-            Self::Completions => "completions",
-            Self::Embeddings => "embeddings",
-            Self::Tokenize => "tokenize",
-        }
-    }
-
-    /// Whether prefill and decode may run on two workers.
-    #[must_use]
-    pub(crate) fn splits(self) -> bool {
-        matches!(self, Self::ChatCompletions | Self::Completions)
-    }
-
-    fn prompt_key(self, body: &JsonBody) -> &'static str {
-        match self {
-            // Embeddings replace any other prompt [A1].
-            Self::Completions if body.get("prompt_embeds").is_some_and(|embeds| embeds != "null") => {
-                "prompt_embeds"
-            }
-            Self::Completions => "prompt",
-            Self::Embeddings => "input",
-            Self::Tokenize if body.get("prompt").is_some() => "prompt",
-            Self::ChatCompletions | Self::Tokenize => "messages",
-        }
+#[cfg(test)]
+impl From<HintTrust> for RequestRules {
+    /// The default limits.
+    fn from(trust: HintTrust) -> Self {
+        let crate::config::Limits {
+            choices,
+            prompts,
+            sequences,
+            connections,
+            realtime_connections,
+            body_bytes_in_flight,
+            min_body_rate,
+        } = crate::config::Limits::default();
+        let limits = LimitSettings {
+            choices,
+            prompts,
+            sequences,
+            connections,
+            realtime_connections,
+            body_bytes_in_flight,
+            min_body_rate,
+        };
+        Self { trust, limits }
     }
 }
 
 impl Request {
-    /// Parses a request.
+    /// Parses a request with a JSON body or a form.
+    ///
+    /// # Errors
+    /// [`RequestError`] names the field.
+    pub(crate) async fn read(
+        endpoint: Endpoint,
+        headers: &HeaderMap,
+        body: Bytes,
+        rules: &RequestRules,
+    ) -> Result<Arc<Self>, RequestError> {
+        if !endpoint.is_form() {
+            return Self::parse(endpoint, headers, body, rules);
+        }
+        let (form, fields) = form::read(headers, body).await?;
+        check_model(&fields.model)?;
+        let body = JsonBody::empty();
+        let hints = Hints::parse(headers, &body, rules.trust)?;
+        let parsed = Self { stream: fields.stream, ..Self::bare(endpoint, &fields.model, body, hints) };
+        Ok(Self { form: Some(form), ..parsed }.traced(headers, rules.trust))
+    }
+
+    /// A request without a body.
+    ///
+    /// # Errors
+    /// [`RequestError`] names the header.
+    pub(crate) fn without_body(
+        endpoint: Endpoint,
+        headers: &HeaderMap,
+        model: &str,
+        rules: &RequestRules,
+    ) -> Result<Arc<Self>, RequestError> {
+        check_model(model)?;
+        let body = JsonBody::empty();
+        let hints = Hints::parse(headers, &body, rules.trust)?;
+        Ok(Self::bare(endpoint, model, body, hints).traced(headers, rules.trust))
+    }
+
+    fn bare(endpoint: Endpoint, model: &str, body: JsonBody, hints: Hints) -> Self {
+        Self {
+            endpoint,
+            model: ModelName::new(model),
+            stream: false,
+            prompt_key: "prompt",
+            joined: None,
+            form: None,
+            include_usage: false,
+            n: 1,
+            max_tokens: None,
+            prompts: 1,
+            token_ids: hints.token_ids.clone(),
+            hints,
+            body,
+            trace: TraceContext::begin(),
+        }
+    }
+
+    /// Continues the client's trace, where hints are taken from clients.
+    fn traced(self, headers: &HeaderMap, trust: HintTrust) -> Arc<Self> {
+        let given = (trust == HintTrust::Trusted).then(|| TraceContext::of(headers));
+        let trace = given.unwrap_or(self.trace);
+        Arc::new(Self { trace, ..self })
+    }
+
+    /// Parses a request with a JSON body.
     ///
     /// # Errors
     /// [`RequestError`] names the field.
@@ -103,42 +158,67 @@ impl Request {
         endpoint: Endpoint,
         headers: &HeaderMap,
         body: Bytes,
-        trust: HintTrust,
+        rules: &RequestRules,
     ) -> Result<Arc<Self>, RequestError> {
+        let limits = &rules.limits;
         let body = JsonBody::parse(body).map_err(|error| RequestError::new("body", &error.to_string()))?;
+        check_lists(&body)?;
         let model: String = read(&body, "model")?.ok_or_else(|| RequestError::new("model", "is missing"))?;
+        check_model(&model)?;
         let stream = read(&body, "stream")?.unwrap_or(false);
         let options: StreamOptions = read(&body, "stream_options")?.unwrap_or_default();
-        let n = read(&body, "n")?.unwrap_or(1);
-        if n == 0 {
-            return Err(RequestError::new("n", "`0` choices were asked for"));
-        }
-        let max_tokens: Option<u32> = read(&body, "max_tokens")?;
+        let n = choices(&body, "n", limits.choices)?.unwrap_or(1);
+        let best_of = choices(&body, "best_of", limits.choices)?.unwrap_or(1);
+        let max_tokens: Option<u32> = read(&body, endpoint.max_tokens_key())?;
         let max_completion_tokens = read(&body, "max_completion_tokens")?;
-        let key = endpoint.prompt_key(&body);
-        let prompt = body.get(key).ok_or_else(|| RequestError::new(key, "is missing"))?;
-        let (prompts, token_ids) = shape_of(prompt);
-        let hints = Hints::parse(headers, &body, trust)?;
+        let PromptKeys { preamble, key, required } = endpoint.prompt_keys(&body);
+        let prompt = match body.get(key) {
+            Some(prompt) => prompt,
+            None if required => return Err(RequestError::new(key, "is missing")),
+            None => "",
+        };
+        let joined = preamble.and_then(|key| body.get(key)).map(|preamble| format!("{preamble}{prompt}"));
+        let elements = body.counts(key).items;
+        if starts_with_a_number(prompt) {
+            at_most(key, "token ids", elements, MAX_TOKEN_IDS)?;
+        }
+        check_items(endpoint, key, elements)?;
+        let (prompts, token_ids) = shape_of(prompt, elements);
+        check_batch(key, prompts, n.max(best_of), limits)?;
+        let prompts = u32::try_from(prompts).unwrap_or(u32::MAX);
+        let hints = Hints::parse(headers, &body, rules.trust)?;
         let token_ids = hints.token_ids.clone().or(token_ids).filter(|_| key != "prompt_embeds");
-        Ok(Arc::new(Self {
-            endpoint,
-            model: ModelName::new(&model),
-            stream: stream && endpoint.splits(),
+        let parsed = Self {
+            stream: stream && endpoint.streams(),
             prompt_key: key,
+            joined,
             include_usage: options.include_usage,
             n,
             max_tokens: max_completion_tokens.or(max_tokens),
             prompts,
             token_ids,
-            hints,
-            body,
-        }))
+            ..Self::bare(endpoint, &model, body, hints)
+        };
+        Ok(parsed.traced(headers, rules.trust))
     }
 
     /// The raw JSON that makes up the prompt, for byte blocks (H5).
     #[must_use]
     pub(crate) fn prompt(&self) -> &str {
-        self.body.get(self.prompt_key).unwrap_or_default()
+        let joined = self.joined.as_deref();
+        joined.unwrap_or_else(|| self.body.get(self.prompt_key).unwrap_or_default())
+    }
+
+    /// Whether it is a chat or a completion.
+    #[must_use]
+    pub(crate) fn is_chat(&self) -> bool {
+        matches!(self.endpoint, Endpoint::ChatCompletions | Endpoint::Completions)
+    }
+
+    /// The body as the client sent it.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> &Bytes {
+        self.form.as_ref().map_or_else(|| self.body.bytes(), |form| &form.bytes)
     }
 
     /// Items an engine sees: one for each choice of each prompt.
@@ -154,21 +234,29 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// How many prompts there are, and the token ids when it is a single one given as ids.
-fn shape_of(prompt: &str) -> (u32, Option<Vec<u32>>) {
-    // A text, or a chat's messages, which are one prompt however many they are.
-    let first = prompt.strip_prefix('[').map(|items| items.trim_ascii_start().as_bytes().first().copied());
-    if matches!(first, None | Some(Some(b'{'))) {
-        return (1, None);
+/// How many prompts there are, and the token ids when it is a single one given as ids. `elements` is the
+/// length of the list that the prompt may be.
+fn shape_of(prompt: &str, elements: usize) -> (usize, Option<Vec<u32>>) {
+    match first_element(prompt) {
+        // A text, or a chat's messages, which are one prompt however many they are.
+        None | Some(b'{') => (1, None),
+        Some(b']') => (1, Some(Vec::new())),
+        Some(b'0'..=b'9') => match serde_json::from_str(prompt) {
+            Ok(ids) => (1, Some(ids)),
+            Err(_) => (elements, None),
+        },
+        // A list of strings, or of token lists.
+        Some(_) => (elements, None),
     }
-    if let Ok(ids) = serde_json::from_str::<Vec<u32>>(prompt) {
-        return (1, Some(ids));
-    }
-    // A list of strings, or of token lists.
-    match serde_json::from_str::<Vec<&serde_json::value::RawValue>>(prompt) {
-        Ok(items) if !items.is_empty() => (u32::try_from(items.len()).unwrap_or(u32::MAX), None),
-        _ => (1, None),
-    }
+}
+
+fn starts_with_a_number(list: &str) -> bool {
+    first_element(list).is_some_and(|byte| byte.is_ascii_digit())
+}
+
+/// The first byte behind the opening bracket of a list; `None` when the value is not a list.
+fn first_element(value: &str) -> Option<u8> {
+    value.strip_prefix('[')?.trim_ascii_start().bytes().next()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
-use crate::openai::json::JsonBody;
+use crate::openai::json::{JsonBody, shortened};
 
 /// An invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +29,7 @@ impl RequestError {
 pub(crate) fn read<T: DeserializeOwned>(body: &JsonBody, key: &str) -> Result<Option<T>, RequestError> {
     body.read(key).map_err(|error| {
         let shown: String = body.get(key).unwrap_or_default().chars().take(60).collect();
-        RequestError::new(key, &format!("`{shown}`: {error}"))
+        // serde quotes values and unknown names whole.
+        RequestError::new(key, &format!("`{shown}`: {}", shortened(&error.to_string())))
     })
 }

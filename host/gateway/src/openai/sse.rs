@@ -1,14 +1,26 @@
 //! Server-sent events of an engine, looked at as they pass.
 //!
+//! Lines end as the standard has it: with LF, CRLF or CR. An event ends with a blank line. A CR at the end of
+//! what has come may be the first half of a CRLF. It ends its line at once, and a line feed that follows is a
+//! blank line of its own, which means nothing.
+//!
 //! [`Splitter`] cuts a byte stream at event boundaries without copying whole events; [`look`] finds in an
 //! event's JSON what the legs and the account need: a token, a finish reason, usage, an error. It never
 //! builds a value tree and allocates nothing: it knows the few keys it wants and how an engine writes them,
 //! and strings cannot fake them, for a quote within a string is always escaped.
 
-use std::ops::Range;
+use std::{ops::Range, sync::LazyLock};
+
+use memchr::memmem::Finder;
 
 /// An event that never ends must not fill memory.
 const MAX_EVENT: usize = 16 * 1024 * 1024;
+
+/// May stand at the start of a stream.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Finds the end mark; made once.
+static END_MARK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("[DONE]"));
 
 /// What a stream that was busy may keep for its next bytes.
 const KEPT: usize = 64 * 1024;
@@ -20,6 +32,8 @@ pub(crate) struct Splitter {
     bytes: Vec<u8>,
     /// How much of it is known to have no boundary.
     looked: usize,
+    /// Whether the start of the stream, where a byte order mark may stand, has passed.
+    started: bool,
 }
 
 /// An event larger than any engine writes.
@@ -48,15 +62,75 @@ pub(crate) struct Seen {
     pub handoff_at: Option<Range<usize>>,
 }
 
-/// Whether a slice looks like an event: it begins with a known field, a comment or a blank line, and data
-/// ends as JSON (or the end mark) does. An event that an engine cut short must not reach a client.
+/// Whether a slice looks like an event: each line is a known field, a comment or blank, and data ends as JSON
+/// (or the end mark) does. An event that an engine cut short must not reach a client.
 #[must_use]
 pub(crate) fn is_event(bytes: &[u8]) -> bool {
-    const STARTS: [&[u8]; 6] = [b":", b"event:", b"id:", b"retry:", b"\n", b"\r"];
-    if bytes.starts_with(b"data:") {
-        return matches!(bytes.trim_ascii_end().last(), Some(b'}' | b']'));
+    // Almost every event is one line of data.
+    if bytes.starts_with(b"data:") && ends_as_json(bytes) {
+        return true;
     }
-    STARTS.iter().any(|start| bytes.starts_with(start))
+    let (mut last_data, mut is_named) = (None, false);
+    for line in lines(bytes) {
+        let (name, value) = field(line);
+        match name {
+            b"data" => last_data = Some(value),
+            b"event" => is_named = true,
+            b"" | b"id" | b"retry" => {}
+            _ => return false,
+        }
+    }
+    // Data of a named event is not a chunk of an answer.
+    is_named || last_data.is_none_or(ends_as_json)
+}
+
+/// Whether the content type of an answer is that of a stream of events, in any case and with any parameters.
+#[must_use]
+pub(crate) fn is_stream(content_type: &[u8]) -> bool {
+    let kind = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
+    kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+}
+
+fn ends_as_json(data: &[u8]) -> bool {
+    matches!(data.trim_ascii_end().last(), Some(b'}' | b']'))
+}
+
+/// The JSON object in an event.
+#[must_use]
+pub(crate) fn object(event: &[u8]) -> &[u8] {
+    let (from, to) = (memchr::memchr(b'{', event), memchr::memrchr(b'}', event));
+    from.zip(to).and_then(|(from, to)| event.get(from..=to)).unwrap_or_default()
+}
+
+/// The lines of an event, without their ends.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    bytes.split(|byte| matches!(byte, b'\n' | b'\r'))
+}
+
+/// The name and the value of a line's field; a comment has an empty name.
+fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    match memchr::memchr(b':', line) {
+        Some(colon) => {
+            let value = line.get(colon + 1..).unwrap_or_default();
+            (line.get(..colon).unwrap_or_default(), value.strip_prefix(b" ").unwrap_or(value))
+        }
+        None => (line, &[]),
+    }
+}
+
+/// The name of an event, if it has one.
+#[must_use]
+pub(crate) fn name(event: &[u8]) -> Option<&[u8]> {
+    lines(event).map(field).find(|(name, _)| *name == b"event").map(|(_, value)| value)
+}
+
+/// Whether an event is the end mark.
+pub(crate) fn is_done(event: &[u8]) -> bool {
+    // Neither almost every event nor a whole JSON body has to be split into lines.
+    if event.starts_with(b"data: {") || END_MARK.find(event).is_none() {
+        return false;
+    }
+    lines(event).map(field).any(|(name, value)| name == b"data" && value.starts_with(b"[DONE]"))
 }
 
 /// Token counts as the engine reports them.
@@ -64,8 +138,8 @@ pub(crate) fn is_event(bytes: &[u8]) -> bool {
 pub(crate) struct Usage {
     /// Prompt tokens.
     pub prompt_tokens: u32,
-    /// Output tokens so far.
-    pub completion_tokens: u32,
+    /// Output tokens so far; `None`: not reported.
+    pub completion_tokens: Option<u32>,
     /// Prompt tokens that were cached.
     pub cached_tokens: Option<u32>,
 }
@@ -81,10 +155,24 @@ impl Splitter {
     /// # Errors
     /// [`Oversized`].
     pub(crate) fn whole(&mut self) -> Result<usize, Oversized> {
+        if !self.started {
+            self.drop_byte_order_mark();
+        }
         // A boundary may lie across a cut: three bytes of what was there before can belong to it.
         let end = last_boundary(&self.bytes, self.looked.saturating_sub(3)).unwrap_or(0);
         self.looked = self.bytes.len();
         if self.bytes.len() - end > MAX_EVENT { Err(Oversized) } else { Ok(end) }
+    }
+
+    /// Removes the mark from the start of the stream: many clients do not know it.
+    fn drop_byte_order_mark(&mut self) {
+        let length = self.bytes.len().min(BYTE_ORDER_MARK.len());
+        if BYTE_ORDER_MARK.get(..length) != self.bytes.get(..length) {
+            self.started = true;
+        } else if length == BYTE_ORDER_MARK.len() {
+            self.bytes.drain(..length);
+            self.started = true;
+        }
     }
 
     /// The first `length` bytes.
@@ -111,14 +199,16 @@ impl Splitter {
 
 /// Behind the last blank line of `bytes`, looked for from `from` on.
 fn last_boundary(bytes: &[u8], from: usize) -> Option<usize> {
-    let tail = bytes.get(from..)?;
-    memchr::memrchr_iter(b'\n', tail).find(|at| ends_event(tail, *at)).map(|at| from + at + 1)
+    let ends = memchr::memrchr2_iter(b'\n', b'\r', bytes.get(from..)?);
+    ends.map(|at| from + at).find(|at| ends_event(bytes, *at)).map(|at| at + 1)
 }
 
-/// Whether the line feed at `at` ends a blank line.
+/// Whether the line end at `at` ends a blank line.
 fn ends_event(bytes: &[u8], at: usize) -> bool {
-    let line = bytes.get(..at).unwrap_or_default();
-    line.ends_with(b"\n") || line.ends_with(b"\r\n\r")
+    let before = bytes.get(..at).unwrap_or_default();
+    let is_second_half = bytes.get(at) == Some(&b'\n') && before.ends_with(b"\r");
+    let line = if is_second_half { before.get(..at - 1).unwrap_or_default() } else { before };
+    matches!(line.last(), None | Some(b'\n' | b'\r'))
 }
 
 /// The places of the single events in a slice of whole ones.
@@ -126,8 +216,11 @@ pub(crate) fn events(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
         let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
-        let end = memchr::memchr_iter(b'\n', rest).find(|at| ends_event(rest, *at));
+        let end = memchr::memchr2_iter(b'\n', b'\r', rest).find(|at| ends_event(rest, *at));
         let length = end.map_or(rest.len(), |end| end + 1);
+        // Both halves of a CRLF belong to the event.
+        let halved = rest.get(length - 1) == Some(&b'\r') && rest.get(length) == Some(&b'\n');
+        let length = length + usize::from(halved);
         let event = at..at + length;
         at += length;
         Some(event)
@@ -138,11 +231,11 @@ pub(crate) fn events(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
 #[must_use]
 pub(crate) fn look(event: &[u8]) -> Seen {
     let mut seen = Seen::default();
-    if event.starts_with(b"data: [DONE]") || event.starts_with(b"data:[DONE]") {
+    if is_done(event) {
         seen.done = true;
         return seen;
     }
-    let mut first = First::default();
+    let mut first = FirstValues::default();
     for (key, at) in keys(event) {
         match key {
             b"finish_reason" => seen.finish |= event.get(at) == Some(&b'"'),
@@ -171,23 +264,24 @@ pub(crate) fn look(event: &[u8]) -> Seen {
     seen.tokens = first.token_ids.unwrap_or(u32::from(seen.token));
     seen.token |= seen.tokens > 0;
     let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
-    seen.error = object(first.error).is_some() && !first.choices;
+    let error = first.error.and_then(|at| event.get(at));
+    seen.error = matches!(error, Some(b'{' | b'"')) && !first.choices;
     seen.handoff_at = first.handoff.and_then(|at| object_at(event, at));
     if object(first.usage).is_some() {
         let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
         seen.cached_at = first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
         seen.usage = Some(Usage {
             prompt_tokens: count(first.prompt).unwrap_or(0),
-            completion_tokens: count(first.completion).unwrap_or(0),
+            completion_tokens: count(first.completion),
             cached_tokens: count(seen.cached_at.as_ref().map(|place| place.start)),
         });
     }
     seen
 }
 
-/// Where the values of keys begin that count the first time only.
+/// Positions of the values of keys whose first occurrence counts.
 #[derive(Default)]
-struct First {
+struct FirstValues {
     usage: Option<usize>,
     prompt: Option<usize>,
     completion: Option<usize>,
@@ -199,8 +293,8 @@ struct First {
     choices: bool,
 }
 
-impl First {
-    /// Counts of tokens are those of the usage object: what comes before it is something else's.
+impl FirstValues {
+    /// Notes a count of tokens. Only those after the key `usage` belong to the usage object.
     fn count(&mut self, key: &[u8], at: usize) {
         if self.usage.is_none() {
             return;

@@ -1,52 +1,60 @@
 //! Reads the prefill answer of a bootstrap pair, which carries no data, only to learn whether prefill
 //! succeeded.
 
-use bytes::Bytes;
-use http::{HeaderValue, header};
+use std::time::Duration;
+
+use http::{HeaderValue, Response, header};
 
 use crate::{
     openai::sse::{self, Splitter},
-    upstream::{self, Body, CallError, LegHeaders, Upstream},
+    upstream::{self, Body, CallError},
 };
 
-/// Sends a prefill request and reads its answer to the end without keeping it.
+/// How long the end of a body may take after the end mark.
+const END_GRACE: Duration = Duration::from_millis(200);
+
+/// Reads a prefill answer to its end without keeping it. `idle` limits each pause of the engine.
 ///
 /// # Errors
 /// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would
 /// wait for it until its own timeout.
-pub(super) async fn drain_prefill(
-    upstream: &Upstream,
-    url: &str,
-    headers: &LegHeaders,
-    body: Bytes,
-) -> Result<(), CallError> {
-    let response = upstream.head(url, headers, body).await?;
+pub(super) async fn drain_prefill(response: Response<Body>, idle: Duration) -> Result<(), CallError> {
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
-    if content_type.starts_with(b"text/event-stream") {
-        return drain_events(response.into_body()).await;
+    if sse::is_stream(content_type) {
+        return drain_events(response.into_body(), idle).await;
     }
-    let whole = upstream::collect(response.into_body()).await?;
-    let valid =
-        content_type.starts_with(b"application/json") && whole.starts_with(b"{") && !sse::look(&whole).error;
+    let whole = upstream::collect(response.into_body(), Some(idle)).await?;
+    if sse::look(&whole).error {
+        return Err(CallError::of_error_body(&whole));
+    }
+    let valid = content_type.to_ascii_lowercase().starts_with(b"application/json") && whole.starts_with(b"{");
     if valid { Ok(()) } else { Err(not_an_answer(&whole)) }
 }
 
-async fn drain_events(mut body: Body) -> Result<(), CallError> {
-    let (mut splitter, mut done) = (Splitter::default(), false);
-    while body.read(splitter.room()).await? {
+/// Reads events up to the end mark. What the body does afterwards does not matter.
+async fn drain_events(mut body: Body, idle: Duration) -> Result<(), CallError> {
+    let mut splitter = Splitter::default();
+    while upstream::read_within(&mut body, splitter.room(), Some(idle)).await? {
         let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
         let events = splitter.first(whole);
         for event in sse::events(events).filter_map(|place| events.get(place)) {
             let seen = sse::look(event);
-            if seen.error || !sse::is_event(event) {
+            if seen.error {
+                return Err(CallError::of_error_body(sse::object(event)));
+            }
+            if !sse::is_event(event) {
                 return Err(not_an_answer(event));
             }
-            done |= seen.done;
+            if seen.done {
+                // Most engines end the body at once; then the connection can serve another call.
+                let _ = tokio::time::timeout(END_GRACE, body.read(&mut Vec::new())).await;
+                return Ok(());
+            }
         }
         splitter.pass(whole);
     }
-    if done { Ok(()) } else { Err(CallError::Broken("the stream ended before `[DONE]`".to_owned())) }
+    Err(CallError::Broken("the stream ended before `[DONE]`".to_owned()))
 }
 
 fn not_an_answer(body: &[u8]) -> CallError {

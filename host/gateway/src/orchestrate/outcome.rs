@@ -2,33 +2,36 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
+use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Candidate, Leg};
-use tokio::time::Instant;
+use tokio::time::Duration;
 
 use super::{Drive, PrefillDone, id_of};
 use crate::{
     connectors::{PrefillAnswer, connector_for},
     openai::error::ApiError,
-    openai::sse,
-    orchestrate::legs::{Event, Failed},
+    openai::hide::without_fields,
+    openai::request::{Endpoint, Request},
+    openai::{seen, sse},
     orchestrate::relay,
-    state::State,
-    upstream::{Body, CallError},
+    state::{State, quarantine::Broke},
+    upstream::{self, Body, CallError},
 };
 
 impl Drive {
     pub(super) fn prefill_outcome(&mut self, outcome: Result<PrefillDone, CallError>) -> Event {
+        self.prefill_over.cancel();
         let answer = match outcome {
             Ok(answer) => answer,
-            Err(error) => {
-                let failed = Failed { retryable: error.retryable(), sent: error.sent() };
-                note_failure(&self.state, Leg::Prefill, self.prefill.candidate.as_ref(), &error);
-                self.tried.extend(self.prefill.candidate.as_ref().map(id_of));
-                self.prefill.failure = Some(self.client_error(error));
-                self.failed = true;
-                return Event::PrefillFailed(failed);
-            }
+            Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
         };
+        let read = match self.read_prefill(answer.as_ref()) {
+            Ok(read) => read,
+            Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
+        };
+        if let (Some(booking), Some(sent)) = (self.prefill.booking.as_mut(), self.prefill.sent) {
+            booking.first_token(sent.elapsed(), true);
+        }
         self.free(Leg::Prefill);
         self.bind(Leg::Prefill);
         let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
@@ -36,8 +39,8 @@ impl Drive {
         self.state.metrics.leg("prefill", spec.engine.as_str(), "ok");
         candidate.load().observe_outcome(true);
         candidate.worker.note_outcome(true);
-        let Some(answer) = answer else { return Event::PrefillEnded };
-        match connector_for(spec).read_prefill(answer.body()) {
+        let (Some(answer), Some(read)) = (answer, read) else { return Event::PrefillEnded };
+        match read {
             PrefillAnswer::Handoff { parameters, cached_tokens } => {
                 self.state.metrics.handoff("complete");
                 (self.handoff, self.cached_tokens) = (Some(parameters), cached_tokens);
@@ -48,10 +51,8 @@ impl Drive {
                 self.whole = Some(relay::prefill_answer(self, answer));
                 Event::PrefillWasAll
             }
-            PrefillAnswer::MissingData(problem) => {
-                self.no_handoff("missing_data", format!("the prefill answer has no data: {problem}"))
-            }
-            PrefillAnswer::MissingParameters => self
+            // `read_prefill` has turned missing data into a failed call.
+            PrefillAnswer::MissingData(_) | PrefillAnswer::MissingParameters => self
                 .no_handoff("missing_parameters", "the prefill answer has no handoff parameters".to_owned()),
             PrefillAnswer::Incomplete(field) => self.no_handoff(
                 "incomplete",
@@ -60,21 +61,37 @@ impl Drive {
         }
     }
 
+    /// Reads the answer of a prefill leg, if it carries data. One that is an error, or that cannot be read,
+    /// is a failed call: another prefill worker may answer.
+    fn read_prefill(&self, answer: Option<&Response<Bytes>>) -> Result<Option<PrefillAnswer>, CallError> {
+        let (Some(answer), Some(candidate)) = (answer, &self.prefill.candidate) else { return Ok(None) };
+        if seen::whole(self.request.is_chat(), answer.body()).error {
+            return Err(CallError::of_error_body(answer.body()));
+        }
+        match connector_for(candidate.worker.spec()).read_prefill(answer.body()) {
+            PrefillAnswer::MissingData(problem) => {
+                self.state.metrics.handoff("missing_data");
+                Err(CallError::Protocol(format!("the prefill answer has no data: {problem}")))
+            }
+            read => Ok(Some(read)),
+        }
+    }
+
     pub(super) fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {
         self.state.metrics.handoff(result);
         self.prefill.failure = Some(ApiError::BadUpstream(problem));
-        Event::PrefillFailed(Failed { retryable: false, sent: true })
+        Event::PrefillFailed(Failed { retryable: false, refused: false, sent: true, broke: false })
     }
 
     pub(super) fn decode_whole(&mut self, whole: Response<Bytes>) -> Event {
         let body = whole.body();
-        // A truncated body may have a matching length. No byte was sent downstream yet, so another worker may
-        // answer.
-        if !body.starts_with(b"{") || serde_json::from_slice::<serde::de::IgnoredAny>(body).is_err() {
+        if !is_whole_answer(&self.request, &whole) {
             return self.decode_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
-        let seen = sse::look(body);
-        self.account.output(0, Instant::now());
+        let seen = seen::whole(self.request.is_chat(), body);
+        if seen.error {
+            return self.decode_failed(CallError::of_error_body(body));
+        }
         if let Some(usage) = seen.usage {
             self.usage(usage);
         }
@@ -82,7 +99,8 @@ impl Drive {
         self.bind(self.legs.answering());
         let edited = relay::edit(body, &seen, self.cached_tokens).map_or_else(|| body.clone(), Bytes::from);
         let hidden = self.hides_id().then(|| relay::hide_ids(&edited, self.token)).flatten();
-        let mut response = Response::new(hidden.map_or(edited, Bytes::from));
+        let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
+        let mut response = Response::new(shown);
         *response.status_mut() = whole.status();
         let json = HeaderValue::from_static("application/json");
         let content_type = whole.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
@@ -91,29 +109,127 @@ impl Drive {
         Event::Ended
     }
 
-    pub(super) fn take_head(&mut self, head: Response<Body>) -> Result<Response<Body>, Event> {
+    /// Puts null in the place of fields that only the gateway may see in the answer of a leg.
+    pub(crate) fn without_private_fields(&self, leg: Leg, body: Bytes) -> Bytes {
+        let answered = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
+        let Some(candidate) = answered else { return body };
+        let fields = connector_for(candidate.worker.spec()).private_answer_fields();
+        without_fields(&body, fields).map_or(body, Bytes::from)
+    }
+
+    /// Checks the head of a stream, and its first event if that came with the head: an error can still have a
+    /// status of its own, or be tried elsewhere.
+    pub(super) async fn take_head(&mut self, mut head: Response<Body>) -> Result<Response<Body>, Event> {
         let content_type =
             head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-        if content_type.starts_with(b"text/event-stream") {
-            self.bind(self.legs.answering());
-            return Ok(head);
+        if !sse::is_stream(content_type) {
+            let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
+            let idle = self.state.settings.leg_timeouts.event_idle;
+            let refusal = refusal(head, shown, idle);
+            let refusal = tokio::time::timeout_at(self.deadline, refusal).await;
+            let error = refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned()));
+            return Err(self.decode_failed(error));
         }
-        let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
-        Err(self.decode_failed(CallError::Protocol(format!(
-            "expected text/event-stream, got content type `{shown}`"
-        ))))
+        let first = head.body_mut().peek();
+        if let Some(place) = sse::events(first).next()
+            && let event = first.get(place).unwrap_or_default()
+            && event.ends_with(b"\n")
+            && seen::event(self.request.endpoint.format(), event).error
+        {
+            let error = CallError::of_error_body(sse::object(event));
+            return Err(self.decode_failed(error));
+        }
+        if let Some(error) = head.body_mut().failed_at_once() {
+            return Err(self.decode_failed(error.into()));
+        }
+        self.bind(self.legs.answering());
+        Ok(head)
     }
 
     /// Turns a failed decode or aggregated call into an event.
     pub(crate) fn decode_failed(&mut self, error: CallError) -> Event {
-        let failed = Failed { retryable: error.retryable(), sent: error.sent() };
-        let leg = self.legs.answering();
-        note_failure(&self.state, leg, self.decode.candidate.as_ref(), &error);
-        self.tried.extend(self.decode.candidate.as_ref().map(id_of));
-        self.decode.failure = Some(self.client_error(error));
-        self.failed = true;
+        let failed = self.leg_failed(self.legs.answering(), error);
         self.free(Leg::Decode);
         Event::DecodeFailed(failed)
+    }
+
+    /// Records a failed leg: with its worker, or with the request if that is to blame.
+    fn leg_failed(&mut self, leg: Leg, error: CallError) -> Failed {
+        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
+        let candidate = candidate.clone();
+        let is_poison =
+            candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
+        let failed = Failed {
+            retryable: error.retryable(self.state.settings.retry_429) && !is_poison,
+            refused: error.is_refusal(),
+            sent: error.sent(),
+            broke: error.breaks_engine(),
+        };
+        if let Some(candidate) = &candidate {
+            note_failure(&self.state, leg, candidate, &error, is_poison);
+        }
+        self.attempts.note_failure(candidate.as_ref().map(id_of));
+        if leg == Leg::Prefill && matches!(error, CallError::Timeout(_)) {
+            self.suspect_decode();
+        }
+        let mut cause = self.client_error(error);
+        if is_poison {
+            cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
+        }
+        if leg == Leg::Prefill {
+            self.prefill.failure = Some(cause)
+        } else {
+            self.decode.failure = Some(cause)
+        }
+        failed
+    }
+
+    /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
+    /// the decode engine, so either of them may hang.
+    fn suspect_decode(&mut self) {
+        if self.decode.call.is_none() {
+            return;
+        }
+        let Some(candidate) = &self.decode.candidate else { return };
+        candidate.worker.note_timeout();
+        self.attempts.suspect(self.prefill.candidate.as_ref().map(id_of), id_of(candidate));
+    }
+
+    /// Whether this failure shows that the request breaks its engines. A worker that fails with other
+    /// requests, too, proves nothing.
+    fn blames_request(&self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
+        let keep = self.state.settings.quarantine;
+        if keep.is_zero() || !error.is_suspicious() || candidate.worker.is_failing() {
+            return false;
+        }
+        let quarantine = &self.state.quarantine;
+        let broke = Broke { worker: candidate.worker.id(), leg, kind: error.kind() };
+        let is_poison = quarantine.note(quarantine.hash(self.request.bytes()), broke, keep);
+        if is_poison {
+            self.state.metrics.poison("quarantined");
+            let request = &self.account.request_id;
+            tracing::warn!(request, %leg, kind = error.kind(), "request quarantined: two workers broke on it");
+        }
+        is_poison
+    }
+
+    /// Returns why the request is refused before it is sent, if an equal one broke two workers.
+    pub(super) fn quarantined(&self) -> Option<ApiError> {
+        let quarantine = &self.state.quarantine;
+        if quarantine.is_empty() || self.state.settings.quarantine.is_zero() {
+            return None;
+        }
+        let left = quarantine.refuses(quarantine.hash(self.request.bytes()))?;
+        self.state.metrics.poison("refused");
+        Some(ApiError::Poison { cause: "an equal request was sent a moment ago".to_owned(), left })
+    }
+
+    /// Records that the request was served: it does not break engines.
+    pub(super) fn acquit(&self) {
+        let quarantine = &self.state.quarantine;
+        if !self.state.settings.quarantine.is_zero() {
+            quarantine.served(quarantine.hash(self.request.bytes()));
+        }
     }
 
     /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
@@ -123,16 +239,55 @@ impl Drive {
     }
 }
 
-fn note_failure(state: &State, leg: Leg, candidate: Option<&Candidate>, error: &CallError) {
-    let Some(candidate) = candidate else { return };
-    let spec = candidate.worker.spec();
-    state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
-    if error.is_fault() {
-        candidate.load().observe_outcome(false);
-        candidate.worker.note_outcome(false);
+/// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
+/// yet, so another worker may answer.
+fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
+    let (body, content_type) = (answer.body(), answer.headers().get(header::CONTENT_TYPE));
+    let is_json = content_type.is_none_or(|kind| kind.as_bytes().starts_with(b"application/json"));
+    if request.endpoint.is_form() && !is_json {
+        // Transcripts may be text or subtitles.
+        return true;
     }
-    if let CallError::Connect(problem) = error {
-        tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker unreachable");
-        candidate.worker.note_connect_failed();
+    let is_list = matches!(request.endpoint, Endpoint::Rerank(_)) && body.starts_with(b"[");
+    let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
+    is_value && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok()
+}
+
+/// What an answer says that should have been a stream: an error object, or something else.
+async fn refusal(head: Response<Body>, content_type: String, idle: Duration) -> CallError {
+    let unexpected = format!("expected text/event-stream, got content type `{content_type}`");
+    if !content_type.to_ascii_lowercase().starts_with("application/json") {
+        return CallError::Protocol(unexpected);
+    }
+    match upstream::collect(head.into_body(), Some(idle)).await {
+        Ok(body) if sse::look(&body).error => CallError::of_error_body(&body),
+        Ok(_) => CallError::Protocol(unexpected),
+        Err(error) => error,
+    }
+}
+
+/// Counts a failed leg, and reports it to its worker unless the request is to blame.
+pub(super) fn note_failure(
+    state: &State,
+    leg: Leg,
+    candidate: &Candidate,
+    error: &CallError,
+    is_poison: bool,
+) {
+    let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
+    state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
+    if error.is_fault() && !is_poison {
+        candidate.load().observe_outcome(false);
+        worker.note_outcome(false);
+    }
+    match error {
+        CallError::Connect(problem) => {
+            tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker unreachable");
+            worker.note_connect_failed();
+        }
+        CallError::Timeout(_) => worker.note_timeout(),
+        CallError::Broken(_) => worker.note_restart(),
+        CallError::Status { status, .. } if *status == http::StatusCode::NOT_FOUND => worker.note_restart(),
+        _ => {}
     }
 }

@@ -5,91 +5,144 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_routing::{CandidateId, Plan, Purpose, Query, RoutingRequest, SlotKind};
-use pointsman_workers::{Leg, Role, Snapshot};
+use pointsman_orchestration::{NoPair, Shape, Splittable, is_up, pair_that_is_up};
+use pointsman_routing::{CandidateId, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text};
+use pointsman_workers::{Leg, ModelName, Role, Snapshot};
 
-use super::{availability::is_up, legs::Shape};
 use crate::{
     connectors::connector_for,
     openai::{error::ApiError, request::Request},
     state::State,
-    telemetry::account::Word,
+    telemetry::account::OverrideRecord,
 };
 
 /// How a request is going to be run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RequestPlan {
     pub(crate) shape: Shape,
     /// Local prefill was decided for this decode candidate.
     pub(crate) planned: Option<CandidateId>,
     /// The decode override's decision, when it was asked.
-    pub(crate) word: Option<Word>,
+    pub(crate) decode_override: Option<OverrideRecord>,
+}
+
+/// Why a request cannot be served.
+#[derive(Debug)]
+pub(crate) struct Unplanned {
+    pub(crate) error: Box<ApiError>,
+    /// The decode override's decision, when that refused the request.
+    pub(crate) decode_override: Option<Box<OverrideRecord>>,
+}
+
+impl From<ApiError> for Unplanned {
+    fn from(error: ApiError) -> Self {
+        Self { error: Box::new(error), decode_override: None }
+    }
+}
+
+impl From<Unplanned> for ApiError {
+    fn from(unplanned: Unplanned) -> Self {
+        *unplanned.error
+    }
 }
 
 /// Decides how many workers run the request. `id` is the request's id when the decision is to be recorded.
 ///
 /// # Errors
-/// [`ApiError`] when it cannot be served at all.
+/// [`Unplanned`] when it cannot be served at all.
 pub(crate) fn plan(
     state: &State,
     request: &Arc<Request>,
-    subject: &RoutingRequest,
+    routing_request: &RoutingRequest,
     snapshot: &Snapshot,
     purpose: Purpose,
     id: Option<&str>,
-) -> Result<RequestPlan, ApiError> {
-    const SINGLE: RequestPlan = RequestPlan { shape: Shape::Aggregated, planned: None, word: None };
-    const REMOTE: RequestPlan = RequestPlan { shape: Shape::Remote, planned: None, word: None };
+) -> Result<RequestPlan, Unplanned> {
+    const SINGLE: RequestPlan =
+        RequestPlan { shape: Shape::Aggregated, planned: None, decode_override: None };
     let model = &request.model;
-    let Some(activation) = snapshot.activation(model) else {
-        return Err(ApiError::ModelNotFound(model.to_string()));
-    };
+    let activation = snapshot.activation(model).ok_or_else(|| unknown_model(model, snapshot))?;
     // A probe runs on its worker alone [A1]. Requests that generate nothing have no prefill to hand over.
     if request.hints.probe || !request.endpoint.splits() {
         return Ok(SINGLE);
     }
-    let up = |leg| snapshot.pool(model, leg).iter().find(|candidate| is_up(candidate));
     let local = !snapshot.pool(model, Leg::Aggregated).is_empty();
-    let enforced = state.settings.enforce_disagg;
-    let pair = up(Leg::Prefill).zip(up(Leg::Decode));
+    let enforced = state.settings.split(model).enforce_disagg;
+    let splittable =
+        Splittable { enforce_disagg: enforced, pins_prefill: request.hints.prefill.is_some(), local };
+    let pair = pair_that_is_up(snapshot, model);
     if let Some(state) = activation.observe(pair.is_some()) {
         tracing::info!(model = model.as_str(), state = state.as_str(), enforced, "remote prefill changed");
     }
     // No prefill worker was ever seen, or all are down [B1].
     let Some((prefill, _)) = pair else {
-        return match (enforced, local) {
-            (true, _) => Err(ApiError::PrefillUnavailable),
-            (false, true) => Ok(SINGLE),
-            (false, false) => {
-                Err(ApiError::NoWorker("no worker can prefill for this model; check GET /workers".to_owned()))
-            }
+        return match splittable.without_pair() {
+            Ok(shape) => Ok(RequestPlan { shape, planned: None, decode_override: None }),
+            Err(NoPair::Enforced) => Err(ApiError::PrefillUnavailable.into()),
+            Err(NoPair::NoWorker) => Err(ApiError::NoWorker(no_pair(model, snapshot)).into()),
         };
     };
     if let Some(reason) = connector_for(prefill.worker.spec()).unsplittable(request) {
-        state.metrics.handoff("unsplittable");
-        return if local && !enforced {
+        if purpose == Purpose::Route {
+            state.metrics.handoff("unsplittable");
+        }
+        return if splittable.may_run_locally() {
             Ok(SINGLE)
         } else {
-            Err(ApiError::InvalidRequest(format!(
+            let text = format!(
                 "{reason}: the request cannot be split over two workers, and none may serve it alone"
-            )))
+            );
+            Err(ApiError::InvalidRequest(text).into())
         };
     }
-    let question = question(state, request, subject, snapshot, Leg::Decode);
+    let question = question(state, request, routing_request, snapshot, Leg::Decode);
     let planned = state.router.plan(&Query { request_id: id, ..question }, purpose);
     if let Some(reason) = planned.fallback.filter(|_| id.is_some()) {
         state.metrics.fell_back(SlotKind::DecodeOverride, reason);
     }
-    let word = Some(Word::of(&planned, question.seed));
+    let decode_override = Some(OverrideRecord::new(&planned, question.seed));
     match planned.plan {
-        Plan::Remote => Ok(RequestPlan { word, ..REMOTE }),
-        Plan::Local if local && !enforced => Ok(RequestPlan { planned: planned.decode, word, ..SINGLE }),
-        Plan::Local => {
-            state.metrics.handoff("local_refused");
-            Ok(RequestPlan { word, ..REMOTE })
+        Plan::Shed(shed) => {
+            let decode_override = decode_override.map(Box::new);
+            Err(Unplanned { error: Box::new(ApiError::Shed(shed)), decode_override })
         }
-        Plan::Shed(shed) => Err(ApiError::Shed(shed)),
+        Plan::Local if splittable.may_run_locally() => {
+            Ok(RequestPlan { planned: planned.decode, decode_override, ..SINGLE })
+        }
+        plan => {
+            if matches!(plan, Plan::Local) {
+                state.metrics.handoff("local_refused");
+            }
+            Ok(RequestPlan { shape: Shape::Remote, planned: None, decode_override })
+        }
     }
+}
+
+/// The error for a model that no worker serves. A worker that joined a moment ago may serve it: its models
+/// are not known before it has loaded.
+fn unknown_model(model: &ModelName, snapshot: &Snapshot) -> ApiError {
+    let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
+    if loading == 0 {
+        return ApiError::ModelNotFound(model.to_string());
+    }
+    ApiError::NoWorker(format!(
+        "no worker serves the model `{model}` yet, and {loading} of {} have not finished loading; retry after \
+         the time in `retry-after`",
+        snapshot.workers().len()
+    ))
+}
+
+/// Returns which leg of a model that needs both has no worker, and why.
+fn no_pair(model: &ModelName, snapshot: &Snapshot) -> String {
+    let down = |leg| {
+        let pool = snapshot.pool(model, leg);
+        (!pool.iter().any(is_up)).then(|| no_worker_text(model, leg, pool))
+    };
+    // A leg without any worker is the cause, whatever is wrong with the other one.
+    let legs = [Leg::Decode, Leg::Prefill];
+    let missing = legs.into_iter().find(|leg| snapshot.pool(model, *leg).is_empty());
+    let text = missing.or_else(|| legs.into_iter().find(|leg| down(*leg).is_some())).and_then(down);
+    text.unwrap_or_else(|| format!("no worker can serve '{model}' now"))
 }
 
 /// Builds the query for the first attempt of a leg, with new randomness and the current time. Its decision is
@@ -97,7 +150,7 @@ pub(crate) fn plan(
 pub(crate) fn question<'a>(
     state: &State,
     request: &'a Request,
-    subject: &'a RoutingRequest,
+    routing_request: &'a RoutingRequest,
     snapshot: &'a Snapshot,
     leg: Leg,
 ) -> Query<'a> {
@@ -105,24 +158,33 @@ pub(crate) fn question<'a>(
     let pin = request.hints.pinned(leg);
     // A probe runs on its worker in that worker's own role.
     let probed = pin.filter(|_| request.hints.probe).and_then(|(worker, _)| snapshot.get(worker));
-    let affinity = subject.session_hash.filter(|_| state.settings.affinity(&request.hints).is_some());
+    let leg =
+        if request.endpoint.needs_no_model_run() { any_leg(snapshot, &request.model, leg) } else { leg };
+    let affinity = routing_request.session_hash.filter(|_| state.settings.affinity(&request.hints).is_some());
     Query {
         snapshot,
         model: &request.model,
         leg: probed.map_or(leg, |worker| own_leg(worker.spec().role)),
         attempt: 0,
-        request: subject,
+        request: routing_request,
         pin,
         session: affinity.and_then(|session| state.sessions.get(session, leg)),
         planned: None,
         tried: &[],
         other_leg: None,
+        queue_us: 0,
         explain: false,
         probe: request.hints.probe,
         seed: rand::random(),
         now_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
         request_id: None,
     }
+}
+
+/// The leg whose workers can be asked what needs no run of the model: `leg`, else one that has workers.
+fn any_leg(snapshot: &Snapshot, model: &ModelName, leg: Leg) -> Leg {
+    let legs = [leg, Leg::Decode, Leg::Prefill];
+    legs.into_iter().find(|leg| !snapshot.pool(model, *leg).is_empty()).unwrap_or(leg)
 }
 
 fn own_leg(role: Role) -> Leg {

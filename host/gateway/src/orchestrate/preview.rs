@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use pointsman_orchestration::Shape;
 use pointsman_routing::{
     CandidateId, CostTerms, Purpose, Query, RoutePreview, RouterConfigOverride, RoutingRequest, cost,
 };
@@ -13,23 +14,26 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     openai::{error::ApiError, request::Request},
-    orchestrate::{self, RequestPlan, legs::Shape},
+    orchestrate::{self, RequestPlan},
     state::State,
 };
 
-/// Returns where the legs would run.
+/// Returns where the legs would run. `tokens` are the ids from a tokenizer when the client sent text.
 ///
 /// # Errors
 /// As routing them would fail.
 pub(crate) fn preview(
     state: &State,
     request: &Arc<Request>,
-    subject: &RoutingRequest,
+    tokens: Option<&[u32]>,
+    routing_request: &RoutingRequest,
     snapshot: &Snapshot,
     planning: &RequestPlan,
 ) -> Result<Value, ApiError> {
-    let question =
-        |leg| Query { explain: true, ..orchestrate::question(state, request, subject, snapshot, leg) };
+    let question = |leg| Query {
+        explain: true,
+        ..orchestrate::question(state, request, routing_request, snapshot, leg)
+    };
     let (mut worker_id, mut legs) = (Map::new(), Vec::new());
     if planning.shape == Shape::Remote {
         let prefill = routed(state, &question(Leg::Prefill), &RouterConfigOverride::default())?;
@@ -52,10 +56,10 @@ pub(crate) fn preview(
     }
     let mut answer = json!({
         "worker_id": worker_id,
-        "token_ids": request.token_ids.as_deref().unwrap_or_default(),
-        "prompt_tokens": subject.prompt_tokens,
-        "prompt_tokens_estimated": subject.prompt_tokens_estimated,
-        "prompt_blocks": subject.prefix.named_blocks(),
+        "token_ids": request.token_ids.as_deref().or(tokens).unwrap_or_default(),
+        "prompt_tokens": routing_request.prompt_tokens,
+        "prompt_tokens_estimated": routing_request.prompt_tokens_estimated,
+        "prompt_blocks": routing_request.prefix.named_blocks(),
     });
     if let Some(answer) = answer.as_object_mut().filter(|_| state.settings.tell_decisions) {
         answer.insert("legs".to_owned(), Value::from(legs));

@@ -5,7 +5,6 @@
 //! leaves, the body is dropped, and the work that is still needed (E1) continues in the background.
 
 use std::{
-    convert::Infallible,
     ops::Range,
     pin::Pin,
     task::{Context, Poll},
@@ -13,19 +12,23 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
-use http_body::{Body, Frame, SizeHint};
+use pointsman_orchestration::{Action, Event};
 use tokio::time::{Instant, Sleep};
 
 use crate::{
     connectors::connector_for,
+    openai::endpoint::Format,
     openai::error::ApiError,
+    openai::seen,
     openai::sse::{self, Seen, Splitter},
     orchestrate::Drive,
-    orchestrate::legs::{Action, Event},
+    telemetry::metrics::seconds,
     upstream::{self, CallError},
 };
 
+mod answer;
 mod edit;
+mod limits;
 mod prefill_answer;
 
 /// Events that arrived together are sent as one chunk of at most this size, bytes.
@@ -33,24 +36,22 @@ const MAX_CHUNK: usize = 16 * 1024;
 /// Initial capacity of the output buffer, bytes: a few events.
 const OUT_CAPACITY: usize = 2 * 1024;
 
+pub(crate) use answer::Answer;
 pub(crate) use edit::{edit, hide_ids, hide_ids_in_error};
 pub(crate) use prefill_answer::prefill_answer;
-
-/// A response body: whole, or relayed.
-pub(crate) struct Answer(Kind);
-
-enum Kind {
-    Whole(Option<Bytes>),
-    Relayed(Option<Box<Relay>>),
-}
 
 /// A stream on its way.
 struct Relay {
     drive: Box<Drive>,
+    format: Format,
     incoming: Option<upstream::Body>,
     splitter: Splitter,
     /// When the engine's bytes were last read.
     read_at: Instant,
+    /// When a whole event last came, or the wait for the first one began.
+    event_at: Instant,
+    /// Whether an event came.
+    begun: bool,
     /// Bytes for the client.
     out: BytesMut,
     /// Bytes that are held back until prefill ended (C11).
@@ -59,7 +60,8 @@ struct Relay {
     timer: Pin<Box<Sleep>>,
     first_token: bool,
     finish_seen: bool,
-    /// The engine sent `[DONE]` or an error event.
+    /// The engine sent the event that ends an answer. What it sends afterwards is not read, except for the
+    /// `[DONE]` behind the last named event.
     closed: bool,
     over: bool,
 }
@@ -75,7 +77,7 @@ pub(crate) fn stream(drive: Box<Drive>, head: Response<upstream::Body>) -> Respo
         .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("text/event-stream")));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     drive.decorate(headers);
-    response.map(|()| Answer(Kind::Relayed(Some(Box::new(Relay::new(drive, incoming))))))
+    response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming))))
 }
 
 /// Reads the stream of a client that left, until the state machine ends the request.
@@ -83,76 +85,18 @@ pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
     Box::new(Relay::new(drive, head.into_body())).drain().await;
 }
 
-impl Answer {
-    /// A body that is there whole.
-    #[must_use]
-    pub(crate) fn whole(bytes: Bytes) -> Self {
-        Self(Kind::Whole(Some(bytes)))
-    }
-}
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match &mut self.0 {
-            Kind::Whole(bytes) => Poll::Ready(
-                bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes))),
-            ),
-            Kind::Relayed(relay) => {
-                let Some(running) = relay.as_mut() else { return Poll::Ready(None) };
-                let next = std::task::ready!(running.poll_next(cx));
-                if next.is_none() {
-                    *relay = None;
-                }
-                Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
-            }
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.0 {
-            Kind::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Kind::Relayed(_) => SizeHint::default(),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match &self.0 {
-            Kind::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
-            Kind::Relayed(relay) => relay.is_none(),
-        }
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        let Kind::Relayed(relay) = &mut self.0 else { return };
-        let Some(mut relay) = relay.take() else { return };
-        relay.report(Event::ClientGone);
-        if !relay.over {
-            let tracker = relay.drive.state.tracker.clone();
-            tracker.spawn(relay.drain());
-        }
-    }
-}
-
-fn next_moment(drive: &Drive) -> Instant {
-    drive.stale_at().map_or(drive.deadline, |stale| stale.min(drive.deadline))
-}
-
 impl Relay {
     fn new(drive: Box<Drive>, incoming: upstream::Body) -> Self {
-        let timer = Box::pin(tokio::time::sleep_until(next_moment(&drive)));
-        Self {
+        let now = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(now));
+        let mut relay = Self {
+            format: drive.request.endpoint.format(),
             drive,
             incoming: Some(incoming),
             splitter: Splitter::default(),
-            read_at: Instant::now(),
+            read_at: now,
+            event_at: now,
+            begun: false,
             out: BytesMut::with_capacity(OUT_CAPACITY),
             held: None,
             timer,
@@ -160,11 +104,32 @@ impl Relay {
             finish_seen: false,
             closed: false,
             over: false,
-        }
+        };
+        let first = relay.next_moment();
+        relay.timer.as_mut().reset(first);
+        relay
     }
 
     async fn drain(mut self: Box<Self>) {
         while std::future::poll_fn(|cx| self.poll_next(cx)).await.is_some() {}
+    }
+
+    /// Continues without the client, as far as engines depend on it. `lost` says why there is no client.
+    fn client_gone(mut self: Box<Self>, lost: &ApiError) {
+        self.drive.gone.cancel();
+        self.drive.account.ended(lost.status().as_u16(), lost.code());
+        self.report(Event::ClientGone);
+        if !self.over {
+            let tracker = self.drive.state.tracker.clone();
+            tracker.spawn(self.drain());
+        }
+    }
+
+    /// Releases bookings that expired while the client does not read. Its connection ends at the deadline.
+    fn expire_bookings(&mut self) {
+        if self.drive.stale_at().is_some_and(|stale| Instant::now() >= stale) {
+            self.drive.expire();
+        }
     }
 
     /// Returns the next chunk for the client: all bytes that the engine has written so far, without waiting
@@ -177,6 +142,7 @@ impl Relay {
             if self.drive.prefill_runs()
                 && let Poll::Ready(event) = self.drive.poll_prefill(cx)
             {
+                self.prefill_ended();
                 self.report(event);
                 continue;
             }
@@ -193,19 +159,6 @@ impl Relay {
         if self.out.is_empty() { None } else { Some(self.out.split().freeze()) }
     }
 
-    fn time_passed(&mut self) {
-        let now = Instant::now();
-        if now >= self.drive.deadline {
-            self.report(Event::Deadline);
-            return;
-        }
-        if self.drive.stale_at().is_some_and(|stale| now >= stale) {
-            self.drive.expire();
-        }
-        let next = next_moment(&self.drive);
-        self.timer.as_mut().reset(next);
-    }
-
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(incoming) = self.incoming.as_mut() else { return Poll::Pending };
         let room = self.splitter.room();
@@ -215,9 +168,11 @@ impl Relay {
                 let came = room.len().saturating_sub(before);
                 self.drive.state.metrics.relayed_bytes.inc_by(came as u64);
                 self.read_at = Instant::now();
-                self.take();
+                if self.closed { self.skip() } else { self.take() }
             }
             Ok(false) => self.end(),
+            // The client has the whole answer.
+            Err(_) if self.closed => self.end(),
             Err(error) => self.fail(error.into()),
         }
         Poll::Ready(())
@@ -228,6 +183,9 @@ impl Relay {
         let mut splitter = std::mem::take(&mut self.splitter);
         match splitter.whole() {
             Ok(whole) => {
+                if whole > 0 {
+                    (self.begun, self.event_at) = (true, self.read_at);
+                }
                 self.pass(splitter.first(whole));
                 splitter.pass(whole);
             }
@@ -249,7 +207,12 @@ impl Relay {
                 self.fail(CallError::Protocol("the stream contains bytes that are not an event".to_owned()));
                 return;
             }
-            let seen = sse::look(event);
+            let seen = seen::event(self.format, event);
+            if seen.error {
+                self.push(slice(from..place.start));
+                self.fail(CallError::of_error_body(sse::object(event)));
+                return;
+            }
             let held_before = self.held.is_some();
             self.see(&seen);
             let begins_hold = self.held.is_some() && !held_before;
@@ -270,17 +233,29 @@ impl Relay {
             if self.over {
                 return;
             }
+            if self.closed {
+                let end = place.end + self.end_mark(slice(place.end..events.len()));
+                self.push(slice(from..end));
+                self.wait_for_end();
+                return;
+            }
         }
         self.push(slice(from..events.len()));
     }
 
     fn see(&mut self, seen: &Seen) {
-        self.closed |= seen.done || seen.error;
-        if seen.tokens > 0 {
-            self.count(seen.tokens);
-        }
+        self.closed |= seen.done;
+        let first = seen.tokens > 0 && self.drive.account.output(seen.tokens, self.read_at);
         if let Some(usage) = seen.usage {
             self.drive.usage(usage);
+        }
+        if seen.tokens > 0 || seen.usage.is_some() {
+            self.book(first);
+        }
+        if seen.tokens > 0 && !self.first_token {
+            self.first_token = true;
+            self.note_answered();
+            self.report(Event::FirstToken);
         }
         if seen.finish && !self.finish_seen {
             self.finish_seen = true;
@@ -288,26 +263,29 @@ impl Relay {
         }
     }
 
-    fn count(&mut self, tokens: u32) {
-        let ttft = self.drive.account.output(tokens, self.read_at);
+    /// Brings the booking up to the tokens so far. A new block yields the mean inter-token latency (F4).
+    fn book(&mut self, first: bool) {
         let total = self.drive.account.tokens();
-        if let Some(booking) = self.drive.decode.booking.as_mut() {
-            if let Some(ttft) = ttft {
-                booking.prefill_done();
-                booking.load().observe_ttft(ttft);
-            }
-            booking.output_tokens(total);
+        let computed_prompt = self.drive.answering() != pointsman_workers::Leg::Decode;
+        let Drive { decode, account, state, .. } = &mut *self.drive;
+        let Some(booking) = decode.booking.as_mut() else { return };
+        if first && let Some(sent) = decode.sent {
+            booking.first_token(self.read_at - sent, computed_prompt);
         }
-        if !self.first_token {
-            self.first_token = true;
-            self.report(Event::FirstToken);
+        let begins = booking.output_tokens(total);
+        if (first || begins)
+            && let Some(itl) = account.block_begins(self.read_at)
+        {
+            booking.load().observe_itl(itl);
+            state.metrics.itl.observe(seconds(itl));
         }
     }
 
     fn end(&mut self) {
         self.incoming = None;
-        if self.splitter.rest() > 0 || !self.closed {
-            self.fail(CallError::Broken("the stream ended before `[DONE]`".to_owned()));
+        if !self.closed {
+            let place = if self.splitter.rest() > 0 { "within an event" } else { "before its last event" };
+            self.fail(CallError::Broken(format!("the stream ended {place}")));
             return;
         }
         self.drive.served();
@@ -365,7 +343,8 @@ impl Relay {
     /// Ends the stream with one valid error event. Bytes that were held back are dropped.
     fn fail_client(&mut self, cause: &ApiError) {
         self.held = None;
-        self.out.extend_from_slice(&cause.event(&self.drive.account.request_id));
+        let event = cause.event(self.format, &self.drive.account.request_id);
+        self.out.extend_from_slice(&event);
         self.drive.account.ended(cause.status().as_u16(), cause.code());
         // `ended` is final: a failure after the head has status 200 on the wire and its own code in the log.
         self.closed = false;

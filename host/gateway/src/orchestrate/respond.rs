@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response};
+use pointsman_orchestration::Action;
 
-use super::{Drive, legs::Action, relay::Answer};
+use super::{Drive, relay::Answer};
 use crate::openai::error::ApiError;
 
 /// The answer of a request that is not relayed.
@@ -35,21 +36,29 @@ impl Drive {
         while let Some(action) = self.queue.pop_front() {
             self.perform(action);
         }
-        let mut response = match ending {
-            Ending::Whole(whole) => whole,
+        match ending {
+            Ending::Whole(mut response) => {
+                self.decorate(response.headers_mut());
+                let account = self.account;
+                response.map(|body| Answer::served(body, account))
+            }
             Ending::Failed(cause) => {
                 self.account.ended(cause.status().as_u16(), cause.code());
-                cause.response(&self.account.request_id)
+                let format = self.request.endpoint.format();
+                let mut response = cause.response_as(format, &self.account.request_id);
+                self.decorate(response.headers_mut());
+                response.map(Answer::whole)
             }
-        };
-        self.decorate(response.headers_mut());
-        response.map(Answer::whole)
+        }
     }
 
     /// Adds the gateway's own headers.
     pub(crate) fn decorate(&self, headers: &mut http::HeaderMap) {
         if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
             headers.insert("x-request-id", id);
+        }
+        if let Some(warning) = &self.request.hints.warning {
+            headers.insert("x-pointsman-warning", warning.clone());
         }
         if self.explain
             && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())

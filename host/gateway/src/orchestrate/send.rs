@@ -1,13 +1,22 @@
 //! Sends a leg: body and headers from the connector, the call through the upstream client. Aborts it by
 //! request id.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use pointsman_workers::Leg;
+use http::header;
+use pointsman_orchestration::HandoffKind;
+use pointsman_workers::{Leg, Worker};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{DecodeHead, Drive, drain_prefill::drain_prefill, target};
-use crate::connectors::{HandoffKind, LegContext, connector_for, leg_headers};
+use crate::{
+    connectors::{Connector, LegContext, connector_for, leg_headers},
+    openai::{request::Request, trace_context::Span},
+    upstream::{self, CallError, Silence},
+};
 
 /// Delays between repetitions of an abort.
 const ABORT_RETRY_DELAYS: [Duration; 4] =
@@ -33,16 +42,28 @@ impl Drive {
         let spec = candidate.worker.spec();
         let (connector, context) = (connector_for(spec), self.context());
         let body = connector.prefill(&self.request, &context);
-        let headers = leg_headers(&context, target(candidate));
+        let span = Span::fresh();
+        let mut headers = leg_headers(&context, target(candidate));
+        headers.extend(self.request.trace.headers(span, None));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
         let upstream = self.upstream.clone();
+        let limits = self.state.settings.leg_timeouts;
+        let silence = head_of("prefill answer", "prefill_head", limits.prefill_head);
+        let head = async move { upstream.head(&url, &headers, body).await };
+        let idle = limits.event_idle;
         // Only the answer of a completed handoff carries data.
-        let call: BoxFuture<'static, _> = if connector.handoff() == Some(HandoffKind::Completed) {
-            Box::pin(async move { upstream.whole(&url, &headers, body).await.map(Some) })
-        } else {
-            Box::pin(async move { drain_prefill(&upstream, &url, &headers, body).await.map(|()| None) })
-        };
-        self.prefill.call = Some(call);
+        let carries_data = connector.handoff() == Some(HandoffKind::Completed);
+        self.prefill_over = CancellationToken::new();
+        self.prefill.call = Some(unless_down(candidate.worker.clone(), async move {
+            let (head, body) = upstream::within(silence, head).await?.into_parts();
+            if carries_data {
+                let body = upstream::collect(body, Some(idle)).await?;
+                return Ok(Some(http::Response::from_parts(head, body)));
+            }
+            drain_prefill(http::Response::from_parts(head, body), idle).await.map(|()| None)
+        }));
+        self.prefill.sent = Some(Instant::now());
+        self.prefill_span = Some(span);
     }
 
     pub(super) fn send_decode(&mut self, consume: bool) {
@@ -52,16 +73,37 @@ impl Drive {
         let body = match (self.legs.answering(), consume) {
             (Leg::Decode, true) => connector.decode_one_token(&self.request, &context),
             (Leg::Decode, false) => connector.decode(&self.request, &context),
-            _ => connector.single(&self.request, &context),
+            _ => single_body(&self.request, connector, &context),
         };
-        let headers = leg_headers(&context, target(candidate));
+        let mut headers = leg_headers(&context, target(candidate));
+        // The decode leg names the prefill that it continues (D1).
+        let prefill = self.prefill_span.filter(|_| self.legs.answering() == Leg::Decode);
+        headers.extend(self.request.trace.headers(Span::fresh(), prefill));
+        headers
+            .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
         let upstream = self.upstream.clone();
-        self.decode.call = Some(if self.request.stream && !consume {
-            Box::pin(async move { upstream.head(&url, &headers, body).await.map(DecodeHead::Stream) })
+        self.decode.sent = Some(Instant::now());
+        let streams = self.request.stream && !consume;
+        let limits = self.state.settings.leg_timeouts;
+        let silence = if streams {
+            head_of("answer", "head", limits.head)
         } else {
-            Box::pin(async move { upstream.whole(&url, &headers, body).await.map(DecodeHead::Whole) })
-        });
+            head_of("whole answer", "whole_head", limits.whole_head)
+        };
+        let idle = limits.event_idle;
+        // The engine of a pair answers after the prefill, which has a limit of its own.
+        let prefill_over = self.prefill.call.is_some().then(|| self.prefill_over.clone());
+        self.decode.call = Some(unless_down(candidate.worker.clone(), async move {
+            let head = upstream.head(&url, &headers, body);
+            let response = within_after(prefill_over, silence, head).await?;
+            if streams {
+                return Ok(DecodeHead::Stream(response));
+            }
+            let (head, body) = response.into_parts();
+            let body = upstream::collect(body, Some(idle)).await?;
+            Ok(DecodeHead::Whole(http::Response::from_parts(head, body)))
+        }));
     }
 
     pub(super) fn abort(&self, leg: Leg) {
@@ -72,16 +114,20 @@ impl Drive {
         let (upstream, url) = (self.upstream.clone(), format!("{}{}", spec.url, abort.path));
         let headers = leg_headers(&self.context(), target(candidate));
         let over = self.over.clone();
+        let (worker, limit) = (spec.id, self.state.settings.leg_timeouts.abort);
         self.state.tracker.spawn(async move {
             let send_abort = async || {
-                if let Err(error) = upstream.whole(&url, &headers, abort.body.clone()).await {
-                    tracing::debug!(%error, "abort failed");
-                }
+                let silence = Silence { what: "answer to an abort", key: "abort", limit };
+                let call = upstream.whole(&url, &headers, abort.body.clone());
+                let sent = upstream::within(silence, call).await;
+                sent.inspect_err(|error| tracing::debug!(%worker, %error, "abort failed")).is_ok()
             };
             // An abort may arrive before the request that it is meant for: it is repeated while that one
             // runs.
             for pause in ABORT_RETRY_DELAYS {
-                send_abort().await;
+                if !send_abort().await {
+                    return;
+                }
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = over.cancelled() => break,
@@ -94,5 +140,50 @@ impl Drive {
                 send_abort().await;
             }
         });
+    }
+}
+
+/// The body of a request that runs on one worker: a form as it came, JSON as the dialect wants it.
+fn single_body(request: &Request, connector: &dyn Connector, context: &LegContext<'_>) -> Bytes {
+    match &request.form {
+        Some(form) => form.bytes.clone(),
+        None => connector.single(request, context),
+    }
+}
+
+/// The wait for the head of an answer.
+fn head_of(what: &'static str, key: &'static str, limit: Duration) -> Silence {
+    Silence { what, key, limit }
+}
+
+/// A call that ends when health checks find that the worker does not answer at all.
+fn unless_down<T>(
+    worker: Arc<Worker>,
+    call: impl Future<Output = Result<T, CallError>> + Send + 'static,
+) -> BoxFuture<'static, Result<T, CallError>> {
+    Box::pin(async move {
+        tokio::select! {
+            biased;
+            outcome = call => outcome,
+            () = worker.judged_down() => Err(CallError::Down),
+        }
+    })
+}
+
+/// Limits the time of a call, counted from when `start` is cancelled, if there is one.
+async fn within_after<T>(
+    start: Option<CancellationToken>,
+    silence: Silence,
+    call: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
+    let Some(start) = start else { return upstream::within(silence, call).await };
+    let late = async {
+        start.cancelled().await;
+        tokio::time::sleep(silence.limit).await;
+    };
+    tokio::select! {
+        biased;
+        outcome = call => outcome,
+        () = late => Err(CallError::Timeout(silence)),
     }
 }

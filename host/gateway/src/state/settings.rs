@@ -1,27 +1,51 @@
 //! Values of the configuration in the form that request handlers need.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
+use http::HeaderName;
+use pointsman_orchestration::{RetryPolicy, SplitRules};
+use pointsman_workers::ModelName;
+
+use super::api_keys::ApiKeys;
 use crate::{
-    config::LegOrder,
-    config::settings::{Reloadable, RoutingSettings, ServerSettings},
+    config::Secret,
+    config::settings::{
+        ModelSettings, Reloadable, RoutingSettings, ServerSettings, TimeoutSettings, UpstreamSettings,
+    },
     openai::hints::{HintTrust, Hints},
+    openai::request::RequestRules,
     tokenization::routing_request::Measure,
 };
 
 /// Values of one configuration that requests read.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Refuse a request without a prefill worker instead of prefilling locally.
-    pub enforce_disagg: bool,
+    /// How requests are split over two workers; see [`Settings::split`].
+    pub split: SplitRules,
+    /// The same of the models that have rules of their own.
+    pub model_splits: BTreeMap<ModelName, SplitRules>,
     /// Limit of a whole request, from its first byte.
     pub request_timeout: Duration,
     /// Limit of connecting to a worker.
     pub connect_timeout: Duration,
     /// How long a client may pause while it uploads a body.
     pub body_idle_timeout: Duration,
-    /// Order of the legs, retries and fallback.
-    pub retry_policy: RetryPolicy,
+    /// Time limits of a leg's answer.
+    pub leg_timeouts: LegTimeouts,
+    /// Idle connections to workers.
+    pub upstream: UpstreamSettings,
+    /// How long a request body that broke two workers is refused; zero: never.
+    pub quarantine: Duration,
+    /// How long a connection may stay without a whole request head.
+    pub client_idle_timeout: Duration,
+    /// How long a client may accept no byte of an answer.
+    pub client_write_timeout: Duration,
+    /// How long both ends of a WebSocket connection may be silent.
+    pub realtime_idle_timeout: Duration,
+    /// Smallest rate of an upload in bytes per second; 0: any rate.
+    pub min_body_rate: u32,
+    /// Whether a request is tried on another worker after an engine answered 429.
+    pub retry_429: bool,
     /// How long a session stays bound when its request does not say; `None`: only requests with a session
     /// control bind.
     pub session_affinity: Option<Duration>,
@@ -33,34 +57,76 @@ pub(crate) struct Settings {
     pub drain_timeout: Duration,
     /// HTTP status when every eligible worker is busy.
     pub busy_status: u16,
-    /// Whether routing hints of clients are used.
-    pub trust: HintTrust,
+    /// How requests are read.
+    pub request_rules: RequestRules,
     /// Whether a client may see why a worker was chosen.
     pub tell_decisions: bool,
     /// Limit of a request body in bytes.
     pub max_body_bytes: usize,
-    /// Bearer tokens of clients; empty: no token is needed.
-    pub api_keys: Vec<String>,
+    /// API keys of clients; empty: no key is needed.
+    pub api_keys: ApiKeys,
+    /// Header in which a trusted proxy names the tenant; `None`: no header.
+    pub tenant_header: Option<HeaderName>,
     /// Bearer token of operators; `None`: no token is needed.
-    pub admin_token: Option<String>,
+    pub admin_token: Option<Secret>,
     /// Whether operators need the token to read, too.
     pub admin_token_reads: bool,
+    /// Names under which operators reach their listener.
+    pub admin_names: Vec<String>,
     /// How prompts are measured.
     pub measure: Measure,
 }
 
-/// Order of the legs, retries and fallback.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RetryPolicy {
-    /// Leg that is routed first.
-    pub order: LegOrder,
-    /// Number of further attempts, all legs together.
-    pub retries: u32,
-    /// Whether a request whose prefill failed for good may run on a worker that prefills locally (B6).
-    pub local_fallback: bool,
+/// Time limits of a leg's answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LegTimeouts {
+    /// Of the head of a streamed answer, and then of its first event.
+    pub head: Duration,
+    /// Of the head of a prefill leg's answer.
+    pub prefill_head: Duration,
+    /// Of the head of an answer that is not streamed.
+    pub whole_head: Duration,
+    /// Of a pause within an answer.
+    pub event_idle: Duration,
+    /// Of a call that aborts a leg.
+    pub abort: Duration,
+}
+
+impl LegTimeouts {
+    fn of(timeouts: &TimeoutSettings) -> Self {
+        Self {
+            head: timeouts.head,
+            prefill_head: timeouts.prefill_head,
+            whole_head: timeouts.whole_head,
+            event_idle: timeouts.event_idle,
+            abort: timeouts.abort,
+        }
+    }
+}
+
+/// Returns the split rules for all models, and those of the models that differ.
+fn split_rules(reloadable: &Reloadable) -> (SplitRules, BTreeMap<ModelName, SplitRules>) {
+    let RoutingSettings { enforce_disagg, order, retries, local_fallback, .. } = reloadable.routing;
+    let split = SplitRules::new(enforce_disagg, RetryPolicy { order, retries, local_fallback });
+    let own = |model: &ModelSettings| {
+        let retry_policy = RetryPolicy {
+            order: model.order.unwrap_or(order),
+            retries,
+            local_fallback: model.local_fallback.unwrap_or(local_fallback),
+        };
+        SplitRules::new(model.enforce_disagg.unwrap_or(enforce_disagg), retry_policy)
+    };
+    let models = reloadable.models.iter().map(|(name, model)| (ModelName::new(name), own(model)));
+    (split, models.filter(|(_, own)| *own != split).collect())
 }
 
 impl Settings {
+    /// Returns how requests of a model are split.
+    #[must_use]
+    pub(crate) fn split(&self, model: &ModelName) -> SplitRules {
+        self.model_splits.get(model).copied().unwrap_or(self.split)
+    }
+
     /// Derives the values from a validated configuration.
     #[must_use]
     pub(crate) fn new(block_size: u32, reloadable: &Reloadable) -> Self {
@@ -71,37 +137,57 @@ impl Settings {
             tell_decisions,
             requests_per_second: _,
             api_keys,
+            tenants,
+            tenant_header,
             admin_token,
             admin_token_reads,
+            admin_names,
         } = reloadable.server.clone();
         let RoutingSettings {
-            enforce_disagg,
+            enforce_disagg: _,
             bytes_per_token,
-            order,
-            retries,
-            local_fallback,
+            order: _,
+            retries: _,
+            retry_429,
+            local_fallback: _,
             session_affinity,
             busy_status,
+            quarantine,
             hash_salt,
+            busy: _,
             cost: _,
         } = reloadable.routing;
+        let (split, model_splits) = split_rules(reloadable);
         Self {
-            enforce_disagg,
+            split,
+            model_splits,
             request_timeout: timeouts.request,
             connect_timeout: timeouts.connect,
             body_idle_timeout: timeouts.body_idle,
-            retry_policy: RetryPolicy { order, retries, local_fallback: local_fallback && !enforce_disagg },
+            leg_timeouts: LegTimeouts::of(timeouts),
+            upstream: reloadable.upstream.clone(),
+            quarantine,
+            client_idle_timeout: timeouts.client_idle,
+            client_write_timeout: timeouts.client_write,
+            realtime_idle_timeout: timeouts.realtime_idle,
+            min_body_rate: reloadable.limits.min_body_rate,
+            retry_429,
             session_affinity: Some(session_affinity).filter(|ttl| !ttl.is_zero()),
             booking_ttl: timeouts.booking,
             queue_timeout: queue.timeout,
             drain_timeout: timeouts.drain,
             busy_status,
-            trust: if trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
+            request_rules: RequestRules {
+                trust: if trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
+                limits: reloadable.limits.clone(),
+            },
             tell_decisions,
             max_body_bytes,
-            api_keys,
+            api_keys: ApiKeys::new(&api_keys, &tenants),
+            tenant_header,
             admin_token,
             admin_token_reads,
+            admin_names,
             measure: Measure { block_size, bytes_per_token, salt: hash_salt },
         }
     }

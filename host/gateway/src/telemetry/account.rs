@@ -1,21 +1,31 @@
-//! Record of one request: when it ends, updates metrics and decisions and writes one line of the access log. It never
-//! contains prompt text.
+//! Record of one request: when it ends, updates metrics and decisions and writes one line of the access log.
+//! It never contains prompt text.
 
 use std::{cmp::Ordering, sync::Arc};
 
-use pointsman_routing::{
-    Decider, DecisionId, DecisionSource, Decisions, Lane, Learning, ObservedOutcome, Outcome as Recorded,
-    OverrideDecision, Receipt, RoutingRequest, SlotKind,
-};
+use pointsman_routing::{Decider, Decisions, Learning, Receipt, RefusedDecision, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
 use tokio::time::{Duration, Instant};
 
 use super::{
+    decision_stats::DecisionStats,
     labels::Name,
     metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
     prediction_checks::{Turn, WINDOW},
+    tenants::TenantRequest,
 };
-use crate::{openai::request::Endpoint, openai::sse::Usage};
+mod log;
+mod outcome;
+mod override_record;
+
+use log::LogDraft;
+pub(crate) use override_record::OverrideRecord;
+
+use crate::{
+    budget::Share,
+    openai::request::{Endpoint, Request},
+    openai::sse::Usage,
+};
 
 /// Record of one request. Dropping it writes it.
 #[derive(Debug)]
@@ -23,9 +33,11 @@ pub(crate) struct Account {
     metrics: Arc<Metrics>,
     /// The id the client knows the request by.
     pub request_id: String,
-    endpoint: Endpoint,
+    /// The endpoint that the client called.
+    pub endpoint: Endpoint,
     model: ModelName,
-    /// Whether a worker serves the model. Other names are not used as metric labels: clients could send any number.
+    /// Whether a worker serves the model. Other names are not used as metric labels: clients could send any
+    /// number.
     model_is_served: bool,
     /// Whether the request leaves no record.
     discarded: bool,
@@ -33,6 +45,10 @@ pub(crate) struct Account {
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     tokens: u32,
+    /// Whether tokens were counted since the engine last reported their number.
+    counted: bool,
+    /// When the last KV block of the output began, and the tokens until then.
+    block_began: Option<(Instant, u32)>,
     usage: Option<Usage>,
     predicted_tokens: u32,
     /// Whether the index was searched for cached blocks.
@@ -40,21 +56,26 @@ pub(crate) struct Account {
     /// Tokens in a block, when the prompt's tokens are exact, so that the prediction can be judged.
     exact_block: Option<u32>,
     receipts: Vec<Receipt>,
+    /// Decisions by which a slot refused the request.
+    refusals: Vec<RefusedDecision>,
     prompt_tokens: u32,
-    word: Option<Word>,
+    /// Tokens in a block of the index.
+    block_tokens: u32,
+    /// Whether `prompt_tokens` was estimated from bytes.
+    prompt_tokens_estimated: bool,
+    decode_override: Option<OverrideRecord>,
     decisions: Option<Arc<Decisions>>,
     learning: Option<Arc<Learning>>,
+    stats: Option<Arc<DecisionStats>>,
+    /// Counts the request as its tenant's until it ends.
+    tenant: Option<TenantRequest>,
     outcome: Outcome,
-}
-
-/// A decode override's word, as far as what becomes of it is told.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Word {
-    id: Option<DecisionId>,
-    mode: Lane,
-    seed: u64,
-    learns: bool,
-    by_policy: bool,
+    /// The request's part of the bytes that all bodies may take.
+    body: Option<Share>,
+    /// What the access log tells of the request besides its outcome.
+    origin: Option<Arc<Request>>,
+    /// The decision log, with what it tells of the request.
+    log: Option<LogDraft>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,41 +105,54 @@ impl Account {
             first_token: None,
             last_token: None,
             tokens: 0,
+            counted: false,
+            block_began: None,
             usage: None,
             predicted_tokens: 0,
             predicted: false,
             exact_block: None,
             receipts: Vec::with_capacity(2),
+            refusals: Vec::new(),
             prompt_tokens: 0,
-            word: None,
+            block_tokens: 1,
+            prompt_tokens_estimated: false,
+            decode_override: None,
             decisions: None,
             learning: None,
+            stats: None,
+            tenant: None,
             outcome: Outcome { status: 499, code: "client_closed" },
+            body: None,
+            origin: None,
+            log: None,
         }
     }
 
-    /// What comes of the request is written down with its decisions too, and told to policies that learn; `word` is the decode
-    /// override's.
+    /// Also records the outcome with the request's decisions, passes it to policies that learn, and adds both
+    /// to the statistics.
     #[must_use]
     pub(crate) fn recording(
         mut self,
-        decisions: Arc<Decisions>,
-        learning: Arc<Learning>,
-        word: Option<Word>,
+        decisions: &Arc<Decisions>,
+        learning: &Arc<Learning>,
+        stats: &Arc<DecisionStats>,
+        decode_override: Option<OverrideRecord>,
     ) -> Self {
-        (self.decisions, self.learning, self.word) = (Some(decisions), Some(learning), word);
+        (self.decisions, self.learning) = (Some(decisions.clone()), Some(learning.clone()));
+        self.stats = Some(stats.clone());
+        self.decode_override = decode_override;
         self
     }
 
     /// Adds the receipt of a decision.
-    pub(crate) fn decided(&mut self, receipt: Receipt, subject: &RoutingRequest) {
+    pub(crate) fn decided(&mut self, receipt: Receipt, routing_request: &RoutingRequest) {
         self.metrics.route.observe(seconds(receipt.took));
         let slot = receipt.slot.as_str();
         let policy = receipt.policy.as_ref().unwrap_or(&NATIVE).clone();
         let labels = DecisionLabels {
             slot,
             policy: Name(policy),
-            generation: receipt.generation.0,
+            lane: receipt.lane.as_str(),
             decider: receipt.decider.label(),
         };
         self.metrics.decisions.get_or_create(&labels).inc();
@@ -126,33 +160,58 @@ impl Account {
             self.metrics.fell_back(receipt.slot, reason);
             tracing::debug!(request = self.request_id, slot, reason, detail, "the fallback decided");
         }
-        self.prompt_tokens = subject.prompt_tokens;
+        self.prompt_tokens = routing_request.prompt_tokens;
+        self.block_tokens = routing_request.block_size;
+        self.prompt_tokens_estimated = routing_request.prompt_tokens_estimated;
         if receipt.leg != Leg::Decode {
-            let block = subject.block_size.max(1);
-            // An engine computes at least the last token: it credits what lies before it.
-            let most = subject.prompt_tokens.saturating_sub(1) / block;
+            let block = routing_request.block_size.max(1);
+            // An engine computes at least the last token: it credits the whole blocks of its own before it.
+            let own = receipt.engine_block.unwrap_or(block);
+            let most = routing_request.prompt_tokens.saturating_sub(1) / own * own / block;
             self.predicted_tokens = receipt.cached_blocks.iter().sum::<u32>().min(most) * block;
             self.predicted = receipt.cached_known;
-            let judged = receipt.cached_known && !subject.prompt_tokens_estimated;
+            let known = receipt.cached_known && receipt.cached_is_reported;
+            let judged = known && !routing_request.prompt_tokens_estimated;
             self.exact_block = judged.then_some(block);
         }
         self.receipts.push(receipt);
     }
 
-    /// Counts output tokens relayed at `now`; returns the time to first token when these are the first.
-    pub(crate) fn output(&mut self, tokens: u32, now: Instant) -> Option<Duration> {
+    /// Adds a decision that refused the request.
+    pub(crate) fn refused(&mut self, decision: Option<RefusedDecision>) {
+        self.refusals.extend(decision);
+    }
+
+    /// Counts output tokens relayed at `now`. Returns whether these are the first.
+    ///
+    /// Only streams are measured: when the tokens of a whole answer were made, nothing says.
+    pub(crate) fn output(&mut self, tokens: u32, now: Instant) -> bool {
         self.tokens += tokens;
+        self.counted |= tokens > 0;
         self.last_token = Some(now);
-        if self.first_token.is_some() {
-            return None;
-        }
-        self.first_token = Some(now);
-        Some(now - self.started)
+        let first = self.first_token.is_none();
+        self.first_token.get_or_insert(now);
+        first
     }
 
     /// Sets the model once the body is parsed. `is_served`: whether a worker serves it.
     pub(crate) fn set_model(&mut self, model: &ModelName, is_served: bool) {
         (self.model, self.model_is_served) = (model.clone(), is_served);
+    }
+
+    /// Counts the request as one of its tenant until it ends.
+    pub(crate) fn of_tenant(&mut self, request: TenantRequest) {
+        self.tenant = Some(request);
+    }
+
+    /// Keeps the body's bytes counted until the request ended.
+    pub(crate) fn holds(&mut self, body: Share) {
+        self.body = Some(body);
+    }
+
+    /// Tells the access log where the request comes from.
+    pub(crate) fn of_request(&mut self, request: &Arc<Request>) {
+        self.origin = Some(request.clone());
     }
 
     /// Ends without a record: the request was a preview.
@@ -178,10 +237,35 @@ impl Account {
         self.tokens
     }
 
-    /// Takes the usage that an engine reported; it corrects the count.
+    /// Takes the usage that an engine reported; it corrects the count, upwards or downwards. An engine may
+    /// report its parts one after another.
     pub(crate) fn usage(&mut self, usage: Usage) {
-        self.tokens = self.tokens.max(usage.completion_tokens);
-        self.usage = Some(usage);
+        if let Some(tokens) = usage.completion_tokens {
+            (self.tokens, self.counted) = (tokens, false);
+        }
+        if let Some((_, before)) = &mut self.block_began {
+            *before = self.tokens.min(*before);
+        }
+        let before = self.usage.unwrap_or_default();
+        let prompt = Some(usage.prompt_tokens).filter(|tokens| *tokens > 0);
+        self.usage = Some(Usage {
+            prompt_tokens: prompt.unwrap_or(before.prompt_tokens),
+            completion_tokens: usage.completion_tokens.or(before.completion_tokens),
+            cached_tokens: usage.cached_tokens.or(before.cached_tokens),
+        });
+    }
+
+    /// Notes that a block of the output begins at `now`. Returns the mean time between tokens since the last
+    /// one began.
+    pub(crate) fn block_begins(&mut self, now: Instant) -> Option<Duration> {
+        let before = self.block_began.replace((now, self.tokens));
+        mean(before?, (now, self.tokens))
+    }
+
+    /// Returns the mean time between the tokens since the last block began.
+    #[must_use]
+    pub(crate) fn rest_itl(&self) -> Option<Duration> {
+        mean(self.block_began?, (self.last_token?, self.tokens))
     }
 
     /// Returns the mean time between tokens; `None` for fewer than two.
@@ -196,7 +280,8 @@ impl Account {
         self.outcome = Outcome { status, code };
     }
 
-    /// Returns the decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank id=ID policy@generation by`.
+    /// Returns the decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank id=ID
+    /// policy@generation by`.
     #[must_use]
     pub(crate) fn decisions(&self) -> String {
         let one = |receipt: &Receipt| {
@@ -210,87 +295,12 @@ impl Account {
         };
         self.receipts.iter().map(one).collect::<Vec<_>>().join(", ")
     }
-
-    /// Adds the outcome to each recorded decision of this request.
-    fn record(&self) {
-        let Some(decisions) = &self.decisions else { return };
-        let outcome = Recorded {
-            status: self.outcome.status,
-            code: self.outcome.code,
-            retried: false,
-            ttft: self.first_token.map(|first| first - self.started),
-            itl: self.itl(),
-            output_tokens: self.tokens,
-            cached_predicted: self.predicted.then_some(self.predicted_tokens),
-            cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
-        };
-        if let Some(plan) = self.word.and_then(|word| word.id) {
-            decisions.outcome(plan, outcome);
-        }
-        for (receipt, retried) in self.decided_legs() {
-            if let Some(id) = receipt.id {
-                decisions.outcome(id, Recorded { retried, ..outcome });
-            }
-        }
-    }
-
-    /// Returns the decisions, each with whether its leg was routed again later.
-    fn decided_legs(&self) -> impl Iterator<Item = (&Receipt, bool)> {
-        self.receipts.iter().enumerate().map(|(place, receipt)| {
-            let mut later = self.receipts.iter().skip(place + 1);
-            (receipt, later.any(|other| other.leg == receipt.leg))
-        })
-    }
-
-    /// Queues the outcome for policies that learn.
-    fn teach(&self) {
-        let Some(learning) = &self.learning else { return };
-        let asked = |slot, mode| DecisionSource { slot, model: self.model.clone(), lane: mode };
-        for (receipt, retried) in self.decided_legs().filter(|(receipt, _)| receipt.learns) {
-            learning.submit(asked(receipt.slot, receipt.lane), self.observed(receipt, retried));
-        }
-        // A decode override is judged by the leg that answered, or was to.
-        let answering = self.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
-        if let (Some(word), Some(receipt)) = (self.word.filter(|word| word.learns), answering) {
-            let observed = ObservedOutcome {
-                decision: word.id,
-                seed: word.seed,
-                by_policy: word.by_policy,
-                ..self.observed(receipt, false)
-            };
-            learning.submit(asked(SlotKind::DecodeOverride, word.mode), observed);
-        }
-    }
-
-    fn observed(&self, receipt: &Receipt, retried: bool) -> ObservedOutcome {
-        ObservedOutcome {
-            decision: receipt.id,
-            seed: receipt.seed,
-            leg: receipt.leg,
-            attempt: receipt.attempt,
-            worker: receipt.worker,
-            rank: receipt.rank,
-            by_policy: receipt.decider == Decider::Policy,
-            retried,
-            status: self.outcome.status,
-            ttft: self.first_token.map(|first| first - self.started),
-            itl: self.itl(),
-            duration: self.started.elapsed(),
-            prompt_tokens: self.prompt_tokens,
-            output_tokens: self.tokens,
-            cached_predicted: self.predicted.then_some(self.predicted_tokens),
-            cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
-        }
-    }
 }
 
-impl Word {
-    /// The word of a plan that was made with this seed.
-    #[must_use]
-    pub(crate) fn of(planned: &OverrideDecision, seed: u64) -> Self {
-        let OverrideDecision { id, lane: mode, learns, fallback, .. } = *planned;
-        Self { id, mode, seed, learns, by_policy: fallback.is_none() }
-    }
+/// The mean time between the tokens from one moment to another; `None` when no token came.
+fn mean((from, before): (Instant, u32), (to, after): (Instant, u32)) -> Option<Duration> {
+    let tokens = after.checked_sub(before).filter(|tokens| *tokens > 0)?;
+    Some(to.checked_duration_since(from)? / tokens)
 }
 
 fn tell(model: &ModelName, turn: Option<Turn>) {
@@ -313,8 +323,7 @@ impl Drop for Account {
         if self.discarded {
             return;
         }
-        self.record();
-        self.teach();
+        self.report_decisions();
         let Outcome { status, code } = self.outcome;
         let took = self.started.elapsed();
         metrics.duration.observe(seconds(took));
@@ -323,16 +332,18 @@ impl Drop for Account {
             metrics.ttft.observe(seconds(ttft));
         }
         metrics.live_stats.note(ttft);
-        if let Some(itl) = self.itl() {
+        if let Some(itl) = self.rest_itl() {
             metrics.itl.observe(seconds(itl));
         }
+        self.observe_lengths();
         metrics.output_tokens.inc_by(u64::from(self.tokens));
         let usage = self.usage.unwrap_or_default();
         metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
         metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
         metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));
         if let (Some(block), Some(cached)) = (self.exact_block, usage.cached_tokens) {
-            let reason = match self.predicted_tokens.div_ceil(block).cmp(&cached.div_ceil(block)) {
+            // Only whole blocks of the gateway's are predicted.
+            let reason = match (self.predicted_tokens / block).cmp(&(cached / block)) {
                 Ordering::Equal => "equal",
                 Ordering::Greater => "over",
                 Ordering::Less => "under",
@@ -343,6 +354,9 @@ impl Drop for Account {
         let model = Name(if self.model_is_served { self.model.0.clone() } else { OTHER.clone() });
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
         metrics.requests.get_or_create(&labels).inc();
+        let origin = self.origin.as_deref();
+        let hints = origin.map(|request| &request.hints);
+        let agent = hints.map(|hints| &hints.agent);
         tracing::info!(
             target: "pointsman::access",
             request = self.request_id,
@@ -356,7 +370,14 @@ impl Drop for Account {
             cached_tokens = usage.cached_tokens,
             ttft_ms = ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
             took_ms = took.as_secs_f64() * 1e3,
+            trace = origin.map(|request| request.trace.id()),
+            agent_session = agent.and_then(|agent| agent.session_id.as_deref()),
+            agent_parent = agent.and_then(|agent| agent.parent_session_id.as_deref()),
+            agent_final = agent.and_then(|agent| agent.session_final),
+            sent_ms = hints.and_then(|hints| hints.request_timestamp_ms),
+            mdc_sum = hints.and_then(|hints| hints.mdc_sum.as_deref()),
             "request"
         );
+        self.log();
     }
 }

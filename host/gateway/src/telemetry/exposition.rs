@@ -1,16 +1,17 @@
 //! `/metrics`: every metric of the gateway in the OpenMetrics text format.
 //!
-//! What requests count lives in [`Metrics`]. Values that other parts keep anyway are read by collectors when they are
-//! asked for, so no event is counted twice. `prometheus_client` writes all of them.
+//! What requests count lives in [`Metrics`]. Values that other parts keep anyway are read by collectors when
+//! they are asked for, so no event is counted twice. `prometheus_client` writes all of them.
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{Arc, atomic::Ordering},
 };
 
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{Feeds, Registry as Workers, events::FeedCounters};
+use pointsman_workers::{Feeds, Registry as Workers, WorkerId, events::FeedCounters};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text},
@@ -74,6 +75,14 @@ impl Sources {
         };
         let eligible = workers().map(|(worker, labels)| (labels, u64::from(worker.ineligible().is_none())));
         out.gauges("pointsman_worker_eligible", "1 if the worker may be chosen now, else 0", eligible)?;
+        let misconfigured = workers().map(|(worker, labels)| (labels, u64::from(worker.is_misconfigured())));
+        let help = "1 if the engine contradicts the worker's description, else 0; GET /workers says why";
+        out.gauges("pointsman_worker_misconfigured", help, misconfigured)?;
+        let busy: HashSet<WorkerId> =
+            self.router.busy().busy_candidates(&snapshot).iter().map(|busy| busy.worker).collect();
+        let busy = workers().map(|(worker, labels)| (labels, u64::from(busy.contains(&worker.id()))));
+        let help = "1 if the worker is beyond a busy threshold of some leg, else 0";
+        out.gauges("pointsman_worker_busy", help, busy)?;
         let booked = workers().map(|(worker, labels)| (labels, u64::from(worker.active_requests())));
         out.gauges("pointsman_worker_active_requests", "Number of requests booked on the worker", booked)
     }

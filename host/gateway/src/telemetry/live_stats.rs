@@ -1,19 +1,15 @@
-//! Requests per second and time to first token of the last minute, for the operators' page. `/metrics` has exact values.
+//! Requests per second and time to first token of the last minute, for the operators' page. `/metrics` has
+//! exact values.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use serde::Serialize;
 use tokio::time::{Duration, Instant};
 
+use super::histogram::{BUCKETS, bucket, quantile_ms};
+
 /// Length of the window in seconds.
 const WINDOW: u64 = 60;
-/// Buckets in an octave: a time has an error below 5 %.
-const STEPS: f64 = 8.0;
-/// Number of buckets: 20 octaves, from 0.1 ms to 105 s.
-const BUCKETS: usize = 160;
-/// Upper bound of the first bucket in seconds.
-const LEAST: f64 = 1e-4;
-
 /// The last minute, second by second. Data threads add to it without locks.
 #[derive(Debug)]
 pub struct LiveStats {
@@ -54,7 +50,8 @@ impl LiveStats {
     pub fn note(&self, ttft: Option<Duration>) {
         let number = self.begun.elapsed().as_secs();
         let Some(second) = self.seconds.get(place(number)) else { return };
-        // The first thread in a new second empties the slot. An addition of another thread at that moment may be lost.
+        // The first thread in a new second empties the slot. An addition of another thread at that moment may
+        // be lost.
         if second.number.swap(number, Ordering::Relaxed) != number {
             second.requests.store(0, Ordering::Relaxed);
             second.ttft.iter().for_each(|bucket| bucket.store(0, Ordering::Relaxed));
@@ -81,34 +78,12 @@ impl LiveStats {
         }
         #[expect(clippy::cast_precision_loss, reason = "the summary needs no 64 bits")]
         let requests_per_second = requests as f64 / (now - first).max(1) as f64;
-        LiveSummary { requests_per_second, ttft_p50_ms: median(&ttft) }
+        LiveSummary { requests_per_second, ttft_p50_ms: quantile_ms(&ttft, 0.5) }
     }
 }
 
 fn place(number: u64) -> usize {
     usize::try_from(number % (WINDOW + 1)).unwrap_or_default()
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the cast saturates, as it should"
-)]
-fn bucket(time: Duration) -> usize {
-    let octaves = (time.as_secs_f64() / LEAST).log2();
-    ((octaves * STEPS) as usize).min(BUCKETS - 1)
-}
-
-/// The middle of the bucket in which the median lies, milliseconds.
-fn median(buckets: &[u64]) -> Option<f64> {
-    let half = buckets.iter().sum::<u64>().div_ceil(2);
-    let mut sum = 0;
-    let found = buckets.iter().position(|count| {
-        sum += count;
-        half > 0 && sum >= half
-    });
-    #[expect(clippy::cast_precision_loss, reason = "there are 160")]
-    found.map(|bucket| LEAST * 1e3 * ((bucket as f64 + 0.5) / STEPS).exp2())
 }
 
 #[cfg(test)]
@@ -133,11 +108,5 @@ mod tests {
         assert!((median / 45.0 - 1.0).abs() < 0.08, "{median}");
         tokio::time::advance(Duration::from_secs(61)).await;
         assert_eq!(stats.summary(), nothing);
-    }
-
-    #[test]
-    fn any_time_has_a_bucket() {
-        let times = [0, 1, 100, 100_000, 3_600_000_000].map(Duration::from_micros);
-        assert_eq!(times.map(bucket), [0, 0, 0, 79, BUCKETS - 1]);
     }
 }

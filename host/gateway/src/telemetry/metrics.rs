@@ -1,7 +1,8 @@
 //! Counters and histograms of requests, decisions and legs.
 //!
-//! Label values are bounded: models are those of the registry, all others come from a fixed list. The exception is the
-//! generation of a decision, which grows with each reload of a slot.
+//! Label values are bounded: models are those of the registry, policies those that the operator installed,
+//! and all others come from a fixed list. A generation is not a label, because each reload of a slot would
+//! add series.
 
 use std::{
     sync::{Arc, LazyLock, atomic::AtomicU64},
@@ -23,6 +24,15 @@ const CLIENT_BUCKETS: [f64; 16] =
 /// Upper bounds of times within the gateway, in seconds.
 const ROUTE_BUCKETS: [f64; 14] =
     [1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1e-3, 2e-3, 5e-3, 2e-2];
+
+/// Upper bounds of lengths of prompts and outputs, in tokens.
+const TOKEN_BUCKETS: [f64; 12] =
+    [16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 131_072.0];
+/// Upper bounds of shares.
+const SHARE_BUCKETS: [f64; 11] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
+
+/// A histogram for each source of its figures.
+type BySource = Family<SourceLabels, Histogram, fn() -> Histogram>;
 
 /// Label value of models that no worker serves.
 pub(crate) static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
@@ -49,8 +59,8 @@ pub struct DecisionLabels {
     pub slot: &'static str,
     /// Policy in it, or `native`.
     pub policy: Name,
-    /// Generation of its content.
-    pub generation: u64,
+    /// Lane that decided: `active` or `canary`.
+    pub lane: &'static str,
     /// What decided.
     pub decider: &'static str,
 }
@@ -75,6 +85,22 @@ pub struct LegLabels {
     pub outcome: &'static str,
 }
 
+/// Labels of a change through the operators' listener.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct AdminLabels {
+    /// Method and route.
+    pub action: Name,
+    /// HTTP status.
+    pub status: u16,
+}
+
+/// Where a figure comes from.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct SourceLabels {
+    /// `usage` as the engine reported it; otherwise how the gateway got it.
+    pub source: &'static str,
+}
+
 /// A single label.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ReasonLabels {
@@ -87,12 +113,24 @@ pub struct ReasonLabels {
 pub struct Metrics {
     /// Requests by how they ended.
     pub requests: Family<RequestLabels, Counter>,
+    /// Connections of clients that the gateway ended, by reason.
+    pub connections_ended: Family<ReasonLabels, Counter>,
+    /// Idle connections to workers that the gateway closed.
+    pub upstream_connections_closed: Counter,
+    /// Open connections of clients and operators.
+    pub connections: Gauge,
     /// Requests in flight.
     pub inflight: Gauge,
     /// Time to first token in seconds.
     pub ttft: Histogram,
-    /// Mean inter-token latency of a request in seconds.
+    /// Mean inter-token latency in seconds, observed at each new KV block and at the end.
     pub itl: Histogram,
+    /// Prompt tokens of a request (ISL).
+    pub(crate) isl: BySource,
+    /// Output tokens of a request (OSL).
+    pub(crate) osl: BySource,
+    /// Share of a request's prompt that was cached.
+    pub(crate) hit_rate: BySource,
     /// Duration of a request in seconds.
     pub duration: Histogram,
     /// Routing decisions.
@@ -107,14 +145,21 @@ pub struct Metrics {
     pub retries: Family<ReasonLabels, Counter>,
     /// Completed handoffs by result.
     pub handoffs: Family<ReasonLabels, Counter>,
+    /// Requests that broke two workers (`quarantined`), and equal ones afterwards (`refused`).
+    pub poison_requests: Family<ReasonLabels, Counter>,
     /// Prompts that a configured tokenizer could not encode, by reason.
     pub not_tokenized: Family<ReasonLabels, Counter>,
-    /// Predictions of cached blocks from exact tokens, compared with the engine's report: `equal`, `over`, `under`.
+    /// Predictions of cached blocks from exact tokens, compared with the engine's report: `equal`, `over`,
+    /// `under`.
     pub predictions: Family<ReasonLabels, Counter>,
     /// Whether predictions are right, by model; for the log.
     pub prediction_checks: PredictionChecks,
     /// Bookings released because no token came for too long.
     pub expired_bookings: Counter,
+    /// Wrong keys by listener: `clients` or `admin`.
+    pub wrong_keys: Family<ReasonLabels, Counter>,
+    /// Changes through the operators' listener, refused ones included.
+    pub admin_changes: Family<AdminLabels, Counter>,
     /// Prompt tokens, as engines report them.
     pub prompt_tokens: Counter,
     /// Prompt tokens that engines found cached.
@@ -125,6 +170,12 @@ pub struct Metrics {
     pub output_tokens: Counter,
     /// Relayed bytes.
     pub relayed_bytes: Counter<u64, AtomicU64>,
+    /// Requests that the decision log contains.
+    pub(crate) decision_log_records: Counter,
+    /// Bytes that were written to the decision log, compressed.
+    pub(crate) decision_log_bytes: Counter,
+    /// Requests that the decision log lacks: the writer was behind (`queue`), or the disk failed (`disk`).
+    pub(crate) decision_log_dropped: Family<ReasonLabels, Counter>,
     /// The last minute, for the operators' page.
     pub live_stats: LiveStats,
 }
@@ -133,9 +184,15 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             requests: Family::default(),
+            connections_ended: Family::default(),
+            upstream_connections_closed: Counter::default(),
+            connections: Gauge::default(),
             inflight: Gauge::default(),
             ttft: Histogram::new(CLIENT_BUCKETS),
             itl: Histogram::new(CLIENT_BUCKETS),
+            isl: Family::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
+            osl: Family::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
+            hit_rate: Family::new_with_constructor(|| Histogram::new(SHARE_BUCKETS)),
             duration: Histogram::new(CLIENT_BUCKETS),
             decisions: Family::default(),
             fallbacks: Family::default(),
@@ -143,15 +200,21 @@ impl Default for Metrics {
             legs: Family::default(),
             retries: Family::default(),
             handoffs: Family::default(),
+            poison_requests: Family::default(),
             not_tokenized: Family::default(),
             predictions: Family::default(),
             prediction_checks: PredictionChecks::default(),
             expired_bookings: Counter::default(),
+            wrong_keys: Family::default(),
+            admin_changes: Family::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             predicted_tokens: Counter::default(),
             output_tokens: Counter::default(),
             relayed_bytes: Counter::default(),
+            decision_log_records: Counter::default(),
+            decision_log_bytes: Counter::default(),
+            decision_log_dropped: Family::default(),
             live_stats: LiveStats::default(),
         }
     }
@@ -167,9 +230,15 @@ impl Metrics {
         }
         register! {
             requests "requests" "Number of requests by how they ended",
+            connections_ended "client_connections_ended" "Number of connections of clients and operators that the gateway ended, by reason",
+            upstream_connections_closed "upstream_connections_closed" "Number of idle connections to workers that the gateway closed: idle for upstream.idle_timeout, or closed by the worker",
+            connections "client_connections" "Number of open connections of clients and operators",
             inflight "inflight_requests" "Number of requests in flight",
             ttft "ttft_seconds" "Time from a request to its first token in seconds",
-            itl "itl_seconds" "Mean time between the output tokens of a request in seconds",
+            itl "itl_seconds" "Mean time between the output tokens of a stream in seconds, observed at each new KV block and at the end",
+            isl "isl_tokens" "Number of prompt tokens of a request by the source of the number",
+            osl "osl_tokens" "Number of output tokens of a request by the source of the number",
+            hit_rate "cache_hit_ratio" "Share of a request's prompt tokens that were cached, by the source of the number",
             duration "request_seconds" "Duration of a request in seconds",
             decisions "decisions" "Number of routing decisions",
             fallbacks "fallbacks" "Number of decisions by the native fallback, by the failure that caused it",
@@ -177,14 +246,20 @@ impl Metrics {
             legs "legs" "Number of legs by how they ended",
             retries "retries" "Number of retries by leg",
             handoffs "handoffs" "Number of handoffs from prefill to decode by result",
+            poison_requests "poison_requests" "Number of requests that broke two workers, and of equal requests refused afterwards",
             not_tokenized "not_tokenized" "Number of prompts that a configured tokenizer could not encode",
             predictions "predictions" "Number of cached-token predictions by how they compare with the engine's report",
             expired_bookings "expired_bookings" "Number of requests whose bookings expired without a token",
+            wrong_keys "wrong_keys" "Number of requests with a wrong key or admin token, by listener",
+            admin_changes "admin_changes" "Number of changes asked for at the admin listener, by route and status",
             prompt_tokens "prompt_tokens" "Number of prompt tokens that engines reported",
             cached_tokens "cached_tokens" "Number of prompt tokens that engines found in their cache",
             predicted_tokens "predicted_tokens" "Number of prompt tokens that routing expected to be cached",
             output_tokens "output_tokens" "Number of output tokens",
             relayed_bytes "relayed_bytes" "Size of all answers relayed to clients in bytes",
+            decision_log_records "decision_log_records" "Number of requests that were written to the decision log",
+            decision_log_bytes "decision_log_bytes" "Size of what was written to the decision log in bytes, compressed",
+            decision_log_dropped "decision_log_dropped" "Number of requests that the decision log lacks, by reason",
         }
     }
 
@@ -196,6 +271,26 @@ impl Metrics {
     /// Counts a decision that the native fallback made instead of the slot's policy.
     pub fn fell_back(&self, slot: SlotKind, reason: &'static str) {
         self.fallbacks.get_or_create(&FallbackLabels { slot: slot.as_str(), reason }).inc();
+    }
+
+    /// Counts a wrong key.
+    pub(crate) fn wrong_key(&self, listener: &'static str) {
+        self.wrong_keys.get_or_create(&ReasonLabels { reason: listener }).inc();
+    }
+
+    /// Counts a change at the operators' listener.
+    pub(crate) fn admin_change(&self, action: Name, status: u16) {
+        self.admin_changes.get_or_create(&AdminLabels { action, status }).inc();
+    }
+
+    /// Counts a request that breaks engines.
+    pub(crate) fn poison(&self, reason: &'static str) {
+        self.poison_requests.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Counts a connection that the gateway ended.
+    pub fn connection_ended(&self, reason: &'static str) {
+        self.connections_ended.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     /// Counts a handoff.

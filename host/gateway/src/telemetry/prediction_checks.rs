@@ -1,7 +1,8 @@
-//! Checks predictions of cached tokens, by model: reports when they become wrong and when they are right again.
+//! Checks predictions of cached tokens, by model: reports when they become wrong and when they are right
+//! again.
 //!
-//! A wrong prediction from exact tokens means that gateway and engine do not hash the same tokens or blocks: their
-//! tokenizer, chat template or block size differs.
+//! A wrong prediction from exact tokens means that gateway and engine do not hash the same tokens or blocks:
+//! their tokenizer, chat template or block size differs.
 
 use std::collections::HashMap;
 

@@ -216,7 +216,7 @@ mod tests {
                 endpoint,
                 &http::HeaderMap::new(),
                 body.to_owned().into(),
-                crate::openai::hints::HintTrust::default(),
+                &crate::openai::hints::HintTrust::default().into(),
             )
             .unwrap()
         };

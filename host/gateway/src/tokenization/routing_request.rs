@@ -1,10 +1,9 @@
-//! From a request to what routing may know of it: token counts and block hashes, never text.
+//! Measures a request for routing: token counts and block hashes, never text.
 
 use std::sync::Arc;
 
 use pointsman_routing::RoutingRequest;
-use pointsman_workers::{Prefix, Salt};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use pointsman_workers::{Prefix, Salt, name_hash};
 
 use crate::openai::request::Request;
 
@@ -19,10 +18,24 @@ pub(crate) struct Measure {
     pub salt: u64,
 }
 
-/// What routing may know of a request. `tokens` are its ids where the client did not give them and a
-/// tokenizer could.
+/// The tenant of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tenant {
+    /// Salted hash of its name.
+    pub hash: u64,
+    /// Requests of the tenant that are now in the gateway, this one included.
+    pub active_requests: u32,
+}
+
+/// Returns what routing may know of a request. `tokens` are the ids from a tokenizer when the client sent
+/// text.
 #[must_use]
-pub(crate) fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32]>) -> RoutingRequest {
+pub(crate) fn routing_request(
+    request: &Request,
+    measure: &Measure,
+    tokens: Option<&[u32]>,
+    tenant: Option<Tenant>,
+) -> RoutingRequest {
     let hints = &request.hints;
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
@@ -38,7 +51,7 @@ pub(crate) fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32
             (tokens, true, Prefix::of_bytes(prompt, (size * bytes) as usize, &salt))
         }
     };
-    let hash = |text: &String| xxh3_64_with_seed(text.as_bytes(), measure.salt);
+    let hash = |text: &String| name_hash(text.as_bytes(), measure.salt);
     RoutingRequest {
         prompt_tokens,
         prompt_tokens_estimated: estimated,
@@ -55,8 +68,8 @@ pub(crate) fn subject(request: &Request, measure: &Measure, tokens: Option<&[u32
         session_hash: hints.session.as_ref().map(hash),
         lora: hints.lora.as_deref().map(Arc::from),
         lora_hash: hints.lora.as_ref().map(hash),
-        tenant_hash: None,
-        tenant_active_requests: 0,
+        tenant_hash: tenant.map(|tenant| tenant.hash),
+        tenant_active_requests: tenant.map_or(0, |tenant| tenant.active_requests),
         required_taints: hints.required_taints.clone(),
         preferred_taints: hints.preferred_taints.clone(),
         allowed_workers: hints.allowed_workers.clone(),
@@ -85,9 +98,11 @@ mod tests {
 
     fn of(body: &str) -> RoutingRequest {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());
-        subject(
-            &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, HintTrust::Trusted).unwrap(),
+        routing_request(
+            &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, &HintTrust::Trusted.into())
+                .unwrap(),
             &MEASURE,
+            None,
             None,
         )
     }
@@ -95,22 +110,32 @@ mod tests {
     #[test]
     fn h5_without_tokens_a_prompt_is_measured_in_bytes_and_marked_as_an_estimate() {
         let prompt = "x".repeat(62);
-        let subject = of(&format!(r#"{{"model":"m","prompt":"{prompt}"}}"#));
+        let routing_request = of(&format!(r#"{{"model":"m","prompt":"{prompt}"}}"#));
+        // H5.2, H5.3
         assert_eq!(
-            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.prefix.named_blocks()),
+            (
+                routing_request.prompt_tokens,
+                routing_request.prompt_tokens_estimated,
+                routing_request.prefix.named_blocks()
+            ),
             (16, true, 4)
         );
     }
 
     #[test]
     fn a4_token_ids_are_used_as_they_are() {
-        let subject = of(r#"{"model":"m","prompt":[1,2,3,4,5,6,7,8,9]}"#);
+        let routing_request = of(r#"{"model":"m","prompt":[1,2,3,4,5,6,7,8,9]}"#);
         assert_eq!(
-            (subject.prompt_tokens, subject.prompt_tokens_estimated, subject.prefix.named_blocks()),
+            (
+                routing_request.prompt_tokens,
+                routing_request.prompt_tokens_estimated,
+                routing_request.prefix.named_blocks()
+            ),
             (9, false, 2)
         );
+        // A4.2
         assert_eq!(
-            subject.prefix.hashes().to_vec(),
+            routing_request.prefix.hashes().to_vec(),
             block_hashes(&[1, 2, 3, 4, 5, 6, 7, 8], 4, &Salt::default())
         );
         let sent = of(r#"{"model":"m","prompt":"text","nvext":{"token_data":[1,2,3,4]}}"#);
@@ -119,8 +144,9 @@ mod tests {
 
     #[test]
     fn invariant_6_names_reach_policies_as_salted_hashes_only() {
-        let subject = of(r#"{"model":"m","prompt":"t","nvext":{"session_id":"alice","lora_name":"l"}}"#);
-        assert_eq!(subject.session_hash, Some(xxh3_64_with_seed(b"alice", 1)));
-        assert_ne!(subject.session_hash, Some(xxh3_64_with_seed(b"alice", 2)));
+        let routing_request =
+            of(r#"{"model":"m","prompt":"t","nvext":{"session_id":"alice","lora_name":"l"}}"#);
+        assert_eq!(routing_request.session_hash, Some(name_hash(b"alice", 1)));
+        assert_ne!(routing_request.session_hash, Some(name_hash(b"alice", 2)));
     }
 }

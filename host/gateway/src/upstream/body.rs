@@ -16,6 +16,10 @@ pub(crate) struct Body {
     framing: Framing,
     /// Bytes that arrived with the head.
     early: Vec<u8>,
+    /// Decoded bytes that were looked at before anything was read.
+    peeked: Vec<u8>,
+    /// Why no more can be read, once what came before was taken.
+    failed: Option<WireError>,
     connection: Option<Box<Connection>>,
     keep: bool,
     pool: ConnectionPool,
@@ -25,21 +29,58 @@ impl Body {
     pub(super) fn new(answered: Answered, connection: Box<Connection>, pool: ConnectionPool) -> Self {
         let Answered { head, early } = answered;
         let (framing, keep) = (head.framing, head.keep);
-        Self { framing, early, connection: Some(connection), keep, pool }
+        let peeked = Vec::new();
+        Self { framing, early, peeked, failed: None, connection: Some(connection), keep, pool }
     }
 
-    /// Appends the bytes that have arrived to `out`; `false` at the end of the body.
+    /// Returns the bytes of the body that arrived with the head.
+    pub(crate) fn peek(&mut self) -> &[u8] {
+        let mut peeked = std::mem::take(&mut self.peeked);
+        self.take_early(&mut peeked);
+        self.peeked = peeked;
+        &self.peeked
+    }
+
+    /// Waits until bytes of the body have come, or there will be none.
+    pub(crate) fn poll_peek(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut peeked = std::mem::take(&mut self.peeked);
+        let known = !peeked.is_empty() || self.failed.is_some() || self.framing.is_done();
+        let polled = if known { Poll::Ready(Ok(true)) } else { self.poll_read(cx, &mut peeked) };
+        self.peeked = peeked;
+        if let Poll::Ready(Err(error)) = &polled {
+            self.failed = Some(error.clone());
+        }
+        polled.map(drop)
+    }
+
+    /// Returns why the body cannot be read at all, when its first bytes show it.
+    pub(crate) fn failed_at_once(&mut self) -> Option<WireError> {
+        if self.peeked.is_empty() { self.failed.take() } else { None }
+    }
+
+    /// Decodes the bytes that arrived with the head.
+    fn take_early(&mut self, out: &mut Vec<u8>) {
+        let early = std::mem::take(&mut self.early);
+        if !early.is_empty() {
+            self.failed = self.decode(&early, out).err();
+        }
+    }
+
+    /// Appends the bytes that have arrived to `out`; `false` at the end of the body. Bytes that came before
+    /// an error are appended first, and the next call returns the error.
     pub(crate) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut Vec<u8>,
     ) -> Poll<Result<bool, WireError>> {
         let before = out.len();
-        if !self.early.is_empty() {
-            let early = std::mem::take(&mut self.early);
-            self.decode(&early, out)?;
-        }
+        out.append(&mut self.peeked);
+        self.take_early(out);
         while out.len() == before {
+            if let Some(error) = self.failed.take() {
+                self.connection = None;
+                return Poll::Ready(Err(error));
+            }
             if self.framing.is_done() {
                 self.give_back();
                 return Poll::Ready(Ok(false));
@@ -52,8 +93,10 @@ impl Body {
                 self.connection = Some(connection);
                 return Poll::Pending;
             };
-            taken.and_then(|decoded| decoded)?;
-            self.connection = Some(connection);
+            match taken.and_then(|decoded| decoded) {
+                Ok(()) => self.connection = Some(connection),
+                Err(error) => self.failed = Some(error),
+            }
         }
         Poll::Ready(Ok(true))
     }

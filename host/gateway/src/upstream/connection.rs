@@ -21,8 +21,9 @@ use super::{
     wire_error::WireError,
 };
 
-/// Size of the shared read buffer, bytes.
-const READ_BUFFER: usize = 64 * 1024;
+/// Size of the shared read buffer, bytes. What one read brings is buffered for a client that does not read,
+/// so it is no larger than what is passed on at once.
+const READ_BUFFER: usize = 16 * 1024;
 
 thread_local! {
     static READ: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BUFFER].into_boxed_slice());
@@ -53,6 +54,11 @@ pub(super) enum Failed {
 }
 
 impl Connection {
+    /// The socket, for another protocol.
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// Connects; no Nagle.
     pub(super) async fn open(authority: &str) -> io::Result<Box<Self>> {
         let stream = TcpStream::connect(authority).await?;
@@ -142,6 +148,10 @@ fn take_head(came: &mut Vec<u8>, bytes: &[u8]) -> Result<Option<Answered>, WireE
         bytes
     } else {
         came.extend_from_slice(bytes);
+        // Only a line feed ends a head: one that comes byte by byte is not parsed for each of them.
+        if came.len() <= wire::MAX_HEAD && !bytes.contains(&b'\n') {
+            return Ok(None);
+        }
         came.as_slice()
     };
     if let Some((head, taken)) = wire::response(whole)? {

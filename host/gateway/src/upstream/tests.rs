@@ -153,7 +153,7 @@ async fn garbage_is_told() {
     let head = engine(once("220 smtp ready\r\n\r\n")).await;
     let outcome = call(&upstream(), &head.url).await.unwrap_err();
     assert!(
-        outcome.to_string().contains("not HTTP/1.1") && outcome.sent() && outcome.retryable(),
+        outcome.to_string().contains("not HTTP/1.1") && outcome.sent() && outcome.retryable(false),
         "{outcome}"
     );
     let chunk = engine(once("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")).await;
@@ -182,7 +182,7 @@ async fn a_refusal_that_comes_before_the_request_is_sent_whole_is_read() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_from_a_broken_call() {
+async fn an_unreachable_engine_differs_from_a_broken_call() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     drop(listener);

@@ -7,8 +7,10 @@ use super::{LegHeaders, chunked::Chunked, wire_error::WireError};
 
 /// Headers that an answer may have.
 const MAX_HEADERS: usize = 100;
+/// Heads that only inform (1xx) before the head of an answer.
+const MAX_INFORMATIONAL: usize = 16;
 /// Bytes that the head of an answer may have.
-const MAX_HEAD: usize = 64 * 1024;
+pub(super) const MAX_HEAD: usize = 64 * 1024;
 
 /// The head of an answer.
 #[derive(Debug)]
@@ -31,7 +33,8 @@ pub(super) enum Framing {
     ToEnd,
 }
 
-/// The head of a POST with a JSON body; `None` when the address has characters that no request line may have.
+/// The head of a POST, with a JSON body unless the headers name another content type; `None` when the address
+/// has characters that no request line may have.
 pub(super) fn request(authority: &str, path: &str, headers: &LegHeaders, length: usize) -> Option<Vec<u8>> {
     let visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     if !visible(authority) || !visible(path) {
@@ -41,11 +44,10 @@ pub(super) fn request(authority: &str, path: &str, headers: &LegHeaders, length:
     let mut head = Vec::with_capacity(256);
     let mut lines = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
     lines(&[b"POST ", path.as_bytes(), b" HTTP/1.1\r\nhost: ", authority.as_bytes()]);
-    lines(&[
-        b"\r\ncontent-type: application/json\r\ncontent-length: ",
-        length.to_string().as_bytes(),
-        b"\r\n",
-    ]);
+    if !headers.iter().any(|(name, _)| name == header::CONTENT_TYPE) {
+        lines(&[b"\r\ncontent-type: application/json"]);
+    }
+    lines(&[b"\r\ncontent-length: ", length.to_string().as_bytes(), b"\r\n"]);
     for (name, value) in headers {
         lines(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
     }
@@ -57,7 +59,7 @@ pub(super) fn request(authority: &str, path: &str, headers: &LegHeaders, length:
 /// inform (1xx) are passed over.
 pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError> {
     let mut at = 0;
-    loop {
+    for _ in 0..=MAX_INFORMATIONAL {
         let rest = bytes.get(at..).unwrap_or_default();
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Response::new(&mut headers);
@@ -71,6 +73,9 @@ pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError>
             Err(_) => return Err(WireError::Head("it cannot be parsed")),
         };
         at += length;
+        if at > MAX_HEAD {
+            return Err(WireError::Head("it is too long"));
+        }
         let head = head(&parsed)?;
         match head.status {
             StatusCode::SWITCHING_PROTOCOLS => return Err(WireError::Head("it switches protocols")),
@@ -78,6 +83,7 @@ pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError>
             _ => return Ok(Some((head, at))),
         }
     }
+    Err(WireError::Head("too many heads that only inform"))
 }
 
 fn head(parsed: &httparse::Response<'_, '_>) -> Result<Head, WireError> {

@@ -23,7 +23,12 @@ pub(super) struct CallData {
     request_id: String,
     has_request_id: bool,
     lines_left: u32,
+    /// Beginning of what the guest wrote to stderr or as an error.
+    pub(super) last_words: String,
 }
+
+/// Bytes of [`CallData::last_words`].
+const MAX_LAST_WORDS: usize = 400;
 
 impl CurrentCall {
     /// The state before the first call: `configure` may log as much as a call.
@@ -42,6 +47,20 @@ impl CurrentCall {
         data.request_id.push_str(context.request_id().unwrap_or_default());
         data.has_request_id = context.request_id().is_some();
         data.lines_left = LINES_PER_CALL;
+        data.last_words.clear();
+    }
+
+    /// Keeps a line for the message of a failure.
+    pub(super) fn remember(&self, line: &str) {
+        let mut data = self.0.lock();
+        // Rust's standard library adds advice that applies to terminals.
+        if line.is_empty() || line.starts_with("note: ") || data.last_words.len() >= MAX_LAST_WORDS {
+            return;
+        }
+        if !data.last_words.is_empty() {
+            data.last_words.push(' ');
+        }
+        data.last_words.extend(line.chars().take(MAX_LAST_WORDS));
     }
 
     /// Runs `read` on the present call.

@@ -20,15 +20,25 @@ pub(super) struct GuestLog {
     policy: Arc<str>,
     limit: Arc<LogLimit>,
     call: Arc<CurrentCall>,
+    /// Level of printed lines.
+    printed: tracing::Level,
 }
 
 impl GuestLog {
     pub(super) fn new(policy: Arc<str>, limit: Arc<LogLimit>, call: Arc<CurrentCall>) -> Self {
-        Self { policy, limit, call }
+        Self { policy, limit, call, printed: tracing::Level::INFO }
+    }
+
+    /// Returns the same log for the guest's stderr, where languages print panics and exceptions.
+    pub(super) fn of_stderr(&self) -> Self {
+        Self { printed: tracing::Level::ERROR, ..self.clone() }
     }
 
     /// Writes one line, unless the call or the slot has used up its lines.
     pub(super) fn write(&self, level: tracing::Level, message: &str) {
+        if level == tracing::Level::ERROR {
+            self.call.remember(message.trim());
+        }
         if !self.call.take_line() || !self.limit.allows() {
             return;
         }
@@ -83,7 +93,7 @@ impl OutputStream for Lines {
             let free = (MAX_LINE_CHARS * 4).saturating_sub(self.partial.len());
             self.partial.extend(piece.iter().take(free));
             if piece.ends_with(b"\n") {
-                self.log.write(tracing::Level::INFO, &String::from_utf8_lossy(&self.partial));
+                self.log.write(self.log.printed, &String::from_utf8_lossy(&self.partial));
                 self.partial.clear();
             }
         }

@@ -8,7 +8,7 @@ use wasmtime::{
     component::{Instance as Raw, InstancePre},
 };
 
-use super::{Instance, failure, poll_once};
+use super::{Instance, MAX_CONFIGURED_BYTES, Timers, failure, poll_once};
 use crate::{
     access::Access,
     bindings::{
@@ -118,16 +118,22 @@ impl Linked {
         let mut store = engine.store(guest);
         store.data_mut().allow(limits.configure_deadline);
         store.set_epoch_deadline(1);
-        let made = self.exports(&mut store);
+        store.set_hostcall_fuel(MAX_CONFIGURED_BYTES);
+        let timers = engine.idle_runtime();
+        let made = self.exports(&timers, &mut store);
         let (exports, learner) =
             made.map_err(|error| Refusal::Instantiate(failure(&store, &error).to_string()))?;
         let deadlines = (limits.deadline, limits.observe_deadline);
-        Ok(Instance { store, exports, learner, deadlines, calls: 0 })
+        Ok(Instance { store, exports, learner, deadlines, timers, calls: 0, poisoned: false })
     }
 
-    fn exports(&self, store: &mut Store<Guest>) -> wasmtime::Result<(Exports, Option<Learner>)> {
+    fn exports(
+        &self,
+        timers: &Timers,
+        store: &mut Store<Guest>,
+    ) -> wasmtime::Result<(Exports, Option<Learner>)> {
         let raw: Raw = if self.wasi {
-            poll_once(self.pre.instantiate_async(&mut *store))?
+            poll_once(timers, self.pre.instantiate_async(&mut *store))?
         } else {
             self.pre.instantiate(&mut *store)?
         };

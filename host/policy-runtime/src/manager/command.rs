@@ -5,7 +5,10 @@ use pointsman_workers::ModelName;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
-use super::record::{Change, RefusalRecord};
+use super::{
+    record::{Change, RefusalRecord},
+    status::SlotSummary,
+};
 use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
 
 /// A slot by kind and model. Without a model: the slot of all models that have none of their own.
@@ -46,6 +49,12 @@ pub struct Report {
     pub changed: Vec<Change>,
     /// Refusals in force afterwards, older ones included.
     pub refused: Vec<RefusalRecord>,
+    /// Lanes whose policies still compile.
+    pub compiling: Vec<String>,
+    /// `.wasm` files in the policy directory that belong to no slot.
+    pub strays: Vec<String>,
+    /// What every slot runs now.
+    pub slots: Vec<SlotSummary>,
 }
 
 /// Why a command failed.

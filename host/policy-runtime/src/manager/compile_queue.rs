@@ -1,28 +1,29 @@
-//! Compiles policies on two threads of low priority: one for small files and one for large ones. A policy of
-//! a few kilobytes does not wait behind one of many megabytes, and the manager's thread stays free for
-//! commands.
+//! Compiles policies on a few threads of low priority, so that the manager's thread stays free for commands.
+//!
+//! A slot has one compile of a small and one of a large file at a time, and large files leave one thread to
+//! small ones: a file that takes long holds up its own slot at most, and a policy of a few kilobytes does not
+//! wait behind one of many megabytes.
 
-use std::{
-    io,
-    path::PathBuf,
-    sync::{Arc, mpsc as std_mpsc},
-    time::Duration,
-};
+use std::{collections::VecDeque, io, path::PathBuf, sync::Arc, time::Duration};
 
+use parking_lot::{Condvar, Mutex};
 use pointsman_routing::{Digest, Origin};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     access::{Access, Grant},
     catch_panic::catch_panic,
+    compiler_process::{COMPILE_NICE, Cancel},
     engine::PolicyEngine,
     guest_info::truncate,
-    loaded::{LoadedPolicy, compile},
+    loaded::{LoadedPolicy, compile, compile_apart},
     refusal::Refusal,
 };
 
 /// Largest small file, bytes. Compiling one takes about a second at most.
 const MAX_SMALL_BYTES: usize = 1 << 20;
+/// Number of threads.
+const THREADS: usize = 3;
 
 /// Identifies a loaded policy: code, settings, file, and the state and grants of its slot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -51,10 +52,48 @@ pub(super) struct CompileResult {
     pub(super) took: Duration,
 }
 
-/// The two threads. After this is dropped they finish their job and end.
-pub(super) struct CompileQueue {
-    small: std_mpsc::Sender<CompileJob>,
-    large: std_mpsc::Sender<CompileJob>,
+/// A job in the queue.
+pub(super) struct Ticket {
+    pub(super) number: u64,
+    pub(super) cancel: Cancel,
+}
+
+/// Result of a job, with the number of its ticket.
+pub(super) struct Finished {
+    pub(super) key: PolicyKey,
+    pub(super) number: u64,
+    pub(super) result: CompileResult,
+}
+
+/// The threads. When this is dropped, all jobs are cancelled and the threads end.
+pub(super) struct CompileQueue(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    jobs: Mutex<Jobs>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Queued>,
+    running: Vec<Running>,
+    /// Number of the next ticket.
+    next: u64,
+    closed: bool,
+}
+
+struct Queued {
+    job: CompileJob,
+    number: u64,
+    cancel: Cancel,
+}
+
+struct Running {
+    number: u64,
+    slot: usize,
+    is_large: bool,
+    cancel: Cancel,
 }
 
 impl CompileJob {
@@ -67,21 +106,38 @@ impl CompileJob {
             digest: self.digest,
             settings: self.settings.clone(),
             file,
-            state: Arc::as_ptr(self.access.state()) as usize,
+            state: self.slot(),
             grants: self.access.granted().clone(),
         }
     }
 
-    /// Runs the job on this thread.
-    pub(super) fn run(&self, engine: &PolicyEngine) -> CompileResult {
+    /// Runs the job on this thread. A built-in policy is compiled in this process, a file apart from it.
+    pub(super) fn run(&self, engine: &PolicyEngine, cancel: &Cancel) -> CompileResult {
         let begun = Instant::now();
-        let make =
-            || compile(engine, &self.bytes, &self.access)?.configure(self.origin.clone(), &self.settings);
+        let make = || {
+            let compiled = match &self.origin {
+                Origin::File(_) => compile_apart(engine, &self.bytes, &self.access, cancel)?,
+                Origin::Embedded => compile(engine, &self.bytes, &self.access)?,
+            };
+            if cancel.is_cancelled() {
+                return Err(Refusal::CompilerDied("cancelled: the file changed".to_owned()));
+            }
+            compiled.configure(self.origin.clone(), &self.settings)
+        };
         // A panic over one file must not end the thread.
         let outcome = catch_panic(make).unwrap_or_else(|panic| {
             Err(Refusal::Compile(truncate(format!("the compiler panicked: {panic}"))))
         });
         CompileResult { policy: outcome.map(Arc::new), took: begun.elapsed() }
+    }
+
+    /// Identifies the slot, by the address of its state.
+    fn slot(&self) -> usize {
+        Arc::as_ptr(self.access.state()) as usize
+    }
+
+    fn is_large(&self) -> bool {
+        self.bytes.len() > MAX_SMALL_BYTES
     }
 }
 
@@ -89,31 +145,125 @@ impl CompileQueue {
     /// Starts the threads. They send their results to `results`.
     pub(super) fn start(
         engine: &PolicyEngine,
-        results: &mpsc::UnboundedSender<(PolicyKey, CompileResult)>,
+        results: &mpsc::UnboundedSender<Finished>,
     ) -> io::Result<Self> {
-        let one = |name: &str| {
-            let (sender, jobs) = std_mpsc::channel::<CompileJob>();
-            let (engine, results) = (engine.clone(), results.clone());
-            std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let queue = Self(Arc::default());
+        for number in 0..THREADS {
+            let (shared, engine, results) = (queue.0.clone(), engine.clone(), results.clone());
+            std::thread::Builder::new().name(format!("compile-{number}")).spawn(move || {
                 // On Linux this changes the calling thread only: compiles yield to requests.
-                if let Err(error) = rustix::process::setpriority_process(None, 19) {
+                if let Err(error) = rustix::process::setpriority_process(None, COMPILE_NICE) {
                     tracing::debug!(%error, "compile thread keeps its priority");
                 }
-                while let Ok(job) = jobs.recv() {
-                    if results.send((job.key(), job.run(&engine))).is_err() {
-                        return;
+                while let Some(Queued { job, number, cancel }) = shared.next() {
+                    let result = job.run(&engine, &cancel);
+                    shared.end(number);
+                    if !cancel.is_cancelled() {
+                        // The manager may have ended.
+                        let _ = results.send(Finished { key: job.key(), number, result });
                     }
                 }
             })?;
-            Ok::<_, io::Error>(sender)
-        };
-        Ok(Self { small: one("compile-small")?, large: one("compile-large")? })
+        }
+        Ok(queue)
     }
 
     /// Queues a job.
-    pub(super) fn submit(&self, job: CompileJob) {
-        let thread = if job.bytes.len() <= MAX_SMALL_BYTES { &self.small } else { &self.large };
-        // The threads live as long as this queue.
-        let _ = thread.send(job);
+    pub(super) fn submit(&self, job: CompileJob) -> Ticket {
+        let mut jobs = self.0.jobs.lock();
+        let (number, cancel) = (jobs.next, Cancel::default());
+        jobs.next += 1;
+        jobs.waiting.push_back(Queued { job, number, cancel: cancel.clone() });
+        self.0.changed.notify_all();
+        Ticket { number, cancel }
+    }
+}
+
+impl Drop for CompileQueue {
+    fn drop(&mut self) {
+        let mut jobs = self.0.jobs.lock();
+        jobs.closed = true;
+        jobs.waiting.clear();
+        jobs.running.iter().for_each(|running| running.cancel.cancel());
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    /// Waits for a job that may run now. `None`: the queue was dropped.
+    fn next(&self) -> Option<Queued> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if jobs.closed {
+                return None;
+            }
+            jobs.waiting.retain(|queued| !queued.cancel.is_cancelled());
+            if let Some(queued) = jobs.take() {
+                return Some(queued);
+            }
+            self.changed.wait(&mut jobs);
+        }
+    }
+
+    /// Notes that a job has ended.
+    fn end(&self, number: u64) {
+        self.jobs.lock().running.retain(|running| running.number != number);
+        self.changed.notify_all();
+    }
+}
+
+impl Jobs {
+    /// Takes the first job whose slot has none of its kind running, and that leaves a thread to small files.
+    /// What was cancelled does not count: it ends soon.
+    fn take(&mut self) -> Option<Queued> {
+        let large = self.running.iter().filter(|running| running.is_large).count();
+        let place = self.waiting.iter().position(|queued| {
+            let (slot, is_large) = (queued.job.slot(), queued.job.is_large());
+            let mut same = self.running.iter().filter(|one| one.slot == slot && one.is_large == is_large);
+            same.all(|one| one.cancel.is_cancelled()) && (!is_large || large + 1 < THREADS)
+        })?;
+        let queued = self.waiting.remove(place)?;
+        self.running.push(Running {
+            number: queued.number,
+            slot: queued.job.slot(),
+            is_large: queued.job.is_large(),
+            cancel: queued.cancel.clone(),
+        });
+        Some(queued)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queued(number: u64, access: &Access, size: usize) -> Queued {
+        let job = CompileJob {
+            digest: Digest([0; 32]),
+            bytes: vec![0; size].into(),
+            settings: String::new(),
+            origin: Origin::Embedded,
+            access: access.clone(),
+        };
+        Queued { job, number, cancel: Cancel::default() }
+    }
+
+    #[test]
+    fn a_slot_has_one_compile_of_each_kind_at_a_time_and_large_files_leave_a_thread() {
+        let slots: Vec<Access> = (0..4).map(|_| Access::default()).collect();
+        let mut jobs = Jobs::default();
+        let large = MAX_SMALL_BYTES + 1;
+        let order = [(0, large), (0, 1), (0, 1), (1, large), (2, large), (3, 1)];
+        for (number, (slot, size)) in (0..).zip(order) {
+            jobs.waiting.push_back(queued(number, &slots[slot], size));
+        }
+        let mut taken = Vec::new();
+        while let Some(queued) = jobs.take() {
+            taken.push(queued.number);
+        }
+        // Not 2, whose slot is busy, and not 4, the third large one.
+        assert_eq!(taken, [0, 1, 3, 5]);
+        jobs.running.iter().for_each(|running| running.cancel.cancel());
+        assert_eq!(jobs.take().map(|queued| queued.number), Some(2), "its slot's other one was cancelled");
     }
 }

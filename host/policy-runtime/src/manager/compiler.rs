@@ -1,5 +1,6 @@
 //! Loads policies, and knows which are loaded and which are being compiled. A slot of which one part changed
-//! loads that part only. Knows neither files nor slots.
+//! loads that part only. A compile that no lane waits for any more is cancelled. Knows neither files nor
+//! slots.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use super::compile_queue::{CompileJob, CompileQueue, CompileResult, PolicyKey};
-use crate::{engine::PolicyEngine, loaded::LoadedPolicy, refusal::Refusal};
+use super::compile_queue::{CompileJob, CompileQueue, CompileResult, Finished, PolicyKey, Ticket};
+use crate::{compiler_process::Cancel, engine::PolicyEngine, loaded::LoadedPolicy, refusal::Refusal};
 
 pub(super) struct Compiler {
     pub(super) engine: PolicyEngine,
@@ -16,10 +17,12 @@ pub(super) struct Compiler {
     /// Compiles on other threads. Without one, [`Compiler::load`] compiles on the caller's.
     queue: Option<CompileQueue>,
     /// Jobs in the queue.
-    pending: HashSet<PolicyKey>,
-    /// Results, kept until no job is pending: several lanes may wait for the same one.
+    pending: HashMap<PolicyKey, Ticket>,
+    /// Results that lanes wait for.
     finished: HashMap<PolicyKey, CompileResult>,
-    /// Time spent on loading since the last [`Compiler::reset_timer`].
+    /// Policies asked for since the last [`Compiler::begin`].
+    asked: Vec<PolicyKey>,
+    /// Time spent on loading since then.
     took: Duration,
 }
 
@@ -37,8 +40,9 @@ impl Compiler {
             engine,
             loaded: HashMap::new(),
             queue: None,
-            pending: HashSet::new(),
+            pending: HashMap::new(),
             finished: HashMap::new(),
+            asked: Vec::new(),
             took: Duration::ZERO,
         }
     }
@@ -53,28 +57,51 @@ impl Compiler {
         self.pending.is_empty()
     }
 
-    /// Takes the result of a job.
-    pub(super) fn finish(&mut self, key: PolicyKey, result: CompileResult) {
+    /// Takes the result of a job. Returns whether it is still wanted.
+    pub(super) fn finish(&mut self, finished: Finished) -> bool {
+        let Finished { key, number, result } = finished;
+        // The job may have been cancelled as it ended, and its policy asked for again.
+        if self.pending.get(&key).is_none_or(|ticket| ticket.number != number) {
+            return false;
+        }
         self.pending.remove(&key);
+        self.keep(key, result);
+        true
+    }
+
+    fn keep(&mut self, key: PolicyKey, result: CompileResult) {
         if let Ok(policy) = &result.policy {
             self.loaded.insert(key.clone(), Arc::downgrade(policy));
         }
         self.finished.insert(key, result);
     }
 
-    /// Drops what no slot runs or waits for.
-    pub(super) fn release_unused(&mut self) {
-        if self.is_idle() {
-            self.finished.clear();
-        }
+    /// Drops what no slot runs, and cancels what no lane waits for: a file that changes all the time must not
+    /// leave a compile and its instances behind for each of its contents.
+    pub(super) fn release_unwanted(&mut self, wanted: &HashSet<&PolicyKey>) {
+        self.pending.retain(|key, ticket| {
+            let keep = wanted.contains(key);
+            if !keep {
+                ticket.cancel.cancel();
+            }
+            keep
+        });
+        self.finished.retain(|key, _| wanted.contains(key));
         self.loaded.retain(|_, policy| policy.strong_count() > 0);
     }
 
-    pub(super) fn reset_timer(&mut self) {
+    /// Starts the build of one lane.
+    pub(super) fn begin(&mut self) {
         self.took = Duration::ZERO;
+        self.asked.clear();
     }
 
-    /// Returns the time spent on loading since [`Compiler::reset_timer`].
+    /// Returns the policies asked for since [`Compiler::begin`].
+    pub(super) fn asked(&mut self) -> Vec<PolicyKey> {
+        std::mem::take(&mut self.asked)
+    }
+
+    /// Returns the time spent on loading since [`Compiler::begin`].
     pub(super) fn took(&self) -> Duration {
         self.took
     }
@@ -82,23 +109,24 @@ impl Compiler {
     /// Returns the policy that `job` makes: the loaded one, or a new one.
     pub(super) fn load(&mut self, job: CompileJob) -> Result<Arc<LoadedPolicy>, NotLoaded> {
         let key = job.key();
+        self.asked.push(key.clone());
         if let Some(policy) = self.loaded.get(&key).and_then(Weak::upgrade) {
             self.took += self.finished.get(&key).map_or(Duration::ZERO, |result| result.took);
             return Ok(policy);
         }
-        if self.pending.contains(&key) {
+        if self.pending.contains_key(&key) {
             return Err(NotLoaded::Pending);
         }
         let CompileResult { policy, took } = match (self.finished.remove(&key), &self.queue) {
             (Some(result), _) => result,
             (None, Some(queue)) => {
-                queue.submit(job);
-                self.pending.insert(key);
+                let ticket = queue.submit(job);
+                self.pending.insert(key, ticket);
                 return Err(NotLoaded::Pending);
             }
             (None, None) => {
-                let result = job.run(&self.engine);
-                self.finish(key, result.clone());
+                let result = job.run(&self.engine, &Cancel::default());
+                self.keep(key, result.clone());
                 result
             }
         };

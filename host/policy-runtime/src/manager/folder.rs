@@ -6,7 +6,9 @@
 
 use std::{
     collections::BTreeSet,
+    fs::OpenOptions,
     io::{self, Read as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -17,6 +19,9 @@ use crate::refusal::Refusal;
 
 /// Subdirectory of the parts that slots name.
 pub(super) const PARTS: &str = "parts";
+
+/// Entries of one directory that are listed; the rest is ignored.
+const MAX_ENTRIES: usize = 10_000;
 
 pub(super) struct Folder {
     dir: Option<PathBuf>,
@@ -30,10 +35,7 @@ impl Folder {
         let (sender, changes) = mpsc::unbounded_channel();
         let Some(dir) = dir else { return Ok((Self { dir: None, _watcher: None }, changes)) };
         if !dir.is_dir() {
-            return Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("opening the policy directory {}: it is not a directory; create it", dir.display()),
-            ));
+            return Err(io::Error::new(io::ErrorKind::NotFound, not_a_directory(&dir)));
         }
         let handler = move |event: notify::Result<notify::Event>| {
             // The manager's own reads are events, too.
@@ -65,8 +67,7 @@ impl Folder {
     }
 
     /// Reads a file of at most `limit` bytes. `None`: there is no such file, or no directory. Pipes and
-    /// devices are not opened, since reading them could block, and a file that is too large is not read at
-    /// all.
+    /// devices are not read, since that could block, and neither is a file that is too large.
     pub(super) fn read(&self, file: &Path, limit: usize) -> Option<Result<Vec<u8>, Refusal>> {
         match read(&self.dir.as_ref()?.join(file), limit) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -86,14 +87,33 @@ impl Folder {
     }
 }
 
+/// Returns what is wrong with a path that is no directory.
+fn not_a_directory(dir: &Path) -> String {
+    if dir.exists() {
+        format!("`{}` is not a directory; name one", dir.display())
+    } else {
+        format!("`{}` does not exist; create it", dir.display())
+    }
+}
+
 fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
     if !std::fs::metadata(path)?.is_file() {
         return Ok(Err(Refusal::Unreadable("it is not a regular file".to_owned())));
     }
-    let file = std::fs::File::open(path)?;
-    let size = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+    // The path may be a pipe by now. Opening one without a writer must not block, and what was opened is
+    // checked again.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Ok(Err(Refusal::Unreadable("it is not a regular file".to_owned())));
+    }
+    let size = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
     if size > limit {
         return Ok(Err(Refusal::TooLarge { size, limit }));
+    }
+    // Files of the kernel, such as /proc/kmsg, have no size, and reading them can block.
+    if size == 0 {
+        return Ok(Ok(Vec::new()));
     }
     // The file can grow while it is read.
     let mut bytes = Vec::with_capacity(size);
@@ -106,7 +126,7 @@ fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
 
 fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {
     let Ok(entries) = std::fs::read_dir(dir.join(relative)) else { return };
-    for entry in entries.flatten() {
+    for entry in entries.take(MAX_ENTRIES).flatten() {
         let name = entry.file_name();
         let path = relative.join(&name);
         if name.to_string_lossy().starts_with('.') || path == Path::new(PARTS) {

@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use pointsman_routing::Digest;
 use serde::Serialize;
 
-use crate::guest_info::truncate;
-
-use super::{now_ms, plan::Refused, record::RefusalRecord};
+use super::{compile_queue::PolicyKey, now_ms, record::RefusalRecord};
 
 /// Consecutive scans without a file after which its lane is emptied. A file may be replaced by removing it
 /// first.
@@ -48,10 +46,10 @@ pub(super) struct ManagedLane {
     pub(super) held: Option<Option<Digest>>,
     /// Fingerprint of the content that was refused last.
     refused: Option<Digest>,
-    /// Refusal of what directory and configuration ask for now.
-    pub(super) refusal: Option<RefusalRecord>,
-    /// Whether a policy that it asks for is being compiled.
-    pub(super) pending: bool,
+    /// Refusals of what directory and configuration ask for now.
+    pub(super) refusals: Vec<RefusalRecord>,
+    /// Policies that it asks for, while one of them is being compiled.
+    pub(super) waits_for: Vec<PolicyKey>,
     /// Whether the file existed and has not been given up since.
     seen: bool,
     /// Consecutive scans that missed the file.
@@ -68,8 +66,8 @@ impl ManagedLane {
             wanted: content.map(|content| content.fingerprint),
             held: None,
             refused: None,
-            refusal: None,
-            pending: false,
+            refusals: Vec::new(),
+            waits_for: Vec::new(),
             seen: false,
             misses: 0,
         }
@@ -102,7 +100,8 @@ impl ManagedLane {
         }
         self.held = None;
         if self.content.is_some_and(|content| content.fingerprint == fingerprint) {
-            (self.refused, self.refusal) = (None, None);
+            self.refused = None;
+            self.refusals.clear();
             return true;
         }
         self.refused == Some(fingerprint)
@@ -110,32 +109,33 @@ impl ManagedLane {
 
     /// Records that `content` runs now.
     pub(super) fn set_content(&mut self, content: Content) {
+        self.clear();
         self.content = Some(content);
-        (self.refused, self.refusal, self.since_ms) = (None, None, now_ms());
     }
 
     /// Records that nothing runs here any more.
     pub(super) fn clear(&mut self) {
-        (self.content, self.refusal, self.refused, self.since_ms) = (None, None, None, now_ms());
+        (self.content, self.refused, self.since_ms) = (None, None, now_ms());
+        self.refusals.clear();
     }
 
-    /// Records a refusal. Returns `None` for a repetition of the last one.
-    pub(super) fn refuse(&mut self, fingerprint: Option<Digest>, refused: &Refused) -> Option<RefusalRecord> {
+    /// Forgets that content was refused because its compiler ended.
+    pub(super) fn retry_compiles(&mut self) {
+        if self.refusals.iter().any(|refusal| ["quarantined", "compiler_died"].contains(&refusal.kind)) {
+            self.refused = None;
+        }
+    }
+
+    /// Records refusals. Returns `false` for a repetition of the last ones.
+    pub(super) fn refuse(&mut self, fingerprint: Option<Digest>, records: Vec<RefusalRecord>) -> bool {
         self.refused = fingerprint;
-        let record = RefusalRecord {
-            file: refused.file.display().to_string(),
-            digest: refused.digest,
-            kind: refused.refusal.kind(),
-            message: truncate(refused.refusal.to_string()),
-            at_ms: now_ms(),
-        };
-        let same = |last: &RefusalRecord| {
+        let same = |(last, record): (&RefusalRecord, &RefusalRecord)| {
             (&last.file, last.digest, &last.message) == (&record.file, record.digest, &record.message)
         };
-        if self.refusal.as_ref().is_some_and(same) {
-            return None;
+        if self.refusals.len() == records.len() && self.refusals.iter().zip(&records).all(same) {
+            return false;
         }
-        self.refusal = Some(record.clone());
-        Some(record)
+        self.refusals = records;
+        true
     }
 }

@@ -8,6 +8,7 @@ use super::{
     SlotConfig,
     command::{CommandError, SlotName, slot_label},
     managed_lane::{Content, ManagedLane, Source},
+    now_ms,
     plan::{Plan, Refused},
     program_builder::{BuildError, ProgramBuilder},
     record::{Change, RefusalRecord},
@@ -15,6 +16,7 @@ use super::{
 };
 use crate::{
     access::{Access, Grant},
+    guest_info::truncate,
     refusal::Refusal,
     spec::{LaneSpec, SlotSpec},
     state::State,
@@ -95,6 +97,20 @@ impl ManagedSlot {
         [&self.active, &self.canary, &self.shadow]
     }
 
+    /// Returns the labels of the lanes that wait for a compile.
+    pub(super) fn compiling(&self) -> impl Iterator<Item = String> + '_ {
+        let waiting = self.lanes().into_iter().filter(|lane| !lane.waits_for.is_empty());
+        waiting.map(|lane| lane.file.with_extension("").display().to_string())
+    }
+
+    /// Lets the next scan try files again that ended their compiler: an operator may have cleared their
+    /// quarantine.
+    pub(super) fn retry_compiles(&mut self) {
+        for mode in Lane::ALL {
+            self.lane(mode).retry_compiles();
+        }
+    }
+
     /// Takes a new spec. The next scan applies it.
     pub(super) fn configure(&mut self, spec: SlotSpec) {
         if self.spec.on_failure != spec.on_failure {
@@ -111,7 +127,7 @@ impl ManagedSlot {
     /// Scans the lanes that wait for a compile. Reading their files again makes sure that only what is still
     /// wanted is installed.
     pub(super) fn resume(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
-        let waited = Lane::ALL.into_iter().filter(|mode| std::mem::take(&mut self.lane(*mode).pending));
+        let waited = Lane::ALL.into_iter().filter(|mode| !self.lane(*mode).waits_for.is_empty());
         let waited: Vec<Lane> = waited.collect();
         waited.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
     }
@@ -119,7 +135,7 @@ impl ManagedSlot {
     fn scan_lane(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
-        lane.pending = false;
+        lane.waits_for.clear();
         let exists = builder.folder.has(&lane.file);
         if lane.may_come_back(exists) {
             return None;
@@ -153,7 +169,7 @@ impl ManagedSlot {
             Ok(program) => program,
             Err(BuildError::Refused(refused)) => return self.refuse(mode, Some(before), &refused),
             Err(BuildError::Pending) => {
-                self.lane(mode).pending = true;
+                self.lane(mode).waits_for = builder.compiler.asked();
                 return None;
             }
         };
@@ -179,7 +195,7 @@ impl ManagedSlot {
             self.slot.try_out(mode, program, spec.share);
         }
         self.lane(mode).set_content(content);
-        self.log_installed(mode, load_ms);
+        self.log_content(mode, "policy installed");
         let (result, reason) = if gone { ("removed", "file_gone") } else { ("installed", "changed") };
         Some(self.change(mode, result, reason))
     }
@@ -192,23 +208,6 @@ impl ManagedSlot {
             Lane::Canary => snapshot.canary.as_ref().map(|trial| trial.handle.clone()),
             Lane::Shadow => snapshot.shadow.as_ref().map(|trial| trial.handle.clone()),
         }
-    }
-
-    fn log_installed(&self, mode: Lane, load_ms: u64) {
-        let Some(handle) = self.running(mode) else { return };
-        let (kind, model) = self.name();
-        let info = handle.program.ranker();
-        tracing::info!(
-            slot = %kind,
-            model = model.as_ref().map(|model| model.as_str()),
-            lane = %mode,
-            policy = report::program_name(&handle.program),
-            version = info.map(|info| &*info.version),
-            generation = handle.generation.0,
-            digest = info.map(|info| info.digest.to_string()),
-            load_ms,
-            "policy installed"
-        );
     }
 
     fn is_quarantined(&self, fingerprint: Digest) -> bool {
@@ -228,8 +227,7 @@ impl ManagedSlot {
         }
         lane.held = None;
         let refusal = Refusal::Quarantined("this slot rolled it back before".to_owned());
-        let refused =
-            Refused { file: lane.file.clone(), digest: plan.main_digest(), refusal: Box::new(refusal) };
+        let refused = Refused::new(lane.file.clone(), plan.main_digest(), refusal);
         self.refuse(mode, None, &refused)
     }
 
@@ -238,7 +236,7 @@ impl ManagedSlot {
         let lane = self.lane(mode);
         (lane.wanted, lane.held) = (None, None);
         let was = lane.content.is_some();
-        if was || lane.refusal.is_some() {
+        if was || !lane.refusals.is_empty() {
             lane.clear();
         }
         if !was || mode == Lane::Active {
@@ -295,23 +293,46 @@ impl ManagedSlot {
         lane.clear();
         // The file of the trial may stay in the directory. It must not start the trial again.
         lane.held = Some(Some(content.fingerprint));
-        tracing::info!(slot = name, from = %mode, "policy promoted");
+        self.log_content(Lane::Active, "policy promoted");
         Ok(self.change(Lane::Active, "promoted", mode.as_str()))
     }
 
     fn refuse(&mut self, mode: Lane, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
-        let record = self.lane(mode).refuse(fingerprint, refused)?;
-        tracing::warn!(
-            slot = slot_label(&self.name()),
-            lane = %mode,
-            file = record.file,
-            kind = record.kind,
-            error = record.message,
-            "policy refused"
-        );
-        let reason = record.kind;
-        self.remember(record);
-        Some(self.change(mode, "refused", reason))
+        let record = |refused: &Refused| {
+            let message = truncate(refused.refusal.to_string());
+            let file = refused.file.display().to_string();
+            self.refusal(mode, file, refused.digest, refused.refusal.kind(), message)
+        };
+        let records: Vec<RefusalRecord> = refused.all().into_iter().map(record).collect();
+        if !self.lane(mode).refuse(fingerprint, records.clone()) {
+            return None;
+        }
+        for record in records {
+            tracing::warn!(
+                slot = slot_label(&self.name()),
+                lane = %mode,
+                file = record.file,
+                kind = record.kind,
+                error = record.message,
+                "policy refused"
+            );
+            self.remember(record);
+        }
+        Some(self.change(mode, "refused", refused.refusal.kind()))
+    }
+
+    /// Returns a record of a refusal now.
+    fn refusal(
+        &self,
+        lane: Lane,
+        file: String,
+        digest: Option<Digest>,
+        kind: &'static str,
+        message: String,
+    ) -> RefusalRecord {
+        let (slot, model) = self.name();
+        let model = model.map(|model| model.to_string());
+        RefusalRecord { slot, model, lane, file, digest, kind, message, at_ms: now_ms() }
     }
 
     fn remember(&mut self, record: RefusalRecord) {
@@ -325,6 +346,14 @@ impl ManagedSlot {
         let generation = self.running(lane).map(|handle| handle.generation);
         let (slot, model) = self.name();
         Change { slot, model: model.map(|model| model.to_string()), lane, result, reason, generation }
+    }
+
+    fn lane_of(&self, mode: Lane) -> &ManagedLane {
+        match mode {
+            Lane::Active => &self.active,
+            Lane::Canary => &self.canary,
+            Lane::Shadow => &self.shadow,
+        }
     }
 
     fn lane(&mut self, mode: Lane) -> &mut ManagedLane {

@@ -1,7 +1,12 @@
 //! The manager's loop: handles changes of the directory, failures, commands and finished compiles, one at a
 //! time. No handler is slow: compiles run elsewhere.
 
-use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{HashSet, VecDeque},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use pointsman_routing::SlotEvent;
@@ -13,7 +18,7 @@ use tokio::{
 use super::{
     Probation,
     command::{Command, CommandError, QueuedCommand, Report, SlotName, slot_label},
-    compile_queue::{CompileQueue, CompileResult, PolicyKey},
+    compile_queue::{CompileQueue, Finished},
     managed_slot::ManagedSlot,
     now_ms,
     program_builder::ProgramBuilder,
@@ -39,8 +44,17 @@ pub(super) struct ManagerTask {
     history: VecDeque<ChangeRecord>,
     /// Files in the directory that belong to no slot.
     strays: Vec<PathBuf>,
-    /// Commands that wait for compiles, with what changed so far.
-    waiting: Vec<(Vec<Change>, Reply)>,
+    /// Commands that wait for compiles.
+    waiting: Vec<Waiting>,
+    /// Longest time that a command waits for compiles.
+    reply_within: Duration,
+}
+
+/// A command that waits for compiles, with what changed so far.
+struct Waiting {
+    changed: Vec<Change>,
+    reply: Reply,
+    until: Instant,
 }
 
 impl ManagerTask {
@@ -50,9 +64,10 @@ impl ManagerTask {
         probation: Probation,
         status: Arc<ArcSwap<ManagerStatus>>,
         publish: watch::Sender<u64>,
+        reply_within: Duration,
     ) -> Self {
         let (counts, history, strays, waiting) = (Vec::new(), VecDeque::new(), Vec::new(), Vec::new());
-        Self { builder, managed, probation, status, publish, counts, history, strays, waiting }
+        Self { builder, managed, probation, status, publish, counts, history, strays, waiting, reply_within }
     }
 
     /// Compiles on other threads from now on.
@@ -65,7 +80,7 @@ impl ManagerTask {
         mut changes: mpsc::UnboundedReceiver<()>,
         mut events: mpsc::UnboundedReceiver<SlotEvent>,
         mut commands: mpsc::UnboundedReceiver<QueuedCommand>,
-        mut compiled: mpsc::UnboundedReceiver<(PolicyKey, CompileResult)>,
+        mut compiled: mpsc::UnboundedReceiver<Finished>,
         debounce: Duration,
         rescan: Duration,
     ) {
@@ -74,13 +89,66 @@ impl ManagerTask {
             tokio::select! {
                 Some(event) = events.recv() => self.handle_failure(&event),
                 Some((command, reply)) = commands.recv() => self.handle_command(command, reply),
-                Some((key, result)) = compiled.recv() => self.resume(key, result),
+                Some(finished) = compiled.recv() => self.resume(finished),
                 Some(()) = changes.recv() => clock.changed(),
+                () = tokio::time::sleep_until(self.next_reply()) => self.reply_in_time(),
                 () = tokio::time::sleep_until(clock.due) => {
                     self.scan();
+                    // The scan may have cancelled what a command waits for.
+                    self.reply_when_idle();
                     clock.scanned();
                 }
             }
+        }
+    }
+
+    /// Scans for the first time, and compiles for at most `limit`.
+    pub(super) async fn first_scan(
+        &mut self,
+        compiled: &mut mpsc::UnboundedReceiver<Finished>,
+        limit: Duration,
+    ) {
+        let deadline = Instant::now() + limit;
+        self.scan();
+        while !self.builder.compiler.is_idle() {
+            match tokio::time::timeout_at(deadline, compiled.recv()).await {
+                Ok(Some(finished)) => self.resume(finished),
+                Ok(None) => return,
+                Err(_) => {
+                    let slots = self.compiling().join(", ");
+                    tracing::warn!(
+                        slots,
+                        "policies still compile; their slots serve without them until then"
+                    );
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Returns the labels of the lanes that wait for a compile.
+    fn compiling(&self) -> Vec<String> {
+        self.managed.iter().flat_map(ManagedSlot::compiling).collect()
+    }
+
+    /// When the next command has waited for compiles long enough.
+    fn next_reply(&self) -> Instant {
+        let next = self.waiting.iter().map(|waiting| waiting.until).min();
+        next.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600))
+    }
+
+    /// Answers the commands that have waited long enough.
+    fn reply_in_time(&mut self) {
+        let now = Instant::now();
+        let (late, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|one| one.until <= now);
+        self.waiting = waiting;
+        self.reply(late);
+    }
+
+    fn reply(&self, waiting: Vec<Waiting>) {
+        for Waiting { changed, reply, .. } in waiting {
+            // The caller may have given up waiting; the command is done all the same.
+            let _ = reply.send(Ok(self.report(changed)));
         }
     }
 
@@ -88,7 +156,10 @@ impl ManagerTask {
     fn handle_command(&mut self, command: Command, reply: Reply) {
         let waits = matches!(command, Command::Reload | Command::Configure { .. });
         match self.run_command(command) {
-            Ok(changed) if waits && !self.builder.compiler.is_idle() => self.waiting.push((changed, reply)),
+            Ok(changed) if waits && !self.builder.compiler.is_idle() => {
+                let until = Instant::now() + self.reply_within;
+                self.waiting.push(Waiting { changed, reply, until });
+            }
             outcome => {
                 let report = outcome.map(|changed| self.report(changed));
                 // The caller may have given up waiting; the command is done all the same.
@@ -98,28 +169,45 @@ impl ManagerTask {
     }
 
     /// Takes a finished compile and continues with the lanes that wait for one.
-    fn resume(&mut self, key: PolicyKey, result: CompileResult) {
-        self.builder.compiler.finish(key, result);
+    fn resume(&mut self, finished: Finished) {
+        if !self.builder.compiler.finish(finished) {
+            return;
+        }
         let mut changes = Vec::new();
         for managed in &mut self.managed {
             changes.extend(managed.resume(&mut self.builder));
         }
-        self.builder.compiler.release_unused();
+        self.release_unwanted();
         self.count(&changes);
         if !changes.is_empty() {
             self.publish();
         }
-        self.waiting.iter_mut().for_each(|(changed, _)| changed.extend(changes.iter().cloned()));
+        self.waiting.iter_mut().for_each(|waiting| waiting.changed.extend(changes.iter().cloned()));
+        self.reply_when_idle();
+    }
+
+    fn reply_when_idle(&mut self) {
         if self.builder.compiler.is_idle() {
-            for (changed, reply) in std::mem::take(&mut self.waiting) {
-                let _ = reply.send(Ok(self.report(changed)));
-            }
+            let waiting = std::mem::take(&mut self.waiting);
+            self.reply(waiting);
         }
+    }
+
+    fn release_unwanted(&mut self) {
+        let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
+        let wanted: HashSet<_> = lanes.flat_map(|lane| &lane.waits_for).collect();
+        self.builder.compiler.release_unwanted(&wanted);
     }
 
     fn report(&self, changed: Vec<Change>) -> Report {
         let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
-        Report { changed, refused: lanes.filter_map(|lane| lane.refusal.clone()).collect() }
+        Report {
+            changed,
+            refused: lanes.flat_map(|lane| lane.refusals.clone()).collect(),
+            compiling: self.compiling(),
+            strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
+            slots: self.managed.iter().map(ManagedSlot::summary).collect(),
+        }
     }
 
     /// Reads what every slot shall run, and applies what is new.
@@ -128,7 +216,7 @@ impl ManagerTask {
         for managed in &mut self.managed {
             changes.extend(managed.scan(&mut self.builder));
         }
-        self.builder.compiler.release_unused();
+        self.release_unwanted();
         let strays = self.update_strays();
         self.count(&changes);
         if strays || !changes.is_empty() || *self.publish.borrow() == 0 {
@@ -148,7 +236,10 @@ impl ManagerTask {
 
     fn run_command(&mut self, command: Command) -> Result<Vec<Change>, CommandError> {
         let changed = match command {
-            Command::Reload => self.scan(),
+            Command::Reload => {
+                self.managed.iter_mut().for_each(ManagedSlot::retry_compiles);
+                self.scan()
+            }
             Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
             Command::Promote { slot, from } => {
                 let builder = &self.builder;
@@ -163,7 +254,7 @@ impl ManagerTask {
     }
 
     fn configure(&mut self, specs: Vec<(SlotName, SlotSpec)>, trust: TrustRules) -> Vec<Change> {
-        self.builder.trust = trust;
+        self.builder.trust = trust.following(&self.builder.trust);
         for (name, spec) in specs {
             if let Ok(managed) = find(&mut self.managed, &name) {
                 managed.configure(spec);

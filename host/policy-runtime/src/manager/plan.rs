@@ -46,6 +46,25 @@ pub(super) struct Refused {
     pub(super) file: PathBuf,
     pub(super) digest: Option<Digest>,
     pub(super) refusal: Box<Refusal>,
+    /// Refusals of other files of the same lane.
+    pub(super) others: Vec<Refused>,
+}
+
+impl Refused {
+    pub(super) fn new(file: PathBuf, digest: Option<Digest>, refusal: Refusal) -> Self {
+        Self { file, digest, refusal: Box::new(refusal), others: Vec::new() }
+    }
+
+    /// Adds refusals of other files.
+    pub(super) fn and(mut self, others: impl IntoIterator<Item = Self>) -> Self {
+        self.others.extend(others);
+        self
+    }
+
+    /// Returns this refusal and those of the other files.
+    pub(super) fn all(&self) -> Vec<&Self> {
+        std::iter::once(self).chain(self.others.iter().flat_map(Self::all)).collect()
+    }
 }
 
 impl Plan {
@@ -96,7 +115,7 @@ impl ResolvedPart {
             Origin::File(file) => file.clone(),
             Origin::Embedded => PathBuf::from(&self.name),
         };
-        Refused { file, digest: Some(self.digest), refusal: Box::new(refusal) }
+        Refused::new(file, Some(self.digest), refusal)
     }
 }
 

@@ -53,17 +53,25 @@ impl ProgramBuilder {
 
     /// Reads the lane's own `file` and what `spec` names. Returns `None` when both are empty.
     pub(super) fn plan(&self, file: Option<&Path>, spec: &LaneSpec) -> Result<Option<Plan>, Refused> {
-        let own = file.map_or(Ok(None), |file| self.read(file, &spec.settings))?;
-        let needs_rank = own.as_ref().is_none_or(|own| self.filters.contains(&own.digest));
+        let own = file.map_or(Ok(None), |file| self.read(file, &spec.settings));
+        let needs_rank =
+            |own: &Option<ResolvedPart>| own.as_ref().is_none_or(|own| self.filters.contains(&own.digest));
         let rank = match &spec.rank {
-            Some(rank) if needs_rank => Some(self.plan_rank(rank)?),
-            _ => None,
+            Some(rank) if own.as_ref().is_ok_and(needs_rank) => self.plan_rank(rank).map(Some),
+            _ => Ok(None),
         };
-        if own.is_none() && rank.is_none() {
+        if matches!((&own, &rank), (Ok(None), Ok(None))) {
             return Ok(None);
         }
-        let filters = spec.filters.iter().map(|part| self.resolve(part)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Some(Plan::new(own, filters, rank, &spec.grants)))
+        let filters = gather(spec.filters.iter().map(|part| self.resolve(part)));
+        match (own, rank, filters) {
+            (Ok(own), Ok(rank), Ok(filters)) => Ok(Some(Plan::new(own, filters, rank, &spec.grants))),
+            (own, rank, filters) => {
+                let mut refused = own.err().into_iter().chain(rank.err()).chain(filters.err());
+                // There is at least one.
+                refused.next().map_or(Ok(None), |first| Err(first.and(refused)))
+            }
+        }
     }
 
     fn plan_rank(&self, rank: &Rank) -> Result<PlannedRank, Refused> {
@@ -73,7 +81,7 @@ impl ProgramBuilder {
             Rank::Scorers { scorers, picker } => {
                 let resolve =
                     |scorer: &ScorerPart| Ok((self.resolve(&scorer.part)?, scorer.weight, scorer.normalize));
-                PlannedRank::Scorers(scorers.iter().map(resolve).collect::<Result<_, _>>()?, *picker)
+                PlannedRank::Scorers(gather(scorers.iter().map(resolve))?, *picker)
             }
         })
     }
@@ -87,8 +95,7 @@ impl ProgramBuilder {
         }
         let Some(bytes) = part.embedded else {
             let file = part.file.clone().unwrap_or_default();
-            let refusal = Box::new(Refusal::MissingPart(part.name.clone()));
-            return Err(Refused { file, digest: None, refusal });
+            return Err(Refused::new(file, None, Refusal::MissingPart(part.name.clone())));
         };
         Ok(ResolvedPart {
             name: part.name.clone(),
@@ -101,7 +108,7 @@ impl ProgramBuilder {
 
     /// Reads a file and checks its signature and pin. Returns `None` when it does not exist.
     fn read(&self, file: &Path, settings: &str) -> Result<Option<ResolvedPart>, Refused> {
-        let refused = |digest, refusal| Refused { file: file.to_owned(), digest, refusal: Box::new(refusal) };
+        let refused = |digest, refusal| Refused::new(file.to_owned(), digest, refusal);
         let bytes = match self.folder.read(file, self.compiler.engine.limits().file_bytes) {
             None => return Ok(None),
             Some(Err(refusal)) => return Err(refused(None, refusal)),
@@ -133,16 +140,14 @@ impl ProgramBuilder {
         spec: &LaneSpec,
         access: &Access,
     ) -> Result<Program, BuildError> {
-        self.compiler.reset_timer();
+        self.compiler.begin();
         let access = &access.granting(&spec.grants);
-        let mut filters = Vec::new();
-        for part in &plan.filters {
-            filters.push(self.load_as(part, access, World::Filter, "filters")?);
-        }
+        let filters = plan.filters.iter().map(|part| self.load_as(part, access, World::Filter, "filters"));
+        let mut filters = gather_parts(filters);
         if let Some(own) = &plan.own {
-            let policy = self.load(own, access)?;
+            let (mut behind, policy) = both(filters, self.load(own, access))?;
             if policy.info().world != World::Filter {
-                return program(slot, filters, policy).map_err(|refusal| own.refused(refusal).into());
+                return program(slot, behind, policy).map_err(|refusal| own.refused(refusal).into());
             }
             let wrong = Refusal::WrongSlot { world: World::Filter, slot };
             let Some(rank) = spec.rank.as_ref().filter(|_| slot != SlotKind::DecodeOverride) else {
@@ -154,20 +159,21 @@ impl ProgramBuilder {
             if self.filters.insert(own.digest) || plan.rank.is_none() {
                 plan.add_rank(self.plan_rank(rank)?, &spec.grants);
             }
-            filters.push(policy);
+            behind.push(policy);
+            filters = Ok(behind);
         }
         match &plan.rank {
-            Some(PlannedRank::Native(mode)) => Ok(Program::Native(*mode)),
+            Some(PlannedRank::Native(mode)) => filters.map(|_| Program::Native(*mode)),
             Some(PlannedRank::Policy(part)) => {
-                let policy = self.load(part, access)?;
+                let (filters, policy) = both(filters, self.load(part, access))?;
                 program(slot, filters, policy).map_err(|refusal| part.refused(refusal).into())
             }
             Some(PlannedRank::Scorers(parts, picker)) => {
-                let mut scorers = Vec::new();
-                for (part, weight, normalize) in parts {
+                let load = |(part, weight, normalize): &(ResolvedPart, f32, Normalize)| {
                     let policy = self.load_as(part, access, World::Scorer, "scorers")?;
-                    scorers.push(WeightedScorer { policy, weight: *weight, normalize: *normalize });
-                }
+                    Ok(WeightedScorer { policy, weight: *weight, normalize: *normalize })
+                };
+                let (filters, scorers) = both(filters, gather_parts(parts.iter().map(load)))?;
                 Ok(Program::Scorers { filters, scorers, picker: *picker })
             }
             // Unreachable: a plan without an own file has a rank.
@@ -196,6 +202,39 @@ impl ProgramBuilder {
             Err(NotLoaded::Refused(refusal)) => Err(part.refused(refusal).into()),
             Err(NotLoaded::Pending) => Err(BuildError::Pending),
         }
+    }
+}
+
+/// Returns all values, or all refusals.
+fn gather<T>(results: impl Iterator<Item = Result<T, Refused>>) -> Result<Vec<T>, Refused> {
+    let (mut values, mut refused) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(value) => values.push(value),
+            Err(error) => refused.push(error),
+        }
+    }
+    let mut refused = refused.into_iter();
+    refused.next().map_or(Ok(values), |first| Err(first.and(refused)))
+}
+
+/// Returns all loaded parts, or all refusals once no part is being compiled any more.
+fn gather_parts<T>(results: impl Iterator<Item = Result<T, BuildError>>) -> Result<Vec<T>, BuildError> {
+    let start = Ok(Vec::new());
+    results.fold(start, |values, result| {
+        let (mut values, value) = both(values, result)?;
+        values.push(value);
+        Ok(values)
+    })
+}
+
+/// Returns both values, or the refusals of both; a part that is being compiled may be refused, too.
+fn both<A, B>(a: Result<A, BuildError>, b: Result<B, BuildError>) -> Result<(A, B), BuildError> {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok((a, b)),
+        (Err(BuildError::Pending), _) | (_, Err(BuildError::Pending)) => Err(BuildError::Pending),
+        (Err(BuildError::Refused(a)), Err(BuildError::Refused(b))) => Err(a.and([b]).into()),
+        (Err(refused), Ok(_)) | (Ok(_), Err(refused)) => Err(refused),
     }
 }
 

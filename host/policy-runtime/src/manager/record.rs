@@ -35,6 +35,12 @@ pub struct ChangeRecord {
 /// A file that was refused, or a generation that was rolled back.
 #[derive(Clone, Debug, Serialize)]
 pub struct RefusalRecord {
+    /// The slot.
+    pub slot: SlotKind,
+    /// Model of the slot. `None`: all models without a slot of their own.
+    pub model: Option<String>,
+    /// The lane.
+    pub lane: Lane,
     /// File, or name of the built-in policy.
     pub file: String,
     /// Digest of its content, when it could be read.
@@ -58,12 +64,16 @@ pub struct ReloadCount {
     pub count: u64,
 }
 
-impl RefusalRecord {
-    pub(super) fn rolled_back(file: String, digest: Option<Digest>, event: &SlotEvent, at_ms: u64) -> Self {
-        let message = format!(
-            "rolled back after {} failures in its first {} calls; last failure: {}",
-            event.failures, event.calls, event.failure
-        );
-        Self { file, digest, kind: "rolled_back", message, at_ms }
-    }
+/// Returns why a generation was rolled back.
+pub(super) fn rolled_back(event: &SlotEvent) -> String {
+    let failures = if event.failures == 1 { "failure" } else { "failures" };
+    let calls = match event.calls {
+        1 => "call".to_owned(),
+        calls => format!("{calls} calls"),
+    };
+    format!(
+        "rolled back after {} {failures} in its first {calls}; last failure: {}; change the file or its settings \
+         to try again",
+        event.failures, event.failure
+    )
 }

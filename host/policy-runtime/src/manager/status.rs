@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use pointsman_routing::{Digest, Generation, GenerationHandle, Origin, SlotKind, Trial, World};
+use pointsman_routing::{Digest, Generation, GenerationHandle, LastFailure, Origin, SlotKind, Trial, World};
 use serde::Serialize;
 
 use super::{
@@ -57,6 +57,8 @@ pub struct SlotStatus {
     pub failures: u64,
     /// Whether its breaker is open, so that the fallback serves.
     pub breaker_open: bool,
+    /// Last failed call of the active generation.
+    pub last_failure: Option<LastFailure>,
     /// Time of installation, milliseconds since the Unix epoch.
     pub since_ms: u64,
     /// Duration of loading, milliseconds.
@@ -115,6 +117,8 @@ pub struct LaneStatus {
     pub failures: u64,
     /// Whether its breaker is open, so that it is not called.
     pub breaker_open: bool,
+    /// Last failed call of the generation.
+    pub last_failure: Option<LastFailure>,
     /// Start of the trial, milliseconds since the Unix epoch.
     pub since_ms: u64,
     /// As a shadow: requests for which it chose the same worker.
@@ -146,6 +150,36 @@ pub struct PartStatus {
     pub learns: bool,
 }
 
+/// What a slot runs, in short.
+#[derive(Clone, Debug, Serialize)]
+pub struct SlotSummary {
+    /// The slot.
+    pub slot: SlotKind,
+    /// Model that it serves. `None`: all models without a slot of their own.
+    pub model: Option<String>,
+    /// State of the active lane.
+    pub state: SlotState,
+    /// Where the active content comes from.
+    pub source: Source,
+    /// What serves.
+    pub active: Option<LaneSummary>,
+    /// What serves a share of the requests.
+    pub canary: Option<LaneSummary>,
+    /// What is called and compared.
+    pub shadow: Option<LaneSummary>,
+}
+
+/// What a lane runs, in short.
+#[derive(Clone, Debug, Serialize)]
+pub struct LaneSummary {
+    /// Name of the policy, or `native:<mode>`.
+    pub policy: String,
+    /// Generation.
+    pub generation: Generation,
+    /// SHA-256 of the ranking policy's file.
+    pub digest: Option<Digest>,
+}
+
 /// State of a slot's active lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -156,6 +190,18 @@ pub enum SlotState {
     Active,
     /// The previous content serves again, after a roll-back.
     RolledBack,
+}
+
+impl SlotState {
+    /// Returns the name that the JSON of the status shows.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Active => "active",
+            Self::RolledBack => "rolled-back",
+        }
+    }
 }
 
 impl SlotStatus {
@@ -173,6 +219,7 @@ impl SlotStatus {
         if active.generation == self.generation {
             (self.calls, self.failures) = (active.calls(), active.failures());
             self.breaker_open = active.breaker.is_open();
+            self.last_failure = active.last_failure();
         }
         for (status, trial) in [(&mut self.canary, canary), (&mut self.shadow, shadow)] {
             if let (Some(status), Some(trial)) = (status, trial)
@@ -195,6 +242,7 @@ impl LaneStatus {
     pub(super) fn update(&mut self, active: &GenerationHandle) {
         (self.calls, self.failures) = (active.calls(), active.failures());
         self.breaker_open = active.breaker.is_open();
+        self.last_failure = active.last_failure();
         let [(_, agree), (_, disagree), (_, failed)] = active.agreement.counts();
         (self.agree, self.disagree, self.failed) = (agree, disagree, failed);
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pointsman_guest_build::{JS_HELPER, PYTHON_HELPER};
+
 use super::{DEFAULT_SDK, ProjectLanguage, ProjectWorld};
 
 /// Memory for an instance of a Python or JavaScript policy, bytes.
@@ -26,6 +28,8 @@ struct World {
     rust: &'static str,
     python: &'static str,
     js: &'static str,
+    /// A question to the script, and its answer, in JavaScript.
+    js_case: (&'static str, &'static str),
 }
 
 /// Returns the files of a Rust project: paths and contents.
@@ -68,6 +72,11 @@ pub(super) fn script(
         ProjectLanguage::Js => ("JavaScript", "policy.js", "componentize-js", world.js),
         _ => ("Python", "policy.py", "componentize-py", world.python),
     };
+    let (helper, unit_test) = match language {
+        ProjectLanguage::Js => (JS_HELPER, "node --test"),
+        _ => (PYTHON_HELPER, "python3 test_policy.py"),
+    };
+    let (question, answer) = world.js_case;
     let fill = |template: &str| {
         template
             .replace("{{name}}", name)
@@ -76,15 +85,27 @@ pub(super) fn script(
             .replace("{{language}}", title)
             .replace("{{rule}}", rule)
             .replace("{{tool}}", tool)
+            .replace("{{helper}}", helper.0)
+            .replace("{{unit_test}}", unit_test)
+            .replace("{{question}}", question)
+            .replace("{{answer}}", answer)
             .replace("{{memory}}", SCRIPT_MEMORY)
     };
-    vec![
+    let mut files = vec![
         ("policy.toml", fill(template!("policy.toml.in"))),
         (".gitignore", "/target\n/*.wasm\n".to_owned()),
         (rule, fill(text)),
+        (helper.0, helper.1.to_owned()),
         ("cases.toml", fill(world.cases)),
         ("README.md", fill(template!("README.script.md.in"))),
-    ]
+    ];
+    if language == ProjectLanguage::Js {
+        files.push(("package.json", "{ \"private\": true, \"type\": \"module\" }\n".to_owned()));
+        files.push(("policy.test.mjs", fill(template!("policy.test.mjs.in"))));
+    } else {
+        files.push(("test_policy.py", fill(template!("test_policy.py.in"))));
+    }
+    files
 }
 
 impl ProjectWorld {
@@ -98,6 +119,7 @@ impl ProjectWorld {
                 rust: template!("selector.rs.in"),
                 python: template!("selector.py.in"),
                 js: template!("selector.js.in"),
+                js_case: (r#"{ rows: [{ "engine-queue": 3 }, { "engine-queue": 1 }] }"#, "{ row: 1 }"),
             },
             Self::Scorer => World {
                 feature: "scorer",
@@ -107,6 +129,7 @@ impl ProjectWorld {
                 rust: template!("scorer.rs.in"),
                 python: template!("scorer.py.in"),
                 js: template!("scorer.js.in"),
+                js_case: (r#"{ rows: [{ "active-requests": 2, "kv-usage": 0.5 }] }"#, "{ costs: [7] }"),
             },
             Self::Filter => World {
                 feature: "filter",
@@ -116,6 +139,7 @@ impl ProjectWorld {
                 rust: template!("filter.rs.in"),
                 python: template!("filter.py.in"),
                 js: template!("filter.js.in"),
+                js_case: (r#"{ rows: [{ "engine-queue": 9 }, { "engine-queue": 8 }] }"#, "{ keep: [1] }"),
             },
             Self::DecodeOverride => World {
                 feature: "decode-override",
@@ -125,6 +149,10 @@ impl ProjectWorld {
                 rust: template!("decode-override.rs.in"),
                 python: template!("decode-override.py.in"),
                 js: template!("decode-override.js.in"),
+                js_case: (
+                    r#"{ request: { "prompt-tokens": 100 }, decode: { "local-prefill": 1 }, rows: [{}] }"#,
+                    "{ plan: \"local\" }",
+                ),
             },
         }
     }

@@ -89,6 +89,12 @@ pub struct Outcome {
     pub itl: Option<Duration>,
     /// Output tokens.
     pub output_tokens: u32,
+    /// Where that number comes from: `usage` of the engine, or `counted` events; `None`: there is no output.
+    pub output_source: Option<&'static str>,
+    /// When the request ended, milliseconds since the Unix epoch.
+    pub ended_at_ms: u64,
+    /// Duration of the request, from its first byte.
+    pub duration: Duration,
     /// Cached prompt tokens as predicted when the prompt's worker was chosen.
     pub cached_predicted: Option<u32>,
     /// Cached prompt tokens as the engine reported.

@@ -225,6 +225,8 @@ impl Serialize for Outcome {
         json!({
             "status": self.status, "code": self.code, "retried": self.retried, "ttft_ms": millis(self.ttft),
             "itl_ms": millis(self.itl), "output_tokens": self.output_tokens,
+            "output_tokens_source": self.output_source, "ended_at_ms": self.ended_at_ms,
+            "duration_ms": millis(Some(self.duration)),
             "cached_tokens": { "predicted": self.cached_predicted, "reported": self.cached_reported },
         })
         .serialize(serializer)

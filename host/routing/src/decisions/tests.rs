@@ -182,6 +182,9 @@ fn an_outcome_is_added_while_a_reader_holds_the_lock() {
         ttft: None,
         itl: None,
         output_tokens: 3,
+        output_source: Some("usage"),
+        ended_at_ms: 7,
+        duration: Duration::from_millis(9),
         cached_predicted: None,
         cached_reported: None,
     };

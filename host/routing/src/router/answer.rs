@@ -34,12 +34,12 @@ pub struct Routed {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RouteError {
     /// No candidate is eligible.
-    #[error("no {leg} worker is eligible{detail}")]
+    #[error("{text}")]
     NoWorker {
         /// The leg.
         leg: Leg,
-        /// Why the candidates are not eligible, for the operator.
-        detail: String,
+        /// How many workers there are, and what is wrong with them.
+        text: String,
     },
     /// Every candidate that could serve is at its limit.
     #[error("every {0} worker is busy")]

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{Candidate, DpRank, WorkerId};
+use pointsman_workers::{Candidate, DpRank, Engine, Leg, WorkerId};
 use tokio::time::Instant;
 
 use super::{
     RouteError, Router,
-    eligible::{candidate_rows, no_worker, preset_row},
+    eligible::{candidate_rows, none_left, preset_row},
     shadow,
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     program::{Run, Verdict},
     query::{CandidateId, Query},
     receipt::{Decider, Receipt, ShadowResult},
-    slot::{GenerationHandle, NativeMode, Program, SlotKind},
+    slot::{GenerationHandle, NativeMode, Program, ProgramSummary, SlotKind},
 };
 
 /// A chosen candidate and what its receipt says.
@@ -36,6 +36,7 @@ pub(super) struct Chosen {
     cached_known: bool,
     costs: Vec<(WorkerId, DpRank, f32)>,
     shadow: Option<ShadowResult>,
+    shadow_program: Option<Arc<ProgramSummary>>,
 }
 
 /// Why no candidate was chosen.
@@ -69,7 +70,7 @@ impl Router {
         let on_failure = slot.on_failure.unwrap_or(self.on_failure);
         let pool = query.snapshot.pool(query.model, query.leg);
         let DecisionBuffers { rows, shadow_rows, inputs, program, state_accesses } = buffers;
-        candidate_rows(query, pool, rows)?;
+        candidate_rows(query, &self.busy, pool, rows)?;
         let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         program.begin(&generation.summary, rows);
         let preset = preset_row(query, pool, rows);
@@ -116,16 +117,19 @@ impl Router {
                 Run { facts: &facts, cursors: &self.cursors, context: &mut context, buffers: program };
             choice = match run.native(self.fallback, rows) {
                 Verdict::Row(row, _) => Choice::Row(row, Decider::Fallback { reason, detail }, None),
-                _ => return Err(no_worker(query, String::new()).into()),
+                _ => return Err(none_left(query, "no candidate is left").into()),
             };
         }
         let Choice::Row(row, decider, reason) = choice else {
-            return Err(no_worker(query, String::new()).into());
+            return Err(none_left(query, "no candidate is left").into());
         };
         let facts = DecisionFacts::new(query, config, pool, inputs);
-        let shadow = shadow_generation
-            .and_then(|shadow| shadow::compare(shadow, &facts, &self.cursors, shadow_rows, row));
-        let candidate = pool.get(row as usize).cloned().ok_or_else(|| no_worker(query, String::new()))?;
+        let shadow = shadow_generation.and_then(|shadow| {
+            shadow::compare(shadow, &facts, &self.cursors, shadow_rows, row, cached_known)
+        });
+        let shadow_program = shadow.and(shadow_generation).map(|shadow| shadow.summary.clone());
+        let candidate =
+            pool.get(row as usize).cloned().ok_or_else(|| none_left(query, "no candidate is left"))?;
         let costs = if query.explain { ranked(pool, rows, &program.costs) } else { Vec::new() };
         let cached = inputs.cached(row as usize);
         let generation = generation.clone();
@@ -140,6 +144,7 @@ impl Router {
             cached_known,
             costs,
             shadow,
+            shadow_program,
         })
     }
 }
@@ -160,7 +165,7 @@ fn run_program(
         let refusal = Some((DecidedBy::Native(NativeMode::Direct), "no_pin"));
         return Err(NotChosen { error: RouteError::NoPin(query.leg), refusal });
     }
-    if native.is_none() && !generation.breaker.try_call() {
+    if native.is_none() && !may_call(generation, run.context.is_preview()) {
         return fall_back(on_failure, "breaker_open", String::new());
     }
     let started = Instant::now();
@@ -178,15 +183,21 @@ fn run_program(
         Verdict::NoRowLeft => match native {
             Some(mode) => {
                 let refusal = Some((DecidedBy::Native(mode), "nobody_left"));
-                Err(NotChosen { error: no_worker(query, String::new()), refusal })
+                Err(NotChosen { error: none_left(query, "no candidate is left"), refusal })
             }
             None => {
-                let error = no_worker(query, ": the filters dropped every candidate".to_owned());
+                let error = none_left(query, "the filters dropped every candidate");
                 Err(NotChosen::by_policy(error, "nobody_left"))
             }
         },
         Verdict::Failed(failure) => fall_back(on_failure, failure.kind(), failure.to_string()),
     }
+}
+
+/// Whether the breaker lets a call through. A preview changes no state (F2): it does not take the one trial
+/// after a pause.
+pub(super) fn may_call(generation: &GenerationHandle, is_preview: bool) -> bool {
+    if is_preview { !generation.breaker.is_paused() } else { generation.breaker.try_call() }
 }
 
 /// Applies the operator's choice of what follows a policy's failure.
@@ -229,6 +240,7 @@ impl Chosen {
             generation: self.generation.generation,
             lane: self.generation.lane,
             shadow: self.shadow,
+            shadow_program: self.shadow_program,
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
             decider: self.decider,
@@ -239,6 +251,9 @@ impl Chosen {
             candidates: self.candidates,
             cached_blocks: self.cached,
             cached_known: self.cached_known,
+            cached_is_reported: query.leg != Leg::Prefill
+                || self.candidate.worker.spec().engine != Engine::Sglang,
+            engine_block: self.candidate.worker.block_size(),
             costs: self.costs,
             seed: query.seed,
             now_us: query.now_us,

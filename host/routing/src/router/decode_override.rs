@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pointsman_workers::{Candidate, Leg};
 use tokio::time::Instant;
 
-use super::{Router, eligible::eligible_rows};
+use super::{Router, choose::may_call, eligible::eligible_rows};
 use crate::{
     answer_checks,
     buffers::{BufferPool, DecisionBuffers},
@@ -15,7 +15,7 @@ use crate::{
     decision_facts::{DecisionFacts, Inputs, Needs},
     facts::Wants,
     ids::{DecisionId, Generation},
-    policy::{Failure, OnFailure, Plan, Policy, ShedReason},
+    policy::{Digest, Failure, OnFailure, Plan, Policy, ShedReason},
     query::{CandidateId, Query},
     slot::{GenerationHandle, Lane, Program, ShadowVerdict, SlotKind},
 };
@@ -29,6 +29,10 @@ pub struct OverrideDecision {
     pub generation: Generation,
     /// The generation's lane.
     pub lane: Lane,
+    /// The policy's name and digest, when the slot has one.
+    pub policy: Option<(Arc<str>, Digest)>,
+    /// Whether the shadow's plan is the one in force; `None`: it was not asked, or failed.
+    pub shadow_agrees: Option<bool>,
     /// Whether the generation observes outcomes.
     pub learns: bool,
     /// Why the policy's answer was not used, when it was not.
@@ -56,6 +60,8 @@ impl Router {
             plan: Plan::Remote,
             generation: generation.generation,
             lane: generation.lane,
+            policy: generation.program.ranker().map(|info| (info.name.clone(), info.digest)),
+            shadow_agrees: None,
             learns: generation.learns,
             fallback: None,
             decode: None,
@@ -80,14 +86,14 @@ impl Router {
             });
         }
         if let Some(shadow) = slot.shadowing(query.request).filter(|_| purpose == Purpose::Route) {
-            self.compare_plans(shadow, query, &decision.plan);
+            decision.shadow_agrees = self.compare_plans(shadow, query, &decision.plan);
         }
         decision
     }
 
-    /// Runs the shadow and counts whether its plan is the one in force.
-    fn compare_plans(&self, shadow: &GenerationHandle, query: &Query<'_>, plan: &Plan) {
-        let Program::DecodeOverride(policy) = &shadow.program else { return };
+    /// Runs the shadow, counts whether its plan is the one in force, and returns it.
+    fn compare_plans(&self, shadow: &GenerationHandle, query: &Query<'_>, plan: &Plan) -> Option<bool> {
+        let Program::DecodeOverride(policy) = &shadow.program else { return None };
         let answer = BufferPool::lend(|buffers| {
             buffers.program.begin(&shadow.summary, &[]);
             // The call counts, its effects on the slot's state do not.
@@ -98,10 +104,11 @@ impl Router {
         let verdict = match answer {
             Ok((other, _)) if other == *plan => ShadowVerdict::Agrees,
             Ok(_) => ShadowVerdict::Disagrees,
-            Err("breaker_open" | "not_ready") => return,
+            Err("breaker_open" | "not_ready") => return None,
             Err(_) => ShadowVerdict::Failed,
         };
         shadow.agreement.note(verdict);
+        (verdict != ShadowVerdict::Failed).then_some(verdict == ShadowVerdict::Agrees)
     }
 
     /// Returns the override of the router configuration for the decode leg, and why it is the native one when
@@ -133,8 +140,15 @@ impl Router {
                 Ok(over)
             })
         });
+        // An override that asks for facts of workers decides from request to request where to prefill: then a
+        // credit that the client gave is meant (D2).
+        let keeps_credit = !policy.info().wants.worker.is_empty();
+        let credit = query.request.config.overlap_score_credit.filter(|_| keeps_credit);
         match answer {
-            Ok(over) => (over, None),
+            Ok(over) => (
+                RouterConfigOverride { overlap_score_credit: credit.or(over.overlap_score_credit), ..over },
+                None,
+            ),
             Err(reason) => (RouterConfigOverride::DECODE_DEFAULT, Some(reason)),
         }
     }
@@ -164,7 +178,7 @@ impl Router {
         let recorder = &mut program.recorder;
         let prefill = Query { leg: Leg::Prefill, ..*query };
         let pool = query.snapshot.pool(query.model, Leg::Prefill);
-        if decode.is_none() || eligible_rows(&prefill, pool, rows).is_err() {
+        if decode.is_none() || eligible_rows(&prefill, &self.busy, pool, rows).is_err() {
             rows.clear();
         }
         recorder.set_candidates(rows);
@@ -211,7 +225,7 @@ fn counted<T>(
     purpose: Purpose,
     call: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, &'static str> {
-    if !generation.breaker.try_call() {
+    if !may_call(generation, purpose == Purpose::Preview) {
         return Err("breaker_open");
     }
     let started = Instant::now();

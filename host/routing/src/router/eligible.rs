@@ -3,8 +3,12 @@
 
 use pointsman_workers::{Candidate, Ineligible, Leg, WorkerSpec};
 
-use super::RouteError;
+use super::{
+    RouteError,
+    no_worker::{self, Phrase, phrase},
+};
 use crate::{
+    busy::{BusyRules, BusyThresholds},
     query::{CandidateId, Query},
     receipt::Decider,
 };
@@ -12,30 +16,32 @@ use crate::{
 /// Fills `rows` with the candidates: all eligible ones, or the one that a hint names.
 pub(super) fn candidate_rows(
     query: &Query<'_>,
+    busy: &BusyRules,
     pool: &[Candidate],
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
-    if query.pin.is_some() { pinned_row(query, pool, rows) } else { eligible_rows(query, pool, rows) }
+    let fill = if query.pin.is_some() { pinned_row } else { eligible_rows };
+    fill(query, busy, pool, rows)
 }
 
 pub(super) fn eligible_rows(
     query: &Query<'_>,
+    busy: &BusyRules,
     pool: &[Candidate],
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
     rows.clear();
+    let thresholds = busy.of(query.model, query.leg);
     let (mut busy, mut failing) = (false, false);
-    let mut last = None;
     for (position, candidate) in (0_u32..).zip(pool) {
         if query.tried.contains(&(candidate.worker.id(), candidate.rank)) {
-            last = Some("tried already");
             continue;
         }
-        match ineligible(query, candidate) {
+        match ineligible(query, &thresholds, candidate) {
             None => rows.push(position),
-            Some(Refused::Busy) => busy = true,
+            Some(Refused::Busy(_)) => busy = true,
             Some(Refused::Failing) => failing = true,
-            Some(Refused::Other(reason)) => last = Some(reason),
+            Some(Refused::Other(_)) => {}
         }
     }
     if rows.is_empty() && failing {
@@ -43,44 +49,68 @@ pub(super) fn eligible_rows(
         // refuse.
         let is_failing = |candidate: &Candidate| {
             let tried = query.tried.contains(&(candidate.worker.id(), candidate.rank));
-            !tried && matches!(ineligible(query, candidate), Some(Refused::Failing))
+            !tried && matches!(ineligible(query, &thresholds, candidate), Some(Refused::Failing))
         };
         rows.extend(
             (0_u32..).zip(pool).filter(|(_, candidate)| is_failing(candidate)).map(|(position, _)| position),
         );
     }
-    match last {
-        _ if !rows.is_empty() => Ok(()),
-        _ if busy => Err(RouteError::AllBusy(query.leg)),
-        Some(reason) => Err(no_worker(query, format!(" (of {}; last: {reason})", pool.len()))),
-        None => Err(no_worker(query, String::new())),
+    match (rows.is_empty(), busy) {
+        (false, _) => Ok(()),
+        (true, true) => Err(RouteError::AllBusy(query.leg)),
+        (true, false) => Err(no_worker(query, &thresholds, pool)),
     }
 }
 
-fn pinned_row(query: &Query<'_>, pool: &[Candidate], rows: &mut Vec<u32>) -> Result<(), RouteError> {
+/// The error of a leg for which no candidate is eligible.
+pub(super) fn no_worker(query: &Query<'_>, busy: &BusyThresholds, pool: &[Candidate]) -> RouteError {
+    let why = |candidate: &Candidate| {
+        if query.tried.contains(&(candidate.worker.id(), candidate.rank)) {
+            return Some(("failed this request", "failed this request"));
+        }
+        ineligible(query, busy, candidate).map(Refused::phrase)
+    };
+    RouteError::NoWorker { leg: query.leg, text: no_worker::text(query.model, query.leg, pool, why) }
+}
+
+fn pinned_row(
+    query: &Query<'_>,
+    busy: &BusyRules,
+    pool: &[Candidate],
+    rows: &mut Vec<u32>,
+) -> Result<(), RouteError> {
+    let thresholds = busy.of(query.model, query.leg);
     let Some((worker, rank)) = query.pin else { return Ok(()) };
     rows.clear();
     let known = query.snapshot.get(worker).ok_or(RouteError::UnknownWorker(worker))?;
     if let Some(rank) = rank.filter(|rank| rank.0 >= known.spec().dp_size) {
-        let reason = format!("rank {rank} of {}", known.spec().dp_size);
+        let reason = format!("it has no rank {rank}: its ranks are 0 to {}", known.spec().dp_size - 1);
         return Err(RouteError::NotEligible(worker, reason));
     }
     let mut refused = None;
     for (position, candidate) in (0_u32..).zip(pool) {
         let wanted = candidate.worker.id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
         if wanted {
-            match ineligible(query, candidate) {
+            match ineligible(query, &thresholds, candidate) {
                 None => {
                     rows.push(position);
                     return Ok(());
                 }
-                Some(reason) => refused = Some(reason.as_str()),
+                Some(reason) => refused = Some(reason.phrase().0),
             }
         }
     }
-    let reason = refused
-        .map_or_else(|| format!("it does not serve the {} leg of this model", query.leg), str::to_owned);
+    let reason = match refused {
+        Some(reason) => format!("it {reason}"),
+        None => format!("it does not serve the {} leg of this model", query.leg),
+    };
     Err(RouteError::NotEligible(worker, reason))
+}
+
+/// The error of a leg whose eligible candidates were all left out, for a reason.
+pub(super) fn none_left(query: &Query<'_>, reason: &str) -> RouteError {
+    let text = format!("no worker can serve '{}': {reason}", query.model);
+    RouteError::NoWorker { leg: query.leg, text }
 }
 
 /// Returns the row that is fixed before any policy runs: by a hint, by the session, or by the decode
@@ -98,38 +128,48 @@ pub(super) fn preset_row(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) ->
 }
 
 /// Returns why `candidate` may not serve the leg, when it may not (F6).
-fn ineligible(query: &Query<'_>, candidate: &Candidate) -> Option<Refused> {
+fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -> Option<Refused> {
     let request = query.request;
     let spec = candidate.worker.spec();
     let allowed =
         request.allowed_workers.is_empty() || request.allowed_workers.contains(&candidate.worker.id());
     if !allowed {
-        return Some(Refused::Other("not allowed by the request"));
+        return Some(Refused::Other(("is not allowed by the request", "are not allowed by the request")));
     }
     if !request.required_taints.iter().all(|taint| spec.taints.contains(taint)) {
-        return Some(Refused::Other("lacks a required taint"));
+        return Some(Refused::Other(("lacks a required taint", "lack a required taint")));
     }
     if let Some(lora) = request.lora.as_deref().filter(|_| !spec.loras.is_empty())
         && !spec.loras.iter().any(|loaded| loaded == lora)
     {
-        return Some(Refused::Other("lacks the LoRA"));
+        return Some(Refused::Other(("lacks the LoRA", "lack the LoRA")));
     }
     if let Some(peer) = query.peer() {
         if !spec.pairs_with(peer) {
-            return Some(Refused::Other("uses another handoff protocol than the other leg"));
+            return Some(Refused::Other((
+                "uses another handoff protocol than the other leg",
+                "use another handoff protocol than the other leg",
+            )));
         }
         let (prefill, decode) = if query.leg == Leg::Prefill { (spec, peer) } else { (peer, spec) };
         if prefill.forbids_transfer_to(decode) {
-            return Some(Refused::Other("is outside the prefill worker's transfer domain"));
+            return Some(Refused::Other((
+                "is outside the prefill worker's transfer domain",
+                "are outside the prefill worker's transfer domain",
+            )));
         }
     }
     if query.leg == Leg::Prefill && query.other_leg.is_none() && !query.probe && !has_partner(query, spec) {
-        return Some(Refused::Other("no decode worker uses its handoff protocol"));
+        return Some(Refused::Other((
+            "has no decode worker with its handoff protocol",
+            "have no decode worker with their handoff protocol",
+        )));
     }
-    match candidate.ineligible()? {
-        Ineligible::AtCapacity => Some(Refused::Busy),
-        Ineligible::Failing => Some(Refused::Failing),
-        other => Some(Refused::Other(other.as_str())),
+    match candidate.ineligible() {
+        None => busy.exceeded(candidate).map(|threshold| Refused::Busy(over(threshold))),
+        Some(Ineligible::AtCapacity) => Some(Refused::Busy(phrase(Ineligible::AtCapacity))),
+        Some(Ineligible::Failing) => Some(Refused::Failing),
+        Some(other) => Some(Refused::Other(phrase(other))),
     }
 }
 
@@ -141,24 +181,29 @@ fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
     decode.iter().any(|candidate| fits(candidate.worker.spec()) && up(candidate))
 }
 
-/// The error of a leg for which no candidate is eligible; `detail` follows the message.
-pub(super) fn no_worker(query: &Query<'_>, detail: String) -> RouteError {
-    RouteError::NoWorker { leg: query.leg, detail }
+/// Returns the phrase for a worker beyond a busy threshold.
+fn over(threshold: &str) -> Phrase {
+    match threshold {
+        "prefill_tokens" => {
+            ("has too many prefill tokens in flight", "have too many prefill tokens in flight")
+        }
+        "engine_queue" => ("has too long a queue in its engine", "have too long a queue in their engine"),
+        _ => ("has too little free KV cache", "have too little free KV cache"),
+    }
 }
 
 #[derive(Clone, Copy)]
 enum Refused {
-    Busy,
+    Busy(Phrase),
     Failing,
-    Other(&'static str),
+    Other(Phrase),
 }
 
 impl Refused {
-    fn as_str(self) -> &'static str {
+    fn phrase(self) -> Phrase {
         match self {
-            Self::Busy => Ineligible::AtCapacity.as_str(),
-            Self::Failing => Ineligible::Failing.as_str(),
-            Self::Other(reason) => reason,
+            Self::Failing => phrase(Ineligible::Failing),
+            Self::Busy(reason) | Self::Other(reason) => reason,
         }
     }
 }

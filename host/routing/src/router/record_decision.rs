@@ -13,7 +13,7 @@ use crate::{
     ids::DecisionId,
     policy::Plan,
     query::Query,
-    receipt::{Decider, Receipt, ShadowResult},
+    receipt::{Decider, Receipt, RefusedDecision, ShadowResult},
 };
 
 static NO_FACTS: Wants = Wants { request: Vec::new(), worker: Vec::new() };
@@ -61,16 +61,31 @@ impl Router {
         self.record(query, query.leg, &entry, receipt.took, buffers)
     }
 
-    /// Records that the slot refused the request. That no candidate was eligible is not a decision.
-    pub(super) fn record_refusal(
+    /// Records that the slot refused the request, and returns the decision. That no candidate was eligible is
+    /// not a decision.
+    pub(super) fn refused(
         &self,
         query: &Query<'_>,
         config: RouterConfig,
         refused: &NotChosen,
         buffers: &mut DecisionBuffers,
         started: Instant,
-    ) {
-        let Some((by, code)) = refused.refusal.filter(|_| self.records(query)) else { return };
+    ) -> Option<RefusedDecision> {
+        let (_, code) = refused.refusal?;
+        let program = buffers.program.recorder.program()?.clone();
+        let id = self.record_refusal(query, config, refused, buffers, started);
+        Some(RefusedDecision { id, program, code })
+    }
+
+    fn record_refusal(
+        &self,
+        query: &Query<'_>,
+        config: RouterConfig,
+        refused: &NotChosen,
+        buffers: &mut DecisionBuffers,
+        started: Instant,
+    ) -> Option<DecisionId> {
+        let (by, code) = refused.refusal.filter(|_| self.records(query))?;
         let entry = Entry {
             by,
             result: DecisionResult::Refused(code),
@@ -81,7 +96,7 @@ impl Router {
             reason: "",
             detail: &refused.error.to_string(),
         };
-        self.record(query, query.leg, &entry, started.elapsed(), buffers);
+        self.record(query, query.leg, &entry, started.elapsed(), buffers)
     }
 
     /// Records the decision of a decode override.

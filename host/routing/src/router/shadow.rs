@@ -15,12 +15,14 @@ use crate::{
 };
 
 /// Runs the shadow over `rows` and compares its choice with `chosen`. `None` when the shadow was not called.
+/// `cached_known`: the facts contain the cached blocks.
 pub(super) fn compare(
     shadow: &GenerationHandle,
     facts: &DecisionFacts<'_>,
     cursors: &Cursors,
     rows: &[u32],
     chosen: u32,
+    cached_known: bool,
 ) -> Option<ShadowResult> {
     if !shadow.breaker.try_call() {
         return None;
@@ -47,10 +49,12 @@ pub(super) fn compare(
         _ => ShadowVerdict::Disagrees,
     };
     shadow.agreement.note(shadow_verdict);
-    let choice = match verdict {
-        Verdict::Row(row, _) => facts.candidate_id(row),
+    let row = match verdict {
+        Verdict::Row(row, _) => Some(row),
         _ => None,
     };
+    let choice = row.and_then(|row| facts.candidate_id(row));
+    let cached_blocks = row.filter(|_| cached_known).map(|row| facts.cached(row));
     let agrees = shadow_verdict == ShadowVerdict::Agrees;
-    Some(ShadowResult { generation: shadow.generation, choice, agrees })
+    Some(ShadowResult { generation: shadow.generation, choice, agrees, cached_blocks })
 }

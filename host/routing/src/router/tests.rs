@@ -216,6 +216,7 @@ fn query<'a>(
         planned: None,
         tried: &[],
         other_leg: None,
+        queue_us: 0,
         explain: false,
         probe: false,
         seed: 1,
@@ -252,8 +253,10 @@ fn a_policy_s_choice_is_booked_and_explained_by_its_receipt() {
     let routed = fixture.route(Leg::Prefill, |_| {}).unwrap();
     assert_eq!((routed.receipt.worker, &routed.receipt.decider), (WorkerId(2), &Decider::Policy));
     assert_eq!((routed.receipt.generation, routed.receipt.candidates), (Generation(1), 2));
+    // F4.1
     assert_eq!(fixture.worker(2).active_requests(), 1);
     drop(routed);
+    // F4.5: on drop
     assert_eq!(fixture.worker(2).active_requests(), 0);
 }
 
@@ -281,6 +284,21 @@ fn a_failing_policy_sheds_or_rejects_where_the_operator_says_so() {
     assert!(matches!(shed, RouteError::Shed(reason) if reason.status == 429));
     let rejected = fixture_with(OnFailure::Reject, failing()).route(Leg::Prefill, |_| {}).unwrap_err();
     assert_eq!(rejected, RouteError::PolicyFailed("trap"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn f2_a_preview_leaves_the_trial_call_after_a_pause_to_a_request() {
+    let fixture = fixture(selector(Err(Failure::Timeout)));
+    let fallback = || fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback();
+    assert_eq!((fallback(), fallback()), (Some("timeout"), Some("breaker_open")));
+    tokio::time::advance(pointsman_workers::BreakerRules::POLICY.first_pause).await;
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
+    let query = query(&snapshot, &model, Leg::Prefill, &request);
+    for _ in 0..3 {
+        fixture.router.preview(&query, &RouterConfigOverride::default()).unwrap();
+    }
+    // F2.5
+    assert_eq!(fallback(), Some("timeout"), "the policy is tried");
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,7 +343,7 @@ fn filters_compact_rows_and_dropping_every_row_is_an_error_of_its_own() {
     let program = |rows: &[u32]| Program::Selector { filters: vec![keep(rows)], selector: last.clone() };
     assert_eq!(fixture(program(&[1])).route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
     let error = fixture(program(&[])).route(Leg::Prefill, |_| {}).unwrap_err();
-    assert_eq!(error.to_string(), "no prefill worker is eligible: the filters dropped every candidate");
+    assert_eq!(error.to_string(), "no worker can serve 'm': the filters dropped every candidate");
 }
 
 #[test]
@@ -360,34 +378,116 @@ fn f1_every_native_mode_serves_and_direct_wants_a_pin() {
 }
 
 #[test]
+fn f1_each_native_mode_chooses_as_its_name_says() {
+    use NativeMode as N;
+    let choices = |fixture: &Fixture, seeds: std::ops::Range<u64>| -> Vec<u64> {
+        let route = |seed| fixture.route(Leg::Prefill, |query| query.seed = seed).unwrap().receipt.worker.0;
+        seeds.map(route).collect()
+    };
+    let of = |mode| fixture(Program::Native(mode));
+    // F1.1: round-robin
+    assert_eq!(choices(&of(N::RoundRobin), 0..4), [1, 2, 1, 2]);
+    let random = choices(&of(N::Random), 0..60);
+    // F1.1: random
+    assert!((15..45).contains(&random.iter().filter(|worker| **worker == 1).count()), "{random:?}");
+    for mode in [N::PowerOfTwo, N::LeastLoaded] {
+        let fixture = of(mode);
+        let held = fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(1), None))).unwrap();
+        // F1.1: power-of-two and least-loaded
+        assert_eq!(choices(&fixture, 0..20), [2; 20], "{mode:?}");
+        drop(held);
+    }
+    let kv = of(N::Kv);
+    kv.router.index().record(WorkerId(2), DpRank(0), request().prefix.hashes(), Instant::now());
+    kv.router.index().flush();
+    // F1.1: kv
+    assert_eq!(choices(&kv, 0..20), [2; 20]);
+}
+
+#[test]
+fn f5_a_pinned_decision_is_recorded_in_the_index() {
+    let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
+    fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
+    fixture.router.index().flush();
+    let mut overlaps = pointsman_workers::Overlaps::default();
+    fixture.router.index().matches(request().prefix.hashes(), &mut overlaps);
+    // F5.2
+    assert_eq!(overlaps.get(WorkerId(2), DpRank(0)).device, 4);
+}
+
+#[test]
+fn f6_a_worker_with_other_adapters_is_not_eligible() {
+    let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
+    for id in [1, 2] {
+        fixture.worker(id).set_health(Health::Unhealthy);
+    }
+    let flag = "id=7,role=prefill,engine=vllm,url=http://a:7,model=m,lora=fr";
+    fixture.registry.upsert(WorkerSpec::parse_flag(flag).unwrap()).set_health(Health::Healthy);
+    let asks = |lora: Option<&str>| {
+        let request = RoutingRequest { lora: lora.map(Into::into), ..request() };
+        fixture.route_as(Leg::Prefill, &request, |_| {}).map(|routed| routed.receipt.worker.0)
+    };
+    // F6.6
+    assert_eq!((asks(Some("fr")), asks(None)), (Ok(7), Ok(7)));
+    // F6.6
+    assert!(asks(Some("de")).unwrap_err().to_string().contains("lacks the LoRA"));
+}
+
+#[test]
+fn g_a_pinned_worker_has_no_cost_and_is_not_sampled() {
+    let fixture = fixture(Program::Native(NativeMode::Kv));
+    let config = RouterConfigOverride { temperature: Some(5.0), ..Default::default() };
+    let request = RoutingRequest { preferred_taints: vec![("gold".into(), 9.0)], config, ..request() };
+    for seed in 0..50 {
+        let routed = fixture.route_as(Leg::Prefill, &request, |query| {
+            (query.pin, query.seed, query.explain) = (Some((WorkerId(1), None)), seed, true);
+        });
+        let receipt = routed.unwrap().receipt;
+        // G2.4: worker 2 has the preferred taint
+        assert_eq!((receipt.worker, receipt.costs.as_slice()), (WorkerId(1), [].as_slice()));
+    }
+}
+
+#[test]
 fn f3_a_pin_is_booked_and_a_bad_one_is_refused_with_its_reason() {
     let fixture = fixture(selector(choose(0)));
     let pinned = |leg, worker, rank: Option<u32>| {
         fixture.route(leg, |query| query.pin = Some((WorkerId(worker), rank.map(DpRank))))
     };
     let routed = pinned(Leg::Prefill, 2, None).unwrap();
+    // F3.5
     assert_eq!((routed.receipt.worker, &routed.receipt.decider), (WorkerId(2), &Decider::Pin));
+    // F3.5, F4.1
     assert_eq!(fixture.worker(2).active_requests(), 1);
+    // F3.7
     assert_eq!(pinned(Leg::Prefill, 99, None).unwrap_err(), RouteError::UnknownWorker(WorkerId(99)));
     let refused = |leg, worker, rank| pinned(leg, worker, rank).unwrap_err().to_string();
     assert_eq!(
+        // F6.1
         refused(Leg::Prefill, 3, None),
         "worker 3 is not eligible for this request: it does not serve the prefill leg of this model"
     );
-    assert_eq!(refused(Leg::Prefill, 2, Some(4)), "worker 2 is not eligible for this request: rank 4 of 1");
+    assert_eq!(
+        refused(Leg::Prefill, 2, Some(4)),
+        "worker 2 is not eligible for this request: it has no rank 4: its ranks are 0 to 0"
+    );
     fixture.worker(1).set_draining(true);
-    assert_eq!(refused(Leg::Prefill, 1, None), "worker 1 is not eligible for this request: draining");
+    // F3.8, F6.3
+    assert_eq!(refused(Leg::Prefill, 1, None), "worker 1 is not eligible for this request: it is draining");
 }
 
 #[test]
 fn f6_only_eligible_candidates_are_offered() {
     let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
     fixture.worker(1).set_health(Health::Unhealthy);
+    // F6.2
     assert_eq!(fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.worker, WorkerId(2));
     let gold = RoutingRequest { required_taints: vec!["silver".into()], ..request() };
     let error = fixture.route_as(Leg::Prefill, &gold, |_| {}).unwrap_err();
-    assert_eq!(error.to_string(), "no prefill worker is eligible (of 2; last: lacks a required taint)");
+    // F6.5
+    assert_eq!(error.to_string(), "no worker can serve 'm': both prefill workers lack a required taint");
     let allowed = RoutingRequest { allowed_workers: vec![WorkerId(4)], ..request() };
+    // F6.4
     assert_eq!(fixture.route_as(Leg::Decode, &allowed, |_| {}).unwrap().receipt.worker, WorkerId(4));
     let tried = [(WorkerId(3), DpRank(0))];
     let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
@@ -397,10 +497,11 @@ fn f6_only_eligible_candidates_are_offered() {
 }
 
 #[test]
-fn f6_all_busy_is_told_from_nobody() {
+fn f6_all_busy_differs_from_no_worker() {
     let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
     fixture.worker(4).set_health(Health::Unhealthy);
     let first = fixture.route(Leg::Decode, |_| {}).unwrap();
+    // F6.7
     assert_eq!(fixture.route(Leg::Decode, |_| {}).unwrap_err(), RouteError::AllBusy(Leg::Decode));
     drop(first);
     assert!(fixture.route(Leg::Decode, |_| {}).is_ok());
@@ -417,10 +518,10 @@ fn a_decode_worker_must_speak_the_handoff_of_the_prefill_worker() {
     fixture.worker(1).set_health(Health::Unhealthy);
     fixture.worker(2).set_health(Health::Unhealthy);
     let error = fixture.route(Leg::Prefill, |_| {}).unwrap_err();
-    assert!(error.to_string().contains("no decode worker uses its handoff protocol"), "{error}");
+    assert!(error.to_string().contains("1 has no decode worker with its handoff protocol"), "{error}");
     let error =
         fixture.route(Leg::Decode, |query| query.other_leg = Some((WorkerId(9), DpRank(0)))).unwrap_err();
-    assert!(error.to_string().contains("uses another handoff protocol"), "{error}");
+    assert!(error.to_string().contains("use another handoff protocol"), "{error}");
 }
 
 #[test]
@@ -430,6 +531,7 @@ fn f5_a_decision_is_recorded_in_the_index_and_draws_the_next_one() {
     fixture.router.index().flush();
     for seed in 0..20 {
         let routed = fixture.route(Leg::Prefill, |query| query.seed = seed).unwrap();
+        // F5.1
         assert_eq!((routed.receipt.worker, routed.receipt.cached_blocks), (first, [4, 0, 0]));
     }
 }
@@ -449,9 +551,12 @@ fn d4_the_decode_override_sees_one_decode_row_and_the_whole_prefill_matrix() {
     let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let query = query(&snapshot, &model, Leg::Decode, &request);
     assert_eq!(fixture.router.plan(&query, Purpose::Route).plan, Plan::Remote);
+    // D2.1
     assert_eq!(fixture.router.decode_config(&query, Purpose::Route).0, RouterConfigOverride::DECODE_DEFAULT);
     fixture.router.slots().get(&model, SlotKind::DecodeOverride).install(policy(Plan::Local));
+    // D4.1: the fake checks that it is given the previewed decode row
     assert_eq!(fixture.router.plan(&query, Purpose::Route).plan, Plan::Local);
+    // D2.3
     assert_eq!(fixture.router.decode_config(&query, Purpose::Route).0.temperature, Some(0.5));
     assert_eq!(fixture.worker(3).active_requests() + fixture.worker(4).active_requests(), 0);
 }
@@ -540,7 +645,8 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
     let seen = receipt(&fixture);
-    let said = ShadowResult { generation, choice: Some((WorkerId(2), DpRank(0))), agrees: false };
+    let choice = Some((WorkerId(2), DpRank(0)));
+    let said = ShadowResult { generation, choice, agrees: false, cached_blocks: Some([0; 3]) };
     assert_eq!((seen.worker, seen.lane, seen.shadow), (WorkerId(1), Lane::Active, Some(said)));
     assert_eq!(
         (shadow(), seen.costs.as_slice()),

@@ -1,11 +1,16 @@
 //! Handle of one generation: its program, breakers and counters.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
 };
 
+use parking_lot::Mutex;
 use pointsman_workers::{Breaker, BreakerRules, ModelName};
+use serde::Serialize;
 use tokio::{sync::mpsc, time::Duration};
 
 use super::{
@@ -40,6 +45,26 @@ pub struct GenerationHandle {
     observed: AtomicU64,
     calls: AtomicU64,
     failures: AtomicU64,
+    last_failure: Mutex<Option<LastFailure>>,
+}
+
+/// The last failed call of a generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LastFailure {
+    /// Kind of the failure.
+    pub kind: &'static str,
+    /// What failed, with the guest's own words.
+    pub message: String,
+    /// Time, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+}
+
+impl LastFailure {
+    fn now(failure: &Failure) -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let at_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        Self { kind: failure.kind(), message: failure.to_string(), at_ms }
+    }
 }
 
 /// Counters of a lane, all its generations together.
@@ -99,7 +124,14 @@ impl GenerationHandle {
             observed: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            last_failure: Mutex::new(None),
         }
+    }
+
+    /// Returns the last failed call or observed batch.
+    #[must_use]
+    pub fn last_failure(&self) -> Option<LastFailure> {
+        self.last_failure.lock().clone()
     }
 
     /// Counts one call with its result and duration. A failure counts in the breaker and is reported to the
@@ -115,6 +147,7 @@ impl GenerationHandle {
             Err(failure) => {
                 let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
                 record_failure(&self.breaker, failure, calls);
+                *self.last_failure.lock() = Some(LastFailure::now(failure));
                 let _ = self.place.events.send(SlotEvent {
                     slot: self.place.kind,
                     model: self.place.model.clone(),
@@ -135,7 +168,10 @@ impl GenerationHandle {
         match outcome {
             Ok(()) => self.observing.record_success(),
             Err(Failure::NotReady) => {}
-            Err(failure) => record_failure(&self.observing, failure, calls),
+            Err(failure) => {
+                *self.last_failure.lock() = Some(LastFailure::now(failure));
+                record_failure(&self.observing, failure, calls);
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::cache::Hold;
+use super::BlockId;
 
 /// Request of another engine to pull a handoff.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +36,7 @@ pub enum Pull {
 
 #[derive(Debug)]
 struct Pin {
-    hold: Hold,
-    block_ids: Vec<u32>,
+    blocks: Vec<BlockId>,
     fingerprint: u64,
     pulled: bool,
     until: Duration,
@@ -58,11 +57,11 @@ impl Pins {
     const REMEMBERED: usize = 65_536;
 
     /// Pins a handoff until `until`.
-    pub fn pin(&mut self, name: &str, hold: Hold, block_ids: Vec<u32>, fingerprint: u64, until: Duration) {
+    pub fn pin(&mut self, name: &str, blocks: Vec<BlockId>, fingerprint: u64, until: Duration) {
         let name: Arc<str> = Arc::from(name);
-        self.blocks += block_ids.len();
+        self.blocks += blocks.len();
         self.deadlines.insert((until, Arc::clone(&name)));
-        self.live.insert(name, Pin { hold, block_ids, fingerprint, pulled: false, until });
+        self.live.insert(name, Pin { blocks, fingerprint, pulled: false, until });
     }
 
     /// Pulls a handoff. Its blocks are released when the transfer is over.
@@ -81,7 +80,7 @@ impl Pins {
         if pin.until <= now {
             return Pull::Expired;
         }
-        if ask.block_ids.is_some_and(|ids| ids != pin.block_ids) {
+        if ask.block_ids.is_some_and(|ids| !ids.iter().copied().eq(names(&pin.blocks))) {
             return Pull::Wrong("block ids");
         }
         if ask.fingerprint != pin.fingerprint {
@@ -96,14 +95,14 @@ impl Pins {
 
     /// Ends leases and transfers that are over at `now`. Returns the blocks, and whether they were never
     /// pulled.
-    pub fn expire(&mut self, now: Duration) -> Vec<(Hold, bool)> {
+    pub fn expire(&mut self, now: Duration) -> Vec<(Vec<BlockId>, bool)> {
         let mut over = Vec::new();
         while self.deadlines.first().is_some_and(|(until, _)| *until <= now) {
             let Some((_, name)) = self.deadlines.pop_first() else { break };
             let Some(pin) = self.live.remove(&name) else { continue };
-            self.blocks -= pin.block_ids.len();
+            self.blocks -= pin.blocks.len();
             self.remember(name, if pin.pulled { Pull::Reused } else { Pull::Expired });
-            over.push((pin.hold, !pin.pulled));
+            over.push((pin.blocks, !pin.pulled));
         }
         over
     }
@@ -129,4 +128,9 @@ impl Pins {
         self.gone_order.push_back(Arc::clone(&name));
         self.gone.insert(name, answer);
     }
+}
+
+/// Returns the names of blocks for other engines. Block 0 is the engines' null block, so they start at 1.
+pub(super) fn names(blocks: &[BlockId]) -> impl Iterator<Item = u32> {
+    blocks.iter().map(|id| id + 1)
 }

@@ -8,6 +8,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 /// Size of the vocabulary, as in an 8B model.
 const VOCABULARY: u64 = 128_000;
 const BYTES_PER_TOKEN: usize = 4;
+/// Placeholder of an image. Every image takes as many of them.
+const IMAGE_TOKEN: u32 = 127_999;
+const IMAGE_TOKENS: u32 = 40;
 
 /// Generated words. Every word is one token of [`BYTES_PER_TOKEN`] bytes, so that an output has the same
 /// token ids when it is part of the next prompt.
@@ -17,17 +20,71 @@ const WORDS: [&str; 32] = [
     " dip", " ash", " fen", " hub", " lap", " mud",
 ];
 
+/// A part of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// Text.
+    Text(&'a str),
+    /// An image, by its URL.
+    Image(&'a str),
+}
+
+/// A multimodal object in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Hash of its content.
+    pub hash: u64,
+    /// Its first token.
+    pub offset: u32,
+    /// Number of its tokens.
+    pub len: u32,
+}
+
+impl Object {
+    /// Returns the objects in a block, with their offsets from its first token.
+    pub(super) fn in_block(all: &[Self], start: usize, size: usize) -> impl Iterator<Item = (u64, i64)> {
+        let overlaps = move |object: &&Self| {
+            let (from, to) = (object.offset as usize, (object.offset + object.len) as usize);
+            from < start + size && to > start
+        };
+        let start = i64::try_from(start).unwrap_or(i64::MAX);
+        all.iter().filter(overlaps).map(move |object| (object.hash, i64::from(object.offset) - start))
+    }
+}
+
 /// Token ids of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     tokens: Arc<[u32]>,
+    objects: Arc<[Object]>,
     fingerprint: u64,
 }
 
 impl Prompt {
     /// Tokenizes texts, each separately: the messages of a chat, or a single text.
     pub fn of_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
-        Self::of_tokens(texts.into_iter().flat_map(tokenize).collect())
+        Self::of_pieces(texts.into_iter().map(Piece::Text))
+    }
+
+    /// Tokenizes texts, each separately, and images, which become placeholders.
+    pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = Piece<'a>>) -> Self {
+        let (mut tokens, mut objects) = (Vec::new(), Vec::new());
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => tokens.extend(tokenize(text)),
+                Piece::Image(url) => {
+                    let offset = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+                    objects.push(Object { hash: xxh3_64(url.as_bytes()), offset, len: IMAGE_TOKENS });
+                    tokens.extend((0..IMAGE_TOKENS).map(|_| IMAGE_TOKEN));
+                }
+            }
+        }
+        let mut prompt = Self::of_tokens(tokens);
+        for object in &objects {
+            prompt.fingerprint = xxh3_64_with_seed(&object.hash.to_le_bytes(), prompt.fingerprint);
+        }
+        prompt.objects = objects.into();
+        prompt
     }
 
     /// Creates a prompt from token ids.
@@ -35,7 +92,13 @@ impl Prompt {
     pub fn of_tokens(tokens: Vec<u32>) -> Self {
         let mut bytes = Vec::with_capacity(tokens.len() * 4);
         tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
-        Self { fingerprint: xxh3_64(&bytes), tokens: tokens.into() }
+        Self { fingerprint: xxh3_64(&bytes), tokens: tokens.into(), objects: Arc::default() }
+    }
+
+    /// Returns the multimodal objects, shared.
+    #[must_use]
+    pub fn objects(&self) -> Arc<[Object]> {
+        self.objects.clone()
     }
 
     /// Returns the token ids.
@@ -59,16 +122,20 @@ impl Prompt {
     /// Returns the sequence hashes of the full blocks.
     #[must_use]
     pub fn chain(&self, block_size: u32) -> Vec<u64> {
-        chain(&self.tokens, block_size)
+        chain(&self.tokens, &self.objects, block_size)
     }
 
-    /// Returns the sequence hashes of the full blocks of the prompt and the first `out` tokens of output
-    /// number `choice`.
+    /// Returns the sequence hashes of the full blocks of this prompt with its answer.
     #[must_use]
-    pub fn chain_with_answer(&self, block_size: u32, choice: u32, out: u32) -> Vec<u64> {
+    pub fn chain_with_answer(&self, block_size: u32, with_answer: &[u32]) -> Vec<u64> {
+        chain(with_answer, &self.objects, block_size)
+    }
+
+    /// Returns the token ids of the prompt and the first `out` tokens of output number `choice`.
+    #[must_use]
+    pub fn with_answer(&self, choice: u32, out: u32) -> Vec<u32> {
         let answer = (0..out).map(|at| self.word(choice, at).1);
-        let all: Vec<u32> = self.tokens.iter().copied().chain(answer).collect();
-        chain(&all, block_size)
+        self.tokens.iter().copied().chain(answer).collect()
     }
 
     /// Returns text and id of token `at` of output number `choice`.
@@ -91,14 +158,19 @@ fn token_of(bytes: &[u8]) -> u32 {
     u32::try_from(xxh3_64(bytes) % VOCABULARY).unwrap_or(0)
 }
 
-fn chain(tokens: &[u32], block_size: u32) -> Vec<u64> {
+fn chain(tokens: &[u32], objects: &[Object], block_size: u32) -> Vec<u64> {
     let mut parent = 0;
     let mut bytes = Vec::new();
-    let blocks = tokens.chunks_exact(block_size.max(1) as usize);
+    let size = block_size.max(1) as usize;
+    let blocks = tokens.chunks_exact(size).enumerate();
     blocks
-        .map(|block| {
+        .map(|(number, block)| {
             bytes.clear();
             block.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+            for (hash, offset) in Object::in_block(objects, number * size, size) {
+                bytes.extend_from_slice(&hash.to_le_bytes());
+                bytes.extend_from_slice(&offset.to_le_bytes());
+            }
             parent = xxh3_64_with_seed(&bytes, parent);
             parent
         })
@@ -128,7 +200,7 @@ mod tests {
         assert_ne!(answer(&prompt, 0), answer(&prompt, 1));
         assert_ne!(answer(&prompt, 0), answer(&Prompt::of_texts(["tell me about point"]), 0));
         let next = Prompt::of_texts(["tell me about points", &answer(&prompt, 0), "go on"]);
-        assert_eq!(next.chain(4)[..11], prompt.chain_with_answer(4, 0, 40)[..11]);
+        assert_eq!(next.chain(4)[..11], prompt.chain_with_answer(4, &prompt.with_answer(0, 40))[..11]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use super::{Handshake, Incoming};
 use crate::{
     config::{Role, SimConfig},
-    core::Prompt,
+    core::{Prompt, PromptKv},
     engine::{
         Engine, Finish, Given, HandoffResult, Link, Local, PrefillSeat, RoomFailure, Source, Verdict,
         side::Ask,
@@ -20,6 +20,8 @@ use crate::{
 
 pub(super) struct Bootstrap;
 
+/// Host of a transfer without a partner, with which the engine warms up (`FAKE_BOOTSTRAP_HOST`).
+const NO_PARTNER: &str = "2.2.2.2";
 /// Largest number of a bootstrap room, which is a signed 64-bit integer in the engine.
 const MAX_ROOM: u64 = i64::MAX as u64;
 
@@ -72,6 +74,9 @@ impl Handshake for Bootstrap {
             return Ok(Box::new(Local));
         }
         let body = incoming.body;
+        if matches!(&body.bootstrap_host, Some(OneOrMany::One(host)) if host == NO_PARTNER) {
+            return Ok(Box::new(Local));
+        }
         let room = *item(body.bootstrap_room.as_ref(), "bootstrap_room", incoming.sequences, index)?
             .filter(|room| **room <= MAX_ROOM)
             .ok_or_else(|| Failure::bad("bootstrap_room is not within 0 and 2^63-1"))?;
@@ -133,6 +138,10 @@ fn failed(engine: &Engine, failure: RoomFailure) -> Failure {
 }
 
 impl Link for Giver {
+    fn gives(&self) -> bool {
+        true
+    }
+
     fn defers(&self) -> bool {
         true
     }
@@ -148,10 +157,10 @@ impl Link for Giver {
     fn give<'a>(&'a mut self, given: Given<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>> {
         Box::pin(async move {
             let (now, lease) = (self.engine.clock.now(), self.engine.config.lease);
-            let (name, fingerprint) = (self.seat.pin_name(), given.prompt.fingerprint());
+            let name = self.seat.pin_name();
             let transfer = self.engine.with_core(|core| {
-                core.pin(now, given.job, &name, fingerprint, lease);
-                core.transfer(given.job)
+                core.pin(now, given.job, &name, given.prompt, lease);
+                core.transfer(given.prompt.isl())
             });
             let handed = self.seat.hand_over(transfer).await;
             handed.map_err(|failure| failed(&self.engine, failure)).map(|()| None)
@@ -160,6 +169,10 @@ impl Link for Giver {
 }
 
 impl Link for Taker {
+    fn kv(&self) -> PromptKv {
+        PromptKv::Awaited
+    }
+
     fn fetch<'a>(&'a mut self, prompt: &'a Prompt, _: Duration) -> BoxFuture<'a, Result<Source, Failure>> {
         Box::pin(async move {
             let ask = Ask::Join { room: self.room, fingerprint: prompt.fingerprint() };

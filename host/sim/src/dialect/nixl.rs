@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Handshake, Incoming};
 use crate::{
     config::Role,
-    core::Prompt,
+    core::{Prompt, PromptKv},
     engine::{Engine, Finish, Given, HandoffResult, Link, Local, Source, Verdict, random_hex, side::Ask},
     failure::Failure,
     leg::Leg,
@@ -157,6 +157,10 @@ impl Giver {
 }
 
 impl Link for Giver {
+    fn gives(&self) -> bool {
+        true
+    }
+
     fn fetch<'a>(&'a mut self, _: &'a Prompt, _: Duration) -> BoxFuture<'a, Result<Source, Failure>> {
         Box::pin(std::future::ready(Ok(Source::Compute)))
     }
@@ -166,15 +170,18 @@ impl Link for Giver {
             return Box::pin(std::future::ready(Ok(None)));
         }
         let (now, lease) = (self.engine.clock.now(), self.engine.config.lease);
-        let pinned = self
-            .engine
-            .with_core(|core| core.pin(now, given.job, &self.request_id, given.prompt.fingerprint(), lease));
+        let pinned =
+            self.engine.with_core(|core| core.pin(now, given.job, &self.request_id, given.prompt, lease));
         let params = pinned.filter(|_| self.tells).and_then(|pinned| self.params(&given, pinned.block_ids));
         Box::pin(std::future::ready(Ok(params)))
     }
 }
 
 impl Link for Taker {
+    fn kv(&self) -> PromptKv {
+        PromptKv::Awaited
+    }
+
     fn decides_status(&self) -> bool {
         true
     }

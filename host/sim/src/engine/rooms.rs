@@ -251,7 +251,7 @@ impl RoomFailure {
             Self::PrefillLeft => "the prefill of this bootstrap room failed",
             Self::DecodeLeft => "the decode of this bootstrap room left",
             Self::WrongPrompt => "prefill and decode of this bootstrap room have different prompts",
-            Self::TimedOut => "nobody came to this bootstrap room in time",
+            Self::TimedOut => "no peer joined this bootstrap room in time",
         }
     }
 }

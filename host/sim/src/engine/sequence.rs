@@ -1,13 +1,13 @@
-//! A sequence from submission to its last token. Converts the core's durations to waiting.
+//! A sequence from submission to its last token.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
-use super::{Engine, Ticket};
+use super::{Engine, steps::Ticket};
 use crate::{
-    core::{Job, JobId, Prompt},
+    core::{Job, JobId, Prompt, PromptKv},
     failure::Failure,
 };
 
@@ -30,6 +30,8 @@ pub(crate) struct Plan {
     /// Number of words; 0 for an immediate EOS.
     pub(crate) words: u32,
     pub(crate) finish: Finish,
+    /// Whether the answer stalls: the sequence keeps its blocks until the client has left.
+    pub(crate) stalls: bool,
 }
 
 /// A token, or the end without a token.
@@ -67,6 +69,16 @@ pub(crate) struct Given<'a> {
 
 /// A sequence's part of a handoff. One implementation per protocol.
 pub(crate) trait Link: Send {
+    /// Returns where the KV of the prompt comes from.
+    fn kv(&self) -> PromptKv {
+        PromptKv::Computed
+    }
+
+    /// Returns whether another engine reads the KV after the last token.
+    fn gives(&self) -> bool {
+        false
+    }
+
     /// Returns whether [`Link::arrive`] must finish before the sequence is submitted.
     fn defers(&self) -> bool {
         false
@@ -115,8 +127,6 @@ pub(crate) struct Sequence {
     ticket: Option<Ticket>,
     stop: CancellationToken,
     source: Option<(Source, Duration)>,
-    /// Engine time of the last token.
-    due: Duration,
     sent: u32,
     cached: u32,
     params: Option<String>,
@@ -138,7 +148,6 @@ impl Sequence {
             ticket: None,
             stop,
             source: None,
-            due: Duration::ZERO,
             sent: 0,
             cached: 0,
             params: None,
@@ -183,9 +192,18 @@ impl Sequence {
     }
 
     fn take_place(&mut self) -> Result<(), Failure> {
-        let chain = self.plan.prompt.chain(self.engine.config.block_size).into();
-        let job = Job { chain, isl: self.plan.prompt.isl(), out: self.plan.words.max(1) };
-        self.ticket = Some(self.engine.submit(job)?);
+        let Plan { prompt, choice, words, stalls, .. } = &self.plan;
+        let tokens = prompt.with_answer(*choice, *words);
+        let job = Job {
+            chain: prompt.chain_with_answer(self.engine.config.block_size, &tokens).into(),
+            tokens: tokens.into(),
+            objects: prompt.objects(),
+            isl: prompt.isl(),
+            out: (*words).max(1),
+            kv: self.link.kv(),
+            keeps_blocks: *stalls || self.link.gives(),
+        };
+        self.ticket = Some(self.engine.submit(&job)?);
         Ok(())
     }
 
@@ -198,31 +216,29 @@ impl Sequence {
             self.take_place()?;
         }
         let Some(ticket) = &mut self.ticket else { return Err(Failure::engine_dead()) };
-        let started = ticket.admitted().await.ok_or_else(Failure::engine_dead)?;
-        let id = ticket.id;
-        let transfer = self.engine.with_core(|core| core.transfer(id));
+        let cached = ticket.admitted().await.ok_or_else(Failure::engine_dead)?;
+        let isl = self.plan.prompt.isl();
+        let transfer = match self.link.kv() {
+            PromptKv::Awaited => self.engine.with_core(|core| core.transfer(isl)),
+            _ => Duration::ZERO,
+        };
         let source = self.link.fetch(&self.plan.prompt, transfer).await?;
         // A decode engine reports 0 cached tokens after a transfer, even if it had some.
-        self.cached = if source == Source::Compute { started.cached } else { 0 };
+        self.cached = if source == Source::Compute { cached } else { 0 };
         self.source = Some((source, transfer));
         Ok(())
     }
 
     async fn advance(&mut self) -> Result<Step, Failure> {
         self.ready().await?;
-        let Some(id) = self.ticket.as_ref().map(|ticket| ticket.id) else {
-            return Err(Failure::engine_dead());
-        };
-        if self.sent == 0 {
-            self.first(id).await;
-            self.due = self.engine.clock.now();
-        } else {
-            // Relative to the last due time, so that late wake-ups do not accumulate.
-            self.due += self.engine.with_core(|core| core.decode_step(id));
-            self.engine.clock.sleep_until(self.due).await;
+        let Some(ticket) = &mut self.ticket else { return Err(Failure::engine_dead()) };
+        if let (0, Some((Source::Transfer { first_token }, transfer))) = (self.sent, self.source) {
+            self.engine.clock.sleep(transfer).await;
+            ticket.receive(first_token);
         }
+        ticket.token(self.sent + 1).await.ok_or_else(Failure::engine_dead)?;
+        let id = ticket.id;
         self.sent += 1;
-        self.engine.counters.token();
         let last = self.sent >= self.plan.words.max(1);
         if last {
             self.finish(id).await?;
@@ -235,31 +251,10 @@ impl Sequence {
         Ok(self.step(text, Some(token), finish))
     }
 
-    async fn first(&mut self, id: JobId) {
-        match self.source {
-            Some((Source::Transfer { first_token }, transfer)) => {
-                self.engine.clock.sleep(transfer).await;
-                let step = self.engine.with_core(|core| core.decode_step(id));
-                if !first_token {
-                    self.engine.clock.sleep(step).await;
-                }
-            }
-            _ => {
-                let prefill = self.engine.with_core(|core| core.begin_prefill(id));
-                self.engine.clock.sleep(prefill).await;
-            }
-        }
-    }
-
     async fn finish(&mut self, job: JobId) -> Result<(), Failure> {
         let (finish, cached) = (self.plan.finish, self.cached);
         let given = Given { job, prompt: &self.plan.prompt, cached, finish };
         self.params = self.link.give(given).await?;
-        if self.plan.words > 1 {
-            let size = self.engine.config.block_size;
-            let chain = self.plan.prompt.chain_with_answer(size, self.plan.choice, self.plan.words);
-            self.engine.with_core(|core| core.seal(job, &chain));
-        }
         Ok(())
     }
 

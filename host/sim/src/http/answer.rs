@@ -12,7 +12,7 @@ use futures_util::{
     stream::{self, BoxStream, SelectAll},
 };
 
-use super::{json, refuse};
+use super::{json, refuse_as};
 use crate::{
     engine::{AbortGuard, Engine, Finish, InFlight, Outcome, Sequence, Step, monotonic_nanos},
     failure::Failure,
@@ -37,6 +37,8 @@ pub(super) struct Answer {
     completion: Vec<u32>,
     /// Number of cached prompt tokens of each output.
     cached: Vec<u32>,
+    /// The first output, for the APIs that repeat it at the end.
+    said: Choice,
     aborted: bool,
     _abort: AbortGuard,
 }
@@ -70,11 +72,12 @@ impl Answer {
         });
         Self {
             engine: Arc::clone(engine),
-            shape: engine.config.dialect.shape(),
+            shape: engine.config.dialect.shape_of(meta.api),
             meta,
             steps: stream::select_all(steps),
             completion: vec![0; count],
             cached: vec![0; count],
+            said: Choice::default(),
             aborted: false,
             _abort: abort,
         }
@@ -84,6 +87,10 @@ impl Answer {
         let at = step.index as usize;
         if let (Some(completion), Some(cached)) = (self.completion.get_mut(at), self.cached.get_mut(at)) {
             (*completion, *cached) = (step.completion, step.cached);
+        }
+        if self.meta.api.is_named() {
+            self.said.text += step.text;
+            self.said.finish = step.finish;
         }
         self.aborted |= step.finish == Some(Finish::Abort);
     }
@@ -122,7 +129,7 @@ impl Answer {
                 Ok(step) => step,
                 Err(failure) => {
                     flight.end(outcome_of(&failure));
-                    return refuse(&self.engine, &failure);
+                    return refuse_as(self.shape, &failure);
                 }
             };
             self.note(&step);
@@ -200,16 +207,16 @@ impl Events {
             Some(Err(failure)) => {
                 let event = self.answer.shape.error_event(&failure);
                 self.push(&event);
-                self.push("[DONE]");
+                if !self.answer.meta.api.is_named() {
+                    self.push("[DONE]");
+                }
                 self.answer.steps.clear();
                 self.end = Some(End::Close(outcome_of(&failure)));
             }
             None => {
-                if self.answer.meta.include_usage {
-                    let usage = self.answer.shape.usage(&self.answer.meta, self.answer.usage());
-                    self.push(&usage);
-                }
-                self.push("[DONE]");
+                let answer = &self.answer;
+                let last = answer.shape.close(&answer.meta, answer.usage(), &answer.said);
+                last.iter().for_each(|event| self.push(event));
                 self.end = Some(End::Close(self.answer.outcome()));
             }
         }
@@ -223,7 +230,7 @@ impl Events {
         let (shape, meta) = (answer.shape, &answer.meta);
         let mut events = Vec::new();
         if first && meta.chat {
-            events.push(shape.open(meta, step.index, answer.running_usage(step.index, 0)));
+            events.extend(shape.open(meta, step.index, answer.running_usage(step.index, 0)));
         }
         let usage = answer.running_usage(step.index, step.completion);
         events.extend(shape.step(meta, step, first, usage));
@@ -231,7 +238,7 @@ impl Events {
     }
 
     fn push(&mut self, data: &str) {
-        self.queue.push_back(Bytes::from(format!("data: {data}\n\n")));
+        self.queue.push_back(Bytes::from(self.answer.shape.frame(data)));
     }
 
     async fn break_off(&mut self, kind: Break) {
@@ -267,7 +274,7 @@ fn stamped(event: &Bytes) -> Bytes {
 }
 
 /// Sends half of a body with the full content length, then closes the connection.
-fn cut_body(body: &str) -> Response {
+pub(super) fn cut_body(body: &str) -> Response {
     let half = Bytes::copy_from_slice(body.as_bytes().get(..body.len() / 2).unwrap_or_default());
     let failing = stream::iter([Ok(half)]).chain(stream::once(async {
         tokio::time::sleep(FLUSH).await;

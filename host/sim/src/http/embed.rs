@@ -1,11 +1,20 @@
 //! `/v1/embeddings`: returns a vector for each input, which depends only on the input.
 
-use axum::{body::Bytes, http::StatusCode, response::Response};
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
 use serde::Deserialize;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::json as answer;
+use super::{json as answer, pooling::faulted};
+use crate::{engine::Engine, server::Conn};
 
 #[derive(Deserialize)]
 struct Asked {
@@ -15,7 +24,15 @@ struct Asked {
     dimensions: Option<u32>,
 }
 
-pub(super) async fn embeddings(bytes: Bytes) -> Response {
+pub(super) async fn embeddings(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    if let Some(response) = faulted(&engine, &conn, "/v1/embeddings", &headers, &bytes).await {
+        return response;
+    }
     let asked: Asked = match serde_json::from_slice(&bytes) {
         Ok(asked) => asked,
         Err(error) => {

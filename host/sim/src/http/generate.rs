@@ -13,9 +13,10 @@ use axum::{
 
 use super::{
     answer::{self, Answer},
-    refuse,
+    refuse_as,
 };
 use crate::{
+    api::Api,
     config::{Dialect, Role},
     dialect::Incoming,
     engine::{Aborts, Engine, InFlight, Outcome, Recorded, Sequence, random_hex, unix_now},
@@ -24,7 +25,7 @@ use crate::{
     leg::Leg,
     request::{Body, OneOrMany},
     server::Conn,
-    wire::Meta,
+    wire::{Meta, Shape},
 };
 
 pub(super) async fn chat(
@@ -33,7 +34,7 @@ pub(super) async fn chat(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Response {
-    serve(&engine, true, &conn, &headers, &bytes).await
+    serve(&engine, Api::Chat, &conn, &headers, &bytes).await
 }
 
 pub(super) async fn completions(
@@ -42,40 +43,53 @@ pub(super) async fn completions(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Response {
-    serve(&engine, false, &conn, &headers, &bytes).await
+    serve(&engine, Api::Completions, &conn, &headers, &bytes).await
 }
 
-async fn serve(
-    engine: &Arc<Engine>,
-    chat: bool,
-    conn: &Conn,
-    headers: &HeaderMap,
-    bytes: &Bytes,
+pub(super) async fn messages(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
 ) -> Response {
+    serve(&engine, Api::Messages, &conn, &headers, &bytes).await
+}
+
+pub(super) async fn responses(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    serve(&engine, Api::Responses, &conn, &headers, &bytes).await
+}
+
+async fn serve(engine: &Arc<Engine>, api: Api, conn: &Conn, headers: &HeaderMap, bytes: &Bytes) -> Response {
     let handshake = engine.config.dialect.handshake();
-    let parsed = Body::parse(&engine.config, chat, headers, bytes)
+    let shape = engine.config.dialect.shape_of(api);
+    let parsed = Body::parse(&engine.config, api, headers, bytes)
         .and_then(|body| handshake.leg(engine, &body).map(|leg| (body, leg)));
-    engine.record(|| record(chat, parsed.as_ref().ok().map(|(_, leg)| *leg), headers, bytes));
+    engine.record(|| record(api.path(), parsed.as_ref().ok().map(|(_, leg)| *leg), headers, bytes));
     let (body, leg) = match parsed {
         Ok(parsed) => parsed,
         Err(failure) => {
             engine.counters.end(expected_leg(engine), Outcome::Invalid);
-            return refuse(engine, &failure);
+            return refuse_as(shape, &failure);
         }
     };
-    let faults = engine.faults.pick(leg.into());
+    let faults = engine.faults.pick(leg.into(), bytes);
     let mut flight = InFlight::new(engine, leg);
-    if let Some(response) = act_out(engine, &faults, conn, body.stream, &mut flight).await {
+    if let Some(response) = act_out(engine, shape, &faults, conn, body.stream, &mut flight).await {
         return response;
     }
-    let id = response_id(engine.config.dialect, chat, headers, &body);
+    let id = response_id(engine.config.dialect, api, headers, &body);
     flight.id = (engine.config.record > 0).then(|| id.clone());
-    match start(engine, chat, &body, leg, &faults, id).await {
+    match start(engine, api, &body, leg, &faults, id).await {
         Ok(answer) if body.stream => answer.stream(flight, faults.body_break()),
         Ok(answer) => answer.whole(flight, faults.body_break()).await,
         Err(failure) => {
             flight.end(answer::outcome_of(&failure));
-            refuse(engine, &failure)
+            refuse_as(shape, &failure)
         }
     }
 }
@@ -83,13 +97,13 @@ async fn serve(
 /// Submits all sequences.
 async fn start(
     engine: &Arc<Engine>,
-    chat: bool,
+    api: Api,
     body: &Body,
     leg: Leg,
     faults: &Picked,
     id: String,
 ) -> Result<Answer, Failure> {
-    let handshake = engine.config.dialect.handshake();
+    let (handshake, chat) = (engine.config.dialect.handshake(), api.is_chat());
     let prompts = body.prompts(chat)?;
     let fixed = if leg == Leg::Prefill { handshake.prefill_answer() } else { None };
     let plans = body.plans(&engine.config, chat, &prompts, fixed, faults)?;
@@ -105,13 +119,14 @@ async fn start(
     }
     let (include_usage, continuous_usage) = body.usage();
     let meta = Meta {
+        api,
         chat,
         id,
         created: unix_now(),
         model: serde_json::to_string(&engine.config.model).unwrap_or_default(),
         fingerprint: engine.id.get(..8).unwrap_or_default().to_owned(),
         include_usage,
-        continuous_usage,
+        continuous_usage: continuous_usage || api.is_named(),
         token_ids: body.return_token_ids,
         prompts,
         n: body.n(),
@@ -120,14 +135,18 @@ async fn start(
 }
 
 /// Carries out the faults that do not involve the engine.
-async fn act_out(
+pub(super) async fn act_out(
     engine: &Engine,
+    shape: &dyn Shape,
     faults: &Picked,
     conn: &Conn,
     stream: bool,
     flight: &mut InFlight,
 ) -> Option<Response> {
-    if faults.has(&FaultKind::Refuse) {
+    if faults.has(&FaultKind::Die) {
+        engine.die();
+    }
+    if faults.has(&FaultKind::Refuse) || faults.has(&FaultKind::Die) {
         flight.end(Outcome::Fault);
         conn.reset();
         std::future::pending::<()>().await;
@@ -137,7 +156,7 @@ async fn act_out(
     }
     if let Some((status, retry_after)) = faults.status() {
         flight.end(Outcome::Fault);
-        return Some(refuse(engine, &Failure::injected(status, retry_after)));
+        return Some(refuse_as(shape, &Failure::injected(status, retry_after)));
     }
     if faults.has(&FaultKind::WrongContentType) {
         flight.end(Outcome::Fault);
@@ -158,7 +177,7 @@ async fn act_out(
 
 /// Returns the id of a response. vLLM and OpenAI: the request's id or a random one, with a prefix. SGLang:
 /// the body's `rid`.
-fn response_id(dialect: Dialect, chat: bool, headers: &HeaderMap, body: &Body) -> String {
+fn response_id(dialect: Dialect, api: Api, headers: &HeaderMap, body: &Body) -> String {
     if dialect == Dialect::Sglang {
         return rids(body).into_iter().next().unwrap_or_else(|| random_hex(32));
     }
@@ -166,7 +185,7 @@ fn response_id(dialect: Dialect, chat: bool, headers: &HeaderMap, body: &Body) -
     // The id is written to JSON without escaping.
     let given = given.filter(|id| !id.contains(['"', '\\']) && id.chars().all(|c| !c.is_control()));
     let id = given.map_or_else(|| random_hex(16), str::to_owned);
-    if chat { format!("chatcmpl-{id}") } else { format!("cmpl-{id}") }
+    format!("{}{id}", api.id_prefix())
 }
 
 fn rids(body: &Body) -> Vec<String> {
@@ -186,10 +205,10 @@ fn expected_leg(engine: &Engine) -> Leg {
     }
 }
 
-fn record(chat: bool, leg: Option<Leg>, headers: &HeaderMap, bytes: &Bytes) -> Recorded {
+pub(super) fn record(path: &str, leg: Option<Leg>, headers: &HeaderMap, bytes: &Bytes) -> Recorded {
     let headers = headers.iter();
     Recorded {
-        path: if chat { "/v1/chat/completions" } else { "/v1/completions" }.to_owned(),
+        path: path.to_owned(),
         leg,
         headers: headers
             .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))

@@ -12,7 +12,7 @@ use axum::{
 
 use super::probe::faulty;
 use crate::{
-    config::Dialect,
+    config::{Dialect, Role},
     engine::{Engine, SimState},
     faults::FaultLeg,
     server::Conn,
@@ -57,12 +57,19 @@ fn vllm(engine: &Engine, state: &SimState, out: &mut Exposition) {
         out.family(&format!("vllm:prefix_cache_{name}_total"), "counter", help);
         let _ = writeln!(out.0, "vllm:prefix_cache_{name}_total{labels} {value}.0");
     }
+    out.family("vllm:num_preemptions", "counter", "Cumulative number of preemption from the engine.");
+    let _ = writeln!(out.0, "vllm:num_preemptions_total{labels} {}.0", state.preemptions);
     out.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
     let _ = writeln!(
         out.0,
         r#"vllm:cache_config_info{{block_size="{}",cache_dtype="auto",enable_prefix_caching="True",engine="0",num_gpu_blocks="{}"}} 1.0"#,
         config.block_size, config.blocks
     );
+    if config.role != Role::Aggregated {
+        // With the NIXL connector, vLLM has its metrics from the start.
+        out.family("vllm:nixl_num_failed_transfers", "counter", "Number of failed NIXL KV Cache transfers.");
+        let _ = writeln!(out.0, "vllm:nixl_num_failed_transfers_total{labels} 0.0");
+    }
 }
 
 fn sglang(engine: &Engine, state: &SimState, out: &mut Exposition) {
@@ -93,7 +100,7 @@ fn ours(engine: &Engine, state: &SimState, out: &mut Exposition) {
         let _ = writeln!(out.0, r#"sim_requests_total{{leg="{leg}",outcome="{outcome}"}} {count}"#);
     }
     let rest = [
-        ("sim_stranded_total", "counter", "Handoffs nobody came for.", state.stranded),
+        ("sim_stranded_total", "counter", "Handoffs that no decode request consumed.", state.stranded),
         ("sim_pinned_blocks", "gauge", "Blocks pinned for a handoff.", u64::from(state.pinned_blocks)),
         ("sim_duplicate_rooms_total", "counter", "Bootstrap rooms used twice.", state.duplicate_rooms),
         ("sim_aborted_total", "counter", "Requests aborted by id.", state.aborted),

@@ -11,8 +11,9 @@ use axum::{
 };
 use serde_json::json;
 
-use super::{json as json_response, refuse};
+use super::{json as json_response, refuse, refuse_as};
 use crate::{
+    api::Api,
     config::Role,
     engine::Engine,
     failure::Failure,
@@ -59,7 +60,7 @@ pub(super) async fn tokenize(
     if let Some(response) = faulty(&engine, FaultLeg::Tokenize, &conn).await {
         return response;
     }
-    let parsed = Body::parse(&engine.config, false, &headers, &bytes).and_then(|body| {
+    let parsed = Body::parse(&engine.config, Api::Completions, &headers, &bytes).and_then(|body| {
         let chat = body.is_chat();
         body.prompts(chat)
     });
@@ -78,12 +79,55 @@ pub(super) async fn tokenize(
     }
 }
 
+/// Handles vLLM's `/detokenize`: the model has no text for ids, so each becomes a word.
+pub(super) async fn detokenize(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    bytes: Bytes,
+) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Tokenize, &conn).await {
+        return response;
+    }
+    match serde_json::from_slice::<Tokens>(&bytes) {
+        Ok(asked) => {
+            let words: Vec<String> = asked.tokens.iter().map(|id| format!("t{id}")).collect();
+            ok(&json!({ "prompt": words.join(" ") }))
+        }
+        Err(error) => refuse(&engine, &Failure::shape(format!("1 validation error:\n  {error}"))),
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Tokens {
+    tokens: Vec<u32>,
+}
+
+/// Handles `/v1/messages/count_tokens`.
+pub(super) async fn count_tokens(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Tokenize, &conn).await {
+        return response;
+    }
+    let parsed = Body::parse(&engine.config, Api::Messages, &headers, &bytes);
+    match parsed.and_then(|body| body.prompts(true)) {
+        Ok(prompts) => {
+            let tokens: u32 = prompts.iter().map(crate::core::Prompt::isl).sum();
+            ok(&json!({ "input_tokens": tokens }))
+        }
+        Err(failure) => refuse_as(engine.config.dialect.shape_of(Api::Messages), &failure),
+    }
+}
+
 /// Handles SGLang's `/server_info`: start arguments and state.
 pub(super) async fn server_info(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,
 ) -> Response {
-    if let Some(response) = faulty(&engine, FaultLeg::Probe, &conn).await {
+    if let Some(response) = faulty(&engine, FaultLeg::Facts, &conn).await {
         return response;
     }
     let config = &engine.config;
@@ -106,11 +150,13 @@ pub(super) async fn server_info(
         "page_size": config.block_size,
         "disaggregation_mode": mode,
         "disaggregation_bootstrap_port": bootstrap_port,
-        "max_running_requests": config.max_num_seqs,
-        "max_total_tokens": capacity(&engine),
+        // Start arguments that were not given; the state below has what they came to.
+        "max_running_requests": null,
+        "max_total_tokens": null,
         "max_total_num_tokens": capacity(&engine),
         "max_req_input_len": config.max_model_len,
         "status": "ready",
+        "internal_states": [{"effective_max_running_requests_per_dp": config.max_num_seqs}],
         "version": "0.5.9",
     }))
 }
@@ -144,7 +190,7 @@ pub(super) async fn loads(State(engine): State<Arc<Engine>>, Extension(conn): Ex
 
 /// Carries out a fault that affects a probe.
 pub(super) async fn faulty(engine: &Engine, leg: FaultLeg, conn: &Conn) -> Option<Response> {
-    let faults = engine.faults.pick(leg);
+    let faults = engine.faults.pick(leg, b"");
     if let Some(ms) = faults.slow_ms() {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }

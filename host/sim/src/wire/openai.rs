@@ -9,8 +9,8 @@ use crate::{
 pub(super) struct Openai;
 
 impl Shape for Openai {
-    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> String {
-        chunk(meta, index, r#""delta":{"role":"assistant","content":""}"#, None, usage)
+    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> Vec<String> {
+        vec![chunk(meta, index, r#""delta":{"role":"assistant","content":""}"#, None, usage)]
     }
 
     fn step(&self, meta: &Meta, step: &Step, _: bool, usage: Option<Usage>) -> Vec<String> {

@@ -9,14 +9,14 @@ use crate::{
 pub(super) struct Sglang;
 
 impl Shape for Sglang {
-    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> String {
-        chunk(
+    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> Vec<String> {
+        vec![chunk(
             meta,
             index,
             r#""delta":{"role":"assistant","content":"","reasoning_content":null,"tool_calls":null}"#,
             None,
             usage,
-        )
+        )]
     }
 
     fn step(&self, meta: &Meta, step: &Step, _: bool, usage: Option<Usage>) -> Vec<String> {

@@ -4,6 +4,7 @@ use super::*;
 
 fn meta(chat: bool, id: &str) -> Meta {
     Meta {
+        api: if chat { Api::Chat } else { Api::Completions },
         chat,
         id: id.to_owned(),
         created: 1_795_234_019,
@@ -30,7 +31,9 @@ fn chat_chunks_are_vllms() {
     let mut meta = meta(true, "chatcmpl-96718d8a8de6aaed");
     assert_eq!(
         vllm().open(&meta, 0, None),
-        r#"{"id":"chatcmpl-96718d8a8de6aaed","object":"chat.completion.chunk","created":1795234019,"model":"tiny","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}"#
+        [
+            r#"{"id":"chatcmpl-96718d8a8de6aaed","object":"chat.completion.chunk","created":1795234019,"model":"tiny","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}"#
+        ]
     );
     assert_eq!(
         vllm().step(&meta, &step(" keyword", 1, None), true, None),
@@ -130,7 +133,8 @@ fn every_shape_is_json() {
             let (shape, meta) = (dialect.shape(), meta(chat, "x"));
             let usage = Usage { prompt: 3, completion: 3, cached: 0, created_cache: 0 };
             let choices = [Choice::default(), Choice { index: 1, ..Choice::default() }];
-            let mut all = vec![shape.open(&meta, 0, Some(usage)), shape.usage(&meta, usage)];
+            let mut all = shape.open(&meta, 0, Some(usage));
+            all.push(shape.usage(&meta, usage));
             all.extend(shape.step(&meta, &step(" x", 1, Some(Finish::Stop)), true, Some(usage)));
             all.push(shape.whole(&meta, &choices, usage, None));
             all.push(shape.error(&Failure::bad("say \"why\"").with_param("n")));

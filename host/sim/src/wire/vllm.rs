@@ -11,11 +11,11 @@ use crate::{
 pub(super) struct Vllm;
 
 impl Shape for Vllm {
-    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> String {
+    fn open(&self, meta: &Meta, index: u32, usage: Option<Usage>) -> Vec<String> {
         let (head, usage, ids) = (meta.chunk_head(), running_usage(usage), meta.prompt_ids(index));
-        format!(
+        vec![format!(
             r#"{head},"choices":[{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]{usage},"prompt_token_ids":{ids},"prompt_text":null}}"#
-        )
+        )]
     }
 
     fn step(&self, meta: &Meta, step: &Step, first: bool, usage: Option<Usage>) -> Vec<String> {

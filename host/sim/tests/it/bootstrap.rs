@@ -126,7 +126,7 @@ async fn a_bootstrap_room_used_twice_fails_all_its_legs() {
 }
 
 #[tokio::test]
-async fn nobody_waits_forever() {
+async fn every_wait_has_a_deadline() {
     let fast = |config: &mut pointsman_sim::SimConfig| config.speedup = 3000.0;
     let prefill = start_with(Dialect::Sglang, Role::Prefill, fast).await;
     let decode = start_with(Dialect::Sglang, Role::Decode, fast).await;
@@ -211,8 +211,12 @@ async fn an_unset_port_is_the_one_the_decode_engine_was_told() {
 #[tokio::test]
 async fn abort_by_prefix_stops_what_runs() {
     let sim =
-        start_with(Dialect::Sglang, Role::Aggregated, |config| config.itl = Duration::from_secs(600)).await;
-    let ask = |rid: &str, stream: bool| json!({"model": "tiny", "rid": rid, "stream": stream, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
+        start_with(Dialect::Sglang, Role::Aggregated, |config| config.itl = Duration::from_millis(20)).await;
+    let ask = |rid: &str, stream: bool| {
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        json!({"model": "tiny", "rid": rid, "stream": stream, "max_tokens": 100_000, "ignore_eos": true,
+            "messages": messages})
+    };
     let mut one = open(&sim, PATH, &ask("abc1", true)).await;
     let mut two = open(&sim, PATH, &ask("abc2", false)).await;
     let mut other = open(&sim, PATH, &ask("xyz", true)).await;
@@ -270,7 +274,7 @@ async fn facts_and_loads_are_sglangs() {
     let info = get(&prefill, "/server_info").await.json();
     assert_eq!(info["disaggregation_mode"], "prefill");
     assert_eq!(info["disaggregation_bootstrap_port"], json!(prefill.bootstrap_port()));
-    assert_eq!((&info["dp_size"], &info["max_total_tokens"]), (&json!(1), &json!(448_000)));
+    assert_eq!((&info["dp_size"], &info["max_total_num_tokens"]), (&json!(1), &json!(448_000)));
     let loads = get(&prefill, "/v1/loads?include=core,disagg,queues,memory").await.json();
     assert_eq!(loads["loads"][0]["num_running_reqs"], 0);
     assert_eq!(get(&prefill, "/v1/models").await.json()["data"][0]["owned_by"], "sglang");

@@ -71,7 +71,8 @@ async fn prompts_come_in_four_forms_and_answers_in_any_number() {
         assert_eq!(indices, (0..choices * 3).map(Value::from).collect::<Vec<_>>());
         assert_eq!(answer["usage"]["completion_tokens"], choices * 3 * 2);
     }
-    let parts = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "abcdefgh"}]}], "max_completion_tokens": 2, "max_tokens": 9});
+    let messages = json!([{"role": "user", "content": [{"type": "text", "text": "abcdefgh"}]}]);
+    let parts = json!({"messages": messages, "max_completion_tokens": 2, "max_tokens": 9});
     let answer = post(&sim, CHAT, &parts).await.json();
     assert_eq!(
         (&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]),
@@ -282,9 +283,12 @@ async fn the_next_turn_of_a_conversation_finds_the_answer_cached() {
     let sim = start(Dialect::Vllm, Role::Aggregated).await;
     let question = "x".repeat(4 * 32);
     let mut first = chat(&question);
-    first["max_tokens"] = json!(32);
+    // The last token's KV is not computed: of 33 tokens, 32 can be cached.
+    first["max_tokens"] = json!(33);
     let answer = post(&sim, CHAT, &first).await.answer();
-    let next = json!({"max_tokens": 1, "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}, {"role": "user", "content": "and?"}]});
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let turns = [message("user", &question), message("assistant", &answer), message("user", "and?")];
+    let next = json!({"max_tokens": 1, "messages": turns});
     assert_eq!(post(&sim, CHAT, &next).await.json()["usage"]["prompt_tokens_details"]["cached_tokens"], 64);
 }
 

@@ -146,7 +146,7 @@ async fn a_handoff_of_another_request_fails() {
     other["prompt"] = json!("y".repeat(4 * 40));
     assert_eq!(post(&decode, PATH, &decode_body(&other, &params)).await.status, 500, "another prompt");
     assert_eq!(decode.state().handoffs.wrong, 4);
-    assert_eq!(prefill.state().pinned_blocks, 3, "nobody took it");
+    assert_eq!(prefill.state().pinned_blocks, 3, "no request consumed it");
 
     let mut nowhere = params.clone();
     nowhere["remote_port"] = json!(1);

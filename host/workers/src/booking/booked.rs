@@ -165,7 +165,10 @@ mod tests {
     proptest! {
         #[test]
         fn g_a_shared_prefix_counts_once_in_any_order_of_bookings_and_releases(
-            prompts in proptest::collection::vec((proptest::collection::vec(0_u8..2, 0..12), any::<bool>()), 1..40),
+            prompts in proptest::collection::vec(
+                (proptest::collection::vec(0_u8..2, 0..12), any::<bool>()),
+                1..40,
+            ),
             order in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..120),
         ) {
             let prompts: Vec<Prefix> = prompts.iter().map(prefix).collect();

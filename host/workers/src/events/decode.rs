@@ -67,11 +67,56 @@ pub struct Stored {
     pub lora: Option<String>,
     /// Tier that holds the blocks.
     pub tier: Tier,
-    /// Further inputs of each block's engine hash: adapter, multimodal objects, salt. Numbers are decimal,
-    /// bytes are hex, nested lists are `(a,b)`. Empty, or one list per block.
-    pub extra_keys: Vec<Vec<String>>,
+    /// Further inputs of each block's engine hash. Empty, or one list per block.
+    pub extra_keys: Vec<Vec<ExtraKey>>,
     /// KV cache group, if the engine has several.
     pub group: Option<u32>,
+}
+
+/// An input of a block's engine hash beside parent and tokens.
+///
+/// vLLM lists the LoRA adapter's name, multimodal objects as `(identifier, offset)` (before 0.19 as
+/// identifier), in the first block the cache salt, and hashes of prompt embeddings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExtraKey {
+    /// Text: an adapter, or a cache salt. Numbers are decimal.
+    Text(String),
+    /// A multimodal object, or prompt embeddings.
+    Object {
+        /// First 8 bytes of the identifier if that is 64 hex digits; otherwise the identifier's hash.
+        hash: u64,
+        /// Offset of its first token from the block's first one; negative if it began in a block before.
+        offset: i64,
+    },
+}
+
+impl ExtraKey {
+    /// Returns the hash of an object.
+    #[must_use]
+    pub fn object(&self) -> Option<u64> {
+        match self {
+            Self::Object { hash, .. } => Some(*hash),
+            Self::Text(_) => None,
+        }
+    }
+
+    /// Returns the text, if it is not an object.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Object { .. } => None,
+        }
+    }
+
+    /// Returns where an object begins in the block; 0 for a text.
+    #[must_use]
+    pub fn offset(&self) -> i64 {
+        match self {
+            Self::Object { offset, .. } => *offset,
+            Self::Text(_) => 0,
+        }
+    }
 }
 
 /// Memory that holds a block.

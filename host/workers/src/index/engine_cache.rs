@@ -13,12 +13,14 @@ use super::{
     eviction::{Queueable, RunId},
     holders::{GapCounter, tier_index},
     memory::difference,
-    runs::{Runs, Victim},
+    runs::{NewBlock, Runs, Victim},
     shards::{Change, TableWriter},
 };
 use crate::{
-    events::{Stored, Tier},
-    hash::{Salt, extend},
+    events::{ExtraKey, Stored, Tier},
+    facts::MAX_BLOCK_SIZE,
+    hash::{BlockContent, Salt, extend, extend_block},
+    id::BlockHash,
 };
 
 /// The holder of one tier, and its gap counter.
@@ -43,8 +45,7 @@ pub(super) struct EngineCache {
 #[derive(Debug, Default)]
 pub(super) struct StoreEffect {
     pub(super) change: Change,
-    /// Blocks that could not be placed: their parent is unknown, or their size is not a multiple of the
-    /// index's.
+    /// Blocks that could not be placed: their parent or size is unknown.
     pub(super) orphans: u64,
 }
 
@@ -76,7 +77,7 @@ impl EngineCache {
         let tier = tier_index(stored.tier);
         let engine_size = stored.block_size as usize;
         let has_tokens = !stored.token_ids.is_empty();
-        if has_tokens && (engine_size == 0 || !engine_size.is_multiple_of(block_size)) {
+        if has_tokens && !(1..=MAX_BLOCK_SIZE as usize).contains(&engine_size) {
             return StoreEffect { orphans, ..StoreEffect::default() };
         }
         if self.holders[tier].is_none() {
@@ -113,12 +114,16 @@ impl EngineCache {
             self.runs.mark_used(parent);
         }
         self.runs.prefetch(&stored.hashes);
-        let step = u32::try_from(engine_size / block_size).unwrap_or(1);
-        let mut chain = parent.and_then(|parent| self.runs.our_hashes(parent).last().copied());
+        let mut chain = self.runs.last_hash(parent);
         let mut tokens = stored.token_ids.chunks_exact(engine_size.max(1));
-        let mut orphans = 0;
+        let (mut orphans, mut objects) = (0, Vec::new());
         for (number, hash) in stored.hashes.iter().enumerate() {
             let at = match (self.runs.find(*hash), tokens.next()) {
+                // The hash names another prefix already: it identifies the block's tokens alone, as in old
+                // versions of SGLang.
+                (Some(known), Some(_)) if self.runs.parent(known) != parent => {
+                    return orphans + (stored.hashes.len() - number) as u64;
+                }
                 (Some(known), _) => {
                     self.runs.mark_used(known);
                     known
@@ -130,20 +135,36 @@ impl EngineCache {
                     continue;
                 }
                 (None, Some(tokens)) => {
-                    let shape = (seed, step, stored.hashes.len() - number);
-                    let bytes = &mut self.bytes;
-                    let add_hashes = |hashes: &mut _| extend(chain, tokens, block_size, seed, bytes, hashes);
-                    self.runs.push(parent, *hash, shape, add_hashes)
+                    let keys = stored.extra_keys.get(number).map_or(&[][..], Vec::as_slice);
+                    let more = stored.hashes.len() - number;
+                    if engine_size.is_multiple_of(block_size) && self.runs.open_tokens(parent) == 0 {
+                        let step = u32::try_from(engine_size / block_size).unwrap_or(1);
+                        let bytes = &mut self.bytes;
+                        let add_hashes = |out: &mut Vec<BlockHash>| {
+                            if keys.iter().any(|key| matches!(key, ExtraKey::Object { .. })) {
+                                extend_with_objects(chain, tokens, block_size, seed, keys, out);
+                            } else {
+                                extend(chain, tokens, block_size, seed, bytes, out);
+                            }
+                        };
+                        self.runs.push(parent, *hash, (seed, step, more), add_hashes)
+                    } else {
+                        objects.clear();
+                        objects.extend(keys.iter().filter_map(ExtraKey::object));
+                        let block = NewBlock { engine: *hash, tokens, objects: &objects, seed, more };
+                        self.runs.push_part(parent, &block, block_size)
+                    }
                 }
             };
             self.positions.push(at);
             parent = Some(at);
-            chain = self.runs.our_hashes(at).last().copied();
+            chain = self.runs.last_hash(parent);
         }
         orphans
     }
 
-    /// Applies a removal event. Engines free the deepest block first, but any order is correct.
+    /// Applies a removal event. Engines free the deepest block first, but any order is correct. Forgets
+    /// everything if it leaves blocks in other runs of which it cannot be said whether ours are complete.
     pub(super) fn remove(&mut self, table: &mut TableWriter, hashes: &[u64], tier: Tier) -> Change {
         let tier = tier_index(tier);
         let (before, mut change) = (self.runs.bytes(), Change::default());
@@ -155,7 +176,13 @@ impl EngineCache {
             match self.runs.stored(at)[tier] {
                 0 => {}
                 1 => {
-                    change += self.take_out(table, at, tier);
+                    let (taken, consistent) = self.take_out(table, at, tier);
+                    change += taken;
+                    if !consistent {
+                        change.bytes += difference(self.runs.bytes(), before);
+                        change += self.clear(table);
+                        return change;
+                    }
                     self.runs.trim(at);
                 }
                 count => self.runs.set_stored(at, tier, count - 1),
@@ -175,7 +202,8 @@ impl EngineCache {
         let (before, mut change) = (self.runs.bytes(), Change::default());
         for (tier, count) in self.runs.stored(tail).into_iter().enumerate() {
             if count > 0 {
-                change += self.take_out(table, tail, tier);
+                // Nothing follows the last block of a run.
+                change += self.take_out(table, tail, tier).0;
             }
         }
         self.runs.trim(tail);
@@ -189,10 +217,11 @@ impl EngineCache {
         // Blocks are removed in no useful order, so lookups must not bisect until all of them are gone.
         self.set_gaps(1);
         change.bytes -= difference(self.runs.bytes(), 0);
-        for (stored, our_hashes) in self.runs.drain() {
-            for (holder, count) in self.holders.iter().zip(stored) {
-                let Some(holder) = holder.as_ref().filter(|_| count > 0) else { continue };
-                our_hashes.iter().for_each(|hash| change += table.release(*hash, holder.holder));
+        for (listed, hash) in self.runs.drain() {
+            for (holder, listed) in self.holders.iter().zip(listed) {
+                if let Some(holder) = holder.as_ref().filter(|_| listed) {
+                    change += table.release(hash, holder.holder);
+                }
             }
         }
         self.set_gaps(0);
@@ -214,6 +243,9 @@ impl EngineCache {
         if count > 0 {
             return change;
         }
+        if self.runs.is_part(at) {
+            change += self.runs.list_completed(table, at, tier, holder);
+        }
         for hash in self.runs.our_hashes(at) {
             change += table.add(*hash, holder);
         }
@@ -226,9 +258,9 @@ impl EngineCache {
         change
     }
 
-    /// Removes a block from one tier.
-    fn take_out(&mut self, table: &mut TableWriter, at: Position, tier: usize) -> Change {
-        let mut change = Change::default();
+    /// Removes a block from one tier. Returns false if blocks may still be listed of which it was a part.
+    fn take_out(&mut self, table: &mut TableWriter, at: Position, tier: usize) -> (Change, bool) {
+        let (mut change, mut consistent) = (Change::default(), true);
         if self.runs.has_child(at, tier) {
             // Count the gap before it exists: a lookup must not bisect across it.
             self.add_gaps(tier, 1);
@@ -236,6 +268,10 @@ impl EngineCache {
         if let Some(holder) = self.holders[tier].as_ref().map(|holder| holder.holder) {
             for hash in self.runs.our_hashes(at).iter().rev() {
                 change += table.release(*hash, holder);
+            }
+            if self.runs.is_part(at) {
+                let (unlisted, all) = self.runs.unlist(table, at, tier, holder);
+                (change, consistent) = (change + unlisted, all);
             }
         }
         self.runs.set_stored(at, tier, 0);
@@ -245,7 +281,7 @@ impl EngineCache {
         {
             self.add_gaps(tier, -1);
         }
-        change
+        (change, consistent)
     }
 
     fn add_gaps(&self, tier: usize, by: i32) {
@@ -259,11 +295,38 @@ impl EngineCache {
     }
 }
 
+/// Hashes our blocks in a block of the engine with multimodal objects. An object begins at its offset; where
+/// it ends is not known, so all blocks from there on have it.
+fn extend_with_objects(
+    chain: Option<BlockHash>,
+    tokens: &[u32],
+    block_size: usize,
+    seed: u64,
+    keys: &[ExtraKey],
+    out: &mut Vec<BlockHash>,
+) {
+    let (mut chain, mut objects) = (chain, Vec::new());
+    for (number, tokens) in tokens.chunks_exact(block_size.max(1)).enumerate() {
+        let end = i64::try_from((number + 1) * block_size).unwrap_or(i64::MAX);
+        objects.clear();
+        objects.extend(keys.iter().filter(|key| key.offset() < end).filter_map(ExtraKey::object));
+        objects.sort_unstable();
+        let hash = extend_block(chain, &BlockContent { tokens, objects: &objects }, seed);
+        out.push(hash);
+        chain = Some(hash);
+    }
+}
+
 /// Returns the seed of a prompt's local hashes, from what the engine mixed into the hash of its first block:
-/// the LoRA adapter, and the only other string, which is the request's cache salt.
+/// the LoRA adapter, and any other text, which is the request's cache salt.
 fn seed_of(stored: &Stored) -> u64 {
     let lora = stored.lora.as_deref();
-    let mut others = stored.extra_keys.first().into_iter().flatten().filter(|key| Some(key.as_str()) != lora);
-    let salt = others.next().filter(|_| others.next().is_none()).map(String::as_str);
-    Salt { lora, cache: salt }.seed()
+    let keys = stored.extra_keys.first().into_iter().flatten();
+    let mut others = keys.filter_map(ExtraKey::text).filter(|text| Some(*text) != lora);
+    let salt = others.next().map(|first| {
+        let more: Vec<&str> = others.collect();
+        // Several texts are not a salt of any request: their blocks match nothing.
+        if more.is_empty() { first.to_owned() } else { format!("{first}\0{}", more.join("\0")) }
+    });
+    Salt { lora, cache: salt.as_deref() }.seed()
 }

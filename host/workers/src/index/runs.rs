@@ -5,6 +5,8 @@
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
+mod cut;
+mod parts;
 mod run;
 
 use super::{
@@ -13,6 +15,8 @@ use super::{
     memory::{heap, reserve},
 };
 use crate::id::BlockHash;
+pub(super) use cut::NewBlock;
+use parts::Parts;
 use run::{Branch, Run};
 
 /// Twentieths added to the counted bytes. Fitted to `cargo xtask nightly --only index-memory`, where resident
@@ -108,9 +112,9 @@ impl Runs {
         }
     }
 
-    /// Returns our hashes of a block. An engine's block may consist of several of ours.
+    /// Returns our hashes of a block that consists of one or several of ours; none of a part of one.
     pub(super) fn our_hashes(&self, at: Position) -> &[BlockHash] {
-        let Some(run) = self.run(at) else { return &[] };
+        let Some(run) = self.run(at).filter(|run| run.step > 0) else { return &[] };
         let step = run.step as usize;
         let from = at.at as usize * step;
         run.our_hashes.get(from..from + step).unwrap_or_default()
@@ -165,16 +169,26 @@ impl Runs {
     ) -> Position {
         let tail =
             parent.filter(|at| self.run(*at).is_some_and(|run| run.step == step && run.ends_at(at.at)));
-        let number = tail.map_or_else(|| self.start_run(parent, seed, step), |at| at.run);
+        let number = tail.map_or_else(|| self.start_run(parent, seed, step, None), |at| at.run);
         let index = self.change(number, |run| run.push(engine, more, add_hashes));
         let at = Position { run: number, at: index.unwrap_or(0) };
-        self.positions.insert(engine, at);
+        self.insert_position(engine, at);
         at
     }
 
-    fn start_run(&mut self, parent: Option<Position>, seed: u64, step: u32) -> u32 {
+    fn insert_position(&mut self, engine: u64, at: Position) {
+        self.positions.insert(engine, at);
+    }
+
+    fn start_run(
+        &mut self,
+        parent: Option<Position>,
+        seed: u64,
+        step: u32,
+        parts: Option<Box<Parts>>,
+    ) -> u32 {
         self.births = self.births.wrapping_add(1);
-        let new = Run { parent, seed, step, born: self.births, queued: true, ..Run::default() };
+        let new = Run { parent, seed, step, parts, born: self.births, queued: true, ..Run::default() };
         if let Some(parent) = parent {
             self.change(parent.run, |run| run.add_branch(parent.at));
         }
@@ -184,9 +198,7 @@ impl Runs {
             u32::try_from(self.runs.len() - 1).unwrap_or(u32::MAX)
         });
         self.queueable.new.push(RunId { number, born: new.born });
-        if let Some(run) = self.runs.get_mut(number as usize) {
-            *run = new;
-        }
+        self.change(number, |run| *run = new);
         number
     }
 
@@ -213,9 +225,8 @@ impl Runs {
         while let Some(at) = next.take() {
             while let Some(tail) = self.tail(at).filter(|tail| self.stored(*tail) == [0; 3]) {
                 let Some(run) = self.runs.get_mut(tail.run as usize) else { break };
-                run.our_hashes.truncate(tail.at as usize * run.step as usize);
-                if let Some(block) = run.blocks.pop() {
-                    self.positions.remove(block.engine);
+                if let Some(engine) = run.pop() {
+                    self.positions.remove(engine);
                 }
             }
             next = self.shrink(at);
@@ -229,7 +240,7 @@ impl Runs {
     /// parent.
     fn shrink(&mut self, at: Position) -> Option<Position> {
         let parent = self.change(at.run, |run| {
-            if run.blocks.is_empty() && run.step > 0 {
+            if run.blocks.is_empty() && run.in_use() {
                 return Some(std::mem::take(run).parent);
             }
             run.shrink();
@@ -248,17 +259,36 @@ impl Runs {
         Some(parent)
     }
 
-    /// Removes all blocks. Yields how often each was stored, and our hashes of it.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (Counts, Vec<BlockHash>)> + use<> {
+    /// Removes all blocks. Yields the tiers that list each of our hashes.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = ([bool; 3], BlockHash)> + use<> {
         let runs = std::mem::replace(self, Self { births: self.births, ..Self::default() }).runs;
         runs.into_iter().flat_map(|run| {
-            let blocks = run.blocks.into_iter().zip(run.our_hashes.chunks(run.step.max(1) as usize));
-            blocks.map(|(block, hashes)| (block.stored, hashes.to_vec())).collect::<Vec<_>>()
+            let (hashes, blocks, step) = (run.our_hashes, run.blocks, run.step.max(1) as usize);
+            let parts = run.parts;
+            hashes.into_iter().enumerate().map(move |(number, hash)| {
+                let listed = match &parts {
+                    Some(parts) => {
+                        let tiers = parts.listed().get(number).copied().unwrap_or(0);
+                        [0, 1, 2].map(|tier| tiers & (1 << tier) != 0)
+                    }
+                    None => blocks.get(number / step).map_or([false; 3], |block| block.stored.map(|n| n > 0)),
+                };
+                (listed, hash)
+            })
         })
     }
 
     fn run(&self, at: Position) -> Option<&Run> {
         self.runs.get(at.run as usize)
+    }
+
+    fn run_mut(&mut self, at: Position) -> Option<&mut Run> {
+        self.runs.get_mut(at.run as usize)
+    }
+
+    /// Returns whether a block's end is not one of ours, or its start is not.
+    pub(super) fn is_part(&self, at: Position) -> bool {
+        self.run(at).is_some_and(|run| run.parts.is_some())
     }
 
     fn branch_mut(&mut self, at: Position) -> Option<&mut Branch> {

@@ -76,6 +76,15 @@ pub(super) struct Change {
     pub(super) bytes: i64,
 }
 
+impl std::ops::Add for Change {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
+    }
+}
+
 impl std::ops::AddAssign for Change {
     fn add_assign(&mut self, other: Self) {
         self.blocks += other.blocks;

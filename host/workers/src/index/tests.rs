@@ -27,7 +27,19 @@ fn h3_the_longest_run_from_the_root_is_found_for_each_candidate() {
     let mut overlaps = Overlaps::default();
     index.matches(&chain(&[1, 2, 3, 5]), &mut overlaps);
     let of = |worker, rank| overlaps.get(WorkerId(worker), DpRank(rank)).device;
+    // H3.1, H3.2
     assert_eq!([of(1, 0), of(2, 0), of(2, 1), of(3, 0)], [3, 2, 0, 0]);
+}
+
+#[test]
+fn a_synchronous_index_has_applied_a_change_when_the_call_returns() {
+    let index = PrefixIndex::synchronous(IndexConfig { block_size: 4, ..IndexConfig::default() });
+    let blocks = chain(&[1, 2, 3]);
+    index.record(WorkerId(1), DpRank(0), &blocks, Instant::now());
+    assert_eq!(depth(&index, &blocks, 1), 3);
+    index.remove_worker(WorkerId(1));
+    assert_eq!(depth(&index, &blocks, 1), 0);
+    index.flush();
 }
 
 #[test]
@@ -41,6 +53,7 @@ fn f5_a_record_lasts_for_its_ttl_and_a_new_one_extends_it() {
     assert_eq!(depth(&index, &blocks, 1), 3);
     index.expire(start + Duration::from_secs(120));
     index.flush();
+    // F5.1
     assert_eq!(depth(&index, &blocks, 1), 2);
     index.expire(start + Duration::from_secs(180));
     index.flush();
@@ -55,10 +68,12 @@ fn h4_the_byte_budget_holds_and_the_oldest_records_are_evicted() {
         let ids: Vec<u64> = (0..10).map(|block| prompt * 100 + block + 1).collect();
         index.record(WorkerId(1), DpRank(0), &chain(&ids), now);
         index.flush();
+        // H4.1
         assert!(index.stats().bytes <= 20_000);
     }
     let newest: Vec<u64> = (0..10).map(|block| 199 * 100 + block + 1).collect();
     assert_eq!(depth(&index, &chain(&newest), 1), 10);
+    // H4.1
     assert_eq!(depth(&index, &chain(&[1, 2, 3]), 1), 0);
     assert!(index.stats().evicted > 100);
 }
@@ -70,11 +85,56 @@ fn h4_removing_a_worker_removes_everything_of_it() {
     index.record(WorkerId(1), DpRank(1), &chain(&[1, 2, 3]), now);
     index.remove_worker(WorkerId(1));
     index.flush();
+    // H4.2
     assert_eq!(index.stats(), IndexStats::default());
     // The next worker gets the same holder and must not inherit anything.
     index.record(WorkerId(2), DpRank(0), &chain(&[1]), now);
     index.flush();
     assert_eq!(depth(&index, &chain(&[1, 2, 3]), 2), 1);
+}
+
+#[test]
+fn h5_prompts_of_bytes_are_in_the_same_index_while_no_feed_is_live() {
+    let index = index(1 << 20, 120);
+    let prompt = crate::Prefix::of_bytes(&[7; 640], 64, &crate::Salt::default());
+    let record = |worker| {
+        index.record(WorkerId(worker), DpRank(0), prompt.hashes(), Instant::now());
+        index.flush();
+        depth(&index, prompt.hashes(), worker)
+    };
+    // H5.1
+    assert_eq!(record(1), 10);
+    index.set_live(WorkerId(2), DpRank(0), true);
+    // H5.1: approximate mode only
+    assert_eq!(record(2), 0);
+}
+
+#[test]
+fn h4_lookups_go_on_while_the_writer_works() {
+    let index = index(1 << 28, 120);
+    let asked = chain(&[1, 2, 3]);
+    index.record(WorkerId(1), DpRank(0), &asked, Instant::now());
+    index.flush();
+    let ids: Vec<u64> = (10..1_000_000).collect();
+    index.record(WorkerId(1), DpRank(0), &chain(&ids), Instant::now());
+    let writing = std::sync::atomic::AtomicBool::new(true);
+    let (lookups, longest) = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            index.flush();
+            writing.store(false, std::sync::atomic::Ordering::SeqCst);
+        });
+        let (mut lookups, mut longest) = (0_u64, Duration::ZERO);
+        while writing.load(std::sync::atomic::Ordering::SeqCst) {
+            let started = Instant::now();
+            assert_eq!(depth(&index, &asked, 1), 3);
+            longest = longest.max(started.elapsed());
+            lookups += 1;
+        }
+        writer.join().unwrap();
+        (lookups, longest)
+    });
+    // H4.3: one change of a million blocks holds up no lookup
+    assert!(lookups > 500, "{lookups} lookups, the longest {longest:?}");
 }
 
 proptest! {
@@ -88,7 +148,8 @@ proptest! {
     ) {
         let (index, now) = (index(64 << 20, 120), Instant::now());
         let prompt = |family: u64, fork: u64, len: usize| -> Vec<u64> {
-            (0..len as u64).map(|place| if place < 8 { family * 1_000 + place + 1 } else { family * 1_000 + fork * 100 + place + 1 }).collect()
+            let block = |place| family * 1_000 + place + 1 + if place < 8 { 0 } else { fork * 100 };
+            (0..len as u64).map(block).collect()
         };
         let mut model: Vec<(u64, Vec<u64>)> = Vec::new();
         for (worker, family, len, fork) in &records {
@@ -105,7 +166,9 @@ proptest! {
             index.matches(&chain(&asked), &mut overlaps);
             for worker in 0..5 {
                 let held = model.iter().filter(|(owner, _)| *owner == worker);
-                let expected = held.map(|(_, ids)| ids.iter().zip(&asked).take_while(|(a, b)| a == b).count()).max().unwrap_or(0);
+                let common = |ids: &Vec<_>| ids.iter().zip(&asked).take_while(|(a, b)| a == b).count();
+                let expected = held.map(|(_, ids)| common(ids)).max().unwrap_or(0);
+                // H3.1, H3.2
                 prop_assert_eq!(overlaps.get(WorkerId(worker), DpRank(0)).device as usize, expected);
             }
         }
@@ -124,6 +187,7 @@ mod events {
     };
 
     mod eviction;
+    mod parts;
 
     const HERE: (WorkerId, DpRank) = (WorkerId(1), DpRank(0));
 
@@ -168,14 +232,17 @@ mod events {
         let (index, tokens) = (live(), (0..12).collect::<Vec<u32>>());
         apply(&index, vec![stored(None, &[901, 902], &tokens[..8], Tier::Device)]);
         apply(&index, vec![stored(Some(902), &[903], &tokens[8..], Tier::Device)]);
+        // H2.1
         assert_eq!(matched(&index, &tokens), [3, 0, 0]);
         // Stored twice, so one removal is not enough.
         apply(
             &index,
             vec![stored(Some(902), &[903], &tokens[8..], Tier::Device), removed(&[903], Tier::Device)],
         );
+        // H6.10
         assert_eq!(matched(&index, &tokens), [3, 0, 0]);
         apply(&index, vec![removed(&[903], Tier::Device)]);
+        // H2.2
         assert_eq!(matched(&index, &tokens), [2, 0, 0]);
         apply(&index, vec![KvEvent::Cleared]);
         assert_eq!((matched(&index, &tokens), index.stats().bytes), ([0; 3], 0));
@@ -194,11 +261,12 @@ mod events {
             })
         };
         apply(&index, vec![wide(&[1], None, &tokens[..16]), wide(&[2], Some(1), &tokens[16..])]);
+        // H2.3
         assert_eq!(matched(&index, &tokens), [8, 0, 0]);
         apply(&index, vec![removed(&[2], Tier::Device)]);
         assert_eq!(matched(&index, &tokens), [4, 0, 0]);
-        // A size that is not a multiple is ignored and counted.
-        let odd = Stored { hashes: vec![3], token_ids: vec![0; 6], block_size: 6, ..Stored::default() };
+        // A size that no engine has is ignored and counted.
+        let odd = Stored { hashes: vec![3], token_ids: vec![0; 6], block_size: 0, ..Stored::default() };
         apply(&index, vec![KvEvent::Stored(odd)]);
         assert_eq!(index.stats().orphans, 1);
     }
@@ -216,6 +284,7 @@ mod events {
         let hashes: Vec<u64> = (1..=10).collect();
         apply(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
         apply(&index, vec![removed(&[4], Tier::Device)]);
+        // H3.1
         assert_eq!(matched(&index, &tokens), [3, 0, 0], "blocks 5 to 10 are held but not reachable");
         apply(&index, vec![stored(Some(3), &[4], &tokens[12..16], Tier::Device)]);
         assert_eq!(matched(&index, &tokens), [10, 0, 0]);
@@ -232,6 +301,7 @@ mod events {
             vec![stored(Some(2), &[3, 4, 5], &[], Tier::Host), stored(Some(5), &[6], &[], Tier::Disk)],
         );
         apply(&index, vec![removed(&[6, 5, 4, 3], Tier::Device)]);
+        // H3.3, H6.9
         assert_eq!(matched(&index, &tokens), [2, 3, 1]);
         apply(&index, vec![removed(&[3], Tier::Host)]);
         assert_eq!(matched(&index, &tokens), [2, 0, 0]);
@@ -249,6 +319,7 @@ mod events {
         };
         assert_eq!(record(), 4);
         index.set_live(HERE.0, HERE.1, true);
+        // F5.1: approximate mode only
         assert_eq!(record(), 0);
         apply(&index, vec![stored(None, &[1, 2], &tokens[..8], Tier::Device)]);
         assert_eq!(record(), 2);
@@ -266,12 +337,14 @@ mod events {
             let tokens: Vec<u32> = (0..40).map(|place| prompt as u32 * 1_000 + place).collect();
             let hashes: Vec<u64> = (1..=10).map(|block| prompt * 100 + block).collect();
             apply(&index, vec![stored(None, &hashes, &tokens, Tier::Device)]);
+            // H4.1
             assert!(index.stats().bytes <= 60_000, "{:?}", index.stats());
         }
         let newest: Vec<u32> = (0..40).map(|place| 199_000 + place).collect();
         assert_eq!(matched(&index, &newest), [10, 0, 0], "the oldest blocks were evicted");
         index.remove_worker(HERE.0);
         index.flush();
+        // H4.2
         assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
     }
 
@@ -310,6 +383,7 @@ mod events {
             index.flush();
             most = most.max(index.stats().blocks);
         }
+        // H6.3, H6.11
         assert!(most > 0, "{:?}", index.stats());
         index.set_live(HERE.0, HERE.1, false);
         index.flush();
@@ -375,6 +449,7 @@ mod events {
                     let device = run(0, 0);
                     let host = run(device, 1);
                     let disk = run(device + host, 2);
+                    // H3.1, H3.3
                     prop_assert_eq!(matched(&index, &tokens), [device as u32, host as u32, disk as u32], "leaf {}", leaf);
                 }
             }

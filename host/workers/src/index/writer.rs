@@ -79,22 +79,27 @@ impl Writer {
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
         let mut queue = Queue::new(messages);
         while let Ok(message) = queue.next() {
-            match message {
-                Message::Events { candidate, batch } => {
-                    self.apply(candidate, &batch);
-                    self.enforce_budget();
-                }
-                Message::Forget(candidate) => self.forget(candidate),
-                Message::Live { candidate, live } => self.set_live(candidate, live),
-                Message::Record { candidate, blocks, at } => {
-                    self.expire(at);
-                    self.record(candidate, blocks, at);
-                    self.enforce_budget();
-                }
-                Message::Remove(worker) => self.remove(worker),
-                Message::Expire(now) => self.expire(now),
-                Message::Flush(done) => drop(done.send(())),
+            self.handle(message);
+        }
+    }
+
+    /// Handles one message.
+    pub(super) fn handle(&mut self, message: Message) {
+        match message {
+            Message::Events { candidate, batch } => {
+                self.apply(candidate, &batch);
+                self.enforce_budget();
             }
+            Message::Forget(candidate) => self.forget(candidate),
+            Message::Live { candidate, live } => self.set_live(candidate, live),
+            Message::Record { candidate, blocks, at } => {
+                self.expire(at);
+                self.record(candidate, blocks, at);
+                self.enforce_budget();
+            }
+            Message::Remove(worker) => self.remove(worker),
+            Message::Expire(now) => self.expire(now),
+            Message::Flush(done) => drop(done.send(())),
         }
     }
 

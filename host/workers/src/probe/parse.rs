@@ -2,7 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::{
+    facts::{EngineFacts, MAX_BLOCK_SIZE, MAX_DP_SIZE},
+    id::Role,
+};
 
 /// Models that an engine lists, and their owner, which names the engine.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,12 +65,110 @@ enum EngineId {
     Entry { engine_id: String },
 }
 
-/// Parses the number of KV blocks from the metric `vllm:cache_config_info{…num_gpu_blocks="…"}`.
-pub(super) fn vllm_blocks(metrics: &[u8]) -> Option<u32> {
-    let text = std::str::from_utf8(metrics).ok()?;
-    let line = text.lines().find(|line| line.starts_with("vllm:cache_config_info{"))?;
-    let (_, rest) = line.split_once("num_gpu_blocks=\"")?;
-    rest.split('"').next()?.parse().ok().filter(|blocks| *blocks > 0)
+/// Parses the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, and
+/// recognises the NIXL connector by its metrics.
+pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
+    let Ok(text) = std::str::from_utf8(metrics) else { return EngineFacts::default() };
+    let info = text.lines().find_map(|line| line.strip_prefix("vllm:cache_config_info{"));
+    let label = |name: &str| -> Option<u32> {
+        let labels = info?;
+        let at = format!("{name}=\"");
+        let starts =
+            |from: &usize| labels.get(..*from).is_some_and(|head| head.is_empty() || head.ends_with(','));
+        let (from, _) = labels.match_indices(&at).find(|(from, _)| starts(from))?;
+        labels.get(from + at.len()..)?.split('"').next()?.parse().ok().filter(|value| *value > 0)
+    };
+    let nixl = text.lines().any(|line| line.starts_with("vllm:nixl_"));
+    EngineFacts {
+        block_size: label("block_size").filter(|size| *size <= MAX_BLOCK_SIZE),
+        total_blocks: label("num_gpu_blocks"),
+        connector: nixl.then(|| "NixlConnector".to_owned()),
+        ..EngineFacts::default()
+    }
+}
+
+/// Parses vLLM's `/server_info?config_format=json`: the KV connector and its role.
+pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
+    #[derive(Deserialize)]
+    struct Info {
+        vllm_config: Config,
+    }
+    #[derive(Deserialize)]
+    struct Config {
+        kv_transfer_config: Option<Transfer>,
+    }
+    #[derive(Deserialize)]
+    struct Transfer {
+        kv_connector: Option<String>,
+        kv_role: Option<String>,
+    }
+    let Ok(Info { vllm_config }) = serde_json::from_slice(body) else { return EngineFacts::default() };
+    let none = || Some("none".to_owned());
+    let Some(transfer) = vllm_config.kv_transfer_config else {
+        return EngineFacts { connector: none(), ..EngineFacts::default() };
+    };
+    let role = match transfer.kv_role.as_deref() {
+        Some("kv_producer") => Some(Role::Prefill),
+        Some("kv_consumer") => Some(Role::Decode),
+        _ => None,
+    };
+    let connector = transfer.kv_connector.map(|name| name.chars().take(MAX_NAME).collect()).or_else(none);
+    EngineFacts { connector, role, ..EngineFacts::default() }
+}
+
+/// Length in characters to which an engine's name of a connector is cut.
+const MAX_NAME: usize = 64;
+
+#[derive(Deserialize)]
+struct ServerInfo {
+    disaggregation_mode: Option<Value>,
+    disaggregation_bootstrap_port: Option<Value>,
+    dp_size: Option<Value>,
+    page_size: Option<Value>,
+    max_total_num_tokens: Option<Value>,
+    max_total_tokens: Option<Value>,
+    max_running_requests: Option<Value>,
+    #[serde(default, deserialize_with = "states")]
+    internal_states: Vec<Value>,
+}
+
+/// Takes a list; anything else is none.
+fn states<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Value>, D::Error> {
+    Ok(match Value::deserialize(deserializer)? {
+        Value::Array(list) => list,
+        _ => Vec::new(),
+    })
+}
+
+/// Parses SGLang's `/server_info`: start arguments and state, with nulls and, in some versions, without some
+/// of them.
+pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
+    let info: ServerInfo = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let number = |value: &Option<Value>| {
+        let number = value.as_ref()?.as_u64()?;
+        u32::try_from(number).ok().filter(|number| *number > 0)
+    };
+    let role = match info.disaggregation_mode.as_ref().and_then(Value::as_str) {
+        Some("prefill") => Some(Role::Prefill),
+        Some("decode") => Some(Role::Decode),
+        Some("null") => Some(Role::Aggregated),
+        _ => None,
+    };
+    let port = number(&info.disaggregation_bootstrap_port).and_then(|port| u16::try_from(port).ok());
+    let block_size = number(&info.page_size).filter(|size| *size <= MAX_BLOCK_SIZE);
+    // Versions that do not report the capacity report the argument that limits it.
+    let tokens = number(&info.max_total_num_tokens).or_else(|| number(&info.max_total_tokens));
+    let effective =
+        info.internal_states.first().map(|state| state["effective_max_running_requests_per_dp"].clone());
+    Ok(EngineFacts {
+        role,
+        dp_size: number(&info.dp_size).filter(|size| *size <= MAX_DP_SIZE),
+        bootstrap_port: port.filter(|_| role == Some(Role::Prefill)),
+        connector: None,
+        block_size,
+        total_blocks: tokens.zip(block_size).map(|(tokens, size)| tokens / size).filter(|blocks| *blocks > 0),
+        max_running_requests: number(&effective).or_else(|| number(&info.max_running_requests)),
+    })
 }
 
 /// Parses the load figures from vLLM's or SGLang's metrics. Of several series of one name (ranks), counts are
@@ -101,7 +205,8 @@ mod tests {
         let models = models(include_bytes!("../../../../tests/fixtures/engines/models.json")).unwrap();
         assert_eq!(models, Models { names: vec!["tiny".into()], owner: Some("vllm".into()) });
         let metrics = include_bytes!("../../../../tests/fixtures/engines/metrics.txt");
-        assert_eq!(vllm_blocks(metrics), Some(32_768));
+        let facts = vllm_facts(metrics);
+        assert_eq!((facts.block_size, facts.total_blocks, facts.connector), (Some(32), Some(32_768), None));
         assert_eq!(load(metrics), Some(Figures { running: 0, waiting: 0, kv_usage: 0.0 }));
     }
 
@@ -118,6 +223,48 @@ mod tests {
         let text = b"sglang:num_running_reqs{rank=\"0\"} 3.0\nsglang:num_running_reqs{rank=\"1\"} 4.0\nsglang:num_queue_reqs 2\nsglang:token_usage{rank=\"0\"} 0.25\nsglang:token_usage{rank=\"1\"} 0.5\n";
         assert_eq!(load(text), Some(Figures { running: 7, waiting: 2, kv_usage: 0.5 }));
         assert_eq!(load(b"# nothing\nother 1\n"), None);
-        assert_eq!(vllm_blocks(b"vllm:cache_config_info{num_gpu_blocks=\"None\"} 1.0"), None);
+    }
+
+    #[test]
+    fn b5_facts_of_vllm_are_parsed_and_what_it_leaves_open_is_unknown() {
+        let open = b"vllm:cache_config_info{mamba_block_size=\"9\",num_gpu_blocks=\"None\"} 1.0";
+        assert_eq!(vllm_facts(open), EngineFacts::default());
+        let nixl = vllm_facts(b"vllm:nixl_num_failed_transfers_total{engine=\"0\"} 0.0\n");
+        assert_eq!(nixl.connector.as_deref(), Some("NixlConnector"));
+        let config =
+            |text: &str| vllm_config(format!(r#"{{"vllm_config":{text},"vllm_env":{{}}}}"#).as_bytes());
+        let p2p =
+            config(r#"{"kv_transfer_config":{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer"}}"#);
+        assert_eq!((p2p.connector.as_deref(), p2p.role), (Some("P2pNcclConnector"), Some(Role::Prefill)));
+        assert_eq!(config(r#"{"kv_transfer_config":null}"#).connector.as_deref(), Some("none"));
+        assert_eq!(config(r#""as text""#), EngineFacts::default());
+    }
+
+    #[test]
+    fn b5_facts_of_sglang_are_parsed_with_nulls_and_in_old_versions() {
+        let body = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":2,
+            "page_size":64,"max_total_num_tokens":6400,"max_running_requests":null,"max_total_tokens":null,
+            "internal_states":[{"effective_max_running_requests_per_dp":48}],"version":"0.5.9"}"#;
+        let facts = sglang_facts(body).unwrap();
+        let want = EngineFacts {
+            role: Some(Role::Prefill),
+            dp_size: Some(2),
+            bootstrap_port: Some(8998),
+            connector: None,
+            block_size: Some(64),
+            total_blocks: Some(100),
+            max_running_requests: Some(48),
+        };
+        assert_eq!(facts, want);
+        let plain =
+            sglang_facts(br#"{"disaggregation_mode":"null","disaggregation_bootstrap_port":8998}"#).unwrap();
+        assert_eq!((plain.role, plain.bootstrap_port), (Some(Role::Aggregated), None));
+        assert_eq!(
+            sglang_facts(br#"{"tp_size":1,"dp_size":"x","internal_states":7}"#),
+            Ok(EngineFacts::default())
+        );
+        assert!(sglang_facts(b"<html>").is_err());
+        let huge = br#"{"dp_size":4000000000,"page_size":4000000000}"#;
+        assert_eq!(sglang_facts(huge), Ok(EngineFacts::default()), "no engine has so many ranks");
     }
 }

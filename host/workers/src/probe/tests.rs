@@ -5,7 +5,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{Leg, spec::WorkerSpec, worker::Ineligible};
+use crate::{Leg, ModelName, spec::WorkerSpec, worker::Ineligible};
 
 /// A worker that answers probes; its health follows the switch.
 async fn engine(owner: &'static str, healthy: watch::Receiver<bool>, tasks: &TaskTracker) -> String {
@@ -78,6 +78,7 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 #[tokio::test]
 async fn b5_facts_are_read_before_a_worker_is_eligible() {
     let test = test_worker("vllm").await;
+    // B5.1
     assert_eq!(test.worker.ineligible(), Some(Ineligible::NotReady));
     until("eligible", || test.worker.ineligible().is_none()).await;
     assert_eq!(test.worker.total_blocks(), Some(77));
@@ -104,7 +105,7 @@ async fn b2_health_comes_and_goes_with_the_worker() {
 async fn a_worker_of_another_engine_stays_out() {
     let test = test_worker("sglang").await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(test.worker.ineligible(), Some(Ineligible::NotReady));
+    assert_eq!(test.worker.ineligible(), Some(Ineligible::Misconfigured));
     test.stop.cancel();
 }
 
@@ -121,6 +122,7 @@ async fn b4_a_removed_worker_s_task_ends() {
     Prober::start(registry.clone(), watch::channel(config).1, tasks.clone(), stop.clone());
     until("two tasks", || tasks.len() == 2).await;
     registry.remove(WorkerId(1));
+    // B4.1
     until("one task", || tasks.len() == 1).await;
     stop.cancel();
     tasks.close();

@@ -9,7 +9,13 @@ use std::{
 use serde::Deserialize;
 
 use super::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, rank_endpoint};
-use crate::id::{Engine, ModelName, Role, WorkerId};
+use crate::{
+    facts::{FactName, MAX_BLOCK_SIZE, MAX_DP_SIZE},
+    id::{Engine, ModelName, Role, WorkerId},
+};
+
+/// Port of a URL without one.
+const DEFAULT_PORT: &str = ":80";
 
 /// A description as written in a configuration table, not validated.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -34,10 +40,17 @@ pub(super) struct RawSpec {
     local_prefill: Option<bool>,
     prefill_cancellable: bool,
     max_concurrency: Option<u32>,
+    block_size: Option<u32>,
     total_blocks: Option<u32>,
     loras: Vec<String>,
     api_key: Option<String>,
 }
+
+/// Keys of the flag form, for messages.
+const FLAG_KEYS: &str = "role, engine, url, id, model, dp_size, bootstrap_host, bootstrap_port, transport, \
+                         kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, topology.NAME, taint, lora, \
+                         local_prefill, prefill_cancellable, max_concurrency, block_size, total_blocks, \
+                         api_key";
 
 impl RawSpec {
     /// Sets the value of a key of the flag form.
@@ -73,6 +86,7 @@ impl RawSpec {
             "local_prefill" => self.local_prefill = Some(parse(key, value)?),
             "prefill_cancellable" => self.prefill_cancellable = parse(key, value)?,
             "max_concurrency" => self.max_concurrency = Some(parse(key, value)?),
+            "block_size" => self.block_size = Some(parse(key, value)?),
             "total_blocks" => self.total_blocks = Some(parse(key, value)?),
             "api_key" => self.api_key = Some(value.to_owned()),
             _ => match key.split_once('.') {
@@ -82,7 +96,7 @@ impl RawSpec {
                 Some(("topology", name)) if !name.is_empty() => {
                     self.topology.insert(name.to_owned(), value.to_owned());
                 }
-                _ => return Err(error(key, format!("unknown key (value `{value}`)"))),
+                _ => return Err(error(key, format!("unknown key `{key}`: expected one of {FLAG_KEYS}"))),
             },
         }
         Ok(())
@@ -119,17 +133,20 @@ impl RawSpec {
         let missing = |key: &str| error(key, "is missing".to_owned());
         let required = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
         let url = base_url(&required("url", self.url.clone())?)?;
-        let role: Role =
-            required("role", self.role.clone())?.parse().map_err(|e| error("role", format!("{e}")))?;
         let engine: Engine =
             required("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
+        let role: Role = match &self.role {
+            // SGLang reports it; the worker is not eligible before.
+            None if engine == Engine::Sglang => Role::Aggregated,
+            None => return Err(missing("role")),
+            Some(role) => role.parse().map_err(|e| error("role", format!("{e}")))?,
+        };
         if engine == Engine::Openai && role != Role::Aggregated {
             return Err(error("role", format!("`{role}` is not supported by engine openai: use aggregated")));
         }
-        let dp_size = self.dp_size.unwrap_or(1);
-        if !(1..=4_096).contains(&dp_size) {
-            return Err(error("dp_size", format!("`{dp_size}` is out of range: expected 1 to 4096")));
-        }
+        let from_engine = self.left_to(engine);
+        let dp_size = in_range("dp_size", self.dp_size, MAX_DP_SIZE)?.unwrap_or(1);
+        let block_size = in_range("block_size", self.block_size, MAX_BLOCK_SIZE)?;
         if self.max_concurrency == Some(0) {
             return Err(error(
                 "max_concurrency",
@@ -142,12 +159,6 @@ impl RawSpec {
         let mut taints = self.taints;
         taints
             .extend(self.topology.iter().map(|(domain, value)| format!("{TOPOLOGY_TAINT}{domain}={value}")));
-        let local_by_default = match role {
-            Role::Prefill => false,
-            Role::Aggregated => true,
-            // SGLang decode workers cannot prefill without patches; those of vLLM and TensorRT-LLM can.
-            Role::Decode => engine != Engine::Sglang,
-        };
         Ok(WorkerSpec {
             id: self.id.map_or_else(|| WorkerId::of_url(&url), WorkerId),
             url: Arc::from(url),
@@ -164,13 +175,37 @@ impl RawSpec {
             kv_addr: self.kv_addr,
             kv_events: self.kv_events,
             kv_replay: self.kv_replay,
-            local_prefill: self.local_prefill.unwrap_or(local_by_default),
+            local_prefill: self.local_prefill.unwrap_or_else(|| engine.prefills_locally(role)),
             prefill_cancellable: self.prefill_cancellable,
             max_concurrency: self.max_concurrency,
+            block_size,
             total_blocks: self.total_blocks,
             loras: self.loras,
+            from_engine,
             api_key: self.api_key,
         })
+    }
+
+    /// Returns the facts that are not configured and that an engine of this kind may report.
+    fn left_to(&self, engine: Engine) -> BTreeSet<FactName> {
+        let sglang = engine == Engine::Sglang;
+        let facts = [
+            (FactName::Role, sglang && self.role.is_none()),
+            (FactName::DpSize, sglang && self.dp_size.is_none()),
+            (FactName::BootstrapPort, sglang && self.bootstrap_port.is_none()),
+            (FactName::Transport, engine == Engine::Vllm && self.transport.is_none()),
+            (FactName::LocalPrefill, self.local_prefill.is_none()),
+        ];
+        facts.into_iter().filter(|(_, left)| *left).map(|(fact, _)| fact).collect()
+    }
+}
+
+fn in_range(key: &str, value: Option<u32>, most: u32) -> Result<Option<u32>, SpecError> {
+    match value {
+        Some(value) if !(1..=most).contains(&value) => {
+            Err(error(key, format!("`{value}` is out of range: expected 1 to {most}")))
+        }
+        _ => Ok(value),
     }
 }
 
@@ -196,19 +231,36 @@ fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<Tran
     Ok(TransferRule { domain: domain.to_owned(), weight })
 }
 
+/// Returns the absolute base URL with its port, which is 80 if the URL has none.
 fn base_url(url: &str) -> Result<String, SpecError> {
     let trimmed = url.trim_end_matches('/');
+    let url = without_user(url);
+    if trimmed.get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https://")) {
+        let problem =
+            "TLS to engines is not supported yet: use http://, through a proxy on the engine's machine";
+        return Err(error("url", format!("`{url}`: {problem} if the network must not see plain text")));
+    }
     let rest = trimmed
         .strip_prefix("http://")
         .ok_or_else(|| error("url", format!("`{url}` does not start with http://")))?;
-    let authority = rest.split('/').next().unwrap_or(rest);
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let fits = |byte: u8| byte.is_ascii_graphic() && !b"?#@".contains(&byte);
-    let bad = authority.is_empty() || !trimmed.bytes().all(fits);
+    let bad = authority.is_empty() || authority.starts_with(':') || !trimmed.bytes().all(fits);
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
-    if bad || port.is_some_and(|port| port.parse::<u16>().is_err()) {
+    if bad || port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
         return Err(error("url", format!("`{url}` is not of the form http://host[:port][/path]")));
     }
-    Ok(trimmed.to_owned())
+    let port = if port.is_some() { "" } else { DEFAULT_PORT };
+    Ok(format!("http://{authority}{port}{path}"))
+}
+
+/// A URL for messages: what stands before an `@` may be a user and a password.
+fn without_user(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://[secret]@{rest}"),
+        (None, Some((_, rest))) => format!("[secret]@{rest}"),
+        _ => url.to_owned(),
+    }
 }
 
 fn parse<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, SpecError>

@@ -8,13 +8,31 @@ fn a_flag_is_parsed_to_a_description() {
     .unwrap();
     assert_eq!((&*spec.url, spec.host()), ("http://10.0.0.1:30000", "10.0.0.1"));
     assert_eq!((spec.dp_size, spec.bootstrap.port, spec.local_prefill), (2, Some(8998), false));
+    // A3.7: not configured, so it is the URL's hash
     assert_eq!(spec.id, WorkerId::of_url("http://10.0.0.1:30000"));
     assert_eq!(spec.labels.get("zone").map(String::as_str), Some("a"));
 }
 
 #[test]
+fn a_url_without_a_port_gets_the_port_of_http() {
+    for (url, full, host) in [
+        ("http://127.0.0.1", "http://127.0.0.1:80", "127.0.0.1"),
+        ("http://h/", "http://h:80", "h"),
+        ("http://h/base", "http://h:80/base", "h"),
+        ("http://[::1]", "http://[::1]:80", "[::1]"),
+        ("http://[::1]:9/x", "http://[::1]:9/x", "[::1]"),
+    ] {
+        let flag = format!("role=prefill,engine=vllm,transport=mooncake,bootstrap_port=7,url={url}");
+        let spec = WorkerSpec::parse_flag(&flag).unwrap();
+        assert_eq!((&*spec.url, spec.host()), (full, host));
+        assert_eq!(spec.bootstrap_address(), format!("http://{host}:7"));
+    }
+}
+
+#[test]
 fn b1_sglang_decode_cannot_prefill_locally_by_default_and_vllm_can() {
     let local = |flag: &str| WorkerSpec::parse_flag(flag).unwrap().local_prefill;
+    // B1.3
     assert!(!local("role=decode,engine=sglang,url=http://a:1"));
     assert!(local("role=decode,engine=vllm,url=http://a:1"));
     assert!(local("role=decode,engine=sglang,url=http://a:1,local_prefill=true"));
@@ -30,6 +48,23 @@ fn errors_name_the_key_and_the_value() {
         ("role=decode,engine=vllm", "url: is missing"),
         ("role=decode,engine=vllm,url=a:1", "url: `a:1` does not start with http://"),
         (
+            "role=decode,engine=vllm,url=HTTPS://a:1",
+            "url: `HTTPS://a:1`: TLS to engines is not supported yet: use http://, through a proxy on the \
+             engine's machine if the network must not see plain text",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://user:pw@a:1",
+            "url: `http://[secret]@a:1` is not of the form http://host[:port][/path]",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://a:0",
+            "url: `http://a:0` is not of the form http://host[:port][/path]",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://:80",
+            "url: `http://:80` is not of the form http://host[:port][/path]",
+        ),
+        (
             "role=decode,engine=vllm,url=http://a:99999",
             "url: `http://a:99999` is not of the form http://host[:port][/path]",
         ),
@@ -41,7 +76,12 @@ fn errors_name_the_key_and_the_value() {
             "role=decode,engine=vllm,url=http://a:1,dp_size=0",
             "dp_size: `0` is out of range: expected 1 to 4096",
         ),
-        ("role=decode,engine=vllm,url=http://a:1,speed=9", "speed: unknown key (value `9`)"),
+        (
+            "role=decode,engine=vllm,url=http://a:1,speed=9",
+            "speed: unknown key `speed`: expected one of role, engine, url, id, model, dp_size, bootstrap_host, \
+             bootstrap_port, transport, kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, topology.NAME, taint, \
+             lora, local_prefill, prefill_cancellable, max_concurrency, block_size, total_blocks, api_key",
+        ),
         (
             "role=decode,engine=openai,url=http://a:1",
             "role: `decode` is not supported by engine openai: use aggregated",
@@ -57,6 +97,7 @@ fn errors_name_the_key_and_the_value() {
 fn d3_topology_becomes_taints_and_contradicting_rules_are_refused() {
     let flag = "role=prefill,engine=vllm,url=http://a:1,topology.rack=r1,kv_transfer=";
     let spec = WorkerSpec::parse_flag(&format!("{flag}preferred:rack:2.5")).unwrap();
+    // D3.1
     assert!(spec.taints.contains("dynamo.topology/rack=r1"));
     assert_eq!(spec.preferred_transfer(), Some(("dynamo.topology/rack=r1".to_owned(), 2.5)));
     let strict = WorkerSpec::parse_flag(&format!("{flag}required:rack")).unwrap();
@@ -74,6 +115,7 @@ fn d3_topology_becomes_taints_and_contradicting_rules_are_refused() {
         ("preferred:rack:inf", "`preferred:rack:inf`: the weight has to be finite"),
     ] {
         let error = WorkerSpec::parse_flag(&format!("{flag}{rule}")).unwrap_err();
+        // D3.4: when the worker joins
         assert_eq!(error.to_string(), format!("kv_transfer: {problem}"));
     }
 }

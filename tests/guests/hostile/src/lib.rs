@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pointsman_policy_sdk::{Call, Decision, Error, Facts, Policy, Selector, Shed, Wants, facts};
+use pointsman_policy_sdk::{Call, Decision, Error, Facts, Policy, Selector, Shed, Slot, Wants, facts};
 use serde::Deserialize;
 
 /// How it misbehaves.
@@ -34,6 +34,8 @@ pub enum Mode {
     Refuse,
     /// Chooses row 0, with a reason that would do harm where it is taken for HTML.
     Markup,
+    /// Refuses a request that waited in the queue, and says for how long.
+    TellQueue,
     /// Never returns from `configure`.
     SlowConfigure,
     /// Asks for a fact that does not exist.
@@ -54,6 +56,7 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Hostile {
     settings: Settings,
+    queue_us: Slot<u32>,
     calls: AtomicU32,
 }
 
@@ -68,12 +71,12 @@ impl Policy for Hostile {
             Mode::UnknownFact => drop(wants.label_is("", "")),
             _ => {}
         }
-        Ok(Self { settings, calls: AtomicU32::new(0) })
+        Ok(Self { settings, queue_us: wants.request(facts::QUEUE_US), calls: AtomicU32::new(0) })
     }
 }
 
 impl Selector for Hostile {
-    fn select(&self, call: &Call, _: &Facts<'_>) -> Result<Decision, Error> {
+    fn select(&self, call: &Call, facts: &Facts<'_>) -> Result<Decision, Error> {
         let calls = self.calls.fetch_add(1, Ordering::Relaxed);
         if calls < self.settings.after {
             return Ok(Decision::row(0));
@@ -102,6 +105,10 @@ impl Selector for Hostile {
                 let reason = Some("<img src=x onerror=alert(1)>".to_owned());
                 Ok(Decision::Choose { row: 0, costs: Vec::new(), reason })
             }
+            Mode::TellQueue => Ok(match self.queue_us.get(facts) {
+                0 => Decision::row(0),
+                waited => Decision::Shed(Shed { status: 429, reason: format!("it waited {waited} us") }),
+            }),
             Mode::Memory => Ok(Decision::row(calls as usize % call.rows.max(1) as usize)),
             Mode::Error => Err(Error::Internal("as the test wants it".into())),
             Mode::Refuse => Ok(Decision::Shed(Shed { status: 429, reason: "the quota is used up".into() })),

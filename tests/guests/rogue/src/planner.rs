@@ -22,6 +22,7 @@ impl Guest for Rogue {
         Ok(match deed {
             #[cfg(feature = "learning")]
             "learn-local" if crate::learner::number("leg/other") >= 3 => Plan::Local,
+            "shed-429" => Plan::Shed(ShedReason { status: 429, reason: "the plan is to refuse".into() }),
             "shed-200" => Plan::Shed(ShedReason { status: 200, reason: String::new() }),
             _ => Plan::Remote,
         })

@@ -58,6 +58,8 @@ pub(crate) fn misbehave(deed: &str) -> Result<(), String> {
         "overflow" => drop(black_box(deeper(black_box(1)))),
         "error" => return Err("as the script wants it".into()),
         "long-error" => return Err("e".repeat(1 << 18)),
+        // On WASI this polls a clock.
+        "sleep" => std::thread::sleep(std::time::Duration::from_secs(1)),
         _ => {}
     }
     Ok(())

@@ -33,6 +33,13 @@ impl Guest for Rogue {
             "short" => choice(0, vec![0.0; call.rows as usize + 1]),
             "huge" => choice(0, vec![0.0; 1 << 18]),
             "long-reason" => Choice { reason: Some("r".repeat(1 << 20)), ..choice(0, Vec::new()) },
+            "long-shed" => {
+                return Ok(Decision::Shed(ShedReason { status: 429, reason: "s".repeat(8 << 20) }));
+            }
+            "long-log" => {
+                log(Level::Error, &"l".repeat(8 << 20));
+                choice(0, Vec::new())
+            }
             "shed-200" => {
                 return Ok(Decision::Shed(ShedReason { status: 200, reason: String::new() }));
             }

@@ -1,14 +1,16 @@
-// The page at the admin port's root: reads /events, shows what it says, and sends an operator's word.
-// Whatever comes from policies, engines or clients is put in as text, never as markup.
+// The page at the root of the admin port: shows the events of /events and sends the operator's commands.
+// Text from policies, engines and clients is inserted as text, never as markup.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const KEY = "pointsman-token";
-const state = { decisions: [], on: true, mayChange: false, token: false };
+/** Characters of a worker's name in a table: an id of 20 digits would push the other columns away. */
+const MAX_NAME = 22;
+const state = { decisions: [], recording: true, mayChange: false, token: false, names: new Map() };
 
 // ---- elements -------------------------------------------------------------------------------------------------
 
-/** A new element with a class and children, which are elements or text. */
+/** Returns a new element with a class and children, which are elements or text. */
 function make(tag, kind, ...children) {
   const node = document.createElement(tag);
   if (kind) node.className = kind;
@@ -16,13 +18,13 @@ function make(tag, kind, ...children) {
   return node;
 }
 
-/** Text of a node, written only when it is another: screen readers and selections are left alone. */
-function say(node, text) {
+/** Sets the text of a node if it differs, so that screen readers and selections are not disturbed. */
+function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Makes the children of `parent` those of `items`; a child stays the same element as long as its key does. */
-function sync(parent, items, key, build, update) {
+/** Makes one child of `parent` for each item; an item keeps its element as long as its key stays the same. */
+function syncChildren(parent, items, key, build, update) {
   const names = new Set(items.map(key));
   for (const child of [...parent.children]) if (!names.has(child.dataset.key)) child.remove();
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
@@ -45,18 +47,19 @@ function sync(parent, items, key, build, update) {
   }
 }
 
-/** A table row of so many cells. */
-const row = (cells) => make("tr", "", ...Array.from({ length: cells }, () => make("td")));
+/** Returns a table row with this number of cells. */
+const tableRow = (cells) => make("tr", "", ...Array.from({ length: cells }, () => make("td")));
 
-/** A cell's text, with a small line below. */
-function cell(node, text, small, kind) {
+/** Sets the text of a cell, with a small line below. */
+function setCell(node, text, small, kind) {
   node.className = kind ?? "";
   node.replaceChildren(String(text ?? "–"));
   node.title = small ? String(small) : "";
   if (small) node.append(make("small", "", small));
 }
 
-function nothing(body, columns, text) {
+/** Shows a message in place of a table's rows. */
+function showEmpty(body, columns, text) {
   const filler = make("tr", "", make("td", "none", text));
   filler.firstElementChild.colSpan = columns;
   body.replaceChildren(filler);
@@ -64,13 +67,31 @@ function nothing(body, columns, text) {
 
 const number = (value, digits = 0) =>
   value === null || value === undefined ? "–" : Number(value).toLocaleString("en", { maximumFractionDigits: digits });
-const millis = (value) =>
+const formatMillis = (value) =>
   value === null || value === undefined ? "–" : value < 10 ? `${number(value, 1)} ms` : value < 1e4 ? `${number(value)} ms` : `${number(value / 1e3, 1)} s`;
-const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
-const place = (who) => (who ? `${who.worker}/${who.dp_rank}` : "–");
-const short = (id) => (String(id).length > 10 ? `${String(id).slice(0, 8)}…` : String(id));
+const formatTime = (at) => new Date(at).toLocaleTimeString("en-GB");
+const shortId = (id) => (String(id).length > 10 ? `${String(id).slice(0, 8)}…` : String(id));
+/** Returns the short name of a worker: its id when that is short, else the end of its address. */
+const workerName = (id) => state.names.get(String(id)) ?? shortId(id);
+const candidateName = (who) => (who ? `${workerName(who.worker)}/${who.dp_rank}` : "–");
+const fullName = (who) => (who ? `worker ${who.worker}, rank ${who.dp_rank}` : "");
 
-/** JSON, with whole numbers that no double holds (ids are 64 bits) as text. */
+const addressOf = ({ spec }) => spec.url.replace(/^https?:\/\//, "").replace(/\/+$/, "");
+
+/** Returns the short names of workers, by id. Workers whose short addresses are equal keep their ids. */
+function shortNames(workers) {
+  const address = (worker) => {
+    const text = addressOf(worker);
+    return text.length > MAX_NAME ? `…${text.slice(1 - MAX_NAME)}` : text;
+  };
+  const uses = new Map();
+  for (const worker of workers) uses.set(address(worker), (uses.get(address(worker)) ?? 0) + 1);
+  const nameOf = (worker) =>
+    String(worker.id).length <= 10 || uses.get(address(worker)) > 1 ? shortId(worker.id) : address(worker);
+  return new Map(workers.map((worker) => [String(worker.id), nameOf(worker)]));
+}
+
+/** Parses JSON; integers that exceed a double (ids have 64 bits) become text. */
 function parse(text) {
   const exact = (_, value, context) =>
     typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER && context?.source ? context.source : value;
@@ -81,26 +102,47 @@ function parse(text) {
 
 function showWorkers({ workers }) {
   const ready = workers.filter((worker) => !worker.ineligible).length;
-  say($("eligible"), `${ready} of ${workers.length}`);
-  if (!workers.length) return nothing($("workers"), 4, "no workers yet");
+  setText($("eligible"), `${ready} of ${workers.length}`);
+  const names = shortNames(workers);
+  const renamed = JSON.stringify([...names]) !== JSON.stringify([...state.names]);
+  state.names = names;
+  if (renamed && state.decisions.length) {
+    $("decisions").replaceChildren();
+    showDecisions();
+  }
+  if (!workers.length) return showEmpty($("workers"), 5, "no workers yet");
   const most = Math.max(4, ...workers.flatMap((worker) => worker.ranks.map((rank) => rank.active_requests)));
-  sync($("workers"), workers.map((worker) => ({ ...worker, most })), (worker) => `w${worker.id}`, () => row(4), showWorker);
+  syncChildren($("workers"), workers.map((worker) => ({ ...worker, most })), (worker) => `w${worker.id}`, () => tableRow(5), showWorker);
 }
 
 function showWorker(node, worker) {
-  const [id, role, health, load] = node.children;
-  cell(id, short(worker.id), worker.spec.url.replace(/^https?:\/\//, ""));
+  const [id, role, health, load, commands] = node.children;
+  const [name, address] = [workerName(worker.id), addressOf(worker)];
+  setCell(id, name, name === address ? shortId(worker.id) : address, "name");
   id.title = `${worker.id} ${worker.spec.url}\n${worker.models.join(", ")}`;
-  cell(role, worker.spec.role, worker.spec.engine);
+  setCell(role, worker.spec.role, worker.spec.engine);
   const kind = worker.ineligible ? (worker.health === "unhealthy" ? "bad" : "warn") : "good";
-  cell(health, worker.health, worker.ineligible?.replaceAll("_", " "), kind);
+  setCell(health, worker.health, worker.ineligible?.replaceAll("_", " "), kind);
   const total = worker.ranks.reduce((sum, rank) => sum + rank.active_requests, 0);
   const bars = make("div", worker.ranks.length > 2 ? "bars many" : "bars", ...worker.ranks.map((rank) => bar(rank, worker)));
   bars.append(make("span", "", number(total)));
   load.replaceChildren(bars);
   const { kv_usage: usage, waiting } = worker.engine_load ?? {};
+  commands.replaceChildren(...(state.mayChange ? [drainButton(worker, name)] : []));
   const known = usage !== null && usage !== undefined;
   if (known) load.append(make("small", "", `KV ${number(usage * 100)} %${waiting ? `, ${number(waiting)} waiting` : ""}`));
+}
+
+/** Returns the button that drains a worker, or ends its drain. */
+function drainButton(worker, name) {
+  const [word, method, question] = worker.draining
+    ? ["Undrain", "DELETE", `Send requests to ${name} again?`]
+    : ["Drain", "POST", `Drain ${name}? It gets no new request; those in flight finish.`];
+  const button = make("button", "", word);
+  button.type = "button";
+  button.setAttribute("aria-label", `${word} ${name}`);
+  button.addEventListener("click", () => askToConfirm(question, `workers/${worker.id}/drain`, method));
+  return button;
 }
 
 function bar(rank, { most, spec }) {
@@ -111,7 +153,7 @@ function bar(rank, { most, spec }) {
   node.setAttribute("role", "img");
   node.title =
     `rank ${rank.dp_rank}: ${rank.active_requests} requests, ${rank.active_prefill_tokens} prompt tokens, ` +
-    `${rank.decode_blocks} blocks` + (rank.ttft_ewma_us ? `, TTFT ${millis(rank.ttft_ewma_us / 1e3)}` : "");
+    `${rank.decode_blocks} blocks` + (rank.ttft_ewma_us ? `, TTFT ${formatMillis(rank.ttft_ewma_us / 1e3)}` : "");
   node.setAttribute("aria-label", node.title);
   return node;
 }
@@ -121,25 +163,25 @@ function bar(rank, { most, spec }) {
 function showDecisions() {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const kept = state.decisions.filter((one) => {
-    const text = words.length ? searched(one) : "";
+    const text = words.length ? searchText(one) : "";
     return words.every((word) => text.includes(word));
   });
   const all = state.decisions.length;
-  say($("shown"), words.length ? `${kept.length} of the newest ${all}` : all ? `the newest ${all}` : "");
+  setText($("shown"), words.length ? `${kept.length} of the newest ${all}` : all ? `the newest ${all}` : "");
   const body = $("decisions");
-  if (kept.length) sync(body, kept, (one) => one.id, buildDecision, showDecision);
-  else nothing(body, 10, !state.on ? "decisions are not kept: [decisions] keep = 0" : all ? "nothing fits the filter" : "no decisions yet: send a request");
+  if (kept.length) syncChildren(body, kept, (one) => one.id, buildDecision, showDecision);
+  else showEmpty(body, 10, !state.recording ? "decisions are not recorded: [decisions] keep = 0" : all ? "no decision matches the filter" : "no decisions yet: send a request");
 }
 
-const searched = (one) =>
-  [one.id, one.request_id, one.model, one.leg, one.slot, place(one.choice), `worker=${one.choice?.worker}`, one.policy ?? "native",
+const searchText = (one) =>
+  [one.id, one.request_id, one.model, one.leg, one.slot, candidateName(one.choice), one.choice?.worker, `worker=${one.choice?.worker}`, one.policy ?? "native",
     one.decider.by, one.decider.reason, one.reason, one.outcome?.code, one.refused?.code].join(" ").toLowerCase();
 
 function buildDecision(one) {
-  const node = row(10);
-  const button = make("button", "", clock(one.at_ms));
+  const node = tableRow(10);
+  const button = make("button", "", formatTime(one.at_ms));
   button.type = "button";
-  button.setAttribute("aria-label", `receipt of the decision of ${clock(one.at_ms)}`);
+  button.setAttribute("aria-label", `receipt of the decision of ${formatTime(one.at_ms)}`);
   node.firstElementChild.append(button);
   node.addEventListener("click", () => openReceipt(one.id));
   return node;
@@ -147,18 +189,23 @@ function buildDecision(one) {
 
 function showDecision(node, one) {
   const [, leg, worker, policy, decider, cost, second, ttft, cached, outcome] = node.children;
-  cell(leg, one.plan ? "plan" : one.leg, one.attempt ? `try ${one.attempt + 1}` : "");
-  cell(worker, one.plan ? one.plan.word : one.refused ? one.refused.code : place(one.choice), "", one.refused ? "bad" : "");
-  cell(policy, `${one.policy ?? "native"} @${one.generation}`, one.mode === "canary" ? "canary" : "");
+  setCell(leg, one.plan ? "plan" : one.leg, one.attempt ? `attempt ${one.attempt + 1}` : "");
+  setCell(worker, one.plan ? one.plan.word : one.refused ? one.refused.code : candidateName(one.choice), "", one.refused ? "bad" : "name");
+  worker.title = fullName(one.choice);
+  setCell(policy, `${one.policy ?? "native"} @${one.generation}`, one.mode === "canary" ? "canary" : "");
   const fallback = one.decider.by === "fallback";
-  cell(decider, one.decider.by, fallback ? `${one.decider.reason} ${one.decider.detail}` : one.refused?.detail || one.reason, fallback ? "warn" : "");
-  cell(cost, number(one.choice?.cost, 2), "", "n");
-  cell(second, one.runner_up ? place(one.runner_up) : "–", one.runner_up ? `${number(one.runner_up.cost, 2)}` : "");
+  setCell(decider, one.decider.by, fallback ? `${one.decider.reason} ${one.decider.detail}` : one.refused?.detail || one.reason, fallback ? "warn" : "");
+  setCell(cost, number(one.choice?.cost, 2), "", "n");
+  setCell(second, one.runner_up ? candidateName(one.runner_up) : "–", one.runner_up ? `${number(one.runner_up.cost, 2)}` : "", "name");
+  second.title = fullName(one.runner_up);
   const end = one.outcome;
-  cell(ttft, end ? millis(end.ttft_ms) : "…", "", "n");
+  // A request that was shed or refused has ended, whether or not an outcome was recorded.
+  const open = !end && !one.refused && one.plan?.word !== "shed";
+  setCell(ttft, end ? formatMillis(end.ttft_ms) : open ? "…" : "–", "", "n");
   const { predicted, reported } = end?.cached_tokens ?? {};
-  cell(cached, end ? `${number(predicted)} / ${number(reported)}` : "…", "", "n");
-  cell(outcome, end ? (end.retried ? "tried again" : end.code) : "under way", "", end && end.status >= 400 ? "bad" : end ? "" : "dim");
+  setCell(cached, end ? `${number(predicted)} / ${number(reported)}` : open ? "…" : "–", "", "n");
+  const ended = end ? (end.retried ? "retried" : end.code) : one.refused?.code ?? "shed";
+  setCell(outcome, open ? "in flight" : ended, "", open ? "dim" : !end || end.status >= 400 ? "bad" : "");
 }
 
 async function openReceipt(id) {
@@ -168,56 +215,58 @@ async function openReceipt(id) {
   const rows = [];
   try {
     const whole = parse(text);
-    // Lists of numbers on one line: a matrix of facts is read by rows.
+    // One line for each list of numbers, so that a matrix of facts reads by rows.
     shown = JSON.stringify(whole, null, 2).replace(/\[\s+([^[\]{}]*?)\s+\]/g, (_, inner) => `[${inner.replace(/\s+/g, " ")}]`);
     (whole.candidates ?? []).forEach(([worker, rank], index) => {
       const at = whole.left ? whole.left.indexOf(index) : index;
-      const word = whole.choice?.row === index ? "chosen" : whole.runner_up?.row === index ? "runner-up" : at < 0 ? "filtered out" : "";
-      const line = row(4);
-      [worker, rank, number(at < 0 ? null : whole.costs?.[at], 3), word].forEach((text, column) => cell(line.children[column], text, "", column === 2 ? "n" : ""));
+      const mark = whole.choice?.row === index ? "chosen" : whole.runner_up?.row === index ? "runner-up" : at < 0 ? "filtered out" : "";
+      const line = tableRow(4);
+      line.title = `worker ${worker}`;
+      [workerName(worker), rank, number(at < 0 ? null : whole.costs?.[at], 3), mark].forEach((text, column) => setCell(line.children[column], text, "", column === 2 ? "n" : ""));
       rows.push(line);
     });
-  } catch { /* it is shown as it came */ }
+  } catch { /* not JSON: shown unchanged */ }
   $("candidates").replaceChildren(...rows);
   $("candidates").parentElement.hidden = !rows.length;
-  say($("h-receipt"), `Receipt ${id}`);
+  setText($("h-receipt"), `Receipt ${id}`);
   $("json").textContent = shown;
   $("receipt").showModal();
 }
 
-// ---- an operator's word ---------------------------------------------------------------------------------------
+// ---- commands -------------------------------------------------------------------------------------------------
 
 function authorization() {
   const token = sessionStorage.getItem(KEY);
   return token ? { authorization: `Bearer ${token}` } : {};
 }
 
-function confirmed(question, path) {
-  say($("question"), question);
+function askToConfirm(question, path, method = "POST") {
+  setText($("question"), question);
   $("yes").onclick = () => {
     $("confirm").close();
-    command(path);
+    sendCommand(path, method);
   };
   $("confirm").showModal();
 }
 
-async function command(path) {
+async function sendCommand(path, method) {
   try {
-    const response = await fetch(path, { method: "POST", headers: authorization() });
+    const response = await fetch(path, { method, headers: { ...authorization(), "content-type": "application/json" } });
     const answer = await response.json().catch(() => ({}));
-    if (!response.ok) return told(`not done: ${answer.error?.message ?? response.status}`, true);
-    const { changed = [], refused = [] } = answer;
-    const done = `done: ${changed.length} changed${refused.length ? `, ${refused.length} refused` : ""}`;
-    told(done, false);
-    setTimeout(() => $("state").textContent === done && told("live", false), 6000);
+    if (!response.ok) return setStatus(`failed: ${answer.error?.message ?? response.status}`, true);
+    const { changed, refused = [], strays = [] } = answer;
+    const also = [refused.length ? `${refused.length} refused` : "", strays.length ? `${strays.length} of no slot` : ""];
+    const done = changed ? `done: ${[`${changed.length} changed`, ...also].filter(Boolean).join(", ")}` : "done";
+    setStatus(done, false);
+    setTimeout(() => $("state").textContent === done && setStatus("live", false), 6000);
   } catch {
-    told("not done: the daemon cannot be reached", true);
+    setStatus("failed: the gateway does not answer", true);
   }
 }
 
-function told(text, bad) {
+function setStatus(text, bad) {
   const node = $("state");
-  say(node, text);
+  setText(node, text);
   node.classList.toggle("bad", bad);
 }
 
@@ -226,28 +275,28 @@ function told(text, bad) {
 const HANDLERS = {
   hello({ version, token, may_change }) {
     [state.token, state.mayChange] = [token, may_change];
-    say($("version"), version);
+    setText($("version"), version);
     $("reload").hidden = !may_change;
     $("give").hidden = may_change;
     $("forget").hidden = !(token && may_change);
     if (may_change) $("token").hidden = true;
-    else if (sessionStorage.getItem(KEY)) askForToken("that is not the token");
-    told("live", false);
+    else if (sessionStorage.getItem(KEY)) askForToken("wrong token");
+    setStatus("live", false);
   },
   workers: showWorkers,
   slots: showSlots,
   decisions(event) {
-    [state.decisions, state.on] = [event.decisions, event.on];
+    [state.decisions, state.recording] = [event.decisions, event.on];
     showDecisions();
   },
-  pulse({ requests_per_second, ttft_p50_ms }) {
-    say($("rate"), number(requests_per_second, 1));
-    say($("ttft"), millis(ttft_p50_ms));
+  stats({ requests_per_second, ttft_p50_ms }) {
+    setText($("rate"), number(requests_per_second, 1));
+    setText($("ttft"), formatMillis(ttft_p50_ms));
   },
 };
 
-/** One line of an event stream's block after another; what is no event of ours is passed by. */
-function take(block) {
+/** Handles one block of the event stream; ignores unknown events. */
+function handleBlock(block) {
   const field = (name) => block.split("\n").find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
   const data = field("data");
   if (data) HANDLERS[field("event")]?.(parse(data));
@@ -255,11 +304,11 @@ function take(block) {
 
 let reading = new AbortController();
 
-/** Reads events until they end. A fetch, for an EventSource cannot send the token. */
-async function read(signal) {
+/** Reads events until the stream ends. It uses fetch because an EventSource cannot send the token. */
+async function readEvents(signal) {
   const response = await fetch("events", { headers: authorization(), signal });
   if (response.status === 401 || response.status === 403) {
-    askForToken(response.status === 403 ? "that is not the token" : "");
+    askForToken(response.status === 403 ? "wrong token" : "");
     return false;
   }
   if (!response.ok) throw new Error(String(response.status));
@@ -270,20 +319,20 @@ async function read(signal) {
     if (done) return true;
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
-    blocks.forEach(take);
+    blocks.forEach(handleBlock);
   }
 }
 
-async function follow() {
+async function connect() {
   reading.abort();
   const mine = (reading = new AbortController());
   for (let wait = 500; ; wait = Math.min(wait * 2, 8000)) {
     const began = Date.now();
     try {
-      if (!(await read(mine.signal))) return;
-    } catch { /* said below */ }
+      if (!(await readEvents(mine.signal))) return;
+    } catch { /* reported below */ }
     if (mine.signal.aborted) return;
-    told("not connected, trying again", true);
+    setStatus("disconnected, reconnecting", true);
     if (Date.now() - began > 10000) wait = 500;
     await new Promise((done) => setTimeout(done, wait));
   }
@@ -292,8 +341,8 @@ async function follow() {
 function askForToken(problem) {
   sessionStorage.removeItem(KEY);
   $("token").hidden = false;
-  say($("refused"), problem);
-  told("a token is needed", true);
+  setText($("refused"), problem);
+  setStatus("token required", true);
   $("secret").focus();
 }
 
@@ -301,8 +350,8 @@ $("token").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(KEY, $("secret").value.trim());
   $("secret").value = "";
-  say($("refused"), "");
-  follow();
+  setText($("refused"), "");
+  connect();
 });
 $("give").addEventListener("click", () => {
   $("token").hidden = false;
@@ -310,10 +359,10 @@ $("give").addEventListener("click", () => {
 });
 $("forget").addEventListener("click", () => {
   sessionStorage.removeItem(KEY);
-  follow();
+  connect();
 });
-$("reload").addEventListener("click", () => confirmed("Read the policy folder now?", "policies/reload"));
+$("reload").addEventListener("click", () => askToConfirm("Reload the policy directory now?", "policies/reload"));
 $("filter").addEventListener("input", showDecisions);
 for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
 showDecisions();
-follow();
+connect();

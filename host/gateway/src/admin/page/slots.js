@@ -1,13 +1,13 @@
-// The slots of the page and their history: what runs, what is on trial, what was refused, and an operator's word on it.
-// Elements, numbers and requests are page.js's.
+// The slots of the page and their history: active policies, trials, refusals, and buttons for the operator.
+// page.js has the helpers for elements, numbers and requests.
 "use strict";
 
 function showSlots({ slots, history, strays }) {
-  sync($("slots"), slots, (slot) => `${slot.slot} ${slot.model ?? ""}`, () => make("article", "slot"), showSlot);
+  syncChildren($("slots"), slots, (slot) => `${slot.slot} ${slot.model ?? ""}`, () => make("article", "slot"), showSlot);
   const events = [...history].reverse().slice(0, 30);
   const lines = strays.map((file) => ({ file })).concat(events);
-  if (!lines.length) $("history").replaceChildren(make("li", "dim", "nothing has changed since the start"));
-  else sync($("history"), lines, (line) => JSON.stringify(line), (line) => make("li"), showEvent);
+  if (!lines.length) $("history").replaceChildren(make("li", "dim", "no changes since the start"));
+  else syncChildren($("history"), lines, (line) => JSON.stringify(line), (line) => make("li"), showEvent);
 }
 
 function showSlot(node, slot) {
@@ -27,31 +27,31 @@ function showSlot(node, slot) {
     const part = (one) => `${one.world} ${one.policy}${one.weight === null ? "" : ` × ${number(one.weight, 3)}`}`;
     lines.push(make("p", "dim", slot.parts.map(part).join(" → ")));
   }
-  lines.push(make("p", "dim", `may use ${slot.grants.join(", ") || "nothing"}`, ...remembered(slot.memory)));
-  if (slot.canary) lines.push(trial("canary", slot, ""));
+  lines.push(make("p", "dim", `grants: ${slot.grants.join(", ") || "none"}`, ...stateUsage(slot.memory)));
+  if (slot.canary) lines.push(describeTrial("canary", slot, ""));
   if (slot.shadow) {
     const { agree, disagree, failed } = slot.shadow;
     const asked = agree + disagree + failed;
-    lines.push(trial("shadow", slot, asked ? ` · agrees in ${number((100 * agree) / asked)} % of ${number(asked)}` : ""));
+    lines.push(describeTrial("shadow", slot, asked ? ` · agrees in ${number((100 * agree) / asked)} % of ${number(asked)}` : ""));
   }
   const last = slot.refusals.at(-1);
   if (last) {
-    const all = [...slot.refusals].reverse().map((one) => make("p", "dim", `${clock(one.at_ms)} ${one.kind} ${one.file}: ${one.message}`));
-    const details = make("details", "", make("summary", "warn", `refused ${clock(last.at_ms)}: ${last.kind}`), ...all);
+    const all = [...slot.refusals].reverse().map((one) => make("p", "dim", `${formatTime(one.at_ms)} ${one.kind} ${one.file}: ${one.message}`));
+    const details = make("details", "", make("summary", "warn", `refused ${formatTime(last.at_ms)}: ${last.kind}`), ...all);
     details.open = Boolean(open);
     lines.push(details);
   }
   if (state.mayChange && slot.can_roll_back) {
-    const question = `Put the content before ${slot.policy} into ${words(slot)} again?`;
-    lines[2].append(" ", action(slot, "Roll back", "rollback?lane=active", question));
+    const question = `Roll ${slotName(slot)} back from ${slot.policy} to its previous content?`;
+    lines[2].append(" ", slotButton(slot, "Roll back", "rollback?lane=active", question));
   }
   node.replaceChildren(...lines);
-  // What had the focus has it again.
+  // Restore the focus.
   if (focused) [...node.querySelectorAll("button, summary")].find((one) => one.textContent === focused)?.focus();
 }
 
-/** How full the state of a slot's policies is; the fuller of keys and bytes says whether that is much. */
-function remembered(memory) {
+/** Describes how full the state of a slot's policies is; the fuller of keys and bytes sets the colour. */
+function stateUsage(memory) {
   if (!memory) return [];
   const full = Math.max(memory.entries / memory.entries_limit, memory.bytes / memory.bytes_limit);
   const text = ` · state ${number(memory.entries)} keys, ${number(memory.bytes / 1024, 1)} of ${number(memory.bytes_limit / 1024)} KiB`;
@@ -60,26 +60,26 @@ function remembered(memory) {
   return [node];
 }
 
-function trial(word, slot, more) {
-  const lane = slot[word];
+function describeTrial(name, slot, more) {
+  const lane = slot[name];
   const digest = lane.digest ? ` · ${String(lane.digest).slice(0, 8)}` : "";
-  const text = `${word} ${lane.policy} @${lane.generation}${digest} · ${number(lane.share * 100, 1)} % · ${number(lane.calls)} calls`;
+  const text = `${name} ${lane.policy} @${lane.generation}${digest} · ${number(lane.share * 100, 1)} % · ${number(lane.calls)} calls`;
   const failed = lane.failures ? [make("span", "bad", `, ${number(lane.failures)} failed`)] : [];
   const buttons = [
-    action(slot, `Promote ${word}`, `promote?from=${word}`, `Let ${lane.policy} serve every request of ${words(slot)}?`),
-    action(slot, `End ${word}`, `rollback?lane=${word}`, `End the ${word} ${lane.policy} of ${words(slot)}?`),
+    slotButton(slot, `Promote ${name}`, `promote?from=${name}`, `Promote ${lane.policy} to serve all requests of ${slotName(slot)}?`),
+    slotButton(slot, `End ${name}`, `rollback?lane=${name}`, `End the ${name} ${lane.policy} of ${slotName(slot)}?`),
   ];
   return make("p", lane.breaker_open ? "bad" : "", text, ...failed, more, " ", ...(state.mayChange ? buttons : []));
 }
 
-const words = (slot) => slot.slot + (slot.model ? ` of ${slot.model}` : "");
+const slotName = (slot) => slot.slot + (slot.model ? ` of ${slot.model}` : "");
 
-/** A button that asks, and then has the daemon do something with a slot. */
-function action(slot, label, path, question) {
+/** Returns a button that asks for confirmation and then sends a command for a slot. */
+function slotButton(slot, label, path, question) {
   const model = slot.model ? `&model=${encodeURIComponent(slot.model)}` : "";
   const button = make("button", "", label);
   button.type = "button";
-  button.addEventListener("click", () => confirmed(question, `policies/${slot.slot}/${path}${model}`));
+  button.addEventListener("click", () => askToConfirm(question, `policies/${slot.slot}/${path}${model}`));
   return button;
 }
 
@@ -88,5 +88,5 @@ function showEvent(node, line) {
   const kind = { refused: "warn", rolled_back: "bad", withdrawn: "bad" }[line.result] ?? "good";
   const lane = line.lane === "active" ? "" : ` ${line.lane}`;
   const what = line.result === "refused" ? line.reason : `${line.policy ?? "empty"}${line.generation === null ? "" : ` · generation ${line.generation}`}`;
-  node.replaceChildren(make("time", "", clock(line.at_ms)), make("span", kind, line.result.replaceAll("_", " ")), make("span", "", `${line.slot}${lane}${line.model ? ` of ${line.model}` : ""}: ${what}`));
+  node.replaceChildren(make("time", "", formatTime(line.at_ms)), make("span", kind, line.result.replaceAll("_", " ")), make("span", "", `${line.slot}${lane}${line.model ? ` of ${line.model}` : ""}: ${what}`));
 }

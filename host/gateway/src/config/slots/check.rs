@@ -1,13 +1,10 @@
 //! Validation of a slot's entry: reports everything that is wrong, each with its dotted path.
 
-use pointsman_embedded_policies::by_name;
+use pointsman_embedded_policies::{NAMES, by_name};
 use pointsman_routing::{Picker, SlotKind};
 
 use super::{Ranking, SlotEntry};
-use crate::config::problem::Problem;
-
-/// Names of the built-in policies, for messages.
-const BUILT_IN: &str = "kv-aware, least-loaded or conditional-disagg";
+use crate::config::Problem;
 
 impl SlotEntry {
     /// Returns what is wrong with the entry at `path`; `has_dir`: there is a directory of policies.
@@ -45,7 +42,7 @@ impl Ranking<'_> {
             problems.push(Problem::new(format!("{path}.{key}"), message));
         };
         if let Some(name) = self.builtin.filter(|name| by_name(name).is_none()) {
-            add("builtin", format!("`{name}` is not a built-in policy: expected {BUILT_IN}"));
+            add("builtin", format!("`{name}` is not a built-in policy: expected {NAMES}"));
         }
         if self.picker.is_some() && self.scorers.is_empty() {
             add("picker", "a picker needs `scorers`: add them or remove the key".to_owned());

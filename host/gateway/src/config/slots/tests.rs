@@ -18,7 +18,7 @@ fn a_composed_slot_reads_as_it_is_written() {
         native = "least-loaded"
     "#;
     let config: Config = toml::from_str(text).unwrap();
-    let spec = config.policies.slots[&SlotKind::Prefill].spec(SlotKind::Prefill);
+    let spec = config.policies.slots[&SlotKind::Prefill].spec(SlotKind::Prefill, 0);
     assert_eq!(spec.on_failure, Some(OnFailure::Shed));
     assert_eq!(spec.active.filters[0].settings, r#"{"threshold":4}"#);
     let Some(Rank::Scorers { scorers, picker }) = &spec.active.rank else { panic!("{spec:?}") };
@@ -72,8 +72,8 @@ fn all_problems_of_slots_are_reported_at_once() {
         "policies.slots.decode.picker.softmax.temperature: `0` is not a temperature: expected more than 0",
         "policies.slots.decode.scorers[0].weight: `-1` is not a weight: expected a finite number of 0 or more",
         "policies.slots.decode.canary.share: `1.5` is not a share: expected 0 to 1",
-        "policies.slots.decode.canary.builtin: `nope` is not a built-in policy: expected kv-aware, least-loaded \
-         or conditional-disagg",
+        "policies.slots.decode.canary.builtin: `nope` is not a built-in policy: expected kv-aware, \
+             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded or conditional-disagg",
         "policies.slots.decode-override.native: this slot takes no selector: remove the key to use the native \
          override",
         "policies.slots.decode-override.filters: this slot takes one decode override: name it with `policy` or \

@@ -3,25 +3,26 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
+use pointsman_workers::Leg;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{openai::request::Endpoint, openai::sse, orchestrate::Drive};
+use crate::{openai::request::Endpoint, openai::seen, orchestrate::Drive};
 
 /// Turns the prefill leg's answer into the client's.
 pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Response<Bytes> {
-    let seen = sse::look(answer.body());
+    let seen = seen::whole(drive.request.is_chat(), answer.body());
     if let Some(usage) = seen.usage {
         drive.account.usage(usage);
     }
     drive.account.output(0, Instant::now());
+    let body = drive.without_private_fields(Leg::Prefill, answer.into_body());
     if !drive.request.stream {
-        let edited = super::edit(answer.body(), &seen, None);
-        let mut response = Response::new(edited.map_or_else(|| answer.body().clone(), Bytes::from));
+        let mut response = Response::new(body);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         return response;
     }
-    let events = as_events(drive.request.endpoint, answer.body(), drive.request.include_usage);
+    let events = as_events(drive.request.endpoint, &body, drive.request.include_usage);
     let mut response = Response::new(Bytes::from(events));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
@@ -31,11 +32,17 @@ pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Resp
 #[expect(clippy::indexing_slicing, reason = "indexing a JSON value answers null")]
 fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
     let whole: Value = serde_json::from_slice(body).unwrap_or_default();
+    if endpoint == Endpoint::Messages {
+        return message_events(&whole);
+    }
     let object = match endpoint {
         Endpoint::ChatCompletions => "chat.completion.chunk",
         _ => "text_completion",
     };
-    let chunk = |choices: Value| json!({ "id": whole["id"], "object": object, "created": whole["created"], "model": whole["model"], "choices": choices });
+    let chunk = |choices: Value| {
+        let (id, created, model) = (&whole["id"], &whole["created"], &whole["model"]);
+        json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices })
+    };
     let choices = whole["choices"].as_array().map_or(&[][..], Vec::as_slice);
     let choices: Vec<Value> = choices
         .iter()
@@ -59,6 +66,44 @@ fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
     events
 }
 
+/// A whole message as the events of a stream.
+#[expect(clippy::indexing_slicing, reason = "indexing a JSON value answers null")]
+fn message_events(whole: &Value) -> String {
+    let event = |data: Value| {
+        let name = data["type"].as_str().unwrap_or_default();
+        format!("event: {name}\ndata: {data}\n\n")
+    };
+    let usage = &whole["usage"];
+    let started = json!({
+        "id": whole["id"], "type": "message", "role": "assistant", "content": [], "model": whole["model"],
+        "stop_reason": null, "stop_sequence": null,
+        "usage": { "input_tokens": usage["input_tokens"], "output_tokens": 0 },
+    });
+    let mut events = event(json!({ "type": "message_start", "message": started }));
+    for (index, block) in whole["content"].as_array().into_iter().flatten().enumerate() {
+        let (empty, delta) = match block["type"].as_str() {
+            Some("text") => (
+                json!({ "type": "text", "text": "" }),
+                json!({ "type": "text_delta", "text": block["text"] }),
+            ),
+            Some("thinking") => (
+                json!({ "type": "thinking", "thinking": "" }),
+                json!({ "type": "thinking_delta", "thinking": block["thinking"] }),
+            ),
+            _ => (
+                json!({ "type": block["type"], "id": block["id"], "name": block["name"], "input": {} }),
+                json!({ "type": "input_json_delta", "partial_json": block["input"].to_string() }),
+            ),
+        };
+        events += &event(json!({ "type": "content_block_start", "index": index, "content_block": empty }));
+        events += &event(json!({ "type": "content_block_delta", "index": index, "delta": delta }));
+        events += &event(json!({ "type": "content_block_stop", "index": index }));
+    }
+    let delta = json!({ "stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"] });
+    events += &event(json!({ "type": "message_delta", "delta": delta, "usage": usage }));
+    events + &event(json!({ "type": "message_stop" }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +120,7 @@ mod tests {
             (&first["choices"][0]["delta"]["content"], &first["choices"][0]["finish_reason"]),
             (&json!("a"), &json!("stop"))
         );
+        // C8.4
         assert!(events[1].contains("\"usage\":{") && events[2] == "data: [DONE]");
         assert_eq!(as_events(Endpoint::Completions, body, false).matches("data: ").count(), 2);
     }

@@ -19,7 +19,8 @@ pub(super) struct Families<'a>(pub(super) DescriptorEncoder<'a>);
 pub(super) struct Distribution {
     /// Sum of all observations.
     pub(super) sum: f64,
-    /// Upper bounds, rising, each with the number of observations in its bucket; the last bound is `f64::MAX`.
+    /// Upper bounds, rising, each with the number of observations in its bucket; the last bound is
+    /// `f64::MAX`.
     pub(super) buckets: Vec<(f64, u64)>,
 }
 

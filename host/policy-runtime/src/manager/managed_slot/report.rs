@@ -5,7 +5,7 @@ use pointsman_routing::{Lane, Policy, Program, Trial, World};
 use super::{
     super::{
         managed_lane::{ManagedLane, Source},
-        status::{LaneStatus, MemoryStatus, PartStatus, SlotStatus},
+        status::{LaneStatus, LaneSummary, MemoryStatus, PartStatus, SlotStatus, SlotSummary},
     },
     ManagedSlot,
 };
@@ -15,6 +15,44 @@ impl ManagedSlot {
     /// Returns the name of the policy that a lane runs.
     pub(in super::super) fn policy(&self, lane: Lane) -> Option<String> {
         self.running(lane).map(|handle| program_name(&handle.program))
+    }
+
+    /// Writes a log line about what a lane runs now.
+    pub(super) fn log_content(&self, lane: Lane, event: &'static str) {
+        let Some(handle) = self.running(lane) else { return };
+        let (kind, model) = self.name();
+        let info = handle.program.ranker();
+        tracing::info!(
+            slot = %kind,
+            model = model.as_ref().map(|model| model.as_str()),
+            %lane,
+            policy = program_name(&handle.program),
+            version = info.map(|info| &*info.version),
+            generation = handle.generation.0,
+            digest = info.map(|info| info.digest.to_string()),
+            load_ms = self.lane_of(lane).load_ms,
+            "{event}"
+        );
+    }
+
+    /// Returns what its lanes run now, in short.
+    pub(in super::super) fn summary(&self) -> SlotSummary {
+        let (slot, model) = self.name();
+        let of = |lane| {
+            let handle = self.running(lane)?;
+            let digest = handle.program.ranker().map(|info| info.digest);
+            let policy = program_name(&handle.program);
+            Some(LaneSummary { policy, generation: handle.generation, digest })
+        };
+        SlotSummary {
+            slot,
+            model: model.map(|model| model.to_string()),
+            state: self.state,
+            source: self.active.content.map_or(Source::Default, |content| content.source),
+            active: of(Lane::Active),
+            canary: of(Lane::Canary),
+            shadow: of(Lane::Shadow),
+        }
     }
 
     pub(in super::super) fn status(&self) -> SlotStatus {
@@ -37,6 +75,7 @@ impl ManagedSlot {
             calls: active.calls(),
             failures: active.failures(),
             breaker_open: active.breaker.is_open(),
+            last_failure: active.last_failure(),
             since_ms: self.active.since_ms,
             load_ms: self.active.load_ms,
             can_roll_back: self.previous.is_some(),
@@ -75,6 +114,7 @@ fn trial_status(trial: &Trial, lane: &ManagedLane, spec: &LaneSpec) -> LaneStatu
         calls: 0,
         failures: 0,
         breaker_open: false,
+        last_failure: None,
         since_ms: lane.since_ms,
         agree: 0,
         disagree: 0,

@@ -7,8 +7,7 @@ use super::{
         Probation,
         command::{CommandError, slot_label},
         managed_lane::Content,
-        now_ms,
-        record::{Change, RefusalRecord},
+        record::{Change, rolled_back},
         status::SlotState,
     },
     ManagedSlot,
@@ -38,15 +37,16 @@ impl ManagedSlot {
         let content = self.quarantine(event.lane)?;
         self.rollbacks += 1;
         let file = self.lane(event.lane).file.display().to_string();
-        let record = RefusalRecord::rolled_back(file, content.main, event, now_ms());
+        let message = rolled_back(event);
         tracing::warn!(
             slot = slot_label(&self.name()),
             lane = %event.lane,
             generation = event.generation.0,
-            error = record.message,
+            digest = content.main.map(|digest| digest.to_string()),
+            error = message,
             "policy rolled back"
         );
-        self.remember(record);
+        self.refuse_rolled_back(event.lane, file, content, message);
         let result = if event.lane == Lane::Active { "rolled_back" } else { "withdrawn" };
         Some(self.change(event.lane, result, event.failure.kind()))
     }
@@ -54,10 +54,22 @@ impl ManagedSlot {
     /// Rolls a lane back by command.
     pub(in super::super) fn roll_back(&mut self, mode: Lane) -> Result<Change, CommandError> {
         let name = slot_label(&self.name());
-        self.quarantine(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
-        tracing::info!(slot = name, lane = %mode, "policy rolled back by command");
+        let generation = self.running(mode).map(|handle| handle.generation.0);
+        let content = self.quarantine(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
+        let digest = content.main.map(|digest| digest.to_string());
+        tracing::info!(slot = name, lane = %mode, generation, digest, "policy rolled back by command");
+        let file = self.lane(mode).file.display().to_string();
+        let message = "rolled back by an operator; change the file or its settings to try again".to_owned();
+        self.refuse_rolled_back(mode, file, content, message);
         let result = if mode == Lane::Active { "rolled_back" } else { "withdrawn" };
         Ok(self.change(mode, result, "command"))
+    }
+
+    /// Records that a lane does not run what directory and configuration ask for.
+    fn refuse_rolled_back(&mut self, lane: Lane, file: String, content: Content, message: String) {
+        let record = self.refusal(lane, file, content.main, "rolled_back", message);
+        self.lane(lane).refusals = vec![record.clone()];
+        self.remember(record);
     }
 
     /// Takes the content out of a lane and quarantines it. Returns `None` when the lane is empty or has no

@@ -7,7 +7,9 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
-use super::Tier;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{ExtraKey, Tier};
 
 /// Name of a field.
 #[derive(Clone, Copy)]
@@ -36,7 +38,7 @@ pub(super) struct LoraId(pub(super) Option<String>);
 pub(super) struct Medium(pub(super) Tier);
 
 /// Extra keys of one block; nil stands for an empty list.
-pub(super) struct ExtraKeys(pub(super) Vec<String>);
+pub(super) struct ExtraKeys(pub(super) Vec<ExtraKey>);
 
 impl<'de> Deserialize<'de> for Field {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -65,8 +67,78 @@ impl<'de> Deserialize<'de> for Medium {
 
 impl<'de> Deserialize<'de> for ExtraKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let keys = Option::<Vec<Text>>::deserialize(deserializer)?.unwrap_or_default();
-        Ok(Self(keys.into_iter().map(|key| key.0).collect()))
+        Ok(Self(Option::deserialize(deserializer)?.unwrap_or_default()))
+    }
+}
+
+impl<'de> Deserialize<'de> for ExtraKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ExtraKeyVisitor)
+    }
+}
+
+/// Returns the hash of a multimodal object: the first 16 of 64 hex digits, as clients compute it, or the hash
+/// of another identifier, which only tells objects apart.
+fn object_hash(identifier: &str) -> u64 {
+    digest(identifier).unwrap_or_else(|| xxh3_64(identifier.as_bytes()))
+}
+
+fn digest(identifier: &str) -> Option<u64> {
+    let is_digest = identifier.len() == 64 && identifier.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(identifier.get(..16).filter(|_| is_digest)?, 16).ok()
+}
+
+struct ExtraKeyVisitor;
+
+impl<'de> Visitor<'de> for ExtraKeyVisitor {
+    type Value = ExtraKey;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key: text, a number, bytes or a list of these")
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<ExtraKey, E> {
+        let object = digest(value).map(|hash| ExtraKey::Object { hash, offset: 0 });
+        Ok(object.unwrap_or_else(|| ExtraKey::Text(value.to_owned())))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Text(value.to_string()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Text(value.to_string()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Text(value.to_string()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Text(value.to_string()))
+    }
+
+    fn visit_unit<E>(self) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Text(String::from("null")))
+    }
+
+    /// Prompt embeddings are a digest in bytes.
+    fn visit_bytes<E>(self, value: &[u8]) -> Result<ExtraKey, E> {
+        Ok(ExtraKey::Object { hash: xxh3_64(value), offset: 0 })
+    }
+
+    /// A multimodal object is `[identifier, offset]`.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ExtraKey, A::Error> {
+        let mut parts = Vec::new();
+        while let Some(Text(part)) = seq.next_element()? {
+            parts.push(part);
+        }
+        let object = match parts.as_slice() {
+            [identifier, offset] => offset.parse().ok().map(|offset| (object_hash(identifier), offset)),
+            _ => None,
+        };
+        let (hash, offset) = object.unwrap_or_else(|| (xxh3_64(parts.join("\0").as_bytes()), 0));
+        Ok(ExtraKey::Object { hash, offset })
     }
 }
 
@@ -134,7 +206,7 @@ impl Visitor<'_> for HashVisitor {
     }
 }
 
-/// Any value as text. [`super::Stored::extra_keys`] describes the forms.
+/// Any value as text: numbers are decimal, bytes are hex, nested lists are `(a,b)`.
 struct Text(String);
 
 impl<'de> Deserialize<'de> for Text {

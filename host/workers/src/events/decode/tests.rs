@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::*;
 
 const VLLM_FIRST: &[u8] = include_bytes!("../../../tests/fixtures/kvevents/vllm-000.bin");
@@ -55,13 +57,15 @@ fn h6_real_stores_are_read() {
         assert_eq!((batch.dp_rank, batch.events.len()), (Some(0), 1));
         assert!(batch.ts > 1.7e9, "{}", batch.ts);
         let stored = stored(payload);
+        // H6.1, H6.3
         assert_eq!((stored.hashes.len(), stored.hashes[0], stored.parent), (blocks, first, parent));
         assert_eq!(
             (stored.token_ids.len(), stored.token_ids[0], stored.block_size),
             (tokens, token, block_size)
         );
         assert_eq!((stored.tier, stored.group, stored.lora), (Tier::Device, Some(0), None));
-        assert_eq!(stored.extra_keys.first().cloned().unwrap_or_default(), extra);
+        let first = stored.extra_keys.first().into_iter().flatten();
+        assert_eq!(first.filter_map(ExtraKey::text).collect::<Vec<_>>(), extra);
     }
 }
 
@@ -69,12 +73,14 @@ fn h6_real_stores_are_read() {
 fn h6_real_removals_come_before_the_store() {
     let batch = decode_batch(VLLM_EVICT).expect("batch");
     let (last, before) = batch.events.split_last().expect("events");
+    // H6.11
     assert!(matches!(last, KvEvent::Stored(_)), "{last:?}");
     assert!(before.len() > 5);
     for event in before {
-        assert!(
-            matches!(event, KvEvent::Removed { hashes, tier: Tier::Device, group: Some(0) } if hashes.len() == 1)
-        );
+        assert!(matches!(
+            event,
+            KvEvent::Removed { hashes, tier: Tier::Device, group: Some(0) } if hashes.len() == 1
+        ));
     }
     assert_eq!(decode_batch(VLLM_CLEARED).expect("batch").events, [KvEvent::Cleared]);
 }
@@ -88,7 +94,10 @@ fn h6_both_forms_say_the_same() {
         block_size: 2,
         lora: Some(String::from("fr")),
         tier: Tier::Host,
-        extra_keys: vec![vec![String::from("fr"), String::from("(img,3)")], vec![]],
+        extra_keys: vec![
+            vec![ExtraKey::Text("fr".to_owned()), ExtraKey::Object { hash: xxh3_64(b"img"), offset: 3 }],
+            vec![],
+        ],
         group: Some(1),
     });
     let extra = json!([["fr", ["img", 3]], null]);
@@ -96,7 +105,9 @@ fn h6_both_forms_say_the_same() {
     let named = json!({"zzz": {"deep": [[1]]}, "token_ids": [1, 2, 3, 4], "group_idx": 1, "lora_name": "fr", "lora_id": 5,
         "extra_keys": extra, "parent_block_hash": -2, "medium": "cpu", "block_hashes": [7, -1], "block_size": 2,
         "type": "BlockStored"});
+    // H6.2, H6.3, H6.5
     assert_eq!(one(&positional).expect("positional"), expected);
+    // H6.2, H6.5
     assert_eq!(one(&named).expect("named"), expected);
     let removed = KvEvent::Removed { hashes: vec![9], tier: Tier::Disk, group: Some(2) };
     assert_eq!(one(&json!(["BlockRemoved", [9], "DISK", 2, "more"])).expect("positional"), removed);
@@ -128,6 +139,7 @@ fn h6_trailing_fields_may_be_missing() {
 #[test]
 fn h6_unknown_events_are_skipped_and_named() {
     for event in [json!(["Moved", [1, [2]], {"a": 1}]), json!({"type": "Moved", "a": [{"b": 1.5}]})] {
+        // H6.5
         assert_eq!(one(&event).expect("unknown"), KvEvent::Unknown(String::from("Moved")), "{event}");
     }
     // {"type": "Moved", "token_ids": "x"}: once the type is known to be unknown, our names mean nothing.
@@ -141,6 +153,7 @@ fn h6_unknown_events_are_skipped_and_named() {
 #[test]
 fn h6_hashes_are_integers_or_the_last_eight_bytes() {
     let long = [&[0xc4, 10, 0xaa, 0xbb], &[1, 2, 3, 4, 5, 6, 7, 8][..]].concat();
+    // H6.4
     assert_eq!(removal_of(&long).expect("bytes"), [0x0102_0304_0506_0708]);
     assert_eq!(removal_of(&[0xc4, 2, 1, 2]).expect("short bytes"), [0x0102]);
     assert_eq!(removal_of(&[0xff]).expect("negative"), [u64::MAX]);
@@ -219,10 +232,32 @@ proptest! {
     }
 
     #[test]
-    fn h6_no_flipped_byte_panics(which in 0..ALL.len(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn h6_no_flipped_byte_panics(
+        which in 0..ALL.len(),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+    ) {
         let mut payload = ALL[which].to_vec();
         let at = at.index(payload.len());
         payload[at] = byte;
         _ = decode_batch(&payload);
     }
+}
+
+#[test]
+fn h6_extra_keys_of_vllm_are_told_apart() {
+    let digest = "00000000000000ff".repeat(4);
+    let extra = json!([["adapter", [digest, -3], digest, "tenant", ["my-image", 0], [1, 2, 3]]]);
+    let event = json!(["BlockStored", [7], null, [1, 2], 2, null, "GPU", "adapter", extra]);
+    let KvEvent::Stored(stored) = one(&event).expect("stored") else { panic!("not stored") };
+    let object = |hash, offset| ExtraKey::Object { hash, offset };
+    let want = [
+        ExtraKey::Text("adapter".to_owned()),
+        object(255, -3),
+        object(255, 0),
+        ExtraKey::Text("tenant".to_owned()),
+        object(xxh3_64(b"my-image"), 0),
+        object(xxh3_64(b"1\x002\x003"), 0),
+    ];
+    assert_eq!(stored.extra_keys, [want]);
 }

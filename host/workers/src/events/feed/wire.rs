@@ -104,6 +104,7 @@ mod tests {
         ];
         for (parts, expected) in table {
             let found = frames(&message(parts));
+            // H6.1
             assert_eq!(found.as_ref().map(|(seq, _)| *seq), expected, "{parts:?}");
             assert!(found.is_none_or(|(_, payload)| payload.as_ref() == b"p"));
         }

@@ -7,7 +7,9 @@ use super::*;
 
 proptest! {
     #[test]
-    fn the_map_holds_what_a_std_map_holds(steps in proptest::collection::vec((0_u64..200, 0_u8..3), 1..2_000)) {
+    fn the_map_holds_what_a_std_map_holds(
+        steps in proptest::collection::vec((0_u64..200, 0_u8..3), 1..2_000),
+    ) {
         let (mut writer, mut model) = (MapWriter::default(), HashMap::new());
         for (number, (name, action)) in (0_u64..).zip(steps) {
             // Many keys share a home, and two have the hashes that mean "empty" and "tombstone".

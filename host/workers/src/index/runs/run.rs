@@ -8,6 +8,7 @@ use super::{
         memory::{heap, reserve, shrink},
     },
     Counts,
+    parts::Parts,
 };
 use crate::id::BlockHash;
 
@@ -17,8 +18,10 @@ pub(super) struct Run {
     pub(super) parent: Option<Position>,
     /// Seed of our local hashes.
     pub(super) seed: u64,
-    /// Number of our hashes for each block; 0 if this is not a run but an unused index.
+    /// Number of our hashes for each block; 0 if the blocks do not end where ours do, and in an unused index.
     pub(super) step: u32,
+    /// For blocks that do not end where ours do.
+    pub(super) parts: Option<Box<Parts>>,
     pub(super) born: u32,
     /// The run has an entry in the eviction queue.
     pub(super) queued: bool,
@@ -53,6 +56,23 @@ impl Run {
         heap(self.blocks.capacity() * size_of::<Block>())
             + heap(self.our_hashes.capacity() * size_of::<BlockHash>())
             + heap(self.branches.capacity() * size_of::<Branch>())
+            + self.parts.as_ref().map_or(0, |parts| parts.bytes())
+    }
+
+    /// Returns whether this is a run, and not an unused index.
+    pub(super) fn in_use(&self) -> bool {
+        self.step > 0 || self.parts.is_some()
+    }
+
+    /// Removes the last block. Returns the engine's hash of it.
+    pub(super) fn pop(&mut self) -> Option<u64> {
+        let block = self.blocks.pop()?;
+        let hashes = match &mut self.parts {
+            Some(parts) => parts.truncate(self.blocks.len()),
+            None => self.blocks.len() * self.step as usize,
+        };
+        self.our_hashes.truncate(hashes);
+        Some(block.engine)
     }
 
     /// Appends a block and returns its index. Reserves space for `more` blocks.
@@ -72,6 +92,9 @@ impl Run {
     pub(super) fn shrink(&mut self) {
         shrink(&mut self.blocks);
         shrink(&mut self.our_hashes);
+        if let Some(parts) = &mut self.parts {
+            parts.shrink();
+        }
     }
 
     /// Returns whether a block is the last one and no run follows it.

@@ -38,6 +38,8 @@ const STATIC: &[(&str, &str)] = &[
     ("server.listen", "'127.0.0.1:1'"),
     ("server.admin_listen", "'127.0.0.1:1'"),
     ("server.threads", "2"),
+    ("server.cors_origins", "['https://a.example']"),
+    ("server.admin_insecure", "true"),
     ("routing.block_size", "32"),
     ("policies.dir", "'DIR'"),
     ("policies.deadline", "'3ms'"),
@@ -49,6 +51,9 @@ const STATIC: &[(&str, &str)] = &[
     ("policies.debounce", "'30ms'"),
     ("policies.rescan", "'7s'"),
     ("policies.compile_cache", "'DIR/cache'"),
+    ("policies.compile_memory_bytes", "1073741824"),
+    ("policies.compile_cpu", "'10s'"),
+    ("policies.compile_timeout", "'20s'"),
     ("index.byte_budget", "1048576"),
     ("index.ttl", "'7s'"),
 ];
@@ -56,11 +61,19 @@ const STATIC: &[(&str, &str)] = &[
 /// What a row observes in the state that requests use.
 type Observe = fn(&State) -> String;
 
-/// A key that a reload applies: its path, what the file says besides it, its new value, and what has to change.
+/// A key that a reload applies: its path, what the file says besides it, its new value, and what has to
+/// change.
 struct Row(&'static str, &'static str, String, Observe);
 
 fn settings(state: &State) -> String {
     format!("{:?}", state.settings)
+}
+
+/// Keys and tokens, which the settings do not show.
+fn secrets(state: &State) -> String {
+    let settings = &state.settings;
+    let keys = settings.api_keys.exposed();
+    format!("{keys:?} {:?}", settings.admin_token.as_ref().map(crate::config::Secret::expose))
 }
 
 fn router(state: &State) -> String {
@@ -77,12 +90,25 @@ fn record(state: &State) -> String {
     format!("{:p}", Arc::as_ptr(state.router.decisions()))
 }
 
+/// The decision log in force: each one has an address of its own.
+fn log(state: &State) -> String {
+    format!("{:?}", state.decision_log.as_ref().map(Arc::as_ptr))
+}
+
+fn busy(state: &State) -> String {
+    format!("{:?}", state.router.busy())
+}
+
 fn limiter(state: &State) -> String {
     format!("{:?}", state.limiter)
 }
 
 fn queue(state: &State) -> String {
     format!("{:?} {:?}", state.queue, state.settings.queue_timeout)
+}
+
+fn budgets(state: &State) -> String {
+    format!("{:?} {:?} {:?}", state.connections, state.body_bytes, state.realtime)
 }
 
 fn probe(state: &State) -> String {
@@ -103,19 +129,23 @@ fn workers(state: &State) -> String {
                 (&spec.models, spec.dp_size, &spec.bootstrap, &spec.transport, &spec.labels, &spec.taints),
                 (&spec.topology, &spec.kv_transfer, &spec.kv_addr, &spec.kv_events, &spec.kv_replay),
                 (spec.local_prefill, spec.prefill_cancellable, spec.max_concurrency, spec.total_blocks),
-                (&spec.loras, &spec.api_key),
+                (&spec.loras, &spec.block_size, &spec.api_key),
             )
         )
     });
     specs.collect()
 }
 
-/// Slots report their content; what they report of a change of a trial's or part's details is its number of changes.
+/// Slots report their content; what they report of a change of a trial's or part's details is its number of
+/// changes.
 fn nothing(_: &State) -> String {
     String::new()
 }
 
+const LOG: &str = "decisions.log_dir = 'DIR/log'";
 const SIGNED: &str = "policies.require_signed = true\npolicies.trusted_keys = ['KEY_A']";
+const BOUND: &str =
+    "policies.require_signed = true\npolicies.trusted_keys = ['KEY_A']\npolicies.signatures_bind = true";
 const SCORER: &str = "SLOT.scorers = [{ policy = 'kv-aware' }]";
 
 /// Rows of `[server]` to `[[workers]]`, without slots.
@@ -127,31 +157,68 @@ fn rows() -> Vec<Row> {
         row("server.trust_hints", "false", settings),
         row("server.tell_decisions", "false", settings),
         row("server.requests_per_second", "5", limiter),
-        row("server.api_keys", "['k']", settings),
-        row("server.admin_token", "'t'", settings),
-        row("server.admin_token_file", "'DIR/token'", settings),
+        row("server.api_keys", "['k']", secrets),
+        row("server.tenants.*", "['k']", secrets),
+        row("server.tenant_header", "'x-tenant'", settings),
+        row("server.admin_token", "'t'", secrets),
+        row("server.admin_token_file", "'DIR/token'", secrets),
+        row("server.admin_names", "['gw.internal']", settings),
         Row("server.admin_token_reads", "server.admin_token = 't'", "true".to_owned(), settings),
+        row("limits.choices", "7", settings),
+        row("limits.prompts", "7", settings),
+        row("limits.sequences", "7", settings),
         row("routing.enforce_disagg", "true", settings),
         row("routing.bytes_per_token", "3", settings),
         row("routing.order", "'decode-first'", settings),
         row("routing.retries", "5", settings),
+        row("routing.retry_429", "true", settings),
         row("routing.local_fallback", "true", settings),
         row("routing.session_affinity", "'7s'", settings),
         row("routing.busy_status", "503", settings),
+        row("routing.quarantine", "'7s'", settings),
         row("routing.hash_salt", "7", settings),
+        row("routing.busy.*.kv_usage", "0.5", busy),
+        row("routing.busy.*.prefill_tokens", "7", busy),
+        row("routing.busy.*.engine_queue", "7", busy),
+        row("models.*.busy.*.kv_usage", "0.5", busy),
+        row("models.*.busy.*.prefill_tokens", "7", busy),
+        row("models.*.busy.*.engine_queue", "7", busy),
+        row("models.*.enforce_disagg", "true", settings),
+        row("models.*.order", "'decode-first'", settings),
+        row("models.*.local_fallback", "true", settings),
         row("policies.on_failure", "'shed'", router),
         Row("policies.require_signed", "", "true".to_owned(), nothing),
         Row("policies.trusted_keys", SIGNED, format!("['{KEY_A}', '{KEY_B}']"), nothing),
         Row("policies.trusted_key_files", SIGNED, "['DIR/key.pub']".to_owned(), nothing),
+        Row("policies.signatures_bind", SIGNED, "true".to_owned(), nothing),
+        Row("policies.min_versions", BOUND, "{ prefill = 7 }".to_owned(), nothing),
         Row("policies.pins", "", format!("{{ prefill = 'sha256:{}' }}", "ab".repeat(32)), nothing),
         row("queue.limit", "3", queue),
         row("queue.timeout", "'7s'", queue),
         row("decisions.keep", "100", record),
         row("decisions.bytes", "65536", record),
         row("decisions.facts", "['active-requests']", record),
+        row("decisions.log_dir", "'DIR/log'", log),
+        Row("decisions.log_file_bytes", LOG, "2097152".to_owned(), log),
+        Row("decisions.log_total_bytes", LOG, "500000000".to_owned(), log),
+        Row("decisions.log_salt", LOG, "'s'".to_owned(), log),
         row("timeouts.connect", "'7s'", settings),
+        row("limits.connections", "7", budgets),
+        row("limits.body_bytes_in_flight", "70000000", budgets),
+        row("limits.min_body_rate", "7", settings),
+        row("limits.realtime_connections", "7", budgets),
+        row("timeouts.realtime_idle", "'7s'", settings),
         row("timeouts.body_idle", "'7s'", settings),
+        row("timeouts.client_idle", "'7s'", settings),
+        row("timeouts.client_write", "'7s'", settings),
         row("timeouts.request", "'7s'", settings),
+        row("timeouts.head", "'7s'", settings),
+        row("timeouts.prefill_head", "'7s'", settings),
+        row("timeouts.whole_head", "'7s'", settings),
+        row("timeouts.event_idle", "'7s'", settings),
+        row("timeouts.abort", "'7s'", settings),
+        row("upstream.idle_timeout", "'7s'", settings),
+        row("upstream.idle_connections", "7", settings),
         row("timeouts.booking", "'7s'", settings),
         row("timeouts.drain", "'7s'", settings),
         row("probe.interval", "'7s'", probe),
@@ -170,7 +237,6 @@ fn rows() -> Vec<Row> {
         ("routing.cost.temperature", "0.5"),
         ("routing.cost.assume_kv_reuse", "false"),
         ("routing.cost.track_prefill_tokens", "false"),
-        ("routing.cost.shared_cache_multiplier", "0.5"),
     ];
     rows.extend(cost.map(|(key, value)| row(key, value, router)));
     let worker = [
@@ -192,6 +258,7 @@ fn rows() -> Vec<Row> {
         ("workers[].local_prefill", "true"),
         ("workers[].prefill_cancellable", "true"),
         ("workers[].max_concurrency", "7"),
+        ("workers[].block_size", "7"),
         ("workers[].total_blocks", "7"),
         ("workers[].loras", "['l']"),
         ("workers[].api_key", "'k'"),
@@ -288,7 +355,10 @@ impl Reloading {
         let settings = read().and_then(|config: Config| Ok(config.resolve()?)).unwrap();
         let (probe, _) = watch::channel(probe_config(&settings.reloadable.probe));
         let source = ConfigSource { path: None, read: Arc::new(read) };
-        Self { shared: SharedState::new(build(settings, Some(source), probe).unwrap()), dir }
+        Self {
+            shared: SharedState::new(build(&Config::default(), settings, Some(source), probe).unwrap()),
+            dir,
+        }
     }
 
     async fn reload(&self, document: &Table) -> Reloaded {
@@ -361,6 +431,9 @@ async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
                 "policies.trusted_key_files" => "policies.trusted_keys",
                 key if key.starts_with("routing.cost.") => "routing.cost",
                 key if key.starts_with("workers") => "workers",
+                "server.tenants.*" => "server.tenants",
+                key if key.starts_with("routing.busy.") => "routing.busy",
+                key if key.starts_with("models.*.busy.") => "models.*.busy",
                 key => key,
             }
             .replace('*', "m"),

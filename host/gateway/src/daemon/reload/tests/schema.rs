@@ -1,4 +1,5 @@
-//! Lists the keys of a type that serde deserializes, by asking its own `Deserialize` for the fields of each struct.
+//! Lists the keys of a type that serde deserializes, by asking its own `Deserialize` for the fields of each
+//! struct.
 
 use std::fmt;
 
@@ -7,7 +8,8 @@ use serde::de::{self, Deserialize, DeserializeSeed, IntoDeserializer, Visitor};
 /// Names tried as keys of maps; the first that a map accepts stands for all.
 const SAMPLES: [&str; 2] = ["prefill", "sample"];
 
-/// Returns the dotted paths of all leaves of `T`: `*` stands for the keys of a map, `[]` for the elements of a sequence.
+/// Returns the dotted paths of all leaves of `T`: `*` stands for the keys of a map, `[]` for the elements of
+/// a sequence.
 pub(super) fn leaves<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     let mut found = Vec::new();
     explore::<T>(&mut Vec::new(), &mut found);

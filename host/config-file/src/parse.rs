@@ -1,0 +1,227 @@
+//! From the text of a file to its raw configuration, with every problem on the way.
+//!
+//! serde stops at the first problem. Parsing therefore removes the key at fault and tries again until nothing
+//! is wrong with the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
+use toml::{Value, de::DeTable};
+
+use crate::problem::{Lines, Problem, join, line_starts, place_of};
+
+/// Limit of problems reported for one file.
+const MAX_PROBLEMS: usize = 100;
+
+/// What a text says as far as it can be read, and the problems with the rest.
+#[derive(Clone, Debug, Default)]
+pub struct Parsed<T> {
+    /// The value, without the keys that could not be read.
+    pub value: T,
+    /// The problems of keys and types.
+    pub problems: Vec<Problem>,
+    /// Where each key was written.
+    pub lines: Lines,
+    /// Elements of arrays that could not be read and are missing from the value.
+    pub unread: UnreadElements,
+}
+
+/// Parses a text. No message shows the value of a key in `secrets`.
+///
+/// # Errors
+/// The text is not TOML: all syntax errors.
+pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Result<Parsed<T>, Vec<Problem>> {
+    let (document, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        let starts = line_starts(text);
+        let problem = |error: toml::de::Error| Problem {
+            place: error.span().map(|span| place_of(text, &starts, span.start)),
+            ..Problem::new("", format!("TOML syntax: {}", error.message()))
+        };
+        return Err(errors.into_iter().map(problem).collect());
+    }
+    let lines = Lines::new(text, document.get_ref());
+    let table = <toml::Table as serde::Deserialize>::deserialize(toml::de::Deserializer::from(document));
+    let mut table = Value::Table(table.map_err(|error| vec![Problem::new("", error.message())])?);
+    let (mut problems, mut removed) = (Vec::new(), Removed::default());
+    loop {
+        match serde_path_to_error::deserialize::<_, T>(table.clone()) {
+            Ok(value) => return Ok(Parsed { value, problems, lines, unread: removed.elements }),
+            Err(error) => {
+                let segments: Vec<Segment> = error.path().iter().cloned().collect();
+                let message = error.into_inner().message().to_owned();
+                problems.extend(removed.problem(&segments, message, secrets));
+                if problems.len() >= MAX_PROBLEMS || !removed.remove(&mut table, &segments) {
+                    return Ok(Parsed { problems, lines, ..Parsed::default() });
+                }
+            }
+        }
+    }
+}
+
+/// What was removed so far: keys by path, and elements of arrays by their index in the file.
+#[derive(Debug, Default)]
+struct Removed {
+    keys: BTreeSet<String>,
+    elements: UnreadElements,
+}
+
+/// Indexes in the file of array elements that were removed, by the path of the array.
+#[derive(Clone, Debug, Default)]
+pub struct UnreadElements(BTreeMap<String, BTreeSet<usize>>);
+
+impl Removed {
+    /// The problem that serde found at `segments`; `None` for a consequence of an earlier removal.
+    fn problem(&self, segments: &[Segment], message: String, secrets: &[&str]) -> Option<Problem> {
+        let path = self.path(segments);
+        // A worker's description names the key at fault itself.
+        let (path, message) = match message.split_once(": ") {
+            Some((key, rest)) if ends_in_element(segments) && is_key(key) => {
+                (join(&path, key), rest.to_owned())
+            }
+            _ => (path, message),
+        };
+        let message = if is_secret(&path, secrets) { without_value(&message) } else { message };
+        let missing = quoted(&message).next().filter(|_| message.starts_with("missing field"));
+        let lost = missing.map_or_else(|| path.clone(), |key| join(&path, key));
+        (!self.keys.contains(&lost)).then(|| Problem::new(path, explain(&message)))
+    }
+
+    /// Removes the value at `segments`, or the innermost one around it; `false` when there is none.
+    fn remove(&mut self, root: &mut Value, segments: &[Segment]) -> bool {
+        (1..=segments.len()).rev().any(|depth| self.take(root, segments.get(..depth).unwrap_or_default()))
+    }
+
+    fn take(&mut self, root: &mut Value, segments: &[Segment]) -> bool {
+        let Some((last, parents)) = segments.split_last() else { return false };
+        let mut at = root;
+        for segment in parents {
+            let inner = match segment {
+                Segment::Map { key } | Segment::Enum { variant: key } => at.get_mut(key.as_str()),
+                Segment::Seq { index } => at.get_mut(*index),
+                Segment::Unknown => None,
+            };
+            let Some(inner) = inner else { return false };
+            at = inner;
+        }
+        match (last, at) {
+            (Segment::Map { key } | Segment::Enum { variant: key }, Value::Table(table)) => {
+                let found = table.remove(key).is_some();
+                if found {
+                    let path = self.path(segments);
+                    self.keys.insert(path);
+                }
+                found
+            }
+            (Segment::Seq { index }, Value::Array(elements)) if *index < elements.len() => {
+                elements.remove(*index);
+                let array = self.path(parents);
+                let removed = self.elements.0.entry(array).or_default();
+                removed.insert(original(removed, *index))
+            }
+            _ => false,
+        }
+    }
+
+    /// The dotted path in the file: indexes count elements that were removed, too.
+    fn path(&self, segments: &[Segment]) -> String {
+        let mut path = String::new();
+        for segment in segments {
+            match segment {
+                Segment::Map { key } | Segment::Enum { variant: key } => path = join(&path, key),
+                Segment::Seq { index } => {
+                    let index = self.elements.index_in_file(&path, *index);
+                    path.push_str(&format!("[{index}]"));
+                }
+                Segment::Unknown => {}
+            }
+        }
+        path
+    }
+}
+
+impl UnreadElements {
+    /// Returns the index in the file of the element of `array` that is at `index` after the removals.
+    fn index_in_file(&self, array: &str, index: usize) -> usize {
+        self.0.get(array).map_or(index, |removed| original(removed, index))
+    }
+
+    /// Returns the path in the file of a path in the configuration.
+    #[must_use]
+    pub fn path_in_file(&self, path: &str) -> String {
+        let (mut in_file, mut rest) = (String::new(), path);
+        while let Some((array, after)) = rest.split_once('[') {
+            in_file.push_str(array);
+            match after.split_once(']').and_then(|(index, after)| Some((index.parse().ok()?, after))) {
+                Some((index, after)) => {
+                    let index = self.index_in_file(&in_file, index);
+                    in_file.push_str(&format!("[{index}]"));
+                    rest = after;
+                }
+                // A bracket in the name of a model.
+                None => {
+                    in_file.push('[');
+                    rest = after;
+                }
+            }
+        }
+        in_file + rest
+    }
+}
+
+/// The index in the file of what is now at `index`, after the elements at `removed` left.
+fn original(removed: &BTreeSet<usize>, index: usize) -> usize {
+    removed.iter().fold(index, |index, gone| if *gone <= index { index + 1 } else { index })
+}
+
+/// Whether the value at a path is a secret, or one of a list of secrets.
+fn is_secret(path: &str, secrets: &[&str]) -> bool {
+    let mut keys = path.split('.').map(|key| key.split('[').next().unwrap_or(key));
+    keys.any(|key| secrets.contains(&key))
+}
+
+/// serde's message about a value of a wrong type, without the value: `invalid type: string, expected a
+/// sequence`.
+fn without_value(message: &str) -> String {
+    let (found, expected) = message.rsplit_once(", expected ").unwrap_or(("invalid value", "another one"));
+    let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
+    format!("{kind}, expected {expected} (the value is a secret and is not shown)")
+}
+
+fn ends_in_element(segments: &[Segment]) -> bool {
+    matches!(segments.last(), Some(Segment::Seq { .. }))
+}
+
+fn is_key(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+}
+
+/// The texts between backticks.
+fn quoted(message: &str) -> impl Iterator<Item = &str> {
+    message.split('`').skip(1).step_by(2)
+}
+
+/// serde's message, with a suggestion for a name that it does not know.
+fn explain(message: &str) -> String {
+    let mut names = quoted(message);
+    let kind = if message.starts_with("unknown field") {
+        "key"
+    } else if message.starts_with("unknown variant") {
+        "value"
+    } else if message.starts_with("invalid socket address") {
+        return r#"the value is not an address: expected IP:PORT such as "127.0.0.1:8080""#.to_owned();
+    } else {
+        return message.to_owned();
+    };
+    let unknown = names.next().unwrap_or_default();
+    let known: Vec<&str> = names.collect();
+    let closest = known.iter().max_by(|a, b| {
+        let likeness = |name: &str| strsim::jaro_winkler(unknown, name);
+        likeness(a).total_cmp(&likeness(b))
+    });
+    match closest.filter(|name| strsim::jaro_winkler(unknown, name) > 0.8) {
+        Some(name) => format!("unknown {kind} `{unknown}`: did you mean `{name}`?"),
+        None => format!("unknown {kind} `{unknown}`: expected one of {}", known.join(", ")),
+    }
+}

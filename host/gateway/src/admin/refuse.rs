@@ -1,0 +1,65 @@
+//! Refusals on the operators' listener: one shape for all.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, Request, rejection::PathRejection},
+    http::{HeaderMap, Method, Response, StatusCode},
+    response::IntoResponse,
+};
+use pointsman_workers::WorkerId;
+
+use crate::{
+    http::request_id,
+    openai::{
+        error::{self, ApiError},
+        json::shortened,
+    },
+};
+
+/// Answers with an error body.
+pub(super) fn refuse(headers: &HeaderMap, status: StatusCode, code: &str, message: &str) -> Response<Body> {
+    (status, Json(error::body(status, code, message, &request_id(headers)))).into_response()
+}
+
+/// Refuses a request whose content or query string is not valid.
+pub(super) fn invalid(headers: &HeaderMap, message: &str) -> Response<Body> {
+    refuse(headers, StatusCode::BAD_REQUEST, "invalid_request", message)
+}
+
+/// Refuses an id that no worker has.
+pub(super) fn no_worker(headers: &HeaderMap, id: WorkerId) -> Response<Body> {
+    let message = format!("worker {id} is not registered; GET /workers lists the ids");
+    refuse(headers, StatusCode::NOT_FOUND, "worker_not_found", &message)
+}
+
+/// Reads the id of a worker from a path.
+pub(super) fn worker_id(
+    headers: &HeaderMap,
+    id: Result<Path<u64>, PathRejection>,
+) -> Result<WorkerId, Box<Response<Body>>> {
+    let problem = |error: PathRejection| {
+        let problem = shortened(&error.body_text());
+        Box::new(invalid(headers, &format!("the id of the worker is not a number of 64 bits: {problem}")))
+    };
+    id.map(|Path(id)| WorkerId(id)).map_err(problem)
+}
+
+/// Answers a path that does not exist.
+pub(super) async fn unknown_url(request: Request) -> Response<Body> {
+    let error = ApiError::UnknownUrl(shown(&request));
+    error.response(&request_id(request.headers())).map(Body::from)
+}
+
+/// Answers a method that an endpoint does not have.
+pub(super) async fn other_method(request: Request) -> Response<Body> {
+    if request.method() == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let error = ApiError::WrongMethod(shown(&request));
+    error.response(&request_id(request.headers())).map(Body::from)
+}
+
+fn shown(request: &Request) -> String {
+    shortened(&format!("{} {}", request.method(), request.uri().path()))
+}

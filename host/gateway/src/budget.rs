@@ -1,0 +1,110 @@
+//! A limit on something that many requests use together, such as bytes, connections or places in a queue.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+/// How much may be in use, and how much is.
+#[derive(Debug)]
+pub struct Budget {
+    limit: AtomicUsize,
+    used: AtomicUsize,
+}
+
+/// What one user took of a [`Budget`]. Dropping it gives everything back.
+#[derive(Debug)]
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    amount: usize,
+}
+
+impl Budget {
+    /// Returns a budget of which nothing is in use.
+    #[must_use]
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) })
+    }
+
+    /// Changes the limit. What is in use stays in use.
+    pub(crate) fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Relaxed);
+    }
+
+    /// Returns the limit.
+    #[must_use]
+    pub(crate) fn limit(&self) -> usize {
+        self.limit.load(Relaxed)
+    }
+
+    /// Returns how much is in use.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Returns a share that is still empty.
+    #[must_use]
+    pub(crate) fn share(self: &Arc<Self>) -> Share {
+        Share { budget: self.clone(), amount: 0 }
+    }
+
+    /// Takes `amount`; `None` when the limit does not allow it.
+    #[must_use]
+    pub(crate) fn take(self: &Arc<Self>, amount: usize) -> Option<Share> {
+        let mut share = self.share();
+        share.grow(amount, 0).then_some(share)
+    }
+}
+
+impl Share {
+    /// Takes `more`, if `kept_free` of the budget stays free for others. Returns whether it was taken.
+    #[must_use]
+    pub(crate) fn grow(&mut self, more: usize, kept_free: usize) -> bool {
+        let limit = self.budget.limit().saturating_sub(kept_free);
+        let fits = |used: usize| used.checked_add(more).filter(|sum| *sum <= limit);
+        let taken = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
+        if taken {
+            self.amount += more;
+        }
+        taken
+    }
+
+    /// Returns how much was taken.
+    #[must_use]
+    pub(crate) fn amount(&self) -> usize {
+        self.amount
+    }
+
+    /// Returns the limit of the budget.
+    #[must_use]
+    pub(crate) fn limit(&self) -> usize {
+        self.budget.limit()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.amount, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_bounded_together_and_given_back() {
+        let budget = Budget::new(10);
+        let (mut one, two) = (budget.share(), budget.take(4).unwrap());
+        assert!(one.grow(6, 0) && !one.grow(1, 0) && budget.take(1).is_none());
+        drop(two);
+        assert!(!one.grow(3, 2), "two have to stay free");
+        assert!(one.grow(2, 2) && !one.grow(usize::MAX, 0));
+        assert_eq!((one.amount(), budget.used()), (8, 8));
+        budget.set_limit(5);
+        assert!(!one.grow(1, 0));
+        drop(one);
+        assert_eq!(budget.used(), 0);
+    }
+}

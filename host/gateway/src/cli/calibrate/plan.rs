@@ -1,0 +1,160 @@
+//! What is sent where.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, bail};
+use pointsman_lab::calibrate::{Capacity, Design};
+use pointsman_workers::Role;
+use serde::Deserialize;
+
+use super::target::Target;
+
+/// Requests before the first measurement of a phase: the first ones fill caches and pools.
+pub(super) const WARM_UP: u32 = 2;
+/// Share of the requests for the check.
+const MIX_SHARE: f64 = 0.4;
+/// Most requests of the check.
+const MAX_MIX: u32 = 100;
+/// Share of the requests for the link of a pair.
+const PAIR_SHARE: f64 = 0.1;
+
+/// Requests to one server.
+#[derive(Debug)]
+pub(super) struct Phase {
+    pub(super) kind: Kind,
+    pub(super) target: Target,
+    pub(super) design: Design,
+}
+
+/// Purpose of a phase.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Bursts for the step time of an engine.
+    Engine(Role, Capacity),
+    /// Lone requests through a pair. The decode engine counts the transferred bytes.
+    Pair(Target),
+    /// The requests of the check.
+    Mix,
+}
+
+/// Numbers of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Budget {
+    /// Of each engine's bursts.
+    pub(super) engine: u32,
+    /// Of the lone requests through a pair.
+    pub(super) pair: u32,
+    /// Of the check.
+    pub(super) mix: u32,
+}
+
+/// The model that is measured.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) model: String,
+    /// Prompt and output tokens of a request at most.
+    pub(super) max_length: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+    max_model_len: Option<u32>,
+}
+
+impl Budget {
+    /// Divides `requests` among the phases of one engine or of a pair.
+    pub(super) fn of(requests: u32, engines: usize) -> Self {
+        let share = |share: f64| (f64::from(requests) * share) as u32;
+        let mix = share(MIX_SHARE).min(MAX_MIX);
+        let pair = if engines > 1 { share(PAIR_SHARE) } else { 0 };
+        let engines = u32::try_from(engines).unwrap_or(u32::MAX).max(1);
+        Self { engine: (requests - mix - pair) / engines, pair, mix }
+    }
+}
+
+impl Server {
+    /// Asks for the models.
+    pub(super) async fn find(target: &Target, wanted: Option<&str>) -> anyhow::Result<Self> {
+        let url = target.url();
+        let body = target.get("/v1/models").await?;
+        let body =
+            body.with_context(|| format!("{url}: has no /v1/models; expected a server of the OpenAI API"))?;
+        let models: Models = serde_json::from_slice(&body)
+            .with_context(|| format!("{url}: GET /v1/models: the answer is not a list of models"))?;
+        let names: Vec<&str> = models.data.iter().map(|model| model.id.as_str()).collect();
+        let names = names.join(", ");
+        let found = match (wanted, models.data.as_slice()) {
+            (Some(wanted), all) => all.iter().find(|model| model.id == wanted),
+            (None, [one]) => Some(one),
+            (None, _) => bail!("{url}: has the models {names}; choose one with --model"),
+        };
+        let wanted = wanted.unwrap_or_default();
+        let found = found.with_context(|| format!("--model {wanted}: {url} has {names}"))?;
+        Ok(Self { model: found.id.clone(), max_length: found.max_model_len })
+    }
+}
+
+/// The plan, for the person who starts it.
+pub(super) fn text(phases: &[Phase], model: &str, max_seconds: u64) -> String {
+    let mut text = format!("plan for model {model}:\n");
+    let (mut all, mut most) = ((0, 0, 0), 1);
+    for phase in phases {
+        let (requests, prompt, output) = phase.design.totals();
+        all = (all.0 + requests, all.1 + prompt, all.2 + output);
+        let concurrent = phase.design.bursts.iter().map(|burst| burst.requests).max().unwrap_or(1);
+        let concurrent = if phase.design.mix.is_empty() { concurrent } else { phase.design.users };
+        most = most.max(concurrent);
+        let what = match &phase.kind {
+            Kind::Engine(role, capacity) => format!(
+                "{} engine ({} blocks of {} tokens, {} sequences, {} tokens a step)",
+                role.as_str(),
+                capacity.blocks,
+                capacity.block_tokens,
+                capacity.max_num_seqs,
+                capacity.max_batched_tokens,
+            ),
+            Kind::Pair(_) => "lone requests through the pair".to_owned(),
+            Kind::Mix => "mix for the check".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "  {}: {what}: {requests} requests, at most {concurrent} at the same time, {prompt} prompt and {output} \
+             output tokens",
+            phase.target.url(),
+        );
+    }
+    let warm_up = WARM_UP * phases.iter().filter(|phase| !matches!(phase.kind, Kind::Mix)).count() as u32;
+    let _ = writeln!(
+        text,
+        "in all: {} requests ({warm_up} of them to warm up), {} prompt and {} output tokens, at most {most} requests \
+         at the same time and {max_seconds} s",
+        all.0 + warm_up,
+        all.1,
+        all.2,
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_budget_do_not_exceed_it() {
+        for requests in [0, 1, 4, 50, 196, 5_000] {
+            for engines in [1, 2] {
+                let budget = Budget::of(requests, engines);
+                let sum = budget.engine * engines as u32 + budget.pair + budget.mix;
+                assert!(sum <= requests, "{requests} {budget:?}");
+            }
+        }
+        assert_eq!(Budget::of(200, 1), Budget { engine: 120, pair: 0, mix: 80 });
+        assert_eq!(Budget::of(200, 2), Budget { engine: 50, pair: 20, mix: 80 });
+    }
+}

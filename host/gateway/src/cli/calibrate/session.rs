@@ -1,0 +1,151 @@
+//! Runs the phases one after another, until they are over, the time is, or Ctrl-C.
+
+use std::{cell::RefCell, io::Write as _};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use pointsman_lab::calibrate::{Burst, EngineMeasurements, Experiment, Measurements, Sample};
+use tokio::time::{Duration, Instant};
+
+use super::{
+    plan::{Kind, Phase, WARM_UP},
+    send::Run,
+    target::{Target, TargetError},
+};
+
+/// Share of the time after which no burst begins, so that some is left for the mix.
+const BURST_SHARE: f64 = 0.6;
+/// Counter of the bytes that a vLLM engine received over NIXL.
+const TRANSFERRED: &str = "vllm:nixl_bytes_transferred_sum";
+
+/// What was measured so far. An interruption leaves it.
+#[derive(Default)]
+struct Collected {
+    /// Of each phase with an engine.
+    engines: Vec<RefCell<Vec<Experiment>>>,
+    pair: RefCell<Vec<Experiment>>,
+    bytes_per_token: RefCell<Option<u64>>,
+    mix: RefCell<Vec<Sample>>,
+}
+
+/// Sends everything that is planned, for at most `limit`.
+pub(super) async fn measure(
+    phases: &[Phase],
+    model: String,
+    seed: u64,
+    limit: Duration,
+) -> anyhow::Result<Measurements> {
+    let warm_up = |phase: &Phase| if matches!(phase.kind, Kind::Mix) { 0 } else { WARM_UP };
+    let requests = phases.iter().map(|phase| u64::from(phase.design.totals().0 + warm_up(phase))).sum();
+    let run = Run::new(model, seed, progress_bar(requests));
+    let engines = phases.iter().map(|_| RefCell::default()).collect();
+    let collected = Collected { engines, ..Collected::default() };
+    let ended = tokio::select! {
+        ended = tokio::time::timeout(limit, all(phases, &run, limit, &collected)) => ended.ok(),
+        _ = tokio::signal::ctrl_c() => None,
+    };
+    run.bar.finish_and_clear();
+    match ended {
+        Some(result) => result?,
+        None => {
+            let done = run.bar.position();
+            let told =
+                format!("warning: stopped after {done} requests by Ctrl-C or --max-seconds; these are used");
+            let _ = writeln!(std::io::stderr(), "{told}");
+        }
+    }
+    Ok(collected.into_measurements(phases))
+}
+
+async fn all(phases: &[Phase], run: &Run, limit: Duration, out: &Collected) -> Result<(), TargetError> {
+    let bursts_end = Instant::now() + limit.mul_f64(BURST_SHARE);
+    let mut with_bursts = u32::try_from(phases.len()).unwrap_or(u32::MAX).saturating_sub(1).max(1);
+    for (phase, experiments) in phases.iter().zip(&out.engines) {
+        if matches!(phase.kind, Kind::Mix) {
+            run.mix(&phase.target, &phase.design, typical(&out.engines), &out.mix).await?;
+            continue;
+        }
+        // The time that is left is divided evenly among the phases that follow.
+        let left = bursts_end.saturating_duration_since(Instant::now());
+        let until = Instant::now() + left / with_bursts;
+        with_bursts = with_bursts.saturating_sub(1).max(1);
+        let bursts = &phase.design.bursts;
+        warm_up(run, &phase.target, bursts, until).await?;
+        match &phase.kind {
+            Kind::Pair(decode) => {
+                let before = transferred(decode).await;
+                run.bursts(&phase.target, bursts, until, &out.pair).await?;
+                let after = transferred(decode).await;
+                *out.bytes_per_token.borrow_mut() = bytes_per_token(before, after, &out.pair.borrow());
+            }
+            Kind::Engine(..) | Kind::Mix => {
+                run.bursts(&phase.target, bursts, until, experiments).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn warm_up(run: &Run, target: &Target, bursts: &[Burst], until: Instant) -> Result<(), TargetError> {
+    let Some(longest) = bursts.iter().map(|burst| burst.isl).max() else { return Ok(()) };
+    let first = Burst { requests: 1, isl: longest, osl: 2 };
+    let warm_up = vec![first; WARM_UP as usize];
+    run.bursts(target, &warm_up, until, &RefCell::default()).await
+}
+
+/// Returns the median time of a lone request.
+fn typical(engines: &[RefCell<Vec<Experiment>>]) -> Option<Duration> {
+    let mut times = Vec::new();
+    for experiments in engines {
+        let experiments = experiments.borrow();
+        let lone = experiments.iter().filter(|one| one.samples.len() == 1);
+        times.extend(lone.flat_map(|one| one.samples.iter().map(|sample| sample.e2e_ms)));
+    }
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).map(|milliseconds| Duration::from_secs_f64(milliseconds / 1e3))
+}
+
+/// Reads the engine's count of transferred bytes.
+async fn transferred(decode: &Target) -> Option<f64> {
+    let body = decode.get("/metrics").await.ok().flatten()?;
+    let text = std::str::from_utf8(&body).ok()?;
+    let lines = text.lines().filter(|line| line.starts_with(TRANSFERRED));
+    let values: Vec<f64> = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
+    (!values.is_empty()).then(|| values.iter().sum())
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive and finite")]
+fn bytes_per_token(before: Option<f64>, after: Option<f64>, pair: &[Experiment]) -> Option<u64> {
+    let tokens: f64 = pair.iter().flat_map(|one| &one.samples).map(|sample| f64::from(sample.isl)).sum();
+    // A counter appears with its first value.
+    let bytes = (after? - before.unwrap_or(0.0)) / tokens;
+    (bytes.is_finite() && bytes >= 1.0).then(|| bytes.round() as u64)
+}
+
+impl Collected {
+    fn into_measurements(self, phases: &[Phase]) -> Measurements {
+        let engines = phases.iter().zip(self.engines).filter_map(|(phase, experiments)| match phase.kind {
+            Kind::Engine(role, capacity) => {
+                Some(EngineMeasurements { role, capacity, experiments: experiments.into_inner() })
+            }
+            Kind::Pair(_) | Kind::Mix => None,
+        });
+        let mut mix = self.mix.into_inner();
+        mix.sort_by(|left, right| left.at_ms.total_cmp(&right.at_ms));
+        Measurements {
+            engines: engines.collect(),
+            pair: self.pair.into_inner().into_iter().flat_map(|one| one.samples).collect(),
+            bytes_per_token: self.bytes_per_token.into_inner(),
+            mix,
+        }
+    }
+}
+
+/// Shows progress on standard error. Shows nothing when that is not a terminal.
+fn progress_bar(requests: u64) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("measuring [{bar:40}] {pos} of {len} requests ({elapsed}, {eta} left)");
+    let bar = ProgressBar::new(requests);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,24 @@
+//! `[upstream]`: connections to workers that no request uses.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::duration;
+
+/// `[upstream]`: connections to workers that are kept for later requests.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Upstream {
+    /// How long an idle connection is kept.
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub idle_timeout: Duration,
+    /// Number of idle connections that each data thread keeps for a worker; 0: none.
+    pub idle_connections: usize,
+}
+
+impl Default for Upstream {
+    fn default() -> Self {
+        Self { idle_timeout: Duration::from_secs(30), idle_connections: 256 }
+    }
+}

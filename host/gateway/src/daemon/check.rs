@@ -1,0 +1,151 @@
+//! Checks what `serve` would check, without serving: ports, tokenizers, slots and policy files.
+
+use std::{io::ErrorKind, sync::Arc};
+
+use pointsman_policy_runtime::{Command, RefusalRecord};
+use pointsman_workers::{ModelName, Registry, Role, WorkerSpec};
+
+use super::{CLIENT_SEND_BUFFER, bind, cannot_listen, slots};
+use crate::{
+    config::{Config, ConfigErrors, Problem, settings::Settings},
+    tokenization::Tokens,
+};
+
+/// What a check found.
+#[derive(Debug)]
+pub(crate) struct Findings {
+    /// What keeps the gateway, or a slot of it, from running as configured.
+    pub(crate) problems: ConfigErrors,
+    /// What is probably not meant.
+    pub(crate) warnings: ConfigErrors,
+}
+
+/// Checks a configuration in which `found` is known to be wrong.
+///
+/// # Errors
+/// The operating system starts no thread.
+pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Findings> {
+    let settings = config.settings_to_check();
+    let (mut problems, mut warnings) = (Vec::new(), advice(&settings));
+    ports(&settings, &mut problems, &mut warnings)?;
+    let tokens = Tokens::load(&settings.reloadable.models, &Arc::new(Registry::default()), None);
+    problems.extend(tokens.err().unwrap_or_default());
+    policies(config, settings, &mut problems, &mut warnings)?;
+    let known = |problem: &Problem| found.iter().any(|old| old.path == problem.path);
+    let mut problems = config.in_file(problems);
+    problems.retain(|problem| problem.path.is_empty() || !known(problem));
+    problems.extend(found);
+    Ok(Findings { problems: config.errors(problems), warnings: config.errors(config.in_file(warnings)) })
+}
+
+/// Listens on both addresses. One that is in use is a warning: the gateway that runs with this configuration
+/// may use it.
+fn ports(
+    settings: &Settings,
+    problems: &mut Vec<Problem>,
+    warnings: &mut Vec<Problem>,
+) -> anyhow::Result<()> {
+    let listeners = &settings.fixed.listeners;
+    // A socket is registered with a runtime.
+    tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+        for (path, address) in
+            [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)]
+        {
+            if let Err(refused) = bind(address, CLIENT_SEND_BUFFER) {
+                let in_use = refused.error.kind() == ErrorKind::AddrInUse;
+                let list = if in_use { &mut *warnings } else { &mut *problems };
+                list.push(cannot_listen(path)(refused));
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Loads every policy as the start of the daemon does.
+fn policies(
+    config: &Config,
+    mut settings: Settings,
+    problems: &mut Vec<Problem>,
+    warnings: &mut Vec<Problem>,
+) -> anyhow::Result<()> {
+    let policies = &mut settings.fixed.policies;
+    // Reported with the values.
+    policies.dir = policies.dir.take().filter(|dir| dir.is_dir());
+    let has_dir = policies.dir.is_some();
+    let mut opened = match slots::open(&settings, config.policies.compiler.clone(), 1) {
+        Ok(opened) => opened,
+        Err(problem) => {
+            problems.push(problem);
+            return Ok(());
+        }
+    };
+    let known: Vec<String> = opened.problems.iter().map(|problem| problem.path.clone()).collect();
+    problems.append(&mut opened.problems);
+    if !has_dir {
+        return Ok(());
+    }
+    let (_slots, manager) = opened.start(&settings)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let report = runtime.block_on(manager.execute(Command::Reload))?;
+    // Built-in content that is refused was found above.
+    problems.extend(report.refused.iter().map(refused).filter(|problem| !known.contains(&problem.path)));
+    for stray in &report.strays {
+        let message =
+            format!("`{stray}` names no slot, so nothing runs it; rename it after a slot, or remove it");
+        warnings.push(Problem::new("policies.dir", message));
+    }
+    for lane in &report.compiling {
+        let message = format!("the policy of `{lane}` still compiles and is not checked; check again");
+        warnings.push(Problem::new("policies.dir", message));
+    }
+    Ok(())
+}
+
+/// The problem of a policy: at the directory when it is the slot's own file, else at the slot's entry.
+fn refused(refusal: &RefusalRecord) -> Problem {
+    let part = !refusal.file.ends_with(".wasm") || refusal.file.starts_with("parts/");
+    let model = refusal.model.as_deref().map(ModelName::new);
+    let path = if part { slots::slot_path(refusal.slot, model.as_ref()) } else { "policies.dir".to_owned() };
+    Problem::new(path, format!("the policy `{}` is refused: {}", refusal.file, refusal.message))
+}
+
+/// Returns what contradicts itself without being wrong.
+fn advice(settings: &Settings) -> Vec<Problem> {
+    let reloadable = &settings.reloadable;
+    let mut warnings = Vec::new();
+    let mut warn = |path: String, message: String| warnings.push(Problem::new(path, message));
+    let (routing, queue) = (&reloadable.routing, &reloadable.queue);
+    if routing.local_fallback && routing.enforce_disagg {
+        let message = "`true` has no effect with `enforce_disagg = true`: remove one of them";
+        warn("routing.local_fallback".to_owned(), message.to_owned());
+    }
+    if queue.limit > 0 && queue.timeout.is_zero() {
+        let message = "`0s` lets no request wait: give a time, or remove `queue.limit`";
+        warn("queue.timeout".to_owned(), message.to_owned());
+    }
+    let workers = &reloadable.workers;
+    let has = |role| workers.iter().any(|worker| worker.role == role);
+    let lonely = match (has(Role::Prefill), has(Role::Decode)) {
+        (true, false) => Some((Role::Prefill, Role::Decode)),
+        (false, true) => Some((Role::Decode, Role::Prefill)),
+        _ => None,
+    };
+    if let Some((role, missing)) = lonely {
+        let index = workers.iter().position(|worker| worker.role == role).unwrap_or(0);
+        let message = format!("`{role}` workers cannot serve without a `{missing}` worker: add one");
+        warn(format!("workers[{index}].role"), message);
+    }
+    if routing.enforce_disagg && !workers.is_empty() && !has(Role::Prefill) {
+        let message = "`true` refuses every request: no worker has `role = \"prefill\"`";
+        warn("routing.enforce_disagg".to_owned(), message.to_owned());
+    }
+    for (index, worker) in workers.iter().enumerate() {
+        let same = |other: &WorkerSpec| other.url == worker.url && other.id != worker.id;
+        if let Some(same) = workers.iter().take(index).position(same) {
+            let message =
+                format!("`{}` is also the URL of workers[{same}]: its load is counted twice", worker.url);
+            warn(format!("workers[{index}].url"), message);
+        }
+    }
+    warnings
+}

@@ -1,0 +1,169 @@
+//! A client's socket: notes when requests begin, ends a client that does not read its answer, and lingers
+//! after the last answer so that unread bytes of the client do not turn it into a reset.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    time::{Duration, Instant, Sleep},
+};
+
+use crate::orchestrate::client_connection::ClientConnection;
+
+/// Bytes that may wait for one client. The HTTP server stops at a fraction of it, except for the answers to
+/// pipelined requests whose bodies it does not read.
+const MAX_UNSENT: usize = 256 * 1024;
+/// How long bytes are discarded after the last answer.
+const LINGER: Duration = Duration::from_secs(2);
+/// Size of one read while bytes are discarded.
+const DISCARD: usize = 4 * 1024;
+
+/// A client's socket.
+#[derive(Debug)]
+pub(super) struct ClientSocket {
+    stream: TcpStream,
+    connection: ClientConnection,
+    /// How long the client may accept no byte.
+    write_timeout: Duration,
+    /// Whether the daemon stops: then nothing lingers.
+    stopping: tokio_util::sync::CancellationToken,
+    /// Ends a blocked write, or the linger. Made when the first of them begins.
+    timer: Option<Pin<Box<Sleep>>>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The kernel takes what is written.
+    Open,
+    /// A write waits for the client, and the timer runs.
+    Blocked,
+    /// The write side is closed, and the timer runs.
+    Lingering,
+}
+
+impl ClientSocket {
+    pub(super) fn new(
+        stream: TcpStream,
+        connection: ClientConnection,
+        write_timeout: Duration,
+        stopping: tokio_util::sync::CancellationToken,
+    ) -> Self {
+        Self { stream, connection, write_timeout, stopping, timer: None, state: State::Open }
+    }
+
+    /// Takes note of a write of `length` bytes, which are all that wait for the client.
+    fn after_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        length: usize,
+        outcome: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        match outcome {
+            Poll::Ready(Ok(written)) => {
+                self.connection.written();
+                if self.state == State::Blocked {
+                    // The next blocked write gets the whole time again.
+                    self.state = State::Open;
+                }
+                if written == length && self.connection.is_blocked() {
+                    self.connection.set_blocked(false);
+                }
+                Poll::Ready(Ok(written))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                if length > MAX_UNSENT {
+                    return Poll::Ready(Err(self.too_slow("too many answers are unread")));
+                }
+                self.poll_blocked(cx).map(Err)
+            }
+        }
+    }
+
+    /// Waits for the end of the time that the client has to read.
+    fn poll_blocked(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if self.state != State::Blocked {
+            self.state = State::Blocked;
+            self.connection.set_blocked(true);
+            let until = Instant::now() + self.write_timeout;
+            let until = self.connection.deadline().map_or(until, |deadline| until.min(deadline));
+            self.start_timer(until);
+        }
+        ready!(self.poll_timer(cx));
+        Poll::Ready(self.too_slow("the client did not read in time"))
+    }
+
+    /// Ends a client that does not read. What waits in the kernel is discarded, too.
+    fn too_slow(&mut self, problem: &'static str) -> io::Error {
+        self.connection.set_too_slow();
+        let _ = self.stream.set_zero_linger();
+        io::Error::new(io::ErrorKind::TimedOut, problem)
+    }
+
+    fn start_timer(&mut self, until: Instant) {
+        match &mut self.timer {
+            Some(timer) => timer.as_mut().reset(until),
+            None => self.timer = Some(Box::pin(tokio::time::sleep_until(until))),
+        }
+    }
+
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.timer.as_mut().map_or(Poll::Ready(()), |timer| timer.as_mut().poll(cx))
+    }
+
+    /// Discards what the client still sends, until it closes or the time is over.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut space = [std::mem::MaybeUninit::<u8>::uninit(); DISCARD];
+        loop {
+            if self.stopping.is_cancelled() || self.poll_timer(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            let mut buffer = ReadBuf::uninit(&mut space);
+            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => {}
+                _ => return Poll::Ready(()),
+            }
+        }
+    }
+}
+
+impl AsyncRead for ClientSocket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            self.connection.read();
+        }
+        outcome
+    }
+}
+
+impl AsyncWrite for ClientSocket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.after_write(cx, bytes.len(), outcome)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.state != State::Lingering {
+            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+            self.state = State::Lingering;
+            self.start_timer(Instant::now() + LINGER);
+        }
+        self.poll_linger(cx).map(Ok)
+    }
+}

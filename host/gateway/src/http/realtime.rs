@@ -1,0 +1,199 @@
+//! `GET /v1/realtime`: a WebSocket between a client and a worker, relayed byte for byte in both directions.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::{
+    body::Body,
+    extract::{Query, State as Extract},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Request as HttpRequest, Response, StatusCode, Uri, header,
+        request::Parts,
+    },
+};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+
+use super::{
+    DataThread,
+    auth::{authorize_client, client_key},
+    first_byte::FirstByte,
+    peer::Peer,
+    request_id,
+    tunnel::{Ended, Patience, tunnel},
+};
+use crate::{
+    budget::Share,
+    openai::{
+        error::ApiError,
+        request::{Endpoint, Request},
+    },
+    orchestrate::realtime::{self, Session},
+    state::State,
+    telemetry::account::Account,
+    tokenization::routing_request::{Tenant, routing_request},
+    upstream::Upstream,
+};
+
+/// Headers of the upgrade that reach the engine: the two ends agree on them.
+const REQUEST_HEADERS: [HeaderName; 4] = [
+    header::SEC_WEBSOCKET_KEY,
+    header::SEC_WEBSOCKET_VERSION,
+    header::SEC_WEBSOCKET_PROTOCOL,
+    header::SEC_WEBSOCKET_EXTENSIONS,
+];
+/// Headers of the engine's answer that reach the client.
+const ANSWER_HEADERS: [HeaderName; 3] =
+    [header::SEC_WEBSOCKET_ACCEPT, header::SEC_WEBSOCKET_PROTOCOL, header::SEC_WEBSOCKET_EXTENSIONS];
+
+/// A connection that both ends agreed to upgrade.
+struct Opened {
+    session: Session,
+    place: Share,
+}
+
+pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
+    let (state, upstream) = thread.context();
+    let (mut parts, _) = request.into_parts();
+    let started = FirstByte::of(&parts.extensions);
+    let id = request_id(&parts.headers);
+    let mut account = Account::new(state.metrics.clone(), id, Endpoint::Realtime, started);
+    let upgrade = parts.extensions.remove::<OnUpgrade>();
+    match open(&state, &upstream, &parts, upgrade.is_some(), &mut account).await {
+        Ok(opened) => {
+            let response = switch(&opened.session.engine.headers, &account.request_id);
+            if let Some(upgrade) = upgrade {
+                let tracker = state.tracker.clone();
+                tracker.spawn(relay(state, upgrade, opened, account));
+            }
+            response
+        }
+        Err(error) => {
+            account.ended(error.status().as_u16(), error.code());
+            let mut response = error.response(&account.request_id).map(Body::from);
+            if matches!(error, ApiError::UpgradeRequired(_)) {
+                response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+            }
+            response
+        }
+    }
+}
+
+async fn open(
+    state: &Arc<State>,
+    upstream: &Upstream,
+    request: &Parts,
+    upgradable: bool,
+    account: &mut Account,
+) -> Result<Opened, ApiError> {
+    if state.draining.is_cancelled() {
+        return Err(ApiError::Draining);
+    }
+    let headers = &request.headers;
+    let hash = authorize_client(state, headers, Peer::of(&request.extensions)).await?;
+    if let Some(limiter) = &state.limiter {
+        let key = client_key(headers).unwrap_or_default();
+        limiter.check(key).map_err(|error| ApiError::RateLimited(error.per_second))?;
+    }
+    if !upgradable || !asks_for_websocket(headers) {
+        let problem = "opening a realtime session: no WebSocket upgrade was asked for; send `connection: upgrade`, \
+                       `upgrade: websocket` and `sec-websocket-key`";
+        return Err(ApiError::UpgradeRequired(problem.to_owned()));
+    }
+    let limit = state.realtime.limit();
+    let place = state.realtime.take(1).ok_or(ApiError::TooManyConnections(limit))?;
+    let (model, headers) = named(&request.uri, headers)?;
+    let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
+    account.set_model(&parsed.model, state.registry.snapshot().activation(&parsed.model).is_some());
+    let tenant = hash.map(|hash| {
+        account.of_tenant(state.tenants.enter(hash));
+        Tenant { hash, active_requests: state.tenants.active(hash) }
+    });
+    let routing_request = routing_request(&parsed, &state.settings.measure, None, tenant);
+    account.logging(state.decision_log.as_ref(), &routing_request);
+    let path = request.uri.path_and_query().map_or(Endpoint::Realtime.path(), |path| path.as_str());
+    let call = (path, upgrade_headers(&headers));
+    let session = realtime::open(state, upstream, &parsed, &routing_request, call, account).await?;
+    Ok(Opened { session, place })
+}
+
+/// The model that the query string names, and the headers with the session that it may name.
+fn named(uri: &Uri, headers: &HeaderMap) -> Result<(String, HeaderMap), ApiError> {
+    let query = Query::<BTreeMap<String, String>>::try_from_uri(uri);
+    let Query(mut query) =
+        query.map_err(|error| ApiError::InvalidRequest(format!("query string: {error}")))?;
+    let model = query.remove("model").filter(|model| !model.is_empty());
+    let model =
+        model.ok_or_else(|| ApiError::InvalidRequest("model: is missing; add `?model=NAME`".to_owned()))?;
+    let mut headers = headers.clone();
+    let session = query.remove("session_id").and_then(|session| HeaderValue::try_from(session).ok());
+    if let Some(session) = session.filter(|_| !headers.contains_key("x-session-id")) {
+        headers.insert("x-session-id", session);
+    }
+    Ok((model, headers))
+}
+
+fn asks_for_websocket(headers: &HeaderMap) -> bool {
+    let is = |name: HeaderName, wanted: &[u8]| {
+        headers.get(name).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(wanted))
+    };
+    is(header::UPGRADE, b"websocket") && headers.contains_key(header::SEC_WEBSOCKET_KEY)
+}
+
+/// The headers of the call to an engine. The client's key and other headers stay here.
+fn upgrade_headers(given: &HeaderMap) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    for name in REQUEST_HEADERS {
+        for value in given.get_all(&name) {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+    headers
+}
+
+/// The answer that changes the protocol.
+fn switch(answered: &HeaderMap, request_id: &str) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    for name in ANSWER_HEADERS {
+        if let Some(value) = answered.get(&name) {
+            headers.insert(name, value.clone());
+        }
+    }
+    if let Ok(id) = HeaderValue::from_str(request_id) {
+        headers.insert("x-request-id", id);
+    }
+    response
+}
+
+/// Relays until one end closes, nothing is sent for too long, or the gateway stops.
+async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut account: Account) {
+    let Opened { session, place } = opened;
+    let Session { engine, candidate, booking } = session;
+    let Ok(client) = upgrade.await else {
+        account.ended(499, "client_closed");
+        return;
+    };
+    let settings = &state.settings;
+    let patience = Patience { idle: settings.realtime_idle_timeout, write: settings.client_write_timeout };
+    let stop = async {
+        state.draining.cancelled().await;
+        tokio::time::sleep(settings.drain_timeout.saturating_sub(DRAIN_RESERVE)).await;
+    };
+    let (ended, bytes) = tunnel(TokioIo::new(client), engine.io, patience, stop).await;
+    state.metrics.relayed_bytes.inc_by(bytes);
+    account.ended(101, ended.code());
+    if ended == Ended::EngineSlow {
+        candidate.worker.note_timeout();
+    }
+    tracing::debug!(request = account.request_id, bytes, code = ended.code(), "realtime session ended");
+    drop((booking, place));
+    state.queue.wake();
+}
+
+/// Time that is left of the drain for the close of the connection.
+const DRAIN_RESERVE: std::time::Duration = std::time::Duration::from_secs(2);

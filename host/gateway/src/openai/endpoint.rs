@@ -1,0 +1,185 @@
+//! The endpoints that workers answer: paths, the shape of their bodies, and how prompts are found in them.
+
+use crate::openai::json::JsonBody;
+
+/// An endpoint. One that has several paths carries the path: the engine is called on the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Endpoint {
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/embeddings`: one leg, never streamed.
+    Embeddings,
+    /// `/v1/responses`: one leg, because neither vLLM nor SGLang reads handoff fields there.
+    Responses,
+    /// `/v1/messages`: the Anthropic API.
+    Messages,
+    /// `/v1/messages/count_tokens`
+    CountTokens,
+    /// `/v1/rerank`, `/v2/rerank`, `/rerank`
+    Rerank(&'static str),
+    /// `/v1/score`, `/score`
+    Score(&'static str),
+    /// `/v1/audio/transcriptions`: a form with a file.
+    Transcriptions,
+    /// `/v1/audio/translations`: a form with a file.
+    Translations,
+    /// `/tokenize`: passed through to any worker that serves the model.
+    Tokenize,
+    /// `/detokenize`: as `/tokenize`.
+    Detokenize,
+    /// `/v1/realtime`: a WebSocket.
+    Realtime,
+}
+
+/// How the answers, events and errors of an endpoint are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// OpenAI's: unnamed events, `[DONE]` at the end.
+    #[default]
+    OpenAi,
+    /// OpenAI's Responses: named events, `response.completed` at the end.
+    Responses,
+    /// Anthropic's: named events, `message_stop` at the end.
+    Anthropic,
+}
+
+/// Where the prompt of a body is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PromptKeys {
+    /// What comes first in the engine's prompt, if the body has it.
+    pub preamble: Option<&'static str>,
+    /// The prompt.
+    pub key: &'static str,
+    /// Whether a body without it is refused here.
+    pub required: bool,
+}
+
+impl Endpoint {
+    /// Every endpoint with a POST request.
+    pub(crate) const POSTED: [Self; 15] = [
+        Self::ChatCompletions,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Responses,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Rerank("/v1/rerank"),
+        Self::Rerank("/v2/rerank"),
+        Self::Rerank("/rerank"),
+        Self::Score("/v1/score"),
+        Self::Score("/score"),
+        Self::Transcriptions,
+        Self::Translations,
+        Self::Tokenize,
+        Self::Detokenize,
+    ];
+
+    /// Its path, at the engines as well as here.
+    #[must_use]
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Rerank(path) | Self::Score(path) => path,
+            Self::Transcriptions => "/v1/audio/transcriptions",
+            Self::Translations => "/v1/audio/translations",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+            Self::Realtime => "/v1/realtime",
+        }
+    }
+
+    /// Stable metric label.
+    #[must_use]
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "chat_completions",
+            Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
+            Self::Rerank(_) => "rerank",
+            Self::Score(_) => "score",
+            Self::Transcriptions => "transcriptions",
+            Self::Translations => "translations",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
+            Self::Realtime => "realtime",
+        }
+    }
+
+    /// Whether prefill and decode may run on two workers, where the engine allows it.
+    #[must_use]
+    pub(crate) fn splits(self) -> bool {
+        matches!(self, Self::ChatCompletions | Self::Completions | Self::Messages)
+    }
+
+    /// Whether the answer may be a stream of events.
+    #[must_use]
+    pub(crate) fn streams(self) -> bool {
+        self.splits() || matches!(self, Self::Responses) || self.is_form()
+    }
+
+    /// Whether the body is a form (`multipart/form-data`).
+    #[must_use]
+    pub(crate) fn is_form(self) -> bool {
+        matches!(self, Self::Transcriptions | Self::Translations)
+    }
+
+    /// Whether a worker answers without running the model, so that its role does not matter.
+    #[must_use]
+    pub(crate) fn needs_no_model_run(self) -> bool {
+        matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
+    }
+
+    /// How its answers are written.
+    #[must_use]
+    pub(crate) fn format(self) -> Format {
+        match self {
+            Self::Messages | Self::CountTokens => Format::Anthropic,
+            Self::Responses => Format::Responses,
+            _ => Format::OpenAi,
+        }
+    }
+
+    /// Where the prompt is in `body`.
+    pub(super) fn prompt_keys(self, body: &JsonBody) -> PromptKeys {
+        let first_of = |keys: [&'static str; 4]| {
+            let [first, ..] = keys;
+            keys.into_iter().find(|key| body.get(key).is_some()).unwrap_or(first)
+        };
+        let (preamble, key, required) = match self {
+            // Embeddings replace any other prompt [A1].
+            Self::Completions if body.get("prompt_embeds").is_some_and(|embeds| embeds != "null") => {
+                (None, "prompt_embeds", true)
+            }
+            Self::Completions => (None, "prompt", true),
+            Self::Embeddings => (None, "input", true),
+            Self::Responses => (Some("instructions"), "input", true),
+            Self::Messages | Self::CountTokens => (Some("system"), "messages", true),
+            Self::Tokenize if body.get("prompt").is_some() => (None, "prompt", true),
+            Self::ChatCompletions | Self::Tokenize => (None, "messages", true),
+            // The engines have several spellings of these, and refuse a body that fits none.
+            Self::Rerank(_) => (Some("query"), "documents", false),
+            Self::Score(_) => {
+                let key = first_of(["text_2", "documents", "items", "data_2"]);
+                (Some(first_of(["text_1", "queries", "query", "data_1"])), key, false)
+            }
+            Self::Detokenize => (None, "tokens", false),
+            Self::Transcriptions | Self::Translations | Self::Realtime => (None, "prompt", false),
+        };
+        PromptKeys { preamble, key, required }
+    }
+
+    /// The key of the cap on output tokens, besides `max_completion_tokens`.
+    pub(super) fn max_tokens_key(self) -> &'static str {
+        if self == Self::Responses { "max_output_tokens" } else { "max_tokens" }
+    }
+}

@@ -1,0 +1,64 @@
+//! Bodies and events of errors, in the shape of the API that the client speaks.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::openai::endpoint::Format;
+
+/// An error as bodies and events tell it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told<'a> {
+    pub(super) status: StatusCode,
+    pub(super) code: &'a str,
+    pub(super) message: &'a str,
+    pub(super) request_id: &'a str,
+}
+
+impl Told<'_> {
+    /// The body of an answer.
+    pub(super) fn body(self, format: Format) -> Value {
+        let Self { status, code, message, request_id } = self;
+        if format == Format::Anthropic {
+            let error = json!({ "type": self.anthropic_type(), "message": message, "code": code });
+            return json!({ "type": "error", "error": error, "request_id": request_id });
+        }
+        let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
+        json!({ "error": {
+            "message": message, "type": kind, "param": null, "code": code, "request_id": request_id,
+        } })
+    }
+
+    /// One valid event that ends a stream.
+    pub(super) fn event(self, format: Format) -> String {
+        match format {
+            Format::OpenAi => format!("data: {}\n\n", self.body(format)),
+            Format::Anthropic => format!("event: error\ndata: {}\n\n", self.body(format)),
+            Format::Responses => {
+                // The event of the API, and the object by which clients of other APIs know an error.
+                let mut event = json!({
+                    "type": "error", "code": self.code, "message": self.message, "param": null,
+                    "sequence_number": 0,
+                });
+                if let (Some(event), Value::Object(error)) = (event.as_object_mut(), self.body(format)) {
+                    event.extend(error);
+                }
+                format!("event: error\ndata: {event}\n\n")
+            }
+        }
+    }
+
+    /// Anthropic's name of a status.
+    fn anthropic_type(self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            504 => "timeout_error",
+            503 | 529 => "overloaded_error",
+            status if status < 500 => "invalid_request_error",
+            _ => "api_error",
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Headers that carry routing hints [A2].
+
+use http::{HeaderMap, HeaderName};
+
+use super::MAX_TEXT_BYTES;
+use crate::openai::{json::shortened, limits::text_within, request_error::RequestError};
+
+/// Names are made once: a lookup by text would check the text each time.
+const fn named(name: &'static str) -> HeaderName {
+    HeaderName::from_static(name)
+}
+
+pub(super) static INSTANCE: [HeaderName; 2] =
+    [named("x-worker-instance-id"), named("x-dynamo-worker-instance-id")];
+pub(super) static PREFILL_INSTANCE: [HeaderName; 2] =
+    [named("x-prefill-instance-id"), named("x-dynamo-prefill-instance-id")];
+pub(super) static RANK: [HeaderName; 3] =
+    [named("x-dp-rank"), named("x-dynamo-dp-rank"), named("x-data-parallel-rank")];
+pub(super) static PREFILL_RANK: [HeaderName; 2] =
+    [named("x-prefill-dp-rank"), named("x-dynamo-prefill-dp-rank")];
+pub(super) static SESSION: [HeaderName; 2] = [named("x-session-id"), named("x-dynamo-session-id")];
+pub(super) static PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-priority")];
+pub(super) static STRICT_PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-strict-priority")];
+
+/// Returns the value of the first of the headers that the request has.
+///
+/// # Errors
+/// [`RequestError`] when it is too long or does not parse.
+pub(super) fn header<T: std::str::FromStr>(
+    headers: &HeaderMap,
+    names: &[HeaderName],
+) -> Result<Option<T>, RequestError> {
+    let given = names.iter().find_map(|name| headers.get(name).map(|value| (name.as_str(), value)));
+    let Some((name, value)) = given else { return Ok(None) };
+    let text = String::from_utf8_lossy(value.as_bytes());
+    text_within(name, &text, MAX_TEXT_BYTES)?;
+    let parsed = text.trim().parse().ok().map(Some);
+    parsed.ok_or_else(|| RequestError::new(name, &format!("`{}` does not parse", shortened(&text))))
+}

@@ -1,0 +1,137 @@
+//! The objects within `nvext` that Dynamo's frontends know, and which of its keys have no effect here.
+
+use std::collections::BTreeMap;
+
+use http::HeaderValue;
+use serde::Deserialize;
+
+use crate::openai::json::{JsonBody, shortened};
+
+/// Keys of `nvext` that are read.
+const KNOWN: [&str; 26] = [
+    "backend_instance_id",
+    "prefill_worker_id",
+    "decode_worker_id",
+    "dp_rank",
+    "prefill_dp_rank",
+    "expected_output_tokens",
+    "lora_name",
+    "priority",
+    "priority_jump",
+    "allowed_worker_ids",
+    "required_taints",
+    "preferred_taints",
+    "session_id",
+    "ttft_target",
+    "itl_target",
+    "router_config_override",
+    "token_data",
+    "annotations",
+    "session_control",
+    "mm_routing_info",
+    "agent_hints",
+    "agent_context",
+    "routing_constraints",
+    "router",
+    "request_timestamp_ms",
+    "mdc_sum",
+];
+/// Keys of the objects within `nvext` that are read.
+const INNER: [(&str, &[&str]); 6] = [
+    ("agent_hints", &["priority", "strict_priority", "osl", "latency_sensitivity"]),
+    ("agent_context", &["session_id", "parent_session_id", "session_final"]),
+    ("routing_constraints", &["required_taints", "preferred_taints"]),
+    ("router", &["ttft_target", "itl_target"]),
+    ("session_control", &["session_id", "action", "timeout"]),
+    ("mm_routing_info", &["routing_token_ids", "block_mm_infos"]),
+];
+/// Limit of the keys that a warning names.
+const MAX_NAMED: usize = 8;
+/// Limit of the characters of a key in a warning.
+const MAX_KEY: usize = 64;
+
+/// `nvext.agent_hints`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct AgentHints {
+    /// Higher goes first. Dynamo's router takes it as seconds by which the request jumps the queue.
+    pub(super) priority: Option<i32>,
+    /// Tier in the queue.
+    pub(super) strict_priority: Option<u32>,
+    /// Expected output tokens.
+    pub(super) osl: Option<u32>,
+    /// The former name of `priority`.
+    pub(super) latency_sensitivity: Option<f64>,
+}
+
+impl AgentHints {
+    /// Seconds by which the request jumps the queue.
+    #[expect(clippy::cast_possible_truncation, reason = "the number is finite")]
+    pub(super) fn jump(&self) -> Option<f32> {
+        let jump = self.priority.map(f64::from).or(self.latency_sensitivity)?;
+        Some(jump.max(0.0) as f32)
+    }
+
+    /// Tier in the queue.
+    #[expect(clippy::cast_precision_loss, reason = "tiers are small numbers")]
+    pub(super) fn tier(&self) -> Option<f32> {
+        self.strict_priority.map(|tier| tier as f32)
+    }
+}
+
+/// `nvext.routing_constraints`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Constraints {
+    pub(super) required_taints: Vec<String>,
+    pub(super) preferred_taints: BTreeMap<String, f32>,
+}
+
+/// `nvext.router`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RouterParams {
+    pub(super) ttft_target: Option<f64>,
+    pub(super) itl_target: Option<f64>,
+}
+
+/// `nvext.agent_context`: what the request is a part of. It goes to the access log and routes nothing.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub(crate) struct AgentContext {
+    /// The agent's session.
+    pub session_id: Option<String>,
+    /// The session that began it.
+    pub parent_session_id: Option<String>,
+    /// Whether the session ends with this request.
+    pub session_final: Option<bool>,
+}
+
+/// Returns the warning about keys of `nvext` that have no effect, for a header; `None`: every key has one.
+pub(super) fn warning(body: &JsonBody) -> Option<HeaderValue> {
+    let ext = body.object("nvext")?.ok()?;
+    let mut ignored: Vec<String> = Vec::new();
+    let mut look = |prefix: &str, object: &JsonBody, known: &[&str]| {
+        let unknown = object.keys().filter(|key| !known.contains(key));
+        ignored.extend(unknown.map(|key| format!("{prefix}.{}", shown(key))));
+    };
+    look("nvext", &ext, &KNOWN);
+    for (name, known) in INNER {
+        if let Some(Ok(inner)) = ext.object(name) {
+            look(&format!("nvext.{name}"), &inner, known);
+        }
+    }
+    let more = ignored.len().saturating_sub(MAX_NAMED);
+    ignored.truncate(MAX_NAMED);
+    if ignored.is_empty() {
+        return None;
+    }
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    HeaderValue::try_from(format!("ignored, not known or not supported: {}{more}", ignored.join(", "))).ok()
+}
+
+/// A key as a header may have it.
+fn shown(key: &str) -> String {
+    let text: String = key.chars().take(MAX_KEY).collect();
+    shortened(&text.escape_default().to_string())
+}

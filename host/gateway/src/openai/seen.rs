@@ -1,0 +1,181 @@
+//! What an event or a whole answer of any endpoint is about. Unnamed events are looked at by [`sse`]; this
+//! adds the named events of the Responses and Messages APIs, and whole answers of every kind.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::openai::{
+    endpoint::Format,
+    sse::{self, Seen, Usage},
+};
+
+/// The parts of a named event's data, and of a whole answer, that matter here.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Told<'a> {
+    object: Option<&'a str>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    usage: Option<Counts>,
+    message: Option<Inner>,
+    response: Option<Inner>,
+    delta: Option<Delta>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Inner {
+    usage: Option<Counts>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Delta {
+    stop_reason: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Counts {
+    prompt_tokens: Option<u32>,
+    completion_tokens: Option<u32>,
+    input_tokens: Option<u32>,
+    output_tokens: Option<u32>,
+    cache_read_input_tokens: Option<u32>,
+    prompt_tokens_details: Option<Details>,
+    input_tokens_details: Option<Details>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+/// Looks at one event of a stream.
+#[must_use]
+pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
+    if format == Format::OpenAi { sse::look(event) } else { named(event) }
+}
+
+/// Looks at a whole answer.
+#[must_use]
+pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
+    let seen = sse::look(body);
+    if is_chat {
+        return seen;
+    }
+    // Fields of documents and of tool calls may be called `error`, too: only the top level counts.
+    let Ok(told) = serde_json::from_slice::<Told<'_>>(body) else { return Seen { error: false, ..seen } };
+    // A response that failed is an answer.
+    let is_error = told.object != Some("response") && told.error.is_some_and(is_something);
+    Seen { error: is_error, usage: told.usage.and_then(Counts::usage), cached_at: None, ..seen }
+}
+
+fn named(event: &[u8]) -> Seen {
+    let name = sse::name(event).or_else(|| type_of(sse::object(event))).unwrap_or_default();
+    let told = || serde_json::from_slice::<Told<'_>>(sse::object(event)).unwrap_or_default();
+    match name {
+        b"content_block_delta" => one_token(),
+        b"message_start" => Seen { usage: usage(told()), ..Seen::default() },
+        b"message_delta" => {
+            let told = told();
+            let finish = told.delta.as_ref().is_some_and(|delta| delta.stop_reason.is_some());
+            Seen { finish, usage: usage(told), ..Seen::default() }
+        }
+        b"message_stop" => Seen { done: true, ..Seen::default() },
+        b"response.completed" | b"response.incomplete" | b"response.failed" => {
+            Seen { done: true, finish: true, usage: usage(told()), ..Seen::default() }
+        }
+        b"error" => Seen { error: true, ..Seen::default() },
+        _ if name.starts_with(b"response.") && name.ends_with(b".delta") => one_token(),
+        b"" if sse::is_done(event) => Seen { done: true, ..Seen::default() },
+        b"" => Seen { error: told().error.is_some_and(is_something), ..Seen::default() },
+        _ => Seen::default(),
+    }
+}
+
+fn one_token() -> Seen {
+    Seen { token: true, tokens: 1, ..Seen::default() }
+}
+
+fn usage(told: Told<'_>) -> Option<Usage> {
+    let of = |inner: Option<Inner>| inner.and_then(|inner| inner.usage);
+    told.usage.or(of(told.message)).or(of(told.response))?.usage()
+}
+
+fn is_something(value: &RawValue) -> bool {
+    value.get().starts_with(['{', '"'])
+}
+
+/// The value of the first key, if that is `type`.
+fn type_of(data: &[u8]) -> Option<&[u8]> {
+    let rest = data.strip_prefix(b"{")?.trim_ascii_start().strip_prefix(b"\"type\"")?;
+    let rest = rest.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")?;
+    rest.get(..memchr::memchr(b'"', rest)?)
+}
+
+impl Counts {
+    /// `None` when it counts something else, such as seconds.
+    fn usage(self) -> Option<Usage> {
+        let prompt_tokens = self.prompt_tokens.or(self.input_tokens);
+        let completion_tokens = self.completion_tokens.or(self.output_tokens);
+        prompt_tokens.or(completion_tokens)?;
+        let details = self.prompt_tokens_details.or(self.input_tokens_details).unwrap_or_default();
+        Some(Usage {
+            prompt_tokens: prompt_tokens.unwrap_or(0),
+            completion_tokens,
+            cached_tokens: self.cache_read_input_tokens.or(details.cached_tokens),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_events_are_told_apart_by_their_name_or_type() {
+        let look = |event: &str| named(event.as_bytes());
+        let delta = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}"#;
+        assert_eq!(look(&format!("event: content_block_delta\ndata: {delta}\n\n")).tokens, 1);
+        assert_eq!(look(&format!("data: {delta}\n\n")).tokens, 1);
+        let stop = look(
+            "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\
+             \"usage\":{\"input_tokens\":7,\"output_tokens\":3}}\n\n",
+        );
+        let usage = Usage { prompt_tokens: 7, completion_tokens: Some(3), cached_tokens: None };
+        assert_eq!((stop.finish, stop.usage, stop.done), (true, Some(usage), false));
+        assert!(look("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n").done);
+        let done = look(
+            "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"error\":null,\
+             \"usage\":{\"input_tokens\":7,\"output_tokens\":3,\"input_tokens_details\":{\"cached_tokens\":2}}}}\n\n",
+        );
+        assert_eq!(done.usage.unwrap().cached_tokens, Some(2));
+        assert!(done.done && !done.error);
+        assert!(look("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"x\"}}\n\n").error);
+        assert!(look("data: {\"error\":{\"message\":\"x\"}}\n\n").error);
+        assert!(look("data: [DONE]\n\n").done);
+        assert_eq!(look("event: ping\ndata: {\"type\":\"ping\"}\n\n"), Seen::default());
+        assert_eq!(look("event: response.output_text.delta\ndata: {\"delta\":\"a\"}\n\n").tokens, 1);
+    }
+
+    #[test]
+    fn a_whole_answer_is_an_error_by_its_top_level_only() {
+        let error = |body: &str| whole(false, body.as_bytes()).error;
+        assert!(error(r#"{"type":"error","error":{"type":"x","message":"y"}}"#));
+        assert!(!error(r#"{"content":[{"type":"tool_use","input":{"error":{"a":1}}}]}"#));
+        assert!(!error(r#"{"object":"response","status":"failed","error":{"code":"x"}}"#));
+        assert!(!error(r#"[{"score":1,"document":{"error":"x"}}]"#));
+        assert!(!error(r#"{"error":null}"#));
+    }
+
+    #[test]
+    fn usage_is_read_in_every_spelling_and_seconds_are_no_tokens() {
+        let usage = |usage: &str| whole(false, format!(r#"{{"usage":{usage}}}"#).as_bytes()).usage;
+        assert_eq!(usage(r#"{"prompt_tokens":4,"total_tokens":4}"#).unwrap().prompt_tokens, 4);
+        let read = usage(r#"{"input_tokens":4,"output_tokens":2,"cache_read_input_tokens":3}"#).unwrap();
+        assert_eq!((read.completion_tokens, read.cached_tokens), (Some(2), Some(3)));
+        assert_eq!(usage(r#"{"type":"duration","seconds":3}"#), None);
+    }
+}

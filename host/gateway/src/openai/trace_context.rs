@@ -1,0 +1,178 @@
+//! Trace context (W3C, level 1): taken from the client or begun here, with a span for each leg.
+
+use std::fmt;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Limit of the client's trace state, bytes: what the standard asks to pass on at least.
+const MAX_STATE: usize = 512;
+/// Limit of the members of a trace state.
+const MAX_MEMBERS: usize = 32;
+/// The gateway's key in the trace state.
+const KEY: &str = "pointsman";
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// The trace that a request belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TraceContext {
+    id: u128,
+    flags: u8,
+    /// The state of other systems, valid and without the gateway's own member.
+    state: String,
+}
+
+/// A leg's part of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span(u64);
+
+impl TraceContext {
+    /// Returns the client's trace, or a new one when it has none or an invalid one.
+    #[must_use]
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        Self::given(headers).unwrap_or_else(Self::begin)
+    }
+
+    /// Begins a trace that is not sampled.
+    #[must_use]
+    pub(crate) fn begin() -> Self {
+        Self { id: rand::random::<u128>().max(1), flags: 0, state: String::new() }
+    }
+
+    fn given(headers: &HeaderMap) -> Option<Self> {
+        let mut parents = headers.get_all(TRACEPARENT).iter();
+        let (id, flags) = parse(parents.next()?.to_str().ok()?)?;
+        // A request with two parents has no valid one.
+        let alone = parents.next().is_none();
+        alone.then(|| Self { id, flags, state: state(headers) })
+    }
+
+    /// Returns the headers of a leg. `prefill` is the span of the prefill leg that this leg continues.
+    #[must_use]
+    pub(crate) fn headers(&self, span: Span, prefill: Option<Span>) -> Vec<(HeaderName, HeaderValue)> {
+        let parent = format!("00-{:032x}-{span}-{:02x}", self.id, self.flags);
+        let link = |prefill| format!("{KEY}=prefill:{prefill}");
+        let state = match prefill {
+            Some(prefill) if self.state.is_empty() => link(prefill),
+            Some(prefill) => format!("{},{}", link(prefill), self.state),
+            None => self.state.clone(),
+        };
+        let headers = [(TRACEPARENT, parent), (TRACESTATE, state)];
+        let valid = headers.into_iter().filter(|(_, value)| !value.is_empty());
+        valid.filter_map(|(name, value)| Some((name, HeaderValue::try_from(value).ok()?))).collect()
+    }
+
+    /// Returns the id of the trace, as it is written.
+    #[must_use]
+    pub(crate) fn id(&self) -> String {
+        format!("{:032x}", self.id)
+    }
+}
+
+impl Span {
+    /// Returns a new span.
+    #[must_use]
+    pub(crate) fn fresh() -> Self {
+        Self(rand::random::<u64>().max(1))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The id and the flags of a `traceparent`; a version to come may have more fields.
+fn parse(text: &str) -> Option<(u128, u8)> {
+    let mut fields = text.trim().split('-');
+    let version = hex(fields.next()?, 2)?;
+    let id = u128::from_str_radix(hex_text(fields.next()?, 32)?, 16).ok()?;
+    let parent = hex(fields.next()?, 16)?;
+    let flags = hex(fields.next()?, 2)?;
+    let whole = version != 0 || fields.next().is_none();
+    let valid = version != 0xFF && id != 0 && parent != 0 && whole;
+    // Only the flag "sampled" is known.
+    valid.then_some((id, u8::try_from(flags & 1).unwrap_or(0)))
+}
+
+fn hex(text: &str, digits: usize) -> Option<u64> {
+    u64::from_str_radix(hex_text(text, digits)?, 16).ok()
+}
+
+fn hex_text(text: &str, digits: usize) -> Option<&str> {
+    let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    (text.len() == digits && text.bytes().all(lower)).then_some(text)
+}
+
+/// The client's trace state, without a member of ours; empty when it is too long or not valid.
+fn state(headers: &HeaderMap) -> String {
+    let values: Option<Vec<&str>> =
+        headers.get_all(TRACESTATE).iter().map(|value| value.to_str().ok()).collect();
+    let joined = values.unwrap_or_default().join(",");
+    let members: Vec<&str> = joined.split(',').map(str::trim).filter(|member| !member.is_empty()).collect();
+    let is_member = |member: &&str| member.split_once('=').is_some_and(|(key, _)| !key.is_empty());
+    if joined.len() > MAX_STATE || members.len() > MAX_MEMBERS || !members.iter().all(is_member) {
+        return String::new();
+    }
+    let others = members.into_iter().filter(|member| member.split('=').next() != Some(KEY));
+    others.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    fn given(parent: &str, state: &[&str]) -> Option<TraceContext> {
+        let mut headers = HeaderMap::new();
+        headers.append(TRACEPARENT, parent.parse().unwrap());
+        for state in state {
+            headers.append(TRACESTATE, state.parse().unwrap());
+        }
+        TraceContext::given(&headers)
+    }
+
+    #[test]
+    fn a3_a_trace_goes_on_and_each_leg_has_a_span_of_its_own() {
+        let trace = given(PARENT, &["a=1,pointsman=old", "b=2"]).unwrap();
+        let (prefill, decode) = (Span(7), Span(8));
+        let text = |headers: Vec<(HeaderName, HeaderValue)>| -> Vec<String> {
+            headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect()
+        };
+        assert_eq!(
+            text(trace.headers(prefill, None)),
+            ["traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000007-01", "tracestate: a=1,b=2"]
+        );
+        assert_eq!(
+            text(trace.headers(decode, Some(prefill)))[1],
+            "tracestate: pointsman=prefill:0000000000000007,a=1,b=2"
+        );
+        assert_ne!(Span::fresh(), Span::fresh());
+    }
+
+    #[test]
+    fn a3_what_is_no_trace_begins_a_new_one() {
+        for bad in [
+            "",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+        ] {
+            assert_eq!(given(bad, &[]), None, "{bad}");
+        }
+        assert!(given(&PARENT.replace("00-4", "01-4").replace("-01", "-09-more"), &[]).is_some());
+        let mut twice = HeaderMap::new();
+        twice.append(TRACEPARENT, PARENT.parse().unwrap());
+        twice.append(TRACEPARENT, PARENT.parse().unwrap());
+        assert_eq!(TraceContext::given(&twice), None);
+        assert_ne!(TraceContext::of(&HeaderMap::new()).id(), TraceContext::of(&HeaderMap::new()).id());
+        assert_eq!(given(PARENT, &[&"x=y,".repeat(200)]).unwrap().state, "");
+        assert_eq!(given(PARENT, &["no member"]).unwrap().state, "");
+    }
+}

@@ -1,0 +1,33 @@
+//! The head of a decode answer that came while prefill runs.
+//!
+//! Some engines send it before the prefill ended. Passing it on would rule out a retry when prefill fails, so
+//! it waits for the first bytes of the body or for the end of prefill, whichever comes first.
+
+use http::Response;
+
+use super::Drive;
+use crate::upstream::Body;
+
+impl Drive {
+    /// Keeps a head until it can be passed on; returns it if that is now.
+    pub(super) fn keep_head(&mut self, head: Response<Body>) -> Option<Response<Body>> {
+        if self.prefill.call.is_none() {
+            return Some(head);
+        }
+        self.pending_head = Some(head);
+        None
+    }
+
+    /// Takes the head that was kept, once prefill is over.
+    pub(super) fn due_head(&mut self) -> Option<Response<Body>> {
+        if self.prefill.call.is_some() { None } else { self.pending_head.take() }
+    }
+}
+
+/// Waits until the body of a head has bytes, an end or an error; without a head, forever.
+pub(super) async fn first_bytes(head: Option<&mut Response<Body>>) {
+    match head {
+        Some(head) => std::future::poll_fn(|cx| head.body_mut().poll_peek(cx)).await,
+        None => std::future::pending().await,
+    }
+}

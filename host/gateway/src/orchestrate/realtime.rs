@@ -1,0 +1,109 @@
+//! Routes a connection that is upgraded, and opens its other half at a worker.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use pointsman_routing::{Purpose, RouterConfigOverride, RoutingRequest};
+use pointsman_workers::{Booking, Candidate, Leg};
+
+use super::{id_of, outcome::note_failure, plan, target};
+use crate::{
+    connectors::{LegContext, RequestToken, leg_headers},
+    openai::{error::ApiError, request::Request, trace_context::Span},
+    state::State,
+    telemetry::account::Account,
+    upstream::{self, Silence, UpgradedCall, Upstream},
+};
+
+/// An open connection to a worker, and the load that it is booked for.
+pub(crate) struct Session {
+    pub(crate) engine: UpgradedCall,
+    pub(crate) candidate: Candidate,
+    pub(crate) booking: Booking,
+}
+
+/// Chooses a worker and upgrades a connection to it. Another worker is tried within the retries.
+/// `path` is the client's path and query, `headers` are those of the upgrade.
+///
+/// # Errors
+/// [`ApiError`] of the routing, or of the last worker.
+pub(crate) async fn open(
+    state: &Arc<State>,
+    upstream: &Upstream,
+    request: &Arc<Request>,
+    routing_request: &RoutingRequest,
+    (path, headers): (&str, HeaderMap),
+    account: &mut Account,
+) -> Result<Session, ApiError> {
+    let snapshot = state.registry.snapshot();
+    plan(state, request, routing_request, &snapshot, Purpose::Route, None)?;
+    let (mut tried, mut failure) = (Vec::new(), None);
+    for attempt in 0..=state.settings.split(&request.model).retry_policy.retries {
+        let question = plan::question(state, request, routing_request, &snapshot, Leg::Aggregated);
+        let request_id = Some(account.request_id.as_str());
+        let query = pointsman_routing::Query { attempt, tried: &tried, request_id, ..question };
+        let mut refused = None;
+        let routed = state.router.route_noting(&query, &RouterConfigOverride::default(), &mut refused);
+        account.refused(refused);
+        let routed = match routed {
+            Ok(routed) => routed,
+            Err(error) => {
+                return Err(failure.unwrap_or_else(|| ApiError::of_route(error, state.settings.busy_status)));
+            }
+        };
+        account.decided(routed.receipt, routing_request);
+        let candidate = routed.candidate;
+        let mut headers = headers.clone();
+        headers.extend(request.trace.headers(Span::fresh(), None));
+        match call(state, upstream, &candidate, path, headers).await {
+            Ok(engine) => {
+                let spec = candidate.worker.spec();
+                state.metrics.leg(Leg::Aggregated.as_str(), spec.engine.as_str(), "ok");
+                candidate.worker.note_outcome(true);
+                bind(state, request, routing_request, &candidate);
+                return Ok(Session { engine, candidate, booking: routed.booking });
+            }
+            Err(error) => {
+                note_failure(state, Leg::Aggregated, &candidate, &error, false);
+                tried.push(id_of(&candidate));
+                let retryable = error.retryable(state.settings.retry_429);
+                let error = ApiError::from(error);
+                if !retryable {
+                    return Err(error);
+                }
+                failure = Some(error);
+            }
+        }
+    }
+    Err(failure.unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned())))
+}
+
+async fn call(
+    state: &State,
+    upstream: &Upstream,
+    candidate: &Candidate,
+    path: &str,
+    mut headers: HeaderMap,
+) -> Result<UpgradedCall, upstream::CallError> {
+    let target = target(candidate);
+    let context = LegContext {
+        token: RequestToken::fresh(),
+        prefill: None,
+        decode: Some(target),
+        engine_id: None,
+        rooms: &[],
+        handoff: None,
+    };
+    headers.extend(leg_headers(&context, target));
+    let url = format!("{}{path}", target.spec.url);
+    let silence = Silence { what: "upgrade", key: "head", limit: state.settings.leg_timeouts.head };
+    upstream::within(silence, upstream.upgrade(&url, headers, &state.tracker)).await
+}
+
+/// Binds the session to the worker that answered (F8).
+fn bind(state: &State, request: &Request, routing_request: &RoutingRequest, candidate: &Candidate) {
+    let ttl = state.settings.affinity(&request.hints);
+    if let (Some(ttl), Some(session)) = (ttl, routing_request.session_hash) {
+        state.sessions.bind(session, Leg::Aggregated, id_of(candidate), ttl);
+    }
+}

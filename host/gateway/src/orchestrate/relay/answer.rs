@@ -1,0 +1,153 @@
+//! The body of an answer: whole, or relayed. It ends with the record of its request: `ok` only if the
+//! client's connection took all of it.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use super::{MAX_CHUNK, Relay};
+use crate::{
+    openai::error::ApiError, orchestrate::client_connection::ClientConnection, telemetry::account::Account,
+};
+
+/// Bytes of one stream after which other connections of the thread get their turn. A stream of tokens does
+/// not reach it; one that an engine sends as fast as it can would take the thread for a megabyte at a time.
+const MAX_BURST: usize = 32 * 1024;
+
+/// A response body: whole, or relayed.
+pub(crate) struct Answer {
+    content: Content,
+    /// The connection that takes the answer; a client that does not read gets no more.
+    client: Option<ClientConnection>,
+    /// Bytes that were returned since this was last pending.
+    burst: usize,
+}
+
+enum Content {
+    Whole {
+        rest: Bytes,
+        /// The record of a request that was served, until the client's connection took the answer.
+        account: Option<Box<Account>>,
+    },
+    Relayed(Option<Box<Relay>>),
+}
+
+impl Answer {
+    /// A body that is there whole.
+    #[must_use]
+    pub(crate) fn whole(rest: Bytes) -> Self {
+        Self::new(Content::Whole { rest, account: None })
+    }
+
+    /// A body that is there whole, with the record of its request.
+    pub(crate) fn served(rest: Bytes, account: Account) -> Self {
+        let account = Some(Box::new(account)).filter(|_| !rest.is_empty());
+        Self::new(Content::Whole { rest, account })
+    }
+
+    pub(super) fn relayed(relay: Box<Relay>) -> Self {
+        Self::new(Content::Relayed(Some(relay)))
+    }
+
+    fn new(content: Content) -> Self {
+        Self { content, client: None, burst: 0 }
+    }
+
+    /// Sets the connection that takes the answer.
+    #[must_use]
+    pub(crate) fn on(mut self, client: Option<ClientConnection>) -> Self {
+        self.client = client;
+        self
+    }
+
+    /// Why a client did not get the whole answer.
+    fn lost(&self) -> ApiError {
+        let too_slow = self.client.as_ref().is_some_and(ClientConnection::is_too_slow);
+        if too_slow { ApiError::ClientTooSlow } else { ApiError::ClientClosed }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    /// Returns the next piece. While the client does not read, this is `Pending` without a wake-up of its
+    /// own: the blocked write wakes the same task.
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let blocked = self.client.as_ref().is_some_and(ClientConnection::is_blocked);
+        let this = &mut *self;
+        let next = match &mut this.content {
+            Content::Whole { rest, .. } if rest.is_empty() => None,
+            Content::Whole { .. } if blocked => return Poll::Pending,
+            Content::Whole { rest, account } => {
+                let piece = rest.split_to(rest.len().min(MAX_CHUNK));
+                if rest.is_empty() {
+                    *account = None;
+                }
+                Some(piece)
+            }
+            Content::Relayed(relay) => {
+                let Some(running) = relay.as_mut() else { return Poll::Ready(None) };
+                if blocked {
+                    running.expire_bookings();
+                    return Poll::Pending;
+                }
+                if this.burst >= MAX_BURST {
+                    this.burst = 0;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                let Poll::Ready(next) = running.poll_next(cx) else {
+                    this.burst = 0;
+                    return Poll::Pending;
+                };
+                this.burst += next.as_ref().map_or(0, Bytes::len);
+                if next.is_none() {
+                    *relay = None;
+                }
+                next
+            }
+        };
+        Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Whole { rest, .. } => SizeHint::with_exact(rest.len() as u64),
+            Content::Relayed(_) => SizeHint::default(),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Whole { rest, .. } => rest.is_empty(),
+            Content::Relayed(relay) => relay.is_none(),
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let lost = self.lost();
+        match &mut self.content {
+            Content::Whole { account, .. } => {
+                if let Some(mut account) = account.take() {
+                    account.ended(lost.status().as_u16(), lost.code());
+                }
+            }
+            Content::Relayed(relay) => {
+                if let Some(relay) = relay.take() {
+                    relay.client_gone(&lost);
+                }
+            }
+        }
+    }
+}

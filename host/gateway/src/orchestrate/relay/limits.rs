@@ -1,0 +1,122 @@
+//! How long a relay waits for its engine: for the first event, between events, and for the end of a body
+//! behind `[DONE]`.
+
+use pointsman_orchestration::Event;
+use pointsman_workers::Candidate;
+use tokio::time::{Duration, Instant};
+
+use super::Relay;
+use crate::{
+    openai::{endpoint::Format, sse},
+    upstream::{CallError, Silence},
+};
+
+/// How long the body may take to end after `[DONE]`. The client has the whole answer by then.
+const END_GRACE: Duration = Duration::from_secs(1);
+/// How often a stream without an event checks whether its worker is down.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
+
+impl Relay {
+    /// Returns when time has to be looked at next. An event moves none of these moments to an earlier time,
+    /// so it does not touch the timer.
+    pub(super) fn next_moment(&self) -> Instant {
+        let deadline = self.drive.deadline;
+        let bounded = self.drive.stale_at().map_or(deadline, |stale| stale.min(deadline));
+        match self.silent_at() {
+            Some(at) if self.begun => bounded.min(at),
+            Some(at) => bounded.min(at).min(Instant::now() + HEALTH_INTERVAL),
+            None => bounded,
+        }
+    }
+
+    /// Acts on what is due: the deadline, a silent engine, or bookings that expired.
+    pub(super) fn time_passed(&mut self) {
+        let now = Instant::now();
+        if now >= self.drive.deadline {
+            self.report(Event::Deadline);
+            return;
+        }
+        if let Some(error) = self.lost(now) {
+            if self.closed { self.end() } else { self.fail(error) }
+        }
+        if self.over {
+            return;
+        }
+        if self.drive.stale_at().is_some_and(|stale| now >= stale) {
+            self.drive.expire();
+        }
+        let next = self.next_moment();
+        self.timer.as_mut().reset(next);
+    }
+
+    /// Waits no longer than a moment for the end of the body: then its connection can serve another call.
+    pub(super) fn wait_for_end(&mut self) {
+        self.event_at = self.read_at;
+        let next = self.next_moment();
+        self.timer.as_mut().reset(next);
+    }
+
+    /// Length of the end mark that `more` begins with. Some engines send it behind the last named event.
+    pub(super) fn end_mark(&self, more: &[u8]) -> usize {
+        let first = sse::events(more).next().filter(|_| self.format != Format::OpenAi);
+        let mark = first.filter(|place| more.get(place.clone()).is_some_and(sse::is_done));
+        mark.map_or(0, |place| place.end)
+    }
+
+    /// Ends a body that goes on after its last event: its connection is out of step.
+    pub(super) fn skip(&mut self) {
+        let mut more = std::mem::take(self.splitter.room());
+        let mark: Vec<u8> = more.drain(..self.end_mark(&more)).collect();
+        self.push(&mark);
+        // The second half of a CRLF may come late.
+        if !more.iter().all(u8::is_ascii_whitespace) {
+            self.end();
+        }
+    }
+
+    /// The wait for the first event begins when prefill ended.
+    pub(super) fn prefill_ended(&mut self) {
+        if !self.begun {
+            self.event_at = Instant::now();
+        }
+    }
+
+    /// Tells the worker that it answered.
+    pub(super) fn note_answered(&self) {
+        if let Some(candidate) = &self.drive.decode.candidate {
+            candidate.worker.note_answered();
+        }
+    }
+
+    /// Returns why the engine is given up, if it is.
+    fn lost(&self, now: Instant) -> Option<CallError> {
+        let is_down = |candidate: &Candidate| candidate.worker.is_down();
+        if !self.begun && self.incoming.is_some() && self.drive.decode.candidate.as_ref().is_some_and(is_down)
+        {
+            return Some(CallError::Down);
+        }
+        if now < self.silent_at()? {
+            return None;
+        }
+        let limits = &self.drive.state.settings.leg_timeouts;
+        Some(CallError::Timeout(if self.begun {
+            Silence { what: "next event of the stream", key: "event_idle", limit: limits.event_idle }
+        } else {
+            Silence { what: "first event of the stream", key: "head", limit: limits.head }
+        }))
+    }
+
+    /// When the engine will have been silent for too long; `None` while nothing is expected of it.
+    fn silent_at(&self) -> Option<Instant> {
+        self.incoming.as_ref()?;
+        let limits = &self.drive.state.settings.leg_timeouts;
+        if self.closed {
+            return Some(self.event_at + END_GRACE);
+        }
+        if self.begun {
+            return Some(self.event_at + limits.event_idle);
+        }
+        // The prefill leg has a limit of its own.
+        (!self.drive.prefill_runs()).then(|| self.event_at + limits.head)
+    }
+}

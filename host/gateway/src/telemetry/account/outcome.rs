@@ -1,0 +1,167 @@
+//! What a request's end adds to its decisions, to policies that learn, and to the histograms of lengths.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pointsman_routing::{
+    Decider, DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, Receipt, SlotKind,
+};
+use pointsman_workers::Leg;
+
+use super::Account;
+use crate::telemetry::{decision_stats::Decided, metrics::SourceLabels};
+
+impl Account {
+    /// Tells how the request ended to the record of decisions, to policies that learn, and to the statistics.
+    pub(super) fn report_decisions(&self) {
+        self.record();
+        self.teach();
+        self.count_decisions();
+    }
+
+    /// Adds the outcome to each recorded decision of this request.
+    fn record(&self) {
+        let Some(decisions) = &self.decisions else { return };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let outcome = Recorded {
+            status: self.outcome.status,
+            code: self.outcome.code,
+            retried: false,
+            ttft: self.first_token.map(|first| first - self.started),
+            itl: self.itl(),
+            output_tokens: self.tokens,
+            output_source: self.output_source(),
+            ended_at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            duration: self.started.elapsed(),
+            cached_predicted: self.predicted.then_some(self.predicted_tokens),
+            cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
+        };
+        for id in self.refusals.iter().filter_map(|refused| refused.id) {
+            decisions.outcome(id, outcome);
+        }
+        if let Some(plan) = self.decode_override.as_ref().and_then(|decided| decided.id) {
+            decisions.outcome(plan, outcome);
+        }
+        for (receipt, retried) in Receipt::with_retried(&self.receipts) {
+            if let Some(id) = receipt.id {
+                decisions.outcome(id, Recorded { retried, ..outcome });
+            }
+        }
+    }
+
+    /// Queues the outcome for policies that learn.
+    fn teach(&self) {
+        let Some(learning) = &self.learning else { return };
+        let asked = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
+        for (receipt, retried) in Receipt::with_retried(&self.receipts).filter(|(receipt, _)| receipt.learns)
+        {
+            learning.submit(asked(receipt.slot, receipt.lane), self.observed(receipt, retried));
+        }
+        // A decode override is judged by the leg that answered, or was to.
+        let answering = self.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
+        let learning_override = self.decode_override.as_ref().filter(|decided| decided.learns);
+        if let (Some(decided), Some(receipt)) = (learning_override, answering) {
+            let observed = ObservedOutcome {
+                decision: decided.id,
+                seed: decided.seed,
+                by_policy: decided.by_policy,
+                ..self.observed(receipt, false)
+            };
+            learning.submit(asked(SlotKind::DecodeOverride, decided.lane), observed);
+        }
+    }
+
+    /// Adds each decision to the statistics of its slot and lane, and the shadow's beside it.
+    fn count_decisions(&self) {
+        let Some(stats) = &self.stats else { return };
+        let is_served = self.outcome.code == "ok";
+        let ttft = self.first_token.map(|first| first - self.started);
+        let times = [ttft, self.itl(), Some(self.started.elapsed())];
+        for (receipt, retried) in Receipt::with_retried(&self.receipts) {
+            // A shadow that ran beside a canary says nothing of the active generation.
+            let shadow = receipt.shadow.filter(|_| receipt.lane == Lane::Active);
+            let prompt = self.prompt_tokens / self.block_tokens.max(1);
+            let blocks = |cached: [u32; 3]| (prompt, cached.iter().sum::<u32>().min(prompt));
+            let decided = Decided {
+                by_fallback: receipt.decider.fallback().is_some(),
+                is_shed: false,
+                agrees: shadow.map(|shadow| shadow.agrees),
+                blocks: receipt.cached_known.then(|| blocks(receipt.cached_blocks)),
+                times: if is_served && !retried { times } else { Default::default() },
+            };
+            stats.note(&self.model, receipt.slot, receipt.lane, &decided);
+            if let Some(shadow) = shadow {
+                let (agrees, blocks) = (Some(shadow.agrees), shadow.cached_blocks.map(blocks));
+                let decided = Decided { agrees, blocks, ..Decided::default() };
+                stats.note(&self.model, receipt.slot, Lane::Shadow, &decided);
+            }
+        }
+        for refused in &self.refusals {
+            let decided = Decided { is_shed: true, ..Decided::default() };
+            stats.note(&self.model, refused.program.slot, refused.program.lane, &decided);
+        }
+        if let Some(decided) = self.decode_override.as_ref().and_then(|decided| decided.entry.as_ref()) {
+            let agrees = decided.shadow_agrees.filter(|_| decided.lane == Lane::Active);
+            let (by_fallback, is_shed) = (decided.fallback.is_some(), decided.verdict == "shed");
+            let own = Decided { by_fallback, is_shed, agrees, ..Decided::default() };
+            stats.note(&self.model, SlotKind::DecodeOverride, decided.lane, &own);
+            if agrees.is_some() {
+                let shadow = Decided { agrees, ..Decided::default() };
+                stats.note(&self.model, SlotKind::DecodeOverride, Lane::Shadow, &shadow);
+            }
+        }
+    }
+
+    fn observed(&self, receipt: &Receipt, retried: bool) -> ObservedOutcome {
+        ObservedOutcome {
+            decision: receipt.id,
+            seed: receipt.seed,
+            leg: receipt.leg,
+            attempt: receipt.attempt,
+            worker: receipt.worker,
+            rank: receipt.rank,
+            by_policy: receipt.decider == Decider::Policy,
+            retried,
+            status: self.outcome.status,
+            ttft: self.first_token.map(|first| first - self.started),
+            itl: self.itl(),
+            duration: self.started.elapsed(),
+            prompt_tokens: self.prompt_tokens,
+            output_tokens: self.tokens,
+            cached_predicted: self.predicted.then_some(self.predicted_tokens),
+            cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
+        }
+    }
+
+    /// Where the number of output tokens comes from; `None`: there is no output.
+    fn output_source(&self) -> Option<&'static str> {
+        if self.counted {
+            return Some("counted");
+        }
+        self.usage?.completion_tokens.map(|_| "usage")
+    }
+
+    /// Adds the lengths of a request that a worker was chosen for to the histograms, and the share of its
+    /// prompt that was cached.
+    pub(super) fn observe_lengths(&self) {
+        if self.receipts.is_empty() {
+            return;
+        }
+        let metrics = &self.metrics;
+        let usage = self.usage.filter(|usage| usage.prompt_tokens > 0);
+        let counted = if self.prompt_tokens_estimated { "estimate" } else { "tokens" };
+        let (prompt, source) =
+            usage.map_or((self.prompt_tokens, counted), |usage| (usage.prompt_tokens, "usage"));
+        metrics.isl.get_or_create(&SourceLabels { source }).observe(f64::from(prompt));
+        if let Some(source) = self.output_source() {
+            metrics.osl.get_or_create(&SourceLabels { source }).observe(f64::from(self.tokens));
+        }
+        let reported = usage.and_then(|usage| Some((usage.cached_tokens?, "usage")));
+        let predicted = self.predicted.then_some((self.predicted_tokens, "predicted"));
+        if let Some((cached, source)) =
+            reported.or(predicted).filter(|_| prompt > 0 && self.outcome.code == "ok")
+        {
+            let share = f64::from(cached) / f64::from(prompt);
+            metrics.hit_rate.get_or_create(&SourceLabels { source }).observe(share.min(1.0));
+        }
+    }
+}

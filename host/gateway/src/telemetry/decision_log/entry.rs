@@ -1,0 +1,194 @@
+//! One request on its way to the log, and its form there.
+
+use std::sync::Arc;
+
+use pointsman_lab::decision_log::{LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest, LoggedShadow};
+use pointsman_routing::{
+    Decider, DecisionId, Digest, Generation, Lane, Receipt, RefusedDecision, RoutingRequest, SlotKind,
+};
+use pointsman_workers::Prefix;
+use tokio::time::Duration;
+
+use super::salt::{Domain, Salt};
+
+/// Bytes that an entry takes besides its prefix.
+const BASE_BYTES: usize = 1_024;
+
+/// A request with its decisions and outcome. It shares or takes over what the request had anyway.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    /// Microseconds since the Unix epoch.
+    pub arrived_at_us: u64,
+    pub endpoint: &'static str,
+    /// Name of a model that a worker serves, or `other`.
+    pub model: Arc<str>,
+    pub tenant_hash: Option<u64>,
+    pub session_hash: Option<u64>,
+    pub priority: f32,
+    pub prompt_tokens: u32,
+    pub prompt_tokens_estimated: bool,
+    pub output_tokens: u32,
+    pub max_tokens: Option<u32>,
+    pub prefix: Prefix,
+    pub decode_override: Option<OverrideEntry>,
+    pub receipts: Vec<Receipt>,
+    pub refusals: Vec<RefusedDecision>,
+    pub status: u16,
+    pub code: &'static str,
+    pub ttft: Option<Duration>,
+    pub itl: Option<Duration>,
+    pub duration: Duration,
+    pub cached_predicted: Option<u32>,
+    pub cached_reported: Option<u32>,
+}
+
+/// Decision of a decode override's policy.
+#[derive(Clone, Debug)]
+pub(crate) struct OverrideEntry {
+    pub id: Option<DecisionId>,
+    pub lane: Lane,
+    pub generation: Generation,
+    pub policy: (Arc<str>, Digest),
+    pub fallback: Option<&'static str>,
+    /// `remote`, `local` or `shed`.
+    pub verdict: &'static str,
+    pub shadow_agrees: Option<bool>,
+}
+
+impl Entry {
+    /// Begins the entry of a request that was measured.
+    pub(crate) fn of(request: &RoutingRequest) -> Self {
+        Self {
+            tenant_hash: request.tenant_hash,
+            session_hash: request.session_hash,
+            priority: request.priority,
+            prompt_tokens: request.prompt_tokens,
+            prompt_tokens_estimated: request.prompt_tokens_estimated,
+            max_tokens: request.max_tokens,
+            prefix: request.prefix.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Estimated memory of the entry, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        BASE_BYTES
+            + self.prefix.hashes().len() * size_of::<u64>()
+            + self.receipts.len() * size_of::<Receipt>()
+    }
+
+    /// Returns the entry as it is written: hashes and block ids are salted.
+    pub(super) fn logged(&self, salt: &Salt) -> LoggedRequest {
+        let own = self.decode_override.iter().map(OverrideEntry::logged);
+        let receipts = self.receipts.iter().enumerate().map(|(place, receipt)| {
+            let mut later = self.receipts.iter().skip(place + 1);
+            decision(receipt, later.any(|other| other.leg == receipt.leg))
+        });
+        let decisions = own.chain(receipts).chain(self.refusals.iter().map(refusal)).collect();
+        LoggedRequest {
+            arrived_at_us: self.arrived_at_us,
+            endpoint: self.endpoint.to_owned(),
+            model: self.model.to_string(),
+            tenant_hash: self.tenant_hash.map(|hash| salt.id(Domain::Tenant, hash)),
+            session_hash: self.session_hash.map(|hash| salt.id(Domain::Session, hash)),
+            priority: self.priority,
+            input_tokens: self.prompt_tokens,
+            input_estimated: self.prompt_tokens_estimated,
+            output_tokens: self.output_tokens,
+            max_tokens: self.max_tokens,
+            blocks: LoggedBlocks::of(&self.prefix, |hash| salt.id(Domain::Block, hash)),
+            decisions,
+            outcome: LoggedOutcome {
+                status: self.status,
+                code: self.code.to_owned(),
+                ttft_ms: self.ttft.map(millis),
+                itl_ms: self.itl.map(millis),
+                e2e_ms: millis(self.duration),
+                cached_predicted: self.cached_predicted,
+                cached_reported: self.cached_reported,
+            },
+        }
+    }
+}
+
+impl OverrideEntry {
+    fn logged(&self) -> LoggedDecision {
+        let (policy, digest) = &self.policy;
+        let agrees = |agrees| LoggedShadow { agrees, ..LoggedShadow::default() };
+        LoggedDecision {
+            id: self.id.map(|id| id.to_string()),
+            slot: SlotKind::DecodeOverride.as_str().to_owned(),
+            lane: self.lane.as_str().to_owned(),
+            generation: self.generation.0,
+            policy: Some(policy.to_string()),
+            digest: Some(digest.to_string()),
+            decider: if self.fallback.is_some() { "fallback" } else { "policy" }.to_owned(),
+            reason: self.fallback.map(str::to_owned),
+            verdict: Some(self.verdict.to_owned()),
+            shadow: self.shadow_agrees.map(agrees),
+            ..LoggedDecision::default()
+        }
+    }
+}
+
+fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
+    let reason = match &receipt.decider {
+        Decider::Fallback { reason, .. } => Some((*reason).to_owned()),
+        Decider::Native { mode } => {
+            serde_json::to_value(mode).ok().and_then(|mode| Some(mode.as_str()?.to_owned()))
+        }
+        _ => None,
+    };
+    LoggedDecision {
+        id: receipt.id.map(|id| id.to_string()),
+        slot: receipt.slot.as_str().to_owned(),
+        lane: receipt.lane.as_str().to_owned(),
+        generation: receipt.generation.0,
+        policy: receipt.policy.as_ref().map(ToString::to_string),
+        digest: receipt.digest.map(|digest| digest.to_string()),
+        decider: receipt.decider.label().to_owned(),
+        reason,
+        attempt: receipt.attempt,
+        retried,
+        worker: Some(receipt.worker.0),
+        rank: Some(receipt.rank.0),
+        candidates: receipt.candidates,
+        cached_blocks: receipt.cached_known.then_some(receipt.cached_blocks),
+        verdict: None,
+        shadow: shadow(receipt),
+    }
+}
+
+fn shadow(receipt: &Receipt) -> Option<LoggedShadow> {
+    let shadow = receipt.shadow?;
+    let ranker = receipt.shadow_program.as_ref().and_then(|program| program.ranker());
+    Some(LoggedShadow {
+        generation: shadow.generation.0,
+        policy: ranker.map(|ranker| ranker.name.to_string()),
+        digest: ranker.map(|ranker| ranker.digest.to_string()),
+        worker: shadow.choice.map(|(worker, _)| worker.0),
+        rank: shadow.choice.map(|(_, rank)| rank.0),
+        cached_blocks: shadow.cached_blocks,
+        agrees: shadow.agrees,
+    })
+}
+
+fn refusal(refused: &RefusedDecision) -> LoggedDecision {
+    let program = &refused.program;
+    let ranker = program.ranker();
+    LoggedDecision {
+        id: refused.id.map(|id| id.to_string()),
+        slot: program.slot.as_str().to_owned(),
+        lane: program.lane.as_str().to_owned(),
+        generation: program.generation.0,
+        policy: ranker.map(|ranker| ranker.name.to_string()),
+        digest: ranker.map(|ranker| ranker.digest.to_string()),
+        decider: if ranker.is_some() { "policy" } else { "native" }.to_owned(),
+        verdict: Some(refused.code.to_owned()),
+        ..LoggedDecision::default()
+    }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

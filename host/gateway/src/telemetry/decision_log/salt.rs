@@ -1,0 +1,92 @@
+//! The secret with which ids in the log are hashed. Without it, a reader of the log could hash a known prompt
+//! and find out whether it was sent.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, ErrorKind, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use sha2::{Digest as _, Sha256};
+
+/// Name of the file with the salt.
+const FILE: &str = "salt";
+/// Bits of an id: every JSON reader keeps integers of 53 bits.
+const ID_BITS: u32 = 53;
+
+/// A salt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Salt([u8; 32]);
+
+/// What an id names. Equal hashes of different things have different ids.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Domain {
+    Block,
+    Session,
+    Tenant,
+}
+
+impl Salt {
+    /// Derives a salt from a configured text.
+    pub(super) fn configured(text: &str) -> Self {
+        Self(Sha256::digest(text.as_bytes()).into())
+    }
+
+    /// Reads the salt of a directory, or makes one and keeps it there.
+    ///
+    /// # Errors
+    /// The file can be neither read nor written, or holds no salt.
+    pub(super) fn of_dir(dir: &Path) -> io::Result<Self> {
+        match fs::read_to_string(dir.join(FILE)) {
+            Ok(text) => Self::parse(text.trim()).ok_or_else(|| {
+                let path = dir.join(FILE).display().to_string();
+                let problem =
+                    format!("{path} does not hold 64 hexadecimal digits: remove it, and a new one is made");
+                io::Error::new(ErrorKind::InvalidData, problem)
+            }),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let salt = Self(rand::random());
+                salt.keep(dir)?;
+                Ok(salt)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes the salt to the directory, unless there is one.
+    ///
+    /// # Errors
+    /// The file cannot be written. A partly written file is removed.
+    pub(super) fn keep(&self, dir: &Path) -> io::Result<()> {
+        let path = dir.join(FILE);
+        let text: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            opened => opened?,
+        };
+        file.write_all(text.as_bytes()).inspect_err(|_| drop(fs::remove_file(&path)))
+    }
+
+    /// Returns the id of a hash.
+    pub(super) fn id(&self, domain: Domain, hash: u64) -> u64 {
+        let mut digest = Sha256::new();
+        digest.update(self.0);
+        digest.update([domain as u8]);
+        digest.update(hash.to_le_bytes());
+        let [a, b, c, d, e, f, g, h, ..]: [u8; 32] = digest.finalize().into();
+        u64::from_le_bytes([a, b, c, d, e, f, g, h]) >> (u64::BITS - ID_BITS)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut salt = [0; 32];
+        let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
+        if pairs.len() != salt.len() {
+            return None;
+        }
+        for (byte, pair) in salt.iter_mut().zip(pairs) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(salt))
+    }
+}

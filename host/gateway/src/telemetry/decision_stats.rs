@@ -1,0 +1,175 @@
+//! Decisions and their outcomes of the last hour, by slot and lane, for the comparison of active, canary and
+//! shadow. Data threads add to it without locks.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use pointsman_routing::{Lane, SlotKind, Slots};
+use pointsman_workers::ModelName;
+use tokio::time::{Duration, Instant};
+
+use super::histogram::{BUCKETS, bucket};
+
+mod sum;
+
+pub(crate) use sum::LaneSum;
+
+/// Longest window in minutes, the current one included.
+pub(crate) const MAX_MINUTES: u64 = 60;
+
+/// Statistics of each slot. The set of slots is fixed at start. A lane takes 120 KB from its first decision
+/// on.
+#[derive(Debug)]
+pub(crate) struct DecisionStats {
+    begun: Instant,
+    shared: [SlotStats; SlotKind::ALL.len()],
+    by_model: HashMap<ModelName, HashMap<SlotKind, SlotStats>>,
+}
+
+/// The lanes of a slot.
+type SlotStats = [OnceLock<Box<[Minute]>>; Lane::ALL.len()];
+
+/// One minute of a lane.
+#[derive(Debug)]
+struct Minute {
+    number: AtomicU64,
+    counts: [AtomicU64; COUNTS],
+    times: [[AtomicU32; BUCKETS]; TIMES],
+}
+
+/// Positions in [`Minute::counts`] and [`LaneSum::counts`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Count {
+    Decisions,
+    Fallbacks,
+    Sheds,
+    /// Decisions that a shadow made, too, and those of them in which it chose the same.
+    Compared,
+    Agreed,
+    /// Prompt blocks of the decisions whose cached blocks were looked up, and those expected to be cached.
+    PromptBlocks,
+    CachedBlocks,
+}
+
+/// Number of [`Count`]s.
+const COUNTS: usize = 7;
+/// TTFT, ITL and E2E.
+const TIMES: usize = 3;
+
+/// One decision.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Decided {
+    pub(crate) by_fallback: bool,
+    pub(crate) is_shed: bool,
+    /// Whether a shadow agrees; `None`: there was none.
+    pub(crate) agrees: Option<bool>,
+    /// Blocks of the prompt, and those expected to be cached at the choice.
+    pub(crate) blocks: Option<(u32, u32)>,
+    /// TTFT, ITL and E2E of a request that was served.
+    pub(crate) times: [Option<Duration>; TIMES],
+}
+
+impl DecisionStats {
+    /// Empty statistics of these slots.
+    #[must_use]
+    pub(crate) fn new(slots: &Slots) -> Self {
+        let mut by_model: HashMap<ModelName, HashMap<SlotKind, SlotStats>> = HashMap::new();
+        for slot in slots.iter() {
+            if let Some(model) = slot.model() {
+                by_model.entry(model.clone()).or_default().insert(slot.kind(), SlotStats::default());
+            }
+        }
+        Self { begun: Instant::now(), shared: Default::default(), by_model }
+    }
+
+    /// Counts a decision about a request of a model.
+    pub(crate) fn note(&self, model: &ModelName, kind: SlotKind, lane: Lane, decided: &Decided) {
+        let own = self.by_model.get(model).and_then(|own| own.get(&kind));
+        let Some(lanes) = own.or_else(|| self.shared(kind)) else { return };
+        let Some(cell) = lanes.get(place(lane)) else { return };
+        let number = self.minute();
+        let minutes = cell.get_or_init(|| (0..MAX_MINUTES).map(|_| Minute::default()).collect());
+        let Some(minute) = minutes.get(usize::try_from(number % MAX_MINUTES).unwrap_or_default()) else {
+            return;
+        };
+        // The first thread in a new minute empties the place. What another thread adds at that moment may be
+        // lost.
+        if minute.number.swap(number, Ordering::Relaxed) != number {
+            minute.clear();
+        }
+        minute.add(decided);
+    }
+
+    /// Sums the last minutes of a lane, the current one included. `model`: of the slot; `None` for a shared
+    /// slot.
+    #[must_use]
+    pub(crate) fn sum(&self, model: Option<&ModelName>, kind: SlotKind, lane: Lane, minutes: u64) -> LaneSum {
+        let lanes = match model {
+            Some(model) => self.by_model.get(model).and_then(|own| own.get(&kind)),
+            None => self.shared(kind),
+        };
+        let cells = lanes.and_then(|lanes| lanes.get(place(lane))?.get());
+        let now = self.minute();
+        LaneSum::of(cells.map(AsRef::as_ref).unwrap_or_default(), now, minutes.clamp(1, MAX_MINUTES))
+    }
+
+    fn shared(&self, kind: SlotKind) -> Option<&SlotStats> {
+        let position = SlotKind::ALL.into_iter().position(|other| other == kind)?;
+        self.shared.get(position)
+    }
+
+    fn minute(&self) -> u64 {
+        self.begun.elapsed().as_secs() / 60
+    }
+}
+
+fn place(lane: Lane) -> usize {
+    Lane::ALL.into_iter().position(|other| other == lane).unwrap_or_default()
+}
+
+impl Default for Minute {
+    fn default() -> Self {
+        Self {
+            number: AtomicU64::new(u64::MAX),
+            counts: Default::default(),
+            times: [const { [const { AtomicU32::new(0) }; BUCKETS] }; TIMES],
+        }
+    }
+}
+
+impl Minute {
+    fn clear(&self) {
+        self.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        self.times.iter().flatten().for_each(|count| count.store(0, Ordering::Relaxed));
+    }
+
+    fn add(&self, decided: &Decided) {
+        let Decided { by_fallback, is_shed, agrees, blocks, times } = *decided;
+        let count = |which: Count, more: u64| {
+            if let Some(count) = self.counts.get(which as usize).filter(|_| more > 0) {
+                count.fetch_add(more, Ordering::Relaxed);
+            }
+        };
+        count(Count::Decisions, 1);
+        count(Count::Fallbacks, by_fallback.into());
+        count(Count::Sheds, is_shed.into());
+        count(Count::Compared, agrees.is_some().into());
+        count(Count::Agreed, (agrees == Some(true)).into());
+        let (prompt, cached) = blocks.unwrap_or_default();
+        count(Count::PromptBlocks, prompt.into());
+        count(Count::CachedBlocks, cached.into());
+        for (time, buckets) in times.iter().zip(&self.times) {
+            if let Some(bucket) = time.and_then(|time| buckets.get(bucket(time))) {
+                bucket.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,44 @@
+use pointsman_routing::{NativeMode, Program, Slot, SlotSet};
+use tokio::sync::mpsc;
+
+use super::*;
+
+fn stats() -> DecisionStats {
+    let (events, _) = mpsc::unbounded_channel();
+    let slot = |kind, model| Slot::new(kind, model, Program::Native(NativeMode::Kv), events.clone());
+    let set = SlotSet::build(|kind| slot(kind, None));
+    let own = std::sync::Arc::new(slot(SlotKind::Decode, Some(ModelName::new("own"))));
+    DecisionStats::new(&Slots::new(set, [own]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sum_covers_the_window_by_slot_and_lane() {
+    let stats = stats();
+    let (model, own) = (ModelName::new("m"), ModelName::new("own"));
+    let times = [Some(Duration::from_millis(40)), None, Some(Duration::from_millis(900))];
+    let served = Decided { agrees: Some(true), blocks: Some((10, 4)), times, ..Decided::default() };
+    for minute in 0..90 {
+        let by_fallback = minute % 2 == 0;
+        stats.note(&model, SlotKind::Decode, Lane::Active, &Decided { by_fallback, ..served });
+        stats.note(&own, SlotKind::Decode, Lane::Active, &Decided::default());
+        tokio::time::advance(Duration::from_secs(60)).await;
+    }
+    let decode = |model: Option<&ModelName>, minutes| {
+        let sum = stats.sum(model, SlotKind::Decode, Lane::Active, minutes);
+        (sum.count(Count::Decisions), sum.minutes.len())
+    };
+    // The current minute is empty.
+    assert_eq!([decode(None, 60), decode(Some(&own), 60), decode(None, 5)], [(59, 60), (59, 60), (4, 5)]);
+    let sum = stats.sum(None, SlotKind::Decode, Lane::Active, 60);
+    assert_eq!((sum.count(Count::Fallbacks), sum.count(Count::Sheds)), (29, 0));
+    assert_eq!(sum.share(Count::Agreed, Count::Compared), Some(1.0));
+    assert_eq!(sum.share(Count::CachedBlocks, Count::PromptBlocks), Some(0.4));
+    let [ttft, itl, e2e] = sum.times();
+    assert!(itl.is_none() && e2e.is_some_and(|e2e| e2e.count == 59));
+    assert!(ttft.is_some_and(|ttft| (ttft.p90 / 40.0 - 1.0).abs() < 0.05 && ttft.cdf.len() == 1));
+    assert_eq!((sum.minutes.first(), sum.minutes.last()), (Some(&1), Some(&0)));
+    let nothing = stats.sum(None, SlotKind::Decode, Lane::Shadow, 60);
+    assert_eq!((nothing.count(Count::Decisions), nothing.share(Count::Agreed, Count::Compared)), (0, None));
+    tokio::time::advance(Duration::from_secs(3_600)).await;
+    assert_eq!(decode(None, 60).0, 0);
+}

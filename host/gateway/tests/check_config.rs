@@ -1,0 +1,177 @@
+//! `pointsman check-config`: every problem of a configuration at once, with its place; what `serve` would
+//! check is checked.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
+
+use std::{fs, net::TcpListener, path::Path, process::Command};
+
+use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
+
+/// Exit code, stdout and stderr of `pointsman` in a directory.
+fn pointsman(dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(arguments).current_dir(dir).env("NO_COLOR", "1").env_remove("RUST_LOG");
+    let ran = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (ran.status.code(), text(ran.stdout), text(ran.stderr))
+}
+
+/// A directory with a configuration in `p.toml`.
+fn with_config(text: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("p.toml"), text).unwrap();
+    dir
+}
+
+#[test]
+fn one_run_tells_the_problems_of_keys_values_ports_tokenizers_slots_and_policy_files() {
+    let dir = with_config(
+        r#"[server]
+listen = "192.0.2.7:80"
+admin_listen = "127.0.0.1:0"
+[timeouts]
+connect = "soon"
+[policies]
+dir = "d"
+[policies.slots.prefill]
+scorers = [
+  { policy = "missing-one" },
+  { policy = "least-loaded", weight = 1.0 },
+  { policy = "missing-two" },
+]
+[policies.slots.aggregated]
+builtin = "least-loaded"
+settings = { overlop = 1 }
+[models.tiny]
+tokenizer = "/no/such"
+[models.other]
+tokenizer = "/no/such/either"
+"#,
+    );
+    fs::create_dir(dir.path().join("d")).unwrap();
+    fs::write(dir.path().join("d/decode.wasm"), "garbage").unwrap();
+    fs::write(dir.path().join("d/decode.canary.wasm"), "more garbage").unwrap();
+    fs::write(dir.path().join("d/prefil.wasm"), KV_AWARE).unwrap();
+    let (code, _, text) = pointsman(dir.path(), &["check-config", "p.toml"]);
+    assert_eq!(code, Some(2), "{text}");
+    for expected in [
+        "p.toml:2:1: server.listen: cannot listen on `192.0.2.7:80`: ",
+        "p.toml:5:1: timeouts.connect: `soon` is not a duration: expected a duration such as \"20ms\", \"5s\", \"2m\"",
+        "p.toml:7:1: policies.dir: the policy `decode.wasm` is refused: not WebAssembly",
+        "p.toml:7:1: policies.dir: the policy `decode.canary.wasm` is refused: not WebAssembly",
+        "the policy `parts/missing-one.wasm` is refused: part `missing-one` is not in the policy directory",
+        "the policy `parts/missing-two.wasm` is refused: part `missing-two` is not in the policy directory",
+        "p.toml:14:17: policies.slots.aggregated: configure failed: ",
+        "p.toml:18:1: models.tiny.tokenizer: cannot read tokenizer file /no/such/tokenizer.json: No such file",
+        "p.toml:20:1: models.other.tokenizer: cannot read tokenizer file /no/such/either/tokenizer.json",
+        "warning: p.toml:7:1: policies.dir: `prefil.wasm` names no slot",
+        "pointsman: 9 problems",
+    ] {
+        assert!(text.contains(expected), "{expected}\nis not in\n{text}");
+    }
+    // Each cause is printed once.
+    assert_eq!(text.matches("No such file").count(), 2, "{text}");
+}
+
+#[test]
+fn a_valid_file_passes_with_its_policies_and_no_log_lines() {
+    let dir = with_config(
+        "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n[policies]\ndir = 'd'\n",
+    );
+    fs::create_dir(dir.path().join("d")).unwrap();
+    fs::write(dir.path().join("d/prefill.wasm"), LEAST_LOADED).unwrap();
+    for arguments in [&["check-config", "p.toml"][..], &["check-config", "--config", "p.toml"]] {
+        let (code, out, text) = pointsman(dir.path(), arguments);
+        assert_eq!((code, text.as_str()), (Some(0), ""), "{arguments:?}");
+        assert!(out.ends_with("policies d\nok\n"), "{out}");
+    }
+}
+
+#[test]
+fn a_port_in_use_is_a_warning_and_equal_ports_are_a_problem() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let dir = with_config(&format!("[server]\nlisten = '{address}'\nadmin_listen = '127.0.0.1:0'\n"));
+    let (code, _, text) = pointsman(dir.path(), &["check-config", "p.toml"]);
+    let expected =
+        format!("warning: p.toml:2:1: server.listen: cannot listen on `{address}`: Address already in use");
+    assert!(code == Some(0) && text.starts_with(&expected), "{text}");
+    let (code, _, text) = pointsman(dir.path(), &["serve", "--config", "p.toml"]);
+    let expected = format!("p.toml:2:1: server.listen: cannot listen on `{address}`: Address already in use");
+    assert!(code == Some(2) && text.contains(&expected), "{text}");
+    assert!(text.contains("stop the process that uses it, or use another port"), "{text}");
+    let equal = ["check-config", "p.toml", "--listen", "127.0.0.1:7999", "--admin-listen", "127.0.0.1:7999"];
+    let (code, _, text) = pointsman(dir.path(), &equal);
+    assert!(code == Some(2), "{text}");
+    assert!(
+        text.contains(
+            "--admin-listen: `127.0.0.1:7999` is also the address of server.listen: use another port"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_problem_of_a_flag_names_the_flag_and_not_a_line_of_the_file() {
+    let dir = with_config("[server]\nadmin_listen = '127.0.0.1:0'\n[policies]\ndir = '.'\n");
+    let arguments = [
+        "check-config",
+        "p.toml",
+        "--admin-listen",
+        "0.0.0.0:0",
+        "--policies",
+        "./policies.d",
+        "--worker",
+        "role=cook,engine=vllm,url=http://127.0.0.1:9",
+        "--worker",
+        "role=decode,engine=vllm,url=http://127.0.0.1:9,colour=red,api_key=sk-SECRET",
+    ];
+    let (code, _, text) = pointsman(dir.path(), &arguments);
+    assert_eq!(code, Some(2), "{text}");
+    for expected in [
+        "--admin-listen: `0.0.0.0:0` can be reached from the network",
+        "--policies: `./policies.d` does not exist; create it",
+        "--worker role=cook,engine=vllm,url=http://127.0.0.1:9: role: unknown role `cook`",
+        "colour=red,api_key=[secret]: colour: unknown key `colour`",
+    ] {
+        assert!(text.contains(expected), "{expected}\nis not in\n{text}");
+    }
+    assert!(!text.contains("p.toml") && !text.contains("SECRET"), "{text}");
+}
+
+#[test]
+fn columns_count_characters_and_a_value_in_a_long_list_has_its_own_line() {
+    let dir = with_config(
+        "server = { admin_names = [\"gäß\"], listen = 'here' }\n[decisions]\nfacts = [\n  \"kv-usage\",\n  \"kv-usge\",\n]\n",
+    );
+    let (code, _, text) = pointsman(dir.path(), &["check-config", "p.toml"]);
+    assert_eq!(code, Some(2), "{text}");
+    // `listen` begins at byte 37 and at character 35.
+    let address = "p.toml:1:35: server.listen: the value is not an address: expected IP:PORT such as \"127.0.0.1:8080\"";
+    assert!(text.contains(address), "{text}");
+    assert!(
+        text.contains("p.toml:5:3: decisions.facts[1]: unknown request or worker fact `kv-usge`: did you mean `kv-usage`?"),
+        "{text}"
+    );
+}
+
+#[test]
+fn contradictions_are_told() {
+    let dir = with_config(
+        "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n[routing]\nenforce_disagg = true\n\
+         local_fallback = true\n[queue]\nlimit = 5\ntimeout = '0s'\n\
+         [[workers]]\nrole = 'decode'\nengine = 'vllm'\nurl = 'http://127.0.0.1:9'\n\
+         [[workers]]\nid = 7\nrole = 'decode'\nengine = 'vllm'\nurl = 'http://127.0.0.1:9'\n",
+    );
+    let (code, out, text) = pointsman(dir.path(), &["check-config", "p.toml"]);
+    assert!(code == Some(0) && out.ends_with("ok\n"), "{text}");
+    for expected in [
+        "warning: p.toml:5:1: routing.enforce_disagg: `true` refuses every request: no worker has `role = \"prefill\"`",
+        "warning: p.toml:6:1: routing.local_fallback: `true` has no effect with `enforce_disagg = true`",
+        "warning: p.toml:9:1: queue.timeout: `0s` lets no request wait",
+        "warning: p.toml:11:1: workers[0].role: `decode` workers cannot serve without a `prefill` worker: add one",
+        "warning: p.toml:18:1: workers[1].url: `http://127.0.0.1:9` is also the URL of workers[0]",
+    ] {
+        assert!(text.contains(expected), "{expected}\nis not in\n{text}");
+    }
+}

@@ -1,0 +1,195 @@
+//! `pointsman trace` and `pointsman compare` as a user runs them.
+
+#![allow(clippy::expect_used, clippy::indexing_slicing, reason = "helpers of tests")]
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use pointsman_test_guests::HOSTILE;
+use serde_json::Value;
+
+fn pointsman(directory: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.current_dir(directory).args(args).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Generates a trace of system prompts in the directory.
+fn generate(directory: &Path) {
+    let args = ["trace", "generate", "system-prompts", "--requests", "200", "--count", "40", "-o", "t.jsonl"];
+    let output = pointsman(directory, &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("t.jsonl: 200 requests in"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn arms_are_compared_in_a_table_a_page_and_json_and_equal_runs_give_equal_bytes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    generate(directory.path());
+    let run = |json: &str| {
+        let mut args = vec!["compare", "--trace", "t.jsonl", "--trace-block", "64", "--engines", "4"];
+        args.extend(["--arm", "kv-aware", "--arm", "rr=round-robin", "--seeds", "2", "--jitter-ms", "50"]);
+        args.extend(["--html", "r.html", "--json", json]);
+        let output = pointsman(directory.path(), &args);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let table = run("a.json");
+    let row = |label: &str| table.lines().find(|line| line.starts_with(label)).expect("a row").to_owned();
+    assert!(row("kv-aware").contains("p90 ±"), "{table}");
+    assert!(row("rr:").contains("of requests went elsewhere than with kv-aware"), "{table}");
+    run("b.json");
+    let read = |name: &str| fs::read(directory.path().join(name)).expect("written");
+    assert_eq!(read("a.json"), read("b.json"));
+    let report: Value = serde_json::from_slice(&read("a.json")).expect("JSON");
+    let hits = |arm: usize| {
+        report["comparisons"][0]["arms"][arm]["figures"]["hit_rate"]["mean"].as_f64().expect("a number")
+    };
+    assert!(hits(0) > hits(1), "{} {}", hits(0), hits(1));
+    let page = text(&read("r.html"));
+    assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() == 5, "{page}");
+    assert!(!page.contains("http") && !page.contains("src="), "the page needs no other file");
+}
+
+#[test]
+fn what_is_not_usable_is_named_and_ends_with_code_2() {
+    let directory = tempfile::tempdir().expect("a directory");
+    generate(directory.path());
+    fs::write(directory.path().join("bad.jsonl"), "{\"input_length\": 5, \"output_length\": 1}\nhello\n")
+        .expect("");
+    fs::write(directory.path().join("fleet.toml"), "block_tokens = 64\n[[engines]]\ncount = 0\n").expect("");
+    fs::write(directory.path().join("no.wasm"), "hello").expect("");
+    let table: [(&[&str], &str); 9] = [
+        (&["--trace", "t.jsonl", "--speed", "1e-300", "--arm", "kv"], "1e-300 is not within 1e-6 to 1e9"),
+        (
+            &["--trace", "t.jsonl", "--trace-block", "64", "--arm", "fastest"],
+            "\"fastest\" is neither a native mode",
+        ),
+        (
+            &["--trace", "t.jsonl", "--trace-block", "64", "--arm", "./no.wasm"],
+            "./no.wasm: refused (not_wasm)",
+        ),
+        (&["--trace", "t.jsonl", "--arm", "kv"], "t.jsonl, line 1: `hash_ids` has"),
+        (&["--trace", "bad.jsonl", "--arm", "kv"], "bad.jsonl, line 2: "),
+        (&["--trace", "none.jsonl", "--arm", "kv"], "none.jsonl: No such file"),
+        (&["--trace", "t.jsonl", "--arm", "kv", "--html", "none/r.html"], "its directory does not exist"),
+        (&["--trace", "t.jsonl", "--arm", "kv", "--step-time", "fast"], "expected one of dynamo, "),
+        (
+            &["--trace", "bad.jsonl", "--skip-bad", "--fleet", "fleet.toml", "--arm", "kv"],
+            "fleet.toml:3:1: engines[0].count: 0",
+        ),
+    ];
+    for (args, message) in table {
+        let output = pointsman(directory.path(), &[&["compare"], args].concat());
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
+        assert!(told.contains(message), "{args:?}: {told}");
+    }
+    let args = ["compare", "--trace", "bad.jsonl", "--skip-bad", "--arm", "kv", "--seeds", "1"];
+    let output = pointsman(directory.path(), &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("1 malformed lines of the trace were left out"));
+}
+
+#[test]
+fn loads_and_step_times_are_repeated_and_the_highest_load_is_found() {
+    let directory = tempfile::tempdir().expect("a directory");
+    generate(directory.path());
+    let mut args =
+        vec!["compare", "--trace", "t.jsonl", "--trace-block", "64", "--engines", "2", "--limit", "60"];
+    args.extend([
+        "--arm",
+        "kv",
+        "--arm",
+        "round-robin",
+        "--seeds",
+        "2",
+        "--jitter-ms",
+        "50",
+        "--speed",
+        "1,4",
+    ]);
+    args.extend([
+        "--step-time",
+        "distserve-opt-13b-a100",
+        "--max-load",
+        "--json",
+        "r.json",
+        "--html",
+        "r.html",
+    ]);
+    let output = pointsman(directory.path(), &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains(" is the best of 2 arms by p90 TTFT, "), "{table}");
+    assert!(table.contains("Highest load at which 95 % of the requests keep the SLO"), "{table}");
+    let report: Value =
+        serde_json::from_slice(&fs::read(directory.path().join("r.json")).expect("written")).expect("JSON");
+    let comparisons = report["comparisons"].as_array().expect("an array");
+    let settings: Vec<(&str, f64)> = comparisons
+        .iter()
+        .map(|one| (one["step_time"].as_str().unwrap_or_default(), one["speed"].as_f64().unwrap_or_default()))
+        .collect();
+    let distserve = "distserve-opt-13b-a100";
+    assert_eq!(settings, [("dynamo", 1.0), ("dynamo", 4.0), (distserve, 1.0), (distserve, 4.0)]);
+    let highest =
+        |place: usize| report["max_load"][place]["arms"][0]["per_s"]["mean"].as_f64().expect("a number");
+    // An A100 with OPT-13B is slower than the engine of Dynamo's mocker.
+    assert!(highest(0) > highest(1) && highest(1) > 0.0, "{} {}", highest(0), highest(1));
+    let page = fs::read_to_string(directory.path().join("r.html")).expect("written");
+    assert!(page.contains("Goodput over load") && page.contains("Highest load within the SLO"), "{page}");
+}
+
+#[test]
+fn a_policy_that_traps_or_loops_is_an_outcome_of_the_report() {
+    let directory = tempfile::tempdir().expect("a directory");
+    generate(directory.path());
+    fs::write(directory.path().join("hostile.wasm"), HOSTILE).expect("written");
+    let mut args =
+        vec!["compare", "--trace", "t.jsonl", "--trace-block", "64", "--engines", "2", "--limit", "30"];
+    args.extend([
+        "--arm",
+        "traps=./hostile.wasm@{\"mode\":\"trap\",\"after\":20}",
+        "--arm",
+        "kv",
+        "--seeds",
+        "1",
+    ]);
+    args.extend(["--arm", "answers=./hostile.wasm@{\"mode\":\"error\",\"after\":20}"]);
+    let output = pointsman(directory.path(), &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    for arm in ["traps", "answers"] {
+        let told = format!("warning: \"{arm}\": its policy abstained or failed for ");
+        assert!(table.contains(&told), "{arm}: {table}");
+    }
+}
+
+#[test]
+fn ctrl_c_ends_with_the_seeds_that_are_over_and_code_130() {
+    let directory = tempfile::tempdir().expect("a directory");
+    generate(directory.path());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.current_dir(directory.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(["compare", "--trace", "t.jsonl", "--trace-block", "64", "--limit", "20", "--engines", "2"]);
+    command.args(["--arm", "kv", "--seeds", "1000", "--json", "r.json"]);
+    let child = command.spawn().expect("the binary runs");
+    std::thread::sleep(Duration::from_millis(2_500));
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(killed.success(), "the runs ended before");
+    let output = child.wait_with_output().expect("it ends");
+    let (table, told) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    assert!(told.contains("interrupted: the runs end"), "{told}");
+    assert!(table.contains("warning: interrupted: ") && table.contains("of 1000 seeds are over"), "{table}");
+    let names: Vec<_> =
+        fs::read_dir(directory.path()).expect("read").flatten().map(|e| e.file_name()).collect();
+    assert!(names.len() == 2 && names.iter().any(|name| name == "r.json"), "{names:?}");
+}

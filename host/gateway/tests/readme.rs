@@ -1,0 +1,91 @@
+//! The README's first commands work as written: simulated engines, a gateway, and a request.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use serde_json::Value;
+
+/// The commands of the README's section about simulated engines, one text for each block.
+fn blocks() -> Vec<String> {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let section =
+        readme.split("\n## ").find(|section| section.starts_with("Try it on simulated engines")).unwrap();
+    section.split("```\n").skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Ends what a shell started.
+struct Shell(Child);
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // The shell leads a process group: engines and gateway are in it.
+        let group = format!("-{}", self.0.id());
+        let _ = Command::new("kill").args(["-TERM", "--", &group]).status();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_first_serve_of_the_readme_works_as_written_and_answers_with_simulated_engines() {
+    use std::os::unix::process::CommandExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let bin = Path::new(env!("CARGO_BIN_EXE_pointsman")).parent().unwrap();
+    assert!(bin.join("pointsman-sim").exists(), "build the workspace's binaries first: `--workspace --bins`");
+    let blocks = blocks();
+    let (build, serve, ask) = (&blocks[0], &blocks[1], &blocks[2]);
+    assert!(
+        build.contains("cargo build --release")
+            && build.contains("export PATH=\"$PWD/target/release:$PATH\"")
+    );
+    // The ports may be taken on this machine: they are the only thing that differs from the text.
+    let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let free: Vec<String> = held.iter().map(|port| port.local_addr().unwrap().port().to_string()).collect();
+    drop(held);
+    let ports = ["8001", "8002", "8003", "8080", "9090"];
+    let moved = |text: &str| {
+        let moved =
+            ports.iter().zip(&free).fold(text.to_owned(), |text, (port, free)| text.replace(port, free));
+        // Without flags, these are the defaults.
+        moved.replace(
+            "pointsman serve ",
+            &format!("pointsman serve --listen 127.0.0.1:{} --admin-listen 127.0.0.1:{} ", free[3], free[4]),
+        )
+    };
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let bash = |script: &str| {
+        let mut command = Command::new("bash");
+        command.args(["-euc", script]).current_dir(dir.path()).env("PATH", &path).process_group(0);
+        command
+    };
+    let mut serving =
+        bash(&moved(serve)).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map(Shell).unwrap();
+    let mut out = BufReader::new(serving.0.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("\"admin\"") {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0, "serve ended");
+    }
+    let mut answer = Value::Null;
+    for _ in 0..200 {
+        let mut asked = bash(&moved(ask)).stdout(Stdio::piped()).spawn().unwrap();
+        let mut text = String::new();
+        asked.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        asked.wait().unwrap();
+        // The gateway learns the model from the engines.
+        answer = serde_json::from_str(&text).unwrap_or_default();
+        if answer.get("choices").is_some() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(answer["object"], "chat.completion", "{answer}");
+    assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0, "{answer}");
+}

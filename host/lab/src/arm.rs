@@ -1,0 +1,218 @@
+//! One way to route: the content of the four slots.
+
+use std::{path::Path, sync::Arc};
+
+use pointsman_policy_runtime::{Access, Capacity, CompiledPolicy, Limits, PolicyEngine, Refusal, compile};
+use pointsman_routing::{
+    NativeMode, Normalize, Origin, Picker, Policy, Program, Slot, SlotEvent, SlotKind, SlotSet, Slots,
+    WeightedScorer, World,
+};
+use tokio::{sync::mpsc, time::Duration};
+
+/// CPU time of a call. A simulation has no clients that wait: on a busy machine a deadline of milliseconds
+/// would make results depend on the machine. A call that loops takes as long.
+const CALL_DEADLINE: Duration = Duration::from_millis(500);
+
+/// An arm, with its policies compiled.
+#[derive(Debug)]
+pub struct Arm {
+    /// Name in reports.
+    pub label: String,
+    /// Its parts with their settings, as they were written.
+    pub parts: String,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Native(NativeMode),
+    /// Knows what no router knows.
+    Oracle,
+    Policies(Vec<Part>),
+}
+
+/// A compiled policy with its settings.
+struct Part {
+    policy: CompiledPolicy,
+    settings: String,
+}
+
+impl std::fmt::Debug for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Part").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// Why an arm cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum ArmError {
+    /// A part is neither a native mode, a built-in policy nor a file.
+    #[error(
+        "\"{0}\" is neither a native mode (round-robin, random, power-of-two, least-loaded, kv), the oracle, a \
+         built-in policy ({names}) nor a file",
+        names = pointsman_embedded_policies::NAMES
+    )]
+    Unknown(String),
+    /// A file cannot be read.
+    #[error("{file}: {error}")]
+    Io {
+        /// The file.
+        file: String,
+        /// The cause.
+        error: std::io::Error,
+    },
+    /// A policy is refused, as the gateway would refuse it.
+    #[error("{file}: refused ({}): {refusal}", refusal.kind())]
+    Refused {
+        /// The file or the built-in policy.
+        file: String,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The parts cannot serve one slot together.
+    #[error("{label}: {problem}")]
+    Parts {
+        /// The arm.
+        label: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// wasmtime cannot start.
+    #[error("cannot create the policy engine: {0}")]
+    Engine(String),
+}
+
+impl Arm {
+    /// Builds an arm from `[LABEL=]PART[+PART…]`. A part is a native mode, a built-in policy or a policy
+    /// file, with
+    /// `@SETTINGS` (a JSON object) behind it if it has settings.
+    ///
+    /// # Errors
+    /// [`ArmError`]
+    pub fn parse(text: &str) -> Result<Self, ArmError> {
+        let (label, parts) =
+            text.split_once('=').filter(|(label, _)| !label.contains('{')).unwrap_or((text, text));
+        let (label, written) = (label.to_owned(), parts.to_owned());
+        if parts == "oracle" {
+            return Ok(Self { label, parts: written, content: Content::Oracle });
+        }
+        if let Some(mode) = native(parts) {
+            return Ok(Self { label, parts: written, content: Content::Native(mode) });
+        }
+        let limits = Limits {
+            deadline: CALL_DEADLINE,
+            configure_deadline: CALL_DEADLINE,
+            observe_deadline: CALL_DEADLINE,
+            ..Limits::default()
+        };
+        let engine = PolicyEngine::new(limits, Capacity::detect())
+            .map_err(|error| ArmError::Engine(format!("{error:#}")))?;
+        let parts =
+            parts.split('+').map(|part| Part::compile(&engine, part)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { label, parts: written, content: Content::Policies(parts) })
+    }
+
+    /// Whether the arm is the oracle, which pins every leg.
+    pub(crate) fn is_oracle(&self) -> bool {
+        matches!(self.content, Content::Oracle)
+    }
+
+    /// Builds fresh slots: nothing that a policy learned or stored in another run is left. Failed calls of
+    /// policies go to the receiver.
+    ///
+    /// # Errors
+    /// [`ArmError`] when a policy refuses its settings, or the parts do not fit together.
+    pub(crate) fn slots(&self) -> Result<(Slots, mpsc::UnboundedReceiver<SlotEvent>), ArmError> {
+        let (events, failures) = mpsc::unbounded_channel();
+        let (route, decide) = match &self.content {
+            Content::Oracle => (Program::Native(NativeMode::Kv), Program::Native(NativeMode::Kv)),
+            Content::Native(mode) => (Program::Native(*mode), Program::Native(NativeMode::Kv)),
+            Content::Policies(parts) => self.programs(parts)?,
+        };
+        let set = SlotSet::build(|kind| {
+            let program = if kind == SlotKind::DecodeOverride { &decide } else { &route };
+            Slot::new(kind, None, program.clone(), events.clone())
+        });
+        Ok((Slots::new(set, []), failures))
+    }
+
+    fn programs(&self, parts: &[Part]) -> Result<(Program, Program), ArmError> {
+        let (mut filters, mut scorers, mut selector, mut decide) = (Vec::new(), Vec::new(), None, None);
+        for part in parts {
+            let policy = part.load(&self.label)?;
+            match policy.info().world {
+                World::Filter => filters.push(policy),
+                World::Scorer => {
+                    scorers.push(WeightedScorer { policy, weight: 1.0, normalize: Normalize::None })
+                }
+                World::Selector => selector = Some(policy),
+                World::DecodeOverride => decide = Some(policy),
+            }
+        }
+        let wrong =
+            |problem: &str| Err(ArmError::Parts { label: self.label.clone(), problem: problem.to_owned() });
+        let route = match (selector, scorers.is_empty()) {
+            (Some(_), false) => return wrong("has a selector and scorers; use one of them"),
+            (Some(selector), true) => Program::Selector { filters, selector },
+            (None, false) => Program::Scorers { filters, scorers, picker: Picker::Min },
+            (None, true) if filters.is_empty() => Program::Native(NativeMode::Kv),
+            (None, true) => return wrong("has filters only; add a scorer or a selector"),
+        };
+        Ok((route, decide.map_or(Program::Native(NativeMode::Kv), Program::DecodeOverride)))
+    }
+}
+
+impl Part {
+    fn compile(engine: &PolicyEngine, part: &str) -> Result<Self, ArmError> {
+        let (name, settings) = part.split_once('@').unwrap_or((part, "{}"));
+        let bytes = match pointsman_embedded_policies::by_name(name) {
+            Some(bytes) => bytes.to_vec(),
+            None if Path::new(name).exists() => {
+                std::fs::read(name).map_err(|error| ArmError::Io { file: name.to_owned(), error })?
+            }
+            None => return Err(ArmError::Unknown(name.to_owned())),
+        };
+        let policy = compile(engine, &bytes, &Access::new(&Access::ALL))
+            .map_err(|refusal| ArmError::Refused { file: name.to_owned(), refusal })?;
+        Ok(Self { policy, settings: settings.to_owned() })
+    }
+
+    fn load(&self, label: &str) -> Result<Arc<dyn Policy>, ArmError> {
+        // Each run has a state of its own, as each slot of a gateway that was just started.
+        let loaded = self.policy.configure_with_empty_state(Origin::File(label.into()), &self.settings);
+        let loaded = loaded.map_err(|refusal| ArmError::Refused { file: label.to_owned(), refusal })?;
+        Ok(Arc::new(loaded))
+    }
+}
+
+/// Returns the native mode of this name. `direct` needs a router outside, which a simulation does not have.
+fn native(name: &str) -> Option<NativeMode> {
+    Some(match name {
+        "round-robin" => NativeMode::RoundRobin,
+        "random" => NativeMode::Random,
+        "power-of-two" => NativeMode::PowerOfTwo,
+        "least-loaded" => NativeMode::LeastLoaded,
+        "kv" => NativeMode::Kv,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arm_is_a_native_mode_or_policies_that_fit_together() {
+        assert_eq!(Arm::parse("rr=round-robin").unwrap().label, "rr");
+        assert_eq!(Arm::parse("kv").unwrap().label, "kv");
+        let error = Arm::parse("fastest").unwrap_err().to_string();
+        assert!(error.starts_with("\"fastest\" is neither a native mode"), "{error}");
+        assert!(matches!(Arm::parse("./Cargo.toml").unwrap_err(), ArmError::Refused { .. }));
+        let both = Arm::parse("both=kv-aware+conditional-disagg").unwrap();
+        let (slots, _) = both.slots().unwrap();
+        let model = pointsman_workers::ModelName::new("m");
+        let names = [SlotKind::Prefill, SlotKind::DecodeOverride]
+            .map(|kind| slots.get(&model, kind).pin().program.ranker().map(|info| info.name.clone()));
+        assert_eq!(names, [Some("kv-aware".into()), Some("conditional-disagg".into())]);
+    }
+}

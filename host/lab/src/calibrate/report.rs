@@ -1,0 +1,261 @@
+//! From measurements to a fleet and its errors.
+
+use std::fmt::Write as _;
+
+use pointsman_workers::Role;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Experiment, Sample,
+    errors::{Errors, HeldOut},
+    fit::{Fit, Term, TermFit, fit_engine, fit_links},
+    predict::check,
+};
+use crate::{
+    fleet::{EngineGroup, Fleet, Links},
+    run::RunError,
+};
+
+/// Limits of an engine's scheduler and cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capacity {
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
+    /// KV blocks.
+    pub blocks: u32,
+    /// Sequences that run at once.
+    pub max_num_seqs: u32,
+    /// Tokens of one step.
+    pub max_batched_tokens: u32,
+}
+
+/// What was measured of one engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineMeasurements {
+    /// Its role in the fleet.
+    pub role: Role,
+    /// Its limits.
+    pub capacity: Capacity,
+    /// What is fitted.
+    pub experiments: Vec<Experiment>,
+}
+
+/// Everything that was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Measurements {
+    /// One aggregated engine, or a prefill and a decode engine.
+    pub engines: Vec<EngineMeasurements>,
+    /// Lone requests through the pair.
+    pub pair: Vec<Sample>,
+    /// KV bytes of a token, by the engine's count of transferred bytes.
+    pub bytes_per_token: Option<u64>,
+    /// Requests for the check, from the start of the mix.
+    pub mix: Vec<Sample>,
+}
+
+/// A calibrated fleet with its errors.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Calibration {
+    /// The fleet: one engine of each role.
+    pub fleet: Fleet,
+    /// The fit of each engine.
+    pub engines: Vec<(Role, Fit)>,
+    /// The fit of the link.
+    pub links: Option<Vec<TermFit>>,
+    /// Errors on the mix; `None` without a mix.
+    pub held_out: Option<HeldOut>,
+    /// What a reader has to know before using the figures.
+    pub warnings: Vec<String>,
+}
+
+/// Why nothing can be fitted.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// No measurement of an engine can be used.
+    #[error("{0} engine: no measured request can be used for the fit")]
+    NoSamples(&'static str),
+    /// The engines of a pair have different blocks.
+    #[error(
+        "the prefill engine has blocks of {0} tokens and the decode engine of {1}: the lab simulates one size"
+    )]
+    BlockSizes(u32, u32),
+    /// The fitted fleet cannot be simulated.
+    #[error("the fitted fleet cannot be simulated: {0}")]
+    Run(#[from] RunError),
+}
+
+/// Fits a fleet to measurements, and checks it on the mix.
+///
+/// # Errors
+/// [`CalibrateError`].
+pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError> {
+    let sizes: Vec<u32> = measured.engines.iter().map(|engine| engine.capacity.block_tokens).collect();
+    let block_tokens = sizes.first().copied().ok_or(CalibrateError::NoSamples("any"))?;
+    if let Some(other) = sizes.iter().find(|size| **size != block_tokens) {
+        return Err(CalibrateError::BlockSizes(block_tokens, *other));
+    }
+    let (mut groups, mut fits) = (Vec::new(), Vec::new());
+    for engine in &measured.engines {
+        let mut group = engine.capacity.group(engine.role);
+        let fit = fit_engine(&engine.experiments, &group, block_tokens);
+        let fit = fit.ok_or(CalibrateError::NoSamples(engine.role.as_str()))?;
+        fit.apply(&mut group);
+        groups.push(group);
+        fits.push((engine.role, fit));
+    }
+    let mut fleet = Fleet { block_tokens, engines: groups, ..Fleet::default() };
+    let bytes = measured.bytes_per_token.unwrap_or(Links::default().bytes_per_token);
+    let links = fit_links(&measured.pair, &fleet, bytes);
+    if let Some((links, _)) = links {
+        fleet.links = links;
+    }
+    let links = links.map(|(_, terms)| terms);
+    let held_out = if measured.mix.is_empty() { None } else { Some(check(&fleet, &measured.mix)?) };
+    let mut calibration = Calibration { fleet, engines: fits, links, held_out, warnings: Vec::new() };
+    calibration.warnings = warnings(measured, &calibration);
+    Ok(calibration)
+}
+
+impl Capacity {
+    /// Returns one engine with these limits.
+    #[must_use]
+    pub fn group(&self, role: Role) -> EngineGroup {
+        EngineGroup {
+            blocks: self.blocks,
+            max_num_seqs: self.max_num_seqs,
+            max_batched_tokens: self.max_batched_tokens,
+            ..EngineGroup::new(role, 1)
+        }
+    }
+}
+
+fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (role, fit) in &calibration.engines {
+        let role = role.as_str();
+        if fit.left_out > 0 {
+            warnings.push(format!(
+                "{role} engine: {} requests hit the prefix cache or exceed the KV cache; the fit leaves out \
+                 their bursts",
+                fit.left_out
+            ));
+        }
+        warnings.extend(fit.terms.iter().filter_map(|fit| about(&format!("{role} engine"), fit)));
+    }
+    warnings.extend(calibration.links.iter().flatten().filter_map(|fit| about("link", fit)));
+    let pair = calibration.engines.iter().any(|(role, _)| *role == Role::Decode);
+    if pair && calibration.links.is_none() {
+        warnings
+            .push("link: no request through the pair was measured; the file has default values".to_owned());
+    }
+    if pair && measured.bytes_per_token.is_none() {
+        warnings.push(
+            "link: the engines do not count transferred bytes; bytes_per_token is a default value, and the \
+             bandwidth follows from it"
+                .to_owned(),
+        );
+    }
+    if calibration.held_out.is_none() {
+        warnings.push("nothing was kept back: the errors of this fleet are not known".to_owned());
+    }
+    let cached = measured.mix.iter().filter(|sample| sample.cached > 0).count();
+    if cached > 0 {
+        warnings
+            .push(format!("{cached} requests of the mix hit the prefix cache; the model does not know it"));
+    }
+    warnings
+}
+
+/// What to say of a term that is 0.
+fn about(part: &str, fit: &TermFit) -> Option<String> {
+    let name = fit.term.name();
+    if !fit.identified {
+        Some(format!("{part}: the requests do not vary {name} apart from the other terms; it is fixed at 0"))
+    } else if fit.value <= 0.0 {
+        Some(format!("{part}: {name} fits best at 0 or below; it is 0"))
+    } else {
+        None
+    }
+}
+
+impl Term {
+    /// Returns its name in the fleet file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RequestOverhead => "request_overhead_ms",
+            Self::C0 => "c0",
+            Self::C1 => "c1",
+            Self::C2 => "c2",
+            Self::C3 => "c3",
+            Self::C4 => "c4",
+            Self::Latency => "latency_ms",
+            Self::TransferToken => "ms per token",
+        }
+    }
+}
+
+impl Calibration {
+    /// Returns the fitted figures, the errors and the warnings as text.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        for (role, fit) in &self.engines {
+            let _ = writeln!(text, "{} engine, fitted to {} requests, ms:", role.as_str(), fit.requests);
+            fit.terms.iter().for_each(|fit| line(&mut text, fit));
+        }
+        if let Some(terms) = &self.links {
+            text.push_str("link, ms:\n");
+            terms.iter().for_each(|fit| line(&mut text, fit));
+        }
+        if let Some(held_out) = &self.held_out {
+            let _ = writeln!(
+                text,
+                "\n{:<8} {:>8} {:>12} {:>12} {:>9} {:>9} {:>8} {:>9}",
+                "held out",
+                "requests",
+                "measured p50",
+                "model p50",
+                "median %",
+                "p90 %",
+                "bias %",
+                "Pearson r",
+            );
+            for (name, errors) in [("TTFT", held_out.ttft), ("ITL", held_out.itl), ("E2E", held_out.e2e)] {
+                errors_line(&mut text, name, &errors);
+            }
+        }
+        if !self.warnings.is_empty() {
+            text.push('\n');
+        }
+        for warning in &self.warnings {
+            let _ = writeln!(text, "warning: {warning}");
+        }
+        text
+    }
+}
+
+fn line(text: &mut String, fit: &TermFit) {
+    let _ = write!(text, "  {:<20} {:>14.6}", fit.term.name(), fit.value);
+    let _ = match fit.standard_error {
+        Some(error) => writeln!(text, "  ± {error:.6}"),
+        None => writeln!(text),
+    };
+}
+
+fn errors_line(text: &mut String, name: &str, errors: &Errors) {
+    let pearson = errors.pearson_r.map_or_else(|| "-".to_owned(), |r| format!("{r:.3}"));
+    let _ = writeln!(
+        text,
+        "{name:<8} {:>8} {:>12.1} {:>12.1} {:>9.1} {:>9.1} {:>+8.1} {pearson:>9}",
+        errors.requests,
+        errors.measured_p50_ms,
+        errors.predicted_p50_ms,
+        errors.median_percent,
+        errors.p90_percent,
+        errors.bias_percent,
+    );
+}

@@ -1,0 +1,178 @@
+//! The commands `pointsman compare` and `pointsman trace`.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use tokio::time::Duration;
+
+use crate::{
+    decision_log::ExportArgs,
+    generate::{Shape, Workload, generate},
+    trace::{Trace, TraceFormat},
+};
+
+mod compare;
+mod progress;
+mod trace_run;
+
+pub use compare::CompareArgs;
+pub use trace_run::RunArgs;
+
+/// Format of a trace file.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Format {
+    /// Mooncake's JSONL, also with our further keys.
+    Mooncake,
+    /// Azure's LLM inference traces.
+    Azure,
+    /// BurstGPT.
+    Burstgpt,
+}
+
+/// Traces: convert, generate and run.
+#[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// Write a trace as Mooncake JSONL.
+    Import(ImportArgs),
+    /// Turn the decision log of a gateway into a trace, as Mooncake JSONL.
+    Export(ExportArgs),
+    /// Generate a trace, as Mooncake JSONL with blocks of 64 tokens.
+    Generate(GenerateArgs),
+    /// Run a trace through one arm, and write each request's outcome as JSON lines.
+    Run(RunArgs),
+}
+
+/// Arguments of `trace import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The trace.
+    file: PathBuf,
+    /// Its format [default: by its first line].
+    #[arg(long)]
+    format: Option<Format>,
+    /// Tokens of the blocks that `hash_ids` name.
+    #[arg(long, default_value = "512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    trace_block: u32,
+    /// Leave malformed lines out, and count them.
+    #[arg(long)]
+    skip_bad: bool,
+    /// Where to write it.
+    #[arg(short, long)]
+    output: PathBuf,
+}
+
+/// Arguments of `trace generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// Shape of the requests.
+    #[arg(value_enum)]
+    shape: ShapeName,
+    /// Number of requests.
+    #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    requests: u32,
+    /// Mean arrivals a second.
+    #[arg(long, default_value = "10", value_parser = positive)]
+    rate: f64,
+    /// Burstiness: the squared coefficient of variation of the intervals between arrivals. 1: Poisson.
+    #[arg(long, default_value = "1", value_parser = positive)]
+    burstiness: f64,
+    /// Turns of a conversation, number of system prompts, or number of documents [default: 5, 20, 1000].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: Option<u32>,
+    /// Seed.
+    #[arg(long, default_value = "1")]
+    seed: u64,
+    /// Where to write it.
+    #[arg(short, long)]
+    output: PathBuf,
+}
+
+/// Shape of generated requests.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ShapeName {
+    /// Conversations of several turns.
+    Chat,
+    /// A few long system prompts, each before many short questions.
+    SystemPrompts,
+    /// Questions about some of many documents.
+    Documents,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number"))?;
+    let named = || format!("{text} is not within 1e-6 to 1e9");
+    (1e-6..=1e9).contains(&value).then_some(value).ok_or_else(named)
+}
+
+impl From<Format> for TraceFormat {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Mooncake => Self::Mooncake,
+            Format::Azure => Self::Azure,
+            Format::Burstgpt => Self::BurstGpt,
+        }
+    }
+}
+
+impl TraceCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A file cannot be read or written.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let (trace, output) = match self {
+            Self::Import(args) => {
+                let format = args.format.map(Into::into);
+                (Trace::read(&args.file, format, args.trace_block, args.skip_bad)?, &args.output)
+            }
+            Self::Export(args) => {
+                print(&args.run()?)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            Self::Generate(args) => (generate(&args.workload()), &args.output),
+            Self::Run(args) => return args.run(),
+        };
+        let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;
+        let mut out = BufWriter::new(file);
+        trace.write_mooncake(&mut out)?;
+        out.flush()?;
+        let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
+        print(&format!(
+            "{}: {} requests in {:.0} s, blocks of {} tokens, {} lines left out; an endless cache hits {:.1} % of their \
+             blocks\n",
+            output.display(),
+            trace.requests.len(),
+            span.as_secs_f64(),
+            trace.block_tokens,
+            trace.skipped,
+            trace.endless_cache_hit_rate() * 100.0,
+        ))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl GenerateArgs {
+    fn workload(&self) -> Workload {
+        let shape = match self.shape {
+            ShapeName::Chat => Shape::Chat { turns: self.count.unwrap_or(5) },
+            ShapeName::SystemPrompts => Shape::SystemPrompts { prompts: self.count.unwrap_or(20) },
+            ShapeName::Documents => Shape::Documents { documents: self.count.unwrap_or(1_000) },
+        };
+        let Self { rate, burstiness, seed, .. } = *self;
+        Workload { shape, requests: self.requests as usize, rate, burstiness, seed }
+    }
+}
+
+/// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! The command `pointsman compare`.
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use pointsman_workers::Role;
+use tokio::time::Duration;
+
+use super::{Format, positive, print, progress};
+use crate::{
+    arm::Arm,
+    fleet::{EngineGroup, Fleet, StepTimeSpec},
+    html,
+    max_load::{MAX_RUNS, max_load},
+    monitor::Monitor,
+    report::{Plan, RankBy, Slo, compare},
+    run::{RunError, RunOptions},
+    study::Study,
+    text,
+    trace::Trace,
+};
+
+/// Arguments of `compare`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Routing is not modelled: router, policies, prefix index and bookings are the gateway's own, in virtual time.
+Engines and links are models; `--fleet` says which.
+
+An arm is [LABEL=]PART[+PART…]. A part is a native mode (round-robin, random, power-of-two, least-loaded,
+kv), a built-in policy (kv-aware, predicted-latency, queue-kv-prefix, cache-aware, longest-prefix,
+conditional-disagg) or a policy file, with @SETTINGS, a JSON object, behind it.
+
+Examples:
+  pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin
+  pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin --seeds 5 \\
+                    --step-time distserve-opt-13b-a100 --speed 1,2,4 --max-load --html report.html
+  pointsman compare --trace my.jsonl --fleet fleet.toml --arm now=kv-aware --arm new=./new.wasm --seeds 5 \\
+                    --html report.html --json report.json
+
+Presets of --step-time: dynamo (the default), distserve-opt-13b-a100, blis-llama-8b-h100.
+
+Ctrl-C ends the runs; the report then has the seeds that are over.
+
+Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable; 130 after
+Ctrl-C.")]
+pub struct CompareArgs {
+    /// Trace: Mooncake JSONL, Azure LLM inference CSV or BurstGPT CSV.
+    #[arg(long)]
+    trace: PathBuf,
+    /// Format of the trace [default: by its first line].
+    #[arg(long)]
+    format: Option<Format>,
+    /// Tokens of the blocks that the trace's `hash_ids` name.
+    #[arg(long, default_value = "512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    trace_block: u32,
+    /// Leave malformed lines out, and count them.
+    #[arg(long)]
+    skip_bad: bool,
+    /// Use only this many requests from the start of the trace.
+    #[arg(long)]
+    limit: Option<usize>,
+    /// Fleet file (TOML). More than one: the comparison is repeated with each.
+    #[arg(long, conflicts_with = "engines")]
+    fleet: Vec<PathBuf>,
+    /// That many aggregated engines with default values, instead of a fleet file.
+    #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    engines: u32,
+    /// Formula of the step time: repeats everything with it, for each time that it is given.
+    #[arg(long, value_name = "NAME", value_parser = step_time)]
+    step_time: Vec<StepTimeSpec>,
+    /// A way to route; give it several times.
+    #[arg(long = "arm", required = true)]
+    arms: Vec<String>,
+    /// Seeds: each arm runs once with each.
+    #[arg(long, default_value = "3", value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value = "1")]
+    seed: u64,
+    /// Arrivals come this many times faster than in the trace. More than one: goodput over load.
+    #[arg(long, default_value = "1", value_delimiter = ',', value_parser = positive)]
+    speed: Vec<f64>,
+    /// Move each arrival by a random time up to this many milliseconds, for traces with rounded times.
+    #[arg(long, default_value = "0")]
+    jitter_ms: u64,
+    /// Limit of the time to first token for goodput, milliseconds.
+    #[arg(long, default_value = "2000", value_parser = positive)]
+    slo_ttft_ms: f64,
+    /// Limit of the mean inter-token latency for goodput, milliseconds.
+    #[arg(long, default_value = "50", value_parser = positive)]
+    slo_itl_ms: f64,
+    /// Find the highest load that keeps the SLO, for each arm and seed, by bisection.
+    #[arg(long)]
+    max_load: bool,
+    /// Share of the requests that have to keep both limits, for --max-load.
+    #[arg(long, default_value = "0.95", value_parser = share)]
+    slo_share: f64,
+    /// Figure that ranks the arms.
+    #[arg(long, value_enum, default_value = "ttft-p90")]
+    rank_by: RankBy,
+    /// Write the report as one HTML page.
+    #[arg(long)]
+    html: Option<PathBuf>,
+    /// Write the report as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Runs at the same time [default: one for each core].
+    #[arg(long)]
+    threads: Option<NonZeroUsize>,
+}
+
+fn step_time(name: &str) -> Result<StepTimeSpec, String> {
+    StepTimeSpec::by_name(name).ok_or_else(|| format!("expected one of {}", StepTimeSpec::NAMES.join(", ")))
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| format!("\"{text}\" is not a number"))?;
+    (value > 0.0 && value <= 1.0).then_some(value).ok_or_else(|| format!("{text} is not within 0 to 1"))
+}
+
+impl CompareArgs {
+    /// Runs the comparison and prints its tables.
+    ///
+    /// # Errors
+    /// An argument, a file or a policy is not usable.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        // A path that cannot be written is told before the runs, not after them.
+        self.html.iter().chain(&self.json).try_for_each(|path| check_folder(path))?;
+        let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
+        let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));
+        ensure!(!trace.requests.is_empty(), "--limit leaves no request of the trace");
+        let fleets = self.fleets()?;
+        let arms = self.arms.iter().map(|arm| Arm::parse(arm)).collect::<Result<Vec<_>, _>>()?;
+        let monitor = Arc::new(Monitor::default());
+        progress::stop_on_interrupt(Arc::clone(&monitor));
+        let requests = self.requests(&trace, fleets.len());
+        let shown = progress::Progress::start(Arc::clone(&monitor), requests, trace.name.clone());
+        let study = self.study(&arms, &trace, &fleets, &monitor);
+        drop(shown);
+        let study = study?;
+        print(&text::study(&study))?;
+        if let Some(path) = &self.html {
+            write(path, html::page(&study).as_bytes())?;
+        }
+        if let Some(path) = &self.json {
+            write(path, &serde_json::to_vec_pretty(&study)?)?;
+        }
+        Ok(if monitor.is_stopped() { ExitCode::from(progress::INTERRUPTED) } else { ExitCode::SUCCESS })
+    }
+
+    /// Number of requests of all runs. A search for the highest load counts with the most runs that it may
+    /// need.
+    fn requests(&self, trace: &Trace, fleets: usize) -> u64 {
+        let searches = if self.max_load { MAX_RUNS as usize } else { 0 };
+        let runs = fleets * self.arms.len() * (self.speed.len() + searches);
+        trace.requests.len() as u64 * runs as u64 * self.seeds
+    }
+
+    fn study(
+        &self,
+        arms: &[Arm],
+        trace: &Trace,
+        fleets: &[(String, Fleet)],
+        monitor: &Monitor,
+    ) -> Result<Study, RunError> {
+        let (mut comparisons, mut loads) = (Vec::new(), Vec::new());
+        let mut all = || -> Result<(), RunError> {
+            for (name, fleet) in fleets {
+                for speed in &self.speed {
+                    let plan = self.plan(arms, trace, (name, fleet), *speed);
+                    comparisons.push(compare(&plan, monitor)?);
+                }
+                if self.max_load {
+                    let start = self.speed.first().copied().unwrap_or(1.0);
+                    loads.push(max_load(
+                        &self.plan(arms, trace, (name, fleet), start),
+                        self.slo_share,
+                        monitor,
+                    )?);
+                }
+            }
+            Ok(())
+        };
+        match all() {
+            Err(RunError::Interrupted) if !comparisons.is_empty() => {}
+            result => result?,
+        }
+        Ok(Study::new(comparisons, loads, self.rank_by))
+    }
+
+    /// The fleets by name, each with its own step times and then with those of `--step-time`.
+    fn fleets(&self) -> anyhow::Result<Vec<(String, Fleet)>> {
+        let mut fleets = Vec::new();
+        for path in &self.fleet {
+            let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+            fleets.push((name, Fleet::read(path)?));
+        }
+        if fleets.is_empty() {
+            let engines = vec![EngineGroup::new(Role::Aggregated, self.engines)];
+            fleets.push((format!("{} engines", self.engines), Fleet { engines, ..Fleet::default() }));
+        }
+        let mut all: Vec<(String, Fleet)> = Vec::new();
+        for (name, fleet) in fleets {
+            let variants = self.step_time.iter().map(|step_time| fleet.clone().with_step_time(*step_time));
+            for variant in std::iter::once(fleet.clone()).chain(variants) {
+                if !all.iter().any(|(known, other)| *known == name && *other == variant) {
+                    all.push((name.clone(), variant));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn plan<'a>(
+        &self,
+        arms: &'a [Arm],
+        trace: &'a Trace,
+        (fleet_name, fleet): (&'a str, &'a Fleet),
+        speed: f64,
+    ) -> Plan<'a> {
+        let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Plan {
+            arms,
+            trace,
+            fleet,
+            fleet_name,
+            seeds: self.seeds,
+            options: RunOptions { seed: self.seed, speed, jitter: Duration::from_millis(self.jitter_ms) },
+            slo: Slo { ttft_ms: self.slo_ttft_ms, itl_ms: self.slo_itl_ms },
+            rank_by: self.rank_by,
+            threads: self.threads.unwrap_or_else(cores).get(),
+        }
+    }
+}
+
+fn check_folder(path: &Path) -> anyhow::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let exists = folder.is_none_or(Path::is_dir);
+    ensure!(exists, "cannot write {}: its directory does not exist", path.display());
+    Ok(())
+}
+
+/// Writes a file as a whole or not at all.
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));
+    written.with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,98 @@
+//! Progress on standard error, and the end by Ctrl-C.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::Instant;
+
+use crate::monitor::Monitor;
+
+/// Exit code of a command that a signal ended: 128 and the number of SIGINT.
+pub(super) const INTERRUPTED: u8 = 130;
+/// How often the bar of a terminal is drawn.
+const BAR_INTERVAL: Duration = Duration::from_millis(200);
+/// How often a line is written where there is no terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Shows how many requests are over: a bar on a terminal, else a line now and then.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// Closed when the work is over.
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Progress {
+    /// Starts to show the progress of `total` requests.
+    pub(super) fn start(monitor: Arc<Monitor>, total: u64, name: String) -> Self {
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            if std::io::stderr().is_terminal() {
+                bar(&monitor, total, name, &ended);
+            } else {
+                lines(&monitor, total, &name, &ended);
+            }
+        });
+        Self { end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits, and returns whether the work goes on.
+fn wait(ended: &mpsc::Receiver<()>, interval: Duration) -> bool {
+    ended.recv_timeout(interval) == Err(mpsc::RecvTimeoutError::Timeout)
+}
+
+fn bar(monitor: &Monitor, total: u64, name: String, ended: &mpsc::Receiver<()>) {
+    let style = ProgressStyle::with_template(
+        "{msg} [{bar:40}] {percent} % of {len} requests in all runs ({elapsed}, {eta} left)",
+    );
+    let bar = ProgressBar::new(total).with_message(name);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    while wait(ended, BAR_INTERVAL) {
+        bar.set_position(monitor.requests().min(total));
+    }
+    bar.finish_and_clear();
+}
+
+fn lines(monitor: &Monitor, total: u64, name: &str, ended: &mpsc::Receiver<()>) {
+    let begun = Instant::now();
+    while wait(ended, LINE_INTERVAL) {
+        let over = monitor.requests().min(total);
+        let (percent, elapsed) = (over.saturating_mul(100) / total.max(1), begun.elapsed().as_secs());
+        let left = elapsed.saturating_mul(total - over) / over.max(1);
+        let _ = writeln!(
+            std::io::stderr(),
+            "{name}: {percent} % of {total} requests in all runs; {elapsed} s, about {left} s left"
+        );
+    }
+}
+
+/// Stops the runs at the first Ctrl-C, and the process at the second.
+pub(super) fn stop_on_interrupt(monitor: Arc<Monitor>) {
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
+        runtime.block_on(async {
+            while tokio::signal::ctrl_c().await.is_ok() {
+                if monitor.is_stopped() {
+                    std::process::exit(i32::from(INTERRUPTED));
+                }
+                monitor.stop();
+                let _ = writeln!(std::io::stderr(), "interrupted: the runs end; again to end at once");
+            }
+        });
+    });
+}

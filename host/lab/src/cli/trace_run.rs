@@ -1,0 +1,83 @@
+//! `pointsman trace run`: one run, request by request.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::Args;
+use serde_json::json;
+
+use crate::{
+    arm::Arm,
+    fleet::Fleet,
+    outcome::Outcome,
+    run::{RunOptions, read_draws, run_with_draws},
+    trace::Trace,
+};
+
+/// Arguments of `trace run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The trace.
+    file: PathBuf,
+    /// Tokens of the blocks that `hash_ids` name.
+    #[arg(long, default_value = "512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    trace_block: u32,
+    /// Fleet file (TOML).
+    #[arg(long)]
+    fleet: PathBuf,
+    /// The way to route, as for `compare`.
+    #[arg(long)]
+    arm: String,
+    /// Seed.
+    #[arg(long, default_value = "1")]
+    seed: u64,
+    /// Seeds of decisions that a gateway made, to break ties as it did: JSON lines
+    /// {"request": 0, "leg": "aggregated", "seed": 7}. `request` counts the trace's requests from 0.
+    #[arg(long)]
+    draws: Option<PathBuf>,
+    /// Where to write the requests' outcomes, as JSON lines.
+    #[arg(short, long)]
+    output: PathBuf,
+}
+
+impl RunArgs {
+    pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
+        let trace = Trace::read(&self.file, None, self.trace_block, false)?;
+        let fleet = Fleet::read(&self.fleet)?;
+        let arm = Arm::parse(&self.arm)?;
+        let draws = self.draws.as_deref().map(read_draws).transpose()?.unwrap_or_default();
+        let options = RunOptions { seed: self.seed, ..RunOptions::default() };
+        let result = run_with_draws(&arm, &trace, &fleet, options, draws)?;
+        let output = &self.output;
+        let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;
+        let mut out = BufWriter::new(file);
+        for (number, outcome) in result.outcomes.iter().enumerate() {
+            writeln!(out, "{}", line(number, outcome))?;
+        }
+        out.flush()?;
+        super::print(&format!("{}: {} requests\n", output.display(), result.outcomes.len()))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Workers are numbered from 1 in the order of the fleet file.
+fn line(number: usize, outcome: &Outcome) -> serde_json::Value {
+    let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    json!({
+        "request": number,
+        "ended": outcome.ended.as_str(),
+        "at_ms": milliseconds(outcome.at),
+        "ttft_ms": milliseconds(outcome.ttft),
+        "e2e_ms": milliseconds(outcome.e2e),
+        "input_tokens": outcome.isl,
+        "output_tokens": outcome.osl,
+        "cached_tokens": outcome.cached,
+        "prefill_worker": outcome.prefill_engine + 1,
+        "decode_worker": outcome.decode_engine + 1,
+    })
+}

@@ -1,0 +1,214 @@
+//! `pointsman trace export`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::{
+    LoggedDecision, LoggedRequest,
+    convert::{Converter, LeftOut},
+    reader::{ReadStats, files, read},
+    time::moment,
+};
+use crate::trace::Trace;
+
+/// Arguments of `trace export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Directory of the decision log (`decisions.log_dir` of the gateway), or one of its files.
+    log: PathBuf,
+    /// Where to write the trace.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Only requests of this model.
+    #[arg(long)]
+    model: Option<String>,
+    /// Only requests that arrived at this time or later: 2026-01-31T12:00:00Z, or an age such as 2h.
+    #[arg(long, value_parser = moment)]
+    since: Option<u64>,
+    /// Only requests that arrived before this time.
+    #[arg(long, value_parser = moment)]
+    until: Option<u64>,
+    /// Tokens of the blocks in the trace, a multiple of the gateway's `routing.block_size` [default: that].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    trace_block: Option<u32>,
+    /// Leave malformed lines out, and count them.
+    #[arg(long)]
+    skip_bad: bool,
+}
+
+/// What ran in the slots of the exported requests.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Number of decisions, by lane, slot and policy.
+    policies: BTreeMap<(&'static str, String, Ran), u64>,
+    /// Workers that were chosen, by slot.
+    workers: BTreeMap<String, BTreeSet<(u64, u32)>>,
+}
+
+/// A policy, or a native mode.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Ran {
+    name: String,
+    digest: Option<String>,
+}
+
+impl ExportArgs {
+    /// Writes the trace and returns what to tell the user.
+    ///
+    /// # Errors
+    /// A file cannot be read or written, a line is malformed, or no request is left.
+    pub fn run(&self) -> anyhow::Result<String> {
+        let (mut stats, mut requests, mut seen) =
+            (ReadStats::default(), Converter::default(), Seen::default());
+        for file in files(&self.log)? {
+            read(&file, self.skip_bad, &mut stats, |header, request| {
+                if self.wants(&request) {
+                    seen.note(&request);
+                    requests.take(header, request);
+                } else {
+                    requests.left_out.filtered += 1;
+                }
+            })?;
+        }
+        let left_out = requests.left_out;
+        let log = self.log.display();
+        let Some(largest) = requests.largest_block() else {
+            anyhow::bail!("{log}: {} files contain no request to export ({})", stats.files, left_out.text());
+        };
+        let block_tokens = self.trace_block.unwrap_or(largest);
+        if let Some(own) = requests.unfit_block(block_tokens) {
+            anyhow::bail!(
+                "{log}: the gateway logged blocks of {own} tokens, which cannot be joined to blocks of {block_tokens}; \
+                 use --trace-block with a multiple of {own}, or select other requests with --since and --until"
+            );
+        }
+        let name =
+            self.output.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let trace = requests.trace(name, block_tokens, stats.skipped);
+        let shown = self.output.display();
+        let file = File::create(&self.output).with_context(|| format!("cannot write {shown}"))?;
+        let mut out = BufWriter::new(file);
+        trace.write_mooncake(&mut out).and_then(|()| out.flush()).with_context(|| shown.to_string())?;
+        Ok(self.report(&trace, &stats, left_out, &seen))
+    }
+
+    fn wants(&self, request: &LoggedRequest) -> bool {
+        self.model.as_ref().is_none_or(|model| *model == request.model)
+            && self.since.is_none_or(|since| request.arrived_at_us >= since)
+            && self.until.is_none_or(|until| request.arrived_at_us < until)
+    }
+
+    fn report(&self, trace: &Trace, stats: &ReadStats, left_out: LeftOut, seen: &Seen) -> String {
+        let output = self.output.display();
+        let block = trace.block_tokens;
+        let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
+        let mut text = format!(
+            "{output}: {} requests in {:.0} s from {} files, blocks of {block} tokens; an endless cache hits {:.1} % \
+             of their blocks\nleft out: {}; {} malformed lines",
+            trace.requests.len(),
+            span.as_secs_f64(),
+            stats.files,
+            trace.endless_cache_hit_rate() * 100.0,
+            left_out.text(),
+            stats.skipped,
+        );
+        if stats.cut_files > 0 {
+            let _ = write!(text, "; {} files end within a frame and were read up to it", stats.cut_files);
+        }
+        let _ = write!(text, "\n\n{}", seen.fleet(block));
+        let _ = write!(
+            text,
+            "\nCompare what ran, and what ran beside it as canary and shadow, on this traffic:\n\n  pointsman compare \
+             --trace {output} --trace-block {block} --fleet fleet.toml{}\n",
+            seen.arms()
+        );
+        text
+    }
+}
+
+impl LeftOut {
+    fn text(self) -> String {
+        let Self { filtered, unserved, failed, no_prompt } = self;
+        format!(
+            "{filtered} by --model, --since or --until, {unserved} that no worker served, {failed} that failed before \
+             their first token, {no_prompt} without a prompt"
+        )
+    }
+}
+
+impl Seen {
+    fn note(&mut self, request: &LoggedRequest) {
+        for decision in &request.decisions {
+            let lane = if decision.lane == "canary" { "canary" } else { "active" };
+            if decision.slot != "decode-override" || decision.policy.is_some() {
+                *self.policies.entry((lane, decision.slot.clone(), Ran::of(decision))).or_default() += 1;
+            }
+            if let (Some(worker), Some(rank)) = (decision.worker, decision.rank) {
+                self.workers.entry(decision.slot.clone()).or_default().insert((worker, rank));
+            }
+            if let Some(shadow) = &decision.shadow {
+                let name = shadow.policy.clone().unwrap_or_else(|| "kv".to_owned());
+                let ran = Ran { name, digest: shadow.digest.clone() };
+                *self.policies.entry(("shadow", decision.slot.clone(), ran)).or_default() += 1;
+            }
+        }
+    }
+
+    /// The fleet of the simulation, to be completed: step times and cache sizes are not in the log.
+    fn fleet(&self, block_tokens: u32) -> String {
+        let mut text = format!(
+            "Describe your engines in fleet.toml (docs/compare.md), beginning with:\n\n  block_tokens = {block_tokens}\n"
+        );
+        for role in ["aggregated", "prefill", "decode"] {
+            if let Some(workers) = self.workers.get(role) {
+                let count = workers.len();
+                let _ = write!(text, "  [[engines]]\n  role = \"{role}\"\n  count = {count}\n");
+            }
+        }
+        text
+    }
+
+    /// One arm for each lane, with the policy that its slots ran most.
+    fn arms(&self) -> String {
+        let mut text = String::new();
+        for lane in ["active", "canary", "shadow"] {
+            let of_slot = |is_override: bool| {
+                let ran = self.policies.iter().filter(|((ran_in, slot, _), _)| {
+                    *ran_in == lane && (slot == "decode-override") == is_override
+                });
+                ran.max_by_key(|(_, count)| **count).map(|((.., ran), _)| ran.part())
+            };
+            let Some(route) = of_slot(false) else { continue };
+            let decide = of_slot(true).map(|decide| format!("+{decide}")).unwrap_or_default();
+            let _ = write!(text, " \\\n      --arm {lane}={route}{decide}");
+        }
+        text
+    }
+}
+
+impl Ran {
+    fn of(decision: &LoggedDecision) -> Self {
+        // The native mode is the reason of a native decision; sessions and pins say nothing of the slot.
+        let native = || match decision.decider.as_str() {
+            "native" => decision.reason.clone(),
+            _ => None,
+        };
+        let name = decision.policy.clone().or_else(native).unwrap_or_else(|| "kv".to_owned());
+        Self { name, digest: decision.digest.clone() }
+    }
+
+    /// The policy as a part of `--arm`: a file has to be named by the user.
+    fn part(&self) -> String {
+        let is_file = self.digest.is_some() && pointsman_embedded_policies::by_name(&self.name).is_none();
+        if is_file { format!("./{}.wasm", self.name) } else { self.name.clone() }
+    }
+}

@@ -1,0 +1,123 @@
+//! Reads the files of a decision log.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, ErrorKind, Read},
+    path::{Path, PathBuf},
+};
+
+use super::{FILE_PREFIX, FILE_SUFFIX, FileHeader, LOG_NAME, LOG_VERSION, LoggedRequest};
+use crate::trace::{TraceError, parse_line};
+
+/// Limit of the length of a line, bytes. The gateway writes at most some 100 KB.
+const MAX_LINE: u64 = 4 * 1024 * 1024;
+/// Limit of the window of a zstd frame, as a power of two. The gateway's frames need 2^18.
+const MAX_WINDOW_LOG: u32 = 24;
+
+/// What was read besides the requests.
+#[derive(Debug, Default)]
+pub(super) struct ReadStats {
+    /// Files.
+    pub(super) files: usize,
+    /// Malformed lines, and ends of files that cannot be decompressed, that were left out.
+    pub(super) skipped: u64,
+    /// Files that end within a frame, because the gateway was killed or still writes.
+    pub(super) cut_files: u64,
+}
+
+/// Returns the files of a log in the order in which they were written. `path` is its directory, or one file.
+pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
+    let io = |error| TraceError::Io { file: path.display().to_string(), error };
+    if !std::fs::metadata(path).map_err(io)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let name = entry.file_name();
+        let is_log =
+            name.to_str().is_some_and(|name| name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX));
+        if is_log {
+            found.push(entry.path());
+        }
+    }
+    // Names begin with the time.
+    found.sort();
+    Ok(found)
+}
+
+/// Calls `take` for each request of a file.
+///
+/// # Errors
+/// [`TraceError`] names the file, the line and the field. With `skip_bad`, malformed lines are counted and
+/// left out.
+pub(super) fn read(
+    path: &Path,
+    skip_bad: bool,
+    stats: &mut ReadStats,
+    mut take: impl FnMut(&FileHeader, LoggedRequest),
+) -> Result<(), TraceError> {
+    let file = path.display().to_string();
+    let io = |error| TraceError::Io { file: file.clone(), error };
+    let mut decoder = zstd::stream::read::Decoder::new(File::open(path).map_err(io)?).map_err(io)?;
+    decoder.window_log_max(MAX_WINDOW_LOG).map_err(io)?;
+    let mut input = BufReader::new(decoder);
+    stats.files += 1;
+    let mut header = None;
+    let mut bytes = Vec::new();
+    for line in 1_u64.. {
+        bytes.clear();
+        let problem = match input.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
+            Ok(0) => break,
+            Ok(length) if length as u64 == MAX_LINE => Err(format!("is longer than {MAX_LINE} bytes")),
+            Ok(_) if bytes.last() != Some(&b'\n') => {
+                stats.cut_files += 1;
+                break;
+            }
+            Ok(_) => match &header {
+                None => read_header(&bytes).map(|read| header = Some(read)),
+                Some(header) => parse_line(&bytes).map(|request| take(header, request)),
+            },
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                stats.cut_files += 1;
+                break;
+            }
+            Err(error) => {
+                // What follows in this file cannot be found: a frame has no marker to search for.
+                let problem =
+                    format!("cannot be decompressed: {error}; --skip-bad leaves the rest of the file out");
+                if !skip_bad {
+                    return Err(TraceError::Line { file, line, problem });
+                }
+                stats.skipped += 1;
+                break;
+            }
+        };
+        match problem {
+            Ok(()) => {}
+            Err(problem) if !skip_bad => return Err(TraceError::Line { file, line, problem }),
+            Err(_) => {
+                stats.skipped += 1;
+                if header.is_none() {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_header(bytes: &[u8]) -> Result<FileHeader, String> {
+    let header: FileHeader = parse_line(bytes)?;
+    if header.log != LOG_NAME {
+        return Err(format!("`log` is \"{}\"; expected \"{LOG_NAME}\"", header.log));
+    }
+    if header.version != LOG_VERSION {
+        let version = header.version;
+        return Err(format!("`version` is {version}; this command reads version {LOG_VERSION}"));
+    }
+    if header.block_tokens == 0 {
+        return Err("`block_tokens` is 0; expected 1 or more".to_owned());
+    }
+    Ok(header)
+}

@@ -1,0 +1,151 @@
+//! The modelled engines of a run, and the workers that routing knows them by.
+
+use std::sync::Arc;
+
+use pointsman_sim::core::{BatchEngine, BatchLimits, CacheChange, StepTime};
+use pointsman_workers::{
+    DpRank, Health, Registry, Role, SpecError, Worker, WorkerId, WorkerSpec,
+    events::{Batch, KvEvent, Stored, Tier},
+    probe::HealthChecks,
+};
+use tokio::time::Duration;
+
+use crate::{
+    fleet::Fleet,
+    prepared::block_token_ids,
+    trace::{Trace, TraceRequest},
+};
+
+/// The only model of a simulation.
+pub(crate) const MODEL: &str = "model";
+
+/// One engine.
+pub(crate) struct Engine {
+    pub(crate) core: BatchEngine,
+    pub(crate) worker: Arc<Worker>,
+    /// Time of a request between its arrival and the scheduler's queue.
+    pub(crate) request_overhead: Duration,
+    /// When the link to other engines is free again, from the start of the run.
+    pub(crate) link_free: Duration,
+    pub(crate) limits: BatchLimits,
+    pub(crate) step_time: StepTime,
+    /// When the step that runs ends.
+    pub(crate) step_ends: Option<Duration>,
+    /// Number of times that the engine went away. Events of an earlier incarnation are void.
+    pub(crate) incarnation: u32,
+    /// Outages that last now; they may overlap.
+    pub(crate) outages: u32,
+    pub(crate) checks: HealthChecks,
+    pub(crate) last_check: Option<Duration>,
+    pub(crate) next_check: Option<Duration>,
+    /// Load figures that could not be read, in a row.
+    pub(crate) load_failures: u32,
+}
+
+/// Builds the engines of a fleet and registers their workers, healthy and with their capacity.
+pub(crate) fn build(fleet: &Fleet, registry: &Registry) -> Result<Vec<Engine>, SpecError> {
+    let mut engines = Vec::new();
+    for group in &fleet.engines {
+        for _ in 0..group.count {
+            let id = engines.len() + 1;
+            let role = match group.role {
+                Role::Prefill => "prefill",
+                Role::Decode => "decode",
+                Role::Aggregated => "aggregated",
+            };
+            let limit =
+                group.max_concurrency.map_or_else(String::new, |limit| format!(",max_concurrency={limit}"));
+            let (blocks, port) = (group.blocks, 1 + id % 65_535);
+            let spec = WorkerSpec::parse_flag(&format!(
+                "id={id},role={role},engine=vllm,url=http://engine-{id}:{port},model={MODEL},total_blocks={blocks}{limit}"
+            ))?;
+            let worker = registry.upsert(spec);
+            worker.set_health(Health::Healthy);
+            let (limits, step_time) = (group.limits(fleet.block_tokens), group.step_time());
+            engines.push(Engine {
+                core: BatchEngine::new(limits, step_time),
+                worker,
+                request_overhead: group.request_overhead(),
+                link_free: Duration::ZERO,
+                limits,
+                step_time,
+                step_ends: None,
+                incarnation: 0,
+                outages: 0,
+                checks: HealthChecks::default(),
+                last_check: None,
+                next_check: None,
+                load_failures: 0,
+            });
+        }
+    }
+    Ok(engines)
+}
+
+/// Returns the position of the engine that a worker id names.
+pub(crate) fn position(worker: WorkerId) -> usize {
+    usize::try_from(worker.0).unwrap_or(usize::MAX).wrapping_sub(1)
+}
+
+/// The rank of an engine: each has one.
+pub(crate) const RANK: DpRank = DpRank(0);
+
+/// Turns the changes of an engine's cache into the events that a vLLM engine would send.
+pub(crate) fn events(
+    changes: impl IntoIterator<Item = CacheChange>,
+    trace: &Trace,
+    block_tokens: u32,
+    request_of: impl Fn(u64) -> usize,
+) -> Batch {
+    let mut events: Vec<KvEvent> = Vec::new();
+    for change in changes {
+        match change {
+            CacheChange::Removed { hash } => match events.last_mut() {
+                Some(KvEvent::Removed { hashes, .. }) => hashes.push(hash),
+                _ => events.push(KvEvent::Removed { hashes: vec![hash], tier: Tier::Device, group: None }),
+            },
+            CacheChange::Stored { hash, parent, tag, position } => {
+                let follows = |stored: &Stored| parent.is_some() && stored.hashes.last().copied() == parent;
+                if !matches!(events.last(), Some(KvEvent::Stored(stored)) if follows(stored)) {
+                    let stored = Stored { parent, block_size: block_tokens, ..Stored::default() };
+                    events.push(KvEvent::Stored(stored));
+                }
+                let Some(KvEvent::Stored(stored)) = events.last_mut() else { continue };
+                stored.hashes.push(hash);
+                let number = request_of(tag);
+                let request = trace.requests.get(number);
+                add_tokens(
+                    request,
+                    number,
+                    tag,
+                    trace.block_tokens,
+                    block_tokens,
+                    position,
+                    &mut stored.token_ids,
+                );
+            }
+        }
+    }
+    Batch { ts: 0.0, dp_rank: None, events }
+}
+
+fn add_tokens(
+    request: Option<&TraceRequest>,
+    number: usize,
+    tag: u64,
+    trace_block: u32,
+    block_tokens: u32,
+    position: u32,
+    out: &mut Vec<u32>,
+) {
+    let in_prompt =
+        |request: &&TraceRequest| (position + 1).saturating_mul(block_tokens) <= request.input_tokens;
+    match request.filter(in_prompt) {
+        Some(request) => block_token_ids(request, number as u64, trace_block, block_tokens, position, out),
+        None => {
+            // Output: tokens that no prompt has.
+            let unique = (tag as u32).wrapping_mul(0x9e37_79b9) | 0x8000_0000;
+            out.resize(out.len() + block_tokens as usize, unique);
+        }
+    }
+}

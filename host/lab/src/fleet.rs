@@ -1,0 +1,369 @@
+//! The engines and links of a simulation.
+
+use std::{path::Path, time::Duration};
+
+use pointsman_config_file::{ConfigErrors, Lines, Problem, parse};
+use pointsman_sim::core::{BatchLimits, StepTime};
+use pointsman_workers::Role;
+use serde::{Deserialize, Serialize};
+
+mod routing;
+
+pub use routing::{Outage, Probe, Queue, Routing};
+
+/// Longest transfer, seconds.
+const MAX_TRANSFER_S: f64 = 86_400.0;
+/// Longest overhead of a request, milliseconds.
+const MAX_OVERHEAD_MS: f64 = 60_000.0;
+/// Limit of the number of engines.
+const MAX_ENGINES: u32 = 65_536;
+
+/// Engines, links and delays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fleet {
+    /// Tokens of a KV block, of engines and routing alike.
+    pub block_tokens: u32,
+    /// Groups of equal engines.
+    pub engines: Vec<EngineGroup>,
+    /// Links between prefill and decode engines.
+    pub links: Links,
+    /// Age of an engine's KV events when routing sees them, milliseconds.
+    pub kv_event_delay_ms: f64,
+    /// Interval at which load figures are read, milliseconds. Between two reads they are stale.
+    pub scrape_interval_ms: f64,
+    /// Whether engines send KV events. Otherwise routing assumes that its decisions are cached.
+    pub kv_events: bool,
+    /// How requests are routed, as in the daemon's configuration.
+    pub routing: Routing,
+    /// Requests that wait while every eligible worker is busy, as in the daemon's configuration.
+    pub queue: Queue,
+    /// How workers are probed, as in the daemon's configuration.
+    pub probe: Probe,
+    /// Engines that go away for a time.
+    pub outages: Vec<Outage>,
+}
+
+/// Equal engines.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineGroup {
+    /// Which legs they run.
+    #[serde(default = "aggregated")]
+    pub role: Role,
+    /// Number of engines.
+    pub count: u32,
+    /// Sequences that run at once (vLLM's `--max-num-seqs`).
+    #[serde(default = "max_num_seqs")]
+    pub max_num_seqs: u32,
+    /// Tokens of one step (vLLM's `--max-num-batched-tokens`).
+    #[serde(default = "max_batched_tokens")]
+    pub max_batched_tokens: u32,
+    /// KV blocks.
+    #[serde(default = "blocks")]
+    pub blocks: u32,
+    /// Duration of a step.
+    #[serde(default)]
+    pub step_time: StepTimeSpec,
+    /// Time of a request outside of the engine's steps (HTTP, tokenizer), milliseconds. It delays the first
+    /// token and occupies no step.
+    #[serde(default)]
+    pub request_overhead_ms: f64,
+    /// Requests that routing books on an engine at most.
+    #[serde(default)]
+    pub max_concurrency: Option<u32>,
+}
+
+/// Links from prefill to decode engines. Transfers of one prefill engine follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Links {
+    /// KV bytes of a token.
+    pub bytes_per_token: u64,
+    /// Bandwidth of a prefill engine's link, 10^9 bytes a second.
+    pub gigabytes_per_second: f64,
+    /// Duration of a transfer beside its bytes, milliseconds.
+    pub latency_ms: f64,
+    /// How long a prefill engine keeps blocks that no decode engine reads, seconds.
+    pub lease_s: f64,
+}
+
+/// Formula of a step's duration: a preset's name, or the five coefficients in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum StepTimeSpec {
+    /// The polynomial of Dynamo's mocker.
+    #[default]
+    Dynamo,
+    /// DistServe's fit for OPT-13B on A100.
+    #[serde(rename = "distserve-opt-13b-a100")]
+    DistServeOpt13bA100,
+    /// The roofline of BLIS for Llama 3.1 8B on H100.
+    #[serde(rename = "blis-llama-8b-h100")]
+    BlisLlama8bH100,
+    /// `c0 + c1*B + c2*sum(kv) + c3*sum(n) + c4*sum(n^2)`.
+    Linear {
+        /// Milliseconds a step.
+        c0: f64,
+        /// Milliseconds a sequence.
+        c1: f64,
+        /// Milliseconds a context token.
+        c2: f64,
+        /// Milliseconds a new token.
+        c3: f64,
+        /// Milliseconds a squared new token.
+        c4: f64,
+    },
+}
+
+/// Why a fleet cannot be simulated: every problem, with the file and line of the key if it came from a file.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct FleetError(ConfigErrors);
+
+fn aggregated() -> Role {
+    Role::Aggregated
+}
+
+fn max_num_seqs() -> u32 {
+    256
+}
+
+fn max_batched_tokens() -> u32 {
+    8_192
+}
+
+fn blocks() -> u32 {
+    2_048
+}
+
+impl Default for Links {
+    /// A model with 128 KiB of KV a token over a link of 400 gigabits a second.
+    fn default() -> Self {
+        Self { bytes_per_token: 131_072, gigabytes_per_second: 50.0, latency_ms: 1.0, lease_s: 480.0 }
+    }
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self {
+            block_tokens: 512,
+            engines: Vec::new(),
+            links: Links::default(),
+            kv_event_delay_ms: 0.0,
+            scrape_interval_ms: 1_000.0,
+            kv_events: true,
+            routing: Routing::default(),
+            queue: Queue::default(),
+            probe: Probe::default(),
+            outages: Vec::new(),
+        }
+    }
+}
+
+impl EngineGroup {
+    /// `count` engines of a role with vLLM's defaults and the capacity of Dynamo's replay example.
+    #[must_use]
+    pub fn new(role: Role, count: u32) -> Self {
+        Self {
+            role,
+            count,
+            max_num_seqs: max_num_seqs(),
+            max_batched_tokens: max_batched_tokens(),
+            blocks: blocks(),
+            step_time: StepTimeSpec::Dynamo,
+            request_overhead_ms: 0.0,
+            max_concurrency: None,
+        }
+    }
+
+    pub(crate) fn limits(&self, block_tokens: u32) -> BatchLimits {
+        BatchLimits {
+            max_num_seqs: self.max_num_seqs,
+            max_batched_tokens: self.max_batched_tokens,
+            blocks: self.blocks,
+            block_size: block_tokens,
+            prefill_only: self.role == Role::Prefill,
+        }
+    }
+
+    pub(crate) fn request_overhead(&self) -> Duration {
+        Duration::from_secs_f64(self.request_overhead_ms / 1e3)
+    }
+
+    pub(crate) fn step_time(&self) -> StepTime {
+        match self.step_time {
+            StepTimeSpec::Dynamo => StepTime::Dynamo,
+            StepTimeSpec::DistServeOpt13bA100 => StepTime::DistServeOpt13bA100,
+            StepTimeSpec::BlisLlama8bH100 => StepTime::BlisLlama8bH100,
+            StepTimeSpec::Linear { c0, c1, c2, c3, c4 } => StepTime::Linear { c0, c1, c2, c3, c4 },
+        }
+    }
+
+    /// Appends what is wrong with the group at `place`.
+    fn check(&self, place: usize, problems: &mut Vec<Problem>) {
+        for (key, value) in [
+            ("count", self.count),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_batched_tokens", self.max_batched_tokens),
+            ("blocks", self.blocks),
+        ] {
+            if !(1..=16_777_216).contains(&value) {
+                let message = format!("{value} is not within 1 to 16777216");
+                problems.push(Problem::new(format!("engines[{place}].{key}"), message));
+            }
+        }
+        let overhead = self.request_overhead_ms;
+        if !(0.0..=MAX_OVERHEAD_MS).contains(&overhead) {
+            let message = format!("{overhead} is not within 0 to {MAX_OVERHEAD_MS}");
+            problems.push(Problem::new(format!("engines[{place}].request_overhead_ms"), message));
+        }
+        if let StepTimeSpec::Linear { c0, c1, c2, c3, c4 } = self.step_time {
+            let all = [c0, c1, c2, c3, c4];
+            let valid = all.iter().all(|value| value.is_finite() && *value >= 0.0);
+            if !valid || all.iter().sum::<f64>() <= 0.0 {
+                let message = format!("{all:?} are not five numbers of 0 or more of which one is above 0");
+                problems.push(Problem::new(format!("engines[{place}].step_time"), message));
+            }
+        }
+    }
+}
+
+impl StepTimeSpec {
+    /// Names of the presets.
+    pub const NAMES: [&str; 3] = ["dynamo", "distserve-opt-13b-a100", "blis-llama-8b-h100"];
+
+    /// Returns the preset of this name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        let presets = [Self::Dynamo, Self::DistServeOpt13bA100, Self::BlisLlama8bH100];
+        Self::NAMES.iter().zip(presets).find(|(known, _)| **known == name).map(|(_, preset)| preset)
+    }
+
+    /// Returns its name in reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Dynamo => "dynamo",
+            Self::DistServeOpt13bA100 => "distserve-opt-13b-a100",
+            Self::BlisLlama8bH100 => "blis-llama-8b-h100",
+            Self::Linear { .. } => "linear",
+        }
+    }
+}
+
+impl Links {
+    /// Returns the duration of a transfer on an idle link.
+    #[expect(clippy::cast_precision_loss, reason = "bytes of one prompt stay below 2^53")]
+    pub(crate) fn transfer(&self, tokens: u32) -> Duration {
+        let bytes = u64::from(tokens).saturating_mul(self.bytes_per_token) as f64;
+        let seconds = bytes / (self.gigabytes_per_second * 1e9) + self.latency_ms / 1e3;
+        Duration::from_secs_f64(seconds.min(MAX_TRANSFER_S))
+    }
+}
+
+impl Fleet {
+    /// Reads a fleet from a TOML file.
+    ///
+    /// # Errors
+    /// [`FleetError`] names the file and every problem with the line and the dotted path of its key.
+    pub fn read(path: &Path) -> Result<Self, FleetError> {
+        let file = || Some(path.to_owned());
+        let text = pointsman_config_file::read(path).map_err(FleetError)?;
+        let parsed = parse::<Self>(&text, &[])
+            .map_err(|problems| FleetError(ConfigErrors::new(file(), problems, &Lines::default())))?;
+        let mut problems = parsed.problems;
+        let values = parsed.value.problems().into_iter();
+        // Without the groups that could not be read, nothing can be said about all of them together.
+        let unread = problems.iter().any(|problem| problem.path.starts_with("engines"));
+        problems.extend(values.filter(|problem| !unread || problem.path != "engines").map(|mut problem| {
+            problem.path = parsed.unread.path_in_file(&problem.path);
+            problem
+        }));
+        if problems.is_empty() {
+            return Ok(parsed.value);
+        }
+        Err(FleetError(ConfigErrors::new(file(), problems, &parsed.lines)))
+    }
+
+    /// Checks that every value is in its range and that some engine can serve.
+    ///
+    /// # Errors
+    /// [`FleetError`] names every value that is not.
+    pub fn check(&self) -> Result<(), FleetError> {
+        let problems = self.problems();
+        let errors = |problems| FleetError(ConfigErrors { file: None, problems });
+        if problems.is_empty() { Ok(()) } else { Err(errors(problems)) }
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if !(1..=65_536).contains(&self.block_tokens) {
+            let message = format!("{} is not within 1 to 65536", self.block_tokens);
+            problems.push(Problem::new("block_tokens", message));
+        }
+        for (key, value, least) in [
+            ("kv_event_delay_ms", self.kv_event_delay_ms, 0.0),
+            ("scrape_interval_ms", self.scrape_interval_ms, 1.0),
+            ("links.gigabytes_per_second", self.links.gigabytes_per_second, 1e-6),
+            ("links.latency_ms", self.links.latency_ms, 0.0),
+            ("links.lease_s", self.links.lease_s, 0.0),
+        ] {
+            if !(value.is_finite() && (least..=1e9).contains(&value)) {
+                problems.push(Problem::new(key, format!("{value} is not within {least} to 1e9")));
+            }
+        }
+        for (place, group) in self.engines.iter().enumerate() {
+            group.check(place, &mut problems);
+        }
+        let routing = [
+            self.routing.problems(),
+            self.queue.problems(),
+            self.probe.problems(),
+            routing::problems_of_outages(&self.outages, u64::from(self.count())),
+        ];
+        problems.extend(routing.into_iter().flatten());
+        problems.extend(self.problem_of_roles());
+        problems
+    }
+
+    /// Replaces the step time of every engine.
+    #[must_use]
+    pub fn with_step_time(mut self, step_time: StepTimeSpec) -> Self {
+        self.engines.iter_mut().for_each(|group| group.step_time = step_time);
+        self
+    }
+
+    /// Returns the names of the engines' step times.
+    pub(crate) fn step_times(&self) -> String {
+        let mut names: Vec<&str> = self.engines.iter().map(|group| group.step_time.name()).collect();
+        names.dedup();
+        names.join(", ")
+    }
+
+    /// Returns the number of engines.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.engines.iter().fold(0, |sum, group| sum.saturating_add(group.count))
+    }
+
+    fn problem_of_roles(&self) -> Option<Problem> {
+        let count = |role: Role| -> u64 {
+            self.engines.iter().filter(|group| group.role == role).map(|group| u64::from(group.count)).sum()
+        };
+        let (prefill, decode, aggregated) =
+            (count(Role::Prefill), count(Role::Decode), count(Role::Aggregated));
+        if prefill + decode + aggregated > u64::from(MAX_ENGINES) {
+            return Some(Problem::new("engines", format!("more than {MAX_ENGINES} engines")));
+        }
+        let found = || format!("{prefill} prefill, {decode} decode and {aggregated} aggregated engines");
+        let incomplete = aggregated == 0 && (prefill == 0 || decode == 0);
+        incomplete.then(|| {
+            let message = format!("{}: add aggregated engines, or both prefill and decode", found());
+            Problem::new("engines", message)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

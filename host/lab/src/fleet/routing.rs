@@ -1,0 +1,166 @@
+//! How the gateway of a simulation is configured: the keys of the daemon that change how requests run, and
+//! the engines that go away.
+
+use std::time::Duration;
+
+use pointsman_config_file::Problem;
+use pointsman_orchestration::{HandoffKind, LegOrder, RetryPolicy, SplitRules};
+use pointsman_routing::BusyByLeg;
+use serde::{Deserialize, Serialize};
+
+/// Longest time of a key, seconds.
+const MAX_S: f64 = 31_622_400.0;
+/// Limit of the number of outages.
+const MAX_OUTAGES: usize = 10_000;
+
+/// `[routing]`: as in the daemon's configuration, and the handoff that its engines would determine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Routing {
+    /// What ties the two legs of a request: `completed` (vLLM with NIXL), `bootstrap` (SGLang) or `addressed`
+    /// (vLLM with P2P NCCL).
+    pub handoff: HandoffKind,
+    /// Which leg is routed first.
+    pub order: LegOrder,
+    /// Refuse a request without a prefill worker instead of prefilling locally.
+    pub enforce_disagg: bool,
+    /// Number of further attempts of a request, over all legs.
+    pub retries: u32,
+    /// Prefill locally after remote prefill failed for good; ignored with `enforce_disagg`.
+    pub local_fallback: bool,
+    /// How long each session stays bound to its workers; 0: sessions are not bound.
+    #[serde(with = "humantime_serde")]
+    pub session_affinity: Duration,
+    /// Thresholds beyond which a worker is busy, by leg.
+    pub busy: BusyByLeg,
+}
+
+/// `[queue]`: requests that wait while every eligible worker is busy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Queue {
+    /// Number of requests that may wait; 0: none.
+    pub limit: usize,
+    /// How long a request may wait.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+}
+
+/// `[probe]`: how workers are probed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Probe {
+    /// Time between health checks.
+    #[serde(with = "humantime_serde")]
+    pub interval: Duration,
+}
+
+/// `[[outages]]`: an engine goes away, loses its requests and its cache, and comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outage {
+    /// Position of the engine in the fleet, from 0.
+    pub engine: u32,
+    /// When it goes away, seconds from the start of the run.
+    pub from_s: f64,
+    /// How long it stays away, seconds.
+    pub for_s: f64,
+}
+
+impl Default for Routing {
+    /// The daemon's defaults.
+    fn default() -> Self {
+        Self {
+            handoff: HandoffKind::Completed,
+            order: LegOrder::PrefillFirst,
+            enforce_disagg: false,
+            retries: 2,
+            local_fallback: false,
+            session_affinity: Duration::ZERO,
+            busy: BusyByLeg::new(),
+        }
+    }
+}
+
+impl Default for Queue {
+    /// The daemon's defaults.
+    fn default() -> Self {
+        Self { limit: 0, timeout: Duration::from_secs(30) }
+    }
+}
+
+impl Default for Probe {
+    /// The daemon's default.
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(2) }
+    }
+}
+
+impl Routing {
+    pub(crate) fn split_rules(&self) -> SplitRules {
+        let Self { order, retries, local_fallback, .. } = *self;
+        SplitRules::new(self.enforce_disagg, RetryPolicy { order, retries, local_fallback })
+    }
+
+    /// Returns what is wrong with the values.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let wrong = |(leg, thresholds): (&pointsman_workers::Leg, &pointsman_routing::BusyThresholds)| {
+            let (key, problem) = thresholds.check().err()?;
+            Some(Problem::new(format!("routing.busy.{}.{key}", leg.as_str()), problem))
+        };
+        let mut problems: Vec<_> = self.busy.iter().filter_map(wrong).collect();
+        if self.session_affinity.as_secs_f64() > MAX_S {
+            problems.push(too_long("routing.session_affinity", self.session_affinity));
+        }
+        problems
+    }
+}
+
+impl Queue {
+    /// Returns what is wrong with the values.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let long = self.timeout.as_secs_f64() > MAX_S;
+        long.then(|| too_long("queue.timeout", self.timeout)).into_iter().collect()
+    }
+}
+
+impl Probe {
+    /// Returns what is wrong with the values.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let within = (Duration::from_millis(10)..=Duration::from_secs(3_600)).contains(&self.interval);
+        let problem = || {
+            let interval = humantime_serde::re::humantime::format_duration(self.interval);
+            Problem::new("probe.interval", format!("{interval} is not within 10ms to 1h"))
+        };
+        (!within).then(problem).into_iter().collect()
+    }
+}
+
+/// Returns what is wrong with the outages of a fleet of `engines` engines.
+pub(super) fn problems_of_outages(outages: &[Outage], engines: u64) -> Vec<Problem> {
+    if outages.len() > MAX_OUTAGES {
+        return vec![Problem::new(
+            "outages",
+            format!("{} outages; expected at most {MAX_OUTAGES}", outages.len()),
+        )];
+    }
+    let mut problems = Vec::new();
+    for (place, outage) in outages.iter().enumerate() {
+        if u64::from(outage.engine) >= engines {
+            let problem = format!("{} is not within 0 to {}", outage.engine, engines.saturating_sub(1));
+            problems.push(Problem::new(format!("outages[{place}].engine"), problem));
+        }
+        for (key, value) in [("from_s", outage.from_s), ("for_s", outage.for_s)] {
+            if !(0.0..=MAX_S).contains(&value) {
+                let message = format!("{value} is not within 0 to {MAX_S}");
+                problems.push(Problem::new(format!("outages[{place}].{key}"), message));
+            }
+        }
+    }
+    problems
+}
+
+fn too_long(key: &str, value: Duration) -> Problem {
+    let value = humantime_serde::re::humantime::format_duration(value);
+    Problem::new(key, format!("{value} is longer than 366 days"))
+}

@@ -1,0 +1,278 @@
+//! The report as one HTML page that needs no other file: tables, and plots as inline SVG.
+
+use std::fmt::Write as _;
+
+use crate::{
+    report::{Comparison, Figure, Figures, PairDifference, Quantiles},
+    study::Study,
+    text::change,
+};
+
+mod load;
+mod plot;
+
+use plot::{Axis, Line, colour};
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:88em;padding:0 1.2em;color:#1a1a1a}\
+table{border-collapse:collapse;margin:1em 0;font-size:14px}td,th{padding:.3em .6em;text-align:right;border-bottom:1px \
+solid #ddd;white-space:nowrap}td:first-child,th:first-child{text-align:left}.best{font-weight:700}.lead{font-size:18px;\
+background:#eef5fb;padding:.8em 1em;border-left:5px solid #0072b2}.warning{background:#fff4d6;padding:.4em .8em;margin:.3em 0;\
+border-left:4px solid #e69f00}svg{margin:.4em 1em .4em 0;font-size:11px;max-width:100%}svg .title{font-size:13px;\
+font-weight:600}.grid{stroke:#e3e3e3}small{color:#555}.wide{overflow-x:auto}h2{margin-top:2em;border-top:1px solid #ccc;\
+padding-top:.6em}";
+
+/// Name with the unit, decimals, how to find the figure, and whether less is better.
+type Column = (&'static str, usize, fn(&Figures) -> &Figure, bool);
+
+const COLUMNS: [Column; 22] = [
+    ("TTFT mean, ms", 1, |figures| &figures.ttft_mean, true),
+    ("TTFT p50", 1, |figures| &figures.ttft_p50, true),
+    ("TTFT p90", 1, |figures| &figures.ttft_p90, true),
+    ("TTFT p99", 1, |figures| &figures.ttft_p99, true),
+    ("ITL mean, ms", 2, |figures| &figures.itl_mean, true),
+    ("ITL p50", 2, |figures| &figures.itl_p50, true),
+    ("ITL p90", 2, |figures| &figures.itl_p90, true),
+    ("ITL p99", 2, |figures| &figures.itl_p99, true),
+    ("E2E mean, ms", 0, |figures| &figures.e2e_mean, true),
+    ("E2E p50", 0, |figures| &figures.e2e_p50, true),
+    ("E2E p90", 0, |figures| &figures.e2e_p90, true),
+    ("E2E p99", 0, |figures| &figures.e2e_p99, true),
+    ("goodput, 1/s", 3, |figures| &figures.goodput, false),
+    ("within SLO, share", 4, |figures| &figures.slo_share, false),
+    ("hit rate", 4, |figures| &figures.hit_rate, false),
+    ("imbalance", 2, |figures| &figures.imbalance, true),
+    ("preemptions", 0, |figures| &figures.preemptions, true),
+    ("refused", 0, |figures| &figures.shed, true),
+    ("failed", 0, |figures| &figures.failed, true),
+    ("retries", 0, |figures| &figures.retries, true),
+    ("stranded handoffs", 0, |figures| &figures.stranded, true),
+    ("fallbacks", 0, |figures| &figures.fell_back, true),
+];
+
+/// Returns the page.
+#[must_use]
+pub fn page(study: &Study) -> String {
+    let mut html = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
+    let _ = write!(html, "<title>Comparison of routing policies</title><style>{STYLE}</style></head><body>");
+    html.push_str("<h1>Comparison of routing policies</h1>");
+    let summary: Vec<String> = study.summary.iter().map(|sentence| escape(sentence)).collect();
+    let _ = write!(html, "<p class=\"lead\">{}</p>", summary.join(" "));
+    warnings(&mut html, &study.warnings);
+    load::overview(&mut html, study);
+    load::plots(&mut html, study);
+    load::highest(&mut html, study);
+    for report in &study.comparisons {
+        section(&mut html, report);
+    }
+    html.push_str(
+        "<h2>How to read this</h2><p>The router, the policies and the prefix index are those of the gateway, in virtual \
+         time; engines and links are models. Latencies are those of complete requests. TTFT is the time from arrival to \
+         the first token. ITL is (E2E − TTFT) / (OSL − 1) of each request, with OSL its output tokens. E2E is the time to \
+         the last token. Goodput counts the requests a second that keep both limits of the SLO. ± is half of the 95 % \
+         confidence interval of the mean over the seeds (Student's t): it covers the randomness of a run, not another \
+         hour of traffic. The hit rate is the share of prompt tokens that were cached. Imbalance is the busiest engine's \
+         number of requests divided by the mean of all engines.</p></body></html>\n",
+    );
+    html
+}
+
+fn warnings(html: &mut String, warnings: &[String]) {
+    for warning in warnings {
+        let _ = write!(html, "<div class=\"warning\">{}</div>", escape(warning));
+    }
+}
+
+fn section(html: &mut String, report: &Comparison) {
+    let _ = write!(
+        html,
+        "<h2>{}: {} requests on {}</h2><p>{} engines, {} seeds. SLO: TTFT of at most {} ms and ITL of at most {} ms. One \
+         endless cache for all engines would have {:.1} % of the prompt tokens.</p>",
+        escape(&report.trace),
+        report.requests,
+        escape(&report.setting()),
+        report.engines,
+        report.seeds,
+        report.slo.ttft_ms,
+        report.slo.itl_ms,
+        report.endless_cache_hit_rate * 100.0,
+    );
+    warnings(html, &report.warnings);
+    figures(html, report);
+    type Pick = fn(&Quantiles) -> &Vec<f64>;
+    let plots: [(&str, &str, Pick); 3] = [
+        ("Time to first token", "TTFT, ms", |quantiles| &quantiles.ttft),
+        ("Inter-token latency", "ITL of a request, ms", |quantiles| &quantiles.itl),
+        ("Time to last token", "E2E, ms", |quantiles| &quantiles.e2e),
+    ];
+    for (title, unit, pick) in plots {
+        let x = Axis { label: unit, logarithmic: true, range: None };
+        let y = Axis { label: "share of requests, %", logarithmic: false, range: Some((0.0, 100.0)) };
+        let lines = report.arms.iter().enumerate().map(|(place, arm)| {
+            let points =
+                (0_u32..).zip(pick(&arm.quantiles)).map(|(percent, value)| (*value, f64::from(percent)));
+            Line { name: &arm.label, place, points: points.collect(), with_dots: false }
+        });
+        html.push_str(&plot::lines(title, x, y, &lines.collect::<Vec<_>>()));
+    }
+    imbalance(html, report);
+    hit_rates(html, report);
+    pairs(html, report);
+}
+
+fn imbalance(html: &mut String, report: &Comparison) {
+    let x = Axis { label: "time in the simulation, s", logarithmic: false, range: None };
+    let y = Axis { label: "busiest engine / mean", logarithmic: false, range: None };
+    let lines = report.arms.iter().enumerate().map(|(place, arm)| {
+        let points = arm.events.imbalance_over_time.clone();
+        Line { name: &arm.label, place, points, with_dots: false }
+    });
+    html.push_str(&plot::lines("Imbalance over time", x, y, &lines.collect::<Vec<_>>()));
+}
+
+fn figures(html: &mut String, report: &Comparison) {
+    html.push_str("<div class=\"wide\"><table><tr><th>arm</th>");
+    COLUMNS.iter().for_each(|(name, ..)| {
+        let _ = write!(html, "<th>{name}</th>");
+    });
+    html.push_str("</tr>");
+    for (place, arm) in report.arms.iter().enumerate() {
+        let _ = write!(html, "<tr><td>{}</td>", name(place, &arm.label));
+        for (_, decimals, of, less) in COLUMNS {
+            let figure = of(&arm.figures);
+            let class = if is_best(report, of, figure.mean, less) { " class=\"best\"" } else { "" };
+            let _ = write!(html, "<td{class}>{:.decimals$}", figure.mean);
+            if let Some(half) = figure.plus_minus {
+                let _ = write!(html, " <small>±{half:.decimals$}</small>");
+            }
+            html.push_str("</td>");
+        }
+        html.push_str("</tr>");
+    }
+    html.push_str("</table></div>");
+}
+
+/// Draws each arm's hit rate as a bar, beside the ceiling.
+fn hit_rates(html: &mut String, report: &Comparison) {
+    let ceiling = report.endless_cache_hit_rate * 100.0;
+    let most = report.arms.iter().map(|arm| arm.figures.hit_rate.mean * 100.0).fold(ceiling, f64::max);
+    if most <= 0.0 {
+        return;
+    }
+    let (left, width, row) = (170.0, 400.0, 20.0);
+    let count = f64::from(u32::try_from(report.arms.len()).unwrap_or(u32::MAX));
+    let height = 30.0 + row * count + 24.0;
+    let _ = write!(
+        html,
+        "<svg viewBox=\"0 0 660 {height}\" width=\"660\" height=\"{height}\" role=\"img\" aria-label=\"Hit rate\">\
+         <text x=\"{left}\" y=\"15\" class=\"title\">Cached share of prompt tokens, %, beside that of an endless cache</text>"
+    );
+    let mut at = 30.0;
+    for (place, arm) in report.arms.iter().enumerate() {
+        let percent = arm.figures.hit_rate.mean * 100.0;
+        let length = percent / most * width;
+        let _ = write!(
+            html,
+            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{}</text><rect x=\"{left}\" y=\"{at}\" width=\"{length:.1}\" \
+             height=\"14\" fill=\"{}\"/><text x=\"{:.1}\" y=\"{:.0}\">{percent:.1}</text>",
+            left - 8.0,
+            at + 11.0,
+            escape(&arm.label),
+            colour(place),
+            left + length + 6.0,
+            at + 11.0,
+        );
+        at += row;
+    }
+    let x = left + ceiling / most * width;
+    let _ = write!(
+        html,
+        "<path d=\"M{x:.1} 24V{at}\" stroke=\"#1a1a1a\" stroke-dasharray=\"4 3\"/><text x=\"{x:.1}\" y=\"{:.0}\" \
+         text-anchor=\"middle\">endless cache {ceiling:.1}</text></svg>",
+        at + 14.0
+    );
+}
+
+/// Shows for each pair of arms how many requests they routed differently and what that cost.
+fn pairs(html: &mut String, report: &Comparison) {
+    if report.pairs.is_empty() {
+        return;
+    }
+    html.push_str(
+        "<h3>Decisions that differ</h3><p>Requests that the two arms sent to different engines, and what these requests \
+         gained or lost: the second arm's time minus the first's, so that a negative number means that the second is \
+         faster.</p><table><tr><th>first arm</th><th>second arm</th><th>requests a run</th><th>share, %</th><th>TTFT, \
+         ms</th><th>E2E, ms</th></tr>",
+    );
+    for pair in &report.pairs {
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td>{}</td><td>{:.0}</td><td>{:.1}</td><td>{}</td><td>{}</td></tr>",
+            escape(&pair.first),
+            escape(&pair.second),
+            pair.requests.mean,
+            pair.share * 100.0,
+            change(&pair.ttft_ms),
+            change(&pair.e2e_ms),
+        );
+    }
+    html.push_str("</table>");
+    let first = report.arms.first().map_or("", |arm| arm.label.as_str());
+    report.pairs.iter().filter(|pair| pair.first == first).for_each(|pair| examples(html, pair));
+}
+
+fn examples(html: &mut String, pair: &PairDifference) {
+    if pair.examples.is_empty() {
+        return;
+    }
+    let (first, second) = (escape(&pair.first), escape(&pair.second));
+    let _ = write!(
+        html,
+        "<details><summary>The decisions of {second} that cost and saved most beside {first}</summary><table><tr><th>request</th>\
+         <th>arrival, s</th><th>prompt tokens</th><th>engine: {first}</th><th>{second}</th><th>cached tokens: {first}</th>\
+         <th>{second}</th><th>TTFT, ms: {first}</th><th>{second}</th></tr>"
+    );
+    for one in &pair.examples {
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td>{:.1}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{:.0}</td>\
+             </tr>",
+            one.request,
+            one.at_s,
+            one.prompt_tokens,
+            one.engines[0],
+            one.engines[1],
+            one.cached_tokens[0],
+            one.cached_tokens[1],
+            one.ttft_ms[0],
+            one.ttft_ms[1],
+        );
+    }
+    html.push_str("</table></details>");
+}
+
+fn is_best(report: &Comparison, of: fn(&Figures) -> &Figure, value: f64, less: bool) -> bool {
+    let means = || report.arms.iter().map(|arm| of(&arm.figures).mean);
+    let (low, high) = (means().fold(f64::INFINITY, f64::min), means().fold(f64::NEG_INFINITY, f64::max));
+    // When all are equal, none is best.
+    low < high && value == if less { low } else { high }
+}
+
+/// An arm's name with the square of its colour.
+fn name(place: usize, label: &str) -> String {
+    format!("<span style=\"color:{}\">&#9632;</span> {}", colour(place), escape(label))
+}
+
+/// Escapes text for HTML.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_bring_markup_into_the_page() {
+        assert_eq!(escape("<b a=\"&\">"), "&lt;b a=&quot;&amp;&quot;&gt;");
+    }
+}

@@ -1,0 +1,34 @@
+//! What a run tells its surroundings while it goes on, and how it is told to stop.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Progress of all runs of a command, shared by its threads.
+#[derive(Debug, Default)]
+pub struct Monitor {
+    requests: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Monitor {
+    /// Counts requests that are over.
+    pub(crate) fn add(&self, requests: u64) {
+        self.requests.fetch_add(requests, Ordering::Relaxed);
+    }
+
+    /// Returns the number of requests that are over, in all runs together.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Tells the runs to stop. Those that go on end with [`RunError::Interrupted`](crate::RunError).
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the runs were told to stop.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,70 @@
+//! The end of one request, as its client saw it.
+
+use std::time::Duration;
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// With all its tokens.
+    Complete,
+    /// A policy refused it, or every worker was busy.
+    Shed,
+    /// It can never fit into an engine.
+    TooLarge,
+    /// No worker was eligible, or the policy failed and the operator refuses such requests.
+    NoWorker,
+    /// Its engines failed, and no retry was left or its first token had been sent.
+    Failed,
+}
+
+impl Ended {
+    /// Returns the label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Shed => "shed",
+            Self::TooLarge => "too-large",
+            Self::NoWorker => "no-worker",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One request as its client saw it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Arrival, from the start of the run.
+    pub at: Duration,
+    /// How it ended.
+    pub ended: Ended,
+    /// Time to first token.
+    pub ttft: Duration,
+    /// Time to last token.
+    pub e2e: Duration,
+    /// Time in the gateway's queue.
+    pub queued: Duration,
+    /// Attempts; 0 if it was refused before the first.
+    pub attempts: u32,
+    /// Prompt tokens.
+    pub isl: u32,
+    /// Output tokens.
+    pub osl: u32,
+    /// Prompt tokens that were cached where the prompt was computed.
+    pub cached: u32,
+    /// Engine that computed the prompt, by its position in the fleet.
+    pub prefill_engine: u32,
+    /// Engine that generated the answer.
+    pub decode_engine: u32,
+    /// Whether the native fallback chose because a policy abstained or failed.
+    pub fell_back: bool,
+}
+
+impl Outcome {
+    /// Returns the mean inter-token latency: (E2E - TTFT) / (OSL - 1), as AIPerf has it. `None` for one
+    /// token.
+    #[must_use]
+    pub fn itl(&self) -> Option<Duration> {
+        (self.osl > 1).then(|| (self.e2e - self.ttft) / (self.osl - 1))
+    }
+}

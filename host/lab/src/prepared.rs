@@ -1,0 +1,115 @@
+//! A trace with everything that does not depend on the arm: hashes of prompts, and the token ids of each
+//! block.
+
+use std::sync::Arc;
+
+use pointsman_workers::{BlockHash, Prefix, Salt, block_hashes};
+
+use crate::trace::{Trace, TraceRequest};
+
+/// A request with its hashes.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    /// As routing sees the prompt.
+    pub(crate) prefix: Prefix,
+    /// As engines see it: the same hashes. Engine hashes are opaque to routing.
+    pub(crate) chain: Arc<[u64]>,
+    /// Salted hash of the session.
+    pub(crate) session_hash: Option<u64>,
+}
+
+/// Hashes the prompts of a trace. `block_tokens` is the block size of engines and routing.
+pub(crate) fn prepare(trace: &Trace, block_tokens: u32) -> Vec<Prepared> {
+    let mut tokens = Vec::new();
+    let requests = (0_u64..).zip(&trace.requests);
+    requests
+        .map(|(number, request)| {
+            prompt_tokens(request, number, trace.block_tokens, &mut tokens);
+            let hashes = block_hashes(&tokens, block_tokens as usize, &Salt::default());
+            let chain = hashes.iter().map(|BlockHash(hash)| *hash).collect();
+            let session_hash =
+                request.session.as_ref().map(|session| pointsman_workers::name_hash(session.as_bytes(), 0));
+            Prepared { prefix: hashes.into(), chain, session_hash }
+        })
+        .collect()
+}
+
+impl Trace {
+    /// Returns the token ids of a request's prompt, with which a real engine shares the blocks that the
+    /// trace says are shared. Empty when the trace has no such request.
+    #[must_use]
+    pub fn prompt_token_ids(&self, number: usize) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        if let Some(request) = self.requests.get(number) {
+            prompt_tokens(request, number as u64, self.block_tokens, &mut tokens);
+        }
+        tokens
+    }
+}
+
+/// Fills `tokens` with the token ids of a prompt. Equal blocks have equal tokens; only their identity
+/// matters.
+fn prompt_tokens(request: &TraceRequest, number: u64, block_tokens: u32, tokens: &mut Vec<u32>) {
+    let length = request.input_tokens as usize;
+    tokens.clear();
+    if request.blocks.is_empty() {
+        tokens.resize(length, fold(number ^ 0x756e_6971_7565));
+        return;
+    }
+    for block in &request.blocks {
+        let end = (tokens.len() + block_tokens as usize).min(length);
+        tokens.resize(end, fold(*block));
+    }
+}
+
+/// Appends the token ids of one engine block of a prompt.
+pub(crate) fn block_token_ids(
+    request: &TraceRequest,
+    number: u64,
+    trace_block: u32,
+    engine_block: u32,
+    position: u32,
+    out: &mut Vec<u32>,
+) {
+    let from = u64::from(position) * u64::from(engine_block);
+    let id_of = |token: u64| {
+        let block = usize::try_from(token / u64::from(trace_block.max(1))).unwrap_or(usize::MAX);
+        match request.blocks.get(block) {
+            Some(block) => fold(*block),
+            None if request.blocks.is_empty() => fold(number ^ 0x756e_6971_7565),
+            None => 0,
+        }
+    };
+    if trace_block.is_multiple_of(engine_block) {
+        out.resize(out.len() + engine_block as usize, id_of(from));
+        return;
+    }
+    out.extend((from..from + u64::from(engine_block)).map(id_of));
+}
+
+/// Folds a block's id to a token id. Trace ids are small, so that no two of a trace become equal.
+fn fold(id: u64) -> u32 {
+    (id ^ (id >> 32)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_s_tokens_hash_to_the_prompt_s_blocks() {
+        for (trace_block, engine_block) in [(512, 512), (512, 16), (64, 128)] {
+            let request =
+                TraceRequest { input_tokens: 1_100, blocks: (0..18).collect(), ..TraceRequest::default() };
+            let trace = Trace { block_tokens: trace_block, requests: vec![request], ..Trace::default() };
+            let prepared = prepare(&trace, engine_block);
+            let first = trace.requests.first().unwrap();
+            let mut tokens = Vec::new();
+            let blocks = 1_100 / engine_block;
+            (0..blocks).for_each(|at| block_token_ids(first, 0, trace_block, engine_block, at, &mut tokens));
+            let hashes = block_hashes(&tokens, engine_block as usize, &Salt::default());
+            let chain: Vec<u64> = hashes.iter().map(|hash| hash.0).collect();
+            assert_eq!(chain, prepared.first().unwrap().chain.to_vec(), "{trace_block} {engine_block}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Figures of an arm: over the requests of a run, and then over the seeds.
+
+use serde::Serialize;
+use tokio::time::Duration;
+
+use super::Slo;
+use crate::{
+    outcome::{Ended, Outcome},
+    run::RunResult,
+    stats::{half_interval, mean, quantile},
+};
+
+/// A figure over the seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// Mean.
+    pub mean: f64,
+    /// Half the width of the mean's 95 % confidence interval; absent with one seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plus_minus: Option<f64>,
+    /// The value of each seed.
+    pub values: Vec<f64>,
+}
+
+/// Declares the figures once, for one run and over the seeds.
+macro_rules! figures {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// The figures of an arm. Latencies are in milliseconds and cover complete requests.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[expect(missing_docs, reason = "the name of a latency says which one and which quantile")]
+        pub struct Figures { $($(#[$doc])* pub $name: Figure,)* }
+
+        /// The figures of one run.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub(super) struct RunFigures { $($name: f64,)* }
+
+        impl Figures {
+            pub(super) fn over(runs: &[RunFigures]) -> Self {
+                Self { $($name: Figure::of(runs.iter().map(|run| run.$name).collect()),)* }
+            }
+        }
+    };
+}
+
+figures! {
+    ttft_mean,
+    ttft_p50,
+    ttft_p90,
+    ttft_p99,
+    itl_mean,
+    itl_p50,
+    itl_p90,
+    itl_p99,
+    /// Mean over all intervals between tokens, so that a long answer weighs more than a short one.
+    itl_over_tokens,
+    e2e_mean,
+    e2e_p50,
+    e2e_p90,
+    e2e_p99,
+    /// Requests a second that kept both limits.
+    goodput,
+    /// Share of all requests that kept both limits, 0 to 1.
+    slo_share,
+    /// Share of prompt tokens that were cached, 0 to 1.
+    hit_rate,
+    /// Mean over time of the busiest engine's requests divided by the mean of all.
+    imbalance,
+    preemptions,
+    /// Requests that a policy refused, or that found every worker busy.
+    shed,
+    /// Requests without an eligible worker.
+    no_worker,
+    /// Requests whose engines failed, without a retry that helped.
+    failed,
+    /// Legs that were routed again after a failure.
+    retries,
+    /// Handoffs that no decode engine read before their lease ended.
+    stranded,
+    /// Mean time in the gateway's queue, milliseconds.
+    queued_mean,
+    /// Requests that fit into no engine.
+    too_large,
+    /// Requests for which the native fallback chose, because a policy abstained or failed.
+    fell_back,
+    /// Seconds from the first arrival to the last token.
+    span_s,
+}
+
+/// Quantiles 0 to 100 % in steps of 1 %, milliseconds; means over the seeds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the name says which latency")]
+pub struct Quantiles {
+    pub ttft: Vec<f64>,
+    pub itl: Vec<f64>,
+    pub e2e: Vec<f64>,
+}
+
+/// Latencies of the complete requests of a run, sorted, milliseconds.
+struct Latencies {
+    ttft: Vec<f64>,
+    itl: Vec<f64>,
+    e2e: Vec<f64>,
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn complete(result: &RunResult) -> impl Iterator<Item = &Outcome> {
+    result.outcomes.iter().filter(|outcome| outcome.ended == Ended::Complete)
+}
+
+impl Latencies {
+    fn of(result: &RunResult) -> Self {
+        let sorted = |mut values: Vec<f64>| {
+            values.sort_unstable_by(f64::total_cmp);
+            values
+        };
+        Self {
+            ttft: sorted(complete(result).map(|outcome| milliseconds(outcome.ttft)).collect()),
+            itl: sorted(complete(result).filter_map(Outcome::itl).map(milliseconds).collect()),
+            e2e: sorted(complete(result).map(|outcome| milliseconds(outcome.e2e)).collect()),
+        }
+    }
+}
+
+impl Quantiles {
+    pub(super) fn of(result: &RunResult) -> Self {
+        let latencies = Latencies::of(result);
+        let of = |sorted: &[f64]| {
+            let shares = (0..=100_u32).map(|percent| f64::from(percent) / 100.0);
+            shares.map(|share| quantile(sorted, share.max(1e-9))).collect()
+        };
+        Self { ttft: of(&latencies.ttft), itl: of(&latencies.itl), e2e: of(&latencies.e2e) }
+    }
+
+    pub(super) fn over(runs: &[Self]) -> Self {
+        let of = |pick: fn(&Self) -> &Vec<f64>| {
+            let length = runs.iter().map(|run| pick(run).len()).max().unwrap_or(0);
+            let at = |place: usize| -> Vec<f64> {
+                runs.iter().filter_map(|run| pick(run).get(place).copied()).collect()
+            };
+            (0..length).map(|place| mean(&at(place))).collect()
+        };
+        Self { ttft: of(|run| &run.ttft), itl: of(|run| &run.itl), e2e: of(|run| &run.e2e) }
+    }
+}
+
+impl Figure {
+    pub(crate) fn of(values: Vec<f64>) -> Self {
+        Self { mean: mean(&values), plus_minus: half_interval(&values), values }
+    }
+}
+
+impl RunFigures {
+    pub(super) fn of(result: &RunResult, slo: Slo) -> Self {
+        let Latencies { ttft, itl, e2e } = Latencies::of(result);
+        let count = |which: &dyn Fn(&Outcome) -> bool| {
+            number(result.outcomes.iter().filter(|outcome| which(outcome)).count())
+        };
+        let ended = |how: Ended| count(&|outcome| outcome.ended == how);
+        let good = number(good(result, slo));
+        Self {
+            ttft_mean: mean(&ttft),
+            ttft_p50: quantile(&ttft, 0.5),
+            ttft_p90: quantile(&ttft, 0.9),
+            ttft_p99: quantile(&ttft, 0.99),
+            itl_mean: mean(&itl),
+            itl_p50: quantile(&itl, 0.5),
+            itl_p90: quantile(&itl, 0.9),
+            itl_p99: quantile(&itl, 0.99),
+            itl_over_tokens: itl_over_tokens(result),
+            e2e_mean: mean(&e2e),
+            e2e_p50: quantile(&e2e, 0.5),
+            e2e_p90: quantile(&e2e, 0.9),
+            e2e_p99: quantile(&e2e, 0.99),
+            goodput: good / result.span.as_secs_f64().max(1e-9),
+            slo_share: slo_share(result, slo),
+            hit_rate: hit_rate(result),
+            imbalance: result.imbalance,
+            preemptions: number(usize::try_from(result.preemptions).unwrap_or(usize::MAX)),
+            shed: ended(Ended::Shed),
+            no_worker: ended(Ended::NoWorker),
+            failed: ended(Ended::Failed),
+            retries: number(usize::try_from(result.retries).unwrap_or(usize::MAX)),
+            stranded: number(usize::try_from(result.stranded).unwrap_or(usize::MAX)),
+            queued_mean: mean(
+                &complete(result).map(|outcome| milliseconds(outcome.queued)).collect::<Vec<_>>(),
+            ),
+            too_large: ended(Ended::TooLarge),
+            fell_back: count(&|outcome| outcome.fell_back),
+            span_s: result.span.as_secs_f64(),
+        }
+    }
+}
+
+/// Returns the share of all requests that kept both limits, 0 to 1.
+pub(crate) fn slo_share(result: &RunResult, slo: Slo) -> f64 {
+    number(good(result, slo)) / number(result.outcomes.len().max(1))
+}
+
+/// Number of requests that kept both limits. A request of one token has no inter-token latency.
+fn good(result: &RunResult, slo: Slo) -> usize {
+    let keeps = |outcome: &&Outcome| {
+        let itl = outcome.itl().is_none_or(|itl| milliseconds(itl) <= slo.itl_ms);
+        milliseconds(outcome.ttft) <= slo.ttft_ms && itl
+    };
+    complete(result).filter(keeps).count()
+}
+
+fn itl_over_tokens(result: &RunResult) -> f64 {
+    let sums = complete(result).fold((0.0, 0.0), |(time, intervals), outcome| {
+        let decoding = milliseconds(outcome.e2e) - milliseconds(outcome.ttft);
+        (time + decoding, intervals + f64::from(outcome.osl.saturating_sub(1)))
+    });
+    if sums.1 > 0.0 { sums.0 / sums.1 } else { 0.0 }
+}
+
+fn hit_rate(result: &RunResult) -> f64 {
+    let sums = complete(result).fold((0_u64, 0_u64), |(cached, all), outcome| {
+        (cached + u64::from(outcome.cached), all + u64::from(outcome.isl))
+    });
+    ratio(sums)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "numbers of tokens stay below 2^53")]
+fn ratio((part, all): (u64, u64)) -> f64 {
+    if all == 0 { 0.0 } else { part as f64 / all as f64 }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
+fn number(count: usize) -> f64 {
+    count as f64
+}

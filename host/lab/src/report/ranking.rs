@@ -1,0 +1,105 @@
+//! Which arm is best, by how much, and how sure that is.
+
+use serde::Serialize;
+
+use super::{
+    ArmReport,
+    figures::{Figure, Figures},
+};
+
+/// Figure that ranks the arms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum RankBy {
+    /// Mean time to first token.
+    TtftMean,
+    /// 90th percentile of the time to first token.
+    #[default]
+    TtftP90,
+    /// 99th percentile of the time to first token.
+    TtftP99,
+    /// Mean time to last token.
+    E2eMean,
+    /// 90th percentile of the time to last token.
+    E2eP90,
+    /// Requests a second that keep the SLO.
+    Goodput,
+}
+
+/// An arm's place in the ranking.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ranked {
+    /// Name of the arm.
+    pub label: String,
+    /// The figure that ranks it.
+    pub value: Figure,
+    /// How much worse it is than the best arm, percent of the best arm's value. Seeds are compared in pairs:
+    /// the interval is that of the differences with equal seeds. Zero for the best arm.
+    pub worse_percent: Figure,
+}
+
+impl RankBy {
+    /// Returns its name with the unit.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TtftMean => "mean TTFT",
+            Self::TtftP90 => "p90 TTFT",
+            Self::TtftP99 => "p99 TTFT",
+            Self::E2eMean => "mean E2E",
+            Self::E2eP90 => "p90 E2E",
+            Self::Goodput => "goodput",
+        }
+    }
+
+    /// Returns a value with its unit.
+    #[must_use]
+    pub fn shown(self, value: f64) -> String {
+        match self {
+            Self::Goodput => format!("{value:.3} requests/s"),
+            _ => format!("{value:.1} ms"),
+        }
+    }
+
+    fn of(self, figures: &Figures) -> &Figure {
+        match self {
+            Self::TtftMean => &figures.ttft_mean,
+            Self::TtftP90 => &figures.ttft_p90,
+            Self::TtftP99 => &figures.ttft_p99,
+            Self::E2eMean => &figures.e2e_mean,
+            Self::E2eP90 => &figures.e2e_p90,
+            Self::Goodput => &figures.goodput,
+        }
+    }
+
+    fn more_is_better(self) -> bool {
+        self == Self::Goodput
+    }
+}
+
+impl Ranked {
+    /// Whether the interval of the difference to the best arm excludes zero. `None`: one seed.
+    #[must_use]
+    pub fn is_sure(&self) -> Option<bool> {
+        self.worse_percent.plus_minus.map(|half| self.worse_percent.mean > half)
+    }
+}
+
+/// Returns the arms from best to worst.
+pub(super) fn rank(arms: &[ArmReport], by: RankBy) -> Vec<Ranked> {
+    let mut sorted: Vec<&ArmReport> = arms.iter().collect();
+    let mean = |arm: &ArmReport| by.of(&arm.figures).mean;
+    sorted.sort_by(|a, b| {
+        if by.more_is_better() { mean(b).total_cmp(&mean(a)) } else { mean(a).total_cmp(&mean(b)) }
+    });
+    let best: Vec<f64> = sorted.first().map(|arm| by.of(&arm.figures).values.clone()).unwrap_or_default();
+    let ranked = sorted.into_iter().map(|arm| {
+        let value = by.of(&arm.figures);
+        let worse = value.values.iter().zip(&best).map(|(value, best)| {
+            let difference = if by.more_is_better() { best - value } else { value - best };
+            if *best > 0.0 { difference / best * 100.0 } else { 0.0 }
+        });
+        Ranked { label: arm.label.clone(), worse_percent: Figure::of(worse.collect()), value: value.clone() }
+    });
+    ranked.collect()
+}

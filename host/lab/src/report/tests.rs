@@ -1,0 +1,109 @@
+use super::*;
+use crate::{
+    fleet::EngineGroup,
+    generate::{Shape, Workload, generate},
+};
+use pointsman_workers::Role;
+use tokio::time::Duration;
+
+fn with<T>(arms: &[&str], seeds: u64, run: impl FnOnce(&Plan<'_>) -> T) -> T {
+    let arms: Vec<Arm> = arms.iter().map(|arm| Arm::parse(arm).unwrap()).collect();
+    let shape = Shape::SystemPrompts { prompts: 6 };
+    let trace = generate(&Workload { shape, requests: 200, rate: 8.0, burstiness: 1.0, seed: 5 });
+    let engines = vec![EngineGroup::new(Role::Aggregated, 4)];
+    let fleet = Fleet { block_tokens: 64, engines, ..Fleet::default() };
+    let options = RunOptions { jitter: Duration::from_millis(100), ..RunOptions::default() };
+    run(&Plan {
+        arms: &arms,
+        trace: &trace,
+        fleet: &fleet,
+        fleet_name: "four",
+        seeds,
+        options,
+        slo: Slo::default(),
+        rank_by: RankBy::TtftP90,
+        threads: 2,
+    })
+}
+
+fn compared(arms: &[&str], seeds: u64) -> Comparison {
+    with(arms, seeds, |plan| compare(plan, &Monitor::default()).unwrap())
+}
+
+#[test]
+fn arms_are_reported_in_order_with_intervals_over_seeds() {
+    let report = compared(&["kv", "round-robin", "random"], 3);
+    let labels: Vec<&str> = report.arms.iter().map(|arm| arm.label.as_str()).collect();
+    assert_eq!(labels, ["kv", "round-robin", "random"]);
+    let [kv, round_robin, _] = report.arms.as_slice() else { panic!("three arms") };
+    assert!(kv.figures.hit_rate.mean > round_robin.figures.hit_rate.mean);
+    assert!(kv.figures.hit_rate.mean <= report.endless_cache_hit_rate);
+    assert_eq!(kv.figures.ttft_p90.values.len(), 3);
+    assert!(kv.figures.ttft_p90.plus_minus.is_some_and(|half| half > 0.0));
+    let sorted = |values: &[f64]| values.windows(2).all(|pair| pair[0] <= pair[1]);
+    assert!(kv.quantiles.ttft.len() == 101 && sorted(&kv.quantiles.ttft));
+    assert_eq!(report.ranking.len(), 3);
+    assert!(report.ranking[0].worse_percent.mean.abs() < 1e-9 && report.ranking[2].worse_percent.mean > 0.0);
+}
+
+#[test]
+fn every_pair_of_arms_tells_how_many_decisions_differ_and_what_they_cost() {
+    let report = compared(&["kv", "round-robin", "random"], 2);
+    let pairs: Vec<(&str, &str)> =
+        report.pairs.iter().map(|pair| (pair.first.as_str(), pair.second.as_str())).collect();
+    assert_eq!(pairs, [("kv", "round-robin"), ("kv", "random"), ("round-robin", "random")]);
+    for pair in &report.pairs {
+        assert!(
+            pair.share > 0.3 && pair.requests.mean > 60.0 && pair.ttft_ms.plus_minus.is_some(),
+            "{pair:?}"
+        );
+        let [cost, saved] = [pair.examples.first(), pair.examples.last()].map(|one| one.unwrap().ttft_ms);
+        assert!(cost[1] > cost[0] && saved[1] < saved[0], "{pair:?}");
+        assert!(pair.examples.iter().all(|one| one.request < 200));
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_report() {
+    let text = |report: &Comparison| serde_json::to_string(report).unwrap();
+    assert_eq!(text(&compared(&["kv", "random"], 2)), text(&compared(&["kv", "random"], 2)));
+}
+
+#[test]
+fn equal_arms_idle_knobs_and_single_seeds_are_told() {
+    // Without separate engines a decode override has nothing to decide.
+    let knob = r#"b=kv-aware+conditional-disagg@{"max-new-tokens": 7}"#;
+    let report = compared(&["a=kv-aware+conditional-disagg", knob, "rr=round-robin", "again=round-robin"], 1);
+    let told = |part: &str| report.warnings.iter().any(|warning| warning.contains(part));
+    assert!(told("\"rr\" and \"again\" made equal decisions for every request"), "{:?}", report.warnings);
+    assert!(told("\"a\" and \"b\" made equal decisions: the setting had no effect"), "{:?}", report.warnings);
+    assert!(told("one seed"), "{:?}", report.warnings);
+}
+
+#[test]
+fn arms_that_differ_less_than_their_noise_are_told() {
+    let report = compared(&["random", "again=random", "kv"], 3);
+    let told = report.warnings.iter().any(|warning| warning.contains("made equal decisions"));
+    assert!(told, "{:?}", report.warnings);
+}
+
+#[test]
+fn a_stop_before_the_first_seed_is_an_error_and_after_it_a_report_with_fewer_seeds() {
+    let monitor = Monitor::default();
+    monitor.stop();
+    let error = with(&["kv"], 2, |plan| compare(plan, &monitor).unwrap_err().to_string());
+    assert!(error.starts_with("interrupted before the first seed"), "{error}");
+    let monitor = Monitor::default();
+    let report = std::thread::scope(|scope| {
+        // 200 requests a seed.
+        scope.spawn(|| {
+            while monitor.requests() < 1_000 {
+                std::thread::yield_now();
+            }
+            monitor.stop();
+        });
+        with(&["kv"], 1_000, |plan| compare(plan, &monitor).unwrap())
+    });
+    assert!(report.seeds >= 1 && report.seeds < 1_000, "{}", report.seeds);
+    assert!(report.warnings.iter().any(|warning| warning.contains("interrupted: ")), "{:?}", report.warnings);
+}

@@ -1,0 +1,139 @@
+//! What a reader of a comparison has to know before believing it.
+
+use super::{ArmReport, Comparison, PairDifference, Plan};
+
+/// A fleet that needs this much longer than the trace lasts does not keep up.
+const OVERLOADED: f64 = 1.2;
+
+/// `last` is the arrival of the trace's last request, seconds.
+pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if comparison.skipped_lines > 0 {
+        warnings.push(format!("{} malformed lines of the trace were left out", comparison.skipped_lines));
+    }
+    if comparison.seeds < plan.seeds {
+        let (over, planned) = (comparison.seeds, plan.seeds);
+        warnings.push(format!("interrupted: {over} of {planned} seeds are over; the rest is missing"));
+    }
+    for pair in &comparison.pairs {
+        warnings.extend(equal(pair, comparison));
+    }
+    if comparison.seeds < 2 {
+        warnings.push("one seed: differences may be chance; use --seeds 5".to_owned());
+    } else if comparison.arms.iter().all(|arm| arm.figures.ttft_mean.plus_minus == Some(0.0)) {
+        warnings.push("all seeds gave equal runs, so the intervals say nothing: use --jitter-ms".to_owned());
+    }
+    warnings.extend(noise(comparison));
+    comparison.arms.iter().for_each(|arm| warnings.extend(of_arm(arm)));
+    let overloaded = comparison
+        .arms
+        .iter()
+        .filter(|arm| arm.figures.span_s.mean > last / comparison.speed * OVERLOADED + 60.0);
+    warnings.extend(overloaded.map(|arm| {
+        format!(
+            "\"{}\": the fleet does not keep up with the arrivals; its latencies grow with the trace",
+            arm.label
+        )
+    }));
+    warnings
+}
+
+fn of_arm(arm: &ArmReport) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let label = &arm.label;
+    if arm.figures.fell_back.mean > 0.0 {
+        let count = arm.figures.fell_back.mean;
+        let reasons = arm.events.fallbacks.iter().map(|(reason, calls)| format!("{reason} {calls:.1}"));
+        let reasons = reasons.collect::<Vec<_>>().join(", ");
+        warnings.push(format!(
+            "\"{label}\": its policy abstained or failed for {count:.1} requests a run, and the native fallback chose \
+             (calls a run: {reasons})"
+        ));
+    }
+    if arm.events.withdrawn_runs > 0 {
+        let runs = arm.events.withdrawn_runs;
+        warnings.push(format!(
+            "\"{label}\": in {runs} runs its policies exceeded their CPU time again and again, and the rest went on \
+             without them"
+        ));
+    }
+    if arm.figures.stranded.mean > 0.0 {
+        let count = arm.figures.stranded.mean;
+        warnings
+            .push(format!("\"{label}\": {count:.1} handoffs a run kept their blocks until the lease ended"));
+    }
+    let lost = [
+        ("refused", arm.figures.shed.mean),
+        ("without a worker", arm.figures.no_worker.mean),
+        ("failed by their engines", arm.figures.failed.mean),
+        ("too large for an engine", arm.figures.too_large.mean),
+    ];
+    for (what, count) in lost.into_iter().filter(|(_, count)| *count > 0.0) {
+        warnings
+            .push(format!("\"{label}\": {count:.1} requests a run were {what}; latencies leave them out"));
+    }
+    warnings
+}
+
+/// Tells when two arms made equal decisions, and which setting had no effect.
+fn equal(pair: &PairDifference, comparison: &Comparison) -> Option<String> {
+    if pair.requests.mean > 0.0 {
+        return None;
+    }
+    let (first, second) = (&pair.first, &pair.second);
+    let parts = |label: &str| {
+        comparison.arms.iter().find(|arm| arm.label == label).map_or("", |arm| arm.parts.as_str())
+    };
+    let (a, b) = (parts(first), parts(second));
+    Some(if a != b && without_settings(a) == without_settings(b) {
+        format!(
+            "\"{first}\" and \"{second}\" made equal decisions: the setting had no effect here ({a} and {b})"
+        )
+    } else {
+        format!(
+            "\"{first}\" and \"{second}\" made equal decisions for every request: what tells them apart had no effect \
+             here"
+        )
+    })
+}
+
+/// `a@{"x": 1}+b` without what is behind the `@` of each part: a JSON object, which ends where its braces
+/// close.
+fn without_settings(parts: &str) -> String {
+    let mut names = String::new();
+    let (mut depth, mut in_settings) = (0_u32, false);
+    for letter in parts.chars() {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            '@' if depth == 0 => in_settings = true,
+            '+' if depth == 0 => in_settings = false,
+            _ => {}
+        }
+        if !in_settings {
+            names.push(letter);
+        }
+    }
+    names
+}
+
+/// Names the arms that cannot be told from the best one.
+fn noise(comparison: &Comparison) -> Option<String> {
+    let best = comparison.ranking.first()?;
+    let unsure = comparison.ranking.iter().skip(1).filter(|ranked| ranked.is_sure() == Some(false));
+    let unsure: Vec<String> = unsure.map(|ranked| format!("\"{}\"", ranked.label)).collect();
+    (!unsure.is_empty()).then(|| {
+        format!("within noise: {} cannot be told from the best arm, \"{}\"", unsure.join(", "), best.label)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_left_out_of_the_names_of_parts() {
+        assert_eq!(without_settings(r#"a@{"x": {"y": "+"}}+./b.wasm@{}+c"#), "a+./b.wasm+c");
+        assert_eq!(without_settings("round-robin"), "round-robin");
+    }
+}

@@ -1,0 +1,383 @@
+//! One run: an arm, a trace, a fleet and a seed, in virtual time.
+//!
+//! The loop takes the earliest event, moves the paused clock of the runtime there, and calls the router and
+//! the engines. Everything is ordered by time and then by the order in which it was planned, so that equal
+//! inputs give equal results.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, HashMap},
+    sync::Arc,
+};
+
+use pointsman_orchestration::{AdmissionQueue, Sessions, SplitRules};
+use pointsman_routing::{BatchedLearning, BusyRules, OnFailure, Router, RouterConfig, SlotEvent};
+use pointsman_sim::core::Token;
+use pointsman_workers::{IndexConfig, ModelName, PrefixIndex, Registry, Snapshot, SpecError};
+use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
+use tokio::{sync::mpsc::UnboundedReceiver, time::Duration};
+
+use crate::{
+    arm::{Arm, ArmError},
+    engines::{self, Engine, MODEL, RANK},
+    fleet::{Fleet, FleetError},
+    monitor::Monitor,
+    outcome::Outcome,
+    prepared::{Prepared, prepare},
+    trace::Trace,
+};
+
+mod draws;
+mod ending;
+mod event;
+mod flight;
+mod health;
+mod legs;
+mod oracle;
+mod serving;
+mod wake;
+
+pub(crate) use draws::read as read_draws;
+pub use draws::{Draws, DrawsError, run_with_draws};
+use event::{Event, Planned};
+use flight::{Flight, followers};
+use health::Imbalance;
+use wake::WakeList;
+
+/// Bytes of the prefix index. A simulated fleet may be large, and its index is one of many.
+const INDEX_BYTES: usize = 1 << 30;
+/// The start of every run, microseconds since the Unix epoch. Policies see it as the time.
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+
+/// How a trace is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunOptions {
+    /// Seed of all randomness.
+    pub seed: u64,
+    /// Factor by which arrivals follow each other faster than in the trace.
+    pub speed: f64,
+    /// Arrivals are moved by a random time up to this, for traces whose times are rounded.
+    pub jitter: Duration,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self { seed: 1, speed: 1.0, jitter: Duration::ZERO }
+    }
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunResult {
+    /// One outcome for each request, in the order of the trace.
+    pub outcomes: Vec<Outcome>,
+    /// Virtual time from the first arrival to the last token.
+    pub span: Duration,
+    /// Preemptions of all engines.
+    pub preemptions: u64,
+    /// Steps of all engines.
+    pub steps: u64,
+    /// Mean over time of the busiest engine's requests divided by the mean of all; 1 is even. 0 when idle.
+    pub imbalance: f64,
+    /// The same at some times, at most 2,000.
+    pub imbalance_over_time: Vec<(Duration, f64)>,
+    /// Legs that were routed again after a failure.
+    pub retries: u64,
+    /// Requests that ran on one worker after remote prefill failed.
+    pub local_fallbacks: u64,
+    /// Handoffs that no decode engine read, so that their blocks stayed in use until the lease ended.
+    pub stranded: u64,
+    /// Calls of policies without a usable answer, by the reason: an abstention, or the kind of a failure.
+    pub fallbacks: BTreeMap<&'static str, u64>,
+    /// Whether the run went on without the policies, because they exceeded their limit of CPU time again and
+    /// again.
+    pub withdrawn: bool,
+}
+
+/// Why a run cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The arm's policies refuse to start.
+    #[error(transparent)]
+    Arm(#[from] ArmError),
+    /// The fleet is not valid.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// An engine cannot be described as a worker.
+    #[error("engine: {0}")]
+    Engine(#[from] SpecError),
+    /// The runtime cannot start.
+    #[error("cannot start a runtime: {0}")]
+    Runtime(#[from] std::io::Error),
+    /// The run was told to stop.
+    #[error("interrupted before the first seed was over; no report is written")]
+    Interrupted,
+    /// Requests wait for something that will not happen: an error of the model.
+    #[error("the simulation stands still: {0} requests are open and nothing is left to happen")]
+    Stalled(usize),
+}
+
+/// Everything of a run.
+struct Lab<'a> {
+    trace: &'a Trace,
+    fleet: &'a Fleet,
+    prepared: &'a [Prepared],
+    options: RunOptions,
+    monitor: &'a Monitor,
+    router: Router,
+    snapshot: Arc<Snapshot>,
+    model: ModelName,
+    split: SplitRules,
+    queue: Arc<AdmissionQueue>,
+    sessions: Sessions,
+    learning: BatchedLearning,
+    /// Failed calls of policies.
+    failures: UnboundedReceiver<SlotEvent>,
+    /// Whether the arm is the oracle.
+    oracle: bool,
+    engines: Vec<Engine>,
+    /// Position of the engine with the fewest blocks: every request has to fit into each engine.
+    smallest: usize,
+    rng: SmallRng,
+    /// Of the pauses between attempts, so that they change no other random number.
+    rng_of_pauses: SmallRng,
+    events: BinaryHeap<Reverse<Planned>>,
+    order: u64,
+    /// Virtual time.
+    now: Duration,
+    /// Time to which the runtime's clock was moved.
+    clock: Duration,
+    flights: HashMap<usize, Flight>,
+    /// Requests that the queue may have woken.
+    woken: WakeList,
+    outcomes: Vec<Option<Outcome>>,
+    /// The next request of the same session, for each request that has one.
+    follower: HashMap<usize, usize>,
+    /// Requests in flight by tenant.
+    tenants: HashMap<u64, u32>,
+    /// Requests that are not over.
+    open: usize,
+    /// Whether the next reading of load figures is planned. While no request runs, figures do not change.
+    scraping: bool,
+    imbalance: Imbalance,
+    preemptions: u64,
+    steps: u64,
+    retries: u64,
+    local_fallbacks: u64,
+    stranded: u64,
+    fallbacks: BTreeMap<&'static str, u64>,
+    timeouts: u32,
+    withdrawn: bool,
+    /// Buffer for the tokens of a step.
+    tokens: Vec<Token>,
+    /// Seeds of decisions that are repeated.
+    draws: Draws,
+}
+
+/// Runs a trace through an arm. Blocks the thread until it is over.
+///
+/// # Errors
+/// [`RunError`] when the arm or the fleet is not valid.
+pub fn run(arm: &Arm, trace: &Trace, fleet: &Fleet, options: RunOptions) -> Result<RunResult, RunError> {
+    run_prepared(arm, trace, &prepare(trace, fleet.block_tokens), fleet, options, &Monitor::default())
+}
+
+/// As [`run`], with the hashes of the trace's prompts.
+pub(crate) fn run_prepared(
+    arm: &Arm,
+    trace: &Trace,
+    prepared: &[Prepared],
+    fleet: &Fleet,
+    options: RunOptions,
+    monitor: &Monitor,
+) -> Result<RunResult, RunError> {
+    draws::run_one(arm, trace, prepared, fleet, options, Draws::new(), monitor)
+}
+
+impl<'a> Lab<'a> {
+    fn new(
+        arm: &Arm,
+        trace: &'a Trace,
+        prepared: &'a [Prepared],
+        fleet: &'a Fleet,
+        options: RunOptions,
+        monitor: &'a Monitor,
+    ) -> Result<Self, RunError> {
+        let registry = Registry::default();
+        let engines = engines::build(fleet, &registry)?;
+        let index = Arc::new(PrefixIndex::synchronous(IndexConfig {
+            byte_budget: INDEX_BYTES,
+            block_size: fleet.block_tokens as usize,
+            ..IndexConfig::default()
+        }));
+        for engine in engines.iter().filter(|_| fleet.kv_events) {
+            index.set_live(engine.worker.id(), RANK, true);
+        }
+        let (slots, failures) = arm.slots()?;
+        let learning = BatchedLearning::new(slots.clone());
+        let router = Router::new(slots, index, RouterConfig::default(), OnFailure::Fallback)
+            .with_busy(BusyRules::new(fleet.routing.busy.clone(), []));
+        let mut lab = Self {
+            trace,
+            fleet,
+            prepared,
+            options,
+            monitor,
+            router,
+            snapshot: registry.snapshot(),
+            model: ModelName::new(MODEL),
+            split: fleet.routing.split_rules(),
+            queue: AdmissionQueue::new(fleet.queue.limit),
+            sessions: Sessions::default(),
+            learning,
+            failures,
+            oracle: arm.is_oracle(),
+            smallest: smallest(&engines),
+            engines,
+            rng: SmallRng::seed_from_u64(options.seed),
+            rng_of_pauses: SmallRng::seed_from_u64(options.seed ^ 0x7061_7573_6573),
+            events: BinaryHeap::new(),
+            order: 0,
+            now: Duration::ZERO,
+            clock: Duration::ZERO,
+            flights: HashMap::new(),
+            woken: WakeList::default(),
+            outcomes: vec![None; trace.requests.len()],
+            follower: followers(trace),
+            tenants: HashMap::new(),
+            open: trace.requests.len(),
+            scraping: false,
+            imbalance: Imbalance::default(),
+            preemptions: 0,
+            steps: 0,
+            retries: 0,
+            local_fallbacks: 0,
+            stranded: 0,
+            fallbacks: BTreeMap::new(),
+            timeouts: 0,
+            withdrawn: false,
+            tokens: Vec::new(),
+            draws: Draws::new(),
+        };
+        lab.plan_arrivals();
+        lab.plan_outages();
+        Ok(lab)
+    }
+
+    /// Plans the arrival of every request that does not follow another of its session.
+    fn plan_arrivals(&mut self) {
+        let waits: std::collections::HashSet<usize> = self.follower.values().copied().collect();
+        for (number, request) in self.trace.requests.iter().enumerate() {
+            let jitter = self.options.jitter.mul_f64(self.rng.random::<f64>());
+            if !waits.contains(&number) {
+                self.plan(request.at.div_f64(self.options.speed) + jitter, Event::Arrival(number));
+            }
+        }
+    }
+
+    fn plan(&mut self, at: Duration, event: Event) {
+        self.order += 1;
+        self.events.push(Reverse(Planned { at, order: self.order, event }));
+    }
+
+    async fn run_events(&mut self) -> Result<(), RunError> {
+        while self.open > 0 {
+            if self.monitor.is_stopped() {
+                return Err(RunError::Interrupted);
+            }
+            // Reading load figures alone changes nothing.
+            if self.events.len() <= usize::from(self.scraping) {
+                return Err(RunError::Stalled(self.open));
+            }
+            let Some(Reverse(Planned { at, event, .. })) = self.events.pop() else { break };
+            self.now = at;
+            // The policies, bookings and load figures of production read this clock.
+            if self.clock < at {
+                tokio::time::advance(at - self.clock).await;
+                self.clock = at;
+            }
+            self.handle(event);
+            self.resume_woken();
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Arrival(number) => {
+                self.withdraw_loops();
+                self.resume_scraping();
+                self.arrive(number);
+            }
+            Event::Queued(engine, sequence) => self.enqueue(engine, *sequence),
+            Event::StepEnd(engine, incarnation) => self.end_step(engine, incarnation),
+            Event::Transferred(number, tag) => self.transferred(number, tag),
+            Event::KvEvents(engine, incarnation, batch) => self.apply_events(engine, incarnation, *batch),
+            Event::Scrape => self.scrape(),
+            Event::Retry(number, waits) => {
+                if self.flights.get(&number).is_some_and(|flight| flight.waits == waits) {
+                    self.resume(number);
+                }
+            }
+            Event::LeaseEnd(engine, tag) => self.lease_ended(engine, tag),
+            Event::Leaves(engine) => self.leave(engine),
+            Event::Returns(engine) => self.come_back(engine),
+            Event::Check(engine) => self.check(engine),
+            Event::Learn => self.learn(),
+        }
+    }
+
+    /// Catches up on the readings of load figures since the last request ended: all found idle engines.
+    fn resume_scraping(&mut self) {
+        if !std::mem::replace(&mut self.scraping, true) {
+            let interval = self.scrape_interval();
+            let age = u64::try_from(self.now.as_nanos() % interval.as_nanos()).unwrap_or(0);
+            let age = Duration::from_nanos(age);
+            self.read_loads(age);
+            self.plan(self.now - age + interval, Event::Scrape);
+        }
+    }
+
+    fn scrape(&mut self) {
+        self.read_loads(Duration::ZERO);
+        self.scraping = !self.flights.is_empty();
+        if self.scraping {
+            self.plan(self.now + self.scrape_interval(), Event::Scrape);
+        }
+    }
+
+    fn scrape_interval(&self) -> Duration {
+        Duration::from_secs_f64(self.fleet.scrape_interval_ms / 1e3)
+    }
+
+    fn finish(self) -> RunResult {
+        let counts = self.engines.iter().map(|engine| engine.core.counts());
+        let (preemptions, steps) = counts
+            .fold((self.preemptions, self.steps), |(preempted, steps), count| {
+                (preempted + count.preemptions, steps + count.steps)
+            });
+        let (imbalance, imbalance_over_time) = self.imbalance.finish();
+        RunResult {
+            outcomes: self.outcomes.into_iter().flatten().collect(),
+            span: self.now,
+            preemptions,
+            steps,
+            imbalance,
+            imbalance_over_time,
+            retries: self.retries,
+            local_fallbacks: self.local_fallbacks,
+            stranded: self.stranded,
+            fallbacks: self.fallbacks,
+            withdrawn: self.withdrawn,
+        }
+    }
+}
+
+/// Returns the place of the engine with the fewest blocks.
+fn smallest(engines: &[Engine]) -> usize {
+    let blocks = |place: &usize| engines.get(*place).map(|engine| engine.limits.blocks);
+    (0..engines.len()).min_by_key(blocks).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! The end of a request: its outcome, what policies learn from it, and the next request of its session.
+
+use pointsman_routing::{
+    BatchedLearning, Decider, DecisionSource, Failure, Moment, NativeMode, ObservedOutcome, Program, Receipt,
+    SlotKind,
+};
+use pointsman_workers::Leg;
+use rand::RngExt as _;
+use tokio::time::Duration;
+
+use super::{Event, Lab, flight::Flight};
+use crate::outcome::{Ended, Outcome};
+
+/// Calls over the limit of CPU time after which a run goes on without the policy. Each takes as long as the
+/// limit, and in production such a policy is rolled back.
+const MAX_TIMEOUTS: u32 = 16;
+
+impl Lab<'_> {
+    /// Ends a request that was not planned.
+    pub(super) fn refuse(&mut self, number: usize, ended: Ended) {
+        let Some(request) = self.trace.requests.get(number) else { return };
+        let outcome = Outcome {
+            at: self.now,
+            ended,
+            ttft: Duration::ZERO,
+            e2e: Duration::ZERO,
+            queued: Duration::ZERO,
+            attempts: 0,
+            isl: request.input_tokens,
+            osl: request.output_tokens,
+            cached: 0,
+            prefill_engine: 0,
+            decode_engine: 0,
+            fell_back: false,
+        };
+        self.close(number, outcome);
+    }
+
+    /// Ends a request whose legs are over.
+    pub(super) fn end(&mut self, number: usize) {
+        self.free(number, Leg::Prefill);
+        self.free(number, Leg::Decode);
+        let Some(mut flight) = self.flights.remove(&number) else { return };
+        if let Some(held) = flight.held.take() {
+            self.strand(held);
+        }
+        let Some(request) = self.trace.requests.get(number) else { return };
+        let ended = if flight.failed { flight.cause.unwrap_or(Ended::Failed) } else { Ended::Complete };
+        let since = |then: Duration| then - flight.at;
+        let engine = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
+        let (prefill_engine, decode_engine) = flight.engines();
+        let outcome = Outcome {
+            at: flight.at,
+            ended,
+            ttft: since(flight.first_token.unwrap_or(self.now)),
+            e2e: since(self.now),
+            queued: flight.attempts.queued(),
+            attempts: flight.legs.attempt(),
+            isl: request.input_tokens,
+            osl: request.output_tokens,
+            cached: flight.cached.min(request.input_tokens),
+            prefill_engine: engine(prefill_engine),
+            decode_engine: engine(decode_engine),
+            fell_back: flight.fell_back,
+        };
+        self.teach(&flight, ended);
+        self.close(number, outcome);
+    }
+
+    /// Records an outcome and plans the next request of the session.
+    fn close(&mut self, number: usize, outcome: Outcome) {
+        if let Some(place) = self.outcomes.get_mut(number) {
+            *place = Some(outcome);
+        }
+        self.open -= 1;
+        self.monitor.add(1);
+        let Some(request) = self.trace.requests.get(number) else { return };
+        if let Some(active) = request.tenant_hash.and_then(|tenant| self.tenants.get_mut(&tenant)) {
+            *active = active.saturating_sub(1);
+        }
+        if let Some(next) = self.follower.remove(&number)
+            && let Some(request) = self.trace.requests.get(next)
+        {
+            let planned = request.at.div_f64(self.options.speed);
+            let at = planned.max(self.now + request.delay.unwrap_or_default());
+            self.plan(at, Event::Arrival(next));
+        }
+    }
+
+    /// Queues the outcome for the policies that learn, as the gateway does.
+    fn teach(&mut self, flight: &Flight, ended: Ended) {
+        let mut first = false;
+        let source = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
+        for (receipt, retried) in
+            Receipt::with_retried(&flight.receipts).filter(|(receipt, _)| receipt.learns)
+        {
+            let observed = self.observed(flight, ended, receipt, retried);
+            first |= self.learning.submit(source(receipt.slot, receipt.lane), observed);
+        }
+        // A decode override is judged by the leg that answered, or was to.
+        let answering = flight.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
+        if let (Some(decided), Some(receipt)) = (flight.decode_override, answering) {
+            let observed = ObservedOutcome {
+                decision: None,
+                seed: decided.seed,
+                by_policy: decided.by_policy,
+                ..self.observed(flight, ended, receipt, false)
+            };
+            first |= self.learning.submit(source(SlotKind::DecodeOverride, decided.lane), observed);
+        }
+        if first {
+            self.plan(self.now + BatchedLearning::DELAY, Event::Learn);
+        }
+    }
+
+    fn observed(&self, flight: &Flight, ended: Ended, receipt: &Receipt, retried: bool) -> ObservedOutcome {
+        let (last, tokens) = flight.last_token;
+        let first = flight.first_token;
+        let itl = first.filter(|_| tokens > 1).map(|first| (last - first) / (tokens - 1));
+        let computes = flight.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Decode);
+        let cached = computes.filter(|receipt| receipt.cached_known).map(|receipt| {
+            receipt.cached_blocks.iter().sum::<u32>().saturating_mul(flight.request.block_size)
+        });
+        ObservedOutcome {
+            decision: receipt.id,
+            seed: receipt.seed,
+            leg: receipt.leg,
+            attempt: receipt.attempt,
+            worker: receipt.worker,
+            rank: receipt.rank,
+            by_policy: receipt.decider == Decider::Policy,
+            retried,
+            status: match ended {
+                Ended::Complete => 200,
+                Ended::TooLarge => 400,
+                Ended::Shed => 529,
+                Ended::NoWorker => 503,
+                Ended::Failed => 502,
+            },
+            ttft: first.map(|first| first - flight.at),
+            itl,
+            duration: self.now - flight.at,
+            prompt_tokens: flight.request.prompt_tokens,
+            output_tokens: tokens,
+            cached_predicted: cached,
+            cached_reported: (ended == Ended::Complete).then_some(flight.cached),
+        }
+    }
+
+    /// Delivers outcomes to the policies that learn.
+    pub(super) fn learn(&mut self) {
+        let (now_us, rng) = (self.now_us(), &mut self.rng);
+        self.learning.deliver(|| Moment { now_us, seed: rng.random() });
+    }
+
+    /// Goes on without a policy that exceeds its limit of CPU time again and again: a simulation has no
+    /// policy manager that would roll it back.
+    pub(super) fn withdraw_loops(&mut self) {
+        while let Ok(event) = self.failures.try_recv() {
+            self.timeouts += u32::from(event.failure == Failure::Timeout);
+            if self.timeouts == MAX_TIMEOUTS {
+                for slot in self.router.slots().iter() {
+                    slot.install(Program::Native(NativeMode::Kv));
+                }
+                self.withdrawn = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A request between its arrival and its end.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    pin::Pin,
+    sync::Arc,
+};
+
+use pointsman_orchestration::{Action, Actions, Attempts, Legs};
+use pointsman_routing::{CandidateId, Lane, Receipt, RoutingRequest};
+use pointsman_workers::{Booking, Candidate, Leg};
+use tokio::{
+    sync::futures::OwnedNotified,
+    time::{Duration, Instant},
+};
+
+use crate::{engines::RANK, outcome::Ended, trace::Trace};
+
+/// The part of a request that an engine runs. The tag of a sequence tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The prefill leg of a pair.
+    Prefill,
+    /// The decode leg of a pair.
+    Decode,
+    /// The whole request.
+    Whole,
+}
+
+/// Attempts that tags tell apart.
+const ATTEMPTS: u64 = 16;
+
+/// Returns the tag of a request's part: its number, the attempt and the part.
+pub(super) fn tag(number: usize, attempt: u32, part: Part) -> u64 {
+    (number as u64 * ATTEMPTS + u64::from(attempt) % ATTEMPTS) * 4 + part as u64
+}
+
+/// Returns the number of the request that a tag belongs to.
+pub(super) fn request_of(tag: u64) -> usize {
+    usize::try_from(tag / 4 / ATTEMPTS).unwrap_or(usize::MAX)
+}
+
+/// Returns the part that a tag names.
+pub(super) fn part_of(tag: u64) -> Part {
+    match tag % 4 {
+        0 => Part::Prefill,
+        1 => Part::Decode,
+        _ => Part::Whole,
+    }
+}
+
+/// One leg with its worker.
+#[derive(Debug)]
+pub(super) struct LegRun {
+    /// Position of the engine.
+    pub(super) engine: usize,
+    pub(super) candidate: Candidate,
+    pub(super) booking: Option<Booking>,
+    /// The sequence that the engine runs or will run; `None`: nothing was sent, or the leg is over.
+    pub(super) tag: Option<u64>,
+    /// When it was sent to the engine.
+    pub(super) sent: Duration,
+}
+
+/// Blocks of a finished prefill that wait for the decode engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// Position of the engine.
+    pub(super) engine: usize,
+    pub(super) tag: u64,
+    /// When the lease ends.
+    pub(super) until: Duration,
+    /// Whether the engine went away, and the blocks with it.
+    pub(super) lost: bool,
+}
+
+/// The decision of a decode override that learns, until its outcome is known.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Override {
+    pub(super) lane: Lane,
+    pub(super) seed: u64,
+    pub(super) by_policy: bool,
+}
+
+/// A request that runs.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) at: Duration,
+    pub(super) arrived: Instant,
+    pub(super) request: RoutingRequest,
+    /// Hashes of the prompt's blocks, as engines know them.
+    pub(super) chain: Arc<[u64]>,
+    pub(super) legs: Legs,
+    pub(super) actions: VecDeque<Action>,
+    pub(super) attempts: Attempts,
+    pub(super) prefill: Option<LegRun>,
+    pub(super) decode: Option<LegRun>,
+    /// The decode candidate for which the decode override decided on local prefill.
+    pub(super) planned: Option<CandidateId>,
+    pub(super) held: Option<Held>,
+    /// Whether the prefill answer carried a handoff that a decode leg has to consume.
+    pub(super) handoff: bool,
+    /// Number of waits, so that the end of an earlier one is ignored.
+    pub(super) waits: u32,
+    /// Completes when the queue wakes the request.
+    pub(super) woken: Option<Pin<Box<OwnedNotified>>>,
+    /// The first failure.
+    pub(super) cause: Option<Ended>,
+    /// Whether the client gets that failure.
+    pub(super) failed: bool,
+    pub(super) first_token: Option<Duration>,
+    pub(super) last_token: (Duration, u32),
+    /// Prompt tokens that were cached where the prompt was computed.
+    pub(super) cached: u32,
+    pub(super) fell_back: bool,
+    pub(super) receipts: Vec<Receipt>,
+    pub(super) decode_override: Option<Override>,
+}
+
+impl Flight {
+    /// Returns a request that was planned, with its first actions.
+    pub(super) fn new(
+        at: Duration,
+        request: RoutingRequest,
+        chain: Arc<[u64]>,
+        (legs, actions): (Legs, Actions),
+        seed: u64,
+    ) -> Self {
+        Self {
+            at,
+            arrived: Instant::now(),
+            request,
+            chain,
+            legs,
+            actions: actions.into(),
+            attempts: Attempts::seeded(seed),
+            prefill: None,
+            decode: None,
+            planned: None,
+            held: None,
+            handoff: false,
+            waits: 0,
+            woken: None,
+            cause: None,
+            failed: false,
+            first_token: None,
+            last_token: (at, 0),
+            cached: 0,
+            fell_back: false,
+            receipts: Vec::with_capacity(2),
+            decode_override: None,
+        }
+    }
+
+    /// Returns the run of a leg.
+    pub(super) fn leg(&mut self, leg: Leg) -> &mut Option<LegRun> {
+        if leg == Leg::Prefill { &mut self.prefill } else { &mut self.decode }
+    }
+
+    /// Returns the other leg's candidate, if it is chosen.
+    pub(super) fn other_leg(&self, leg: Leg) -> Option<CandidateId> {
+        let other = match leg {
+            Leg::Decode => self.prefill.as_ref(),
+            Leg::Prefill => self.decode.as_ref().filter(|decode| decode.booking.is_some()),
+            Leg::Aggregated => None,
+        };
+        other.map(|run| (run.candidate.worker.id(), RANK))
+    }
+
+    /// Returns the engines that computed the prompt and generated the answer, by position.
+    pub(super) fn engines(&self) -> (usize, usize) {
+        let prefill = self.prefill.as_ref().map(|run| run.engine);
+        let decode = self.decode.as_ref().map(|run| run.engine);
+        let prefill = if self.legs.answering() == Leg::Aggregated { decode } else { prefill };
+        let prefill = prefill.or(decode).unwrap_or_default();
+        (prefill, decode.unwrap_or(prefill))
+    }
+
+    /// Notes the cached tokens of the part that computes the prompt.
+    pub(super) fn admitted(&mut self, tag: u64, cached: u32) {
+        if part_of(tag) != Part::Decode {
+            self.cached = cached;
+        }
+    }
+}
+
+/// For each request with a successor in its session that waits for it: the successor.
+pub(super) fn followers(trace: &Trace) -> HashMap<usize, usize> {
+    let mut last: HashMap<&str, usize> = HashMap::new();
+    let mut followers = HashMap::new();
+    for (number, request) in trace.requests.iter().enumerate() {
+        let Some(session) = request.session.as_deref() else { continue };
+        if let Some(before) = last.insert(session, number)
+            && request.delay.is_some()
+        {
+            followers.insert(before, number);
+        }
+    }
+    followers
+}

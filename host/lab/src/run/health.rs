@@ -1,0 +1,239 @@
+//! Engines that go away and come back, as routing notices it: failed legs, health checks and load figures.
+
+use pointsman_orchestration::{Event as LegEvent, Failed};
+use pointsman_sim::core::BatchEngine;
+use pointsman_workers::{
+    EngineLoad, Leg,
+    probe::{MAX_LOAD_FAILURES, MIN_REQUESTED_GAP},
+};
+use tokio::time::{Duration, Instant};
+
+use super::{Event, Lab};
+use crate::{engines::RANK, outcome::Ended};
+
+/// Samples of the imbalance that a result has at most.
+const MAX_SAMPLES: usize = 2_000;
+
+/// How an engine fails a leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It refuses the connection.
+    Connect,
+    /// It closes the connection while it handles the request.
+    Broken,
+    /// It answers with a status of 5xx.
+    Status,
+}
+
+impl Fault {
+    /// As the gateway classifies the failed call.
+    fn failed(self) -> Failed {
+        let sent = self != Self::Connect;
+        Failed { retryable: true, refused: false, sent, broke: sent }
+    }
+}
+
+/// The imbalance of load over time.
+#[derive(Debug, Default)]
+pub(super) struct Imbalance {
+    sum: f64,
+    count: u64,
+    /// A sample is kept once in so many.
+    every: u64,
+    kept: Vec<(Duration, f64)>,
+}
+
+impl Imbalance {
+    fn add(&mut self, at: Duration, value: f64) {
+        self.every = self.every.max(1);
+        if self.count.is_multiple_of(self.every) {
+            self.kept.push((at, value));
+        }
+        self.sum += value;
+        self.count += 1;
+        if self.kept.len() >= MAX_SAMPLES {
+            let mut place = 0_usize;
+            self.kept.retain(|_| {
+                place += 1;
+                place % 2 == 1
+            });
+            self.every *= 2;
+        }
+    }
+
+    /// Returns the mean, and samples over time.
+    #[expect(clippy::cast_precision_loss, reason = "numbers of samples stay far below 2^53")]
+    pub(super) fn finish(self) -> (f64, Vec<(Duration, f64)>) {
+        (if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }, self.kept)
+    }
+}
+
+impl Lab<'_> {
+    /// Plans the outages of the fleet.
+    pub(super) fn plan_outages(&mut self) {
+        for outage in &self.fleet.outages {
+            let engine = outage.engine as usize;
+            let from = Duration::from_secs_f64(outage.from_s);
+            self.plan(from, Event::Leaves(engine));
+            self.plan(from + Duration::from_secs_f64(outage.for_s), Event::Returns(engine));
+        }
+    }
+
+    pub(super) fn is_away(&self, place: usize) -> bool {
+        self.engines.get(place).is_some_and(|engine| engine.outages > 0)
+    }
+
+    /// An engine goes away: its requests break, and its cache is lost.
+    pub(super) fn leave(&mut self, place: usize) {
+        let Some(engine) = self.engines.get_mut(place) else { return };
+        engine.outages += 1;
+        if engine.outages > 1 {
+            return;
+        }
+        engine.incarnation += 1;
+        let counts = engine.core.counts();
+        self.preemptions += counts.preemptions;
+        self.steps += counts.steps;
+        engine.core = BatchEngine::new(engine.limits, engine.step_time);
+        engine.step_ends = None;
+        let id = engine.worker.id();
+        if self.fleet.kv_events {
+            self.router.index().forget(id, RANK);
+            self.router.index().set_live(id, RANK, false);
+        }
+        // The next check is the one of the regular interval.
+        let interval = self.fleet.probe.interval;
+        let past = u64::try_from(self.now.as_nanos() % interval.as_nanos().max(1)).unwrap_or(0);
+        self.plan_check(place, self.now + interval - Duration::from_nanos(past));
+        self.break_legs(place);
+    }
+
+    /// Fails the legs that run on an engine, by the number of their request.
+    fn break_legs(&mut self, place: usize) {
+        let mut broken: Vec<(usize, Option<Leg>)> = Vec::new();
+        for (number, flight) in &mut self.flights {
+            if let Some(held) = flight.held.as_mut().filter(|held| held.engine == place) {
+                held.lost = true;
+            }
+            let runs = |run: &Option<super::flight::LegRun>| {
+                run.as_ref().is_some_and(|run| run.engine == place && run.tag.is_some())
+            };
+            if runs(&flight.prefill) {
+                broken.push((*number, Some(Leg::Prefill)));
+            } else if runs(&flight.decode) {
+                broken.push((*number, None));
+            }
+        }
+        broken.sort_unstable_by_key(|(number, _)| *number);
+        for (number, leg) in broken {
+            let answering = || self.flights.get(&number).map(|flight| flight.legs.answering());
+            if let Some(leg) = leg.or_else(answering) {
+                self.leg_failed(number, leg, Fault::Broken);
+                self.perform(number);
+            }
+        }
+    }
+
+    /// An engine is back, with an empty cache. A health check has to find it.
+    pub(super) fn come_back(&mut self, place: usize) {
+        if let Some(engine) = self.engines.get_mut(place) {
+            engine.outages = engine.outages.saturating_sub(1);
+        }
+    }
+
+    /// Fails a leg as the gateway does: its worker's record, the workers that are not tried again, its
+    /// booking.
+    pub(super) fn leg_failed(&mut self, number: usize, leg: Leg, fault: Fault) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.cause.get_or_insert(Ended::Failed);
+        let Some(run) = flight.leg(leg).as_mut() else { return };
+        run.tag = None;
+        let (place, candidate) = (run.engine, run.candidate.clone());
+        candidate.load().observe_outcome(false);
+        candidate.worker.note_outcome(false);
+        flight.attempts.note_failure(Some((candidate.worker.id(), RANK)));
+        match fault {
+            Fault::Connect => candidate.worker.note_connect_failed(),
+            Fault::Broken => candidate.worker.note_restart(),
+            Fault::Status => {}
+        }
+        if fault != Fault::Status {
+            self.request_check(place);
+        }
+        if leg != Leg::Prefill {
+            self.free(number, leg);
+        }
+        let failed = fault.failed();
+        let event = if leg == Leg::Prefill {
+            LegEvent::PrefillFailed(failed)
+        } else {
+            LegEvent::DecodeFailed(failed)
+        };
+        self.report(number, event);
+    }
+
+    /// Plans the check that a failed request asks for.
+    fn request_check(&mut self, place: usize) {
+        let Some(engine) = self.engines.get(place) else { return };
+        let gap = MIN_REQUESTED_GAP.min(self.fleet.probe.interval);
+        let at = engine.last_check.map_or(self.now, |last| (last + gap).max(self.now));
+        self.plan_check(place, at);
+    }
+
+    /// Plans a health check, unless an earlier one is planned.
+    fn plan_check(&mut self, place: usize, at: Duration) {
+        let Some(engine) = self.engines.get_mut(place) else { return };
+        if engine.next_check.is_none_or(|next| next > at) {
+            engine.next_check = Some(at);
+            self.plan(at, Event::Check(place));
+        }
+    }
+
+    /// Checks the health of an engine that went away. Others would pass.
+    pub(super) fn check(&mut self, place: usize) {
+        let Some(engine) = self.engines.get_mut(place) else { return };
+        if engine.next_check != Some(self.now) {
+            return;
+        }
+        (engine.last_check, engine.next_check) = (Some(self.now), None);
+        if engine.outages == 0 {
+            engine.checks.passed(&engine.worker);
+            engine.load_failures = 0;
+            if self.fleet.kv_events {
+                self.router.index().set_live(engine.worker.id(), RANK, true);
+            }
+            return;
+        }
+        engine.checks.requested(&engine.worker);
+        engine.checks.failed(&engine.worker);
+        self.plan_check(place, self.now + self.fleet.probe.interval);
+    }
+
+    /// Gives routing the load figures of all engines, as they were read `age` ago.
+    #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
+    pub(super) fn read_loads(&mut self, age: Duration) {
+        let (mut most, mut all) = (0, 0);
+        for engine in &mut self.engines {
+            if engine.outages > 0 {
+                engine.load_failures += 1;
+                if engine.load_failures >= MAX_LOAD_FAILURES {
+                    engine.worker.set_engine_load(None);
+                }
+                continue;
+            }
+            let (running, waiting) = engine.core.sequences();
+            most = most.max(running + waiting);
+            all += u64::from(running + waiting);
+            engine.worker.set_engine_load(Some(EngineLoad {
+                running,
+                waiting,
+                kv_usage: engine.core.kv_usage() as f32,
+                read_at: Instant::now() - age,
+            }));
+        }
+        if all > 0 {
+            let value = f64::from(most) * self.engines.len() as f64 / all as f64;
+            self.imbalance.add(self.now.saturating_sub(age), value);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Performs the actions of a request's legs. The order of legs, retries, pauses, the queue and sessions are
+//! the gateway's own (`pointsman_orchestration`), and the decisions are the production router's.
+
+use pointsman_orchestration::{
+    Action, AfterRefusal, Event as LegEvent, HandoffKind, Legs, NoPair, Parking, PrefillTraits, Queued,
+    Shape, Splittable, pair_that_is_up,
+};
+use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
+use pointsman_workers::Leg;
+use rand::RngExt as _;
+
+use super::{
+    EPOCH_US, Event, Lab,
+    flight::{self, Flight, LegRun, Override, Part},
+};
+use crate::{
+    engines::{self, RANK},
+    outcome::Ended,
+};
+
+/// How a request is going to be run.
+struct RequestPlan {
+    shape: Shape,
+    planned: Option<pointsman_routing::CandidateId>,
+    decode_override: Option<Override>,
+    fell_back: bool,
+}
+
+impl Lab<'_> {
+    /// Plans and routes a request that arrives now.
+    pub(super) fn arrive(&mut self, number: usize) {
+        let Some(request) = self.trace.requests.get(number) else { return };
+        let Some(prepared) = self.prepared.get(number).cloned() else { return };
+        let tenant_active_requests = request.tenant_hash.map_or(0, |tenant| {
+            let active = self.tenants.entry(tenant).or_insert(0);
+            *active += 1;
+            *active
+        });
+        let routing_request = RoutingRequest {
+            prompt_tokens: request.input_tokens,
+            block_size: self.fleet.block_tokens,
+            prefix: prepared.prefix,
+            n: 1,
+            priority: request.priority,
+            draw: self.rng.random(),
+            session_hash: prepared.session_hash,
+            tenant_hash: request.tenant_hash,
+            tenant_active_requests,
+            ..RoutingRequest::default()
+        };
+        let fits = |engine: &engines::Engine| engine.core.fits(request.input_tokens, request.output_tokens);
+        if !self.engines.get(self.smallest).is_some_and(fits) {
+            return self.refuse(number, Ended::TooLarge);
+        }
+        match self.plan_request(&routing_request) {
+            Err(ended) => self.refuse(number, ended),
+            Ok(plan) => {
+                let legs = Legs::new(plan.shape, self.split.retry_policy);
+                let seed = self.rng_of_pauses.random();
+                let mut flight = Flight::new(self.now, routing_request, prepared.chain, legs, seed);
+                (flight.planned, flight.decode_override) = (plan.planned, plan.decode_override);
+                flight.fell_back = plan.fell_back;
+                self.flights.insert(number, flight);
+                self.perform(number);
+            }
+        }
+    }
+
+    /// Decides between one worker and two.
+    fn plan_request(&mut self, request: &RoutingRequest) -> Result<RequestPlan, Ended> {
+        let local = !self.snapshot.pool(&self.model, Leg::Aggregated).is_empty();
+        let enforce_disagg = self.split.enforce_disagg;
+        let splittable = Splittable { enforce_disagg, pins_prefill: false, local };
+        let plan = |shape| RequestPlan { shape, planned: None, decode_override: None, fell_back: false };
+        if pair_that_is_up(&self.snapshot, &self.model).is_none() {
+            return match splittable.without_pair() {
+                Ok(shape) => Ok(plan(shape)),
+                Err(NoPair::Enforced | NoPair::NoWorker) => Err(Ended::NoWorker),
+            };
+        }
+        let seed = self.rng.random();
+        let decided = self.router.plan(&self.query(request, Leg::Decode, seed), Purpose::Route);
+        if let Some(reason) = decided.fallback {
+            *self.fallbacks.entry(reason).or_insert(0) += 1;
+        }
+        let shape = match decided.plan {
+            Plan::Shed(_) => return Err(Ended::Shed),
+            Plan::Local if splittable.may_run_locally() => Shape::Aggregated,
+            Plan::Local | Plan::Remote => Shape::Remote,
+        };
+        Ok(RequestPlan {
+            planned: decided.decode.filter(|_| shape == Shape::Aggregated),
+            decode_override: decided.learns.then_some(Override {
+                lane: decided.lane,
+                seed,
+                by_policy: decided.fallback.is_none(),
+            }),
+            fell_back: decided.fallback.is_some(),
+            ..plan(shape)
+        })
+    }
+
+    fn query<'q>(&'q self, request: &'q RoutingRequest, leg: Leg, seed: u64) -> Query<'q> {
+        let affinity = request.session_hash.filter(|_| !self.fleet.routing.session_affinity.is_zero());
+        Query {
+            snapshot: &self.snapshot,
+            model: &self.model,
+            leg,
+            attempt: 0,
+            request,
+            pin: None,
+            session: affinity.and_then(|session| self.sessions.get(session, leg)),
+            planned: None,
+            tried: &[],
+            other_leg: None,
+            queue_us: 0,
+            explain: false,
+            probe: false,
+            seed,
+            now_us: self.now_us(),
+            request_id: None,
+        }
+    }
+
+    /// The time as policies see it, microseconds since the Unix epoch.
+    pub(super) fn now_us(&self) -> u64 {
+        EPOCH_US + u64::try_from(self.now.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Performs the actions of a request until none is left.
+    pub(super) fn perform(&mut self, number: usize) {
+        while let Some(flight) = self.flights.get_mut(&number)
+            && let Some(action) = flight.actions.pop_front()
+        {
+            match action {
+                Action::Route(leg) => {
+                    if flight.attempts.pause(leg) {
+                        self.retries += 1;
+                        self.wait(number);
+                    } else {
+                        self.route(number, leg, None);
+                    }
+                }
+                Action::Send(Leg::Prefill) => self.send_prefill(number),
+                Action::Send(_) | Action::SendToConsume => self.send_answering(number),
+                Action::Cancel(leg) => self.cancel(number, leg),
+                Action::FallBackToLocal => self.local_fallbacks += 1,
+                Action::Fail(_) | Action::FailDeadline => flight.failed = true,
+                Action::Finish => self.end(number),
+                // An abort comes with a cancellation. The others concern the bytes of the answer.
+                Action::Abort(_) | Action::Relay | Action::Hold | Action::Release | Action::AnswerPrefill => {
+                }
+            }
+        }
+    }
+
+    /// Reports an event to the state machine of a request and queues the actions that follow.
+    pub(super) fn report(&mut self, number: usize, event: LegEvent) {
+        if let Some(flight) = self.flights.get_mut(&number) {
+            flight.actions.extend(flight.legs.on(event));
+        }
+    }
+
+    /// Chooses and books the leg's worker. `place` is the place in the queue that the request has.
+    pub(super) fn route(&mut self, number: usize, leg: Leg, place: Option<Queued>) {
+        let drawn = self.rng.random();
+        let seed = self.draws.get(&(number, leg)).copied().unwrap_or(drawn);
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        if flight.attempts.begin(flight.legs.attempt()) {
+            // A new attempt uses nothing of the one before.
+            flight.handoff = false;
+            if let Some(held) = flight.held.take() {
+                self.strand(held);
+            }
+        }
+        let pin = if self.oracle { self.earliest(number, leg) } else { None };
+        let Some(flight) = self.flights.get(&number) else { return };
+        let query = Query {
+            attempt: flight.attempts.earlier(),
+            pin: pin.map(|worker| (worker, Some(RANK))),
+            planned: flight.planned.filter(|_| leg == Leg::Aggregated),
+            tried: flight.attempts.tried(),
+            other_leg: flight.other_leg(leg),
+            queue_us: u32::try_from(flight.attempts.queued().as_micros()).unwrap_or(u32::MAX),
+            ..self.query(&flight.request, leg, seed)
+        };
+        let (over, fallback) = match leg {
+            Leg::Decode => self.router.decode_config(&query, Purpose::Route),
+            _ => (RouterConfigOverride::default(), None),
+        };
+        let routed = self.router.route(&query, &over);
+        if let Some(reason) = fallback {
+            *self.fallbacks.entry(reason).or_insert(0) += 1;
+        }
+        match routed {
+            Ok(routed) => self.routed(number, leg, routed),
+            Err(error) => self.not_routed(number, leg, &error, place),
+        }
+    }
+
+    fn not_routed(&mut self, number: usize, leg: Leg, error: &RouteError, place: Option<Queued>) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let parking = Parking {
+            queue: &self.queue,
+            priority: flight.request.priority,
+            jump_s: flight.request.priority_jump_s,
+            arrived: flight.arrived,
+            timeout: self.fleet.queue.timeout,
+        };
+        match flight.attempts.after_refusal(leg, error, place, flight.handoff, &parking) {
+            AfterRefusal::Wait => self.wait(number),
+            AfterRefusal::RouteAgain => self.route(number, leg, None),
+            AfterRefusal::GiveUp => {
+                let refused = matches!(error, RouteError::AllBusy(_) | RouteError::Shed(_));
+                flight.cause.get_or_insert(if refused { Ended::Shed } else { Ended::NoWorker });
+                self.report(number, LegEvent::Unroutable);
+            }
+        }
+    }
+
+    fn routed(&mut self, number: usize, leg: Leg, routed: Routed) {
+        let Routed { candidate, booking, receipt } = routed;
+        if let Some(reason) = receipt.decider.fallback() {
+            *self.fallbacks.entry(reason).or_insert(0) += 1;
+        }
+        let handoff = self.fleet.routing.handoff;
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.fell_back |= receipt.decider.fallback().is_some();
+        flight.receipts.push(receipt);
+        let engine = engines::position(candidate.worker.id());
+        let run = LegRun { engine, candidate, booking: Some(booking), tag: None, sent: self.now };
+        *flight.leg(leg) = Some(run);
+        let event = match leg {
+            Leg::Prefill => LegEvent::PrefillRouted(PrefillTraits {
+                handoff,
+                cancellable: false,
+                abortable: handoff == HandoffKind::Bootstrap,
+            }),
+            Leg::Decode | Leg::Aggregated => LegEvent::Routed,
+        };
+        self.report(number, event);
+    }
+
+    fn send_prefill(&mut self, number: usize) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let tag = flight::tag(number, flight.legs.attempt(), Part::Prefill);
+        let Some(run) = flight.prefill.as_mut() else { return };
+        (run.sent, run.tag) = (self.now, Some(tag));
+        let engine = run.engine;
+        if self.is_away(engine) {
+            return self.leg_failed(number, Leg::Prefill, super::health::Fault::Connect);
+        }
+        self.submit(number, engine, tag);
+    }
+
+    /// Sends the decode or aggregated leg. A decode leg starts when the KV has arrived.
+    fn send_answering(&mut self, number: usize) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let leg = flight.legs.answering();
+        let part = if leg == Leg::Decode { Part::Decode } else { Part::Whole };
+        let tag = flight::tag(number, flight.legs.attempt(), part);
+        let ready = flight.held.is_some();
+        let Some(run) = flight.decode.as_mut() else { return };
+        (run.sent, run.tag) = (self.now, Some(tag));
+        let engine = run.engine;
+        if self.is_away(engine) {
+            return self.leg_failed(number, leg, super::health::Fault::Connect);
+        }
+        match part {
+            Part::Decode if ready => self.transfer(number),
+            Part::Decode => {}
+            Part::Prefill | Part::Whole => self.submit(number, engine, tag),
+        }
+    }
+
+    /// Stops a leg: its engine drops the sequence, and its booking ends.
+    fn cancel(&mut self, number: usize, leg: Leg) {
+        let Some(run) = self.flights.get_mut(&number).and_then(|flight| flight.leg(leg).as_mut()) else {
+            return;
+        };
+        if let Some(tag) = run.tag.take()
+            && let Some(engine) = self.engines.get_mut(run.engine)
+        {
+            engine.core.leave(tag);
+        }
+        self.free(number, leg);
+    }
+
+    /// Releases a leg's booking and wakes the queue.
+    pub(super) fn free(&mut self, number: usize, leg: Leg) {
+        let run = self.flights.get_mut(&number).and_then(|flight| flight.leg(leg).as_mut());
+        if run.and_then(|run| run.booking.take()).is_some() {
+            self.queue.wake();
+        }
+    }
+
+    /// Binds the session to the worker that a leg reached.
+    pub(super) fn bind(&self, number: usize, leg: Leg) {
+        let ttl = self.fleet.routing.session_affinity;
+        let Some(flight) = self.flights.get(&number).filter(|_| !ttl.is_zero()) else { return };
+        let run = if leg == Leg::Prefill { &flight.prefill } else { &flight.decode };
+        if let (Some(session), Some(run)) = (flight.request.session_hash, run) {
+            self.sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
+        }
+    }
+
+    /// Waits for what the attempts of a request say: a pause, or a place in the queue.
+    fn wait(&mut self, number: usize) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(waiting) = flight.attempts.waiting() else { return };
+        let left = waiting.latest().saturating_duration_since(tokio::time::Instant::now());
+        let woken = waiting.woken().map(Box::pin);
+        flight.waits += 1;
+        let waits = flight.waits;
+        if woken.is_some() {
+            self.woken.push(number);
+        }
+        flight.woken = woken;
+        self.plan(self.now + left, Event::Retry(number, waits));
+    }
+
+    /// Routes a request whose wait is over.
+    pub(super) fn resume(&mut self, number: usize) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.waits += 1;
+        flight.woken = None;
+        if let Some((leg, place)) = flight.attempts.resume() {
+            self.route(number, leg, place);
+            self.perform(number);
+        }
+    }
+}

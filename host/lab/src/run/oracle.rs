@@ -1,0 +1,115 @@
+//! The oracle: chooses with knowledge that no router has.
+
+use pointsman_sim::core::{PromptKv, Sequence};
+use pointsman_workers::{Leg, WorkerId};
+use tokio::time::Duration;
+
+use super::{Lab, flight::Part, serving::step_duration};
+use crate::{engines, engines::RANK};
+
+/// Tag of the sequence in a prediction. No request has it.
+const PROBE: u64 = u64::MAX;
+
+impl Lab<'_> {
+    /// Returns the worker on which a leg would finish first, if no further request arrived.
+    ///
+    /// The oracle knows the true content of every cache, every queue, the remaining tokens of every sequence
+    /// and the output length of this request. It runs a copy of each engine's model until the leg has its
+    /// last token; of a prefill leg it adds the transfer behind those that wait for the same link. It
+    /// minimises the finish time of one leg after the other. A transfer depends on the prefill engine alone,
+    /// so that choosing the legs in this order loses little against choosing them together.
+    ///
+    /// It is not a proof of optimality: it does not know arrivals, does not weigh what a request costs the
+    /// others, and never waits for a better moment. A policy can beat it, above all under high load.
+    pub(super) fn earliest(&self, number: usize, leg: Leg) -> Option<WorkerId> {
+        let (request, flight) = (self.trace.requests.get(number)?, self.flights.get(&number)?);
+        let tried = flight.attempts.tried();
+        let pool = self.snapshot.pool(&self.model, leg);
+        let thresholds = self.router.busy().of(&self.model, leg);
+        let candidates = pool.iter().filter(|candidate| {
+            candidate.ineligible().is_none()
+                && thresholds.exceeded(candidate).is_none()
+                && !tried.contains(&(candidate.worker.id(), RANK))
+        });
+        let part = match leg {
+            Leg::Prefill => Part::Prefill,
+            Leg::Decode => Part::Decode,
+            Leg::Aggregated => Part::Whole,
+        };
+        let sequence = Sequence {
+            tag: PROBE,
+            prompt: flight.chain.clone(),
+            isl: request.input_tokens,
+            osl: if part == Part::Prefill { 1 } else { request.output_tokens },
+            kv: if part == Part::Decode { PromptKv::Received } else { PromptKv::Computed },
+            keeps_blocks: false,
+        };
+        let transfer = self.fleet.links.transfer(request.input_tokens);
+        let received = flight.held.and_then(|held| self.engines.get(held.engine));
+        let kv_at = received.map_or(self.now, |engine| engine.link_free.max(self.now) + transfer);
+        let submit_at = if part == Part::Decode { kv_at } else { self.now };
+        // Engines with few sequences first: their finish times end the predictions of the others early.
+        let mut places: Vec<(u32, usize, WorkerId)> = candidates
+            .filter_map(|candidate| {
+                let id = candidate.worker.id();
+                let place = engines::position(id);
+                let (running, waiting) = self.engines.get(place)?.core.sequences();
+                Some((running + waiting, place, id))
+            })
+            .collect();
+        places.sort_unstable();
+        let mut best: Option<(Duration, WorkerId)> = None;
+        for (_, place, id) in places {
+            let Some(engine) = self.engines.get(place) else { continue };
+            let after = if part == Part::Prefill { transfer } else { Duration::ZERO };
+            let limit = best.map_or(Duration::MAX, |(at, _)| at);
+            let submit_at = submit_at + engine.request_overhead;
+            let Some(finish) = engine.finish_of(&sequence, self.now, submit_at, limit) else { continue };
+            let done = if part == Part::Prefill { finish.max(engine.link_free) } else { finish } + after;
+            if done < limit {
+                best = Some((done, id));
+            }
+        }
+        best.map(|(_, id)| id)
+    }
+}
+
+impl engines::Engine {
+    /// Returns when the engine would give the last token of a sequence that is submitted at `submit_at`, if
+    /// nothing else arrives. `None`: not before `limit`.
+    fn finish_of(
+        &self,
+        sequence: &Sequence,
+        now: Duration,
+        submit_at: Duration,
+        limit: Duration,
+    ) -> Option<Duration> {
+        let mut core = self.core.clone();
+        let mut waits = Some(sequence.clone());
+        let (mut at, mut ends) = (now, self.step_ends);
+        let mut tokens = Vec::new();
+        loop {
+            let end = ends.take();
+            at = end.unwrap_or(at);
+            if submit_at <= at {
+                waits.take().into_iter().for_each(|sequence| core.submit(sequence));
+            }
+            if end.is_some() {
+                tokens.clear();
+                core.end_step(&mut tokens);
+                if tokens.iter().any(|token| token.tag == PROBE && token.last) {
+                    return Some(at);
+                }
+            }
+            if at >= limit {
+                return None;
+            }
+            match core.begin_step() {
+                Some(milliseconds) => ends = Some(at + step_duration(milliseconds)),
+                // Nothing to do before the sequence arrives.
+                None if waits.is_some() => at = submit_at,
+                None => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Engines at work: steps, tokens, transfers of KV, and leases.
+
+use pointsman_orchestration::{Event as LegEvent, HandoffKind};
+use pointsman_sim::core::{PromptKv, Sequence, Token};
+use pointsman_workers::{Leg, events::Batch};
+use tokio::time::Duration;
+
+use super::{
+    Event, Lab,
+    flight::{self, Held, Part},
+    health::Fault,
+};
+use crate::engines::{self, RANK};
+
+/// Longest step, seconds: a formula may be absurd, but time has to stay a time.
+const MAX_STEP_S: f64 = 86_400.0;
+
+/// Returns the duration of a step. It takes time, however small a formula says it is.
+pub(super) fn step_duration(milliseconds: f64) -> Duration {
+    Duration::from_secs_f64((milliseconds / 1e3).clamp(1e-9, MAX_STEP_S))
+}
+
+impl Lab<'_> {
+    /// Sends a sequence to an engine.
+    pub(super) fn submit(&mut self, number: usize, place: usize, tag: u64) {
+        let (Some(request), Some(flight)) = (self.trace.requests.get(number), self.flights.get(&number))
+        else {
+            return;
+        };
+        let part = flight::part_of(tag);
+        let sequence = Sequence {
+            tag,
+            prompt: flight.chain.clone(),
+            isl: request.input_tokens,
+            osl: if part == Part::Prefill { 1 } else { request.output_tokens },
+            kv: if part == Part::Decode { PromptKv::Received } else { PromptKv::Computed },
+            keeps_blocks: part == Part::Prefill,
+        };
+        let overhead = self.engines.get(place).map_or(Duration::ZERO, |engine| engine.request_overhead);
+        if overhead.is_zero() {
+            self.enqueue(place, sequence);
+        } else {
+            self.plan(self.now + overhead, Event::Queued(place, Box::new(sequence)));
+        }
+    }
+
+    /// Gives a sequence to the scheduler of its engine, unless it was cancelled before.
+    pub(super) fn enqueue(&mut self, place: usize, sequence: Sequence) {
+        let tag = sequence.tag;
+        let Some(flight) = self.flights.get(&flight::request_of(tag)) else { return };
+        let run = if flight::part_of(tag) == Part::Prefill { &flight.prefill } else { &flight.decode };
+        if !run.as_ref().is_some_and(|run| run.tag == Some(tag) && run.engine == place) {
+            return;
+        }
+        if let Some(engine) = self.engines.get_mut(place) {
+            engine.core.submit(sequence);
+        }
+        self.start_step(place);
+    }
+
+    /// Starts an engine's next step, if it is idle and has work.
+    pub(super) fn start_step(&mut self, place: usize) {
+        let Some(engine) = self.engines.get_mut(place) else { return };
+        let Some(milliseconds) = engine.core.begin_step() else { return };
+        for (tag, cached) in engine.core.take_admitted() {
+            if let Some(flight) = self.flights.get_mut(&flight::request_of(tag)) {
+                flight.admitted(tag, cached);
+            }
+        }
+        let ends = self.now + step_duration(milliseconds);
+        engine.step_ends = Some(ends);
+        let incarnation = engine.incarnation;
+        self.plan(ends, Event::StepEnd(place, incarnation));
+    }
+
+    pub(super) fn end_step(&mut self, place: usize, incarnation: u32) {
+        let Some(engine) = self.engines.get_mut(place) else { return };
+        if engine.incarnation != incarnation {
+            return;
+        }
+        let mut tokens = std::mem::take(&mut self.tokens);
+        tokens.clear();
+        engine.step_ends = None;
+        engine.core.end_step(&mut tokens);
+        let changes = engine.core.take_changes();
+        if self.fleet.kv_events && !changes.is_empty() {
+            let batch = engines::events(changes, self.trace, self.fleet.block_tokens, flight::request_of);
+            let delay = Duration::from_secs_f64(self.fleet.kv_event_delay_ms / 1e3);
+            if delay.is_zero() {
+                self.apply_events(place, incarnation, batch);
+            } else {
+                self.plan(self.now + delay, Event::KvEvents(place, incarnation, Box::new(batch)));
+            }
+        }
+        for token in &tokens {
+            self.token(place, token);
+        }
+        self.tokens = tokens;
+        self.start_step(place);
+    }
+
+    /// Applies the KV events of an engine. Those of an engine that went away since are lost.
+    pub(super) fn apply_events(&self, place: usize, incarnation: u32, batch: Batch) {
+        let Some(engine) = self.engines.get(place) else { return };
+        if engine.incarnation == incarnation {
+            // A synchronous index has no queue that could be full.
+            let _ = self.router.index().events(engine.worker.id(), RANK, batch);
+        }
+    }
+
+    /// Takes a token of an engine: bookings grow, figures are learnt, legs end.
+    fn token(&mut self, place: usize, token: &Token) {
+        let number = flight::request_of(token.tag);
+        let part = flight::part_of(token.tag);
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let answering = flight.legs.answering();
+        let run = if part == Part::Prefill { &mut flight.prefill } else { &mut flight.decode };
+        let Some(run) = run.as_mut().filter(|run| run.tag == Some(token.tag) && run.engine == place) else {
+            return;
+        };
+        if part == Part::Prefill {
+            return self.prefill_done(number);
+        }
+        if let Some(booking) = &mut run.booking {
+            if token.number == 1 {
+                booking.first_token(self.now - run.sent, part == Part::Whole);
+            }
+            booking.output_tokens(token.number);
+        }
+        let first = *flight.first_token.get_or_insert(self.now);
+        flight.last_token = (self.now, token.number);
+        if token.last {
+            run.tag = None;
+            run.candidate.load().observe_outcome(true);
+            run.candidate.worker.note_outcome(true);
+            if token.number > 1 {
+                run.candidate.load().observe_itl((self.now - first) / (token.number - 1));
+            }
+        }
+        if token.number == 1 {
+            self.report(number, LegEvent::Head);
+            self.report(number, LegEvent::FirstToken);
+            self.bind(number, answering);
+        }
+        if token.last {
+            self.report(number, LegEvent::Ended);
+        }
+        if token.number == 1 || token.last {
+            self.perform(number);
+        }
+    }
+
+    fn prefill_done(&mut self, number: usize) {
+        let lease = Duration::from_secs_f64(self.fleet.links.lease_s);
+        let handoff = self.fleet.routing.handoff;
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let decode_waits = flight.decode.as_ref().is_some_and(|decode| decode.tag.is_some());
+        let Some(run) = flight.prefill.as_mut() else { return };
+        let Some(tag) = run.tag.take() else { return };
+        if let Some(booking) = &mut run.booking {
+            booking.first_token(self.now - run.sent, true);
+        }
+        run.candidate.load().observe_outcome(true);
+        run.candidate.worker.note_outcome(true);
+        flight.held = Some(Held { engine: run.engine, tag, until: self.now + lease, lost: false });
+        flight.handoff = handoff == HandoffKind::Completed;
+        self.free(number, Leg::Prefill);
+        self.bind(number, Leg::Prefill);
+        if decode_waits {
+            self.transfer(number);
+        }
+        let event = match handoff {
+            HandoffKind::Completed => LegEvent::PrefillHandoff,
+            HandoffKind::Bootstrap | HandoffKind::Addressed => LegEvent::PrefillEnded,
+        };
+        self.report(number, event);
+        self.perform(number);
+    }
+
+    /// Sends the KV of a finished prefill over its engine's link, behind the transfers before it.
+    pub(super) fn transfer(&mut self, number: usize) {
+        let (Some(request), Some(flight)) = (self.trace.requests.get(number), self.flights.get(&number))
+        else {
+            return;
+        };
+        let tag = flight.decode.as_ref().and_then(|decode| decode.tag);
+        let (Some(held), Some(tag)) = (flight.held, tag) else { return };
+        let Some(engine) = self.engines.get_mut(held.engine) else { return };
+        let start = engine.link_free.max(self.now);
+        engine.link_free = start + self.fleet.links.transfer(request.input_tokens);
+        let at = engine.link_free;
+        self.plan(at, Event::Transferred(number, tag));
+    }
+
+    /// The KV has arrived: the prefill engine releases its blocks and the decode engine starts.
+    pub(super) fn transferred(&mut self, number: usize, tag: u64) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(decode) = flight.decode.as_ref().filter(|decode| decode.tag == Some(tag)) else { return };
+        let (decode, held) = (decode.engine, flight.held.take());
+        match held {
+            Some(held) if !held.lost => self.release(held),
+            _ => {
+                self.leg_failed(number, Leg::Decode, Fault::Status);
+                return self.perform(number);
+            }
+        }
+        self.submit(number, decode, tag);
+    }
+
+    fn release(&mut self, held: Held) {
+        if let Some(engine) = self.engines.get_mut(held.engine) {
+            engine.core.unpin(held.tag);
+        }
+        self.start_step(held.engine);
+    }
+
+    /// A handoff that no decode engine reads: its blocks stay in use until the lease ends.
+    pub(super) fn strand(&mut self, held: Held) {
+        if !held.lost {
+            self.stranded += 1;
+            let at = held.until.max(self.now);
+            self.plan(at, Event::LeaseEnd(held.engine, held.tag));
+        }
+    }
+
+    pub(super) fn lease_ended(&mut self, place: usize, tag: u64) {
+        if let Some(engine) = self.engines.get_mut(place) {
+            engine.core.unpin(tag);
+        }
+        self.start_step(place);
+    }
+}

@@ -1,0 +1,57 @@
+//! Requests that the admission queue wakes.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use parking_lot::Mutex;
+
+use super::Lab;
+
+/// Numbers of the requests whose turn may have come, in order.
+#[derive(Debug, Default)]
+pub(super) struct WakeList(Arc<Mutex<VecDeque<usize>>>);
+
+/// Puts one request on the list when it is woken.
+struct WakeOne {
+    number: usize,
+    list: Arc<Mutex<VecDeque<usize>>>,
+}
+
+impl Wake for WakeOne {
+    fn wake(self: Arc<Self>) {
+        self.list.lock().push_back(self.number);
+    }
+}
+
+impl WakeList {
+    /// Adds a request.
+    pub(super) fn push(&self, number: usize) {
+        self.0.lock().push_back(number);
+    }
+
+    fn pop(&self) -> Option<usize> {
+        self.0.lock().pop_front()
+    }
+
+    fn waker(&self, number: usize) -> Waker {
+        Waker::from(Arc::new(WakeOne { number, list: self.0.clone() }))
+    }
+}
+
+impl Lab<'_> {
+    /// Routes the requests in the queue whose turn has come.
+    pub(super) fn resume_woken(&mut self) {
+        while let Some(number) = self.woken.pop() {
+            let waker = self.woken.waker(number);
+            let woken = self.flights.get_mut(&number).and_then(|flight| flight.woken.as_mut());
+            if let Some(woken) = woken
+                && let Poll::Ready(()) = woken.as_mut().poll(&mut Context::from_waker(&waker))
+            {
+                self.resume(number);
+            }
+        }
+    }
+}

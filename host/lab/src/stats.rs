@@ -1,0 +1,64 @@
+//! Quantiles, and confidence intervals over seeds.
+
+/// Returns the quantile of sorted values by nearest rank; 0 without values.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a rank among some millions"
+)]
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let rank = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+/// Returns the mean; 0 without values.
+#[expect(clippy::cast_precision_loss, reason = "numbers of values stay far below 2^53")]
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
+}
+
+/// Returns half the width of the 95 % confidence interval of the mean, by Student's t. `None` for fewer than
+/// two values.
+#[expect(clippy::cast_precision_loss, reason = "a number of seeds")]
+pub(crate) fn half_interval(values: &[f64]) -> Option<f64> {
+    let count = values.len();
+    if count < 2 {
+        return None;
+    }
+    let mean = mean(values);
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1) as f64;
+    Some(student_t(count - 1) * (variance / count as f64).sqrt())
+}
+
+/// The 97.5 % quantile of Student's t distribution, by degrees of freedom (NIST/SEMATECH e-Handbook,
+/// 1.3.6.7.2).
+fn student_t(freedom: usize) -> f64 {
+    const TABLE: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
+        2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048,
+        2.045, 2.042,
+    ];
+    TABLE.get(freedom.saturating_sub(1)).copied().unwrap_or(1.96)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_nearest_ranks() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        let of = |share: f64| quantile(&values, share).round() as u32;
+        assert_eq!([of(0.5), of(0.9), of(0.99), of(1.0)], [50, 90, 99, 100]);
+        assert!(quantile(&[], 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_interval_follows_student_s_t() {
+        // Mean 2, standard deviation 1, three values: 4.303 / sqrt(3).
+        let half = half_interval(&[1.0, 2.0, 3.0]).unwrap();
+        assert!((half - 4.303 / 3.0_f64.sqrt()).abs() < 1e-9, "{half}");
+        assert_eq!(half_interval(&[1.0]), None);
+    }
+}

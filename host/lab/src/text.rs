@@ -1,0 +1,108 @@
+//! The report as tables for a terminal.
+
+use std::fmt::Write as _;
+
+use crate::{
+    report::{ArmReport, Comparison, Figure},
+    study::Study,
+};
+
+/// Returns the tables, the differences, the warnings and the summary.
+#[must_use]
+pub fn study(study: &Study) -> String {
+    let mut text = String::new();
+    for comparison in &study.comparisons {
+        table(&mut text, comparison);
+        text.push('\n');
+    }
+    for warning in &study.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    for sentence in &study.summary {
+        let _ = writeln!(text, "{sentence}");
+    }
+    text
+}
+
+fn table(text: &mut String, report: &Comparison) {
+    let _ = writeln!(
+        text,
+        "trace {}: {} requests on {}; {} seeds; SLO: TTFT <= {} ms and ITL <= {} ms\n\
+         hit rate of an endless cache: {:.3}\n",
+        report.trace,
+        report.requests,
+        report.setting(),
+        report.seeds,
+        report.slo.ttft_ms,
+        report.slo.itl_ms,
+        report.endless_cache_hit_rate,
+    );
+    let width = report.arms.iter().map(|arm| arm.label.chars().count()).max().unwrap_or(0).max(4);
+    let _ = writeln!(
+        text,
+        "{:<width$} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>10} {:>9} {:>6} {:>6} {:>8}",
+        "arm",
+        "TTFT mean",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "ITL mean",
+        "p99 ms",
+        "E2E p50 ms",
+        "good/s",
+        "SLO",
+        "hits",
+        "preempt",
+    );
+    for arm in &report.arms {
+        row(text, arm, width);
+    }
+    let first = report.arms.first().map_or("", |arm| arm.label.as_str());
+    for pair in report.pairs.iter().filter(|pair| pair.first == first) {
+        let _ = writeln!(
+            text,
+            "\n{}: {:.1} % of requests went elsewhere than with {first}; their TTFT changed by {} ms on average, their \
+             E2E by {} ms",
+            pair.second,
+            pair.share * 100.0,
+            change(&pair.ttft_ms),
+            change(&pair.e2e_ms),
+        );
+    }
+    if !report.warnings.is_empty() {
+        text.push('\n');
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+}
+
+/// Returns a difference with its sign and interval.
+pub(crate) fn change(figure: &Figure) -> String {
+    let half = figure.plus_minus.map_or_else(String::new, |half| format!(" ± {half:.1}"));
+    format!("{:+.1}{half}", figure.mean)
+}
+
+fn row(text: &mut String, arm: &ArmReport, width: usize) {
+    let figures = &arm.figures;
+    let mut line = format!("{:<width$}", arm.label);
+    let mut cell = |figure: &Figure, width: usize, decimals: usize| {
+        let _ = write!(line, " {:>width$.decimals$}", figure.mean);
+    };
+    cell(&figures.ttft_mean, 9, 1);
+    cell(&figures.ttft_p50, 9, 1);
+    cell(&figures.ttft_p90, 9, 1);
+    cell(&figures.ttft_p99, 9, 1);
+    cell(&figures.itl_mean, 8, 2);
+    cell(&figures.itl_p99, 8, 2);
+    cell(&figures.e2e_p50, 10, 0);
+    cell(&figures.goodput, 9, 3);
+    cell(&figures.slo_share, 6, 3);
+    cell(&figures.hit_rate, 6, 3);
+    cell(&figures.preemptions, 8, 0);
+    text.push_str(&line);
+    if let Some(half) = figures.ttft_p90.plus_minus {
+        let _ = write!(text, "   p90 ±{half:.1}");
+    }
+    text.push('\n');
+}

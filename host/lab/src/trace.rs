@@ -1,0 +1,253 @@
+//! Request traces: arrival times, lengths and the identity of prompt blocks. They hold no text.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+mod azure;
+mod burst_gpt;
+mod mooncake;
+
+/// Limit of the length of a line, bytes. A prompt of a million tokens has a line of 20 KB.
+const MAX_LINE: u64 = 16 * 1024 * 1024;
+/// Latest time in a trace, seconds: a year.
+const MAX_S: f64 = 366.0 * 86_400.0;
+/// Largest number of tokens of a prompt or an answer.
+const MAX_TOKENS: u32 = 16 * 1024 * 1024;
+
+/// One request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TraceRequest {
+    /// Arrival, from the start of the trace. Of a later turn of a session it is the earliest time.
+    pub at: Duration,
+    /// Prompt tokens.
+    pub input_tokens: u32,
+    /// Output tokens.
+    pub output_tokens: u32,
+    /// Identity of each block of the prompt, the last and partial one included. Requests with equal first
+    /// blocks have an equal prefix. Empty: nothing is shared.
+    pub blocks: Vec<u64>,
+    /// Session that the request belongs to.
+    pub session: Option<String>,
+    /// Pause between the end of the session's previous request and this one.
+    pub delay: Option<Duration>,
+    /// Model.
+    pub model: Option<String>,
+    /// Salted hash of the tenant.
+    pub tenant_hash: Option<u64>,
+    /// Priority; higher is served first.
+    pub priority: f32,
+}
+
+/// A trace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// Name in reports: the file's name or the generator's.
+    pub name: String,
+    /// Tokens of a block of [`TraceRequest::blocks`].
+    pub block_tokens: u32,
+    /// Requests by time of arrival.
+    pub requests: Vec<TraceRequest>,
+    /// Lines that could not be read and were left out.
+    pub skipped: u64,
+}
+
+/// Format of a trace file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TraceFormat {
+    /// Mooncake's JSONL: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`; also `session_id`,
+    /// `delay` (ms), `model`, `tenant_hash`, `priority`.
+    Mooncake,
+    /// Azure's LLM inference traces, CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+    Azure,
+    /// BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,…`.
+    BurstGpt,
+}
+
+/// Why a trace cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file cannot be read.
+    #[error("{file}: {error}")]
+    Io {
+        /// The file.
+        file: String,
+        /// The cause.
+        error: std::io::Error,
+    },
+    /// A line is malformed.
+    #[error("{file}, line {line}: {problem}")]
+    Line {
+        /// The file.
+        file: String,
+        /// Number of the line, from 1.
+        line: u64,
+        /// The field and what is wrong with it.
+        problem: String,
+    },
+    /// The trace has no request.
+    #[error("{0}: contains no request")]
+    Empty(String),
+}
+
+/// Reads one line of a format. `None`: the line is a header.
+type ReadLine = fn(&str, u32) -> Result<Option<TraceRequest>, String>;
+
+impl TraceFormat {
+    /// Guesses the format from the first line.
+    fn of(first: &str) -> Self {
+        if first.trim_start().starts_with('{') {
+            Self::Mooncake
+        } else if first.contains("ContextTokens") {
+            Self::Azure
+        } else {
+            Self::BurstGpt
+        }
+    }
+
+    fn reader(self) -> ReadLine {
+        match self {
+            Self::Mooncake => mooncake::line,
+            Self::Azure => azure::line,
+            Self::BurstGpt => burst_gpt::line,
+        }
+    }
+}
+
+impl Trace {
+    /// Reads a trace. `block_tokens` is the size of the blocks that `hash_ids` name (Mooncake: 512).
+    /// `skip_bad` leaves malformed lines out and counts them.
+    ///
+    /// # Errors
+    /// [`TraceError`] names the file, the line and the field.
+    pub fn read(
+        path: &Path,
+        format: Option<TraceFormat>,
+        block_tokens: u32,
+        skip_bad: bool,
+    ) -> Result<Self, TraceError> {
+        let file = path.display().to_string();
+        let opened =
+            std::fs::File::open(path).map_err(|error| TraceError::Io { file: file.clone(), error })?;
+        let name = path.file_stem().map_or_else(|| file.clone(), |stem| stem.to_string_lossy().into_owned());
+        Self::parse(BufReader::new(opened), &file, name, format, block_tokens, skip_bad)
+    }
+
+    fn parse(
+        mut input: impl BufRead,
+        file: &str,
+        name: String,
+        format: Option<TraceFormat>,
+        block_tokens: u32,
+        skip_bad: bool,
+    ) -> Result<Self, TraceError> {
+        let mut trace = Self { name, block_tokens, ..Self::default() };
+        let mut reader = format.map(TraceFormat::reader);
+        let mut bytes = Vec::new();
+        for line in 1_u64.. {
+            bytes.clear();
+            let read = input.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes);
+            let length = read.map_err(|error| TraceError::Io { file: file.to_owned(), error })?;
+            if length == 0 {
+                break;
+            }
+            let parsed = if length as u64 == MAX_LINE {
+                Err(format!("is longer than {MAX_LINE} bytes"))
+            } else {
+                std::str::from_utf8(&bytes).map_err(|_| "is not UTF-8".to_owned()).and_then(|text| {
+                    let read = *reader.get_or_insert_with(|| TraceFormat::of(text).reader());
+                    if text.trim().is_empty() { Ok(None) } else { read(text.trim_end(), block_tokens) }
+                })
+            };
+            match parsed {
+                Ok(request) => trace.requests.extend(request),
+                Err(_) if skip_bad => trace.skipped += 1,
+                Err(problem) => return Err(TraceError::Line { file: file.to_owned(), line, problem }),
+            }
+        }
+        if trace.requests.is_empty() {
+            return Err(TraceError::Empty(file.to_owned()));
+        }
+        trace.sort();
+        Ok(trace)
+    }
+
+    /// Sorts the requests by arrival and lets the trace begin with the first of them.
+    pub(crate) fn sort(&mut self) {
+        self.requests.sort_by_key(|request| request.at);
+        let start = self.requests.first().map_or(Duration::ZERO, |request| request.at);
+        self.requests.iter_mut().for_each(|request| request.at -= start);
+    }
+
+    /// Keeps the first `count` requests.
+    #[must_use]
+    pub fn truncated(mut self, count: usize) -> Self {
+        self.requests.truncate(count);
+        self
+    }
+
+    /// Returns the share of prompt blocks that an endless cache would have, 0 to 1: the ceiling of any hit
+    /// rate.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "numbers of blocks stay far below 2^53")]
+    pub fn endless_cache_hit_rate(&self) -> f64 {
+        let mut seen = std::collections::HashSet::new();
+        let (mut all, mut hits) = (0_u64, 0_u64);
+        for request in &self.requests {
+            let full = (request.input_tokens / self.block_tokens.max(1)) as usize;
+            let mut prefix = 0_u64;
+            let mut run = true;
+            for block in request.blocks.iter().take(full) {
+                prefix = prefix.rotate_left(5) ^ block.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                run &= !seen.insert(prefix);
+                all += 1;
+                hits += u64::from(run);
+            }
+        }
+        if all == 0 { 0.0 } else { hits as f64 / all as f64 }
+    }
+
+    /// Writes the trace as Mooncake's JSONL.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_mooncake(&self, out: impl std::io::Write) -> std::io::Result<()> {
+        mooncake::write(self, out)
+    }
+}
+
+/// Reads a line of JSON. An error names the field.
+pub(crate) fn parse_line<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    // serde would take the elements of a list for the fields.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err("expected a JSON object".to_owned());
+    }
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let (path, problem) = (error.path().to_string(), error.inner().to_string());
+        let problem = problem.replace(" at line 1 column ", " at column ");
+        if path == "." { problem } else { format!("`{path}`: {problem}") }
+    })?;
+    json.end().map_err(|_| "continues behind the JSON object".to_owned())?;
+    Ok(value)
+}
+
+/// Checks a number of tokens.
+fn tokens(field: &str, value: u64, least: u32) -> Result<u32, String> {
+    let tokens = u32::try_from(value).ok().filter(|tokens| (least..=MAX_TOKENS).contains(tokens));
+    tokens.ok_or_else(|| format!("`{field}` is {value}; expected {least} to {MAX_TOKENS}"))
+}
+
+/// Reads a number from a CSV field.
+fn number(field: &str, text: Option<&str>) -> Result<u64, String> {
+    let text = text.ok_or_else(|| format!("`{field}` is missing"))?.trim();
+    text.parse().map_err(|_| format!("`{field}` is \"{text}\"; expected a whole number"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! What a gateway does beside routing, in a simulation: the queue, sessions, retries, engines that go away,
+//! handoffs of every kind, learning, and policies that fail.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "a test")]
+
+use std::{collections::HashMap, time::Duration};
+
+use pointsman_lab::{
+    Arm, Ended, EngineGroup, Fleet, Outage, Outcome, RunOptions, RunResult, Trace, TraceRequest,
+    generate::{Shape, Workload, generate},
+    run,
+};
+use pointsman_orchestration::{HandoffKind, LegOrder};
+use pointsman_workers::Role;
+
+fn fleet(groups: &[(Role, u32)]) -> Fleet {
+    let engines = groups.iter().map(|(role, count)| EngineGroup::new(*role, *count)).collect();
+    Fleet { block_tokens: 64, engines, ..Fleet::default() }
+}
+
+const PAIRS: [(Role, u32); 2] = [(Role::Prefill, 2), (Role::Decode, 2)];
+
+fn prompts(requests: usize) -> Trace {
+    let shape = Shape::SystemPrompts { prompts: 60 };
+    generate(&Workload { shape, requests, rate: 8.0, burstiness: 1.0, seed: 5 })
+}
+
+fn chat(requests: usize) -> Trace {
+    let shape = Shape::Chat { turns: 5 };
+    generate(&Workload { shape, requests, rate: 4.0, burstiness: 1.0, seed: 2 })
+}
+
+/// `count` equal requests that arrive together.
+fn burst(count: usize) -> Trace {
+    let request = TraceRequest { input_tokens: 2_000, output_tokens: 20, ..TraceRequest::default() };
+    Trace { block_tokens: 64, requests: vec![request; count], ..Trace::default() }
+}
+
+fn result(arm: &str, trace: &Trace, fleet: &Fleet) -> RunResult {
+    run(&Arm::parse(arm).unwrap(), trace, fleet, RunOptions::default()).unwrap()
+}
+
+fn ended(result: &RunResult, how: Ended) -> usize {
+    result.outcomes.iter().filter(|outcome| outcome.ended == how).count()
+}
+
+fn mean(result: &RunResult, of: impl Fn(&Outcome) -> Duration) -> Duration {
+    let count = u32::try_from(result.outcomes.len()).unwrap();
+    result.outcomes.iter().map(of).sum::<Duration>() / count
+}
+
+fn parse(text: &str) -> Fleet {
+    let fleet: Fleet = toml::from_str(text).unwrap();
+    fleet.check().unwrap();
+    fleet
+}
+
+#[test]
+fn a_request_waits_in_the_queue_while_every_worker_is_busy_and_the_first_in_is_the_first_out() {
+    let mut fleet = fleet(&[(Role::Aggregated, 1)]);
+    fleet.engines.iter_mut().for_each(|group| group.max_concurrency = Some(1));
+    let refused = result("kv", &burst(10), &fleet);
+    assert_eq!((ended(&refused, Ended::Complete), ended(&refused, Ended::Shed)), (1, 9));
+    fleet.queue.limit = 6;
+    let queued = result("kv", &burst(10), &fleet);
+    assert_eq!((ended(&queued, Ended::Complete), ended(&queued, Ended::Shed)), (7, 3));
+    let waits: Vec<Duration> = queued.outcomes.iter().take(7).map(|outcome| outcome.queued).collect();
+    assert!(waits.is_sorted() && waits[0].is_zero() && waits[6] > waits[1], "{waits:?}");
+    let first = queued.outcomes[0];
+    // The place is free in the very moment in which the request before ends.
+    assert!(waits[1] >= first.e2e && waits[1] < first.e2e + Duration::from_millis(1), "{waits:?} {first:?}");
+    assert_eq!(queued, result("kv", &burst(10), &fleet));
+}
+
+#[test]
+fn a_queued_request_is_refused_when_its_timeout_is_over() {
+    let mut fleet = fleet(&[(Role::Aggregated, 1)]);
+    fleet.engines.iter_mut().for_each(|group| group.max_concurrency = Some(1));
+    (fleet.queue.limit, fleet.queue.timeout) = (100, Duration::from_millis(400));
+    let result = result("kv", &burst(10), &fleet);
+    let shed: Vec<&Outcome> = result.outcomes.iter().filter(|one| one.ended == Ended::Shed).collect();
+    assert!(!shed.is_empty() && shed.len() < 9);
+    for outcome in shed {
+        assert!(outcome.e2e >= Duration::from_millis(400), "{outcome:?}");
+        assert!(outcome.e2e <= Duration::from_millis(700), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_session_stays_with_its_workers() {
+    let mut fleet = fleet(&[(Role::Aggregated, 4)]);
+    let moves = |result: &RunResult, trace: &Trace| {
+        let mut last = HashMap::new();
+        let pairs = trace.requests.iter().zip(&result.outcomes);
+        pairs
+            .filter(|(request, outcome)| {
+                let before = last.insert(request.session.clone(), outcome.decode_engine);
+                before.is_some_and(|before| before != outcome.decode_engine)
+            })
+            .count()
+    };
+    let trace = chat(100);
+    assert!(moves(&result("random", &trace, &fleet), &trace) > 30);
+    fleet.routing.session_affinity = Duration::from_secs(3_600);
+    assert_eq!(moves(&result("random", &trace, &fleet), &trace), 0);
+}
+
+#[test]
+fn requests_of_an_engine_that_goes_away_are_tried_on_another_one() {
+    let mut fleet = fleet(&[(Role::Aggregated, 3)]);
+    fleet.outages = vec![Outage { engine: 0, from_s: 5.0, for_s: 10.0 }];
+    let trace = prompts(300);
+    let retried = result("kv", &trace, &fleet);
+    assert!(retried.retries > 0, "{}", retried.retries);
+    let again: Vec<&Outcome> = retried.outcomes.iter().filter(|outcome| outcome.attempts > 1).collect();
+    assert!(!again.is_empty() && again.iter().all(|outcome| outcome.ended != Ended::NoWorker));
+    // Requests whose first token had been sent cannot be retried.
+    let failed = ended(&retried, Ended::Failed);
+    assert_eq!(ended(&retried, Ended::Complete) + failed, 300);
+    // Routing notices it: while the engine is away, no request starts there.
+    let away = |outcome: &&Outcome| {
+        (Duration::from_secs(6)..Duration::from_secs(15)).contains(&outcome.at) && outcome.decode_engine == 0
+    };
+    assert_eq!(retried.outcomes.iter().filter(away).count(), 0);
+    let back = |outcome: &&Outcome| outcome.at > Duration::from_secs(18) && outcome.decode_engine == 0;
+    assert!(retried.outcomes.iter().filter(back).count() > 0, "it serves again");
+    fleet.routing.retries = 0;
+    let not_retried = result("kv", &trace, &fleet);
+    assert!(ended(&not_retried, Ended::Failed) > failed);
+    assert_eq!(not_retried.retries, 0);
+    assert_eq!(retried, result("kv", &trace, &Fleet { routing: Default::default(), ..fleet }));
+}
+
+#[test]
+fn with_every_engine_away_no_worker_is_left_until_one_is_back() {
+    let mut fleet = fleet(&[(Role::Aggregated, 2)]);
+    fleet.outages = (0..2).map(|engine| Outage { engine, from_s: 2.0, for_s: 5.0 }).collect();
+    let result = result("least-loaded", &prompts(200), &fleet);
+    assert!(ended(&result, Ended::NoWorker) > 10);
+    let late = |outcome: &&Outcome| outcome.at > Duration::from_secs(10);
+    assert!(result.outcomes.iter().filter(late).all(|outcome| outcome.ended == Ended::Complete));
+}
+
+#[test]
+fn every_kind_of_handoff_and_both_orders_serve_a_pair() {
+    let trace = prompts(60);
+    for handoff in [HandoffKind::Completed, HandoffKind::Bootstrap, HandoffKind::Addressed] {
+        for order in [LegOrder::PrefillFirst, LegOrder::DecodeFirst] {
+            let mut fleet = fleet(&PAIRS);
+            (fleet.routing.handoff, fleet.routing.order) = (handoff, order);
+            let result = result("kv", &trace, &fleet);
+            assert_eq!(ended(&result, Ended::Complete), 60, "{handoff:?} {order:?}");
+            let split = |one: &Outcome| one.prefill_engine < 2 && (2..4).contains(&one.decode_engine);
+            assert!(result.outcomes.iter().all(split));
+            assert_eq!((result.stranded, result.retries), (0, 0), "{handoff:?} {order:?}");
+        }
+    }
+}
+
+#[test]
+fn a_handoff_that_no_decode_worker_takes_is_stranded_and_holds_its_blocks_until_the_lease_ends() {
+    let mut fleet = fleet(&[(Role::Prefill, 1), (Role::Decode, 1)]);
+    if let Some(decode) = fleet.engines.get_mut(1) {
+        decode.max_concurrency = Some(1);
+    }
+    fleet.routing.retries = 0;
+    let long = result("kv", &prompts(200), &fleet);
+    assert!(long.stranded > 20, "{}", long.stranded);
+    assert_eq!(long.stranded, ended(&long, Ended::Shed) as u64);
+    fleet.links.lease_s = 0.001;
+    let short = result("kv", &prompts(200), &fleet);
+    // The blocks of stranded handoffs fill the prefill engine: prompts wait for memory.
+    let ttft = |result: &RunResult| mean(result, |outcome| outcome.ttft);
+    assert!(ttft(&long) > ttft(&short), "{:?} {:?}", ttft(&long), ttft(&short));
+}
+
+#[test]
+fn a_prefill_engine_that_goes_away_costs_a_retry_or_a_local_prefill() {
+    let mut fleet = fleet(&[(Role::Prefill, 1), (Role::Decode, 2), (Role::Aggregated, 1)]);
+    fleet.outages = vec![Outage { engine: 0, from_s: 3.0, for_s: 5.0 }];
+    (fleet.routing.retries, fleet.routing.local_fallback) = (0, true);
+    let result = result("kv", &prompts(200), &fleet);
+    assert!(result.local_fallbacks > 0);
+    assert_eq!(ended(&result, Ended::Complete) + ended(&result, Ended::Failed), 200);
+}
+
+#[test]
+fn the_oracle_is_faster_than_a_random_choice_and_serves_pairs() {
+    let trace = prompts(300);
+    for groups in [&[(Role::Aggregated, 4)][..], &PAIRS] {
+        let fleet = fleet(groups);
+        let e2e = |arm: &str| {
+            let result = result(arm, &trace, &fleet);
+            assert_eq!(ended(&result, Ended::Complete), 300);
+            assert_eq!(result.fallbacks.len(), 0);
+            mean(&result, |outcome| outcome.e2e)
+        };
+        let (oracle, random, kv) = (e2e("oracle"), e2e("random"), e2e("kv"));
+        assert!(oracle < random && oracle <= kv.mul_f64(1.01), "{oracle:?} {random:?} {kv:?}");
+    }
+}
+
+#[test]
+fn outcomes_reach_a_policy_that_learns() {
+    let file = tempfile::Builder::new().suffix(".wasm").tempfile().unwrap();
+    std::fs::write(file.path(), pointsman_test_guests::LEARNED_TTFT).unwrap();
+    // One engine is four times as slow. The policy sees no load: it can only learn it.
+    let mut fleet = fleet(&[(Role::Aggregated, 2), (Role::Aggregated, 1)]);
+    if let Some(slow) = fleet.engines.get_mut(1) {
+        slow.request_overhead_ms = 4_000.0;
+    }
+    let trace = prompts(400);
+    let share = |arm: &str| {
+        let result = result(arm, &trace, &fleet);
+        let late = result.outcomes.iter().skip(200);
+        late.filter(|outcome| outcome.decode_engine == 2).count()
+    };
+    let (learned, random) = (share(file.path().to_str().unwrap()), share("random"));
+    assert!(learned * 3 < random, "{learned} {random}");
+}
+
+/// Runs the hostile guest in a mode. All requests have to be served, by the fallback if need be.
+fn hostile(mode: &str) -> RunResult {
+    let file = tempfile::Builder::new().suffix(".wasm").tempfile().unwrap();
+    std::fs::write(file.path(), pointsman_test_guests::HOSTILE).unwrap();
+    let arm = format!("bad={}@{{\"mode\":\"{mode}\",\"after\":20}}", file.path().display());
+    result(&arm, &prompts(150), &fleet(&[(Role::Aggregated, 2)]))
+}
+
+#[test]
+fn a_policy_that_traps_or_answers_nonsense_is_an_outcome_and_no_abort() {
+    for mode in ["trap", "row", "error"] {
+        let result = hostile(mode);
+        assert_eq!(ended(&result, Ended::Complete), 150, "{mode}");
+        let fell_back = result.outcomes.iter().filter(|outcome| outcome.fell_back).count();
+        assert!(fell_back > 50, "{mode}: {fell_back}");
+        assert_eq!(
+            result.fallbacks.values().sum::<u64>(),
+            fell_back as u64,
+            "{mode}: {:?}",
+            result.fallbacks
+        );
+        assert!(!result.withdrawn, "{mode}");
+    }
+    let refused = hostile("refuse");
+    assert!(ended(&refused, Ended::Shed) > 50);
+}
+
+#[test]
+fn a_policy_that_loops_is_an_outcome_and_the_run_ends() {
+    let result = hostile("spin");
+    assert_eq!(ended(&result, Ended::Complete), 150);
+    assert!(result.fallbacks.contains_key("timeout"), "{:?}", result.fallbacks);
+}
+
+#[test]
+fn a_fleet_file_has_the_words_of_the_daemon() {
+    let fleet = parse(
+        "block_tokens = 64\n[[engines]]\ncount = 2\n[[outages]]\nengine = 1\nfrom_s = 1\nfor_s = 2.5\n\
+         [routing]\nhandoff = \"bootstrap\"\norder = \"decode-first\"\nretries = 1\nlocal_fallback = true\n\
+         session_affinity = \"5m\"\nbusy = { decode = { kv_usage = 0.9 } }\n\
+         [queue]\nlimit = 10\ntimeout = \"2s\"\n[probe]\ninterval = \"500ms\"\n",
+    );
+    assert_eq!(fleet.routing.handoff, HandoffKind::Bootstrap);
+    assert_eq!(fleet.routing.session_affinity, Duration::from_secs(300));
+    assert_eq!((fleet.queue.limit, fleet.queue.timeout), (10, Duration::from_secs(2)));
+    let table = [
+        ("[routing]\nbusy = { decode = { kv_usage = 1.5 } }", "routing.busy.decode.kv_usage"),
+        ("[routing]\nsession_affinity = \"800d\"", "routing.session_affinity"),
+        ("[queue]\ntimeout = \"800d\"", "queue.timeout"),
+        ("[probe]\ninterval = \"1ms\"", "probe.interval: 1ms is not within 10ms to 1h"),
+        ("[[outages]]\nengine = 2\nfrom_s = 0\nfor_s = 1", "outages[0].engine: 2 is not within 0 to 1"),
+        ("[[outages]]\nengine = 1\nfrom_s = -1\nfor_s = 1", "outages[0].from_s"),
+    ];
+    for (text, message) in table {
+        let fleet: Fleet = toml::from_str(&format!("{text}\n[[engines]]\ncount = 2\n")).unwrap();
+        let error = fleet.check().unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let error = toml::from_str::<Fleet>("[routing]\nhandoff = \"pull\"\n").unwrap_err().to_string();
+    assert!(error.contains("handoff"), "{error}");
+}

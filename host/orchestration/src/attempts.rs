@@ -1,0 +1,242 @@
+//! The attempts of one request: which workers it tried, what its next routing waits for, and what follows
+//! when no worker takes a leg.
+
+use std::sync::Arc;
+
+use pointsman_routing::{CandidateId, RouteError};
+use pointsman_workers::Leg;
+use tokio::{
+    sync::futures::OwnedNotified,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    admission_queue::{AdmissionQueue, Place},
+    backoff::{Backoff, backoff, seeded_backoff},
+};
+
+/// Limit of further rounds over all decode workers to place a handoff.
+const MAX_HANDOFF_ROUNDS: u32 = 4;
+
+/// Why a leg is not routed at once.
+#[derive(Debug)]
+pub enum Waiting {
+    /// A leg failed a moment ago.
+    Pause(Instant, Leg),
+    /// Every eligible worker is busy (F7), until the queue timeout.
+    Queue(Place, Leg, Instant),
+}
+
+/// A place in the queue that a request has, and its queue timeout.
+pub type Queued = (Place, Instant);
+
+/// How a request would enter the queue.
+#[derive(Debug)]
+pub struct Parking<'a> {
+    /// The queue.
+    pub queue: &'a Arc<AdmissionQueue>,
+    /// Strict priority, higher first.
+    pub priority: f32,
+    /// Seconds by which the request jumps the queue.
+    pub jump_s: f32,
+    /// When the request arrived.
+    pub arrived: Instant,
+    /// How long it may wait.
+    pub timeout: Duration,
+}
+
+/// What follows when no worker takes a leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterRefusal {
+    /// The leg is routed when [`Attempts::waiting`] is over.
+    Wait,
+    /// The leg is routed again at once.
+    RouteAgain,
+    /// No worker can take the leg.
+    GiveUp,
+}
+
+/// The attempts of one request.
+#[derive(Debug, Default)]
+pub struct Attempts {
+    number: u32,
+    tried: Vec<CandidateId>,
+    /// Workers of a pair one of which hangs.
+    suspects: Vec<(Leg, CandidateId)>,
+    waiting: Option<Waiting>,
+    /// When the request entered the queue.
+    parked: Option<Instant>,
+    queued: Duration,
+    /// Whether a leg failed since the last routing: the next routing waits for a pause.
+    failed: bool,
+    pauses: Option<Backoff>,
+    rounds: u32,
+}
+
+impl Attempts {
+    /// Returns a request without an attempt, whose pauses are determined by `seed`.
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        Self { pauses: Some(seeded_backoff(seed)), ..Self::default() }
+    }
+
+    /// Takes the number of the current attempt. Returns whether a new one began, which uses nothing of the
+    /// one before.
+    pub fn begin(&mut self, attempt: u32) -> bool {
+        std::mem::replace(&mut self.number, attempt) != attempt
+    }
+
+    /// Number of attempts before the current one.
+    #[must_use]
+    pub fn earlier(&self) -> u32 {
+        self.number.saturating_sub(1)
+    }
+
+    /// The workers that are not tried again.
+    #[must_use]
+    pub fn tried(&self) -> &[CandidateId] {
+        &self.tried
+    }
+
+    /// What the next routing waits for.
+    #[must_use]
+    pub fn waiting(&self) -> Option<&Waiting> {
+        self.waiting.as_ref()
+    }
+
+    /// Time that the request spent in the queue.
+    #[must_use]
+    pub fn queued(&self) -> Duration {
+        self.queued
+    }
+
+    /// Records that a leg failed on a worker; `None`: before it had one.
+    pub fn note_failure(&mut self, candidate: Option<CandidateId>) {
+        self.tried.extend(candidate);
+        self.failed = true;
+    }
+
+    /// Suspects both workers of a pair, one of which hangs. The decode worker is not tried again either.
+    pub fn suspect(&mut self, prefill: Option<CandidateId>, decode: CandidateId) {
+        self.tried.push(decode);
+        self.suspects = prefill.map(|id| (Leg::Prefill, id)).into_iter().collect();
+        self.suspects.push((Leg::Decode, decode));
+    }
+
+    /// Starts a pause when a leg failed since the last routing. Returns whether one began.
+    pub fn pause(&mut self, leg: Leg) -> bool {
+        let failed = std::mem::take(&mut self.failed);
+        if failed {
+            self.wait_for_pause(leg);
+        }
+        failed
+    }
+
+    /// Ends the wait. Returns the leg to route, and the place in the queue that the request has.
+    pub fn resume(&mut self) -> Option<(Leg, Option<Queued>)> {
+        match self.waiting.take()? {
+            Waiting::Pause(_, leg) => Some((leg, None)),
+            Waiting::Queue(place, leg, until) => {
+                self.queued = self.parked.map_or(Duration::ZERO, |since| since.elapsed());
+                Some((leg, Some((place, until))))
+            }
+        }
+    }
+
+    /// Stops waiting.
+    pub fn stop(&mut self) {
+        self.waiting = None;
+    }
+
+    /// Decides what follows when no worker takes a leg. `place` is the place in the queue that the request
+    /// has; `handoff`: a handoff has to be consumed.
+    pub fn after_refusal(
+        &mut self,
+        leg: Leg,
+        error: &RouteError,
+        place: Option<Queued>,
+        handoff: bool,
+        parking: &Parking<'_>,
+    ) -> AfterRefusal {
+        match error {
+            RouteError::AllBusy(_) if self.wait_in_queue(leg, place, parking) => AfterRefusal::Wait,
+            RouteError::NoWorker { .. } if self.forgive_suspect(leg) => AfterRefusal::RouteAgain,
+            RouteError::NoWorker { .. } if leg == Leg::Decode && self.start_handoff_round(handoff) => {
+                AfterRefusal::Wait
+            }
+            _ => AfterRefusal::GiveUp,
+        }
+    }
+
+    fn wait_for_pause(&mut self, leg: Leg) {
+        let pause = self.pauses.get_or_insert_with(backoff).next().unwrap_or_default();
+        self.waiting = Some(Waiting::Pause(Instant::now() + pause, leg));
+    }
+
+    /// Allows the worker of a pair again whose other worker may be the one that hangs, when no other is left.
+    fn forgive_suspect(&mut self, leg: Leg) -> bool {
+        let Some(place) = self.suspects.iter().position(|(suspect, _)| *suspect == leg) else { return false };
+        let (_, forgiven) = self.suspects.swap_remove(place);
+        self.tried.retain(|tried| *tried != forgiven);
+        true
+    }
+
+    /// Starts another round when every decode worker refused the connection and a handoff has to be consumed.
+    fn start_handoff_round(&mut self, handoff: bool) -> bool {
+        let again = handoff && !self.tried.is_empty() && self.rounds < MAX_HANDOFF_ROUNDS;
+        if again {
+            self.rounds += 1;
+            self.tried.clear();
+            self.wait_for_pause(Leg::Decode);
+        }
+        again
+    }
+
+    /// Keeps or takes a place in the queue; `false` when the queue is full or the queue timeout expired.
+    fn wait_in_queue(&mut self, leg: Leg, place: Option<Queued>, parking: &Parking<'_>) -> bool {
+        let (place, until) = match place {
+            Some((_, until)) if Instant::now() >= until => return false,
+            Some((place, until)) => {
+                place.pass_on();
+                (place, until)
+            }
+            None => {
+                let Parking { queue, priority, jump_s, arrived, timeout } = *parking;
+                let Some(place) = queue.park(priority, jump_s, arrived) else { return false };
+                let now = Instant::now();
+                self.parked.get_or_insert(now);
+                (place, now + timeout)
+            }
+        };
+        self.waiting = Some(Waiting::Queue(place, leg, until));
+        true
+    }
+}
+
+impl Waiting {
+    /// Resolves when the wait is over.
+    pub async fn over(&self) {
+        match self {
+            Self::Pause(until, _) => tokio::time::sleep_until(*until).await,
+            Self::Queue(place, _, until) => place.turn(*until).await,
+        }
+    }
+
+    /// When the leg is routed again at the latest.
+    #[must_use]
+    pub fn latest(&self) -> Instant {
+        match self {
+            Self::Pause(until, _) => *until,
+            Self::Queue(_, _, until) => Place::retry_at(*until),
+        }
+    }
+
+    /// Resolves when capacity was released for this request; `None` for a pause.
+    #[must_use]
+    pub fn woken(&self) -> Option<OwnedNotified> {
+        match self {
+            Self::Pause(..) => None,
+            Self::Queue(place, ..) => Some(place.woken()),
+        }
+    }
+}

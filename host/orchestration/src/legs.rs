@@ -1,0 +1,341 @@
+//! The legs of one request as a pure state machine: events in, actions out, no I/O, no clock.
+//!
+//! It decides the order of the legs, what a failure of one leg means for the other, when a handoff is
+//! committed and consumed, and what still has to run after the client left [C, E]. It knows no bytes and no
+//! sockets. The driver performs the actions and reports the events, so tests reach every interleaving without
+//! a network.
+//!
+//! An *aggregated* request runs one leg. A *remote* request runs prefill and decode, tied by a handoff:
+//!
+//! | handoff | prefill | decode |
+//! | --- | --- | --- |
+//! | completed | first; its answer carries parameters | sent with the parameters |
+//! | bootstrap | together with decode | together with prefill |
+//! | addressed | first; the request id names both workers | sent when prefill ended |
+
+use pointsman_workers::Leg;
+
+mod failures;
+mod types;
+
+pub use types::{Action, Actions, Event, Failed, HandoffKind, LegOrder, PrefillTraits, RetryPolicy, Shape};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LegState {
+    Idle,
+    Routing,
+    Routed,
+    InFlight,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Client {
+    /// No byte was sent downstream.
+    Waiting,
+    /// The head of the answer was sent downstream.
+    Reading,
+    /// The whole answer was sent, or the stream was ended.
+    Served,
+    /// The client left before the answer was complete.
+    Gone,
+}
+
+/// State of a request's legs.
+#[derive(Debug)]
+pub struct Legs {
+    shape: Shape,
+    policy: RetryPolicy,
+    attempt: u32,
+    traits: Option<PrefillTraits>,
+    prefill: LegState,
+    decode: LegState,
+    client: Client,
+    /// A handoff exists that a decode leg has to consume.
+    committed: bool,
+    /// A decode request with the handoff was sent; from then on the engines own the blocks (E5).
+    dispatched: bool,
+    consumed: bool,
+    /// A finish reason was seen and is held back until prefill ended (C11).
+    held: bool,
+    finished: bool,
+    /// Number of engines that broke while they handled this request.
+    broken: u32,
+}
+
+/// Engines that may break on a request: a request that kills its engine must not visit every worker.
+const MAX_BROKEN: u32 = 2;
+
+impl Legs {
+    /// Returns a request that has sent nothing yet, and its first actions.
+    #[must_use]
+    pub fn new(shape: Shape, policy: RetryPolicy) -> (Self, Actions) {
+        let mut legs = Self {
+            shape,
+            policy,
+            attempt: 0,
+            traits: None,
+            prefill: LegState::Idle,
+            decode: LegState::Idle,
+            client: Client::Waiting,
+            committed: false,
+            dispatched: false,
+            consumed: false,
+            held: false,
+            finished: false,
+            broken: 0,
+        };
+        let actions = legs.start();
+        (legs, actions)
+    }
+
+    /// Whether no leg runs any more.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Whether a committed handoff was never sent to a decode worker, so that ending now strands it.
+    #[must_use]
+    pub fn strands(&self) -> bool {
+        self.committed && !self.dispatched && !self.consumed
+    }
+
+    /// Number of the current attempt, from 1. An attempt uses nothing of the handoff of an earlier one.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The leg whose answer the client sees.
+    #[must_use]
+    pub fn answering(&self) -> Leg {
+        match self.shape {
+            Shape::Aggregated => Leg::Aggregated,
+            Shape::Remote => Leg::Decode,
+        }
+    }
+
+    /// Takes one event and returns the actions that follow. Events that arrive too late are ignored.
+    pub fn on(&mut self, event: Event) -> Actions {
+        if self.finished {
+            return Actions::new();
+        }
+        match event {
+            Event::PrefillRouted(traits) => self.prefill_routed(traits),
+            Event::Routed => self.routed(),
+            Event::Unroutable => self.unroutable(),
+            Event::PrefillHandoff => self.handoff(),
+            Event::PrefillEnded => self.prefill_ended(),
+            Event::PrefillWasAll => self.prefill_was_all(),
+            Event::PrefillFailed(failed) => self.prefill_failed(failed),
+            Event::Head => self.head(),
+            Event::FirstToken => self.first_token(),
+            Event::FinishSeen => self.finish_seen(),
+            Event::Ended => self.ended(),
+            Event::DecodeFailed(failed) => self.decode_failed(failed),
+            Event::ClientGone => self.client_gone(),
+            Event::Deadline => self.deadline(),
+        }
+    }
+
+    fn start(&mut self) -> Actions {
+        self.attempt += 1;
+        self.traits = None;
+        self.committed = false;
+        self.dispatched = false;
+        self.held = false;
+        self.prefill = LegState::Idle;
+        self.decode = LegState::Idle;
+        match (self.shape, self.policy.order) {
+            (Shape::Remote, LegOrder::PrefillFirst) => {
+                self.prefill = LegState::Routing;
+                vec![Action::Route(Leg::Prefill)]
+            }
+            _ => {
+                self.decode = LegState::Routing;
+                vec![Action::Route(self.answering())]
+            }
+        }
+    }
+
+    /// Routes decode as soon as prefill is *routed* (C2), unless the prefill answer carries the handoff (C7).
+    fn prefill_routed(&mut self, traits: PrefillTraits) -> Actions {
+        if self.prefill != LegState::Routing {
+            return Actions::new();
+        }
+        self.traits = Some(traits);
+        self.prefill = LegState::Routed;
+        if self.decode == LegState::Routed {
+            return self.send_first();
+        }
+        if traits.handoff == HandoffKind::Completed {
+            self.prefill = LegState::InFlight;
+            return vec![Action::Send(Leg::Prefill)];
+        }
+        self.decode = LegState::Routing;
+        vec![Action::Route(Leg::Decode)]
+    }
+
+    fn routed(&mut self) -> Actions {
+        if self.decode != LegState::Routing {
+            return Actions::new();
+        }
+        self.decode = LegState::Routed;
+        match (self.shape, self.prefill) {
+            (Shape::Aggregated, _) => {
+                self.decode = LegState::InFlight;
+                vec![Action::Send(Leg::Aggregated)]
+            }
+            (Shape::Remote, LegState::Idle) => {
+                self.prefill = LegState::Routing;
+                vec![Action::Route(Leg::Prefill)]
+            }
+            (Shape::Remote, LegState::Routed) => self.send_first(),
+            (Shape::Remote, _) => self.send_decode(),
+        }
+    }
+
+    /// Sends the first leg or both: all workers are known and nothing was sent.
+    fn send_first(&mut self) -> Actions {
+        self.prefill = LegState::InFlight;
+        if self.handoff_kind() == Some(HandoffKind::Bootstrap) {
+            self.decode = LegState::InFlight;
+            (self.committed, self.dispatched) = (true, true);
+            return vec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)];
+        }
+        vec![Action::Send(Leg::Prefill)]
+    }
+
+    /// Sends decode with the handoff, even after the client left: only decode frees the blocks that prefill
+    /// pinned (E1).
+    fn send_decode(&mut self) -> Actions {
+        self.decode = LegState::InFlight;
+        self.dispatched = true;
+        if self.client == Client::Gone {
+            return vec![Action::SendToConsume];
+        }
+        vec![Action::Send(Leg::Decode)]
+    }
+
+    fn handoff(&mut self) -> Actions {
+        if self.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        self.prefill = LegState::Over;
+        self.committed = true;
+        if self.decode == LegState::Routed {
+            return self.send_decode();
+        }
+        self.decode = LegState::Routing;
+        vec![Action::Route(Leg::Decode)]
+    }
+
+    fn prefill_ended(&mut self) -> Actions {
+        if self.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        self.prefill = LegState::Over;
+        if self.handoff_kind() == Some(HandoffKind::Addressed) {
+            self.committed = true;
+            return self.send_decode();
+        }
+        let mut actions = Actions::new();
+        if self.held {
+            self.held = false;
+            if self.client == Client::Reading {
+                actions.push(Action::Release);
+            }
+        }
+        if self.decode == LegState::Over {
+            self.complete(&mut actions);
+        }
+        actions
+    }
+
+    fn prefill_was_all(&mut self) -> Actions {
+        if self.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        self.prefill = LegState::Over;
+        let mut actions = Actions::new();
+        if self.client == Client::Waiting {
+            self.client = Client::Served;
+            actions.push(Action::AnswerPrefill);
+        }
+        self.finish(actions)
+    }
+
+    fn head(&mut self) -> Actions {
+        if self.decode != LegState::InFlight || self.client != Client::Waiting {
+            return Actions::new();
+        }
+        self.client = Client::Reading;
+        vec![Action::Relay]
+    }
+
+    fn first_token(&mut self) -> Actions {
+        if self.decode != LegState::InFlight {
+            return Actions::new();
+        }
+        self.consumed = true;
+        if self.client == Client::Gone {
+            return self.cancel_all();
+        }
+        Actions::new()
+    }
+
+    fn finish_seen(&mut self) -> Actions {
+        let waits = self.decode == LegState::InFlight && self.prefill == LegState::InFlight && !self.held;
+        if !waits || self.client == Client::Gone {
+            return Actions::new();
+        }
+        self.held = true;
+        if self.client == Client::Reading { vec![Action::Hold] } else { Actions::new() }
+    }
+
+    fn ended(&mut self) -> Actions {
+        if self.decode != LegState::InFlight {
+            return Actions::new();
+        }
+        self.decode = LegState::Over;
+        self.consumed = true;
+        let mut actions = Actions::new();
+        if self.prefill == LegState::InFlight {
+            // A successful end waits for prefill [C11]. Without a client there is no answer to hold, but the
+            // prefill leg still runs to its end.
+            if self.client == Client::Reading && !self.held {
+                self.held = true;
+                actions.push(Action::Hold);
+            }
+            return actions;
+        }
+        self.complete(&mut actions);
+        actions
+    }
+
+    /// Ends a request whose legs have all succeeded.
+    fn complete(&mut self, actions: &mut Actions) {
+        if self.client == Client::Waiting {
+            actions.push(Action::Relay);
+        }
+        if self.client != Client::Gone {
+            self.client = Client::Served;
+        }
+        self.finished = true;
+        actions.push(Action::Finish);
+    }
+
+    fn finish(&mut self, mut actions: Actions) -> Actions {
+        self.finished = true;
+        actions.push(Action::Finish);
+        actions
+    }
+
+    fn handoff_kind(&self) -> Option<HandoffKind> {
+        self.traits.map(|traits| traits.handoff)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Vocabulary of the leg state machine: shapes, events and actions.
+
+use pointsman_workers::Leg;
+use serde::{Deserialize, Serialize};
+
+/// Which leg of a disaggregated request is routed first (D5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LegOrder {
+    /// Prefill. Decode is routed when prefill's worker, or its answer, is known.
+    #[default]
+    PrefillFirst,
+    /// Decode. Its booking lasts while prefill runs.
+    DecodeFirst,
+}
+
+/// Order of the legs, retries and fallback.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Leg that is routed first.
+    pub order: LegOrder,
+    /// Number of further attempts, all legs together.
+    pub retries: u32,
+    /// Whether a request whose prefill failed for good may run on a worker that prefills locally (B6).
+    pub local_fallback: bool,
+}
+
+/// What ties the two legs of a remote request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HandoffKind {
+    /// Known before prefill; the legs run together.
+    Bootstrap,
+    /// Returned in the prefill answer.
+    Completed,
+    /// Both workers are known before prefill, which pushes to decode; decode is sent when prefill ended.
+    Addressed,
+}
+
+/// How many workers run a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One leg on one worker.
+    Aggregated,
+    /// Prefill and decode on two workers.
+    Remote,
+}
+
+/// Properties of the prefill worker that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillTraits {
+    /// Its kind of handoff.
+    pub handoff: HandoffKind,
+    /// Whether a running prefill may be cancelled (E4).
+    pub cancellable: bool,
+    /// Whether its engine can abort by request id.
+    pub abortable: bool,
+}
+
+/// How a leg failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// Whether another worker may succeed.
+    pub retryable: bool,
+    /// Whether the engine refused the request as the client's error (4xx).
+    pub refused: bool,
+    /// Whether a byte of the request may have reached the engine.
+    pub sent: bool,
+    /// Whether the engine broke while it handled the request. The request may be the reason.
+    pub broke: bool,
+}
+
+/// An event that the driver reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The aggregated or the decode leg has a worker.
+    Routed,
+    /// The prefill leg has a worker.
+    PrefillRouted(PrefillTraits),
+    /// No worker can take a leg.
+    Unroutable,
+    /// The prefill answer carries a complete handoff.
+    PrefillHandoff,
+    /// The prefill leg of a bootstrap pair succeeded.
+    PrefillEnded,
+    /// Generation ended within prefill; its answer is the whole answer (C8).
+    PrefillWasAll,
+    /// The prefill leg failed, or its answer has no usable handoff.
+    PrefillFailed(Failed),
+    /// The decode or aggregated leg answers with a success status.
+    Head,
+    /// The first event with a token, or a whole body, arrived: a handoff is consumed.
+    FirstToken,
+    /// The first event with a finish reason arrived, and the client has not seen it.
+    FinishSeen,
+    /// The decode or aggregated leg's answer is complete.
+    Ended,
+    /// The decode or aggregated leg failed.
+    DecodeFailed(Failed),
+    /// The client disconnected.
+    ClientGone,
+    /// The request's deadline passed.
+    Deadline,
+}
+
+/// An action that the driver performs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Choose and book a worker for the leg.
+    Route(Leg),
+    /// Send the leg's request.
+    Send(Leg),
+    /// Send decode for one output token, only to consume the handoff; the answer is discarded.
+    SendToConsume,
+    /// Close the leg's connection and release its booking.
+    Cancel(Leg),
+    /// Record that the request continues on one worker that prefills locally (B6).
+    FallBackToLocal,
+    /// Ask the leg's engine to abort by request id, and keep reading until the answer ends.
+    Abort(Leg),
+    /// Give the decode or aggregated leg's answer to the client from now on.
+    Relay,
+    /// Hold back all further bytes of the answer.
+    Hold,
+    /// Send the bytes that were held back.
+    Release,
+    /// Answer with the prefill leg's result.
+    AnswerPrefill,
+    /// Answer (or end the stream) with the failure of this leg.
+    Fail(Leg),
+    /// Answer (or end the stream) with "deadline".
+    FailDeadline,
+    /// Release everything that is left.
+    Finish,
+}
+
+/// Actions of one event, in order.
+pub type Actions = Vec<Action>;

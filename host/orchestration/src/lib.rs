@@ -1,0 +1,21 @@
+//! How a request runs on its workers: the rules without I/O, for the gateway and the simulator alike.
+//!
+//! [`SplitRules`] and [`Splittable`] decide between one worker and two. [`Legs`] orders the legs and handles
+//! their failures. [`Attempts`] decides what follows when no worker takes a leg. [`AdmissionQueue`] holds
+//! requests while every worker is busy, and [`Sessions`] binds sessions to workers. Time is
+//! `tokio::time::Instant`, so that a paused clock drives everything.
+
+pub use admission_queue::{AdmissionQueue, Place};
+pub use attempts::{AfterRefusal, Attempts, Parking, Queued, Waiting};
+pub use legs::{
+    Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, PrefillTraits, RetryPolicy, Shape,
+};
+pub use sessions::Sessions;
+pub use split::{NoPair, SplitRules, Splittable, is_up, pair_that_is_up};
+
+mod admission_queue;
+mod attempts;
+mod backoff;
+mod legs;
+mod sessions;
+mod split;

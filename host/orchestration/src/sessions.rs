@@ -1,0 +1,106 @@
+//! Session affinity [F8]: the worker that each leg of a session is bound to, for a limited time.
+//!
+//! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
+//! is routed again, and the new dispatch replaces the binding.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use pointsman_routing::CandidateId;
+use pointsman_workers::Leg;
+use tokio::time::{Duration, Instant};
+
+/// Limit of bindings. Above it, the quarter that expires first is evicted.
+const MAX_SESSIONS: usize = 100_000;
+
+/// The bindings.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    bound: Mutex<HashMap<(u64, Leg), Binding>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    candidate: CandidateId,
+    until: Instant,
+}
+
+impl Sessions {
+    /// Returns the worker that a session's leg is bound to.
+    #[must_use]
+    pub fn get(&self, session: u64, leg: Leg) -> Option<CandidateId> {
+        let bound = self.bound.lock();
+        bound
+            .get(&(session, leg))
+            .filter(|binding| binding.until > Instant::now())
+            .map(|binding| binding.candidate)
+    }
+
+    /// Binds a session's leg, or extends its binding, for `ttl` from now.
+    pub fn bind(&self, session: u64, leg: Leg, candidate: CandidateId, ttl: Duration) {
+        let now = Instant::now();
+        let mut bound = self.bound.lock();
+        bound.insert((session, leg), Binding { candidate, until: now + ttl });
+        if bound.len() > MAX_SESSIONS {
+            // Evicts the quarter of the bindings that expire first: a sweep reads all of them, so it must be
+            // rare.
+            let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
+            let (_, quarter, _) = ends.select_nth_unstable(MAX_SESSIONS / 4);
+            let from = (*quarter).max(now);
+            bound.retain(|_, binding| binding.until > from);
+        }
+    }
+
+    /// Ends a session's bindings.
+    pub fn close(&self, session: u64) {
+        let mut bound = self.bound.lock();
+        for leg in [Leg::Aggregated, Leg::Prefill, Leg::Decode] {
+            bound.remove(&(session, leg));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_workers::{DpRank, WorkerId};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn f8_a_binding_is_per_leg_and_ends() {
+        let (sessions, ttl) = (Sessions::default(), Duration::from_secs(300));
+        let here = (WorkerId(1), DpRank(0));
+        sessions.bind(7, Leg::Prefill, here, ttl);
+        // F8.2
+        assert_eq!((sessions.get(7, Leg::Prefill), sessions.get(7, Leg::Decode)), (Some(here), None));
+        tokio::time::advance(ttl / 2).await;
+        sessions.bind(7, Leg::Prefill, here, ttl);
+        tokio::time::advance(ttl / 2).await;
+        assert_eq!(sessions.get(7, Leg::Prefill), Some(here));
+        tokio::time::advance(ttl).await;
+        // F8.4
+        assert_eq!(sessions.get(7, Leg::Prefill), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f8_bindings_are_bounded_and_those_that_expire_first_are_evicted() {
+        let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
+        for session in 0..=MAX_SESSIONS as u64 {
+            sessions.bind(session, Leg::Decode, here, Duration::from_millis(1_000 + session));
+        }
+        let left = sessions.bound.lock().len();
+        assert!((MAX_SESSIONS / 2..=MAX_SESSIONS).contains(&left), "{left}");
+        assert_eq!(
+            (sessions.get(0, Leg::Decode), sessions.get(MAX_SESSIONS as u64, Leg::Decode)),
+            (None, Some(here))
+        );
+    }
+
+    #[tokio::test]
+    async fn f8_a_closed_session_has_no_binding() {
+        let sessions = Sessions::default();
+        sessions.bind(7, Leg::Decode, (WorkerId(1), DpRank(0)), Duration::from_secs(300));
+        sessions.close(7);
+        assert_eq!(sessions.get(7, Leg::Decode), None);
+    }
+}

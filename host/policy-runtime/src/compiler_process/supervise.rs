@@ -1,0 +1,164 @@
+//! Runs one compiler process: passes it the file, bounds its answer and its time, and kills it when it is no
+//! longer wanted.
+
+use std::{
+    io::{self, Read, Write as _},
+    os::unix::process::ExitStatusExt as _,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use rustix::process::Signal;
+
+use super::{
+    CompileLimits,
+    cancel::{Cancel, Event},
+    wire::{Reply, Request},
+};
+
+/// Hidden command of the daemon's binary.
+const COMMAND: &str = "compile-policy";
+/// Longest first line of an answer, bytes.
+const MAX_HEAD_BYTES: usize = 1 << 20;
+/// Bytes kept of what the process writes to stderr: the reason of an abort.
+const MAX_STDERR_BYTES: u64 = 4_096;
+/// How long a process may live after its output has ended.
+const EXIT_GRACE: Duration = Duration::from_secs(2);
+
+/// How a process ended.
+pub(super) enum Ended {
+    /// With an answer. The component is there when the file is a core module.
+    Answered(Reply, Option<Vec<u8>>),
+    /// By its file: memory, CPU time, stack or a panic.
+    Died(String),
+    /// For a reason that is not the file's: it could not be started, took too long, or was cancelled.
+    Failed(String),
+}
+
+pub(super) fn run(
+    program: &Path,
+    request: &Request,
+    bytes: &[u8],
+    limits: &CompileLimits,
+    cancel: &Cancel,
+) -> Ended {
+    match try_run(program, request, bytes, limits, cancel) {
+        Ok(ended) => ended,
+        Err(error) => {
+            Ended::Failed(format!("the compiler process {} cannot be run: {error}", program.display()))
+        }
+    }
+}
+
+fn try_run(
+    program: &Path,
+    request: &Request,
+    bytes: &[u8],
+    limits: &CompileLimits,
+    cancel: &Cancel,
+) -> io::Result<Ended> {
+    let mut child = Command::new(program)
+        .arg(COMMAND)
+        .arg(serde_json::to_string(request)?)
+        // Nothing of the daemon's environment is its business.
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (events, inbox) = mpsc::channel();
+    cancel.tell(events.clone());
+    let most = (request.file_bytes as u64).saturating_mul(2).saturating_add(MAX_HEAD_BYTES as u64);
+    thread::scope(|scope| {
+        let started = (|| {
+            thread::Builder::new().spawn_scoped(scope, move || {
+                // It may end before it has read everything.
+                stdin.map(|mut stdin| stdin.write_all(bytes))
+            })?;
+            thread::Builder::new().spawn_scoped(scope, move || {
+                let _ = events.send(Event::Output(read_up_to(stdout, most)));
+            })?;
+            thread::Builder::new().spawn_scoped(scope, move || {
+                let mut stderr = stderr;
+                let text = read_up_to(stderr.as_mut(), MAX_STDERR_BYTES);
+                // The rest is read, so that the process does not block.
+                let _ = stderr.map(|mut rest| io::copy(&mut rest, &mut io::sink()));
+                text
+            })
+        })();
+        // Whatever fails from here on, the threads above end with the process.
+        let event = inbox.recv_timeout(if started.is_ok() { limits.timeout } else { Duration::ZERO });
+        let status = match &event {
+            Ok(Event::Output(_)) => end(&mut child)?,
+            Ok(Event::Cancelled) | Err(_) => {
+                child.kill()?;
+                child.wait()?
+            }
+        };
+        let errors = started?.join().unwrap_or_default();
+        Ok(match event {
+            Ok(Event::Output(output)) => answer(status, output, &errors, limits),
+            Ok(Event::Cancelled) => Ended::Failed("cancelled: the file changed".to_owned()),
+            Err(_) => Ended::Failed(format!("it took longer than {:?}", limits.timeout)),
+        })
+    })
+}
+
+/// Waits a short time for a process whose output has ended, and kills it after that.
+fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    let started = tokio::time::Instant::now();
+    while started.elapsed() < EXIT_GRACE {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    child.kill()?;
+    child.wait()
+}
+
+fn read_up_to(from: Option<impl Read>, most: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(from) = from {
+        // What arrived before an error decides.
+        let _ = from.take(most).read_to_end(&mut bytes);
+    }
+    bytes
+}
+
+fn answer(status: ExitStatus, mut output: Vec<u8>, errors: &[u8], limits: &CompileLimits) -> Ended {
+    if !status.success() {
+        return Ended::Died(reason(status, errors, limits));
+    }
+    let garbled = || Ended::Failed("the compiler process gave no answer".to_owned());
+    let Some(end) = output.iter().take(MAX_HEAD_BYTES).position(|byte| *byte == b'\n') else {
+        return garbled();
+    };
+    let encoded = output.split_off(end + 1);
+    match serde_json::from_slice(&output) {
+        Ok(Reply::Compiled { encoded_bytes, .. }) if encoded_bytes != encoded.len() => garbled(),
+        Ok(reply) => Ended::Answered(reply, (!encoded.is_empty()).then_some(encoded)),
+        Err(_) => garbled(),
+    }
+}
+
+/// Says why a process died: by which limit, when that can be told.
+fn reason(status: ExitStatus, errors: &[u8], limits: &CompileLimits) -> String {
+    let errors = String::from_utf8_lossy(errors);
+    let said = |text: &str| errors.contains(text);
+    let memory = limits.memory_bytes >> 20;
+    match status.signal() {
+        Some(signal) if signal == Signal::XCPU.as_raw() => {
+            format!("it took more than {:?} of CPU time", limits.cpu)
+        }
+        _ if said("memory allocation of") => format!("it took more than {memory} MiB of memory"),
+        _ if said("overflowed its stack") => "it overflowed the compiler's stack".to_owned(),
+        Some(signal) => format!("the compiler process was ended by signal {signal}"),
+        None => format!("the compiler process ended with {status}"),
+    }
+}

@@ -1,0 +1,87 @@
+use std::{
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+use pointsman_test_guests::LOW_QUEUE;
+
+use super::*;
+use crate::{capacity::Capacity, engine::Limits};
+
+/// Reports which thread drops it.
+struct Witness(mpsc::Sender<Option<String>>);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let _ = self.0.send(thread::current().name().map(str::to_owned));
+    }
+}
+
+#[test]
+fn a_policy_s_instances_and_code_are_dropped_on_the_background_thread() {
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
+    let compiled = compile(&engine, LOW_QUEUE, &Access::default()).expect("admitted");
+    let (dropped, dropped_by) = mpsc::channel();
+    let (witness, builder) = (Witness(dropped), engine.clone());
+    let build = move || {
+        let _ = &witness;
+        let fresh = compiled.linked.instantiate(&builder, Arc::from("x"), &compiled.access);
+        fresh.map_err(|refusal| refusal.to_string())
+    };
+    drop(Pool::new(&engine, Arc::from("x"), false, Box::new(build)).expect("instances"));
+    let thread = dropped_by.recv_timeout(Duration::from_secs(10)).expect("it is dropped");
+    assert_eq!(thread.as_deref(), Some("pointsman-chores"));
+}
+
+#[test]
+fn dropped_policies_leave_no_memory_behind() {
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
+    let mut instances = 0;
+    for turn in 0..20 {
+        // A custom section that nothing reads makes each file different.
+        let bytes = [LOW_QUEUE, &[0, 3, 1, b'x', turn]].concat();
+        let policy = load(&engine, &bytes, Origin::Embedded, "{}").expect("admitted");
+        instances = policy.pool.size() as u64;
+        let (done, waits) = mpsc::channel();
+        drop(policy);
+        engine.later(move || {
+            let _ = done.send(());
+        });
+        waits.recv().expect("the chores are done");
+    }
+    let metrics = engine.engine().pooling_allocator_metrics().expect("instances are pooled");
+    let kept = u64::from(metrics.unused_warm_memories());
+    // Those of one policy, and the two of its probe.
+    assert!(kept <= instances + 2, "{kept} guest slots keep memory");
+}
+
+#[test]
+fn a_shard_that_could_not_be_rebuilt_is_tried_again() {
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
+    let compiled = compile(&engine, LOW_QUEUE, &Access::default()).expect("admitted");
+    let is_full = Arc::new(AtomicBool::new(false));
+    let (full, builder) = (is_full.clone(), engine.clone());
+    let build = move || {
+        if full.load(Ordering::SeqCst) {
+            return Err("the pool is full".to_owned());
+        }
+        let fresh = compiled.linked.instantiate(&builder, Arc::from("x"), &compiled.access);
+        fresh.map_err(|refusal| refusal.to_string())
+    };
+    let pool = Pool::new(&engine, Arc::from("x"), false, Box::new(build)).expect("instances");
+    is_full.store(true, Ordering::SeqCst);
+    let poison = |instance: &mut Instance| {
+        instance.poisoned = true;
+        Ok(())
+    };
+    while pool.call(poison).is_ok() {}
+    is_full.store(false, Ordering::SeqCst);
+    let begun = Instant::now();
+    while pool.call(|_| Ok(())).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "no instance came back");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

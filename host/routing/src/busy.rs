@@ -1,0 +1,152 @@
+//! Thresholds of load beyond which a candidate gets no request while another one may (F6).
+
+use std::collections::{BTreeMap, HashMap};
+
+use pointsman_workers::{Candidate, DpRank, Leg, ModelName, Snapshot, WorkerId};
+use serde::{Deserialize, Serialize};
+
+/// Thresholds of one leg. A candidate beyond any of them is busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BusyThresholds {
+    /// Share of the KV cache in use, 0 to 1: as the engine reports it, otherwise of the booked blocks.
+    pub kv_usage: Option<f32>,
+    /// Prompt tokens booked on the candidate whose prefill has not completed.
+    pub prefill_tokens: Option<u32>,
+    /// Requests that wait in the engine, as it reports them.
+    pub engine_queue: Option<u32>,
+}
+
+/// The thresholds by leg.
+pub type BusyByLeg = BTreeMap<Leg, BusyThresholds>;
+
+/// The thresholds of all models and legs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct BusyRules {
+    default: BusyByLeg,
+    models: HashMap<ModelName, BusyByLeg>,
+}
+
+/// A candidate that is beyond a threshold of a model's leg.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BusyCandidate {
+    /// The worker.
+    #[serde(skip)]
+    pub worker: WorkerId,
+    /// Its rank.
+    pub dp_rank: DpRank,
+    /// The model.
+    pub model: ModelName,
+    /// The leg that it gets no request of.
+    pub leg: Leg,
+    /// The threshold.
+    pub reason: &'static str,
+}
+
+impl BusyThresholds {
+    /// Returns these thresholds, and those of `default` where there are none.
+    #[must_use]
+    fn or(self, default: Self) -> Self {
+        Self {
+            kv_usage: self.kv_usage.or(default.kv_usage),
+            prefill_tokens: self.prefill_tokens.or(default.prefill_tokens),
+            engine_queue: self.engine_queue.or(default.engine_queue),
+        }
+    }
+
+    /// Returns which threshold the candidate is beyond: its stable label.
+    #[must_use]
+    pub fn exceeded(&self, candidate: &Candidate) -> Option<&'static str> {
+        if *self == Self::default() {
+            return None;
+        }
+        let load = candidate.load();
+        if self.prefill_tokens.is_some_and(|most| load.active_prefill_tokens() > most) {
+            return Some("prefill_tokens");
+        }
+        let engine = candidate.worker.engine_load();
+        if self.engine_queue.zip(engine).is_some_and(|(most, engine)| engine.waiting > most) {
+            return Some("engine_queue");
+        }
+        let booked = || {
+            let total = candidate.worker.total_blocks().filter(|total| *total > 0)?;
+            #[expect(clippy::cast_precision_loss, reason = "a share needs no more precision")]
+            let share = load.decode_blocks() as f32 / total as f32;
+            Some(share)
+        };
+        let most = self.kv_usage?;
+        let usage = engine.map(|engine| engine.kv_usage).or_else(booked)?;
+        (usage > most).then_some("kv_usage")
+    }
+
+    /// Returns the name of the first threshold that makes no sense, and what is wrong with it.
+    ///
+    /// # Errors
+    /// The key and the problem.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        match self.kv_usage {
+            Some(share) if !(0.0..=1.0).contains(&share) => {
+                Err(("kv_usage", format!("`{share}` is not a share: expected 0 to 1")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl BusyRules {
+    /// Rules with these thresholds for all models, and those of single models, which take precedence one by
+    /// one.
+    #[must_use]
+    pub fn new(default: BusyByLeg, models: impl IntoIterator<Item = (ModelName, BusyByLeg)>) -> Self {
+        let models = models.into_iter().filter(|(_, legs)| !legs.is_empty());
+        Self { default, models: models.collect() }
+    }
+
+    /// Returns the thresholds of a model's leg.
+    #[must_use]
+    pub fn of(&self, model: &ModelName, leg: Leg) -> BusyThresholds {
+        let default = self.default.get(&leg).copied().unwrap_or_default();
+        let own = self.models.get(model).and_then(|legs| legs.get(&leg));
+        own.map_or(default, |own| own.or(default))
+    }
+
+    /// Returns every candidate that is beyond a threshold now.
+    #[must_use]
+    pub fn busy_candidates(&self, snapshot: &Snapshot) -> Vec<BusyCandidate> {
+        if *self == Self::default() {
+            return Vec::new();
+        }
+        let mut busy = Vec::new();
+        for model in snapshot.models() {
+            for leg in [Leg::Prefill, Leg::Decode, Leg::Aggregated] {
+                let thresholds = self.of(model, leg);
+                let beyond = snapshot.pool(model, leg).iter().filter_map(|candidate| {
+                    let reason = thresholds.exceeded(candidate)?;
+                    let (worker, dp_rank) = (candidate.worker.id(), candidate.rank);
+                    Some(BusyCandidate { worker, dp_rank, model: model.clone(), leg, reason })
+                });
+                busy.extend(beyond);
+            }
+        }
+        busy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f6_a_model_s_own_threshold_precedes_the_one_for_all_models() {
+        let all = BusyThresholds { kv_usage: Some(0.9), engine_queue: Some(4), prefill_tokens: None };
+        let own = BusyThresholds { kv_usage: Some(0.5), ..BusyThresholds::default() };
+        let model = ModelName::new("m");
+        let rules =
+            BusyRules::new([(Leg::Decode, all)].into(), [(model.clone(), [(Leg::Decode, own)].into())]);
+        assert_eq!(rules.of(&model, Leg::Decode), BusyThresholds { kv_usage: Some(0.5), ..all });
+        assert_eq!(rules.of(&ModelName::new("other"), Leg::Decode), all);
+        assert_eq!(rules.of(&model, Leg::Prefill), BusyThresholds::default());
+        let beyond = |kv_usage| BusyThresholds { kv_usage, ..all }.check().is_err();
+        assert!(beyond(Some(1.1)) && beyond(Some(f32::NAN)) && !beyond(Some(1.0)) && !beyond(None));
+    }
+}

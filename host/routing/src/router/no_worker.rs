@@ -1,0 +1,93 @@
+//! The message of a leg for which no worker is eligible: how many there are, and what is wrong with them.
+
+use pointsman_workers::{Candidate, Ineligible, Leg, ModelName, WorkerId};
+
+/// What is wrong with a worker, as a phrase about one worker and about several.
+pub(super) type Phrase = (&'static str, &'static str);
+
+/// Returns the phrase for a worker's own state.
+pub(super) fn phrase(reason: Ineligible) -> Phrase {
+    match reason {
+        Ineligible::NotReady => ("is not ready yet", "are not ready yet"),
+        Ineligible::Misconfigured => {
+            ("is another engine than configured", "are other engines than configured")
+        }
+        Ineligible::Unhealthy => ("fails its health checks", "fail their health checks"),
+        Ineligible::Draining => ("is draining", "are draining"),
+        Ineligible::Failing => ("is failing", "are failing"),
+        Ineligible::AtCapacity => ("is busy", "are busy"),
+    }
+}
+
+/// Returns why no worker of `pool` can serve a leg of `model` now, by the workers' own states.
+#[must_use]
+pub fn no_worker_text(model: &ModelName, leg: Leg, pool: &[Candidate]) -> String {
+    text(model, leg, pool, |candidate| candidate.ineligible().map(phrase))
+}
+
+/// Returns why no worker of `pool` can serve a leg: `why` tells what is wrong with a candidate.
+pub(super) fn text(
+    model: &ModelName,
+    leg: Leg,
+    pool: &[Candidate],
+    why: impl Fn(&Candidate) -> Option<Phrase>,
+) -> String {
+    if pool.is_empty() {
+        return format!("no {leg} worker is registered for this model");
+    }
+    // Workers of a role in the order of the pool, by what is wrong with them.
+    let mut roles: Vec<(&'static str, Vec<(Phrase, usize)>)> = Vec::new();
+    let mut seen: Vec<WorkerId> = Vec::new();
+    for candidate in pool {
+        let worker = &candidate.worker;
+        if seen.contains(&worker.id()) {
+            continue;
+        }
+        seen.push(worker.id());
+        let why = why(candidate).unwrap_or(("was not chosen", "were not chosen"));
+        let role = worker.spec().role.as_str();
+        let place = roles.iter().position(|(known, _)| *known == role).unwrap_or_else(|| {
+            roles.push((role, Vec::new()));
+            roles.len() - 1
+        });
+        let Some((_, reasons)) = roles.get_mut(place) else { continue };
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, count)) => *count += 1,
+            None => reasons.push((why, 1)),
+        }
+    }
+    let roles: Vec<String> = roles.iter().map(|(role, reasons)| of_role(role, reasons)).collect();
+    format!("no worker can serve '{model}': {}", roles.join("; "))
+}
+
+fn of_role(role: &str, reasons: &[(Phrase, usize)]) -> String {
+    match reasons {
+        [((one, _), 1)] => format!("the only {role} worker {one}"),
+        [((_, many), 2)] => format!("both {role} workers {many}"),
+        [((_, many), count)] => format!("all {count} {role} workers {many}"),
+        _ => {
+            let total: usize = reasons.iter().map(|(_, count)| count).sum();
+            let part = |((one, many), count): &(Phrase, usize)| {
+                format!("{count} {}", if *count == 1 { one } else { many })
+            };
+            let parts: Vec<String> = reasons.iter().map(part).collect();
+            format!("of {total} {role} workers {}", parts.join(" and "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_two_and_more_workers_and_mixed_reasons_are_counted() {
+        let (draining, failing) = (phrase(Ineligible::Draining), phrase(Ineligible::Unhealthy));
+        let said = |reasons: &[(Phrase, usize)]| of_role("decode", reasons);
+        assert_eq!(said(&[(draining, 1)]), "the only decode worker is draining");
+        assert_eq!(said(&[(draining, 2)]), "both decode workers are draining");
+        assert_eq!(said(&[(draining, 3)]), "all 3 decode workers are draining");
+        let mixed = "of 3 decode workers 1 is draining and 2 fail their health checks";
+        assert_eq!(said(&[(draining, 1), (failing, 2)]), mixed);
+    }
+}

@@ -1,0 +1,53 @@
+//! The APIs through which text is generated.
+
+use crate::config::Dialect;
+
+/// An API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Api {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/messages`
+    Messages,
+    /// `/v1/responses`
+    Responses,
+}
+
+impl Api {
+    /// Its path.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
+        }
+    }
+
+    /// Returns whether the prompt is a conversation.
+    pub(crate) fn is_chat(self) -> bool {
+        self != Self::Completions
+    }
+
+    /// Returns whether events have names.
+    pub(crate) fn is_named(self) -> bool {
+        matches!(self, Self::Messages | Self::Responses)
+    }
+
+    /// Returns whether the handler of this engine reads handoff fields. vLLM's Responses handler and both of
+    /// SGLang's drop them.
+    pub(crate) fn takes_handoff(self, dialect: Dialect) -> bool {
+        !self.is_named() || (self == Self::Messages && dialect == Dialect::Vllm)
+    }
+
+    /// Returns the beginning of a response's id.
+    pub(crate) fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Messages => "chatcmpl-",
+            Self::Completions => "cmpl-",
+            Self::Responses => "resp_",
+        }
+    }
+}

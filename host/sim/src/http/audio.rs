@@ -1,0 +1,100 @@
+//! `/v1/audio/transcriptions` and `/v1/audio/translations`: a form with a file; the text names its size.
+
+use std::{convert::Infallible, sync::Arc};
+
+use axum::{
+    Extension,
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use multer::Multipart;
+use serde_json::json;
+
+use super::{answer::EVENT_STREAM, json as answer, pooling::faulted, refuse};
+use crate::{engine::Engine, failure::Failure, server::Conn};
+
+/// A form.
+#[derive(Default)]
+struct Asked {
+    model: String,
+    format: String,
+    stream: bool,
+    file: Option<usize>,
+}
+
+pub(super) async fn transcriptions(
+    engine: State<Arc<Engine>>,
+    conn: Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    serve(&engine, &conn, "/v1/audio/transcriptions", &headers, bytes).await
+}
+
+pub(super) async fn translations(
+    engine: State<Arc<Engine>>,
+    conn: Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    serve(&engine, &conn, "/v1/audio/translations", &headers, bytes).await
+}
+
+async fn serve(engine: &Arc<Engine>, conn: &Conn, path: &str, headers: &HeaderMap, bytes: Bytes) -> Response {
+    if let Some(response) = faulted(engine, conn, path, headers, &bytes).await {
+        return response;
+    }
+    let asked = match parse(headers, bytes).await {
+        Ok(asked) => asked,
+        Err(failure) => return refuse(engine, &failure),
+    };
+    if asked.model != engine.config.model {
+        return refuse(engine, &Failure::not_found(format!("The model `{}` does not exist.", asked.model)));
+    }
+    let Some(size) = asked.file else {
+        return refuse(engine, &Failure::shape("1 validation error:\n  file: Field required"));
+    };
+    let text = format!("{size} bytes of audio");
+    if asked.stream {
+        let chunk = |delta: serde_json::Value, finish: Option<&str>| {
+            let choice = json!({ "delta": delta, "finish_reason": finish });
+            let chunk = json!({
+                "id": "trsc-1", "object": "transcription.chunk", "created": 0, "model": asked.model,
+                "choices": [choice],
+            });
+            Ok::<_, Infallible>(Bytes::from(format!("data: {chunk}\n\n")))
+        };
+        let mut events: Vec<_> =
+            text.split_inclusive(' ').map(|word| chunk(json!({ "content": word }), None)).collect();
+        events.push(chunk(json!({ "content": "" }), Some("stop")));
+        events.push(Ok(Bytes::from_static(b"data: [DONE]\n\n")));
+        let body = Body::from_stream(stream::iter(events));
+        return ([(header::CONTENT_TYPE, EVENT_STREAM)], body).into_response();
+    }
+    if asked.format == "text" {
+        return ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response();
+    }
+    let body = json!({ "text": text, "usage": { "type": "duration", "seconds": 1 } });
+    answer(StatusCode::OK, body.to_string())
+}
+
+async fn parse(headers: &HeaderMap, bytes: Bytes) -> Result<Asked, Failure> {
+    let invalid = |error: multer::Error| Failure::shape(format!("1 validation error:\n  {error}"));
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let boundary = multer::parse_boundary(content_type).map_err(invalid)?;
+    let mut form = Multipart::new(stream::iter([Ok::<_, Infallible>(bytes)]), boundary);
+    let mut asked = Asked::default();
+    while let Some(field) = form.next_field().await.map_err(invalid)? {
+        match field.name().unwrap_or_default() {
+            "model" => asked.model = field.text().await.map_err(invalid)?,
+            "response_format" => asked.format = field.text().await.map_err(invalid)?,
+            "stream" => asked.stream = field.text().await.map_err(invalid)? == "true",
+            "file" => asked.file = Some(field.bytes().await.map_err(invalid)?.len()),
+            _ => {}
+        }
+    }
+    Ok(asked)
+}

@@ -1,0 +1,137 @@
+//! `/v1/rerank` and `/v1/score`: scores depend only on the texts.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode, Uri},
+    response::Response,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{answer::cut_body, generate, json as answer, refuse};
+use crate::{
+    config::Dialect,
+    engine::{Engine, InFlight, Outcome},
+    failure::Failure,
+    faults::Break,
+    leg::Leg,
+    server::Conn,
+};
+
+#[derive(Deserialize)]
+struct Rerank {
+    model: Option<String>,
+    query: Value,
+    documents: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct Score {
+    model: Option<String>,
+    #[serde(alias = "queries", alias = "query")]
+    text_1: Value,
+    #[serde(alias = "documents", alias = "items")]
+    text_2: Value,
+}
+
+pub(super) async fn rerank(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    uri: Uri,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    if let Some(response) = faulted(&engine, &conn, uri.path(), &headers, &bytes).await {
+        return response;
+    }
+    let asked: Rerank = match parse(&engine, &bytes, |asked: &Rerank| asked.model.as_deref()) {
+        Ok(asked) => asked,
+        Err(failure) => return refuse(&engine, &failure),
+    };
+    let scored = asked.documents.iter().map(|document| score_of(&asked.query, document));
+    let mut order: Vec<(usize, f64)> = scored.enumerate().collect();
+    order.sort_by(|left, right| right.1.total_cmp(&left.1));
+    let text = |index: usize| asked.documents.get(index).cloned().unwrap_or_default();
+    // SGLang answers with a list.
+    let body = if engine.config.dialect == Dialect::Sglang {
+        let one =
+            |(index, score): (usize, f64)| json!({ "score": score, "document": text(index), "index": index });
+        order.into_iter().map(one).collect()
+    } else {
+        let one = |(index, score): (usize, f64)| json!({ "index": index, "document": { "text": text(index) }, "relevance_score": score });
+        let results: Vec<Value> = order.into_iter().map(one).collect();
+        let tokens = asked.documents.len();
+        let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
+        json!({ "id": "rerank-1", "model": engine.config.model, "usage": usage, "results": results })
+    };
+    answer(StatusCode::OK, body.to_string())
+}
+
+pub(super) async fn score(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    uri: Uri,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    if let Some(response) = faulted(&engine, &conn, uri.path(), &headers, &bytes).await {
+        return response;
+    }
+    let asked: Score = match parse(&engine, &bytes, |asked: &Score| asked.model.as_deref()) {
+        Ok(asked) => asked,
+        Err(failure) => return refuse(&engine, &failure),
+    };
+    let others = asked.text_2.as_array().cloned().unwrap_or_else(|| vec![asked.text_2.clone()]);
+    let data: Vec<Value> = others
+        .iter()
+        .enumerate()
+        .map(|(index, other)| json!({ "index": index, "object": "score", "score": score_of(&asked.text_1, other) }))
+        .collect();
+    let usage = json!({ "prompt_tokens": others.len(), "total_tokens": others.len() });
+    let body = json!({
+        "id": "score-1", "object": "list", "created": 0, "model": engine.config.model, "data": data,
+        "usage": usage,
+    });
+    answer(StatusCode::OK, body.to_string())
+}
+
+/// Records a request and carries out the faults that leave no answer.
+pub(super) async fn faulted(
+    engine: &Arc<Engine>,
+    conn: &Conn,
+    path: &str,
+    headers: &HeaderMap,
+    bytes: &Bytes,
+) -> Option<Response> {
+    engine.record(|| generate::record(path, Some(Leg::Aggregated), headers, bytes));
+    let faults = engine.faults.pick(Leg::Aggregated.into(), bytes);
+    let mut flight = InFlight::new(engine, Leg::Aggregated);
+    let shape = engine.config.dialect.shape();
+    let response = generate::act_out(engine, shape, &faults, conn, false, &mut flight).await;
+    let cut = matches!(faults.body_break(), Some((Break::Cut, _)));
+    flight.end(if cut { Outcome::Fault } else { Outcome::Ok });
+    response.or_else(|| cut.then(|| cut_body(r#"{"object":"list","data":[{"index":0}]}"#)))
+}
+
+fn parse<T: for<'de> Deserialize<'de>>(
+    engine: &Engine,
+    bytes: &[u8],
+    model: impl Fn(&T) -> Option<&str>,
+) -> Result<T, Failure> {
+    let asked: T = serde_json::from_slice(bytes)
+        .map_err(|error| Failure::shape(format!("1 validation error:\n  {error}")))?;
+    match model(&asked).filter(|model| *model != engine.config.model) {
+        Some(model) => Err(Failure::not_found(format!("The model `{model}` does not exist."))),
+        None => Ok(asked),
+    }
+}
+
+fn score_of(query: &Value, document: &Value) -> f64 {
+    let hash = xxh3_64(format!("{query}\n{document}").as_bytes());
+    f64::from(u32::try_from(hash >> 32).unwrap_or(0)) / f64::from(u32::MAX)
+}

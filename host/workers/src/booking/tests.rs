@@ -1,0 +1,115 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::id::BlockHash;
+
+fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
+    BookingRequest {
+        leg: Leg::Decode,
+        prompt_tokens,
+        new_prefill_tokens: prompt_tokens,
+        prefix: blocks.iter().map(|block| BlockHash(*block)).collect::<Vec<_>>().into(),
+        total_prompt_blocks: prompt_tokens.div_ceil(16),
+        block_size: 16,
+        expected_output_tokens: None,
+        assume_kv_reuse: reuse,
+        track_prefill_tokens: true,
+    }
+}
+
+fn state(load: &RankLoad) -> (u32, u32, u32) {
+    (load.active_requests(), load.active_prefill_tokens(), load.decode_blocks())
+}
+
+#[test]
+fn f4_a_booking_is_added_at_selection_and_released_on_drop() {
+    let load = Arc::new(RankLoad::default());
+    let mut booking = Booking::new(load.clone(), &request(40, &[1, 2], true));
+    assert_eq!(state(&load), (1, 40, 3));
+    booking.prefill_done();
+    booking.prefill_done();
+    assert_eq!(state(&load), (1, 0, 3));
+    drop(booking);
+    assert_eq!(state(&load), (0, 0, 0));
+}
+
+#[test]
+fn g_a_shared_prefix_counts_once_and_without_reuse_it_does_not() {
+    let load = Arc::new(RankLoad::default());
+    let first = Booking::new(load.clone(), &request(64, &[1, 2, 3, 4], true));
+    let blocks: Vec<BlockHash> = [1, 2, 30, 40].map(BlockHash).to_vec();
+    // G3.1, G3.2
+    assert_eq!(load.blocks_after_admission(&blocks.clone().into(), 4, true), 6);
+    // G3.3
+    assert_eq!(load.blocks_after_admission(&blocks.into(), 4, false), 8);
+    let second = Booking::new(load.clone(), &request(64, &[1, 2, 30, 40], true));
+    // G3.2
+    assert_eq!(load.decode_blocks(), 6);
+    drop(first);
+    assert_eq!(load.decode_blocks(), 4);
+    drop(second);
+    assert_eq!(load.decode_blocks(), 0);
+}
+
+#[test]
+fn f4_output_blocks_count_less_towards_the_expected_end() {
+    let load = Arc::new(RankLoad::default());
+    let mut booking = Booking::new(
+        load.clone(),
+        &BookingRequest { expected_output_tokens: Some(32), ..request(16, &[1], true) },
+    );
+    assert!(booking.output_tokens(1));
+    // F4.3
+    assert!(!booking.output_tokens(16));
+    // Block 2 began at token 1 and counts 1 - 1/32; block 3 began at token 17 and counts 1 - 17/32.
+    assert!(booking.output_tokens(17));
+    // F4.4
+    assert_eq!(load.unnamed_millis.load(Ordering::Relaxed), 969 + 469);
+    assert!(booking.output_tokens(400));
+    assert_eq!(
+        load.unnamed_millis.load(Ordering::Relaxed),
+        969 + 469,
+        "beyond the expected end nothing is added"
+    );
+}
+
+#[test]
+fn f4_fewer_output_tokens_than_counted_release_blocks() {
+    let load = Arc::new(RankLoad::default());
+    let mut booking = Booking::new(load.clone(), &request(16, &[1], true));
+    assert!(booking.output_tokens(40));
+    assert_eq!(load.decode_blocks(), 4);
+    assert!(!booking.output_tokens(17));
+    assert_eq!(load.decode_blocks(), 3);
+    assert!(!booking.output_tokens(0));
+    assert_eq!(load.decode_blocks(), 1, "the prompt's block stays");
+    assert!(booking.output_tokens(1));
+    drop(booking);
+    assert_eq!(load.decode_blocks(), 0);
+}
+
+proptest! {
+    #[test]
+    fn invariant_8_any_interleaving_ends_at_zero(
+        steps in proptest::collection::vec((0_u8..4, 0_usize..6, 1_u32..200), 1..80),
+    ) {
+        let load = Arc::new(RankLoad::default());
+        let mut bookings: Vec<Booking> = Vec::new();
+        for (step, place, amount) in steps {
+            let place = place.min(bookings.len().saturating_sub(1));
+            match step {
+                0 => {
+                    let blocks: Vec<u64> = (0..u64::from(amount / 16)).collect();
+                    bookings.push(Booking::new(load.clone(), &request(amount, &blocks, amount % 2 == 0)));
+                }
+                1 => if let Some(booking) = bookings.get_mut(place) { booking.prefill_done(); },
+                2 => if let Some(booking) = bookings.get_mut(place) { booking.output_tokens(amount); },
+                _ => if !bookings.is_empty() { drop(bookings.remove(place)); },
+            }
+            prop_assert_eq!(load.active_requests() as usize, bookings.len());
+        }
+        bookings.clear();
+        prop_assert_eq!(state(&load), (0, 0, 0));
+        prop_assert_eq!(load.blocks.lock().blocks(), 0);
+    }
+}

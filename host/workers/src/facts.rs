@@ -1,0 +1,120 @@
+//! Facts that an engine reports of itself (B5).
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::id::Role;
+
+/// Most data-parallel ranks of a worker, configured or reported.
+pub(crate) const MAX_DP_SIZE: u32 = 4_096;
+/// Largest block in tokens that is believed, configured or reported.
+pub(crate) const MAX_BLOCK_SIZE: u32 = 65_536;
+
+/// A fact that both the configuration and the engine may state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FactName {
+    /// Dialect of the engine.
+    Engine,
+    /// Role (SGLang's disaggregation mode).
+    Role,
+    /// Number of data-parallel ranks.
+    DpSize,
+    /// Port of the bootstrap server of a prefill worker.
+    BootstrapPort,
+    /// KV connector (vLLM).
+    Transport,
+    /// Tokens in a KV block.
+    BlockSize,
+    /// Number of KV blocks of a rank.
+    TotalBlocks,
+    /// Limit of concurrent requests of the engine itself.
+    MaxRunningRequests,
+    /// Whether the worker can prefill without a handoff. No engine reports it; it follows from the role.
+    LocalPrefill,
+}
+
+/// What an engine reports of itself; `None` where it does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EngineFacts {
+    /// Role.
+    pub role: Option<Role>,
+    /// Number of data-parallel ranks.
+    pub dp_size: Option<u32>,
+    /// Port of the bootstrap server. Only of a prefill worker.
+    pub bootstrap_port: Option<u16>,
+    /// The engine's own name of its KV connector; `none` if it has none.
+    pub connector: Option<String>,
+    /// Tokens in a KV block.
+    pub block_size: Option<u32>,
+    /// Number of KV blocks of a rank.
+    pub total_blocks: Option<u32>,
+    /// Limit of concurrent requests.
+    pub max_running_requests: Option<u32>,
+}
+
+/// The configuration and the engine differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[error(
+    "{fact} is configured as `{configured}`, but {reporter} reports `{reported}`: correct the worker's \
+     configuration or the engine's start arguments"
+)]
+pub struct Contradiction {
+    /// The fact.
+    pub fact: FactName,
+    /// Value in the configuration.
+    pub configured: String,
+    /// Value that the engine reports.
+    pub reported: String,
+    /// Who reports it, for messages.
+    #[serde(skip)]
+    pub reporter: &'static str,
+}
+
+impl FactName {
+    /// Returns the name in configurations, metrics and logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Role => "role",
+            Self::DpSize => "dp_size",
+            Self::BootstrapPort => "bootstrap_port",
+            Self::Transport => "transport",
+            Self::BlockSize => "block_size",
+            Self::TotalBlocks => "total_blocks",
+            Self::MaxRunningRequests => "max_running_requests",
+            Self::LocalPrefill => "local_prefill",
+        }
+    }
+}
+
+impl fmt::Display for FactName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Contradiction {
+    pub(crate) fn new(fact: FactName, configured: impl fmt::Display, reported: impl fmt::Display) -> Self {
+        let (configured, reported) = (configured.to_string(), reported.to_string());
+        Self { fact, configured, reported, reporter: "the engine" }
+    }
+}
+
+impl EngineFacts {
+    /// Takes what is missing from an earlier report.
+    #[must_use]
+    pub fn or(self, earlier: &Self) -> Self {
+        Self {
+            role: self.role.or(earlier.role),
+            dp_size: self.dp_size.or(earlier.dp_size),
+            bootstrap_port: self.bootstrap_port.or(earlier.bootstrap_port),
+            connector: self.connector.or_else(|| earlier.connector.clone()),
+            block_size: self.block_size.or(earlier.block_size),
+            total_blocks: self.total_blocks.or(earlier.total_blocks),
+            max_running_requests: self.max_running_requests.or(earlier.max_running_requests),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Reads an engine's facts before its worker is eligible, and again later (B5).
+
+use std::time::Duration;
+
+use super::{MAX_FACTS_BODY, Probe, Response, parse};
+use crate::{
+    facts::{Contradiction, EngineFacts, FactName},
+    id::{Engine, ModelName, Role},
+    spec::KvTransport,
+};
+
+/// Number of readings that may fail before a worker is used with the configured values alone.
+const MAX_FACT_FAILURES: u32 = 3;
+
+/// Why the facts of an engine cannot be used.
+pub(super) enum Problem {
+    /// A request failed, or was answered with nonsense.
+    Failed(String),
+    /// The engine reports other facts than the configuration has. The worker says which.
+    Contradiction,
+}
+
+impl From<String> for Problem {
+    fn from(problem: String) -> Self {
+        Self::Failed(problem)
+    }
+}
+
+impl Probe {
+    /// Reads the facts, and repeats until it succeeds.
+    pub(super) async fn read_facts(&mut self) {
+        let (mut last, mut failures) = (String::new(), 0);
+        loop {
+            match self.facts(failures < MAX_FACT_FAILURES).await {
+                Ok(()) => return,
+                Err(Problem::Contradiction) => {}
+                Err(Problem::Failed(problem)) => {
+                    failures += 1;
+                    if problem != last {
+                        self.worker.set_problem(Some(problem.clone()));
+                        self.log("not_ready", &problem);
+                        last = problem;
+                    }
+                }
+            }
+            let pause = self.config.borrow().interval.min(Duration::from_millis(500));
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Reads the facts of an engine that answers. What cannot be read now is read later. Returns whether the
+    /// worker is misconfigured.
+    pub(super) async fn read_again(&mut self) -> bool {
+        match self.facts(false).await {
+            Ok(()) => false,
+            Err(Problem::Contradiction) => true,
+            Err(Problem::Failed(problem)) => {
+                self.log("facts_not_read", &problem);
+                false
+            }
+        }
+    }
+
+    /// Reads models and facts once. With `patient`, a question about facts that the engine does not answer is
+    /// a failure; otherwise the configured values do.
+    pub(super) async fn facts(&mut self, patient: bool) -> Result<(), Problem> {
+        let spec = self.worker.spec().clone();
+        match self.get("/v1/models").await {
+            Response::Ok(body) => {
+                let list = parse::models(&body)?;
+                if let Some(other) = list.owner.as_deref().and_then(engine_of)
+                    && spec.engine != Engine::Openai
+                    && other != spec.engine
+                {
+                    let contradiction = Contradiction::new(FactName::Engine, spec.engine, other);
+                    return self.refuse(Contradiction { reporter: "GET /v1/models", ..contradiction });
+                }
+                let names = list.names.iter().map(|name| ModelName::new(name)).collect();
+                self.registry.learn_models(spec.id, names);
+            }
+            Response::Absent if !spec.models.is_empty() => {}
+            Response::Absent => {
+                let problem = "the engine does not support /v1/models: configure the worker's models";
+                return Err(Problem::Failed(problem.to_owned()));
+            }
+            Response::Failed(problem) | Response::Shortage(problem) => return Err(Problem::Failed(problem)),
+        }
+        let (reported, problem) = match spec.engine {
+            Engine::Vllm => self.vllm_facts().await,
+            Engine::Sglang => self.sglang_facts().await,
+            Engine::Trtllm | Engine::Openai => (EngineFacts::default(), None),
+        };
+        if patient && let Some(problem) = problem {
+            return Err(Problem::Failed(problem));
+        }
+        self.use_facts(reported, problem).await?;
+        let spec = self.worker.spec();
+        if spec.engine == Engine::Vllm
+            && spec.transport == KvTransport::Mooncake
+            && spec.role == Role::Prefill
+        {
+            self.engine_ids().await?;
+        }
+        Ok(())
+    }
+
+    /// Completes the worker with what its engine reports. `problem` says why facts are missing.
+    async fn use_facts(&mut self, reported: EngineFacts, problem: Option<String>) -> Result<(), Problem> {
+        let spec = self.worker.spec().clone();
+        let earlier = self.worker.facts();
+        // What an engine said before is better than nothing while it does not answer.
+        let facts = if problem.is_some() { reported.or(&earlier) } else { reported };
+        if facts.role.is_none() && spec.from_engine.contains(&FactName::Role) {
+            let why = problem.unwrap_or_else(|| "the engine does not report it".to_owned());
+            return Err(Problem::Failed(format!("role: is not configured: {why}")));
+        }
+        let completed = match spec.completed(&facts) {
+            Ok(completed) => completed,
+            Err(contradiction) => return self.refuse(contradiction),
+        };
+        if completed != spec {
+            self.registry.complete(&self.worker, completed);
+            // The completed worker is probed by a task of its own; this one is about to be stopped.
+            std::future::pending::<()>().await;
+        }
+        self.worker.set_contradiction(None);
+        let unknown = spec.unknown_facts(&facts);
+        let was_complete = !std::mem::replace(&mut self.incomplete, problem.is_some());
+        if let Some(problem) = problem
+            && was_complete
+        {
+            let (worker, url) = (spec.id, &spec.url);
+            tracing::warn!(%worker, %url, ?unknown, problem, "engine facts unknown; configured values are used");
+        }
+        self.worker.set_facts(facts);
+        Ok(())
+    }
+
+    /// Refuses the worker until configuration and engine agree.
+    fn refuse(&self, contradiction: Contradiction) -> Result<(), Problem> {
+        let spec = self.worker.spec();
+        let (worker, url, problem) = (spec.id, &spec.url, contradiction.to_string());
+        if self.worker.set_contradiction(Some(contradiction)) {
+            tracing::error!(%worker, %url, problem, "worker is misconfigured");
+        }
+        Err(Problem::Contradiction)
+    }
+
+    /// Reads what SGLang says about its start arguments and state, by the endpoint's new or old name.
+    async fn sglang_facts(&self) -> (EngineFacts, Option<String>) {
+        for path in ["/server_info", "/get_server_info"] {
+            let url = format!("{}{path}", self.worker.spec().url);
+            match self.get_at(&url, MAX_FACTS_BODY).await {
+                Response::Absent => {}
+                Response::Ok(body) => {
+                    return match parse::sglang_facts(&body) {
+                        Ok(facts) => (facts, None),
+                        Err(problem) => (EngineFacts::default(), Some(format!("GET {path}: {problem}"))),
+                    };
+                }
+                Response::Failed(problem) | Response::Shortage(problem) => {
+                    return (EngineFacts::default(), Some(problem));
+                }
+            }
+        }
+        (EngineFacts::default(), None)
+    }
+
+    /// Reads the cache's size from vLLM's metrics, and the connector from there or from `/server_info`, which
+    /// vLLM offers in development mode only.
+    async fn vllm_facts(&self) -> (EngineFacts, Option<String>) {
+        let (mut facts, problem) = match self.get("/metrics").await {
+            Response::Ok(body) => (parse::vllm_facts(&body), None),
+            Response::Absent => (EngineFacts::default(), None),
+            Response::Failed(problem) | Response::Shortage(problem) => {
+                (EngineFacts::default(), Some(problem))
+            }
+        };
+        if facts.connector.is_none() && self.worker.spec().role != Role::Aggregated {
+            let url = format!("{}/server_info?config_format=json", self.worker.spec().url);
+            if let Response::Ok(body) = self.get_at(&url, MAX_FACTS_BODY).await {
+                facts = parse::vllm_config(&body).or(&facts);
+            }
+        }
+        (facts, problem)
+    }
+
+    /// Reads the engine ids from Mooncake's bootstrap server. The decode leg needs them to name the prefill
+    /// engine.
+    async fn engine_ids(&self) -> Result<(), String> {
+        let url = format!("{}/query", self.worker.spec().bootstrap_address());
+        match self.get_at(&url, MAX_FACTS_BODY).await {
+            Response::Ok(body) => {
+                self.worker.set_engine_ids(parse::engine_ids(&body)?);
+                Ok(())
+            }
+            Response::Absent => {
+                Err(format!("GET {url}: not supported; check bootstrap_host and bootstrap_port"))
+            }
+            Response::Failed(problem) | Response::Shortage(problem) => Err(problem),
+        }
+    }
+}
+
+fn engine_of(owner: &str) -> Option<Engine> {
+    match owner {
+        "vllm" => Some(Engine::Vllm),
+        "sglang" => Some(Engine::Sglang),
+        _ => None,
+    }
+}

@@ -1,0 +1,147 @@
+//! What an engine's report makes of a worker's description (B5).
+//!
+//! A configuration may leave facts out; the engine's report then completes the description. Where both say
+//! something and differ, the worker is refused.
+
+use std::fmt;
+
+use super::{KvTransport, WorkerSpec};
+use crate::{
+    facts::{Contradiction, EngineFacts, FactName},
+    id::{Engine, Role},
+};
+
+impl WorkerSpec {
+    /// Returns the facts that `reported` lacks, although engines of this kind may report them.
+    #[must_use]
+    pub fn unknown_facts(&self, reported: &EngineFacts) -> Vec<FactName> {
+        let sglang = self.engine == Engine::Sglang;
+        let connected = self.engine == Engine::Vllm && self.role != Role::Aggregated;
+        let bootstraps = sglang && self.role == Role::Prefill;
+        let facts = [
+            (FactName::Role, sglang && reported.role.is_none()),
+            (FactName::DpSize, sglang && reported.dp_size.is_none()),
+            (FactName::BootstrapPort, bootstraps && reported.bootstrap_port.is_none()),
+            (FactName::Transport, connected && reported.connector.is_none()),
+            (FactName::BlockSize, reported.block_size.is_none()),
+            (FactName::TotalBlocks, reported.total_blocks.is_none()),
+            (FactName::MaxRunningRequests, sglang && reported.max_running_requests.is_none()),
+        ];
+        facts.into_iter().filter(|(_, unknown)| *unknown).map(|(fact, _)| fact).collect()
+    }
+
+    /// Returns the description with what the configuration left to the engine.
+    ///
+    /// # Errors
+    /// The first fact that is configured otherwise than the engine reports it.
+    pub(crate) fn completed(&self, facts: &EngineFacts) -> Result<Self, Contradiction> {
+        let mut spec = self.clone();
+        let left_out = |fact| self.from_engine.contains(&fact);
+        if let Some(role) = facts.role {
+            settle(FactName::Role, left_out(FactName::Role), &mut spec.role, role)?;
+            if left_out(FactName::LocalPrefill) {
+                spec.local_prefill = spec.engine.prefills_locally(spec.role);
+            }
+        }
+        if let Some(size) = facts.dp_size {
+            settle(FactName::DpSize, left_out(FactName::DpSize), &mut spec.dp_size, size)?;
+        }
+        if let Some(port) = facts.bootstrap_port {
+            if left_out(FactName::BootstrapPort) {
+                spec.bootstrap.port = Some(port);
+            } else if spec.bootstrap.port != Some(port) {
+                let configured = spec.bootstrap.port.map_or_else(String::new, |port| port.to_string());
+                return Err(Contradiction::new(FactName::BootstrapPort, configured, port));
+            }
+        }
+        if spec.role != Role::Aggregated {
+            if facts.connector.as_deref() == Some("none") {
+                return Err(Contradiction::new(FactName::Transport, spec.transport, "none"));
+            }
+            if let Some(transport) = transport_of(facts) {
+                settle(FactName::Transport, left_out(FactName::Transport), &mut spec.transport, transport)?;
+            }
+        }
+        agree(FactName::BlockSize, spec.block_size, facts.block_size)?;
+        agree(FactName::TotalBlocks, spec.total_blocks, facts.total_blocks)?;
+        Ok(spec)
+    }
+}
+
+/// Returns the transport that an engine's connector stands for; `None` for one that is not known.
+fn transport_of(facts: &EngineFacts) -> Option<KvTransport> {
+    match facts.connector.as_deref()? {
+        "NixlConnector" => Some(KvTransport::Nixl),
+        "MooncakeConnector" => Some(KvTransport::Mooncake),
+        "P2pNcclConnector" => Some(KvTransport::P2pNccl),
+        _ => None,
+    }
+}
+
+/// Takes a reported value if the configuration left it out, otherwise compares them.
+fn settle<T: PartialEq + fmt::Display>(
+    fact: FactName,
+    left_out: bool,
+    value: &mut T,
+    reported: T,
+) -> Result<(), Contradiction> {
+    if !left_out && *value != reported {
+        return Err(Contradiction::new(fact, &*value, &reported));
+    }
+    *value = reported;
+    Ok(())
+}
+
+fn agree(fact: FactName, configured: Option<u32>, reported: Option<u32>) -> Result<(), Contradiction> {
+    match (configured, reported) {
+        (Some(configured), Some(reported)) if configured != reported => {
+            Err(Contradiction::new(fact, configured, reported))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(flag: &str) -> WorkerSpec {
+        WorkerSpec::parse_flag(&format!("{flag},url=http://a:1")).unwrap()
+    }
+
+    #[test]
+    fn what_the_configuration_left_out_comes_from_the_engine_again_and_again() {
+        let facts = EngineFacts { role: Some(Role::Decode), dp_size: Some(4), ..EngineFacts::default() };
+        let decode = spec("engine=sglang").completed(&facts).unwrap();
+        assert_eq!((decode.role, decode.dp_size, decode.local_prefill), (Role::Decode, 4, false));
+        let facts = EngineFacts {
+            role: Some(Role::Prefill),
+            dp_size: Some(1),
+            bootstrap_port: Some(9),
+            ..EngineFacts::default()
+        };
+        let prefill = decode.completed(&facts).unwrap();
+        assert_eq!((prefill.role, prefill.dp_size, prefill.bootstrap.port), (Role::Prefill, 1, Some(9)));
+        let kept = spec("engine=sglang,local_prefill=true");
+        let facts = EngineFacts { role: Some(Role::Decode), ..EngineFacts::default() };
+        assert!(kept.completed(&facts).unwrap().local_prefill);
+    }
+
+    #[test]
+    fn a_connector_decides_the_transport_unless_it_is_not_known() {
+        let named = |name: &str| EngineFacts { connector: Some(name.to_owned()), ..EngineFacts::default() };
+        let free = spec("engine=vllm,role=decode");
+        assert_eq!(free.completed(&named("NixlConnector")).unwrap().transport, KvTransport::Nixl);
+        assert_eq!(free.completed(&named("MooncakeConnector")).unwrap().transport, KvTransport::Mooncake);
+        assert_eq!(free.completed(&named("OtherConnector")).unwrap(), free);
+        let fixed = spec("engine=vllm,role=decode,transport=nixl");
+        let refused = fixed.completed(&named("MooncakeConnector")).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "transport is configured as `nixl`, but the engine reports `mooncake`: correct the worker's \
+             configuration or the engine's start arguments"
+        );
+        assert!(free.completed(&named("none")).is_err(), "a decode worker without a connector");
+        assert!(spec("engine=vllm,role=aggregated").completed(&named("none")).is_ok());
+    }
+}

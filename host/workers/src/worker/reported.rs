@@ -1,0 +1,94 @@
+//! What a worker's engine reports of itself, what contradicts the configuration, and what probes found wrong.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{Health, Worker};
+use crate::facts::{Contradiction, EngineFacts};
+
+impl Worker {
+    /// Returns the number of KV blocks of a rank: as configured, otherwise as the engine reports.
+    #[must_use]
+    pub fn total_blocks(&self) -> Option<u32> {
+        Some(self.total_blocks.load(Ordering::Relaxed)).filter(|blocks| *blocks > 0)
+    }
+
+    /// Returns the tokens in a KV block of the engine: as configured, otherwise as the engine reports.
+    #[must_use]
+    pub fn block_size(&self) -> Option<u32> {
+        Some(self.block_size.load(Ordering::Relaxed)).filter(|size| *size > 0)
+    }
+
+    /// Returns the number of blocks of `size` tokens in one of the engine's; 1 unless its block size is a
+    /// multiple.
+    #[must_use]
+    pub fn blocks_at_once(&self, size: u32) -> u32 {
+        match self.block_size() {
+            Some(own) if own > size && own % size.max(1) == 0 => own / size.max(1),
+            _ => 1,
+        }
+    }
+
+    /// Returns how many blocks of `size` tokens fit into a rank's KV cache. An engine with an unknown block
+    /// size is taken to have this one.
+    #[must_use]
+    pub fn capacity_in_blocks(&self, size: u32) -> Option<u32> {
+        let blocks = self.total_blocks()?;
+        let own = u64::from(self.block_size().unwrap_or(size));
+        Some(u32::try_from(u64::from(blocks) * own / u64::from(size.max(1))).unwrap_or(u32::MAX))
+    }
+
+    /// Returns what the engine last reported of itself.
+    #[must_use]
+    pub fn facts(&self) -> Arc<EngineFacts> {
+        self.facts.load_full()
+    }
+
+    /// Stores what the engine reports. Configured values take precedence.
+    pub(crate) fn set_facts(&self, facts: EngineFacts) {
+        let value = |configured: Option<u32>, reported: Option<u32>| configured.or(reported).unwrap_or(0);
+        self.total_blocks.store(value(self.spec.total_blocks, facts.total_blocks), Ordering::Relaxed);
+        self.block_size.store(value(self.spec.block_size, facts.block_size), Ordering::Relaxed);
+        self.facts.store(Arc::new(facts));
+    }
+
+    /// Returns what the configuration and the engine contradict each other about.
+    #[must_use]
+    pub fn contradiction(&self) -> Option<Arc<Contradiction>> {
+        self.contradiction.load_full()
+    }
+
+    /// Stores what the configuration and the engine contradict each other about. The worker is not eligible
+    /// until that is nothing. Returns true if it changed.
+    pub(crate) fn set_contradiction(&self, contradiction: Option<Contradiction>) -> bool {
+        self.misconfigured.store(contradiction.is_some(), Ordering::Release);
+        let new = contradiction.map(Arc::new);
+        let changed = new != self.contradiction.swap(new.clone());
+        if changed {
+            self.set_problem(new.map(|contradiction| contradiction.to_string()));
+        }
+        changed
+    }
+
+    /// Returns whether the engine contradicts the worker's description.
+    #[must_use]
+    pub fn is_misconfigured(&self) -> bool {
+        self.misconfigured.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the worker joined and its facts were never read, so that its models may be unknown.
+    #[must_use]
+    pub fn is_loading(&self) -> bool {
+        self.health() == Health::Unknown && !self.is_misconfigured()
+    }
+
+    /// Returns what the last probe found wrong, for operators.
+    #[must_use]
+    pub fn problem(&self) -> Option<Arc<String>> {
+        self.problem.load_full()
+    }
+
+    /// Stores what a probe found wrong.
+    pub(crate) fn set_problem(&self, problem: Option<String>) {
+        self.problem.store(problem.map(Arc::new));
+    }
+}

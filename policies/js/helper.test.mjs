@@ -1,0 +1,75 @@
+// Tests of pointsman-policy.js in Node: `node --test policies/js/helper.test.mjs`.
+import assert from "node:assert";
+import { mkdtempSync, copyFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { test } from "node:test";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+import { Shed, ask, decodeOverride, filter, scorer, selector } from "./pointsman-policy.js";
+
+const facts = { name: "x", workerFacts: ["engine-queue"], settings: { weight: 1 } };
+const rows = [{}, {}];
+const worlds = {
+  select: (answer) => selector({ ...facts, select: () => answer }),
+  score: (answer) => scorer({ ...facts, score: () => answer }),
+  keep: (answer) => filter({ ...facts, keep: () => answer }),
+  decide: (answer) => decodeOverride({ ...facts, decide: () => answer }),
+};
+const refused = (world, answer, text) => assert.throws(() => ask(worlds[world](answer), { rows }), (error) => {
+  assert.ok(error.message.includes(text), `${error.message}: expected ${text}`);
+  return true;
+});
+
+test("a bad answer is an error and never a guess", () => {
+  refused("decide", "Remote", 'decide returned "Remote": expected "remote" or "local"');
+  refused("decide", undefined, 'decide returned undefined: expected "remote" or "local"');
+  refused("select", "1", 'select returned "1": expected a row');
+  refused("select", undefined, "select returned undefined");
+  refused("select", { rows: 1 }, "select returned the unknown key `rows`: did you mean `row`?");
+  refused("select", 2, "select returned row 2 of 2");
+  refused("score", null, "score returned null: expected one cost for each row");
+  refused("score", [1, NaN], "the cost NaN in row 1");
+  refused("keep", undefined, "keep returned undefined");
+  refused("keep", [1, 0], "expected rising rows below 2");
+  const config = (over) => decodeOverride({ ...facts, decide: () => "local", decodeConfig: () => over });
+  const decodeConfig = (over) => config(over).disaggregation.decodeConfig({ seed: 1n }, new Uint32Array());
+  assert.throws(() => decodeConfig({ overlapScoreCredits: 1 }), (error) => error.val.includes("did you mean `overlapScoreCredit`?"));
+  assert.throws(() => decodeConfig(null), (error) => error.val.includes("decodeConfig returned null: expected an object"));
+  assert.throws(() => new Shed(418, "teapot"), /shed status 418 is not allowed: use 429, 503 or 529/);
+});
+
+test("good answers pass", () => {
+  assert.deepEqual(ask(worlds.select(1), { rows }), { row: 1 });
+  assert.deepEqual(ask(worlds.select({ row: 0, costs: [1, 2], reason: "why" }), { rows }), { row: 0, costs: [1, 2], reason: "why" });
+  assert.equal(ask(worlds.select(null), { rows }), "abstain");
+  assert.deepEqual(ask(worlds.score([1, 0.5]), { rows }), { costs: [1, 0.5] });
+  assert.deepEqual(ask(worlds.keep([0, 1]), { rows }), { keep: [0, 1] });
+  assert.deepEqual(ask(worlds.decide("local"), { rows, decode: {} }), { plan: "local" });
+});
+
+test("unknown names get a suggestion", () => {
+  assert.throws(() => ask(worlds.score([0, 0]), { rows, settings: { wieght: 2 } }), /unknown field `wieght`: did you mean `weight`\?/);
+  assert.throws(() => ask(worlds.score([0, 0]), { rows, settings: { weight: "2" } }), /`weight` is "2": expected a number/);
+  assert.throws(() => ask(worlds.score([0]), { rows: [{ "engine-queu": 1 }] }), /does not ask for the worker fact `engine-queu`: did you mean `engine-queue`\?/);
+  assert.throws(() => selector({ ...facts, selekt: () => 0 }), /the policy has no function `select`/);
+  const reads = scorer({ ...facts, score: (call, given) => given["engine-queues"] });
+  assert.throws(() => ask(reads, { rows }), /does not ask for the fact `engine-queues`: did you mean `engine-queue`\? \(helper.test.mjs:\d+:\d+\)/);
+});
+
+test("Math.random depends on the seed of the call only", () => {
+  const random = scorer({ ...facts, score: (call) => Array.from({ length: call.rows }, () => Math.random()) });
+  const first = ask(random, { rows, seed: 7n });
+  ask(random, { rows, seed: 8n });
+  assert.deepEqual(ask(random, { rows, seed: 7n }), first);
+  assert.notDeepEqual(ask(random, { rows, seed: 8n }), first);
+});
+
+test("the shipped policy runs without a component", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "policy-"));
+  const here = (file) => fileURLToPath(new URL(file, import.meta.url));
+  copyFileSync(here("pointsman-policy.js"), join(dir, "pointsman-policy.js"));
+  copyFileSync(here("least-loaded/policy.js"), join(dir, "policy.mjs"));
+  const policy = await import(pathToFileURL(join(dir, "policy.mjs")));
+  assert.equal(ask(policy, { rows: [{ "active-requests": 3 }, { "active-requests": 0 }] }).row, 1);
+});

@@ -1,0 +1,96 @@
+//! Decode override: prefills on the decode worker where that is predicted to cost less time than a prefill
+//! worker and the transfer.
+
+mod rule;
+
+use pointsman_policy_sdk::{
+    Call, Column, DecodeOverride, Error, Facts, Plan, Policy, RouterConfigOverride, Slot, Wants, facts,
+};
+pub use rule::Settings;
+use rule::{Prompt, Worker};
+
+/// The configured policy.
+#[derive(Debug)]
+pub struct PredictedDisagg {
+    settings: Settings,
+    prompt_tokens: Slot<u32>,
+    block_size: Slot<u32>,
+    waiting: Column<u32>,
+    requests: Column<u32>,
+    cached: Column<u32>,
+    local_prefill: Column<u32>,
+}
+
+impl Policy for PredictedDisagg {
+    const NAME: &'static str = "predicted-disagg";
+    type Settings = Settings;
+
+    fn configure(settings: Settings, wants: &mut Wants) -> Result<Self, String> {
+        settings.check()?;
+        Ok(Self {
+            settings,
+            prompt_tokens: wants.request(facts::PROMPT_TOKENS),
+            block_size: wants.request(facts::BLOCK_SIZE),
+            waiting: wants.worker(facts::ACTIVE_PREFILL_TOKENS),
+            requests: wants.worker(facts::ACTIVE_REQUESTS),
+            cached: wants.worker(facts::CACHED_BLOCKS_DEVICE),
+            local_prefill: wants.worker(facts::LOCAL_PREFILL),
+        })
+    }
+}
+
+impl PredictedDisagg {
+    fn worker(&self, facts: &Facts<'_>, row: usize) -> Worker {
+        Worker {
+            waiting: self.waiting.at(facts, row),
+            requests: self.requests.at(facts, row),
+            cached: self.cached.at(facts, row),
+        }
+    }
+}
+
+impl DecodeOverride for PredictedDisagg {
+    fn decide(&self, _: &Call, decode: &Facts<'_>, prefill: &Facts<'_>) -> Result<Plan, Error> {
+        if decode.rows() == 0 || self.local_prefill.at(decode, 0) != 1 {
+            return Ok(Plan::Remote);
+        }
+        let prompt =
+            Prompt { tokens: self.prompt_tokens.get(decode), block: self.block_size.get(decode).max(1) };
+        let local = self.settings.local(prompt, self.worker(decode, 0));
+        let workers = (0..prefill.rows()).map(|row| self.worker(prefill, row));
+        // Without a prefill worker the host has no remote plan to carry out.
+        let remote = self.settings.remote(prompt, workers);
+        Ok(if remote.is_none_or(|remote| local < remote) { Plan::Local } else { Plan::Remote })
+    }
+
+    fn decode_config(&self, _: &Call, _: &Facts<'_>) -> Result<RouterConfigOverride, Error> {
+        // The decode worker receives all blocks, whatever it has cached, and does not prefill.
+        Ok(RouterConfigOverride {
+            overlap_score_credit: Some(0.0),
+            assume_kv_reuse: Some(false),
+            track_prefill_tokens: Some(false),
+            ..RouterConfigOverride::default()
+        })
+    }
+}
+
+pointsman_policy_sdk::export!(decode_override PredictedDisagg);
+
+#[cfg(test)]
+mod tests {
+    use pointsman_policy_sdk::testing;
+
+    use super::*;
+
+    #[test]
+    fn cases() {
+        testing::run_decode_override::<PredictedDisagg>(include_str!("../cases.toml")).unwrap();
+    }
+
+    #[test]
+    fn a_setting_out_of_range_is_refused() {
+        let settings = Settings { transfer_tokens: -1.0, ..Settings::default() };
+        let error = PredictedDisagg::configure(settings, &mut Wants::default()).unwrap_err();
+        assert_eq!(error, "transfer-tokens: -1 is not a finite number of 0 to 1000000");
+    }
+}

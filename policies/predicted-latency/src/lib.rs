@@ -1,0 +1,124 @@
+//! Scorer: the time that the request would add on each worker, its own and that of the requests it delays,
+//! counted in prompt tokens to compute and scaled by the worker's measured speed.
+
+mod cost;
+
+pub use cost::Settings;
+
+use cost::{Columns, Prompt, agree, prefer, relative, scale, single};
+use pointsman_policy_sdk::{Call, Column, Error, Facts, Leg, Policy, Rng, Scorer, Slot, Wants, facts};
+
+/// The configured policy.
+#[derive(Debug)]
+pub struct PredictedLatency {
+    settings: Settings,
+    prompt_tokens: Slot<u32>,
+    block_size: Slot<u32>,
+    credits: [Slot<f32>; 3],
+    track: Slot<u32>,
+    waiting: Column<u32>,
+    context_blocks: Column<u32>,
+    requests: Column<u32>,
+    cached: [Column<u32>; 3],
+    prefill_time: Column<u32>,
+    ttft: Column<u32>,
+    itl: Column<u32>,
+    preference: Column<f32>,
+}
+
+impl Policy for PredictedLatency {
+    const NAME: &'static str = "predicted-latency";
+    type Settings = Settings;
+
+    fn configure(settings: Settings, wants: &mut Wants) -> Result<Self, String> {
+        settings.check()?;
+        Ok(Self {
+            settings,
+            prompt_tokens: wants.request(facts::PROMPT_TOKENS),
+            block_size: wants.request(facts::BLOCK_SIZE),
+            credits: [
+                wants.request(facts::OVERLAP_SCORE_CREDIT),
+                wants.request(facts::HOST_CACHE_CREDIT),
+                wants.request(facts::DISK_CACHE_CREDIT),
+            ],
+            track: wants.request(facts::TRACK_PREFILL_TOKENS),
+            waiting: wants.worker(facts::ACTIVE_PREFILL_TOKENS),
+            context_blocks: wants.worker(facts::DECODE_BLOCKS),
+            requests: wants.worker(facts::ACTIVE_REQUESTS),
+            cached: [
+                wants.worker(facts::CACHED_BLOCKS_DEVICE),
+                wants.worker(facts::CACHED_BLOCKS_HOST),
+                wants.worker(facts::CACHED_BLOCKS_DISK),
+            ],
+            prefill_time: wants.worker(facts::PREFILL_US_PER_KTOKEN),
+            ttft: wants.worker(facts::TTFT_EWMA_US),
+            itl: wants.worker(facts::ITL_EWMA_US),
+            preference: wants.worker(facts::TAINT_PREFERENCE),
+        })
+    }
+}
+
+impl PredictedLatency {
+    fn scale_by_speed(&self, leg: Leg, facts: &Facts<'_>, costs: &mut [f32]) {
+        if leg == Leg::Prefill {
+            // A prefill worker emits no stream whose tokens could be timed.
+            let mut times = relative(self.prefill_time.slice(facts));
+            agree(&mut times, &relative(self.ttft.slice(facts)));
+            scale(costs, &times, self.settings.speed_trust);
+        } else {
+            scale(costs, &relative(self.itl.slice(facts)), self.settings.speed_trust);
+        }
+    }
+}
+
+impl Scorer for PredictedLatency {
+    fn score(&self, call: &Call, facts: &Facts<'_>) -> Result<Vec<f32>, Error> {
+        let prompt = Prompt {
+            tokens: single(self.prompt_tokens.get(facts)),
+            block: single(self.block_size.get(facts).max(1)),
+            credits: self.credits.map(|credit| credit.get(facts)),
+            // A leg whose prompt is not tracked receives its KV from another worker.
+            computes: self.track.get(facts) == 1,
+            grows: call.leg != Leg::Prefill,
+        };
+        let columns = Columns {
+            waiting: self.waiting.slice(facts),
+            context: self.context_blocks.slice(facts),
+            requests: self.requests.slice(facts),
+            cached: self.cached.map(|column| column.slice(facts)),
+        };
+        let mut costs = self.settings.costs(&prompt, &columns);
+        // A worker that was slow once is measured again.
+        if Rng::new(call.seed).unit() >= self.settings.explore {
+            self.scale_by_speed(call.leg, facts, &mut costs);
+        }
+        prefer(&mut costs, self.preference.slice(facts));
+        Ok(costs)
+    }
+}
+
+pointsman_policy_sdk::export!(scorer PredictedLatency);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases() {
+        pointsman_policy_sdk::testing::run_scorer::<PredictedLatency>(include_str!("../cases.toml")).unwrap();
+    }
+
+    #[test]
+    fn a_setting_out_of_range_is_refused() {
+        for (settings, message) in [
+            (Settings { delayed_weight: -1.0, ..Settings::default() }, "delayed-weight: -1 is not"),
+            (Settings { context_weight: f32::NAN, ..Settings::default() }, "context-weight: NaN is not"),
+            (Settings { growth_tokens: 2e6, ..Settings::default() }, "growth-tokens: 2000000 is not"),
+            (Settings { speed_trust: 1.5, ..Settings::default() }, "speed-trust: 1.5 is not within 0 to 1"),
+            (Settings { explore: f64::NAN, ..Settings::default() }, "explore: NaN is not within 0 to 1"),
+        ] {
+            let error = PredictedLatency::configure(settings, &mut Wants::default()).unwrap_err();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}

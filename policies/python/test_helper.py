@@ -1,0 +1,122 @@
+"""Tests of pointsman_policy.py in plain Python: `python3 policies/python/test_helper.py`."""
+
+import pathlib
+import random
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "least-loaded"))
+
+import pointsman_policy as pp
+import policy as least_loaded
+
+
+class Answering(pp.Policy):
+    """Returns what a test sets."""
+
+    worker_facts = ["engine-queue"]
+    settings = {"weight": 1.0, "name": "x"}
+    answer = None
+
+
+class Selector(Answering):
+    def select(self, call, facts):
+        return self.answer
+
+
+class Scorer(Answering):
+    def score(self, call, facts):
+        return self.answer
+
+
+class Filter(Answering):
+    def keep(self, call, facts):
+        return self.answer
+
+
+class Override(Answering):
+    def decide(self, call, decode, prefill):
+        return self.answer
+
+
+class Random(Answering):
+    def score(self, call, facts):
+        return [random.random() for _ in range(call.rows)]
+
+
+def answering(policy_class, answer):
+    return type(policy_class.__name__, (policy_class,), {"answer": answer})
+
+
+class Helper(unittest.TestCase):
+    def refused(self, policy_class, answer, text, **more):
+        with self.assertRaises(Exception) as raised:
+            pp.ask(answering(policy_class, answer), rows=[{}, {}], **more)
+        self.assertIn(text, str(raised.exception))
+
+    def test_a_bad_answer_is_an_error_and_never_a_guess(self):
+        self.refused(Override, "Remote", 'decide returned \'Remote\': expected "remote" or "local"')
+        self.refused(Override, None, 'decide returned None: expected "remote" or "local"')
+        self.refused(Selector, "1", "select returned '1': expected a row, (row, costs, reason) or None")
+        self.refused(Selector, True, "select returned True")
+        self.refused(Selector, 2, "select returned row 2 of 2")
+        self.refused(Selector, (0, [1.0], None), "1 costs for 2 rows")
+        self.refused(Scorer, None, "score returned None: expected one cost for each row")
+        self.refused(Scorer, [1.0, float("nan")], "the cost nan in row 1")
+        self.refused(Filter, None, "keep returned None")
+        self.refused(Filter, [1, 0], "expected rising rows below 2")
+        for answer, text in [
+            (None, "decode_config returned None: expected a dict"),
+            ({"overlap_score_credits": 1.0}, "unknown key 'overlap_score_credits': did you mean 'overlap_score_credit'?"),
+            ({"temperature": "hot"}, "decode_config returned 'hot' for 'temperature': expected a number"),
+        ]:
+            with self.assertRaises(Exception) as raised:
+                pp._override(answer)
+            self.assertIn(text, str(raised.exception))
+        with self.assertRaises(ValueError) as raised:
+            pp.Shed(418, "teapot")
+        self.assertIn("shed status 418 is not allowed: use 429, 503 or 529", str(raised.exception))
+
+    def test_good_answers_pass(self):
+        rows = [{"engine-queue": 1}, {"engine-queue": 0}]
+        self.assertEqual(pp.ask(answering(Selector, 1), rows), 1)
+        self.assertIsNone(pp.ask(answering(Selector, None), rows))
+        self.assertEqual(pp.ask(answering(Selector, (1, [1, 0], "why")), rows), (1, [1, 0], "why"))
+        self.assertEqual(pp.ask(answering(Scorer, (1, 0.5)), rows), [1, 0.5])
+        self.assertEqual(pp.ask(answering(Filter, [0, 1]), rows), [0, 1])
+        self.assertEqual(pp.ask(answering(Override, "local"), rows, decode={}), "local")
+
+    def test_unknown_names_get_a_suggestion(self):
+        self.refused(Scorer, [0, 0], "unknown field `wieght`: did you mean 'weight'?", settings={"wieght": 2})
+        self.refused(Scorer, [0, 0], "`weight` is a text: expected a number", settings={"weight": "2"})
+        with self.assertRaises(KeyError) as raised:
+            pp.ask(answering(Scorer, [0]), rows=[{"engine-queu": 1}])
+        self.assertIn("does not ask for the fact 'engine-queu': did you mean 'engine-queue'?", str(raised.exception))
+
+    def test_a_class_has_the_method_of_one_world(self):
+        with self.assertRaises(TypeError) as raised:
+            pp.export(Answering, {})
+        self.assertIn("Answering has none of them", str(raised.exception))
+
+    def test_random_depends_on_the_seed_of_the_call_only(self):
+        rows = [{}, {}]
+        ask = lambda seed: pp.ask(Random, rows, call=pp.Call(rows=2, seed=seed))
+        first = ask(7)
+        ask(8)
+        self.assertEqual(first, ask(7))
+        self.assertNotEqual(first, ask(8))
+
+    def test_an_exception_tells_its_place(self):
+        try:
+            pp.configured(least_loaded.LeastLoaded, '{"active-requests": -1}')
+        except ValueError as problem:
+            self.assertRegex(pp._told(problem), r"ValueError: active-requests: .* \(policy.py:\d+\)")
+
+    def test_the_shipped_policy_passes_its_cases_without_a_component(self):
+        cases = pathlib.Path(__file__).parent.parent / "least-loaded" / "cases.toml"
+        pp.run_cases(least_loaded.LeastLoaded, str(cases))
+
+
+if __name__ == "__main__":
+    unittest.main()

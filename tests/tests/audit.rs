@@ -1,0 +1,77 @@
+//! The audit log of the operators' listener.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use pointsman_sim::{Dialect, Role};
+use pointsman_tests::TestClusterBuilder;
+
+/// Collects the text of log lines.
+#[derive(Clone, Default)]
+struct Log(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.server.admin_token = Some("s3cret".into()))
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let token = [("authorization", "Bearer s3cret")];
+    cluster.admin.post("/policies/reload", &token, "").await.unwrap();
+    cluster.admin.post("/workers/1/drain", &[], "").await.unwrap();
+    cluster.admin.post("/policies/prefill/rollback?model=a%0Ab", &token, "").await.unwrap();
+    let worker =
+        r#"{"id":77,"url":"http://127.0.0.1:9","role":"aggregated","engine":"vllm","api_key":"sk-SECRET"}"#;
+    cluster.admin.post("/workers", &token, worker).await.unwrap();
+    cluster.admin.get("/workers").await.unwrap();
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(" audit: ")).collect();
+    assert_eq!(lines.len(), 4, "{text}");
+    let has = |line: &str, parts: &[&str]| {
+        for part in parts {
+            assert!(line.contains(part), "`{part}` is not in {line}");
+        }
+    };
+    has(
+        lines[0],
+        &[
+            "who=\"admin_token\"",
+            "address=127.0.0.1",
+            "POST /policies/reload",
+            "outcome=\"done\"",
+            "status=200",
+        ],
+    );
+    has(
+        lines[1],
+        &[
+            "who=\"anonymous\"",
+            "POST /workers/{id}/drain",
+            "/workers/1/drain",
+            "outcome=\"refused\"",
+            "status=401",
+        ],
+    );
+    has(lines[2], &["POST /policies/{slot}/rollback", "outcome=\"refused\"", "status=404"]);
+    has(lines[3], &["POST /workers", "worker=77", "url=http://127.0.0.1:9", "outcome=\"done\""]);
+    assert!(!text.contains("SECRET") && !text.contains("s3cret"), "{text}");
+    let metrics = cluster.admin.get("/metrics").await.unwrap();
+    let text = String::from_utf8_lossy(&metrics.body).into_owned();
+    let counted = "pointsman_admin_changes_total{action=\"POST /workers/{id}/drain\",status=\"401\"} 1";
+    assert!(text.contains(counted), "{text}");
+}

@@ -1,0 +1,239 @@
+//! What engines refuse (table I), and engines that are not ready or are another than configured (B5).
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, Sim, SimConfig};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{self, json},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn chat(stream: bool) -> String {
+    json!({
+        "model": "tiny", "max_tokens": 3, "stream": stream,
+        "messages": [{"role": "user", "content": "too many at once"}],
+    })
+    .to_string()
+}
+
+fn too_many() -> FaultKind {
+    FaultKind::Status { status: 429, retry_after: Some(7) }
+}
+
+fn retry_after(reply: &Reply) -> Option<&str> {
+    reply.headers.get("retry-after").map(|value| value.to_str().unwrap())
+}
+
+async fn two(change: impl FnOnce(&mut Config)) -> TestCluster {
+    let sim = |builder: TestClusterBuilder| builder.sim(Dialect::Vllm, Role::Aggregated);
+    sim(sim(TestClusterBuilder::new().config(change))).start().await.unwrap()
+}
+
+#[tokio::test]
+async fn i_an_engine_s_429_keeps_its_retry_after_and_no_other_worker_is_asked() {
+    for stream in [false, true] {
+        let cluster = two(|_| {}).await;
+        cluster.sims.iter().for_each(|sim| sim.set_faults(vec![Fault::always(too_many())]));
+        let reply = cluster.client.post(CHAT, &[], chat(stream)).await.unwrap();
+        // I1.3
+        assert_eq!((reply.status.as_u16(), retry_after(&reply)), (429, Some("7")), "{reply:?}");
+        assert_eq!(reply.json().unwrap()["error"]["message"], "injected fault: status 429");
+        // I2.4
+        assert_eq!(cluster.faults_fired("status-429"), 1, "one engine was asked");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i_a_prefill_engine_s_429_is_the_client_s_even_with_local_fallback() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.routing.local_fallback = true)
+            .sim(dialect, Role::Prefill)
+            .sim(dialect, Role::Prefill)
+            .sim(dialect, Role::Decode)
+            .sim(dialect, Role::Aggregated)
+            .start()
+            .await
+            .unwrap();
+        for sim in &cluster.sims {
+            let leg = Some(FaultLeg::Prefill);
+            sim.set_faults(vec![Fault { leg, ..Fault::always(too_many()) }]);
+        }
+        let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
+        assert_eq!((reply.status.as_u16(), retry_after(&reply)), (429, Some("7")), "{dialect:?} {reply:?}");
+        // I2.7
+        assert_eq!(cluster.faults_fired("status-429"), 1, "{dialect:?}: one prefill engine was asked");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i_an_engine_s_429_is_tried_elsewhere_when_the_operator_says_so() {
+    let cluster = two(|config| config.routing.retry_429 = true).await;
+    cluster.sims[1].set_faults(vec![Fault::always(too_many())]);
+    for _ in 0..20 {
+        assert_eq!(cluster.client.post(CHAT, &[], chat(false)).await.unwrap().status, 200);
+    }
+    assert!(cluster.faults_fired("status-429") > 0);
+    cluster.sims[0].set_faults(vec![Fault::always(too_many())]);
+    let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
+    assert_eq!(
+        (reply.status.as_u16(), retry_after(&reply)),
+        (429, Some("7")),
+        "no engine is left: {reply:?}"
+    );
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
+    let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => {
+            let (_, code) = request.body.split_once("status-").unwrap();
+            let body = format!(r#"{{"error": {{"message":"it is {0}","code":{0}}} }}"#, &code[..3]);
+            vec![Act::Send(raw_engine::status(&format!("{} Refused", &code[..3]), &body))]
+        }
+    })
+    .await
+    .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let cluster =
+        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    for code in [400, 401, 402, 403, 404, 405, 409, 413, 415, 422, 429, 451] {
+        for stream in [false, true] {
+            let prompt = format!("status-{code}");
+            let body = json!({"model": "tiny", "prompt": prompt, "stream": stream}).to_string();
+            let before = engine.requests().len();
+            let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+            let expected = format!(r#"{{"error": {{"message":"it is {code}","code":{code}}} }}"#);
+            let text = String::from_utf8_lossy(&reply.body).into_owned();
+            assert_eq!((reply.status.as_u16(), text), (code, expected), "stream: {stream}");
+            assert_eq!(retry_after(&reply), None, "the engine sent none");
+            assert_eq!(engine.requests().len() - before, 1, "{code} is not retried");
+        }
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+async fn ask(cluster: &TestCluster, model: &str) -> Reply {
+    let body = json!({"model": model, "prompt": "hello", "max_tokens": 2}).to_string();
+    cluster.client.post(COMPLETIONS, &[], body).await.unwrap()
+}
+
+async fn join(cluster: &TestCluster, worker: Value) {
+    let reply = cluster.admin.post("/workers", &[], worker.to_string()).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+}
+
+async fn worker(cluster: &TestCluster, id: u64) -> Value {
+    let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    let mut workers = list["workers"].as_array().unwrap().iter();
+    workers.find(|worker| worker["id"] == id).unwrap().clone()
+}
+
+#[tokio::test]
+async fn i_while_a_worker_loads_an_unknown_model_is_503_and_afterwards_404() {
+    let loaded = Arc::new(AtomicBool::new(false));
+    let is_loaded = loaded.clone();
+    let engine = RawEngine::start(move |request: &RawRequest| {
+        let answer = if is_loaded.load(Ordering::SeqCst) {
+            json(r#"{"data":[{"id":"big","object":"model"}],"choices":[{"index":0,"text":"a"}]}"#)
+        } else {
+            raw_engine::status("503 Service Unavailable", "loading")
+        };
+        vec![Act::Send(if request.line == "GET /health" { json("{}") } else { answer })]
+    })
+    .await
+    .unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    assert_eq!(ask(&cluster, "big").await.code(), "model_not_found", "no worker loads");
+    let url = format!("http://{}", engine.address);
+    join(&cluster, json!({"id": 9, "role": "aggregated", "engine": "openai", "url": url})).await;
+    for path in ["/v1/completions", "/v1/route"] {
+        let body = json!({"model": "big", "prompt": "hello"}).to_string();
+        let reply = cluster.client.post(path, &[], body).await.unwrap();
+        // I1.6
+        assert_eq!((reply.status.as_u16(), reply.code().as_str()), (503, "no_worker"), "{path}: {reply:?}");
+        assert_eq!(retry_after(&reply), Some("1"), "{path}");
+    }
+    let told = worker(&cluster, 9).await;
+    assert_eq!(told["ineligible"], "not_ready");
+    assert!(told["reason"].as_str().unwrap().contains("status 503"), "{told}");
+    assert_eq!(ask(&cluster, "tiny").await.status, 200, "the other model is served");
+    loaded.store(true, Ordering::SeqCst);
+    for _ in 0..200 {
+        if ask(&cluster, "big").await.status == 200 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(ask(&cluster, "big").await.status, 200, "{}", worker(&cluster, 9).await);
+    assert_eq!(worker(&cluster, 9).await["reason"], Value::Null);
+    let reply = ask(&cluster, "bigger").await;
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "model_not_found"), "all have loaded");
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operator_sees() {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let config = SimConfig { model: "big".to_owned(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let sim = Sim::start(config).await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    join(&cluster, json!({"id": 9, "role": "aggregated", "engine": "sglang", "url": sim.url()})).await;
+    let seen = || String::from_utf8_lossy(&log.0.lock()).into_owned();
+    cluster.until("it is logged", |_| seen().contains("/v1/models reports")).await.unwrap();
+    let told = worker(&cluster, 9).await;
+    // B5.2
+    assert_eq!(told["ineligible"], "misconfigured", "{told}");
+    // B5.3
+    let reason = told["reason"].as_str().unwrap();
+    assert!(reason.contains("`sglang`") && reason.contains("`vllm`"), "{reason}");
+    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    for (id, value) in [(9, 1), (1, 0)] {
+        let line = format!(r#"pointsman_worker_misconfigured{{worker="{id}",role="aggregated"}} {value}"#);
+        assert!(metrics.contains(&line), "{line}: {metrics}");
+    }
+    let reply = ask(&cluster, "big").await;
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "model_not_found"), "it does not load");
+    let lines = seen().lines().filter(|line| line.contains("/v1/models reports")).count();
+    assert!(seen().lines().any(|line| line.contains("ERROR") && line.contains("`vllm`")), "{}", seen());
+    tokio::time::sleep(std::time::Duration::from_millis(1_200)).await;
+    let again = seen().lines().filter(|line| line.contains("/v1/models reports")).count();
+    assert_eq!((lines, again), (1, 1), "it is logged once");
+}

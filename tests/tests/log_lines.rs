@@ -1,0 +1,93 @@
+//! A source of KV events cannot flood the log.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use std::{io, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::TestClusterBuilder;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+use tokio_util::task::TaskTracker;
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Messages that the publisher sends, each with a gap before it.
+const MESSAGES: u64 = 20_000;
+
+/// Publishes messages whose sequence numbers jump (ZMTP 3.0, PUB).
+async fn publish(mut stream: TcpStream) -> io::Result<()> {
+    let mut greeting = [0_u8; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    stream.write_all(&greeting).await?;
+    stream.read_exact(&mut [0; 64]).await?;
+    let ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB";
+    stream.write_all(&[4, ready.len() as u8]).await?;
+    stream.write_all(ready).await?;
+    // The peer's READY and its subscription.
+    let mut answer = [0; 256];
+    assert!(stream.read(&mut answer).await? > 0);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // An empty batch: [ts, []].
+    let payload = [0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x90];
+    let mut bytes = Vec::new();
+    for number in 0..MESSAGES {
+        bytes.extend_from_slice(&[1, 0, 1, 8]);
+        bytes.extend_from_slice(&(number * 1_000).to_be_bytes());
+        bytes.extend_from_slice(&[0, payload.len() as u8]);
+        bytes.extend_from_slice(&payload);
+    }
+    stream.write_all(&bytes).await?;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_counted() {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
+    let tasks = TaskTracker::new();
+    let connections = tasks.clone();
+    tasks.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            connections.spawn(publish(stream));
+        }
+    });
+    let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+    let cluster = TestClusterBuilder::new().sim_with(config, &endpoint).start().await.unwrap();
+    let mut forgotten = 0;
+    for _ in 0..400 {
+        let metrics = cluster.admin.get("/metrics").await.unwrap();
+        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        let line = text.lines().find(|line| line.starts_with("pointsman_kv_feed_forgets_total"));
+        forgotten = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0) as u64;
+        if forgotten > MESSAGES / 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(forgotten > MESSAGES / 2, "{forgotten}");
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let lines = text.lines().filter(|line| line.contains("kv events forgotten")).count();
+    println!("{forgotten} forgets, {lines} lines");
+    assert!((1..60).contains(&lines), "{lines} lines for {forgotten} forgets");
+}

@@ -1,0 +1,106 @@
+//! Tenants: a request's tenant comes from its API key or from a trusted header, and policies see it.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_test_guests::TENANT_LIMIT;
+use pointsman_tests::{TestCluster, TestClusterBuilder};
+use serde_json::json;
+
+const COMPLETIONS: &str = "/v1/completions";
+const HEADER: &str = "x-llm-d-inference-fairness-id";
+
+/// A gateway whose clients have the keys `sk-a` and `sk-b` of two tenants, and `sk-proxy` of none.
+async fn cluster(slots: &str) -> TestCluster {
+    let text = format!(
+        r#"
+        [server]
+        api_keys = ["sk-proxy"]
+        tenants = {{ team-a = ["sk-a"], team-b = ["sk-b"] }}
+        tenant_header = "{HEADER}"
+        [decisions]
+        facts = ["tenant-hash", "tenant-active-requests"]
+        {slots}
+        "#
+    );
+    let from: Config = toml::from_str(&text).unwrap();
+    TestClusterBuilder::new()
+        .config(|config| {
+            config.server.api_keys = from.server.api_keys;
+            config.server.tenants = from.server.tenants;
+            config.server.tenant_header = from.server.tenant_header;
+            config.decisions = from.decisions;
+            config.policies.slots = from.policies.slots;
+        })
+        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap()
+}
+
+async fn ask(cluster: &TestCluster, headers: &[(&str, &str)]) -> (u16, String) {
+    let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
+    let reply = cluster.client.post(COMPLETIONS, headers, body).await.unwrap();
+    (reply.status.as_u16(), reply.code())
+}
+
+/// Facts `tenant-hash` and `tenant-active-requests` of the newest decision.
+async fn facts(cluster: &TestCluster) -> (String, u64) {
+    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
+    let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
+    let one = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
+    let stages = one["stages"].as_array().unwrap();
+    let facts = &stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"];
+    (facts["tenant-hash"].to_string(), facts["tenant-active-requests"].as_u64().unwrap())
+}
+
+#[tokio::test]
+async fn the_key_names_the_tenant_and_a_trusted_header_does_for_keys_of_none() {
+    let cluster = cluster("").await;
+    let mut seen = Vec::new();
+    for headers in [
+        &[("authorization", "Bearer sk-a")][..],
+        &[("authorization", "Bearer sk-b")],
+        // The header says nothing about a key that has a tenant.
+        &[("authorization", "Bearer sk-a"), (HEADER, "team-b")],
+        &[("authorization", "Bearer sk-proxy"), (HEADER, "team-b")],
+        &[("authorization", "Bearer sk-proxy"), (HEADER, "team-c")],
+        &[("authorization", "Bearer sk-proxy")],
+    ] {
+        assert_eq!(ask(&cluster, headers).await, (200, String::new()), "{headers:?}");
+        seen.push(facts(&cluster).await);
+    }
+    let [a, b, still_a, named_b, c, none] = seen.try_into().unwrap();
+    assert_eq!((&a, &b), (&still_a, &named_b));
+    assert!(a.0 != b.0 && b.0 != c.0 && a.0 != c.0 && a.0 != none.0, "{a:?} {b:?} {c:?} {none:?}");
+    assert_eq!((a.1, none), (1, ("0".to_owned(), 0)), "the request itself is in the gateway");
+    assert_eq!(ask(&cluster, &[("authorization", "Bearer sk-c")]).await.0, 403);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_shipped_tenant_limit_limits_each_tenant_by_its_name() {
+    let slots = r#"
+        [policies.slots.aggregated]
+        grants = ["state"]
+        settings = { requests = 3, window-ms = 600000, tenants = { "tenant:team-a" = 1 } }
+    "#;
+    let cluster = cluster(slots).await;
+    cluster.drop_policy("aggregated.wasm", TENANT_LIMIT).unwrap();
+    let report = cluster.admin.post("/policies/reload", &[], "").await.unwrap();
+    assert_eq!(report.status, 200, "{:?}", report.json());
+    let admitted = async |key: &str| {
+        let mut admitted = 0;
+        for _ in 0..5 {
+            let (status, code) = ask(&cluster, &[("authorization", key)]).await;
+            assert!(status == 200 || (status == 429 && code == "shed"), "{status} {code}");
+            admitted += u32::from(status == 200);
+        }
+        admitted
+    };
+    assert_eq!(admitted("Bearer sk-a").await, 1, "the limit of team-a");
+    assert_eq!(admitted("Bearer sk-b").await, 3, "the limit of every other tenant");
+    assert_eq!(admitted("Bearer sk-proxy").await, 5, "no tenant, no limit");
+    cluster.at_rest().await.unwrap();
+}

@@ -1,0 +1,232 @@
+//! `lab-fidelity`: the same trace through a gateway with simulated engines in real time, and through the lab.
+//!
+//! The lab draws as the gateway did: between equal workers both choose at random, and the gateway's receipts
+//! hold the seeds. Both engines are the same step core, so that what is compared is everything else: HTTP,
+//! KV events over ZMQ, scraped load figures, and the order of things.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use tokio::{task::JoinSet, time::Instant};
+
+use self::slice::Request;
+use crate::{
+    client::Client,
+    fleet::{self, EngineSpec, Fleet},
+    sh,
+    stats::{quantile, sorted},
+    table::Checks,
+};
+
+mod slice;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Mooncake trace with blocks of 512 tokens.
+    #[arg(long)]
+    trace: PathBuf,
+    /// Requests from the start of the trace.
+    #[arg(long, default_value_t = 150)]
+    requests: usize,
+    /// Factor by which requests follow each other faster than in the trace. The more requests run at once,
+    /// the more often one ends within milliseconds of a decision, and then the loads differ.
+    #[arg(long, default_value_t = 0.25)]
+    speed: f64,
+    /// Number of engines.
+    #[arg(long, default_value_t = 4)]
+    engines: usize,
+    /// A native mode or a built-in policy, in both.
+    #[arg(long, default_value = "kv-aware")]
+    arm: String,
+    /// Folder to keep the slice, the draws, the receipts and the lab's outcomes in.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+/// Smallest share of equal decisions that passes.
+const EQUAL: f64 = 0.95;
+/// Largest relative difference of a time that passes.
+const LIMIT: f64 = 0.10;
+/// Longest wait for one answer.
+const ANSWER: Duration = Duration::from_secs(300);
+
+const NATIVE: [&str; 5] = ["kv", "round-robin", "random", "power-of-two", "least-loaded"];
+
+/// One request as its client saw it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    ttft_ms: f64,
+    cached: u64,
+    worker: u64,
+}
+
+/// Prints the figures of both; returns an error when one is beyond its limit.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    let bin = fleet::build("release")?;
+    let requests = slice::read(&args.trace, args.requests, args.speed)?;
+    let temporary = tempfile::Builder::new().prefix("pointsman-fidelity-").tempdir()?;
+    let dir = args.keep.as_deref().unwrap_or(temporary.path());
+    std::fs::create_dir_all(dir)?;
+    let trace = dir.join("slice.jsonl");
+    std::fs::write(&trace, slice::write(&requests))?;
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let (gateway, draws) = gateway(args, &bin, dir, &requests).await?;
+    std::fs::write(dir.join("draws.jsonl"), draws)?;
+    let lab = lab(args, &bin, dir, &trace)?;
+    let after = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    sh::status(&format!("load average before and after: {} / {}", load.trim(), after.trim()));
+    report(&requests, &gateway, &lab)
+}
+
+fn report(requests: &[Request], gateway: &[Seen], lab: &[Seen]) -> anyhow::Result<()> {
+    ensure!(gateway.len() == lab.len(), "the lab ran {} of {} requests", lab.len(), gateway.len());
+    let mut checks = Checks::default();
+    let equal = gateway.iter().zip(lab).filter(|(one, other)| one.worker == other.worker).count();
+    let share = ratio(equal as u64, gateway.len() as u64);
+    let text = format!("{:.1} % of {}", share * 100.0, gateway.len());
+    checks.check("equal decisions", text, share >= EQUAL);
+    for (name, place) in [("TTFT p50", 0.5), ("TTFT p90", 0.9)] {
+        let of = |all: &[Seen]| quantile(&sorted(all.iter().map(|seen| seen.ttft_ms).collect()), place);
+        let (real, virtual_) = (of(gateway), of(lab));
+        let text = format!("{real:.1} / {virtual_:.1} ms");
+        checks.check(&format!("{name}, gateway / lab"), text, (virtual_ / real - 1.0).abs() <= LIMIT);
+    }
+    let prompt: u64 = requests.iter().map(|request| request.input_length).sum();
+    let hits = |all: &[Seen]| ratio(all.iter().map(|seen| seen.cached).sum(), prompt);
+    let (real, virtual_) = (hits(gateway), hits(lab));
+    checks.show("hit rate, gateway / lab", format!("{real:.4} / {virtual_:.4}"));
+    checks.finish()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "tokens and requests stay far below 2^53")]
+fn ratio(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+/// Sends the requests to a gateway. Returns what each client saw, and the draws of the decisions.
+async fn gateway(
+    args: &Args,
+    bin: &Path,
+    dir: &Path,
+    requests: &[Request],
+) -> anyhow::Result<(Vec<Seen>, String)> {
+    let rank = if NATIVE.contains(&args.arm.as_str()) { "native" } else { "builtin" };
+    let config = format!(
+        "[routing]\nblock_size = 512\n[probe]\nload_interval = \"1s\"\n[decisions]\nkeep = 100000\n\
+         [policies.slots.aggregated]\n{rank} = \"{}\"\n",
+        args.arm
+    );
+    let flags = "--step-time dynamo --blocks 2048 --block-size 512 --max-num-seqs 256 \
+                 --max-batched-tokens 8192 --jitter 0 --max-model-len 1048576 --kv-events-port 0";
+    let engines = vec![EngineSpec::new("vllm", "aggregated", flags); args.engines];
+    let fleet = fleet::start(bin, dir, &engines, &config).await?;
+    until_events_flow(&fleet, args.engines).await?;
+    let start = Instant::now() + Duration::from_millis(200);
+    let mut tasks = JoinSet::new();
+    for (number, request) in requests.iter().enumerate() {
+        let (client, request) = (fleet.client.clone(), request.clone());
+        tasks.spawn(async move {
+            tokio::time::sleep_until(start + request.at()).await;
+            let answer = tokio::time::timeout(ANSWER, send(&client, number, &request)).await;
+            (number, answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no whole answer within {ANSWER:?}"))))
+        });
+    }
+    let mut seen = vec![Seen::default(); requests.len()];
+    while let Some(ended) = tasks.join_next().await {
+        let (number, answer) = ended?;
+        seen[number] = answer.with_context(|| format!("request {number}"))?;
+    }
+    let export = fleet.admin.get("/decisions/export").await?;
+    std::fs::write(dir.join("receipts.jsonl"), &export)?;
+    let draws = take_decisions(&export, &mut seen)?;
+    Ok((seen, draws))
+}
+
+/// Waits until the gateway receives every engine's KV events.
+async fn until_events_flow(fleet: &Fleet, engines: usize) -> anyhow::Result<()> {
+    for _ in 0..500 {
+        let metrics = fleet.metrics().await?;
+        let feeds = metrics.lines().filter(|line| line.starts_with("pointsman_kv_feed_live{"));
+        if feeds.filter(|line| line.ends_with(" 1")).count() == engines {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    anyhow::bail!("the engines' KV events did not arrive within 10 s; see {}", fleet.gateway.log.display())
+}
+
+async fn send(client: &Client, number: usize, request: &Request) -> anyhow::Result<Seen> {
+    let body = json!({
+        "model": "tiny", "prompt": request.prompt(), "max_tokens": request.output_length.max(1),
+        "ignore_eos": true, "stream": true, "stream_options": { "include_usage": true },
+    })
+    .to_string();
+    let id = format!("fidelity-{number}");
+    let started = Instant::now();
+    let mut stream = client.stream("/v1/completions", &[("x-request-id", &id)], body).await?;
+    ensure!(stream.status == 200, "the gateway answered {}", stream.status);
+    let (mut seen, mut first, mut done) = (Seen::default(), None, false);
+    while let Some(event) = stream.next().await? {
+        first.get_or_insert_with(|| started.elapsed());
+        done |= event.contains("[DONE]");
+        if event.contains("\"prompt_tokens_details\"") {
+            let usage: Value = serde_json::from_str(event.trim_start_matches("data: "))?;
+            let cached = &usage["usage"]["prompt_tokens_details"]["cached_tokens"];
+            seen.cached = cached.as_u64().context("the usage has no cached tokens")?;
+        }
+    }
+    ensure!(done, "the stream ended without [DONE]");
+    seen.ttft_ms = first.context("the stream had no event")?.as_secs_f64() * 1e3;
+    Ok(seen)
+}
+
+/// Takes the chosen workers from the receipts. Returns the draws as the lab reads them.
+fn take_decisions(export: &str, seen: &mut [Seen]) -> anyhow::Result<String> {
+    let mut draws = String::new();
+    let mut found = 0;
+    for line in export.lines() {
+        let receipt: Value = serde_json::from_str(line)?;
+        let id = receipt["request_id"].as_str().and_then(|id| id.strip_prefix("fidelity-"));
+        let Some(number) = id.and_then(|id| id.parse::<usize>().ok()) else { continue };
+        let seen = seen.get_mut(number).context("a receipt of no request")?;
+        seen.worker = receipt["choice"]["worker"].as_u64().context("a receipt without a choice")?;
+        let draw =
+            json!({ "request": number, "leg": receipt["leg"], "seed": receipt["call"]["seed"] }).to_string();
+        draws.push_str(&draw);
+        draws.push('\n');
+        found += 1;
+    }
+    ensure!(found == seen.len(), "the gateway kept {found} receipts of {} requests", seen.len());
+    Ok(draws)
+}
+
+fn lab(args: &Args, bin: &Path, dir: &Path, trace: &Path) -> anyhow::Result<Vec<Seen>> {
+    let fleet = dir.join("fleet.toml");
+    let text = format!(
+        "block_tokens = 512\nscrape_interval_ms = 1000\n[[engines]]\ncount = {}\nblocks = 2048\n\
+         max_num_seqs = 256\nmax_batched_tokens = 8192\nstep_time = \"dynamo\"\n",
+        args.engines
+    );
+    std::fs::write(&fleet, text)?;
+    let output = dir.join("lab.jsonl");
+    let mut lab = Command::new(bin.join("pointsman"));
+    lab.args(["trace", "run"]).arg(trace).args(["--arm", &args.arm]).arg("--fleet").arg(&fleet);
+    lab.arg("--draws").arg(dir.join("draws.jsonl")).arg("--output").arg(&output);
+    sh::run(&mut lab)?;
+    let text = std::fs::read_to_string(&output)?;
+    let seen = text.lines().map(|line| {
+        let line: Value = serde_json::from_str(line)?;
+        ensure!(line["ended"] == "complete", "the lab did not complete a request: {line}");
+        Ok(Seen {
+            ttft_ms: line["ttft_ms"].as_f64().unwrap_or_default(),
+            cached: line["cached_tokens"].as_u64().unwrap_or_default(),
+            worker: line["prefill_worker"].as_u64().unwrap_or_default(),
+        })
+    });
+    seen.collect()
+}
