@@ -1,8 +1,10 @@
 //! Configuration files in TOML: parsed with every problem at once, each with its dotted path and its line.
 
-pub use parse::{Parsed, UnreadElements, parse};
-pub use problem::{ConfigErrors, Lines, Problem};
+pub use overrides::Override;
+pub use parse::{Parsed, UnreadElements, parse, parse_with};
+pub use problem::{ConfigErrors, Lines, Place, Problem};
 
+mod overrides;
 mod parse;
 mod problem;
 

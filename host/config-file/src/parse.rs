@@ -9,7 +9,10 @@ use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 use toml::{Value, de::DeTable};
 
-use crate::problem::{Lines, Problem, join, line_starts, place_of};
+use crate::{
+    overrides::{Override, Overrides},
+    problem::{Lines, Problem, join, line_starts, place_of},
+};
 
 /// Limit of problems reported for one file.
 const MAX_PROBLEMS: usize = 100;
@@ -32,6 +35,18 @@ pub struct Parsed<T> {
 /// # Errors
 /// The text is not TOML: all syntax errors.
 pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Result<Parsed<T>, Vec<Problem>> {
+    parse_with(text, secrets, &[])
+}
+
+/// As [`parse`]; `overrides` take the place of values of the text.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_with<T: DeserializeOwned + Default>(
+    text: &str,
+    secrets: &[&str],
+    overrides: &[Override],
+) -> Result<Parsed<T>, Vec<Problem>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         let starts = line_starts(text);
@@ -45,13 +60,21 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Res
     let table = <toml::Table as serde::Deserialize>::deserialize(toml::de::Deserializer::from(document));
     let mut table = Value::Table(table.map_err(|error| vec![Problem::new("", error.message())])?);
     let (mut problems, mut removed) = (Vec::new(), Removed::default());
+    let mut overrides = Overrides::new(overrides);
+    problems.extend(overrides.apply(&mut table));
     loop {
         match serde_path_to_error::deserialize::<_, T>(table.clone()) {
             Ok(value) => return Ok(Parsed { value, problems, lines, unread: removed.elements }),
             Err(error) => {
                 let segments: Vec<Segment> = error.path().iter().cloned().collect();
                 let message = error.into_inner().message().to_owned();
-                problems.extend(removed.problem(&segments, message, secrets));
+                let keys = keys(&segments);
+                if overrides.retry_as_text(&mut table, &keys, &message) {
+                    continue;
+                }
+                let message = overrides.first_message(&keys).unwrap_or(message);
+                let problem = removed.problem(&segments, message, secrets);
+                problems.extend(problem.map(|problem| overrides.named(problem, &keys, &lines)));
                 if problems.len() >= MAX_PROBLEMS || !removed.remove(&mut table, &segments) {
                     return Ok(Parsed { problems, lines, ..Parsed::default() });
                 }
@@ -173,6 +196,15 @@ impl UnreadElements {
 /// The index in the file of what is now at `index`, after the elements at `removed` left.
 fn original(removed: &BTreeSet<usize>, index: usize) -> usize {
     removed.iter().fold(index, |index, gone| if *gone <= index { index + 1 } else { index })
+}
+
+/// The names in a path, up to the first element of an array.
+fn keys(segments: &[Segment]) -> Vec<&str> {
+    let names = segments.iter().map_while(|segment| match segment {
+        Segment::Map { key } | Segment::Enum { variant: key } => Some(key.as_str()),
+        Segment::Seq { .. } | Segment::Unknown => None,
+    });
+    names.collect()
 }
 
 /// Whether the value at a path is a secret, or one of a list of secrets.

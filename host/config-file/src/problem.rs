@@ -13,12 +13,12 @@ pub struct Problem {
     pub message: String,
     /// Line and column in the file, from 1; columns count characters.
     pub place: Option<(usize, usize)>,
-    /// Flag of the command line that gave the value, when it did not come from the file.
+    /// Flag or environment variable that gave the value, when it did not come from the file.
     pub flag: Option<String>,
 }
 
 /// Line and column.
-pub(crate) type Place = (usize, usize);
+pub type Place = (usize, usize);
 
 /// Everything that is wrong with a configuration.
 #[derive(Debug)]
@@ -63,6 +63,12 @@ impl Lines {
         };
         table(document, "", &mut add);
         Self(Arc::new(lines))
+    }
+
+    /// Returns the place of a key that the file has.
+    #[must_use]
+    pub fn at(&self, path: &str) -> Option<Place> {
+        self.0.get(path).copied()
     }
 
     /// Returns the place of a key, or of the innermost table around it that the file has.

@@ -10,13 +10,14 @@ use pointsman_workers::WorkerSpec;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    config::{Config, reload::ConfigSource},
+    config::{Config, Environment, reload::ConfigSource},
     daemon::Daemon,
     telemetry::text_log,
 };
 
 mod calibrate;
 mod check;
+mod config;
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
@@ -34,7 +35,9 @@ Examples:
   pointsman serve --worker role=prefill,engine=vllm,url=http://10.0.0.1:8000 \\
                   --worker role=decode,engine=vllm,url=http://10.0.0.2:8000 --policies ./policies
   pointsman serve --config pointsman.toml
+  pointsman config example > pointsman.toml
   pointsman check-config pointsman.toml
+  pointsman config show --config pointsman.toml
   pointsman policy new shortest-queue --world selector
   pointsman policy test shortest_queue.wasm --cases cases.toml
   pointsman policy bench shortest_queue.wasm
@@ -55,6 +58,9 @@ enum Command {
     /// Check a configuration as `serve` would, and report every problem in it: keys, values and
     /// contradictions, ports, tokenizers, the policy directory and its files.
     CheckConfig(Box<check::CheckArgs>),
+    /// Print the schema of the configuration, an example, or the values in force.
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Write, test, measure and inspect policies, and replay recorded decisions with them.
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -75,7 +81,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// TOML configuration; flags win over it.
+    /// TOML configuration. Environment variables POINTSMAN__SECTION__KEY and flags take precedence over it.
     #[arg(long)]
     config: Option<PathBuf>,
     /// Address of the clients' listener [default: 127.0.0.1:8080].
@@ -116,6 +122,7 @@ impl Cli {
         let outcome = match self.command {
             Command::Serve(args) => serve(*args),
             Command::CheckConfig(args) => args.run(),
+            Command::Config(command) => command.run(),
             Command::Policy(command) => command.run(),
             Command::Compare(args) => args.run(),
             Command::Calibrate(args) => args.run(),
@@ -134,7 +141,7 @@ impl Cli {
 
 impl ServeArgs {
     fn config(&self) -> anyhow::Result<Config> {
-        Ok(Config::load(self.config.as_deref(), |config| self.overrule(config))?)
+        Ok(Config::load(self.config.as_deref(), &Environment::of_process(), |config| self.overrule(config))?)
     }
 
     /// Puts the flags in the place of the file's values.
@@ -152,14 +159,20 @@ impl ServeArgs {
             config.server.admin_token = None;
             config.given_by("server.admin_token_file", "--admin-token-file");
         }
-        config.server.admin_insecure |= self.admin_insecure;
+        if self.admin_insecure {
+            config.server.admin_insecure = true;
+            config.given_by("server.admin_insecure", "--admin-insecure");
+        }
         if self.policies.is_some() {
             config.policies.dir.clone_from(&self.policies);
             config.given_by("policies.dir", "--policies");
         }
         // Also the right binary after the file was replaced by another release.
         config.policies.compiler = Some(PathBuf::from("/proc/self/exe"));
-        config.routing.enforce_disagg |= self.enforce_disagg;
+        if self.enforce_disagg {
+            config.routing.enforce_disagg = true;
+            config.given_by("routing.enforce_disagg", "--enforce-disagg");
+        }
         for flag in &self.workers {
             let shown = format!("--worker {}", without_key(flag));
             match WorkerSpec::parse_flag(flag) {

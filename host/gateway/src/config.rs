@@ -13,9 +13,11 @@ use std::{
 };
 
 use pointsman_workers::WorkerSpec;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 mod duration;
+mod environment;
 mod models;
 mod policies;
 pub mod reload;
@@ -24,11 +26,13 @@ mod secret;
 mod sections;
 mod server;
 pub mod settings;
+mod show;
 mod slots;
 #[cfg(test)]
 mod tests;
 mod upstream;
 
+pub use environment::Environment;
 pub use models::{Model, TokenSource};
 pub use pointsman_config_file::{ConfigErrors, Problem};
 pub use pointsman_orchestration::LegOrder;
@@ -42,7 +46,7 @@ use pointsman_config_file::{Lines, Parsed, UnreadElements};
 use settings::Settings;
 
 /// The configuration as it is written. Every key has a default; the sections define them.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Listeners.
@@ -68,6 +72,7 @@ pub struct Config {
     /// Models, by name.
     pub models: BTreeMap<String, Model>,
     /// Workers.
+    #[serde(serialize_with = "show::workers")]
     pub workers: Vec<WorkerSpec>,
     /// Where the values were written.
     #[serde(skip)]
@@ -84,10 +89,10 @@ struct Origin {
     flags: Flags,
 }
 
-/// What came from the command line.
+/// What came from the command line and from the environment.
 #[derive(Clone, Debug, Default)]
 struct Flags {
-    /// Flags by the dotted path of the value that they give.
+    /// Flags and environment variables by the dotted path of the value that they give.
     by_path: BTreeMap<String, String>,
     /// Problems of flags that could not be read.
     problems: Vec<Problem>,
@@ -96,27 +101,32 @@ struct Flags {
 /// Keys whose values no message may show.
 const SECRET_KEYS: [&str; 4] = ["api_keys", "admin_token", "api_key", "hash_salt"];
 
-/// Reads a file and parses it.
+/// Reads a file and parses it. Variables of the environment take the place of its values.
 ///
 /// # Errors
 /// The file cannot be read, or is not TOML.
-fn read(path: &Path) -> Result<(Config, Vec<Problem>), ConfigErrors> {
-    let text = pointsman_config_file::read(path)?;
-    let mut parsed = parse(&text)
-        .map_err(|problems| ConfigErrors::new(Some(path.to_owned()), problems, &Lines::default()))?;
-    parsed.0.origin.file = Some(path.to_owned());
+fn read(path: Option<&Path>, environment: &Environment) -> Result<(Config, Vec<Problem>), ConfigErrors> {
+    let text = path.map(pointsman_config_file::read).transpose()?.unwrap_or_default();
+    let file = path.map(Path::to_owned);
+    let mut parsed = parse(&text, environment)
+        .map_err(|problems| ConfigErrors::new(file.clone(), problems, &Lines::default()))?;
+    parsed.0.origin.file = file;
     Ok(parsed)
 }
 
-/// Parses the text of a file.
+/// Parses the text of a file. Variables of the environment take the place of its values.
 ///
 /// # Errors
 /// The text is not TOML: all syntax errors.
-fn parse(text: &str) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
-    let Parsed { value, problems, lines, unread } =
-        pointsman_config_file::parse::<Config>(text, &SECRET_KEYS)?;
+fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
+    let Parsed { value, mut problems, lines, unread } =
+        pointsman_config_file::parse_with::<Config>(text, &SECRET_KEYS, environment.overrides())?;
+    problems.extend(environment.problems().iter().cloned());
     let mut config = value;
     (config.origin.lines, config.origin.unread) = (lines, unread);
+    for given in environment.overrides() {
+        config.given_by(given.path(), given.name.clone());
+    }
     Ok((config, problems))
 }
 
@@ -126,16 +136,21 @@ impl Config {
     /// # Errors
     /// The file cannot be read or is not TOML, or keys or types are wrong: all problems with their lines.
     pub fn read(path: &Path) -> Result<Self, ConfigErrors> {
-        let (config, problems) = read(path)?;
+        let (config, problems) = read(Some(path), &Environment::default())?;
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
     }
 
-    /// Reads a file, applies `overrides`, which take precedence over it, and validates the result.
+    /// Reads a file, applies the environment, then `overrides`, and validates the result. Each takes
+    /// precedence over what was before it.
     ///
     /// # Errors
     /// As [`Config::read`], and the problems of [`Config::resolve`] together with them.
-    pub fn load(path: Option<&Path>, overrides: impl FnOnce(&mut Self)) -> Result<Self, ConfigErrors> {
-        let (config, problems) = Self::load_with_problems(path, overrides)?;
+    pub fn load(
+        path: Option<&Path>,
+        environment: &Environment,
+        overrides: impl FnOnce(&mut Self),
+    ) -> Result<Self, ConfigErrors> {
+        let (config, problems) = Self::load_with_problems(path, environment, overrides)?;
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
     }
 
@@ -145,9 +160,10 @@ impl Config {
     /// The file cannot be read or is not TOML.
     pub(crate) fn load_with_problems(
         path: Option<&Path>,
+        environment: &Environment,
         overrides: impl FnOnce(&mut Self),
     ) -> Result<(Self, Vec<Problem>), ConfigErrors> {
-        let (mut config, mut problems) = path.map_or_else(|| Ok(<(Self, Vec<_>)>::default()), read)?;
+        let (mut config, mut problems) = read(path, environment)?;
         overrides(&mut config);
         problems.extend(config.origin.flags.problems.clone());
         problems.extend(config.in_file(resolve::resolve(&config).1));

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use pointsman_workers::{Candidate, DpRank, Leg, ModelName, Snapshot, WorkerId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Thresholds of one leg. A candidate beyond any of them is busy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BusyThresholds {
     /// Share of the KV cache in use, 0 to 1: as the engine reports it, otherwise of the booked blocks.

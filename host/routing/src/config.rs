@@ -1,10 +1,11 @@
 //! The router configuration of one decision: the operator's values with the overrides of a request and of a
 //! policy.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Parameters of the native cost (G). Every field is also a request fact.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfig {
     /// Credit for a block cached on the device.

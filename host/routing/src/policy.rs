@@ -5,6 +5,7 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use pointsman_workers::Leg;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -118,7 +119,7 @@ pub struct PolicyInfo {
 }
 
 /// What a request gets when its policy gives no usable answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFailure {
     /// The native fallback decides.

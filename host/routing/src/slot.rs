@@ -15,6 +15,7 @@ use std::{
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use pointsman_workers::{Leg, ModelName};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -34,7 +35,7 @@ pub use stats::{AgreementStats, CALL_BUCKETS_US, CallStats, ShadowVerdict};
 pub use summary::{PolicySummary, ProgramSummary};
 
 /// The extension points that a policy may implement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SlotKind {
     /// Chooses the prefill worker.

@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -16,11 +17,12 @@ use crate::{
 
 mod completed;
 mod raw;
+mod written;
 
 use raw::{RawSpec, error};
 
 /// KV connector of a vLLM worker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KvTransport {
     /// `NixlConnector`: the prefill response contains the transfer parameters.

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::{ServeArgs, print};
 use crate::{
-    config::{Config, ConfigErrors},
+    config::{Config, ConfigErrors, Environment},
     daemon,
 };
 
@@ -28,7 +28,9 @@ impl CheckArgs {
     pub(super) fn run(mut self) -> anyhow::Result<ExitCode> {
         self.serve.config = self.file.take().or(self.serve.config);
         let (path, serve) = (self.serve.config.clone(), self.serve);
-        let loaded = Config::load_with_problems(path.as_deref(), |config| serve.overrule(config));
+        let loaded = Config::load_with_problems(path.as_deref(), &Environment::of_process(), |config| {
+            serve.overrule(config)
+        });
         let (config, problems) = match loaded {
             Ok(loaded) => loaded,
             Err(errors) => return report(&errors, None),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize as _, Deserializer, de::Error as _};
+use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
 /// Reads a duration such as `20ms`.
 ///
@@ -13,6 +13,12 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     let value = toml::Value::deserialize(deserializer)?;
     let duration = value.as_str().and_then(|text| humantime_serde::re::humantime::parse_duration(text).ok());
     duration.ok_or_else(|| D::Error::custom(format!("`{}` is not a duration: {EXPECTED}", Shown(&value))))
+}
+
+/// Writes a duration in the form that is read.
+pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    let text = humantime_serde::re::humantime::format_duration(*duration);
+    serializer.collect_str(&text.to_string().replace(' ', ""))
 }
 
 /// Shows a string without its quotation marks.

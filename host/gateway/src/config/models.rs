@@ -3,18 +3,20 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use pointsman_routing::{BusyByLeg, SlotKind};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{LegOrder, SlotEntry, duration};
 
 /// What the operator states about a model.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
     /// Source of the token ids of prompts; `None`: prompts are measured in bytes.
     pub tokenizer: Option<TokenSource>,
     /// How long a request waits for an engine's token ids.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub tokenizer_timeout: Duration,
     /// Memory limit of cached tokenizations in bytes; 0: no cache.
     pub tokenizer_cache_bytes: usize,
@@ -31,8 +33,8 @@ pub struct Model {
 }
 
 /// Source of a model's token ids.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "PathBuf")]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(from = "PathBuf", into = "PathBuf")]
 pub enum TokenSource {
     /// `engine`: an engine of the model tokenizes.
     Engine,
@@ -43,6 +45,15 @@ pub enum TokenSource {
 impl From<PathBuf> for TokenSource {
     fn from(path: PathBuf) -> Self {
         if path.as_os_str() == "engine" { Self::Engine } else { Self::Folder(path) }
+    }
+}
+
+impl From<TokenSource> for PathBuf {
+    fn from(source: TokenSource) -> Self {
+        match source {
+            TokenSource::Engine => Self::from("engine"),
+            TokenSource::Folder(path) => path,
+        }
     }
 }
 

@@ -4,24 +4,28 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use pointsman_policy_runtime::{CompileLimits, TrustRules};
 use pointsman_routing::{Digest, OnFailure, SlotKind};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{Problem, duration, settings::PolicySettings, slots::SlotEntry};
 
 /// Where policies come from, which files are trusted, and their limits.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policies {
     /// Directory that is watched.
     pub dir: Option<PathBuf>,
     /// CPU time limit of a call.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub deadline: Duration,
     /// CPU time limit of instantiation, `describe` and `configure` together.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub configure_deadline: Duration,
     /// CPU time limit of one batch of outcomes, off the request path.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub observe_deadline: Duration,
     /// Memory limit of an instance in bytes.
     pub memory_bytes: usize,
@@ -32,10 +36,12 @@ pub struct Policies {
     /// Share of failed calls above which a generation on probation is rolled back.
     pub probation_failure_share: f64,
     /// Quiet time after a change of the directory before it is read.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub debounce: Duration,
     /// Interval of unconditional scans of the directory.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub rescan: Duration,
     /// Refuse files without a signature by a trusted key.
     pub require_signed: bool,
@@ -54,10 +60,12 @@ pub struct Policies {
     /// Address space limit of the process that compiles a file, in bytes.
     pub compile_memory_bytes: u64,
     /// CPU time limit of that process.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub compile_cpu: Duration,
     /// Time limit of that process.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub compile_timeout: Duration,
     /// Program that compiles files: the daemon's own binary. `None`: this process compiles them.
     #[serde(skip)]

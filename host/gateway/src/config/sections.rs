@@ -4,12 +4,13 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 
 use pointsman_orchestration::LegOrder;
 use pointsman_routing::{BusyByLeg, RouterConfig};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{Secret, duration};
 
 /// `[server]`: the listeners, and what clients and operators may do.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Server {
     /// Address of the clients' listener.
@@ -48,7 +49,7 @@ pub struct Server {
 }
 
 /// `[routing]`: how requests are routed.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Routing {
     /// Refuse a request without a prefill worker instead of prefilling locally.
@@ -66,12 +67,14 @@ pub struct Routing {
     /// Prefill locally after remote prefill failed for good; ignored with `enforce_disagg`.
     pub local_fallback: bool,
     /// How long each session stays bound to its workers; 0: only sessions with a session control are bound.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub session_affinity: Duration,
     /// HTTP status when every eligible worker is busy.
     pub busy_status: u16,
     /// How long a request body that broke two workers is refused; 0: never.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub quarantine: Duration,
     /// Salt of the session, LoRA and tenant hashes that policies see.
     pub hash_salt: u64,
@@ -82,29 +85,31 @@ pub struct Routing {
 }
 
 /// `[index]`: the prefix index.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Index {
     /// Memory limit in bytes.
     pub byte_budget: usize,
     /// How long a decision counts as cached.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub ttl: Duration,
 }
 
 /// `[queue]`: requests that wait while every eligible worker is busy.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Queue {
     /// Number of requests that may wait; 0: none.
     pub limit: usize,
     /// How long a request may wait.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub timeout: Duration,
 }
 
 /// `[limits]`: what one client, and all of them together, may use.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Choices of a prompt: `n` and `best_of`.
@@ -124,7 +129,7 @@ pub struct Limits {
 }
 
 /// `[decisions]`: the record of decisions.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Decisions {
     /// Number of decisions kept; 0: none.
@@ -144,62 +149,78 @@ pub struct Decisions {
 }
 
 /// `[timeouts]`: time limits.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Timeouts {
     /// Limit of connecting to a worker.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub connect: Duration,
     /// Limit of a whole request, from its first byte.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub request: Duration,
     /// How long a client may pause while it uploads a body.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub body_idle: Duration,
     /// How long the head of a streamed answer, and then its first event, may take.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub head: Duration,
     /// How long the head of a prefill leg's answer may take.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub prefill_head: Duration,
     /// How long the head of an answer that is not streamed may take: it comes when all tokens are there.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub whole_head: Duration,
     /// How long an engine may pause between two events of a stream, or within a whole answer.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub event_idle: Duration,
     /// How long a call to abort a leg may take.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub abort: Duration,
     /// How long a connection may stay without a whole request head: between requests, or within a head.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub client_idle: Duration,
     /// How long a client may accept no byte of an answer.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub client_write: Duration,
     /// How long both ends of a WebSocket connection may be silent.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub realtime_idle: Duration,
     /// Time without a token after which a booking is released.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub booking: Duration,
     /// How long requests in flight may run after the drain began.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub drain: Duration,
 }
 
 /// `[probe]`: how workers are probed.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Probe {
     /// Interval of health checks.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub interval: Duration,
     /// Limit of one health check.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub timeout: Duration,
     /// Interval of reading a worker's own load figures; 0: never.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub load_interval: Duration,
 }
 

@@ -1,12 +1,13 @@
 //! `[policies.slots.SLOT]` and `[models.NAME.slots.SLOT]`: what a slot runs, and its canary and shadow.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use pointsman_embedded_policies::by_name;
 use pointsman_policy_runtime::{Access, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 use pointsman_routing::{NativeMode, Normalize, OnFailure, Picker, SlotKind};
 use pointsman_workers::name_hash;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 mod check;
@@ -14,7 +15,7 @@ mod check;
 pub(super) use check::is_folder_name;
 
 /// What a slot runs while its file does not exist, and the settings of its policies.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlotEntry {
     /// Native selector.
@@ -30,6 +31,7 @@ pub struct SlotEntry {
     /// How a candidate is chosen from the weighted costs.
     pub picker: Option<Picker>,
     /// Argument of `configure` of the policy in the slot's file, and of `builtin` or `policy`.
+    #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: toml::Table,
     /// What its policies may import: `log`, `state`, `wasi`; default: `log` and `wasi`.
     pub grants: Option<Vec<Grant>>,
@@ -42,18 +44,19 @@ pub struct SlotEntry {
 }
 
 /// One filter of a slot.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PartEntry {
     /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
     pub policy: String,
     /// Argument of its `configure`.
     #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: toml::Table,
 }
 
 /// One scorer of a slot.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerEntry {
     /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
@@ -66,11 +69,12 @@ pub struct ScorerEntry {
     pub normalize: Normalize,
     /// Argument of its `configure`.
     #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: toml::Table,
 }
 
 /// A canary or a shadow. `<slot>.canary.wasm` or `<slot>.shadow.wasm` takes precedence while the file exists.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrialEntry {
     /// Share of requests, 0 to 1; default: 0.05 for a canary, 1 for a shadow.
@@ -88,6 +92,7 @@ pub struct TrialEntry {
     /// As in the slot.
     pub picker: Option<Picker>,
     /// As in the slot; default: that of the slot.
+    #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: Option<toml::Table>,
 }
 

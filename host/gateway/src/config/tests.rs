@@ -2,7 +2,7 @@ use super::*;
 
 /// Parses a text as a file is parsed, and returns the problems of all steps as they are shown.
 fn problems(text: &str) -> Vec<String> {
-    let (config, mut problems) = match parse(text) {
+    let (config, mut problems) = match parse(text, &Environment::default()) {
         Ok(parsed) => parsed,
         Err(problems) => (Config::default(), problems),
     };
@@ -156,7 +156,11 @@ fn a_file_that_is_missing_is_named() {
 fn flags_take_precedence_before_values_are_checked() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[routing]\nblock_size = 0\nretrys = 1\n").unwrap();
-    let load = |block_size| Config::load(Some(file.path()), |config| config.routing.block_size = block_size);
+    let load = |block_size| {
+        Config::load(Some(file.path()), &Environment::default(), |config| {
+            config.routing.block_size = block_size
+        })
+    };
     let path = file.path().display();
     let unknown = format!("{path}:3:1: routing.retrys: unknown key `retrys`: did you mean `retries`?");
     assert_eq!(load(16).unwrap_err().to_string(), unknown);
@@ -210,7 +214,7 @@ fn a_message_never_shows_a_secret() {
 fn the_settings_do_not_print_a_secret() {
     let text = "[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
                 role = \"prefill\"\nengine = \"vllm\"\napi_key = \"sk-SECRET\"";
-    let (config, _) = parse(text).unwrap();
+    let (config, _) = parse(text, &Environment::default()).unwrap();
     let settings = config.resolve().unwrap();
     for shown in [format!("{config:?}"), format!("{settings:?}"), format!("{settings:#?}")] {
         assert!(!shown.contains("SECRET"), "{shown}");

@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::duration;
 
 /// `[upstream]`: connections to workers that are kept for later requests.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Upstream {
     /// How long an idle connection is kept.
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
     pub idle_timeout: Duration,
     /// Number of idle connections that each data thread keeps for a worker; 0: none.
     pub idle_connections: usize,

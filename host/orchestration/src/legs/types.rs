@@ -1,10 +1,11 @@
 //! Vocabulary of the leg state machine: shapes, events and actions.
 
 use pointsman_workers::Leg;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which leg of a disaggregated request is routed first (D5).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LegOrder {
     /// Prefill. Decode is routed when prefill's worker, or its answer, is known.

@@ -6,7 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, rank_endpoint};
 use crate::{
@@ -18,32 +19,35 @@ use crate::{
 const DEFAULT_PORT: &str = ":80";
 
 /// A description as written in a configuration table, not validated.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(rename = "Worker")]
 pub(super) struct RawSpec {
-    id: Option<u64>,
-    url: Option<String>,
-    role: Option<String>,
-    engine: Option<String>,
-    models: Vec<String>,
-    dp_size: Option<u32>,
-    bootstrap_host: Option<String>,
-    bootstrap_port: Option<u16>,
-    transport: Option<KvTransport>,
-    labels: BTreeMap<String, String>,
-    taints: BTreeSet<String>,
-    topology: BTreeMap<String, String>,
-    kv_transfer: Option<String>,
-    kv_addr: Option<String>,
-    kv_events: Option<String>,
-    kv_replay: Option<String>,
-    local_prefill: Option<bool>,
-    prefill_cancellable: bool,
-    max_concurrency: Option<u32>,
-    block_size: Option<u32>,
-    total_blocks: Option<u32>,
-    loras: Vec<String>,
-    api_key: Option<String>,
+    pub(super) id: Option<u64>,
+    pub(super) url: Option<String>,
+    #[schemars(with = "Option<Role>")]
+    pub(super) role: Option<String>,
+    #[schemars(with = "Engine")]
+    pub(super) engine: Option<String>,
+    pub(super) models: Vec<String>,
+    pub(super) dp_size: Option<u32>,
+    pub(super) bootstrap_host: Option<String>,
+    pub(super) bootstrap_port: Option<u16>,
+    pub(super) transport: Option<KvTransport>,
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) taints: BTreeSet<String>,
+    pub(super) topology: BTreeMap<String, String>,
+    pub(super) kv_transfer: Option<String>,
+    pub(super) kv_addr: Option<String>,
+    pub(super) kv_events: Option<String>,
+    pub(super) kv_replay: Option<String>,
+    pub(super) local_prefill: Option<bool>,
+    pub(super) prefill_cancellable: bool,
+    pub(super) max_concurrency: Option<u32>,
+    pub(super) block_size: Option<u32>,
+    pub(super) total_blocks: Option<u32>,
+    pub(super) loras: Vec<String>,
+    pub(super) api_key: Option<String>,
 }
 
 /// Keys of the flag form, for messages.

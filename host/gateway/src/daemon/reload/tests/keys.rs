@@ -9,7 +9,7 @@ use toml::{Table, Value};
 use super::schema::leaves;
 use crate::{
     config::{
-        Config,
+        Config, Environment,
         reload::{ConfigSource, Reloaded},
     },
     daemon::{build, reload::probe_config},
@@ -351,7 +351,7 @@ impl Reloading {
         std::fs::write(dir.path().join("key.pub"), format!("untrusted comment: a key\n{KEY_B}\n")).unwrap();
         let path = dir.path().join("pointsman.toml");
         std::fs::write(&path, toml::to_string(&base()).unwrap()).unwrap();
-        let read = move || Ok(Config::load(Some(&path), |_| {})?);
+        let read = move || Ok(Config::load(Some(&path), &Environment::default(), |_| {})?);
         let settings = read().and_then(|config: Config| Ok(config.resolve()?)).unwrap();
         let (probe, _) = watch::channel(probe_config(&settings.reloadable.probe));
         let source = ConfigSource { path: None, read: Arc::new(read) };

@@ -1,0 +1,269 @@
+//! `pointsman config`: schema, example, and the values in force with where each came from.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers may fail")]
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+use serde_json::Value;
+
+/// Exit code, stdout and stderr of `pointsman` in a directory, with environment variables.
+fn pointsman(dir: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(arguments).current_dir(dir).env("NO_COLOR", "1").env_remove("RUST_LOG");
+    let ran = command.envs(variables.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (ran.status.code(), text(ran.stdout), text(ran.stderr))
+}
+
+/// A directory with a configuration in `p.toml`.
+fn with_config(text: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("p.toml"), text).unwrap();
+    dir
+}
+
+/// The line of `text` that gives `key` in the table with this header.
+fn line<'a>(text: &'a str, header: &str, key: &str) -> &'a str {
+    let (_, after) =
+        text.split_once(&format!("{header}\n")).unwrap_or_else(|| panic!("no {header} in {text}"));
+    let table = after.split("\n[").next().unwrap();
+    let own = |line: &&str| line.starts_with(&format!("{key} = "));
+    table.lines().find(own).unwrap_or_else(|| panic!("no {key} in {header}: {table}"))
+}
+
+#[test]
+fn each_value_is_shown_with_its_source_and_no_secret() {
+    let dir = with_config(
+        "[server]\nadmin_token = \"sk-SECRET-1\"\n[routing]\nhash_salt = 7007\nretries = 3\nblock_size = 32\n\
+         [models.\"org/name.v1\"]\ntokenizer = \"engine\"\n\
+         [[workers]]\nurl = \"http://10.0.0.1:8000\"\nrole = \"prefill\"\nengine = \"vllm\"\napi_key = \"sk-SECRET-2\"\n",
+    );
+    let variables = [
+        ("POINTSMAN__ROUTING__BLOCK_SIZE", "64"),
+        ("POINTSMAN__SERVER__LISTEN", "127.0.0.1:1111"),
+        ("POINTSMAN__SERVER__ADMIN_TOKEN", "sk-SECRET-3"),
+        ("POINTSMAN__TIMEOUTS__CONNECT", "7s"),
+    ];
+    let arguments = [
+        "config",
+        "show",
+        "--config",
+        "p.toml",
+        "--listen",
+        "127.0.0.1:2222",
+        "--worker",
+        "role=decode,engine=vllm,url=http://10.0.0.2",
+    ];
+    let (code, shown, problems) = pointsman(dir.path(), &variables, &arguments);
+    assert_eq!((code, problems.as_str()), (Some(0), ""));
+    let source = |header, key| {
+        let line = line(&shown, header, key);
+        let (value, source) = line.split_once(" # ").unwrap();
+        (value.split_once(" = ").unwrap().1.trim_end().to_owned(), source.to_owned())
+    };
+    let expect = |header, key, value: &str, from: &str| {
+        assert_eq!(source(header, key), (value.to_owned(), from.to_owned()), "{header} {key}");
+    };
+    // N2.1
+    expect("[routing]", "retries", "3", "p.toml:5");
+    expect("[routing]", "busy_status", "529", "default");
+    expect("[models.\"org/name.v1\"]", "tokenizer", "\"engine\"", "p.toml:8");
+    expect("[[workers]]", "role", "\"prefill\"", "p.toml:11");
+    // N1.1
+    expect("[routing]", "block_size", "64", "POINTSMAN__ROUTING__BLOCK_SIZE");
+    expect("[timeouts]", "connect", "\"7s\"", "POINTSMAN__TIMEOUTS__CONNECT");
+    expect("[server]", "listen", "\"127.0.0.1:2222\"", "--listen");
+    assert!(shown.contains("--worker role=decode"), "{shown}");
+    // N2.2
+    assert!(!shown.contains("SECRET") && !shown.contains("7007"), "{shown}");
+    expect("[server]", "admin_token", "\"[secret]\"", "POINTSMAN__SERVER__ADMIN_TOKEN");
+
+    // N2.3
+    let again = with_config(&shown);
+    let (code, second, problems) = pointsman(again.path(), &[], &["config", "show", "--config", "p.toml"]);
+    assert_eq!((code, problems.as_str()), (Some(0), ""));
+    let values = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.contains("hash_salt"));
+        lines.map(|line| line.split(" # ").next().unwrap().trim_end().to_owned()).collect()
+    };
+    assert_eq!(values(&second), values(&shown));
+
+    let (_, json, _) = pointsman(dir.path(), &variables, &["config", "show", "--json", "--config", "p.toml"]);
+    let json: Vec<Value> = serde_json::from_str(&json).unwrap();
+    let of = |path: &str| json.iter().find(|value| value["path"] == path).unwrap();
+    assert_eq!(of("routing.retries")["source"]["line"], 5);
+    assert_eq!(of("routing.retries")["value"], 3);
+    assert_eq!(of("routing.block_size")["source"]["given"], "POINTSMAN__ROUTING__BLOCK_SIZE");
+    assert_eq!(of("index.ttl")["source"], "default");
+    assert_eq!(of("workers[0].url")["value"], "http://10.0.0.1:8000");
+    assert_eq!(of("routing.hash_salt")["value"], "[secret]");
+    assert!(!format!("{json:?}").contains("SECRET"));
+}
+
+#[test]
+fn a_variable_is_toml_or_text_and_its_problems_name_it() {
+    let dir = with_config("[routing]\nretries = 1\n");
+    let show = |variables: &[(&str, &str)]| {
+        pointsman(dir.path(), variables, &["config", "show", "--config", "p.toml"])
+    };
+    // N1.2
+    let (code, shown, problems) = show(&[
+        ("POINTSMAN__SERVER__TENANT_HEADER", "5"),
+        ("POINTSMAN__SERVER__CORS_ORIGINS", r#"["https://a.example", "https://b.example"]"#),
+        ("POINTSMAN__ROUTING__LOCAL_FALLBACK", "true"),
+        ("POINTSMAN__QUEUE__TIMEOUT", "2m"),
+    ]);
+    assert_eq!((code, problems.as_str()), (Some(0), ""));
+    for (header, expected) in [
+        ("[server]", "tenant_header = \"5\""),
+        ("[server]", "cors_origins = [\"https://a.example\", \"https://b.example\"]"),
+        ("[routing]", "local_fallback = true"),
+        ("[queue]", "timeout = \"2m\""),
+    ] {
+        let key = expected.split(" = ").next().unwrap();
+        assert!(line(&shown, header, key).starts_with(expected), "{expected}: {shown}");
+    }
+    // N1.3
+    let (code, _, problems) = show(&[
+        ("POINTSMAN__ROUTING__RETRYS", "1"),
+        ("POINTSMAN__ROUTING__RETRIES", "many"),
+        ("POINTSMAN__ROUTING__BLOCK_SIZE", "-1"),
+        ("POINTSMAN__LIMITS__CHOICES", "0"),
+        ("POINTSMAN__QUEUE__LIMIT__DEEPER", "1"),
+        ("POINTSMAN__SERVER__API_KEYS", "sk-SECRET"),
+        ("POINTSMAN__SERVER____X", "1"),
+        ("POINTSMAN__SERVR__LISTEN", "1"),
+    ]);
+    assert_eq!(code, Some(2));
+    for expected in [
+        "POINTSMAN__ROUTING__RETRYS: unknown key `retrys`: did you mean `retries`?",
+        "POINTSMAN__ROUTING__RETRIES: invalid type: string \"many\", expected u32",
+        "POINTSMAN__ROUTING__BLOCK_SIZE: invalid value: integer `-1`, expected u32",
+        "POINTSMAN__LIMITS__CHOICES: `0` is too small: expected 1 or more",
+        "POINTSMAN__SERVER____X: the name has an empty part: expected POINTSMAN__SECTION__KEY",
+        "POINTSMAN__SERVR__LISTEN: unknown key `servr`: did you mean `server`?",
+        "POINTSMAN__QUEUE__LIMIT__DEEPER: ",
+        "POINTSMAN__SERVER__API_KEYS: ",
+    ] {
+        assert!(problems.contains(expected), "{expected}: {problems}");
+    }
+    assert!(!problems.contains("SECRET"), "{problems}");
+}
+
+#[test]
+fn serve_and_check_config_use_the_variables() {
+    let dir = with_config("");
+    let variables = [("POINTSMAN__ROUTING__ORDER", "decode_first")];
+    for arguments in [&["check-config", "p.toml"][..], &["serve", "--config", "p.toml"], &["serve"]] {
+        let (code, _, problems) = pointsman(dir.path(), &variables, arguments);
+        assert_eq!(code, Some(2), "{arguments:?}");
+        // N1.1
+        assert!(problems.contains("POINTSMAN__ROUTING__ORDER: unknown value `decode_first`"), "{problems}");
+    }
+}
+
+/// The dotted paths of the properties of a schema; `*` stands for any name.
+fn properties(root: &Value, schema: &Value, path: &str, all: &mut BTreeSet<String>, depth: usize) {
+    assert!(depth < 20, "the schema of {path} contains itself");
+    if let Some(reference) = schema["$ref"].as_str() {
+        let target = root.pointer(reference.trim_start_matches('#')).unwrap();
+        return properties(root, target, path, all, depth + 1);
+    }
+    for key in ["anyOf", "oneOf", "allOf"] {
+        for option in schema[key].as_array().into_iter().flatten() {
+            properties(root, option, path, all, depth + 1);
+        }
+    }
+    if schema["items"].is_object() {
+        properties(root, &schema["items"], path, all, depth + 1);
+    }
+    let joined = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
+        all.insert(joined(key));
+        properties(root, inner, &joined(key), all, depth + 1);
+    }
+    if schema["additionalProperties"].is_object() {
+        properties(root, &schema["additionalProperties"], &joined("*"), all, depth + 1);
+    }
+}
+
+/// The dotted paths of the keys of a document.
+fn keys(value: &toml::Value, path: &str, all: &mut BTreeSet<String>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, inner) in table {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                all.insert(path.clone());
+                keys(inner, &path, all);
+            }
+        }
+        toml::Value::Array(elements) => elements.iter().for_each(|element| keys(element, path, all)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_schema_has_every_key_of_the_example_with_type_default_and_text() {
+    let dir = with_config("");
+    let (code, schema, _) = pointsman(dir.path(), &[], &["config", "schema"]);
+    assert_eq!(code, Some(0));
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    let (code, example, _) = pointsman(dir.path(), &[], &["config", "example"]);
+    assert_eq!(code, Some(0));
+    let mut described = BTreeSet::new();
+    properties(&schema, &schema, "", &mut described, 0);
+    let mut written = BTreeSet::new();
+    keys(&toml::Value::Table(example.parse().unwrap()), "", &mut written);
+    // N3.1
+    let unknown: Vec<&String> = written
+        .iter()
+        .filter(|path| {
+            let matches = |known: &&String| {
+                let (known, path): (Vec<&str>, Vec<&str>) =
+                    (known.split('.').collect(), path.split('.').collect());
+                known.len() == path.len()
+                    && known.iter().zip(&path).all(|(known, key)| *known == "*" || known == key)
+            };
+            let free = |path: &str| {
+                ["pins.", "min_versions.", "labels.", "topology.", "models.", "slots.", "busy.", "tenants."]
+                    .iter()
+                    .any(|free| {
+                        path.contains(free)
+                            && path
+                                .rsplit_once('.')
+                                .is_some_and(|(table, _)| table.ends_with(free.trim_end_matches('.')))
+                    })
+            };
+            described.iter().find(matches).is_none() && !free(path)
+        })
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+    let server = schema.pointer("/$defs/Server").unwrap();
+    assert_eq!(server["additionalProperties"], false);
+    let threads = &server["properties"]["threads"];
+    assert_eq!((&threads["type"], &threads["default"]), (&"integer".into(), &0.into()));
+    assert!(threads["description"].as_str().unwrap().starts_with("Number of threads"));
+    let timeouts = schema.pointer("/$defs/Timeouts/properties/connect").unwrap();
+    assert_eq!((&timeouts["type"], &timeouts["default"]), (&"string".into(), &"2s".into()));
+
+    // N3.2: the sections and keys with a default are all in the example.
+    let sections = schema["properties"].as_object().unwrap().keys();
+    let missing: Vec<&String> = sections
+        .filter(|section| {
+            !example.contains(&format!("[{section}")) && !example.contains(&format!("[[{section}"))
+        })
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let leaf = |path: &&String| path.split('.').count() == 2 && !path.contains('*');
+    let absent: Vec<&String> = described
+        .iter()
+        .filter(leaf)
+        .filter(|path| {
+            let key = path.rsplit('.').next().unwrap();
+            !example.contains(&format!("{key} = "))
+                && !example.contains(&format!(".{key}]"))
+                && !example.contains(&format!("{key}."))
+        })
+        .collect();
+    assert!(absent.is_empty(), "described, not in the example: {absent:?}");
+}
