@@ -14,6 +14,7 @@ mod demo;
 mod e2e_kv;
 mod e2e_sdk;
 mod e2e_vllm;
+mod fairness;
 mod fleet;
 mod fuzz;
 mod hostile;
@@ -24,6 +25,7 @@ mod metrics_text;
 mod models;
 mod nightly;
 mod oracle;
+mod overload;
 mod page;
 mod policies;
 mod proc;
@@ -68,6 +70,10 @@ enum Command {
     Spec(spec::Args),
     /// Inject faults of every kind, or disconnect clients, and check that nothing is lost.
     Storm(storm::Args),
+    /// Send requests of two tenants, one twenty times as many: both get their shares.
+    Fairness(fairness::Args),
+    /// Send ten times as many requests as the engines can serve.
+    Overload(overload::Args),
     /// Install bad policies of every kind under load: each ends as specified, and no request fails.
     Hostile(hostile::Args),
     /// Reload policies a thousand times under load: nothing fails, decisions stay quick, memory stays.
@@ -117,6 +123,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Structure(args) => structure::run(&args),
         Command::Spec(args) => spec::run(&args),
         Command::Storm(args) => storm::run(&args).await,
+        Command::Fairness(args) => fairness::run(&args).await,
+        Command::Overload(args) => overload::run(&args).await,
         Command::Hostile(args) => hostile::run(&args).await,
         Command::ReloadSoak(args) => reload_soak::run(&args).await,
         Command::Shadow(args) => shadow::run(&args).await,

@@ -20,6 +20,7 @@ mod duration;
 mod environment;
 mod models;
 mod policies;
+mod queue;
 pub mod reload;
 mod resolve;
 mod secret;
@@ -28,6 +29,7 @@ mod server;
 pub mod settings;
 mod show;
 mod slots;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod upstream;
@@ -37,9 +39,12 @@ pub use models::{Model, TokenSource};
 pub use pointsman_config_file::{ConfigErrors, Problem};
 pub use pointsman_orchestration::LegOrder;
 pub use policies::Policies;
+pub use queue::{Queue, QueueOfModel};
 pub use secret::Secret;
-pub use sections::{Decisions, Index, Limits, Probe, Queue, Routing, Server, Timeouts};
+pub use sections::{Decisions, Index, Limits, Probe, Routing, Server, Timeouts};
 pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
+pub(crate) use tenants::ALL_TENANTS;
+pub use tenants::{TenantEntry, TenantModelEntry};
 pub use upstream::Upstream;
 
 use pointsman_config_file::{Lines, Parsed, UnreadElements};
@@ -59,6 +64,8 @@ pub struct Config {
     pub index: Index,
     /// Requests that wait while every eligible worker is busy.
     pub queue: Queue,
+    /// Shares and limits of tenants, by name.
+    pub tenants: BTreeMap<String, TenantEntry>,
     /// What one client may use.
     pub limits: Limits,
     /// Record of decisions.

@@ -27,6 +27,7 @@ use crate::{
     state::open_files::connection_limit,
     state::{Settings, SharedState, State},
     telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics},
+    tenant_limits::TenantLimits,
     tokenization::Tokens,
 };
 
@@ -301,10 +302,12 @@ fn build(
         registry,
         learning: Arc::new(Learning::start(router.slots().clone())?),
         limiter: reload::rate_limiter(&reloadable.server),
+        tenant_limits: TenantLimits::new(&reloadable.tenants, reloadable.routing.hash_salt, None),
         bad_keys: Arc::default(),
         feeds: Arc::default(),
-        queue: AdmissionQueue::new(reloadable.queue.limit),
+        queue: AdmissionQueue::new(reload::queue_rules(reloadable)),
         connections: Budget::new(connection_limit(reloadable.limits.connections)),
+        connections_by_address: Arc::default(),
         realtime: Budget::new(reloadable.limits.realtime_connections),
         body_bytes: Budget::new(reloadable.limits.body_bytes_in_flight),
         sessions: Arc::new(Sessions::default()),

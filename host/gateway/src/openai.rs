@@ -10,6 +10,7 @@ pub(crate) mod hide;
 pub(crate) mod hints;
 pub(crate) mod json;
 pub(crate) mod limits;
+pub(crate) mod rate_limit;
 pub(crate) mod request;
 pub(crate) mod request_error;
 pub(crate) mod reserved;

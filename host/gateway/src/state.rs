@@ -15,9 +15,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     budget::Budget, config::reload::ConfigReloader, telemetry::decision_log::DecisionLog,
     telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics, telemetry::tenants::Tenants,
-    tokenization::Tokens,
+    tenant_limits::TenantLimits, tokenization::Tokens,
 };
 
+pub(crate) mod address_budget;
 pub(crate) mod api_keys;
 pub(crate) mod bad_keys;
 pub(crate) mod open_files;
@@ -25,6 +26,7 @@ pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
 pub(crate) mod settings;
 
+use address_budget::AddressBudget;
 use bad_keys::BadKeys;
 use quarantine::Quarantine;
 use rate_limit::RateLimiter;
@@ -44,6 +46,8 @@ pub struct State {
     pub(crate) learning: Arc<Learning>,
     /// Rate limit of each API key; `None` when there is no limit.
     pub(crate) limiter: Option<Arc<RateLimiter>>,
+    /// Limits of tenants; `None`: there are none.
+    pub(crate) tenant_limits: Option<TenantLimits>,
     /// Addresses that sent wrong keys.
     pub(crate) bad_keys: Arc<BadKeys>,
     /// Token ids of prompts.
@@ -54,6 +58,8 @@ pub struct State {
     pub queue: Arc<AdmissionQueue>,
     /// Open connections of clients.
     pub connections: Arc<Budget>,
+    /// Open connections of clients by address.
+    pub(crate) connections_by_address: Arc<AddressBudget>,
     /// Open WebSocket connections of clients.
     pub(crate) realtime: Arc<Budget>,
     /// Bytes of the bodies of all requests in flight.

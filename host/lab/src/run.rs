@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use pointsman_orchestration::{AdmissionQueue, Sessions, SplitRules};
+use pointsman_orchestration::{AdmissionQueue, QueueRules, Sessions, SplitRules};
 use pointsman_routing::{BatchedLearning, BusyRules, OnFailure, Router, RouterConfig, SlotEvent};
 use pointsman_sim::core::Token;
 use pointsman_workers::{IndexConfig, ModelName, PrefixIndex, Registry, Snapshot, SpecError};
@@ -227,7 +227,7 @@ impl<'a> Lab<'a> {
             snapshot: registry.snapshot(),
             model: ModelName::new(MODEL),
             split: fleet.routing.split_rules(),
-            queue: AdmissionQueue::new(fleet.queue.limit),
+            queue: AdmissionQueue::new(QueueRules::waiting(fleet.queue.limit)),
             sessions: Sessions::default(),
             learning,
             failures,

@@ -1,114 +1,269 @@
-//! Queue of requests that wait because every eligible worker is busy (F7). It is off by default and bounded.
-//! Its order is strict priority, then arrival time minus the priority jump. A request holds its place as a
-//! value, so it leaves the queue when its client does.
+//! Queue of requests that wait because every eligible worker is busy, or because as many requests are in
+//! flight as may be (F7, L3). It is off by default and bounded.
+//!
+//! ```text
+//! admit --> Admission  unconfirmed: counted as in flight
+//!   |         | route fails: withdrawn; the request takes a Place, or passes its turn on
+//!   |         | route succeeds: confirmed; the tenant is charged, the next request is woken
+//!   |         ` drop: no longer in flight; the charge is replaced by the real tokens
+//!   `-----> wait: a Place, woken in turn when capacity is released
+//! ```
+//! Both are values, so a request leaves the queue when its client does.
 
-use std::{
-    cmp::Reverse,
-    collections::BTreeMap,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use parking_lot::Mutex;
+use pointsman_routing::CandidateId;
+use pointsman_workers::{Leg, ModelName};
 use tokio::{
     sync::{Notify, futures::OwnedNotified},
     time::{Duration, Instant},
 };
 
-/// How often a queued request retries when no capacity was released: a worker may have joined or recovered.
+mod admission;
+mod drain_rate;
+mod fair_order;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+pub use admission::Admission;
+pub use rules::{DEFAULT_OUTPUT_TOKENS, Entrant, ModelBounds, QueueRules, TenantShare, estimated_output};
+
+use drain_rate::DrainRate;
+use fair_order::{FairOrder, Key, Position, Refused};
+
+/// How often queued requests are tried when no capacity was released: a worker may have joined or recovered.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The waiting requests.
+/// The waiting requests, and the number of those in flight.
 #[derive(Debug)]
 pub struct AdmissionQueue {
-    limit: AtomicUsize,
+    /// Whether nothing is counted and no request waits.
+    off: AtomicBool,
     /// Number of requests in the queue, so that freeing a worker takes no lock while nothing waits.
     waiting: AtomicUsize,
     origin: Instant,
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
+    rules: QueueRules,
+    order: FairOrder<Weak<Turn>>,
+    bytes: usize,
     tickets: u64,
-    places: BTreeMap<Key, Weak<Notify>>,
+    inflight: usize,
+    inflight_of: std::collections::HashMap<ModelName, usize>,
+    /// Lines that found no worker since capacity was released.
+    refused: Refused,
+    drain: DrainRate,
+    polled: Instant,
+    /// The request whose turn it is. There is one at a time, so that the order holds.
+    called: Weak<Turn>,
 }
 
-/// Smallest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    priority: Reverse<i64>,
-    due_us: i64,
-    ticket: u64,
+/// Tells a waiting request that it may try.
+#[derive(Debug, Default)]
+struct Turn {
+    notify: Arc<Notify>,
+    /// Whether it is the request's turn.
+    has_come: AtomicBool,
 }
 
 /// A place in the queue. Dropping it releases the place.
 #[derive(Debug)]
 pub struct Place {
     queue: Arc<AdmissionQueue>,
-    key: Key,
-    notify: Arc<Notify>,
+    position: Position,
+    bytes: usize,
+    turn: Arc<Turn>,
+}
+
+/// Whether a request may look for a worker now.
+#[derive(Debug)]
+pub enum Admit {
+    /// The queue is off: nothing is counted.
+    Uncounted,
+    /// It may. The admission is not confirmed yet.
+    Now(Admission),
+    /// Others are ahead of it, or as many requests are in flight as may be.
+    Wait,
 }
 
 impl AdmissionQueue {
-    /// Returns a queue of at most `limit` requests; 0: no request waits.
+    /// Returns an empty queue.
     #[must_use]
-    pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self {
-            limit: AtomicUsize::new(limit),
-            waiting: AtomicUsize::new(0),
-            origin: Instant::now(),
-            inner: Mutex::default(),
-        })
+    pub fn new(rules: QueueRules) -> Arc<Self> {
+        let off = AtomicBool::new(rules.is_off());
+        let origin = Instant::now();
+        let inner = Inner {
+            rules,
+            order: FairOrder::default(),
+            bytes: 0,
+            tickets: 0,
+            inflight: 0,
+            inflight_of: std::collections::HashMap::new(),
+            refused: Refused::new(),
+            drain: DrainRate::default(),
+            polled: origin,
+            called: Weak::new(),
+        };
+        Arc::new(Self { off, waiting: AtomicUsize::new(0), origin, inner: Mutex::new(inner) })
     }
 
-    /// Changes the limit. Requests that already wait stay in the queue.
-    pub fn set_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Relaxed);
+    /// Changes the rules. Requests that already wait stay in the queue; their tenants' new weights apply to
+    /// what is admitted from now on.
+    pub fn set_rules(&self, rules: QueueRules) {
+        self.off.store(rules.is_off(), Ordering::Relaxed);
+        self.inner.lock().rules = rules;
+        self.wake();
     }
 
-    /// Takes a place; `None` when the queue is full.
+    /// Decides whether a request may look for a worker for a leg. `place` is the place that it has.
     #[must_use]
-    pub fn park(self: &Arc<Self>, priority: f32, jump_s: f32, arrived: Instant) -> Option<Place> {
+    pub fn admit(self: &Arc<Self>, entrant: &Entrant<'_>, leg: Leg, place: Option<&Place>) -> Admit {
+        if place.is_none() && self.off.load(Ordering::Relaxed) {
+            return Admit::Uncounted;
+        }
         let mut inner = self.inner.lock();
-        if inner.places.len() >= self.limit.load(Ordering::Relaxed) {
+        let others_first = match place {
+            Some(place) => !place.is_its_turn(),
+            None => inner.order.has(&entrant.line(leg, &[])),
+        };
+        if others_first || !inner.may_run(entrant.model) {
+            return Admit::Wait;
+        }
+        inner.inflight += 1;
+        *inner.inflight_of.entry(entrant.model.clone()).or_insert(0) += 1;
+        drop(inner);
+        Admit::Now(Admission::unconfirmed(self.clone(), entrant))
+    }
+
+    /// Takes a place; `None` when the queue is full. `tried` are workers that the request tried already.
+    #[must_use]
+    pub fn park(self: &Arc<Self>, entrant: &Entrant<'_>, leg: Leg, tried: &[CandidateId]) -> Option<Place> {
+        let mut inner = self.inner.lock();
+        let Inner { rules, order, bytes, .. } = &*inner;
+        let bounds = rules.model(entrant.model);
+        let fits_model = bounds.limit == 0 || order.of_model(entrant.model) < bounds.limit;
+        let fits_bytes = bytes.checked_add(entrant.bytes).is_some_and(|sum| sum <= rules.bytes);
+        if order.len() >= rules.limit || !fits_model || !fits_bytes {
             return None;
         }
-        inner.tickets += 1;
-        let arrived =
-            i64::try_from(arrived.saturating_duration_since(self.origin).as_micros()).unwrap_or(i64::MAX);
+        let tenant = entrant.request.tenant_hash;
+        let TenantShare { weight, max_priority } = rules.share(tenant);
+        let priority = entrant.request.priority;
         let key = Key {
-            priority: Reverse(thousandths(priority)),
-            due_us: arrived.saturating_sub(thousandths(jump_s).saturating_mul(1_000)),
+            priority: std::cmp::Reverse(thousandths(
+                max_priority.map_or(priority, |most| priority.min(most)),
+            )),
+            due_us: self.due_us(entrant),
             ticket: inner.tickets,
         };
-        let notify = Arc::new(Notify::new());
-        // Capacity may have been released a moment ago: the first attempt is made at once.
-        notify.notify_one();
-        inner.places.insert(key, Arc::downgrade(&notify));
-        self.waiting.store(inner.places.len(), Ordering::SeqCst);
-        Some(Place { queue: self.clone(), key, notify })
+        inner.tickets += 1;
+        inner.bytes += entrant.bytes;
+        let line = entrant.line(leg, tried);
+        let turn = Arc::new(Turn::default());
+        let is_first = !inner.order.has(&line);
+        let position = inner.order.insert(line, tenant, weight, key, Arc::downgrade(&turn));
+        if is_first {
+            // Capacity may have been released a moment ago: the first attempt is made at once.
+            inner.refused.remove(&position.line);
+            if !inner.someone_is_called() {
+                inner.call(&turn);
+            }
+        }
+        self.waiting.store(inner.order.len(), Ordering::SeqCst);
+        Some(Place { queue: self.clone(), position, bytes: entrant.bytes, turn })
     }
 
-    /// Wakes the first request of the queue: capacity was released.
+    /// Wakes the next request: capacity was released.
     pub fn wake(&self) {
-        if self.waiting.load(Ordering::SeqCst) == 0 {
-            return;
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let mut inner = self.inner.lock();
+            inner.refused.clear();
+            inner.call_next();
         }
-        let inner = self.inner.lock();
-        let first = inner.places.values().next().and_then(Weak::upgrade);
-        drop(inner);
-        if let Some(first) = first {
-            first.notify_one();
+    }
+
+    /// Wakes the next request when none was woken for some time.
+    fn poll(&self) {
+        let mut inner = self.inner.lock();
+        let now = Instant::now();
+        if now.saturating_duration_since(inner.polled) >= RETRY_INTERVAL {
+            inner.polled = now;
+            inner.refused.clear();
+            inner.call_next();
         }
     }
 
     /// Number of requests in the queue.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.inner.lock().places.len()
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of the bodies of the requests in the queue.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.inner.lock().bytes
+    }
+
+    /// Number of admitted requests that have not ended; 0 while the queue is off.
+    #[must_use]
+    pub fn inflight(&self) -> usize {
+        self.inner.lock().inflight
+    }
+
+    /// Returns when a client that is refused now should try again: the length of the queue divided by the
+    /// rate at which requests leave it.
+    #[must_use]
+    pub fn retry_after(&self) -> Duration {
+        let mut inner = self.inner.lock();
+        let waiting = inner.order.len();
+        inner.drain.retry_after(waiting, Instant::now())
+    }
+
+    fn due_us(&self, entrant: &Entrant<'_>) -> i64 {
+        let arrived = entrant.arrived.saturating_duration_since(self.origin).as_micros();
+        let jump = thousandths(entrant.jump_s()).saturating_mul(1_000);
+        i64::try_from(arrived).unwrap_or(i64::MAX).saturating_sub(jump)
+    }
+}
+
+impl Inner {
+    /// Whether another request of a model may be in flight.
+    fn may_run(&self, model: &ModelName) -> bool {
+        let most_of = self.rules.model(model).max_inflight;
+        let of_model = || self.inflight_of.get(model).copied().unwrap_or(0);
+        let fits = self.rules.max_inflight == 0 || self.inflight < self.rules.max_inflight;
+        fits && (most_of == 0 || of_model() < most_of)
+    }
+
+    /// Tells the next request of the lines that may be served that its turn has come.
+    fn call_next(&mut self) {
+        let next = self.order.next(|line| !self.refused.contains(line));
+        if let Some(turn) = next.and_then(|(_, turn)| turn.upgrade()) {
+            self.call(&turn);
+        }
+    }
+
+    /// Gives the turn to one request, and takes it from the one that has it.
+    fn call(&mut self, turn: &Arc<Turn>) {
+        if let Some(before) = self.called.upgrade() {
+            before.has_come.store(false, Ordering::SeqCst);
+        }
+        self.called = Arc::downgrade(turn);
+        turn.has_come.store(true, Ordering::SeqCst);
+        turn.notify.notify_one();
+    }
+
+    fn someone_is_called(&self) -> bool {
+        self.called.upgrade().is_some_and(|turn| turn.has_come.load(Ordering::SeqCst))
     }
 }
 
@@ -118,92 +273,49 @@ impl Place {
         let _ = tokio::time::timeout_at(Self::retry_at(until), self.woken()).await;
     }
 
-    /// When a request that waits until `until` retries, although no capacity was released.
+    /// When a request that waits until `until` looks again, although no capacity was released.
     #[must_use]
     pub fn retry_at(until: Instant) -> Instant {
         until.min(Instant::now() + RETRY_INTERVAL)
     }
 
-    /// Resolves when capacity was released and this request is first. Independent of the place's lifetime.
+    /// Resolves when it is this request's turn. Independent of the place's lifetime.
     pub fn woken(&self) -> OwnedNotified {
-        self.notify.clone().notified_owned()
+        self.turn.notify.clone().notified_owned()
     }
 
-    /// Wakes the next request of the queue: the released capacity did not fit this one.
-    pub fn pass_on(&self) {
-        let inner = self.queue.inner.lock();
-        let behind = (std::ops::Bound::Excluded(self.key), std::ops::Bound::Unbounded);
-        let next = inner.places.range(behind).next().and_then(|(_, place)| place.upgrade());
-        drop(inner);
-        if let Some(next) = next {
-            next.notify_one();
+    /// Whether capacity was released for this request.
+    pub(crate) fn is_its_turn(&self) -> bool {
+        self.turn.has_come.load(Ordering::SeqCst)
+    }
+
+    /// Keeps waiting. A turn that came was in vain: the released capacity did not fit this request. The next
+    /// one that other workers may serve is woken.
+    pub fn try_later(&self) {
+        if !self.turn.has_come.swap(false, Ordering::SeqCst) {
+            return self.queue.poll();
         }
+        let mut inner = self.queue.inner.lock();
+        inner.refused.insert(self.position.line.clone());
+        inner.call_next();
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut inner = self.queue.inner.lock();
-        inner.places.remove(&self.key);
-        self.queue.waiting.store(inner.places.len(), Ordering::SeqCst);
-        drop(inner);
-        // A wake-up that arrived too late for this request goes to the next one.
-        self.queue.wake();
+        inner.order.remove(&self.position);
+        inner.bytes -= self.bytes;
+        self.queue.waiting.store(inner.order.len(), Ordering::SeqCst);
+        if self.is_its_turn() {
+            // A turn that came too late for this request goes to the next one.
+            inner.refused.clear();
+            inner.call_next();
+        }
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates, and is 0 for NaN")]
 fn thousandths(value: f32) -> i64 {
     (f64::from(value) * 1_000.0) as i64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn f7_order_is_priority_then_arrival_less_jump() {
-        let queue = AdmissionQueue::new(8);
-        let now = Instant::now();
-        let late = queue.park(0.0, 0.0, now + Duration::from_secs(2)).unwrap();
-        let jumped = queue.park(0.0, 5.0, now + Duration::from_secs(4)).unwrap();
-        let first = queue.park(0.0, 0.0, now).unwrap();
-        let strict = queue.park(1.0, 0.0, now + Duration::from_secs(9)).unwrap();
-        let order: Vec<u64> = queue.inner.lock().places.keys().map(|key| key.ticket).collect();
-        // F7.2
-        assert_eq!(order, [strict.key.ticket, jumped.key.ticket, first.key.ticket, late.key.ticket]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn f7_it_is_bounded_and_a_request_leaves_with_its_place() {
-        let queue = AdmissionQueue::new(1);
-        let place = queue.park(0.0, 0.0, Instant::now()).unwrap();
-        // F7.3
-        assert!(queue.park(9.0, 0.0, Instant::now()).is_none());
-        drop(place);
-        // F7.4
-        assert_eq!(queue.waiting(), 0);
-        assert!(AdmissionQueue::new(0).park(0.0, 0.0, Instant::now()).is_none());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn f7_a_wake_up_reaches_the_first_and_is_passed_on() {
-        let queue = AdmissionQueue::new(4);
-        let (first, second) =
-            (queue.park(0.0, 0.0, Instant::now()).unwrap(), queue.park(0.0, 0.0, Instant::now()).unwrap());
-        let started = Instant::now();
-        let far = started + Duration::from_secs(9);
-        first.turn(far).await;
-        second.turn(far).await;
-        queue.wake();
-        first.turn(far).await;
-        assert_eq!(started.elapsed(), Duration::ZERO);
-        first.pass_on();
-        second.turn(far).await;
-        assert_eq!(started.elapsed(), Duration::ZERO);
-        second.turn(far).await;
-        assert_eq!(started.elapsed(), RETRY_INTERVAL, "nothing was freed");
-        second.turn(Instant::now() + Duration::from_millis(1)).await;
-        assert_eq!(started.elapsed(), RETRY_INTERVAL + Duration::from_millis(1), "the queue timeout ends it");
-    }
 }

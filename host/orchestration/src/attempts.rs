@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    admission_queue::{AdmissionQueue, Place},
+    admission_queue::{Admission, AdmissionQueue, Admit, Entrant, Place},
     backoff::{Backoff, backoff, seeded_backoff},
 };
 
@@ -35,14 +35,21 @@ pub type Queued = (Place, Instant);
 pub struct Parking<'a> {
     /// The queue.
     pub queue: &'a Arc<AdmissionQueue>,
-    /// Strict priority, higher first.
-    pub priority: f32,
-    /// Seconds by which the request jumps the queue.
-    pub jump_s: f32,
-    /// When the request arrived.
-    pub arrived: Instant,
+    /// The request.
+    pub entrant: Entrant<'a>,
     /// How long it may wait.
     pub timeout: Duration,
+}
+
+/// Whether a leg may be routed now.
+#[derive(Debug)]
+pub enum Entry {
+    /// It may; with the place in the queue that the request has.
+    Route(Option<Queued>),
+    /// The request waits in the queue until [`Attempts::waiting`] is over.
+    Wait,
+    /// The queue is full, or the queue timeout expired.
+    Refused,
 }
 
 /// What follows when no worker takes a leg.
@@ -71,6 +78,10 @@ pub struct Attempts {
     failed: bool,
     pauses: Option<Backoff>,
     rounds: u32,
+    /// The admission until a worker was found.
+    unconfirmed: Option<Admission>,
+    /// Whether a worker was found, or the queue is off: further legs do not ask again.
+    is_admitted: bool,
 }
 
 impl Attempts {
@@ -148,6 +159,33 @@ impl Attempts {
         self.waiting = None;
     }
 
+    /// Asks the queue whether a leg may be routed. `place` is the place in the queue that the request has.
+    pub fn enter(&mut self, leg: Leg, place: Option<Queued>, parking: &Parking<'_>) -> Entry {
+        if self.is_admitted {
+            let waits =
+                place.as_ref().is_some_and(|(place, until)| !place.is_its_turn() && Instant::now() < *until);
+            if !waits {
+                return Entry::Route(place);
+            }
+            return if self.wait_in_queue(leg, place, parking) { Entry::Wait } else { Entry::Refused };
+        }
+        match parking.queue.admit(&parking.entrant, leg, place.as_ref().map(|(place, _)| place)) {
+            Admit::Uncounted => self.is_admitted = true,
+            Admit::Now(admission) => self.unconfirmed = Some(admission),
+            Admit::Wait if self.wait_in_queue(leg, place, parking) => return Entry::Wait,
+            Admit::Wait => return Entry::Refused,
+        }
+        Entry::Route(place)
+    }
+
+    /// Notes that a worker was found. Returns the request's admission, to be kept until the request ends.
+    pub fn found(&mut self, place: Option<&Queued>) -> Option<Admission> {
+        self.is_admitted = true;
+        let mut admission = self.unconfirmed.take()?;
+        admission.confirm(place.map(|(place, _)| place));
+        Some(admission)
+    }
+
     /// Decides what follows when no worker takes a leg. `place` is the place in the queue that the request
     /// has; `handoff`: a handoff has to be consumed.
     pub fn after_refusal(
@@ -158,6 +196,11 @@ impl Attempts {
         handoff: bool,
         parking: &Parking<'_>,
     ) -> AfterRefusal {
+        if let Some(admission) = self.unconfirmed.take() {
+            if matches!(error, RouteError::AllBusy(_)) {
+                admission.withdraw();
+            }
+        }
         match error {
             RouteError::AllBusy(_) if self.wait_in_queue(leg, place, parking) => AfterRefusal::Wait,
             RouteError::NoWorker { .. } if self.forgive_suspect(leg) => AfterRefusal::RouteAgain,
@@ -197,15 +240,15 @@ impl Attempts {
         let (place, until) = match place {
             Some((_, until)) if Instant::now() >= until => return false,
             Some((place, until)) => {
-                place.pass_on();
+                place.try_later();
                 (place, until)
             }
             None => {
-                let Parking { queue, priority, jump_s, arrived, timeout } = *parking;
-                let Some(place) = queue.park(priority, jump_s, arrived) else { return false };
+                let Parking { queue, entrant, timeout } = parking;
+                let Some(place) = queue.park(entrant, leg, &self.tried) else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);
-                (place, now + timeout)
+                (place, now + *timeout)
             }
         };
         self.waiting = Some(Waiting::Queue(place, leg, until));

@@ -5,8 +5,11 @@
 //! requests while every worker is busy, and [`Sessions`] binds sessions to workers. Time is
 //! `tokio::time::Instant`, so that a paused clock drives everything.
 
-pub use admission_queue::{AdmissionQueue, Place};
-pub use attempts::{AfterRefusal, Attempts, Parking, Queued, Waiting};
+pub use admission_queue::{
+    Admission, AdmissionQueue, Admit, DEFAULT_OUTPUT_TOKENS, Entrant, ModelBounds, Place, QueueRules,
+    TenantShare, estimated_output,
+};
+pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};
 pub use legs::{
     Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, PrefillTraits, RetryPolicy, Shape,
 };

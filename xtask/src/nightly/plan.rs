@@ -41,6 +41,20 @@ const ROWS: &[Row] = &[
         commands: || vec![xtask(&["storm", "engines"])],
     },
     Row {
+        name: "fairness",
+        minutes: 15,
+        purpose: "two tenants, one sends 20 times as much: shares by weight, p99 TTFT of the light one",
+        missing: || None,
+        commands: || vec![xtask(&["fairness"])],
+    },
+    Row {
+        name: "overload",
+        minutes: 20,
+        purpose: "ten times the capacity for five minutes: goodput, memory, refusals, recovery",
+        missing: || None,
+        commands: || vec![xtask(&["overload"])],
+    },
+    Row {
         name: "hostile",
         minutes: 60,
         purpose: "bad policies of every kind under load, three passes",

@@ -12,10 +12,10 @@ use http::{HeaderName, HeaderValue};
 use pointsman_workers::WorkerSpec;
 
 use super::{
-    Config, Index, Policies, Probe, Problem, Queue, Routing, Secret, Server, Timeouts, Upstream,
+    Config, Index, Policies, Probe, Problem, Routing, Secret, Server, Timeouts, Upstream,
     settings::{
-        IndexSettings, Listeners, PolicyRuntime, PolicySettings, ProbeSettings, QueueSettings, Reloadable,
-        RoutingSettings, ServerSettings, Settings, Static, TimeoutSettings, UpstreamSettings,
+        IndexSettings, Listeners, PolicyRuntime, PolicySettings, ProbeSettings, Reloadable, RoutingSettings,
+        ServerSettings, Settings, Static, TimeoutSettings, UpstreamSettings,
     },
 };
 
@@ -32,6 +32,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         policies,
         index,
         queue,
+        tenants,
         limits,
         decisions,
         timeouts,
@@ -63,14 +64,16 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         .collect();
     let models =
         models.iter().map(|(name, model)| (name.clone(), problems.model(name, model, has_dir))).collect();
-    let Queue { limit, timeout } = *queue;
-    let queue = QueueSettings { limit, timeout };
+    problems.0.extend(queue.problems());
+    problems.0.extend(super::tenants::problems(tenants));
+    let (queue, tenants) = (queue.clone(), tenants.clone());
     let fixed = Static { listeners, block_size, policies: runtime, index, model_slots };
     let reloadable = Reloadable {
         server,
         routing,
         policies,
         queue,
+        tenants,
         limits,
         decisions,
         decision_log,

@@ -96,18 +96,6 @@ pub struct Index {
     pub ttl: Duration,
 }
 
-/// `[queue]`: requests that wait while every eligible worker is busy.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Queue {
-    /// Number of requests that may wait; 0: none.
-    pub limit: usize,
-    /// How long a request may wait.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
-    pub timeout: Duration,
-}
-
 /// `[limits]`: what one client, and all of them together, may use.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -120,6 +108,8 @@ pub struct Limits {
     pub sequences: u32,
     /// Number of open connections of clients.
     pub connections: usize,
+    /// Number of open connections of one address, of IPv6 of a /64 network; 0: no limit.
+    pub connections_per_address: usize,
     /// Number of open WebSocket connections of clients.
     pub realtime_connections: usize,
     /// Size of the bodies of all requests in flight in bytes.
@@ -273,12 +263,6 @@ impl Default for Index {
     }
 }
 
-impl Default for Queue {
-    fn default() -> Self {
-        Self { limit: 0, timeout: Duration::from_secs(30) }
-    }
-}
-
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -286,6 +270,7 @@ impl Default for Limits {
             prompts: 2_048,
             sequences: 4_096,
             connections: 10_000,
+            connections_per_address: 0,
             realtime_connections: 256,
             body_bytes_in_flight: 512 * 1024 * 1024,
             min_body_rate: 1_024,

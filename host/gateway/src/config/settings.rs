@@ -15,7 +15,7 @@ use http::{HeaderName, HeaderValue};
 use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
-use super::{LegOrder, Secret, SlotEntry};
+use super::{LegOrder, Queue, Secret, SlotEntry, TenantEntry, tenants};
 
 mod model;
 
@@ -133,7 +133,9 @@ pub struct Reloadable {
     /// `[policies]`.
     pub policies: PolicySettings,
     /// `[queue]`.
-    pub queue: QueueSettings,
+    pub queue: Queue,
+    /// `[tenants.NAME]`.
+    pub tenants: BTreeMap<String, TenantEntry>,
     /// `[limits]`.
     pub limits: LimitSettings,
     /// `[decisions]`.
@@ -230,16 +232,6 @@ settings! {
 }
 
 settings! {
-    /// The queue of requests that wait for a worker.
-    QueueSettings {
-        /// Number of requests that may wait; 0: none.
-        "queue.limit" limit: usize,
-        /// How long a request may wait.
-        "queue.timeout" timeout: Duration,
-    }
-}
-
-settings! {
     /// What one client may use.
     LimitSettings {
         /// Choices of a prompt: `n` and `best_of`.
@@ -250,6 +242,8 @@ settings! {
         "limits.sequences" sequences: u32,
         /// Number of open connections of clients.
         "limits.connections" connections: usize,
+        /// Number of open connections of one address; 0: no limit.
+        "limits.connections_per_address" connections_per_address: usize,
         /// Number of open WebSocket connections of clients.
         "limits.realtime_connections" realtime_connections: usize,
         /// Size of the bodies of all requests in flight in bytes.
@@ -353,6 +347,7 @@ impl Reloadable {
             routing,
             policies,
             queue,
+            tenants,
             limits,
             decisions,
             decision_log,
@@ -367,6 +362,7 @@ impl Reloadable {
         routing.changed_keys(&new.routing, &mut paths);
         policies.changed_keys(&new.policies, &mut paths);
         queue.changed_keys(&new.queue, &mut paths);
+        tenants::changed_keys(tenants, &new.tenants, &mut paths);
         limits.changed_keys(&new.limits, &mut paths);
         decisions.changed_keys(&new.decisions, &mut paths);
         decision_log.changed_keys(&new.decision_log, &mut paths);

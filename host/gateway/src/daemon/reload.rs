@@ -5,19 +5,21 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 
+use pointsman_orchestration::{ModelBounds, QueueRules, TenantShare};
 use pointsman_policy_runtime::Command;
 use pointsman_routing::{BusyRules, Decisions, facts::UnknownFact};
-use pointsman_workers::{ModelName, Registry, WorkerId, WorkerSpec, probe::ProbeConfig};
+use pointsman_workers::{ModelName, Registry, WorkerId, WorkerSpec, name_hash, probe::ProbeConfig};
 
 use super::slots::specs;
 use crate::{
     config::{
-        Problem,
+        ALL_TENANTS, Problem, Queue, QueueOfModel, TenantEntry,
         reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
         settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
     },
     state::{Settings, SharedState, State, open_files::connection_limit, rate_limit::RateLimiter},
     telemetry::decision_log::DecisionLog,
+    tenant_limits::TenantLimits,
     tokenization::Tokens,
 };
 
@@ -27,7 +29,8 @@ impl ReloadTarget for SharedState {
             server,
             routing,
             policies,
-            queue,
+            queue: _,
+            tenants,
             limits,
             decisions,
             decision_log,
@@ -58,7 +61,7 @@ impl ReloadTarget for SharedState {
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
-        state.queue.set_limit(queue.limit);
+        state.queue.set_rules(queue_rules(after));
         state.body_bytes.set_limit(limits.body_bytes_in_flight);
         state.realtime.set_limit(limits.realtime_connections);
         state.connections.set_limit(connection_limit(limits.connections));
@@ -75,6 +78,7 @@ impl ReloadTarget for SharedState {
             settings: Settings::new(state.settings.measure.block_size, after),
             router: Arc::new(router),
             limiter,
+            tenant_limits: TenantLimits::new(tenants, routing.hash_salt, state.tenant_limits.as_ref()),
             decision_log: log,
             tokens: Arc::new(tokens),
             ..(*state).clone()
@@ -111,6 +115,32 @@ pub(super) fn record_of_decisions(settings: &DecisionSettings) -> Result<Decisio
 pub(super) fn busy_rules(settings: &Reloadable) -> BusyRules {
     let models = settings.models.iter().map(|(name, model)| (ModelName::new(name), model.busy.clone()));
     BusyRules::new(settings.routing.busy.clone(), models)
+}
+
+/// Returns the bounds of the queue and the shares of tenants.
+pub(super) fn queue_rules(settings: &Reloadable) -> QueueRules {
+    let Queue { limit, bytes, timeout: _, max_inflight, input_weight, output_weight, ref models } =
+        settings.queue;
+    let bounds = |model: &QueueOfModel| ModelBounds { limit: model.limit, max_inflight: model.max_inflight };
+    let share = |entry: &TenantEntry| TenantShare {
+        weight: entry.weight.unwrap_or(1.0),
+        max_priority: entry.max_priority,
+    };
+    let others = settings.tenants.get(ALL_TENANTS).cloned().unwrap_or_default();
+    let salt = settings.routing.hash_salt;
+    let listed = settings.tenants.iter().filter(|(name, _)| *name != ALL_TENANTS);
+    QueueRules {
+        limit,
+        bytes,
+        max_inflight,
+        models: models.iter().map(|(name, model)| (ModelName::new(name), bounds(model))).collect(),
+        input_weight,
+        output_weight,
+        tenants: listed
+            .map(|(name, entry)| (name_hash(name.as_bytes(), salt), share(&entry.or(&others))))
+            .collect(),
+        others: share(&others),
+    }
 }
 
 /// Whether the clients and their rates are the same as before.

@@ -1,8 +1,11 @@
 //! Who connects to a listener.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
-use crate::{budget::Budget, state::SharedState};
+use crate::{
+    budget::Budget,
+    state::{SharedState, address_budget::AddressShare},
+};
 
 /// Limit of operators' connections.
 const OPERATORS_CONNECTIONS: usize = 256;
@@ -23,5 +26,22 @@ impl Audience {
             Self::Clients => shared.get().connections.clone(),
             Self::Operators => Budget::new(OPERATORS_CONNECTIONS),
         }
+    }
+
+    /// Counts a connection of an address; `None`: these are not limited.
+    ///
+    /// # Errors
+    /// The limit, when the address has so many open already.
+    pub(super) fn of_address(
+        self,
+        shared: &SharedState,
+        address: IpAddr,
+    ) -> Result<Option<AddressShare>, usize> {
+        let state = shared.get();
+        let limit = state.settings.connections_per_address;
+        if self == Self::Operators || limit == 0 {
+            return Ok(None);
+        }
+        state.connections_by_address.take(address, limit).map(Some).ok_or(limit)
     }
 }

@@ -97,6 +97,12 @@ async fn answer(
         Err(error) => return refuse(account, &error.into()),
     };
     account.set_model(&request.model, state.registry.snapshot().activation(&request.model).is_some());
+    if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
+        match limits.request(tenant, &request.model) {
+            Ok(reservation) => account.reserved(reservation),
+            Err(exceeded) => return refuse(account, &ApiError::TenantLimit(exceeded)),
+        }
+    }
     let deadline = account.started() + state.settings.request_timeout;
     let tokens = tokio::select! {
         biased;
@@ -113,6 +119,9 @@ async fn answer(
         Tenant { hash, active_requests: state.tenants.active(hash) }
     });
     let routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
+    if let Err(exceeded) = account.reserve_tokens(&routing_request, request.endpoint) {
+        return refuse(account, &ApiError::TenantLimit(exceeded));
+    }
     account.of_request(&request);
     account.logging(state.decision_log.as_ref(), &routing_request);
     let snapshot = state.registry.snapshot();
@@ -190,7 +199,9 @@ fn probed_model(state: &State, headers: &HeaderMap, body: &JsonBody) -> Option<S
 /// Answers with an error and records it.
 fn refuse(mut account: Account, error: &ApiError) -> Response<Answer> {
     account.ended(error.status().as_u16(), error.code());
-    error.response_as(account.endpoint.format(), &account.request_id).map(Answer::whole)
+    let mut response = error.response_as(account.endpoint.format(), &account.request_id);
+    account.tell_limits(response.headers_mut());
+    response.map(Answer::whole)
 }
 
 fn whole_json(value: &serde_json::Value) -> Response<Answer> {

@@ -13,12 +13,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    accept_errors::AcceptErrors, audience::Audience, client_socket::ClientSocket, first_byte::FirstByte,
-    peer::Peer, pieces::Pieces, refuse_connection::Refusals,
+    accept_errors::AcceptErrors,
+    audience::Audience,
+    client_socket::ClientSocket,
+    first_byte::FirstByte,
+    peer::Peer,
+    pieces::Pieces,
+    refuse_connection::{Refusals, TooMany},
 };
 use crate::{
     budget::Share, orchestrate::client_connection::ClientConnection, state::SharedState,
-    telemetry::metrics::Metrics,
+    state::address_budget::AddressShare, telemetry::metrics::Metrics,
 };
 
 /// Pause after a failed accept: connections that end in it free their file descriptors.
@@ -53,12 +58,22 @@ pub(crate) async fn serve(
         };
         let Some(share) = budget.take(1) else {
             metrics.connection_ended("too_many");
-            if let Some(refusal) = refusals.of(stream, budget.limit()) {
+            if let Some(refusal) = refusals.of(stream, TooMany::InAll(budget.limit())) {
                 tasks.spawn(refusal);
             }
             continue;
         };
-        let open = Open { metrics: metrics.clone(), peer: Peer(peer.ip()), _share: share };
+        let of_address = match audience.of_address(&shared, peer.ip()) {
+            Ok(share) => share,
+            Err(limit) => {
+                metrics.connection_ended("too_many_of_address");
+                if let Some(refusal) = refusals.of(stream, TooMany::OfAddress(limit)) {
+                    tasks.spawn(refusal);
+                }
+                continue;
+            }
+        };
+        let open = Open { metrics: metrics.clone(), peer: Peer(peer.ip()), _shares: (share, of_address) };
         open.metrics.connections.inc();
         tasks.spawn(serve_connection(stream, open, routes.clone(), shared.clone(), stop.clone()));
     }
@@ -71,7 +86,7 @@ pub(crate) async fn serve(
 struct Open {
     metrics: Arc<Metrics>,
     peer: Peer,
-    _share: Share,
+    _shares: (Share, Option<AddressShare>),
 }
 
 impl Drop for Open {

@@ -19,6 +19,15 @@ const REFUSAL_TIME: Duration = Duration::from_millis(500);
 /// Shortest time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Which limit a connection is above.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum TooMany {
+    /// That of all connections.
+    InAll(usize),
+    /// That of the connections of one address.
+    OfAddress(usize),
+}
+
 /// Refusals of one listener.
 #[derive(Debug)]
 pub(super) struct Refusals {
@@ -34,7 +43,11 @@ impl Refusals {
     }
 
     /// Returns the future that refuses a connection; `None` when too many run already.
-    pub(super) fn of(&mut self, stream: TcpStream, limit: usize) -> Option<impl Future<Output = ()> + use<>> {
+    pub(super) fn of(
+        &mut self,
+        stream: TcpStream,
+        limit: TooMany,
+    ) -> Option<impl Future<Output = ()> + use<>> {
         self.log(limit);
         let share = self.at_once.take(1)?;
         let answer = answer(self.audience, limit);
@@ -44,14 +57,14 @@ impl Refusals {
         })
     }
 
-    fn log(&mut self, limit: usize) {
+    fn log(&mut self, limit: TooMany) {
         if self.logged.is_some_and(|logged| logged.elapsed() < LOG_INTERVAL) {
             self.suppressed += 1;
             return;
         }
         self.logged = Some(Instant::now());
         let suppressed = std::mem::take(&mut self.suppressed);
-        tracing::warn!(audience = ?self.audience, limit, suppressed, "connection refused: too many are open");
+        tracing::warn!(audience = ?self.audience, ?limit, suppressed, "connection refused: too many are open");
     }
 }
 
@@ -64,10 +77,17 @@ async fn refuse(mut stream: TcpStream, answer: String) -> std::io::Result<()> {
     Ok(())
 }
 
-fn answer(audience: Audience, limit: usize) -> String {
-    let limit = match audience {
-        Audience::Clients => format!("{limit} connections are open, the limit of limits.connections"),
-        Audience::Operators => format!("{limit} connections of operators are open, the limit"),
+fn answer(audience: Audience, limit: TooMany) -> String {
+    let limit = match (audience, limit) {
+        (Audience::Operators, TooMany::InAll(limit) | TooMany::OfAddress(limit)) => {
+            format!("{limit} connections of operators are open, the limit")
+        }
+        (_, TooMany::InAll(limit)) => {
+            format!("{limit} connections are open, the limit of limits.connections")
+        }
+        (_, TooMany::OfAddress(limit)) => {
+            format!("this address has {limit} open, the limit of limits.connections_per_address")
+        }
     };
     let message = format!("accepting the connection: {limit}; retry after the time in `retry-after`");
     let status = StatusCode::SERVICE_UNAVAILABLE;

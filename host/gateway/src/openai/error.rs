@@ -6,13 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use pointsman_routing::{RouteError, ShedReason};
+use pointsman_routing::ShedReason;
 
 use crate::{
-    openai::endpoint::Format,
-    openai::error_body::Told,
-    openai::request_error::RequestError,
-    upstream::{CallError, Silence},
+    openai::endpoint::Format, openai::error_body::Told, openai::rate_limit::Exceeded, upstream::Silence,
 };
 
 /// Seconds after which a client may try again.
@@ -108,6 +105,9 @@ pub(crate) enum ApiError {
     /// The client exceeds its rate limit.
     #[error("rate limit exceeded: more than {0} requests per second; retry after the time in `retry-after`")]
     RateLimited(u32),
+    /// The tenant exceeds one of its limits.
+    #[error("{0}")]
+    TenantLimit(Box<Exceeded>),
     /// The client disconnected; seen in logs and metrics only.
     #[error("the client closed the connection")]
     ClientClosed,
@@ -150,6 +150,8 @@ pub(crate) enum ApiError {
         text: String,
         /// As configured; 529 by default.
         status: StatusCode,
+        /// When the client should try again.
+        retry_after: Duration,
     },
     /// An engine refused the request; its answer is passed on unchanged.
     #[error("the engine answered {status}")]
@@ -181,7 +183,9 @@ impl ApiError {
             Self::PayloadTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::RequestTimeout(_) | Self::BodyTooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Shed(shed) => StatusCode::from_u16(shed.status).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
-            Self::RateLimited(_) | Self::TooManyWrongKeys => StatusCode::TOO_MANY_REQUESTS,
+            Self::RateLimited(_) | Self::TooManyWrongKeys | Self::TenantLimit(_) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::ClientClosed | Self::ClientTooSlow => status(499),
             Self::BadUpstream(_) | Self::Poison { .. } => StatusCode::BAD_GATEWAY,
             Self::NoWorker(_)
@@ -215,6 +219,7 @@ impl ApiError {
             Self::BodyBytesInFlight(_) => "body_bytes_in_flight",
             Self::Shed(_) => "shed",
             Self::RateLimited(_) | Self::TooManyWrongKeys => "rate_limited",
+            Self::TenantLimit(_) => "rate_limit_exceeded",
             Self::ClientClosed => "client_closed",
             Self::ClientTooSlow => "client_too_slow",
             Self::BadUpstream(_) => "bad_upstream",
@@ -229,7 +234,31 @@ impl ApiError {
         }
     }
 
+    /// The error of a request that the queue does not take.
+    pub(crate) fn queue_full(busy_status: u16, retry_after: Duration) -> Self {
+        let text = "waiting for a worker: as many requests wait or are in flight as [queue] allows, or the request \
+                    waited for queue.timeout; retry after the time in `retry-after`";
+        Self::Overloaded { text: text.to_owned(), status: status(busy_status), retry_after }
+    }
+
+    /// Changes when a client should try again because all workers are busy.
+    pub(crate) fn retried_after(mut self, when: Duration) -> Self {
+        if let Self::Overloaded { retry_after, .. } = &mut self {
+            *retry_after = when;
+        }
+        self
+    }
+
     fn retry_after(&self) -> Option<u64> {
+        let measured = match self {
+            Self::Overloaded { retry_after, .. } => Some(retry_after),
+            Self::TenantLimit(exceeded) => Some(&exceeded.retry_after),
+            _ => None,
+        };
+        if let Some(time) = measured {
+            // A client that comes back a fraction early would be refused again.
+            return Some(time.as_secs() + u64::from(time.subsec_nanos() > 0));
+        }
         let retry = matches!(
             self,
             Self::Shed(_)
@@ -240,7 +269,6 @@ impl ApiError {
                 | Self::NoWorker(_)
                 | Self::PrefillUnavailable
                 | Self::Draining
-                | Self::Overloaded { .. }
         );
         retry.then_some(RETRY_AFTER)
     }
@@ -277,6 +305,9 @@ impl ApiError {
         if let Some(seconds) = self.retry_after() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if let Self::TenantLimit(exceeded) = self {
+            exceeded.write(response.headers_mut());
+        }
         response
     }
 
@@ -300,67 +331,17 @@ impl ApiError {
     }
 
     fn told<'a>(&self, message: &'a str, request_id: &'a str) -> Told<'a> {
-        Told { status: self.status(), code: self.code(), message, request_id }
+        let kind = match self {
+            Self::TenantLimit(exceeded) => Some(exceeded.limit_type()),
+            _ => None,
+        };
+        Told { status: self.status(), code: self.code(), kind, message, request_id }
     }
 }
 
 /// An error's body in OpenAI's shape.
 pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &str) -> serde_json::Value {
-    Told { status, code, message, request_id }.body(Format::OpenAi)
-}
-
-impl From<RequestError> for ApiError {
-    fn from(error: RequestError) -> Self {
-        Self::InvalidRequest(error.to_string())
-    }
-}
-
-impl ApiError {
-    /// Converts a routing error; `busy_status` is the status when every eligible worker is busy.
-    #[must_use]
-    pub(crate) fn of_route(error: RouteError, busy_status: u16) -> Self {
-        let text = error.to_string();
-        match error {
-            RouteError::NoWorker { .. } | RouteError::PolicyFailed(_) => Self::NoWorker(text),
-            RouteError::AllBusy(_) => Self::Overloaded { text, status: status(busy_status) },
-            RouteError::UnknownWorker(_) => Self::WorkerNotFound(text),
-            RouteError::NotEligible(..) => Self::WorkerNotEligible(text),
-            // In direct mode the message names the missing hint [C4, F3].
-            RouteError::NoPin(pointsman_workers::Leg::Prefill) => {
-                Self::InvalidRequest(format!("{text}: set the header x-prefill-instance-id"))
-            }
-            RouteError::NoPin(_) => Self::InvalidRequest(format!(
-                "{text}: set nvext.decode_worker_id or nvext.backend_instance_id (or the header x-worker-instance-id)"
-            )),
-            RouteError::Shed(shed) => Self::Shed(shed),
-        }
-    }
-}
-
-impl From<CallError> for ApiError {
-    fn from(error: CallError) -> Self {
-        match error {
-            CallError::Status { status, content_type, retry_after, body } if status.is_client_error() => {
-                Self::Engine { status, content_type, retry_after, body }
-            }
-            CallError::Status { status, body, .. } => {
-                Self::BadUpstream(format!("the engine answered {}: {}", status.as_u16(), engine_text(&body)))
-            }
-            CallError::Connect(_) => Self::BadUpstream("the engine cannot be reached".to_owned()),
-            CallError::Shortage(_) => Self::Overloaded {
-                text: "this gateway has no free connection to an engine; retry later".to_owned(),
-                status: StatusCode::SERVICE_UNAVAILABLE,
-            },
-            CallError::Broken(text) => {
-                Self::BadUpstream(format!("the connection to the engine failed: {text}"))
-            }
-            CallError::Timeout(silence) => Self::EngineTimeout(silence),
-            CallError::Down => Self::BadUpstream(error.to_string()),
-            CallError::Protocol(text) => {
-                Self::BadUpstream(format!("the engine violated its protocol: {text}"))
-            }
-        }
-    }
+    Told { status, code, kind: None, message, request_id }.body(Format::OpenAi)
 }
 
 /// The message an engine put into its error body, else the body's beginning.
@@ -377,5 +358,6 @@ fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
 }
 
+mod convert;
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,8 @@ use crate::openai::endpoint::Format;
 pub(super) struct Told<'a> {
     pub(super) status: StatusCode,
     pub(super) code: &'a str,
+    /// The `type` of an OpenAI error, where it is not that of the status.
+    pub(super) kind: Option<&'a str>,
     pub(super) message: &'a str,
     pub(super) request_id: &'a str,
 }
@@ -17,12 +19,13 @@ pub(super) struct Told<'a> {
 impl Told<'_> {
     /// The body of an answer.
     pub(super) fn body(self, format: Format) -> Value {
-        let Self { status, code, message, request_id } = self;
+        let Self { status, code, kind, message, request_id } = self;
         if format == Format::Anthropic {
             let error = json!({ "type": self.anthropic_type(), "message": message, "code": code });
             return json!({ "type": "error", "error": error, "request_id": request_id });
         }
-        let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
+        let of_status = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
+        let kind = kind.unwrap_or(of_status);
         json!({ "error": {
             "message": message, "type": kind, "param": null, "code": code, "request_id": request_id,
         } })

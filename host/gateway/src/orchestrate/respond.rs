@@ -57,6 +57,7 @@ impl Drive {
         if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
             headers.insert("x-request-id", id);
         }
+        self.account.tell_limits(headers);
         if let Some(warning) = &self.request.hints.warning {
             headers.insert("x-pointsman-warning", warning.clone());
         }

@@ -1,7 +1,7 @@
 //! Chooses a leg's worker, at once, after a pause or from the queue; books it and releases it.
 
-use pointsman_orchestration::{AfterRefusal, Event, Parking, Queued};
-use pointsman_routing::{Purpose, Query, RouteError, Routed, RouterConfigOverride, SlotKind};
+use pointsman_orchestration::{AfterRefusal, Entrant, Entry, Event, Parking, Queued};
+use pointsman_routing::{Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest, SlotKind};
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
@@ -9,6 +9,9 @@ use super::{Drive, id_of, plan, traits};
 use crate::{
     connectors::{RequestToken, rooms},
     openai::error::ApiError,
+    openai::request::Request,
+    state::State,
+    telemetry::account::Account,
 };
 
 impl Drive {
@@ -43,6 +46,7 @@ impl Drive {
                 return;
             }
         }
+        let Some(place) = self.enter(leg, place) else { return };
         let state = self.state.clone();
         let query = self.query(leg);
         let over = if leg == Leg::Decode {
@@ -57,6 +61,9 @@ impl Drive {
         self.account.refused(refused);
         match routed {
             Ok(routed) => {
+                if let Some(admission) = self.attempts.found(place.as_ref()) {
+                    self.account.admitted(admission);
+                }
                 let event = self.routed(leg, routed);
                 self.report(event);
             }
@@ -66,13 +73,8 @@ impl Drive {
 
     fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>) {
         let state = &self.state;
-        let parking = Parking {
-            queue: &state.queue,
-            priority: self.routing_request.priority,
-            jump_s: self.routing_request.priority_jump_s,
-            arrived: self.account.started(),
-            timeout: state.settings.queue_timeout,
-        };
+        let (request, account) = (&self.routing_request, &self.account);
+        let parking = parking(state, &self.request, request, account, leg);
         match self.attempts.after_refusal(leg, &error, place, self.handoff.is_some(), &parking) {
             AfterRefusal::Wait => {}
             AfterRefusal::RouteAgain => self.route(leg, None),
@@ -81,11 +83,32 @@ impl Drive {
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
                 // On a retry, the first failure explains more than "no worker is left".
                 if failure.is_none() {
-                    *failure = Some(ApiError::of_route(error, state.settings.busy_status));
+                    let error = ApiError::of_route(error, state.settings.busy_status);
+                    *failure = Some(error.retried_after(state.queue.retry_after()));
                 }
                 self.report(Event::Unroutable);
             }
         }
+    }
+
+    /// Asks the queue whether the leg may be routed. Returns the place in the queue that the request has;
+    /// `None`: it waits, or it was refused.
+    #[expect(clippy::option_option, reason = "an admitted request may have had no place")]
+    fn enter(&mut self, leg: Leg, place: Option<Queued>) -> Option<Option<Queued>> {
+        let (state, request) = (&self.state, &self.routing_request);
+        let parking = parking(state, &self.request, request, &self.account, leg);
+        match self.attempts.enter(leg, place, &parking) {
+            Entry::Route(place) => return Some(place),
+            Entry::Wait => {}
+            Entry::Refused => {
+                let failure =
+                    if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
+                let retry_after = state.queue.retry_after();
+                *failure = Some(ApiError::queue_full(state.settings.busy_status, retry_after));
+                self.report(Event::Unroutable);
+            }
+        }
+        None
     }
 
     fn routed(&mut self, leg: Leg, routed: Routed) -> Event {
@@ -152,4 +175,22 @@ impl Drive {
             self.state.queue.wake();
         }
     }
+}
+
+/// How the request would enter the queue.
+fn parking<'a>(
+    state: &'a State,
+    request: &'a Request,
+    routing_request: &'a RoutingRequest,
+    account: &Account,
+    leg: Leg,
+) -> Parking<'a> {
+    let entrant = Entrant {
+        model: &request.model,
+        request: routing_request,
+        pin: request.hints.pinned(leg).map(|(worker, _)| worker),
+        arrived: account.started(),
+        bytes: account.body_bytes(),
+    };
+    Parking { queue: &state.queue, entrant, timeout: state.settings.queue_timeout }
 }

@@ -48,7 +48,7 @@ impl BadKeys {
 }
 
 /// The address, for IPv6 the /64 network: a host may have any address in it.
-fn network(address: IpAddr) -> IpAddr {
+pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();

@@ -42,6 +42,8 @@ pub(crate) struct Settings {
     pub client_write_timeout: Duration,
     /// How long both ends of a WebSocket connection may be silent.
     pub realtime_idle_timeout: Duration,
+    /// Open connections of one address; 0: no limit.
+    pub connections_per_address: usize,
     /// Smallest rate of an upload in bytes per second; 0: any rate.
     pub min_body_rate: u32,
     /// Whether a request is tried on another worker after an engine answered 429.
@@ -170,6 +172,7 @@ impl Settings {
             client_idle_timeout: timeouts.client_idle,
             client_write_timeout: timeouts.client_write,
             realtime_idle_timeout: timeouts.realtime_idle,
+            connections_per_address: reloadable.limits.connections_per_address,
             min_body_rate: reloadable.limits.min_body_rate,
             retry_429,
             session_affinity: Some(session_affinity).filter(|ttl| !ttl.is_zero()),

@@ -3,6 +3,7 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
+use pointsman_orchestration::Admission;
 use pointsman_routing::{Decider, Decisions, Learning, Receipt, RefusedDecision, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
 use tokio::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use super::{
 mod log;
 mod outcome;
 mod override_record;
+mod quota;
 
 use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
@@ -25,6 +27,7 @@ use crate::{
     budget::Share,
     openai::request::{Endpoint, Request},
     openai::sse::Usage,
+    tenant_limits::Reservation,
 };
 
 /// Record of one request. Dropping it writes it.
@@ -72,6 +75,10 @@ pub(crate) struct Account {
     outcome: Outcome,
     /// The request's part of the bytes that all bodies may take.
     body: Option<Share>,
+    /// The queue's admission.
+    admission: Option<Admission>,
+    /// What is reserved of the tenant's limits.
+    reservation: Option<Reservation>,
     /// What the access log tells of the request besides its outcome.
     origin: Option<Arc<Request>>,
     /// The decision log, with what it tells of the request.
@@ -123,6 +130,8 @@ impl Account {
             tenant: None,
             outcome: Outcome { status: 499, code: "client_closed" },
             body: None,
+            admission: None,
+            reservation: None,
             origin: None,
             log: None,
         }
@@ -318,6 +327,7 @@ fn tell(model: &ModelName, turn: Option<Turn>) {
 
 impl Drop for Account {
     fn drop(&mut self) {
+        self.settle();
         let metrics = &self.metrics;
         metrics.inflight.dec();
         if self.discarded {

@@ -63,6 +63,9 @@ impl Lab<'_> {
             decode_engine: engine(decode_engine),
             fell_back: flight.fell_back,
         };
+        if let Some(admission) = flight.admission.as_mut() {
+            admission.used(u64::from(request.input_tokens), u64::from(flight.last_token.1));
+        }
         self.teach(&flight, ended);
         self.close(number, outcome);
     }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use pointsman_orchestration::{Action, Actions, Attempts, Legs};
+use pointsman_orchestration::{Action, Actions, Admission, Attempts, Legs};
 use pointsman_routing::{CandidateId, Lane, Receipt, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, Leg};
 use tokio::{
@@ -104,6 +104,8 @@ pub(super) struct Flight {
     pub(super) waits: u32,
     /// Completes when the queue wakes the request.
     pub(super) woken: Option<Pin<Box<OwnedNotified>>>,
+    /// The queue's admission, once a worker was found.
+    pub(super) admission: Option<Admission>,
     /// The first failure.
     pub(super) cause: Option<Ended>,
     /// Whether the client gets that failure.
@@ -141,6 +143,7 @@ impl Flight {
             handoff: false,
             waits: 0,
             woken: None,
+            admission: None,
             cause: None,
             failed: false,
             first_token: None,

@@ -2,12 +2,13 @@
 //! the gateway's own (`pointsman_orchestration`), and the decisions are the production router's.
 
 use pointsman_orchestration::{
-    Action, AfterRefusal, Event as LegEvent, HandoffKind, Legs, NoPair, Parking, PrefillTraits, Queued,
-    Shape, Splittable, pair_that_is_up,
+    Action, AfterRefusal, Entrant, Entry, Event as LegEvent, HandoffKind, Legs, NoPair, Parking,
+    PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
 };
 use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, ModelName};
 use rand::RngExt as _;
+use tokio::time::Instant;
 
 use super::{
     EPOCH_US, Event, Lab,
@@ -163,6 +164,20 @@ impl Lab<'_> {
 
     /// Chooses and books the leg's worker. `place` is the place in the queue that the request has.
     pub(super) fn route(&mut self, number: usize, leg: Leg, place: Option<Queued>) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let parking = Parking {
+            queue: &self.queue,
+            entrant: entrant(&self.model, &flight.request, flight.arrived),
+            timeout: self.fleet.queue.timeout,
+        };
+        let place = match flight.attempts.enter(leg, place, &parking) {
+            Entry::Route(place) => place,
+            Entry::Wait => return self.wait(number),
+            Entry::Refused => {
+                flight.cause.get_or_insert(Ended::Shed);
+                return self.report(number, LegEvent::Unroutable);
+            }
+        };
         let drawn = self.rng.random();
         let seed = self.draws.get(&(number, leg)).copied().unwrap_or(drawn);
         let Some(flight) = self.flights.get_mut(&number) else { return };
@@ -193,7 +208,14 @@ impl Lab<'_> {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
         }
         match routed {
-            Ok(routed) => self.routed(number, leg, routed),
+            Ok(routed) => {
+                if let Some(flight) = self.flights.get_mut(&number)
+                    && let Some(admission) = flight.attempts.found(place.as_ref())
+                {
+                    flight.admission = Some(admission);
+                }
+                self.routed(number, leg, routed);
+            }
             Err(error) => self.not_routed(number, leg, &error, place),
         }
     }
@@ -202,9 +224,7 @@ impl Lab<'_> {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
             queue: &self.queue,
-            priority: flight.request.priority,
-            jump_s: flight.request.priority_jump_s,
-            arrived: flight.arrived,
+            entrant: entrant(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
         match flight.attempts.after_refusal(leg, error, place, flight.handoff, &parking) {
@@ -329,4 +349,9 @@ impl Lab<'_> {
             self.perform(number);
         }
     }
+}
+
+/// The request as the queue sees it. Bodies have no size here.
+fn entrant<'a>(model: &'a ModelName, request: &'a RoutingRequest, arrived: Instant) -> Entrant<'a> {
+    Entrant { model, request, pin: None, arrived, bytes: 0 }
 }

@@ -1,7 +1,9 @@
+use pointsman_routing::RouteError;
 use pointsman_workers::{Leg, WorkerId};
 use serde_json::json;
 
 use super::*;
+use crate::{openai::request_error::RequestError, upstream::CallError};
 
 fn check(cause: impl Into<ApiError>, status: u16, code: &str, retry: bool) {
     let response = cause.into().response("id-1");

@@ -107,6 +107,10 @@ fn queue(state: &State) -> String {
     format!("{:?} {:?}", state.queue, state.settings.queue_timeout)
 }
 
+fn tenant_limits(state: &State) -> String {
+    format!("{:?}", state.tenant_limits)
+}
+
 fn budgets(state: &State) -> String {
     format!("{:?} {:?} {:?}", state.connections, state.body_bytes, state.realtime)
 }
@@ -195,6 +199,22 @@ fn rows() -> Vec<Row> {
         Row("policies.pins", "", format!("{{ prefill = 'sha256:{}' }}", "ab".repeat(32)), nothing),
         row("queue.limit", "3", queue),
         row("queue.timeout", "'7s'", queue),
+        row("queue.bytes", "7000", queue),
+        row("queue.max_inflight", "7", queue),
+        row("queue.input_weight", "0.5", queue),
+        row("queue.output_weight", "0.5", queue),
+        row("queue.models.*.limit", "7", queue),
+        row("queue.models.*.max_inflight", "7", queue),
+        row("tenants.*.weight", "2.0", queue),
+        row("tenants.*.max_priority", "0.0", queue),
+        row("tenants.*.requests_per_minute", "7", tenant_limits),
+        row("tenants.*.input_tokens_per_minute", "7", tenant_limits),
+        row("tenants.*.output_tokens_per_minute", "7", tenant_limits),
+        row("tenants.*.concurrency", "7", tenant_limits),
+        row("tenants.*.models.*.requests_per_minute", "7", tenant_limits),
+        row("tenants.*.models.*.input_tokens_per_minute", "7", tenant_limits),
+        row("tenants.*.models.*.output_tokens_per_minute", "7", tenant_limits),
+        row("tenants.*.models.*.concurrency", "7", tenant_limits),
         row("decisions.keep", "100", record),
         row("decisions.bytes", "65536", record),
         row("decisions.facts", "['active-requests']", record),
@@ -204,6 +224,7 @@ fn rows() -> Vec<Row> {
         Row("decisions.log_salt", LOG, "'s'".to_owned(), log),
         row("timeouts.connect", "'7s'", settings),
         row("limits.connections", "7", budgets),
+        row("limits.connections_per_address", "7", settings),
         row("limits.body_bytes_in_flight", "70000000", budgets),
         row("limits.min_body_rate", "7", settings),
         row("limits.realtime_connections", "7", budgets),
@@ -382,7 +403,8 @@ fn base() -> Table {
     base
 }
 
-/// Sets a dotted path: `*` is `m` below `models`, `prefill` below `slots`; `[]` is the first element.
+/// Sets a dotted path: `*` is `m` below `models` and `tenants`, `prefill` below `slots`; `[]` is the first
+/// element.
 fn set(root: &mut Table, path: &str, value: &str) {
     let value: Table = format!("value = {value}").parse().unwrap();
     let mut at = root;
@@ -390,7 +412,7 @@ fn set(root: &mut Table, path: &str, value: &str) {
     let (last, parents) = keys.split_last().unwrap();
     for (index, key) in parents.iter().enumerate() {
         let name = match *key {
-            "*" if parents[index - 1] == "models" => "m",
+            "*" if ["models", "tenants"].contains(&parents[index - 1]) => "m",
             "*" => "prefill",
             key => key,
         };

@@ -1,0 +1,67 @@
+//! Errors of other modules, as clients see them.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use pointsman_routing::RouteError;
+
+use super::{ApiError, RETRY_AFTER, engine_text, status};
+use crate::{openai::request_error::RequestError, upstream::CallError};
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        Self::InvalidRequest(error.to_string())
+    }
+}
+
+impl ApiError {
+    /// Converts a routing error; `busy_status` is the status when every eligible worker is busy.
+    #[must_use]
+    pub(crate) fn of_route(error: RouteError, busy_status: u16) -> Self {
+        let text = error.to_string();
+        match error {
+            RouteError::NoWorker { .. } | RouteError::PolicyFailed(_) => Self::NoWorker(text),
+            RouteError::AllBusy(_) => {
+                let retry_after = Duration::from_secs(RETRY_AFTER);
+                Self::Overloaded { text, status: status(busy_status), retry_after }
+            }
+            RouteError::UnknownWorker(_) => Self::WorkerNotFound(text),
+            RouteError::NotEligible(..) => Self::WorkerNotEligible(text),
+            // In direct mode the message names the missing hint [C4, F3].
+            RouteError::NoPin(pointsman_workers::Leg::Prefill) => {
+                Self::InvalidRequest(format!("{text}: set the header x-prefill-instance-id"))
+            }
+            RouteError::NoPin(_) => Self::InvalidRequest(format!(
+                "{text}: set nvext.decode_worker_id or nvext.backend_instance_id (or the header x-worker-instance-id)"
+            )),
+            RouteError::Shed(shed) => Self::Shed(shed),
+        }
+    }
+}
+
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Status { status, content_type, retry_after, body } if status.is_client_error() => {
+                Self::Engine { status, content_type, retry_after, body }
+            }
+            CallError::Status { status, body, .. } => {
+                Self::BadUpstream(format!("the engine answered {}: {}", status.as_u16(), engine_text(&body)))
+            }
+            CallError::Connect(_) => Self::BadUpstream("the engine cannot be reached".to_owned()),
+            CallError::Shortage(_) => Self::Overloaded {
+                text: "this gateway has no free connection to an engine; retry later".to_owned(),
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                retry_after: Duration::from_secs(RETRY_AFTER),
+            },
+            CallError::Broken(text) => {
+                Self::BadUpstream(format!("the connection to the engine failed: {text}"))
+            }
+            CallError::Timeout(silence) => Self::EngineTimeout(silence),
+            CallError::Down => Self::BadUpstream(error.to_string()),
+            CallError::Protocol(text) => {
+                Self::BadUpstream(format!("the engine violated its protocol: {text}"))
+            }
+        }
+    }
+}

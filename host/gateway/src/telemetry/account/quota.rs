@@ -1,0 +1,70 @@
+//! What a request holds of the queue and of its tenant's limits, from its admission to its end.
+
+use http::HeaderMap;
+use pointsman_orchestration::{Admission, estimated_output};
+use pointsman_routing::RoutingRequest;
+
+use super::Account;
+use crate::{
+    budget::Share, openai::rate_limit::Exceeded, openai::request::Endpoint, tenant_limits::Reservation,
+};
+
+impl Account {
+    /// Returns the size of the request's body.
+    #[must_use]
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.body.as_ref().map_or(0, Share::amount)
+    }
+
+    /// Keeps the queue's admission until the request ended.
+    pub(crate) fn admitted(&mut self, admission: Admission) {
+        self.admission = Some(admission);
+    }
+
+    /// Keeps a reservation of the tenant's limits until the request ended.
+    pub(crate) fn reserved(&mut self, reservation: Option<Reservation>) {
+        self.reservation = reservation;
+    }
+
+    /// Reserves the tokens that the request may need.
+    ///
+    /// # Errors
+    /// [`Exceeded`]: which limit, and when to try again.
+    pub(crate) fn reserve_tokens(
+        &mut self,
+        request: &RoutingRequest,
+        endpoint: Endpoint,
+    ) -> Result<(), Box<Exceeded>> {
+        let Some(reservation) = &mut self.reservation else { return Ok(()) };
+        let output = if endpoint.streams() { estimated_output(request) } else { 0 };
+        reservation.tokens(u64::from(request.prompt_tokens), output)
+    }
+
+    /// Adds the headers that tell the client its limits.
+    pub(crate) fn tell_limits(&self, headers: &mut HeaderMap) {
+        if let Some(reservation) = &self.reservation {
+            reservation.headers().write(headers);
+        }
+    }
+
+    /// Replaces the estimated tokens of the request by those that it used.
+    pub(super) fn settle(&mut self) {
+        let (input, output) = self.used_tokens();
+        if let Some(mut admission) = self.admission.take() {
+            admission.used(input, output);
+        }
+        if let Some(mut reservation) = self.reservation.take() {
+            reservation.used(input, output);
+        }
+    }
+
+    /// Tokens of the prompt and the output: as the engine reported them, else as they were counted. A request
+    /// that no worker was chosen for used none.
+    fn used_tokens(&self) -> (u64, u64) {
+        if self.receipts.is_empty() {
+            return (0, 0);
+        }
+        let reported = self.usage.map(|usage| usage.prompt_tokens).filter(|tokens| *tokens > 0);
+        (u64::from(reported.unwrap_or(self.prompt_tokens)), u64::from(self.tokens))
+    }
+}

@@ -1,0 +1,77 @@
+//! A request that was admitted, until it ends.
+
+use std::sync::Arc;
+
+use pointsman_workers::ModelName;
+use tokio::time::Instant;
+
+use super::{AdmissionQueue, Entrant, Place, fair_order::Charge};
+
+/// An admitted request. Dropping it ends it.
+#[derive(Debug)]
+pub struct Admission {
+    queue: Arc<AdmissionQueue>,
+    model: ModelName,
+    tenant: Option<u64>,
+    /// Input and output tokens: estimated, later counted.
+    tokens: (u64, u64),
+    charge: Option<Charge>,
+    /// Whether its end wakes another request.
+    wakes: bool,
+}
+
+impl Admission {
+    pub(super) fn unconfirmed(queue: Arc<AdmissionQueue>, entrant: &Entrant<'_>) -> Self {
+        let (model, tenant) = (entrant.model.clone(), entrant.request.tenant_hash);
+        Self { queue, model, tenant, tokens: entrant.tokens(), charge: None, wakes: true }
+    }
+
+    /// Confirms that the request found a worker, and charges its tenant when requests of the model wait.
+    /// `place` is the place that it had.
+    pub(crate) fn confirm(&mut self, place: Option<&Place>) {
+        let queue = self.queue.clone();
+        let mut inner = queue.inner.lock();
+        let (input, output) = self.tokens;
+        let cost = inner.rules.cost(input, output);
+        let weight = inner.rules.share(self.tenant).weight;
+        self.charge = match place {
+            Some(place) => {
+                inner.drain.note(Instant::now());
+                inner.order.charge(&place.position, weight, cost)
+            }
+            None => inner.order.charge_passing(&self.model, self.tenant, weight, cost),
+        };
+    }
+
+    /// States the tokens that the request really used.
+    pub fn used(&mut self, input: u64, output: u64) {
+        self.tokens = (input, output);
+    }
+
+    /// Gives an unconfirmed admission back, without waking another request.
+    pub(crate) fn withdraw(mut self) {
+        self.wakes = false;
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let queue = self.queue.clone();
+        let mut inner = queue.inner.lock();
+        inner.inflight -= 1;
+        if let Some(count) = inner.inflight_of.get_mut(&self.model) {
+            *count -= 1;
+            if *count == 0 {
+                inner.inflight_of.remove(&self.model);
+            }
+        }
+        if let Some(charge) = self.charge.take() {
+            let real = inner.rules.cost(self.tokens.0, self.tokens.1);
+            inner.order.settle(&charge, real);
+        }
+        drop(inner);
+        if self.wakes {
+            queue.wake();
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What the operator states about the queue, and what a request states when it asks to be admitted.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
+
+use pointsman_routing::{CandidateId, RoutingRequest};
+use pointsman_workers::{Leg, ModelName, WorkerId};
+use tokio::time::Instant;
+
+/// Estimated output tokens of a sequence when the request names no limit.
+pub const DEFAULT_OUTPUT_TOKENS: u32 = 256;
+/// Largest estimate of a sequence's output. The real number replaces it when the request ends.
+const MAX_OUTPUT_ESTIMATE: u32 = 32_768;
+/// Longest priority jump, seconds.
+const MAX_JUMP_S: f32 = 60.0;
+/// Lines of requests with constraints of their own, for each leg of a model.
+const CONSTRAINED_LINES: u64 = 15;
+
+/// Bounds of the queue, and the shares of tenants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueRules {
+    /// Requests that may wait; 0: none.
+    pub limit: usize,
+    /// Bytes of the bodies of requests that wait.
+    pub bytes: usize,
+    /// Requests that may be in flight before others wait; 0: no limit.
+    pub max_inflight: usize,
+    /// Bounds of single models, besides those of all.
+    pub models: BTreeMap<ModelName, ModelBounds>,
+    /// Weight of an input token.
+    pub input_weight: f64,
+    /// Weight of an output token.
+    pub output_weight: f64,
+    /// Shares of tenants, by the hash of the tenant.
+    pub tenants: HashMap<u64, TenantShare>,
+    /// Share of each tenant that is not listed, and of all requests without a tenant together.
+    pub others: TenantShare,
+}
+
+/// Bounds of one model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelBounds {
+    /// Requests that may wait; 0: as many as of all models.
+    pub limit: usize,
+    /// Requests that may be in flight before others wait; 0: no limit.
+    pub max_inflight: usize,
+}
+
+/// What a tenant gets while others wait, too.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TenantShare {
+    /// Share of the served tokens, relative to those of other tenants.
+    pub weight: f64,
+    /// Highest priority of its requests; `None`: any.
+    pub max_priority: Option<f32>,
+}
+
+impl Default for TenantShare {
+    fn default() -> Self {
+        Self { weight: 1.0, max_priority: None }
+    }
+}
+
+impl Default for QueueRules {
+    fn default() -> Self {
+        Self {
+            limit: 0,
+            bytes: usize::MAX,
+            max_inflight: 0,
+            models: BTreeMap::new(),
+            input_weight: 1.0,
+            output_weight: 2.0,
+            tenants: HashMap::new(),
+            others: TenantShare::default(),
+        }
+    }
+}
+
+impl QueueRules {
+    /// Returns rules with which `limit` requests may wait; 0: no request waits.
+    #[must_use]
+    pub fn waiting(limit: usize) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
+    /// Whether neither a queue nor a limit of requests in flight is configured.
+    pub(super) fn is_off(&self) -> bool {
+        let limits_inflight = |bounds: &ModelBounds| bounds.max_inflight > 0;
+        self.limit == 0 && self.max_inflight == 0 && !self.models.values().any(limits_inflight)
+    }
+
+    pub(super) fn share(&self, tenant: Option<u64>) -> TenantShare {
+        tenant.and_then(|hash| self.tenants.get(&hash)).copied().unwrap_or(self.others)
+    }
+
+    pub(super) fn model(&self, model: &ModelName) -> ModelBounds {
+        self.models.get(model).copied().unwrap_or_default()
+    }
+
+    /// Weighted tokens of a request.
+    pub(super) fn cost(&self, input: u64, output: u64) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "shares need no more precision")]
+        let [input, output] = [input as f64, output as f64];
+        // A request without any token takes a turn, too.
+        (input * self.input_weight + output * self.output_weight).max(1.0)
+    }
+}
+
+/// A request that asks to be admitted.
+#[derive(Clone, Copy, Debug)]
+pub struct Entrant<'a> {
+    /// The model that it names.
+    pub model: &'a ModelName,
+    /// What routing knows of it.
+    pub request: &'a RoutingRequest,
+    /// The worker that a hint names.
+    pub pin: Option<WorkerId>,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// Size of its body.
+    pub bytes: usize,
+}
+
+/// Requests that the same workers may serve. When the first of them finds no worker, the others would not.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct LineId {
+    pub(super) model: ModelName,
+    leg: Leg,
+    constraints: u64,
+}
+
+impl Entrant<'_> {
+    pub(super) fn line(&self, leg: Leg, tried: &[CandidateId]) -> LineId {
+        let request = self.request;
+        let (lora, taints) = (&request.lora, &request.required_taints);
+        let allowed = &request.allowed_workers;
+        let is_free = lora.is_none() && taints.is_empty() && allowed.is_empty();
+        let constraints = if is_free && self.pin.is_none() && tried.is_empty() {
+            0
+        } else {
+            let mut hasher = DefaultHasher::new();
+            (lora, taints, self.pin, tried).hash(&mut hasher);
+            allowed.iter().for_each(|worker| worker.hash(&mut hasher));
+            1 + hasher.finish() % CONSTRAINED_LINES
+        };
+        LineId { model: self.model.clone(), leg, constraints }
+    }
+
+    /// Prompt tokens, and estimated output tokens of all sequences.
+    pub(super) fn tokens(&self) -> (u64, u64) {
+        (u64::from(self.request.prompt_tokens), estimated_output(self.request))
+    }
+
+    /// Seconds by which the request jumps the queue within its tenant and band.
+    pub(super) fn jump_s(&self) -> f32 {
+        self.request.priority_jump_s.clamp(-MAX_JUMP_S, MAX_JUMP_S)
+    }
+}
+
+/// Returns the estimated output tokens of all sequences of a request: what it says, or a default.
+#[must_use]
+pub fn estimated_output(request: &RoutingRequest) -> u64 {
+    let said = match (request.expected_output_tokens, request.max_tokens) {
+        (Some(expected), Some(most)) => Some(expected.min(most)),
+        (expected, most) => expected.or(most),
+    };
+    let of_one = said.unwrap_or(DEFAULT_OUTPUT_TOKENS).min(MAX_OUTPUT_ESTIMATE);
+    u64::from(of_one) * u64::from(request.n.max(1))
+}
