@@ -8,6 +8,7 @@ use tokio::time::Duration;
 
 use crate::{
     ids::{DecisionId, Generation},
+    outcome::ObservedOutcome,
     policy::Digest,
     query::CandidateId,
     slot::{Lane, NativeMode, ProgramSummary, SlotKind},
@@ -130,6 +131,30 @@ impl Receipt {
             let mut later = receipts.iter().skip(place + 1);
             (receipt, later.any(|other| other.leg == receipt.leg))
         })
+    }
+
+    /// Returns what the policies that learn observe of this decision. Status, times and token counts are those
+    /// of the request, and remain to be filled in.
+    #[must_use]
+    pub fn outcome(&self, retried: bool) -> ObservedOutcome {
+        ObservedOutcome {
+            decision: self.id,
+            seed: self.seed,
+            leg: self.leg,
+            attempt: self.attempt,
+            worker: self.worker,
+            rank: self.rank,
+            by_policy: self.decider == Decider::Policy,
+            retried,
+            status: 0,
+            ttft: None,
+            itl: None,
+            duration: Duration::ZERO,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            cached_predicted: None,
+            cached_reported: None,
+        }
     }
 
     /// Returns the cheapest of the candidates that were not chosen, when costs are known.

@@ -2,9 +2,7 @@
 
 mod rule;
 
-use pointsman_policy_sdk::{
-    Call, Column, DecodeOverride, Error, Facts, Plan, Policy, RouterConfigOverride, Slot, Wants, facts,
-};
+use pointsman_policy_sdk::{Call, Column, DecodeOverride, Error, Facts, Plan, Policy, Slot, Wants, facts};
 use rule::{DecodeWorker, Settings, local};
 
 /// The configured policy. Switched off, it asks for no facts, so that the host need not preview the decode
@@ -63,16 +61,6 @@ impl DecodeOverride for ConditionalDisagg {
         let new_tokens = prompt_tokens.saturating_sub(cached);
         let here = local(&self.settings, prompt_tokens, new_tokens, &worker, least_busy_prefill);
         Ok(if here { Plan::Local } else { Plan::Remote })
-    }
-
-    fn decode_config(&self, _: &Call, _: &Facts<'_>) -> Result<RouterConfigOverride, Error> {
-        // The decode worker receives all blocks, whatever it has cached, and does not prefill.
-        Ok(RouterConfigOverride {
-            overlap_score_credit: Some(0.0),
-            assume_kv_reuse: Some(false),
-            track_prefill_tokens: Some(false),
-            ..RouterConfigOverride::default()
-        })
     }
 }
 

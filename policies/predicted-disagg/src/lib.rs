@@ -3,9 +3,7 @@
 
 mod rule;
 
-use pointsman_policy_sdk::{
-    Call, Column, DecodeOverride, Error, Facts, Plan, Policy, RouterConfigOverride, Slot, Wants, facts,
-};
+use pointsman_policy_sdk::{Call, Column, DecodeOverride, Error, Facts, Plan, Policy, Slot, Wants, facts};
 pub use rule::Settings;
 use rule::{Prompt, Worker};
 
@@ -61,16 +59,6 @@ impl DecodeOverride for PredictedDisagg {
         // Without a prefill worker the host has no remote plan to carry out.
         let remote = self.settings.remote(prompt, workers);
         Ok(if remote.is_none_or(|remote| local < remote) { Plan::Local } else { Plan::Remote })
-    }
-
-    fn decode_config(&self, _: &Call, _: &Facts<'_>) -> Result<RouterConfigOverride, Error> {
-        // The decode worker receives all blocks, whatever it has cached, and does not prefill.
-        Ok(RouterConfigOverride {
-            overlap_score_credit: Some(0.0),
-            assume_kv_reuse: Some(false),
-            track_prefill_tokens: Some(false),
-            ..RouterConfigOverride::default()
-        })
     }
 }
 

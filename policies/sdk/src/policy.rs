@@ -309,11 +309,28 @@ pub trait DecodeOverride: Policy {
     /// [`Error`] when there is no answer.
     fn decide(&self, call: &Call, decode: &Facts<'_>, prefill: &Facts<'_>) -> Result<Plan, Error>;
 
-    /// Returns the router settings for the decode leg. `facts` has request facts and no rows.
+    /// Returns the router settings for the decode leg after a remote prefill. `facts` has request facts and no
+    /// rows. By default they are [`RouterConfigOverride::after_remote_prefill`].
     ///
     /// # Errors
     /// [`Error`] when there is no answer.
-    fn decode_config(&self, call: &Call, facts: &Facts<'_>) -> Result<RouterConfigOverride, Error>;
+    fn decode_config(&self, _call: &Call, _facts: &Facts<'_>) -> Result<RouterConfigOverride, Error> {
+        Ok(RouterConfigOverride::after_remote_prefill())
+    }
+}
+
+impl RouterConfigOverride {
+    /// Returns the settings for a decode worker that receives all blocks, whatever it has cached, and does not
+    /// prefill.
+    #[must_use]
+    pub fn after_remote_prefill() -> Self {
+        Self {
+            overlap_score_credit: Some(0.0),
+            assume_kv_reuse: Some(false),
+            track_prefill_tokens: Some(false),
+            ..Self::default()
+        }
+    }
 }
 
 impl Decision {

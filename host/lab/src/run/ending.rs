@@ -1,8 +1,7 @@
 //! The end of a request: its outcome, what policies learn from it, and the next request of its session.
 
 use pointsman_routing::{
-    BatchedLearning, Decider, DecisionSource, Failure, Moment, NativeMode, ObservedOutcome, Program, Receipt,
-    SlotKind,
+    BatchedLearning, DecisionSource, Failure, Moment, NativeMode, ObservedOutcome, Program, Receipt, SlotKind,
 };
 use pointsman_workers::Leg;
 use rand::RngExt as _;
@@ -125,14 +124,6 @@ impl Lab<'_> {
             receipt.cached_blocks.iter().sum::<u32>().saturating_mul(flight.request.block_size)
         });
         ObservedOutcome {
-            decision: receipt.id,
-            seed: receipt.seed,
-            leg: receipt.leg,
-            attempt: receipt.attempt,
-            worker: receipt.worker,
-            rank: receipt.rank,
-            by_policy: receipt.decider == Decider::Policy,
-            retried,
             status: match ended {
                 Ended::Complete => 200,
                 Ended::TooLarge => 400,
@@ -147,6 +138,7 @@ impl Lab<'_> {
             output_tokens: tokens,
             cached_predicted: cached,
             cached_reported: (ended == Ended::Complete).then_some(flight.cached),
+            ..receipt.outcome(retried)
         }
     }
 

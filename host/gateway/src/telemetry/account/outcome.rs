@@ -2,9 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pointsman_routing::{
-    Decider, DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, Receipt, SlotKind,
-};
+use pointsman_routing::{DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, Receipt, SlotKind};
 use pointsman_workers::Leg;
 
 use super::Account;
@@ -113,14 +111,6 @@ impl Account {
 
     fn observed(&self, receipt: &Receipt, retried: bool) -> ObservedOutcome {
         ObservedOutcome {
-            decision: receipt.id,
-            seed: receipt.seed,
-            leg: receipt.leg,
-            attempt: receipt.attempt,
-            worker: receipt.worker,
-            rank: receipt.rank,
-            by_policy: receipt.decider == Decider::Policy,
-            retried,
             status: self.outcome.status,
             ttft: self.first_token.map(|first| first - self.started),
             itl: self.itl(),
@@ -129,6 +119,7 @@ impl Account {
             output_tokens: self.tokens,
             cached_predicted: self.predicted.then_some(self.predicted_tokens),
             cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
+            ..receipt.outcome(retried)
         }
     }
 
