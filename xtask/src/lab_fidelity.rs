@@ -37,9 +37,12 @@ pub(crate) struct Args {
     /// the more often one ends within milliseconds of a decision, and then the loads differ.
     #[arg(long, default_value_t = 0.25)]
     speed: f64,
-    /// Number of engines.
+    /// Number of engines; with --pairs, of each role.
     #[arg(long, default_value_t = 4)]
     engines: usize,
+    /// Prefill and decode engines instead of aggregated ones.
+    #[arg(long)]
+    pairs: bool,
     /// A native mode or a built-in policy, in both.
     #[arg(long, default_value = "kv-aware")]
     arm: String,
@@ -57,12 +60,22 @@ const ANSWER: Duration = Duration::from_secs(300);
 
 const NATIVE: [&str; 5] = ["kv", "round-robin", "random", "power-of-two", "least-loaded"];
 
+/// Time that the transfer of a token's KV takes, microseconds. The lab divides bytes by a bandwidth.
+const TRANSFER_US_PER_TOKEN: f64 = 5.0;
+
 /// One request as its client saw it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     ttft_ms: f64,
     cached: u64,
-    worker: u64,
+    /// Workers that computed the prompt and that gave the tokens.
+    workers: [u64; 2],
+}
+
+impl Args {
+    fn roles(&self) -> &'static [&'static str] {
+        if self.pairs { &["prefill", "decode"] } else { &["aggregated"] }
+    }
 }
 
 /// Prints the figures of both; returns an error when one is beyond its limit.
@@ -80,16 +93,18 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let lab = lab(args, &bin, dir, &trace)?;
     let after = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     sh::status(&format!("load average before and after: {} / {}", load.trim(), after.trim()));
-    report(&requests, &gateway, &lab)
+    report(args, &requests, &gateway, &lab)
 }
 
-fn report(requests: &[Request], gateway: &[Seen], lab: &[Seen]) -> anyhow::Result<()> {
+fn report(args: &Args, requests: &[Request], gateway: &[Seen], lab: &[Seen]) -> anyhow::Result<()> {
     ensure!(gateway.len() == lab.len(), "the lab ran {} of {} requests", lab.len(), gateway.len());
     let mut checks = Checks::default();
-    let equal = gateway.iter().zip(lab).filter(|(one, other)| one.worker == other.worker).count();
-    let share = ratio(equal as u64, gateway.len() as u64);
-    let text = format!("{:.1} % of {}", share * 100.0, gateway.len());
-    checks.check("equal decisions", text, share >= EQUAL);
+    for (place, role) in args.roles().iter().enumerate() {
+        let equal = gateway.iter().zip(lab).filter(|(one, other)| one.workers[place] == other.workers[place]);
+        let share = ratio(equal.count() as u64, gateway.len() as u64);
+        let text = format!("{:.1} % of {}", share * 100.0, gateway.len());
+        checks.check(&format!("equal decisions, {role}"), text, share >= EQUAL);
+    }
     for (name, place) in [("TTFT p50", 0.5), ("TTFT p90", 0.9)] {
         let of = |all: &[Seen]| quantile(&sorted(all.iter().map(|seen| seen.ttft_ms).collect()), place);
         let (real, virtual_) = (of(gateway), of(lab));
@@ -116,16 +131,20 @@ async fn gateway(
     requests: &[Request],
 ) -> anyhow::Result<(Vec<Seen>, String)> {
     let rank = if NATIVE.contains(&args.arm.as_str()) { "native" } else { "builtin" };
-    let config = format!(
-        "[routing]\nblock_size = 512\n[probe]\nload_interval = \"1s\"\n[decisions]\nkeep = 100000\n\
-         [policies.slots.aggregated]\n{rank} = \"{}\"\n",
-        args.arm
+    let mut config =
+        "[routing]\nblock_size = 512\n[probe]\nload_interval = \"1s\"\n[decisions]\nkeep = 100000\n"
+            .to_owned();
+    for role in args.roles() {
+        config.push_str(&format!("[policies.slots.{role}]\n{rank} = \"{}\"\n", args.arm));
+    }
+    let flags = format!(
+        "--step-time dynamo --blocks 2048 --block-size 512 --max-num-seqs 256 --max-batched-tokens 8192 --jitter 0 \
+         --max-model-len 1048576 --kv-events-port 0 --kv-transfer-us-per-token {TRANSFER_US_PER_TOKEN}"
     );
-    let flags = "--step-time dynamo --blocks 2048 --block-size 512 --max-num-seqs 256 \
-                 --max-batched-tokens 8192 --jitter 0 --max-model-len 1048576 --kv-events-port 0";
-    let engines = vec![EngineSpec::new("vllm", "aggregated", flags); args.engines];
+    let of_role = |role: &&str| vec![EngineSpec::new("vllm", role, &flags); args.engines];
+    let engines: Vec<EngineSpec> = args.roles().iter().flat_map(of_role).collect();
     let fleet = fleet::start(bin, dir, &engines, &config).await?;
-    until_events_flow(&fleet, args.engines).await?;
+    until_events_flow(&fleet, engines.len()).await?;
     let start = Instant::now() + Duration::from_millis(200);
     let mut tasks = JoinSet::new();
     for (number, request) in requests.iter().enumerate() {
@@ -194,24 +213,35 @@ fn take_decisions(export: &str, seen: &mut [Seen]) -> anyhow::Result<String> {
         let id = receipt["request_id"].as_str().and_then(|id| id.strip_prefix("fidelity-"));
         let Some(number) = id.and_then(|id| id.parse::<usize>().ok()) else { continue };
         let seen = seen.get_mut(number).context("a receipt of no request")?;
-        seen.worker = receipt["choice"]["worker"].as_u64().context("a receipt without a choice")?;
+        let worker = receipt["choice"]["worker"].as_u64().context("a receipt without a choice")?;
+        // A leg that was retried counts as it ended.
+        seen.workers[usize::from(receipt["leg"] == "decode")] = worker;
         let draw =
             json!({ "request": number, "leg": receipt["leg"], "seed": receipt["call"]["seed"] }).to_string();
         draws.push_str(&draw);
         draws.push('\n');
         found += 1;
     }
-    ensure!(found == seen.len(), "the gateway kept {found} receipts of {} requests", seen.len());
+    let decided = seen.iter().all(|seen| seen.workers[0] > 0);
+    ensure!(decided, "the gateway kept {found} receipts, which are not all of {} requests", seen.len());
     Ok(draws)
 }
 
 fn lab(args: &Args, bin: &Path, dir: &Path, trace: &Path) -> anyhow::Result<Vec<Seen>> {
     let fleet = dir.join("fleet.toml");
-    let text = format!(
-        "block_tokens = 512\nscrape_interval_ms = 1000\n[[engines]]\ncount = {}\nblocks = 2048\n\
-         max_num_seqs = 256\nmax_batched_tokens = 8192\nstep_time = \"dynamo\"\n",
-        args.engines
-    );
+    let mut text = "block_tokens = 512\nscrape_interval_ms = 1000\n".to_owned();
+    for role in args.roles() {
+        text.push_str(&format!(
+            "[[engines]]\nrole = \"{role}\"\ncount = {}\nblocks = 2048\nmax_num_seqs = 256\n\
+             max_batched_tokens = 8192\nstep_time = \"dynamo\"\n",
+            args.engines
+        ));
+    }
+    // 1,000 bytes in N microseconds are 1 / N gigabytes a second.
+    text.push_str(&format!(
+        "[links]\nbytes_per_token = 1000\ngigabytes_per_second = {}\nlatency_ms = 0\n",
+        1.0 / TRANSFER_US_PER_TOKEN
+    ));
     std::fs::write(&fleet, text)?;
     let output = dir.join("lab.jsonl");
     let mut lab = Command::new(bin.join("pointsman"));
@@ -225,7 +255,7 @@ fn lab(args: &Args, bin: &Path, dir: &Path, trace: &Path) -> anyhow::Result<Vec<
         Ok(Seen {
             ttft_ms: line["ttft_ms"].as_f64().unwrap_or_default(),
             cached: line["cached_tokens"].as_u64().unwrap_or_default(),
-            worker: line["prefill_worker"].as_u64().unwrap_or_default(),
+            workers: ["prefill_worker", "decode_worker"].map(|leg| line[leg].as_u64().unwrap_or_default()),
         })
     });
     seen.collect()

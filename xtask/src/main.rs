@@ -20,6 +20,7 @@ mod fuzz;
 mod hostile;
 mod lab_dynamo;
 mod lab_fidelity;
+mod lab_scale;
 mod load;
 mod metrics_text;
 mod models;
@@ -90,6 +91,8 @@ enum Command {
     LabDynamo(lab_dynamo::Args),
     /// Play a trace through a gateway with simulated engines and through the lab, and compare.
     LabFidelity(lab_fidelity::Args),
+    /// Simulate a million requests on a thousand engines within 8 GB, and equal bytes for equal seeds.
+    LabScale(lab_scale::Args),
     /// Call every endpoint with the OpenAI and Anthropic Python SDKs through a gateway.
     E2eSdk,
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
@@ -132,6 +135,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::LabDynamo(args) => lab_dynamo::run(&args),
         Command::LabFidelity(args) => lab_fidelity::run(&args).await,
+        Command::LabScale(args) => lab_scale::run(&args).await,
         Command::Oracle(args) => oracle::run(&args),
         Command::E2eSdk => e2e_sdk::run().await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,

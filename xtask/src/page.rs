@@ -64,7 +64,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     let played = play(fleet, &guests, out.lines());
     let status = child.wait()?;
     if let Some(folder) = std::env::var_os("PAGE_PICTURES") {
-        for name in ["page.png", "dark.png", "phone.png", "receipt.png"] {
+        for name in ["page.png", "compare.png", "dark.png", "phone.png", "receipt.png"] {
             let _ = std::fs::copy(dir.path().join(name), Path::new(&folder).join(name));
         }
     }

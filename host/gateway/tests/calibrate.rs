@@ -7,7 +7,10 @@ use std::{
     fs,
     path::Path,
     process::{Output, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -24,6 +27,9 @@ use pointsman_lab::Fleet;
 use pointsman_sim::core::{BatchEngine, BatchLimits, PromptKv, Sequence, StepTime};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, sync::mpsc};
+
+#[path = "calibrate/pair.rs"]
+mod pair;
 
 /// What is wrong with an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +59,20 @@ struct Engine {
     open: Mutex<(usize, usize)>,
     /// What its steps should have taken and what they took, ms. On a busy machine sleeps are late.
     steps: Mutex<(f64, f64)>,
+    /// Engines of the same machine that are in a step: each makes the steps of the others longer.
+    busy: Arc<AtomicUsize>,
 }
+
+/// Factor of a step beside one of another engine of the machine.
+const CONTENTION: f64 = 1.6;
 
 impl Engine {
     async fn start(flaw: Flaw) -> (String, Arc<Self>) {
+        Self::start_beside(flaw, Arc::default()).await
+    }
+
+    /// Starts an engine that shares its machine with those of the same counter.
+    async fn start_beside(flaw: Flaw, busy: Arc<AtomicUsize>) -> (String, Arc<Self>) {
         let [c0, c1, c2, c3, c4] = TRUTH;
         let core = BatchEngine::new(LIMITS, StepTime::Linear { c0, c1, c2, c3, c4 });
         let engine = Arc::new(Self {
@@ -65,6 +81,7 @@ impl Engine {
             requests: Mutex::default(),
             open: Mutex::default(),
             steps: Mutex::default(),
+            busy,
         });
         let app = Router::new()
             .route("/v1/models", get(models))
@@ -87,8 +104,11 @@ impl Engine {
                 std::thread::sleep(Duration::from_micros(200));
                 continue;
             };
+            let others = self.busy.fetch_add(1, Ordering::SeqCst);
+            let milliseconds = if others > 0 { milliseconds * CONTENTION } else { milliseconds };
             let begin = tokio::time::Instant::now();
             std::thread::sleep(Duration::from_secs_f64(milliseconds / 1e3));
+            self.busy.fetch_sub(1, Ordering::SeqCst);
             let mut tokens = Vec::new();
             self.core.lock().end_step(&mut tokens);
             {
@@ -103,19 +123,12 @@ impl Engine {
         }
     }
 
-    fn submit(&self, isl: u32, osl: u32) -> mpsc::UnboundedReceiver<bool> {
+    fn submit(&self, isl: u32, osl: u32, kv: PromptKv) -> mpsc::UnboundedReceiver<bool> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut requests = self.requests.lock();
         let tag = requests.len() as u64;
         requests.push(sender);
-        self.core.lock().submit(Sequence {
-            tag,
-            prompt: Arc::from([]),
-            isl,
-            osl,
-            kv: PromptKv::Computed,
-            keeps_blocks: false,
-        });
+        self.core.lock().submit(Sequence { tag, prompt: Arc::from([]), isl, osl, kv, keeps_blocks: false });
         receiver
     }
 }
@@ -149,7 +162,12 @@ async fn completions(State(engine): State<Arc<Engine>>, headers: http::HeaderMap
         open.0 += 1;
         open.1 = open.1.max(open.0);
     }
-    let mut tokens = engine.submit(prompt, osl);
+    let tokens = engine.submit(prompt, osl, PromptKv::Computed);
+    answer(engine, tokens, prompt, osl)
+}
+
+/// Streams the tokens of a request.
+fn answer(engine: Arc<Engine>, mut tokens: mpsc::UnboundedReceiver<bool>, prompt: u32, osl: u32) -> Response {
     let (chunks, events) = mpsc::unbounded_channel::<String>();
     let flaw = engine.flaw;
     let stream = async move {
@@ -248,7 +266,7 @@ async fn what_is_not_usable_is_named_with_what_to_do_and_ends_with_code_2() {
     for flaw in flawed {
         urls.push(Engine::start(flaw).await.0);
     }
-    let table: [(&[&str], &str); 9] = [
+    let table: [(&[&str], &str); 11] = [
         (&["--url", "ftp://x"], "ftp://x: not the address of an HTTP server; expected http://HOST:PORT"),
         (&["--url", "http://127.0.0.1:1"], "http://127.0.0.1:1: cannot be reached: Connection refused"),
         (&["--url", &urls[0]], "401 Unauthorized; set the environment variable OPENAI_API_KEY"),
@@ -260,6 +278,8 @@ async fn what_is_not_usable_is_named_with_what_to_do_and_ends_with_code_2() {
         ),
         (&["--url", &urls[3], "--model", "big"], "--model big: "),
         (&["--url", &urls[3], "--max-prompt-tokens", "2000"], "takes prompts of at most 960"),
+        (&["--log", "."], ".: 0 files contain no request of that time; log some traffic first"),
+        (&["--log", ".", "--url", "http://127.0.0.1:1"], "cannot be used with"),
         (&["--from", "none.json"], "--from none.json: not the JSON of an earlier run"),
     ];
     for (args, message) in table {

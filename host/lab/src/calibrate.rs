@@ -11,13 +11,17 @@ pub use design::{Burst, Design, DesignLimits, MixRequest, design};
 pub use errors::{Errors, HeldOut};
 pub use fit::{Coefficients, Fit, Term, TermFit, fit_engine, fit_links};
 pub use fleet_file::fleet_text;
+pub use from_log::{LogArgs, calibrate_log};
 pub use predict::{check, predict};
-pub use report::{CalibrateError, Calibration, Capacity, EngineMeasurements, Measurements, calibrate};
+pub use report::{
+    CalibrateError, Calibration, Capacity, EngineMeasurements, KnownCapacity, Measurements, calibrate,
+};
 
 mod design;
 mod errors;
 mod fit;
 mod fleet_file;
+mod from_log;
 mod least_squares;
 mod predict;
 mod replay;

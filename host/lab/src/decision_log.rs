@@ -11,8 +11,8 @@ pub use export::ExportArgs;
 
 mod convert;
 mod export;
-mod reader;
-mod time;
+pub(crate) mod reader;
+pub(crate) mod time;
 
 /// Value of [`FileHeader::log`].
 pub const LOG_NAME: &str = "pointsman-decisions";
@@ -127,6 +127,9 @@ pub struct LoggedDecision {
     /// Its data-parallel rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
+    /// When it was decided, microseconds since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_us: Option<u64>,
     /// Number of eligible candidates.
     #[serde(default)]
     pub candidates: u32,

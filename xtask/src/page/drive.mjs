@@ -60,6 +60,23 @@ try {
   assert((await wide()) <= 0, "wider than 1280");
   await page.screenshot({ path: `${pictures}/page.png` });
 
+  // The Compare view has active, canary and shadow side by side, with plots of what was measured.
+  const opener = page.locator("#show-compare");
+  await opener.click();
+  assert.equal(await opener.getAttribute("aria-expanded"), "true");
+  const lanes = page.locator("#lanes .lanes", { has: page.locator("h3", { hasText: /^prefill/ }) });
+  await lanes.locator("th", { hasText: "shadow" }).waitFor();
+  assert.deepEqual(await lanes.locator("thead th.n").allTextContents(), ["active", "canary", "shadow"]);
+  const row = (name) => lanes.locator("tbody tr", { has: page.locator("th", { hasText: name }) }).locator("td").allTextContents();
+  assert((await row("agrees"))[2].includes("%"), (await row("agrees")).join());
+  const [active, , shadow] = await row("TTFT p50");
+  assert(/\d/.test(active) && !/\d/.test(shadow), `nothing is measured of a shadow: ${active} ${shadow}`);
+  assert((await lanes.locator("figure polyline").count()) >= 3);
+  assert((await wide()) <= 0, "the Compare view is wider than 1280");
+  await page.screenshot({ path: `${pictures}/compare.png`, fullPage: true });
+  await opener.click();
+  assert(await page.locator("#compare").isHidden());
+
   // Markup from a hostile policy or client is shown as text.
   step("markup");
   await page.locator("#decisions tr", { hasText: "<img src=x onerror=alert(1)>" }).first().waitFor();

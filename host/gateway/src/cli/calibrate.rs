@@ -7,7 +7,9 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use pointsman_lab::calibrate::{Calibration, DesignLimits, Measurements, calibrate, design, fleet_text};
+use pointsman_lab::calibrate::{
+    Calibration, DesignLimits, LogArgs, Measurements, calibrate, calibrate_log, design, fleet_text,
+};
 use pointsman_workers::Role;
 use serde::Deserialize;
 use tokio::time::Duration;
@@ -28,6 +30,9 @@ mod target;
 /// Longest prompt unless an argument says otherwise, tokens.
 const DEFAULT_MAX_PROMPT: u32 = 2_048;
 
+/// Requests that are sent at most unless an argument says otherwise.
+const DEFAULT_MAX_REQUESTS: u32 = 200;
+
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -40,30 +45,37 @@ Examples:
   pointsman calibrate --url http://10.0.0.1:8000 -o fleet.toml
   pointsman calibrate --url http://GATEWAY:8080 --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000 \\
                       -o fleet.toml
+  pointsman calibrate --log /var/log/pointsman --since 2h -o fleet.toml
 
 Exit code: 0 when the model was fitted; 2 when an argument or an engine is not usable.")]
 pub(super) struct CalibrateArgs {
     /// Address of an aggregated engine; with --prefill and --decode, of the gateway before them.
-    #[arg(long, required_unless_present = "from")]
+    #[arg(long, required_unless_present_any = ["from", "log"])]
     url: Option<String>,
-    /// Address of the prefill engine of a pair. It is measured by itself, and then the pair through --url.
+    /// Address of the prefill engine of a pair. It is measured directly, and then the pair through --url.
     #[arg(long, requires = "decode")]
     prefill: Option<String>,
     /// Address of the decode engine of a pair.
     #[arg(long, requires = "prefill")]
     decode: Option<String>,
+    /// Measure each engine of a pair while the other is idle, for engines that share nothing. Otherwise both are
+    /// measured at once, so that the figures hold when both work.
+    #[arg(long, requires = "prefill")]
+    apart: bool,
     /// Fit the measurements of an earlier run (its --json) instead of measuring.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "dry_run"])]
     from: Option<PathBuf>,
-    /// Model [default: the only one that the server has].
+    #[command(flatten)]
+    log: LogArgs,
+    /// Model [default: the only one that the server or the log has].
     #[arg(long)]
     model: Option<String>,
     /// Environment variable that holds the API key.
     #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
     api_key_env: String,
-    /// Most requests in all.
-    #[arg(long, default_value = "200", value_parser = clap::value_parser!(u32).range(10..=100_000))]
-    max_requests: u32,
+    /// Most requests in all [default: 200]; with --log, how many of its last requests are used [default: 5000].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(10..=100_000))]
+    max_requests: Option<u32>,
     /// Most time in all, seconds. What was measured by then is used.
     #[arg(long, default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     max_seconds: u64,
@@ -103,6 +115,14 @@ struct Earlier {
 
 impl CalibrateArgs {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
+        if let Some(log) = &self.log.log {
+            let (model, capacity) = (self.model.as_deref(), self.capacity.given());
+            let fitted = calibrate_log(log, &self.log, model, self.max_requests, capacity)?;
+            if let Some(path) = &self.json {
+                write(path, &serde_json::to_vec_pretty(&serde_json::json!({"calibration": fitted}))?)?;
+            }
+            return self.tell(&fitted);
+        }
         let measured = match &self.from {
             Some(file) => Some(earlier(file)?),
             None => {
@@ -117,10 +137,14 @@ impl CalibrateArgs {
             let report = serde_json::json!({"measurements": measured, "calibration": fitted.as_ref().ok()});
             write(path, &serde_json::to_vec_pretty(&report)?)?;
         }
-        let fitted = fitted?;
+        self.tell(&fitted?)
+    }
+
+    /// Prints what was fitted, and writes the fleet file.
+    fn tell(&self, fitted: &Calibration) -> anyhow::Result<ExitCode> {
         print(&fitted.table())?;
         if let Some(path) = &self.output {
-            write(path, fleet_text(&fitted.fleet, &notes(&fitted)).as_bytes())?;
+            write(path, fleet_text(&fitted.fleet, &notes(fitted, self.log.log.is_some())).as_bytes())?;
             print(&format!("\nwritten: {}\n", path.display()))?;
         }
         Ok(ExitCode::SUCCESS)
@@ -147,9 +171,11 @@ impl CalibrateArgs {
             _ => vec![(Role::Aggregated, url)],
         };
         let is_pair = engines.len() > 1;
+        let together = is_pair && !self.apart;
         let warm_up = WARM_UP * (u32::try_from(engines.len())? + u32::from(is_pair));
-        let budget = plan::Budget::of(self.max_requests.saturating_sub(warm_up), engines.len());
-        let mut phases = Vec::new();
+        let requests = self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS);
+        let budget = plan::Budget::of(requests.saturating_sub(warm_up), engines.len(), together);
+        let (mut phases, mut beside) = (Vec::new(), Vec::new());
         let (mut smallest, mut longest, mut decode_url) = (u64::MAX, server.max_length, None);
         for (role, url) in engines {
             let target = Target::new(url, &self.api_key_env)?;
@@ -159,10 +185,20 @@ impl CalibrateArgs {
             let capacity = self.capacity.find(&target).await?;
             smallest = smallest.min(u64::from(capacity.blocks) * u64::from(capacity.block_tokens));
             let limits = self.limits(longest, smallest)?;
-            let limits = DesignLimits { burst_requests: budget.engine, mix_requests: 0, ..limits };
+            // Each engine has an order of its own, so that different bursts meet.
+            let seed = self.seed.wrapping_add(beside.len() as u64);
+            let bursts = DesignLimits { burst_requests: budget.engine, mix_requests: 0, seed, ..limits };
             decode_url = Some(url);
-            phases.push(Phase { kind: Kind::Engine(role, capacity), target, design: design(&limits) });
+            if together {
+                let lone = DesignLimits { burst_requests: budget.alone, max_concurrency: 1, ..bursts };
+                phases.push(Phase { kind: Kind::Alone(role), target, design: design(&lone) });
+                let target = Target::new(url, &self.api_key_env)?;
+                beside.push(Phase { kind: Kind::Together(role, capacity), target, design: design(&bursts) });
+            } else {
+                phases.push(Phase { kind: Kind::Engine(role, capacity), target, design: design(&bursts) });
+            }
         }
+        phases.append(&mut beside);
         let limits = self.limits(longest, smallest)?;
         if let Some(decode_url) = decode_url.filter(|_| is_pair) {
             let kind = Kind::Pair(Target::new(decode_url, &self.api_key_env)?);
@@ -217,9 +253,10 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 /// Comments of the fleet file: where the figures come from, and how good they are.
-fn notes(fitted: &Calibration) -> Vec<String> {
-    let mut notes =
-        vec!["Written by `pointsman calibrate`: one engine of each role. Set `count`.".to_owned()];
+fn notes(fitted: &Calibration, from_log: bool) -> Vec<String> {
+    let engines =
+        if from_log { "as many engines as the log names" } else { "one engine of each role. Set `count`" };
+    let mut notes = vec![format!("Written by `pointsman calibrate`: {engines}.")];
     if let Some(held_out) = &fitted.held_out {
         notes.push(format!(
             "Median errors on {} requests that were not fitted: TTFT {:.1} %, ITL {:.1} %, E2E {:.1} %.",

@@ -1,15 +1,19 @@
 //! The fit of an engine's step time and of a link's transfer time.
 
-use pointsman_sim::core::BatchLimits;
+use pointsman_sim::core::{BatchLimits, PromptKv};
+use pointsman_workers::Role;
 use serde::Serialize;
 
 use super::{
     Experiment, Sample,
     least_squares::{Row, Solution, solve},
     predict::predict,
-    replay::{Features, replay},
+    replay::{Arrival, Features, replay},
 };
-use crate::fleet::{EngineGroup, Fleet, Links, StepTimeSpec};
+use crate::{
+    fleet::{EngineGroup, Fleet, Links, StepTimeSpec},
+    stats::quantile,
+};
 
 /// Times that the schedule is computed anew with the coefficients of the round before.
 const ROUNDS: usize = 30;
@@ -75,9 +79,10 @@ pub struct Fit {
     pub left_out: usize,
 }
 
-const ENGINE_TERMS: [Term; 6] = [Term::RequestOverhead, Term::C0, Term::C1, Term::C2, Term::C3, Term::C4];
+pub(super) const ENGINE_TERMS: [Term; 6] =
+    [Term::RequestOverhead, Term::C0, Term::C1, Term::C2, Term::C3, Term::C4];
 /// Which columns win when the probes do not tell two apart: c0, c3, overhead, c1, c2, c4.
-const ENGINE_ORDER: [usize; 6] = [1, 4, 0, 2, 3, 5];
+pub(super) const ENGINE_ORDER: [usize; 6] = [1, 4, 0, 2, 3, 5];
 
 impl Fit {
     /// Returns the coefficients.
@@ -135,7 +140,7 @@ fn values(solution: &Solution<6>) -> [f64; 6] {
     solution.values
 }
 
-fn settled(before: &[f64; 6], after: &[f64; 6]) -> bool {
+pub(super) fn settled(before: &[f64; 6], after: &[f64; 6]) -> bool {
     before.iter().zip(after).all(|(before, after)| (before - after).abs() <= SETTLED * before.abs().max(1e-6))
 }
 
@@ -156,7 +161,8 @@ fn rows(
     let limits = BatchLimits { prefill_only: false, ..group.limits(block_tokens) };
     let mut rows = Vec::new();
     for experiment in experiments {
-        let work = replay(experiment, limits, overhead, [c0, c1, c2, c3, c4]);
+        let requests: Vec<Arrival> = experiment.samples.iter().map(Arrival::of).collect();
+        let work = replay(&requests, limits, overhead, [c0, c1, c2, c3, c4]);
         for (sample, work) in experiment.samples.iter().zip(work) {
             let Some(work) = work else { continue };
             rows.push(row(work.ttft, sample.ttft_ms, &coefficients));
@@ -170,12 +176,12 @@ fn rows(
 
 /// Errors are relative to the larger of the measured and the predicted time: a time that was measured much
 /// too short (tokens that waited somewhere and came together) must not outweigh all others.
-fn row(features: Features, measured_ms: f64, coefficients: &[f64; 6]) -> Row<6> {
+pub(super) fn row(features: Features, measured_ms: f64, coefficients: &[f64; 6]) -> Row<6> {
     let predicted: f64 = features.iter().zip(coefficients).map(|(weight, value)| weight * value).sum();
     Row { features, value: measured_ms, scale: measured_ms.max(predicted).max(LEAST_SCALE_MS) }
 }
 
-fn terms<const N: usize>(solution: &Solution<N>, names: [Term; N]) -> Vec<TermFit> {
+pub(super) fn terms<const N: usize>(solution: &Solution<N>, names: [Term; N]) -> Vec<TermFit> {
     let figures = solution.values.iter().zip(&solution.errors).zip(&solution.identified);
     let named = names.into_iter().zip(figures);
     named
@@ -189,9 +195,16 @@ fn terms<const N: usize>(solution: &Solution<N>, names: [Term; N]) -> Vec<TermFi
 }
 
 /// Fits the links of a fleet whose engines are fitted, to lone requests through a prefill and decode pair:
-/// what the engines' model leaves unexplained of the time to first token is the transfer.
+/// what the engines leave unexplained of the time to first token is the transfer. It is short beside a prompt's
+/// computation, of which the model may be wrong by more: `prefill` has lone requests to the prefill engine, and
+/// those of a prompt's length replace the model.
 #[must_use]
-pub fn fit_links(lone: &[Sample], fleet: &Fleet, bytes_per_token: u64) -> Option<(Links, Vec<TermFit>)> {
+pub fn fit_links(
+    lone: &[Sample],
+    fleet: &Fleet,
+    bytes_per_token: u64,
+    prefill: &[Sample],
+) -> Option<(Links, Vec<TermFit>)> {
     let no_transfer = Links {
         bytes_per_token: 0,
         gigabytes_per_second: UNLIMITED_GB_S,
@@ -206,7 +219,7 @@ pub fn fit_links(lone: &[Sample], fleet: &Fleet, bytes_per_token: u64) -> Option
         else {
             continue;
         };
-        let left = sample.ttft_ms - predicted.ttft_ms;
+        let left = sample.ttft_ms - predicted.ttft_ms - prefill_error(sample.isl, prefill, &fleet);
         let scale = sample.ttft_ms.max(LEAST_SCALE_MS);
         rows.push(Row { features: [1.0, f64::from(sample.isl)], value: left, scale });
     }
@@ -224,8 +237,25 @@ pub fn fit_links(lone: &[Sample], fleet: &Fleet, bytes_per_token: u64) -> Option
     Some((links, terms(&solution, [Term::Latency, Term::TransferToken])))
 }
 
+/// Returns by how much the prefill engine is slower than its model for a prompt of this length, ms.
+fn prefill_error(isl: u32, prefill: &[Sample], fleet: &Fleet) -> f64 {
+    let mut measured: Vec<f64> =
+        prefill.iter().filter(|sample| sample.isl == isl).map(|sample| sample.ttft_ms).collect();
+    measured.sort_by(f64::total_cmp);
+    let group = fleet.engines.iter().find(|group| group.role == Role::Prefill);
+    let (Some(group), false) = (group, measured.is_empty()) else { return 0.0 };
+    let StepTimeSpec::Linear { c0, c1, c2, c3, c4 } = group.step_time else { return 0.0 };
+    let overhead = group.request_overhead_ms;
+    let values = [overhead, c0, c1, c2, c3, c4];
+    let one = [Arrival { at_ms: 0.0, isl, osl: 1, kv: PromptKv::Computed }];
+    let work = replay(&one, group.limits(fleet.block_tokens), overhead, [c0, c1, c2, c3, c4]);
+    let Some(work) = work.first().copied().flatten() else { return 0.0 };
+    let model: f64 = work.ttft.iter().zip(values).map(|(weight, value)| weight * value).sum();
+    quantile(&measured, 0.5) - model
+}
+
 #[expect(clippy::cast_precision_loss, reason = "bytes of a token stay far below 2^53")]
-fn gigabytes_per_second(bytes_per_token: u64, per_token_ms: f64) -> f64 {
+pub(super) fn gigabytes_per_second(bytes_per_token: u64, per_token_ms: f64) -> f64 {
     if per_token_ms > 0.0 {
         (bytes_per_token as f64 / per_token_ms / 1e6).clamp(1e-6, UNLIMITED_GB_S)
     } else {

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use pointsman_sim::core::{BatchEngine, BatchLimits, PromptKv, Sequence, StepTime, StepWork};
+use pointsman_sim::core::{BatchEngine, BatchLimits, PromptKv, Sequence, StepTime, StepWork, Token};
 
-use super::Experiment;
+use super::Sample;
 
 /// Weights of a request's overhead and of `c0..c4` in a duration.
 pub(super) type Features = [f64; 6];
@@ -22,28 +22,61 @@ pub(super) struct Work {
     pub(super) decode: Features,
 }
 
+/// A request that arrives at an engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Arrival {
+    /// When it arrives, milliseconds from the start.
+    pub(super) at_ms: f64,
+    /// Prompt tokens.
+    pub(super) isl: u32,
+    /// Output tokens.
+    pub(super) osl: u32,
+    /// Where the KV of its prompt comes from.
+    pub(super) kv: PromptKv,
+}
+
+impl Arrival {
+    /// A request whose whole prompt the engine computes.
+    pub(super) fn of(sample: &Sample) -> Self {
+        Self { at_ms: sample.at_ms, isl: sample.isl, osl: sample.osl, kv: PromptKv::Computed }
+    }
+
+    /// When the scheduler has it. KV that was received comes to a request that was accepted before.
+    fn scheduled_ms(&self, overhead_ms: f64) -> f64 {
+        if self.has_overhead() { self.at_ms + overhead_ms } else { self.at_ms }
+    }
+
+    fn has_overhead(&self) -> bool {
+        self.kv != PromptKv::Received
+    }
+}
+
 /// A request during the replay.
 #[derive(Clone, Copy, Default)]
 struct Open {
     work: Work,
-    queued: bool,
     first: bool,
     done: bool,
 }
 
-/// Runs the requests of an experiment through an engine. `None` for a request that does not fit into it.
+/// Runs requests through an engine that is idle at first. `None` for a request that does not fit into it.
 pub(super) fn replay(
-    experiment: &Experiment,
+    requests: &[Arrival],
     limits: BatchLimits,
     overhead_ms: f64,
     coefficients: [f64; 5],
 ) -> Vec<Option<Work>> {
     let [c0, c1, c2, c3, c4] = coefficients;
-    let mut engine = BatchEngine::new(limits, StepTime::Linear { c0, c1, c2, c3, c4 });
-    let mut open = vec![Open::default(); experiment.samples.len()];
-    let mut arrivals: Vec<(f64, usize)> = (0..).zip(&experiment.samples).map(arrival(overhead_ms)).collect();
+    let mut replay = Replay {
+        engine: BatchEngine::new(limits, StepTime::Linear { c0, c1, c2, c3, c4 }),
+        requests,
+        open: vec![Open::default(); requests.len()],
+        active: Vec::new(),
+    };
+    let mut arrivals: Vec<(f64, usize)> =
+        (0..).zip(requests).map(|(number, one)| (one.scheduled_ms(overhead_ms), number)).collect();
     arrivals.retain(|(_, number)| {
-        experiment.samples.get(*number).is_some_and(|sample| engine.fits(sample.isl, sample.osl))
+        requests.get(*number).is_some_and(|one| replay.engine.fits(one.isl.max(1), one.osl.max(1)))
     });
     arrivals.sort_by(|left, right| left.0.total_cmp(&right.0));
     let mut arrivals = arrivals.into_iter().peekable();
@@ -51,60 +84,80 @@ pub(super) fn replay(
     let mut tokens = Vec::new();
     loop {
         while let Some((_, number)) = arrivals.next_if(|(at, _)| *at <= now) {
-            submit(&mut engine, experiment, number);
-            add(&mut open, number, OVERHEAD, 1.0);
+            replay.submit(number);
         }
-        let Some(milliseconds) = engine.begin_step() else {
+        let Some(milliseconds) = replay.engine.begin_step() else {
             // Idle until the next arrival.
             let Some((at, _)) = arrivals.peek() else { break };
             now = *at;
             continue;
         };
-        let step = features(&engine.step_work());
+        let step = features(&replay.engine.step_work());
         let end = now + milliseconds.clamp(1e-6, 1e9);
-        for request in open.iter_mut().filter(|request| request.queued && !request.done) {
-            request.add(step, 1.0);
-        }
+        replay.add_to_active(step);
         // A request that comes within a step waits for the rest of it.
         while let Some((at, number)) = arrivals.next_if(|(at, _)| *at < end) {
-            submit(&mut engine, experiment, number);
-            add(&mut open, number, OVERHEAD, 1.0);
-            add(&mut open, number, step, (end - at) / (end - now));
+            replay.submit(number);
+            replay.add(number, step, (end - at) / (end - now));
         }
         now = end;
         tokens.clear();
-        engine.end_step(&mut tokens);
-        for token in &tokens {
+        replay.engine.end_step(&mut tokens);
+        replay.take(&tokens);
+    }
+    replay.open.iter().map(|request| request.done.then_some(request.work)).collect()
+}
+
+/// An engine and the requests that it runs.
+struct Replay<'a> {
+    engine: BatchEngine,
+    requests: &'a [Arrival],
+    open: Vec<Open>,
+    /// Requests that were submitted and have not ended.
+    active: Vec<usize>,
+}
+
+impl Replay<'_> {
+    fn submit(&mut self, number: usize) {
+        let Some(request) = self.requests.get(number) else { return };
+        self.engine.submit(Sequence {
+            tag: number as u64,
+            prompt: Arc::from([]),
+            isl: request.isl.max(1),
+            osl: request.osl.max(1),
+            kv: request.kv,
+            keeps_blocks: false,
+        });
+        self.active.push(number);
+        if request.has_overhead() {
+            self.add(number, OVERHEAD, 1.0);
+        }
+    }
+
+    fn add(&mut self, number: usize, step: Features, share: f64) {
+        if let Some(request) = self.open.get_mut(number) {
+            request.add(step, share);
+        }
+    }
+
+    fn add_to_active(&mut self, step: Features) {
+        for number in &self.active {
+            if let Some(request) = self.open.get_mut(*number) {
+                request.add(step, 1.0);
+            }
+        }
+    }
+
+    fn take(&mut self, tokens: &[Token]) {
+        for token in tokens {
             let number = usize::try_from(token.tag).unwrap_or(usize::MAX);
-            if let Some(request) = open.get_mut(number) {
+            if let Some(request) = self.open.get_mut(number) {
                 request.first = true;
                 request.done |= token.last;
             }
         }
-    }
-    open.iter().map(|request| request.done.then_some(request.work)).collect()
-}
-
-fn arrival(overhead_ms: f64) -> impl Fn((usize, &super::Sample)) -> (f64, usize) {
-    move |(number, sample)| (sample.at_ms + overhead_ms, number)
-}
-
-fn submit(engine: &mut BatchEngine, experiment: &Experiment, number: usize) {
-    let Some(sample) = experiment.samples.get(number) else { return };
-    engine.submit(Sequence {
-        tag: number as u64,
-        prompt: Arc::from([]),
-        isl: sample.isl.max(1),
-        osl: sample.osl.max(1),
-        kv: PromptKv::Computed,
-        keeps_blocks: false,
-    });
-}
-
-fn add(open: &mut [Open], number: usize, step: Features, share: f64) {
-    if let Some(request) = open.get_mut(number) {
-        request.queued = true;
-        request.add(step, share);
+        let open = &self.open;
+        self.active.retain(|number| open.get(*number).is_some_and(|request| !request.done));
     }
 }
 

@@ -40,6 +40,9 @@ pub struct EngineMeasurements {
     pub capacity: Capacity,
     /// What is fitted.
     pub experiments: Vec<Experiment>,
+    /// Lone requests while the other engine of the pair was idle, when `experiments` ran beside its load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alone: Vec<Experiment>,
 }
 
 /// Everything that was measured.
@@ -71,6 +74,9 @@ pub struct Calibration {
     pub warnings: Vec<String>,
 }
 
+/// Ratio of a step beside the load of the other engine to one without, from which on it is told.
+const SLOWED: f64 = 1.1;
+
 /// Why nothing can be fitted.
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrateError {
@@ -82,6 +88,19 @@ pub enum CalibrateError {
         "the prefill engine has blocks of {0} tokens and the decode engine of {1}: the lab simulates one size"
     )]
     BlockSizes(u32, u32),
+    /// The log has too few requests of a role.
+    #[error(
+        "{role} engines: the log has {found} requests that can be fitted and {least} are needed; log more traffic \
+         that is streamed and has counted tokens"
+    )]
+    TooFew {
+        /// The role.
+        role: &'static str,
+        /// Legs that can be fitted.
+        found: usize,
+        /// Legs that are needed.
+        least: usize,
+    },
     /// The fitted fleet cannot be simulated.
     #[error("the fitted fleet cannot be simulated: {0}")]
     Run(#[from] RunError),
@@ -108,7 +127,8 @@ pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError>
     }
     let mut fleet = Fleet { block_tokens, engines: groups, ..Fleet::default() };
     let bytes = measured.bytes_per_token.unwrap_or(Links::default().bytes_per_token);
-    let links = fit_links(&measured.pair, &fleet, bytes);
+    let (alone, slowed) = alone(measured, &fleet, &fits);
+    let links = fit_links(&measured.pair, &alone, bytes, &measured.prefill_alone());
     if let Some((links, _)) = links {
         fleet.links = links;
     }
@@ -116,7 +136,76 @@ pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError>
     let held_out = if measured.mix.is_empty() { None } else { Some(check(&fleet, &measured.mix)?) };
     let mut calibration = Calibration { fleet, engines: fits, links, held_out, warnings: Vec::new() };
     calibration.warnings = warnings(measured, &calibration);
+    calibration.warnings.extend(slowed);
     Ok(calibration)
+}
+
+/// Returns the fleet whose engines work one at a time, as they do for a lone request through a pair, and what
+/// to say of the difference.
+fn alone(measured: &Measurements, fleet: &Fleet, fits: &[(Role, Fit)]) -> (Fleet, Vec<String>) {
+    let (mut alone, mut slowed) = (fleet.clone(), Vec::new());
+    let groups = alone.engines.iter_mut().zip(&measured.engines).zip(fits);
+    for ((group, engine), (role, together)) in groups {
+        let Some(fit) = fit_engine(&engine.alone, group, fleet.block_tokens) else { continue };
+        fit.apply(group);
+        let (both, one) = (decode_step_ms(together), decode_step_ms(&fit));
+        if one > 0.0 && both / one > SLOWED {
+            slowed.push(format!(
+                "{} engine: a decode step of one sequence takes {both:.1} ms beside the load of the other engine and \
+                 {one:.1} ms without; the file holds for the former",
+                role.as_str()
+            ));
+        }
+    }
+    (alone, slowed)
+}
+
+/// Time of a step that gives one sequence a token.
+fn decode_step_ms(fit: &Fit) -> f64 {
+    let [c0, c1, _, c3, c4] = fit.coefficients().step;
+    c0 + c1 + c3 + c4
+}
+
+impl Measurements {
+    /// Returns the lone requests to the prefill engine while the decode engine was idle.
+    fn prefill_alone(&self) -> Vec<Sample> {
+        let engine = self.engines.iter().find(|engine| engine.role == Role::Prefill);
+        let Some(engine) = engine else { return Vec::new() };
+        let all = if engine.alone.is_empty() { &engine.experiments } else { &engine.alone };
+        let lone = all.iter().filter(|one| one.samples.len() == 1).flat_map(|one| &one.samples);
+        lone.filter(|sample| sample.cached == 0).copied().collect()
+    }
+}
+
+/// Limits of an engine as far as they are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownCapacity {
+    /// Tokens of a KV block.
+    pub block_tokens: Option<u32>,
+    /// KV blocks.
+    pub blocks: Option<u32>,
+    /// Sequences that run at once.
+    pub max_num_seqs: Option<u32>,
+    /// Tokens of one step.
+    pub max_batched_tokens: Option<u32>,
+}
+
+impl KnownCapacity {
+    /// Assumes the limits that are not known, and tells each with its flag.
+    pub fn or_assumed(self, tell: &mut dyn FnMut(&str, u32)) -> Capacity {
+        let mut choose = |flag: &str, known: Option<u32>, assumed: u32| {
+            known.unwrap_or_else(|| {
+                tell(flag, assumed);
+                assumed
+            })
+        };
+        Capacity {
+            block_tokens: choose("--block-tokens", self.block_tokens, 16),
+            blocks: choose("--blocks", self.blocks, 8_192),
+            max_num_seqs: choose("--max-num-seqs", self.max_num_seqs, 256),
+            max_batched_tokens: choose("--max-batched-tokens", self.max_batched_tokens, 2_048),
+        }
+    }
 }
 
 impl Capacity {
@@ -143,9 +232,8 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
                 fit.left_out
             ));
         }
-        warnings.extend(fit.terms.iter().filter_map(|fit| about(&format!("{role} engine"), fit)));
     }
-    warnings.extend(calibration.links.iter().flatten().filter_map(|fit| about("link", fit)));
+    warnings.extend(term_warnings(&calibration.engines, calibration.links.as_deref()));
     let pair = calibration.engines.iter().any(|(role, _)| *role == Role::Decode);
     if pair && calibration.links.is_none() {
         warnings
@@ -167,6 +255,16 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
             .push(format!("{cached} requests of the mix hit the prefix cache; the model does not know it"));
     }
     warnings
+}
+
+/// Tells which figures are 0, and why.
+pub(super) fn term_warnings(engines: &[(Role, Fit)], links: Option<&[TermFit]>) -> Vec<String> {
+    let of_engine = |(role, fit): &(Role, Fit)| {
+        let part = format!("{} engine", role.as_str());
+        fit.terms.iter().filter_map(|fit| about(&part, fit)).collect::<Vec<_>>()
+    };
+    let links = links.unwrap_or_default().iter().filter_map(|fit| about("link", fit));
+    engines.iter().flat_map(of_engine).chain(links).collect()
 }
 
 /// What to say of a term that is 0.

@@ -150,10 +150,32 @@ fn latency_and_bandwidth_of_a_link_are_recovered() {
         .flat_map(|isl| measured(&fleet, vec![sample(0.0, isl, 8)]))
         .collect();
     let without = Fleet { links: Links::default(), ..fleet.clone() };
-    let (found, terms) = fit_links(&lone, &without, 65_536).unwrap();
+    let (found, terms) = fit_links(&lone, &without, 65_536, &[]).unwrap();
     assert!((found.latency_ms - 12.0).abs() < 0.1, "{found:?}");
     assert!((found.gigabytes_per_second / 0.5 - 1.0).abs() < 0.02, "{found:?} {terms:?}");
     let plan = plan();
     let errors = check(&Fleet { links: found, ..without }, &mix(&fleet, &plan)).unwrap();
     assert!(errors.ttft.median_percent < 1.0 && errors.e2e.median_percent < 1.0, "{errors:?}");
+}
+
+#[test]
+fn a_model_that_is_wrong_about_prompts_does_not_hide_the_link() {
+    let links =
+        Links { bytes_per_token: 65_536, gigabytes_per_second: 5.0, latency_ms: 12.0, ..Links::default() };
+    let fleet = Fleet { links, ..fleet(&[Role::Prefill, Role::Decode]) };
+    let lengths = [16, 60, 250, 900, 1_500];
+    let lone: Vec<Sample> =
+        lengths.into_iter().flat_map(|isl| measured(&fleet, vec![sample(0.0, isl, 8)])).collect();
+    let engine = Fleet { engines: vec![group(Role::Aggregated)], ..fleet.clone() };
+    let prefill: Vec<Sample> =
+        lengths.into_iter().flat_map(|isl| measured(&engine, vec![sample(0.0, isl, 1)])).collect();
+    // Prompts take 20 % less than the model of the prefill engine says.
+    let [c0, c1, c2, c3, c4] = TRUTH;
+    let mut wrong = Fleet { links: Links::default(), ..fleet };
+    wrong.engines[0].step_time = StepTimeSpec::Linear { c0, c1, c2, c3: c3 * 1.2, c4: c4 * 1.2 };
+    let (hidden, _) = fit_links(&lone, &wrong, 65_536, &[]).unwrap();
+    assert!(hidden.latency_ms < 6.0, "{hidden:?}");
+    let (found, terms) = fit_links(&lone, &wrong, 65_536, &prefill).unwrap();
+    assert!((found.latency_ms - 12.0).abs() < 0.5, "{found:?} {terms:?}");
+    assert!((found.gigabytes_per_second / 5.0 - 1.0).abs() < 0.05, "{found:?} {terms:?}");
 }

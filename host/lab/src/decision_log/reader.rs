@@ -16,17 +16,17 @@ const MAX_WINDOW_LOG: u32 = 24;
 
 /// What was read besides the requests.
 #[derive(Debug, Default)]
-pub(super) struct ReadStats {
+pub(crate) struct ReadStats {
     /// Files.
-    pub(super) files: usize,
+    pub(crate) files: usize,
     /// Malformed lines, and ends of files that cannot be decompressed, that were left out.
-    pub(super) skipped: u64,
+    pub(crate) skipped: u64,
     /// Files that end within a frame, because the gateway was killed or still writes.
-    pub(super) cut_files: u64,
+    pub(crate) cut_files: u64,
 }
 
 /// Returns the files of a log in the order in which they were written. `path` is its directory, or one file.
-pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
+pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
     let io = |error| TraceError::Io { file: path.display().to_string(), error };
     if !std::fs::metadata(path).map_err(io)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -51,7 +51,7 @@ pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
 /// # Errors
 /// [`TraceError`] names the file, the line and the field. With `skip_bad`, malformed lines are counted and
 /// left out.
-pub(super) fn read(
+pub(crate) fn read(
     path: &Path,
     skip_bad: bool,
     stats: &mut ReadStats,

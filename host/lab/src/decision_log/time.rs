@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Reads a moment as microseconds since the Unix epoch: `2026-01-31T12:00:00Z`, or `90s`, `15m`, `2h`, `7d`
 /// before now.
-pub(super) fn moment(text: &str) -> Result<u64, String> {
+pub(crate) fn moment(text: &str) -> Result<u64, String> {
     let error = || {
         format!(
             "\"{text}\" is neither a time such as 2026-01-31T12:00:00Z nor an age such as 90s, 15m, 2h or 7d"

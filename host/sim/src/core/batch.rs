@@ -258,7 +258,13 @@ impl BatchEngine {
             let received = next.receives() && !next.preempted;
             // KV that another engine computed needs memory, but no computation: the last token is computed
             // here.
-            let computed = if received { next.sequence.isl - 1 } else { cached_tokens };
+            let computed = match next.sequence.kv {
+                _ if received => next.sequence.isl - 1,
+                PromptKv::Cached(tokens) if !next.preempted => {
+                    tokens.min(next.sequence.isl - 1).max(cached_tokens)
+                }
+                _ => cached_tokens,
+            };
             let awaits = next.sequence.kv == PromptKv::Awaited && !next.preempted;
             let want = (next.known_tokens() - computed).min(*budget);
             let target = computed + want;

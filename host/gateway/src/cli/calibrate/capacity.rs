@@ -1,6 +1,6 @@
 //! Limits of an engine's scheduler and cache: what it reports, what the arguments say, defaults.
 
-use pointsman_lab::calibrate::Capacity;
+use pointsman_lab::calibrate::{Capacity, KnownCapacity};
 use pointsman_workers::{EngineFacts, probe};
 use serde_json::Value;
 
@@ -35,28 +35,26 @@ struct Reported {
 }
 
 impl CapacityArgs {
+    /// Returns the limits of the command line.
+    pub(super) fn given(self) -> KnownCapacity {
+        let Self { blocks, block_tokens, max_num_seqs, max_batched_tokens } = self;
+        KnownCapacity { block_tokens, blocks, max_num_seqs, max_batched_tokens }
+    }
+
     /// Finds the limits of an engine. Warns of each that is a guess.
     pub(super) async fn find(self, target: &Target) -> anyhow::Result<Capacity> {
         let reported = Reported::read(target).await?;
         let mut guesses = String::new();
-        let mut choose = |flag: &str, given: Option<u32>, reported: Option<u32>, default: u32| {
-            given.or(reported).unwrap_or_else(|| {
-                let url = target.url();
-                guesses.push_str(&format!("warning: {url}: does not report {flag}; {default} is assumed\n"));
-                default
-            })
+        let url = target.url();
+        let known = KnownCapacity {
+            block_tokens: self.block_tokens.or(reported.facts.block_size),
+            blocks: self.blocks.or(reported.facts.total_blocks),
+            max_num_seqs: self.max_num_seqs.or(reported.max_num_seqs),
+            max_batched_tokens: self.max_batched_tokens.or(reported.max_batched_tokens),
         };
-        let capacity = Capacity {
-            block_tokens: choose("--block-tokens", self.block_tokens, reported.facts.block_size, 16),
-            blocks: choose("--blocks", self.blocks, reported.facts.total_blocks, 8_192),
-            max_num_seqs: choose("--max-num-seqs", self.max_num_seqs, reported.max_num_seqs, 256),
-            max_batched_tokens: choose(
-                "--max-batched-tokens",
-                self.max_batched_tokens,
-                reported.max_batched_tokens,
-                2_048,
-            ),
-        };
+        let capacity = known.or_assumed(&mut |flag, assumed| {
+            guesses.push_str(&format!("warning: {url}: does not report {flag}; {assumed} is assumed\n"));
+        });
         print(&guesses)?;
         Ok(capacity)
     }

@@ -17,6 +17,8 @@ const MIX_SHARE: f64 = 0.4;
 const MAX_MIX: u32 = 100;
 /// Share of the requests for the link of a pair.
 const PAIR_SHARE: f64 = 0.1;
+/// Share of the requests to each engine of a pair while the other is idle, when both are also measured together.
+const ALONE_SHARE: f64 = 0.06;
 
 /// Requests to one server.
 #[derive(Debug)]
@@ -31,6 +33,10 @@ pub(super) struct Phase {
 pub(super) enum Kind {
     /// Bursts for the step time of an engine.
     Engine(Role, Capacity),
+    /// Lone requests to an engine of a pair whose other engine is idle, as for the link.
+    Alone(Role),
+    /// Bursts for the step time of an engine of a pair, while the other engine gets bursts too.
+    Together(Role, Capacity),
     /// Lone requests through a pair. The decode engine counts the transferred bytes.
     Pair(Target),
     /// The requests of the check.
@@ -42,6 +48,8 @@ pub(super) enum Kind {
 pub(super) struct Budget {
     /// Of each engine's bursts.
     pub(super) engine: u32,
+    /// Of each engine's lone requests, while the other is idle.
+    pub(super) alone: u32,
     /// Of the lone requests through a pair.
     pub(super) pair: u32,
     /// Of the check.
@@ -68,13 +76,22 @@ struct Model {
 }
 
 impl Budget {
-    /// Divides `requests` among the phases of one engine or of a pair.
-    pub(super) fn of(requests: u32, engines: usize) -> Self {
+    /// Divides `requests` among the phases of one engine or of a pair, which may be measured together.
+    pub(super) fn of(requests: u32, engines: usize, together: bool) -> Self {
         let share = |share: f64| (f64::from(requests) * share) as u32;
         let mix = share(MIX_SHARE).min(MAX_MIX);
         let pair = if engines > 1 { share(PAIR_SHARE) } else { 0 };
+        let alone = if together { share(ALONE_SHARE) } else { 0 };
         let engines = u32::try_from(engines).unwrap_or(u32::MAX).max(1);
-        Self { engine: (requests - mix - pair) / engines, pair, mix }
+        Self { engine: (requests - mix - pair - alone * engines) / engines, alone, pair, mix }
+    }
+}
+
+impl Kind {
+    /// Returns the number of requests before the first measurement: the engines of a pair that is measured
+    /// together are warm from the phase before.
+    pub(super) fn warm_up(&self) -> u32 {
+        if matches!(self, Self::Mix | Self::Together(..)) { 0 } else { WARM_UP }
     }
 }
 
@@ -103,17 +120,22 @@ impl Server {
 /// The plan, for the person who starts it.
 pub(super) fn text(phases: &[Phase], model: &str, max_seconds: u64) -> String {
     let mut text = format!("plan for model {model}:\n");
-    let (mut all, mut most) = ((0, 0, 0), 1);
+    let (mut all, mut most, mut together) = ((0, 0, 0), 1, 0);
     for phase in phases {
         let (requests, prompt, output) = phase.design.totals();
         all = (all.0 + requests, all.1 + prompt, all.2 + output);
         let concurrent = phase.design.bursts.iter().map(|burst| burst.requests).max().unwrap_or(1);
         let concurrent = if phase.design.mix.is_empty() { concurrent } else { phase.design.users };
-        most = most.max(concurrent);
+        together += if matches!(phase.kind, Kind::Together(..)) { concurrent } else { 0 };
+        most = most.max(concurrent).max(together);
         let what = match &phase.kind {
-            Kind::Engine(role, capacity) => format!(
-                "{} engine ({} blocks of {} tokens, {} sequences, {} tokens a step)",
+            Kind::Alone(role) => {
+                format!("lone requests to the {} engine while the other is idle", role.as_str())
+            }
+            Kind::Engine(role, capacity) | Kind::Together(role, capacity) => format!(
+                "{} engine{} ({} blocks of {} tokens, {} sequences, {} tokens a step)",
                 role.as_str(),
+                if matches!(phase.kind, Kind::Together(..)) { " beside the load of the other" } else { "" },
                 capacity.blocks,
                 capacity.block_tokens,
                 capacity.max_num_seqs,
@@ -129,7 +151,7 @@ pub(super) fn text(phases: &[Phase], model: &str, max_seconds: u64) -> String {
             phase.target.url(),
         );
     }
-    let warm_up = WARM_UP * phases.iter().filter(|phase| !matches!(phase.kind, Kind::Mix)).count() as u32;
+    let warm_up: u32 = phases.iter().map(|phase| phase.kind.warm_up()).sum();
     let _ = writeln!(
         text,
         "in all: {} requests ({warm_up} of them to warm up), {} prompt and {} output tokens, at most {most} requests \
@@ -148,13 +170,14 @@ mod tests {
     #[test]
     fn the_parts_of_a_budget_do_not_exceed_it() {
         for requests in [0, 1, 4, 50, 196, 5_000] {
-            for engines in [1, 2] {
-                let budget = Budget::of(requests, engines);
-                let sum = budget.engine * engines as u32 + budget.pair + budget.mix;
+            for (engines, together) in [(1, false), (2, false), (2, true)] {
+                let budget = Budget::of(requests, engines, together);
+                let sum = (budget.engine + budget.alone) * engines as u32 + budget.pair + budget.mix;
                 assert!(sum <= requests, "{requests} {budget:?}");
             }
         }
-        assert_eq!(Budget::of(200, 1), Budget { engine: 120, pair: 0, mix: 80 });
-        assert_eq!(Budget::of(200, 2), Budget { engine: 50, pair: 20, mix: 80 });
+        assert_eq!(Budget::of(200, 1, false), Budget { engine: 120, alone: 0, pair: 0, mix: 80 });
+        assert_eq!(Budget::of(200, 2, false), Budget { engine: 50, alone: 0, pair: 20, mix: 80 });
+        assert_eq!(Budget::of(200, 2, true), Budget { engine: 38, alone: 12, pair: 20, mix: 80 });
     }
 }

@@ -35,16 +35,16 @@ impl Run {
         Self { model, bar, rng, failures: Cell::new(0), succeeded: Cell::new(false) }
     }
 
-    /// Sends the bursts one after another, until the time `until`. Appends what was measured to `out`.
+    /// Sends the bursts one after another, until `is_over`. Appends what was measured to `out`.
     pub(super) async fn bursts(
         &self,
         target: &Target,
         bursts: &[Burst],
-        until: Instant,
+        is_over: &dyn Fn() -> bool,
         out: &RefCell<Vec<Experiment>>,
     ) -> Result<(), TargetError> {
         for burst in bursts {
-            if Instant::now() >= until {
+            if is_over() {
                 break;
             }
             let start = Instant::now();

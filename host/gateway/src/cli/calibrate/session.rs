@@ -1,9 +1,14 @@
 //! Runs the phases one after another, until they are over, the time is, or Ctrl-C.
 
-use std::{cell::RefCell, io::Write as _};
+use std::{
+    cell::{Cell, RefCell},
+    io::Write as _,
+};
 
+use futures_util::future::try_join_all;
 use indicatif::{ProgressBar, ProgressStyle};
 use pointsman_lab::calibrate::{Burst, EngineMeasurements, Experiment, Measurements, Sample};
+use pointsman_workers::Role;
 use tokio::time::{Duration, Instant};
 
 use super::{
@@ -34,8 +39,7 @@ pub(super) async fn measure(
     seed: u64,
     limit: Duration,
 ) -> anyhow::Result<Measurements> {
-    let warm_up = |phase: &Phase| if matches!(phase.kind, Kind::Mix) { 0 } else { WARM_UP };
-    let requests = phases.iter().map(|phase| u64::from(phase.design.totals().0 + warm_up(phase))).sum();
+    let requests = phases.iter().map(|phase| u64::from(phase.design.totals().0 + phase.kind.warm_up())).sum();
     let run = Run::new(model, seed, progress_bar(requests));
     let engines = phases.iter().map(|_| RefCell::default()).collect();
     let collected = Collected { engines, ..Collected::default() };
@@ -58,38 +62,73 @@ pub(super) async fn measure(
 
 async fn all(phases: &[Phase], run: &Run, limit: Duration, out: &Collected) -> Result<(), TargetError> {
     let bursts_end = Instant::now() + limit.mul_f64(BURST_SHARE);
-    let mut with_bursts = u32::try_from(phases.len()).unwrap_or(u32::MAX).saturating_sub(1).max(1);
-    for (phase, experiments) in phases.iter().zip(&out.engines) {
+    let is_together = |phase: &Phase| matches!(phase.kind, Kind::Together(..));
+    // Phases with bursts that are yet to come. Those together take the time of one.
+    let mut to_come =
+        phases.iter().filter(|phase| !matches!(phase.kind, Kind::Mix) && !is_together(phase)).count();
+    to_come += usize::from(phases.iter().any(is_together));
+    let mut all = phases.iter().zip(&out.engines).peekable();
+    while let Some((phase, experiments)) = all.next() {
         if matches!(phase.kind, Kind::Mix) {
             run.mix(&phase.target, &phase.design, typical(&out.engines), &out.mix).await?;
             continue;
         }
         // The time that is left is divided evenly among the phases that follow.
         let left = bursts_end.saturating_duration_since(Instant::now());
-        let until = Instant::now() + left / with_bursts;
-        with_bursts = with_bursts.saturating_sub(1).max(1);
+        let until = Instant::now() + left / u32::try_from(to_come.max(1)).unwrap_or(u32::MAX);
+        to_come = to_come.saturating_sub(1);
+        if is_together(phase) {
+            let mut both = vec![(phase, experiments)];
+            both.extend(std::iter::from_fn(|| all.next_if(|(phase, _)| is_together(phase))));
+            together(run, &both, until).await?;
+            continue;
+        }
         let bursts = &phase.design.bursts;
-        warm_up(run, &phase.target, bursts, until).await?;
+        let is_over = || Instant::now() >= until;
+        warm_up(run, &phase.target, bursts, &is_over).await?;
         match &phase.kind {
             Kind::Pair(decode) => {
                 let before = transferred(decode).await;
-                run.bursts(&phase.target, bursts, until, &out.pair).await?;
+                run.bursts(&phase.target, bursts, &is_over, &out.pair).await?;
                 let after = transferred(decode).await;
                 *out.bytes_per_token.borrow_mut() = bytes_per_token(before, after, &out.pair.borrow());
             }
-            Kind::Engine(..) | Kind::Mix => {
-                run.bursts(&phase.target, bursts, until, experiments).await?;
+            Kind::Engine(..) | Kind::Alone(_) | Kind::Together(..) | Kind::Mix => {
+                run.bursts(&phase.target, bursts, &is_over, experiments).await?;
             }
         }
     }
     Ok(())
 }
 
-async fn warm_up(run: &Run, target: &Target, bursts: &[Burst], until: Instant) -> Result<(), TargetError> {
+/// Sends the bursts of several engines at the same time. It ends for all with the first that is through: what
+/// the others would measure from then on is not joint load.
+async fn together(
+    run: &Run,
+    phases: &[(&Phase, &RefCell<Vec<Experiment>>)],
+    until: Instant,
+) -> Result<(), TargetError> {
+    let first_is_over = Cell::new(false);
+    let is_over = || first_is_over.get() || Instant::now() >= until;
+    let each = phases.iter().map(|(phase, out)| async {
+        let ended = run.bursts(&phase.target, &phase.design.bursts, &is_over, out).await;
+        first_is_over.set(true);
+        ended
+    });
+    // A failure ends the measurement at once.
+    try_join_all(each).await.map(|_| ())
+}
+
+async fn warm_up(
+    run: &Run,
+    target: &Target,
+    bursts: &[Burst],
+    is_over: &dyn Fn() -> bool,
+) -> Result<(), TargetError> {
     let Some(longest) = bursts.iter().map(|burst| burst.isl).max() else { return Ok(()) };
     let first = Burst { requests: 1, isl: longest, osl: 2 };
     let warm_up = vec![first; WARM_UP as usize];
-    run.bursts(target, &warm_up, until, &RefCell::default()).await
+    run.bursts(target, &warm_up, is_over, &RefCell::default()).await
 }
 
 /// Returns the median time of a lone request.
@@ -123,11 +162,17 @@ fn bytes_per_token(before: Option<f64>, after: Option<f64>, pair: &[Experiment])
 
 impl Collected {
     fn into_measurements(self, phases: &[Phase]) -> Measurements {
-        let engines = phases.iter().zip(self.engines).filter_map(|(phase, experiments)| match phase.kind {
-            Kind::Engine(role, capacity) => {
-                Some(EngineMeasurements { role, capacity, experiments: experiments.into_inner() })
+        let measured: Vec<Vec<Experiment>> = self.engines.into_iter().map(RefCell::into_inner).collect();
+        let of = |role: Role| {
+            let alone = |phase: &Phase| matches!(phase.kind, Kind::Alone(other) if other == role);
+            let found = phases.iter().position(alone).and_then(|place| measured.get(place));
+            found.cloned().unwrap_or_default()
+        };
+        let engines = phases.iter().zip(&measured).filter_map(|(phase, experiments)| match phase.kind {
+            Kind::Engine(role, capacity) | Kind::Together(role, capacity) => {
+                Some(EngineMeasurements { role, capacity, experiments: experiments.clone(), alone: of(role) })
             }
-            Kind::Pair(_) | Kind::Mix => None,
+            Kind::Alone(_) | Kind::Pair(_) | Kind::Mix => None,
         });
         let mut mix = self.mix.into_inner();
         mix.sort_by(|left, right| left.at_ms.total_cmp(&right.at_ms));

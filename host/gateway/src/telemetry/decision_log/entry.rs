@@ -152,6 +152,7 @@ fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
         retried,
         worker: Some(receipt.worker.0),
         rank: Some(receipt.rank.0),
+        at_us: Some(receipt.now_us),
         candidates: receipt.candidates,
         cached_blocks: receipt.cached_known.then_some(receipt.cached_blocks),
         verdict: None,

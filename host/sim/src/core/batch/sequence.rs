@@ -10,6 +10,8 @@ pub enum PromptKv {
     /// The engine computes it.
     #[default]
     Computed,
+    /// The engine computes it except the first tokens, which are in its cache whatever the model's cache holds.
+    Cached(u32),
     /// Another engine computed it, and it arrived before the sequence was submitted.
     Received,
     /// It arrives from another engine after the admission. Until then the sequence holds blocks and does not
@@ -72,7 +74,7 @@ impl Running {
 
     /// Whether another engine computed the prompt.
     pub(super) fn receives(&self) -> bool {
-        self.sequence.kv != PromptKv::Computed
+        matches!(self.sequence.kv, PromptKv::Received | PromptKv::Awaited)
     }
 
     /// The hash of a full block: a known one, or a unique one of the output.

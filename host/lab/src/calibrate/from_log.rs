@@ -1,0 +1,216 @@
+//! Calibration from a decision log: what ran together on each engine follows from the requests that overlapped
+//! there. The last part of the log is not fitted; the errors are those on it.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use pointsman_workers::Role;
+
+use self::{
+    fit_legs::{fit_links, fit_role, held_out},
+    legs::Load,
+};
+use super::{CalibrateError, Calibration, Capacity, KnownCapacity, report::term_warnings};
+use crate::{
+    decision_log::{
+        FileHeader, LoggedRequest,
+        reader::{ReadStats, files, read},
+        time::moment,
+    },
+    fleet::Fleet,
+};
+
+mod fit_legs;
+mod legs;
+#[cfg(test)]
+mod tests;
+
+/// Requests of the log that are used unless an argument says otherwise: the last ones.
+const DEFAULT_REQUESTS: usize = 5_000;
+/// Share of the requests that is fitted; the rest, the last ones, is the check.
+const FITTED_SHARE: f64 = 0.75;
+/// Least legs that an engine's coefficients are fitted to.
+const LEAST_LEGS: usize = 20;
+
+/// Which part of a decision log is fitted.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LogArgs {
+    /// Fit the decision log of a gateway (`decisions.log_dir`, or one of its files) instead of measuring.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["url", "from", "dry_run", "prefill", "decode"])]
+    pub log: Option<PathBuf>,
+    /// Only requests that arrived at this time or later: 2026-01-31T12:00:00Z, or an age such as 2h.
+    #[arg(long, requires = "log", value_parser = moment)]
+    pub since: Option<u64>,
+    /// Only requests that arrived before this time.
+    #[arg(long, requires = "log", value_parser = moment)]
+    pub until: Option<u64>,
+    /// Leave malformed lines of the log out, and count them.
+    #[arg(long, requires = "log")]
+    pub skip_bad: bool,
+}
+
+/// The requests of a log that may be fitted.
+struct Logged {
+    requests: Vec<LoggedRequest>,
+    block_tokens: u32,
+    warnings: Vec<String>,
+}
+
+/// Fits a fleet to the decision log at `path`, and checks it on the log's last part.
+///
+/// # Errors
+/// A file cannot be read, a line is malformed, or the log has too few requests of one model.
+pub fn calibrate_log(
+    path: &Path,
+    args: &LogArgs,
+    model: Option<&str>,
+    max_requests: Option<u32>,
+    capacity: KnownCapacity,
+) -> anyhow::Result<Calibration> {
+    let max = max_requests.map_or(DEFAULT_REQUESTS, |max| max as usize);
+    let logged = read_log(path, args, max)?;
+    let requests = of_model(path, logged.requests, model)?;
+    let mut warnings = logged.warnings;
+    let known =
+        KnownCapacity { block_tokens: capacity.block_tokens.or(Some(logged.block_tokens)), ..capacity };
+    let capacity = known.or_assumed(&mut |flag, value| {
+        warnings.push(format!("the log does not tell {flag} of the engines; {value} is assumed"));
+    });
+    let mut calibration = calibrate_requests(&requests, capacity)?;
+    warnings.append(&mut calibration.warnings);
+    Ok(Calibration { warnings, ..calibration })
+}
+
+/// Reads the last `max` requests of the log.
+fn read_log(path: &Path, args: &LogArgs, max: usize) -> anyhow::Result<Logged> {
+    let (mut stats, mut kept, mut older) = (ReadStats::default(), VecDeque::new(), 0_u64);
+    let mut block_tokens = 0;
+    for file in files(path)? {
+        read(&file, args.skip_bad, &mut stats, |header: &FileHeader, mut request| {
+            let arrived = request.arrived_at_us;
+            if args.since.is_some_and(|since| arrived < since)
+                || args.until.is_some_and(|until| arrived >= until)
+            {
+                return;
+            }
+            block_tokens = header.block_tokens;
+            // What the prompt shares with others is not needed: the log says what was cached.
+            request.blocks = crate::decision_log::LoggedBlocks::default();
+            kept.push_back(request);
+            if kept.len() > max {
+                kept.pop_front();
+                older += 1;
+            }
+        })?;
+    }
+    let log = path.display();
+    anyhow::ensure!(
+        !kept.is_empty(),
+        "{log}: {} files contain no request of that time; log some traffic first (decisions.log_dir)",
+        stats.files
+    );
+    let mut warnings = Vec::new();
+    if older > 0 {
+        warnings
+            .push(format!("{older} older requests of the log are not used; --max-requests raises the limit"));
+    }
+    if stats.cut_files > 0 {
+        warnings.push(format!("{} files end within a frame and were read up to it", stats.cut_files));
+    }
+    if stats.skipped > 0 {
+        warnings.push(format!("{} malformed lines were left out", stats.skipped));
+    }
+    Ok(Logged { requests: kept.into(), block_tokens, warnings })
+}
+
+/// Returns the requests to the engines that serve the model, whatever they asked for: they ran together.
+fn of_model(
+    path: &Path,
+    requests: Vec<LoggedRequest>,
+    model: Option<&str>,
+) -> anyhow::Result<Vec<LoggedRequest>> {
+    let chosen = |request: &LoggedRequest| request.decisions.iter().any(|one| one.worker.is_some());
+    let mut models: BTreeMap<String, usize> = BTreeMap::new();
+    for request in requests.iter().filter(|request| chosen(request)) {
+        *models.entry(request.model.clone()).or_default() += 1;
+    }
+    let names: Vec<String> =
+        models.iter().map(|(name, count)| format!("{name} ({count} requests)")).collect();
+    let (names, log) = (names.join(", "), path.display());
+    let model = match (model, models.len()) {
+        (_, 0) => anyhow::bail!("{log}: no request of the log was served by an engine"),
+        (Some(model), _) => {
+            anyhow::ensure!(models.contains_key(model), "--model {model}: {log} has {names}");
+            model.to_owned()
+        }
+        (None, 1) => models.into_keys().next().unwrap_or_default(),
+        (None, _) => anyhow::bail!("{log}: has the models {names}; choose one with --model"),
+    };
+    let engines: std::collections::HashSet<u64> = requests
+        .iter()
+        .filter(|request| request.model == model)
+        .flat_map(|request| request.decisions.iter().filter_map(|one| one.worker))
+        .collect();
+    let runs_there = |request: &LoggedRequest| {
+        request.decisions.iter().filter_map(|one| one.worker).any(|worker| engines.contains(&worker))
+    };
+    Ok(requests.into_iter().filter(runs_there).collect())
+}
+
+/// Fits a fleet to requests in the order in which they ended.
+fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<Calibration, CalibrateError> {
+    let load = Load::of(requests);
+    let boundary_us = load.boundary_us(FITTED_SHARE);
+    let (mut fleet, mut fits) =
+        (Fleet { block_tokens: capacity.block_tokens, ..Fleet::default() }, Vec::new());
+    for role in [Role::Aggregated, Role::Prefill, Role::Decode] {
+        let engines = load.engines_of(role);
+        let mut group = capacity.group(role);
+        group.count = u32::try_from(engines.len()).unwrap_or(u32::MAX);
+        if engines.is_empty() {
+            continue;
+        }
+        let limits = group.limits(capacity.block_tokens);
+        let fit = fit_role(&engines, limits, load.start_us, boundary_us);
+        let found = fit.as_ref().map_or(0, |fit| fit.requests);
+        let fit = fit.filter(|_| found >= LEAST_LEGS);
+        let fit = fit.ok_or(CalibrateError::TooFew { role: role.as_str(), found, least: LEAST_LEGS })?;
+        fit.apply(&mut group);
+        fleet.engines.push(group);
+        fits.push((role, fit));
+    }
+    if fits.is_empty() {
+        return Err(CalibrateError::NoSamples("any"));
+    }
+    let limits = capacity.group(Role::Aggregated).limits(capacity.block_tokens);
+    let is_pair = fits.iter().any(|(role, _)| *role == Role::Prefill);
+    let links = if is_pair { fit_links(&load, &fits, limits, boundary_us) } else { None };
+    if let Some((found, _)) = &links {
+        fleet.links = *found;
+    }
+    let held_out = held_out(&load, &fits, &fleet.links, links.is_some(), limits, boundary_us);
+    let links = links.map(|(_, terms)| terms);
+    let mut warnings = term_warnings(&fits, links.as_deref());
+    warnings.extend(load.left_out.warnings());
+    if is_pair {
+        warnings.push(match links {
+            Some(_) => {
+                "link: the log does not tell the KV bytes of a token; bytes_per_token is a default value, and the \
+                 bandwidth follows from it"
+            }
+            None => {
+                "link: the log does not tell the end of a prefill from the first token (bootstrap engines, or a \
+                 gateway before decision times were logged); the transfer is a part of the prefill engine's times, \
+                 and the file's link has default values"
+            }
+        }
+        .to_owned());
+    }
+    if held_out.is_none() {
+        warnings.push("nothing was kept back: the errors of this fleet are not known".to_owned());
+    }
+    Ok(Calibration { fleet, engines: fits, links, held_out, warnings })
+}

@@ -1,0 +1,265 @@
+//! The legs that ran on each engine, from logged requests.
+
+use std::collections::HashMap;
+
+use pointsman_sim::core::PromptKv;
+use pointsman_workers::Role;
+
+use crate::{
+    calibrate::{Sample, replay::Arrival},
+    decision_log::{LoggedDecision, LoggedRequest},
+};
+
+/// Share of the time to first token that has to lie between the decisions of a pair: then the second followed
+/// the end of the prefill.
+const SEQUENTIAL_SHARE: f64 = 0.05;
+
+/// A leg on an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Leg {
+    /// When the engine got it, microseconds since the Unix epoch; of KV that was received, the first token.
+    pub(super) at_us: u64,
+    pub(super) end_us: u64,
+    pub(super) isl: u32,
+    pub(super) osl: u32,
+    pub(super) kv: PromptKv,
+    /// From its start to its first token, ms.
+    pub(super) ttft_ms: Option<f64>,
+    /// From its first to its last token, ms.
+    pub(super) decode_ms: Option<f64>,
+    /// Whether it says something of the engine. Otherwise it is load only.
+    pub(super) is_fitted: bool,
+}
+
+impl Leg {
+    pub(super) fn arrival(&self, start_us: u64) -> Arrival {
+        Arrival { at_ms: millis(start_us, self.at_us), isl: self.isl, osl: self.osl, kv: self.kv }
+    }
+}
+
+/// An engine and what ran on it.
+#[derive(Clone, Debug)]
+pub(super) struct Engine {
+    pub(super) role: Role,
+    pub(super) legs: Vec<Leg>,
+    /// Times, in microseconds, in which it worked on something of unknown size.
+    unknown: Vec<(u64, u64)>,
+}
+
+/// Place of an engine, and of a leg on it.
+pub(super) type Place = (usize, usize);
+
+/// A request whose times are known.
+#[derive(Clone, Debug)]
+pub(super) struct Observed {
+    pub(super) at_us: u64,
+    pub(super) measured: Sample,
+    /// The leg that computed the prompt.
+    pub(super) prompt: Place,
+    /// The leg that received its KV.
+    pub(super) decode: Option<Place>,
+    /// From the end of the prefill to the first token, ms.
+    pub(super) handoff_ms: Option<f64>,
+}
+
+/// Requests that say nothing, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LeftOut {
+    estimated: u64,
+    unknown_end: u64,
+    not_streamed: u64,
+    beside_unknown: u64,
+}
+
+/// Everything that ran.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Load {
+    pub(super) engines: Vec<Engine>,
+    pub(super) requests: Vec<Observed>,
+    pub(super) left_out: LeftOut,
+    /// First arrival, microseconds since the Unix epoch.
+    pub(super) start_us: u64,
+    places: HashMap<(String, u64, u32), usize>,
+}
+
+impl Load {
+    pub(super) fn of(requests: &[LoggedRequest]) -> Self {
+        let start_us = requests.iter().map(|request| request.arrived_at_us).min().unwrap_or_default();
+        let mut load = Self { start_us, ..Self::default() };
+        requests.iter().for_each(|request| load.take(request));
+        load.set_aside();
+        load.requests.sort_by_key(|request| request.at_us);
+        load
+    }
+
+    pub(super) fn engines_of(&self, role: Role) -> Vec<&Engine> {
+        self.engines.iter().filter(|engine| engine.role == role && !engine.legs.is_empty()).collect()
+    }
+
+    /// Returns the arrival after which requests are kept for the check.
+    pub(super) fn boundary_us(&self, share: f64) -> u64 {
+        let place = whole(f64::from(u32::try_from(self.requests.len()).unwrap_or(u32::MAX)) * share);
+        self.requests.get(place).map_or(u64::MAX, |request| request.at_us)
+    }
+
+    fn engine(&mut self, decision: &LoggedDecision) -> Option<usize> {
+        let role = match decision.slot.as_str() {
+            "prefill" => Role::Prefill,
+            "decode" => Role::Decode,
+            "aggregated" => Role::Aggregated,
+            _ => return None,
+        };
+        let key = (decision.slot.clone(), decision.worker?, decision.rank.unwrap_or_default());
+        let next = self.engines.len();
+        let place = *self.places.entry(key).or_insert(next);
+        if place == next {
+            self.engines.push(Engine { role, legs: Vec::new(), unknown: Vec::new() });
+        }
+        Some(place)
+    }
+
+    fn take(&mut self, request: &LoggedRequest) {
+        let arrived = request.arrived_at_us;
+        let end_us = after(arrived, request.outcome.e2e_ms);
+        let (mut prefill, mut serving) = (None, None);
+        for decision in &request.decisions {
+            let Some(engine) = self.engine(decision) else { continue };
+            let at_us = decision.at_us.unwrap_or(arrived).max(arrived);
+            if decision.retried {
+                // What the engine did before it failed is not known.
+                self.mark(engine, at_us, end_us);
+            } else if decision.slot == "prefill" {
+                prefill = Some((engine, at_us));
+            } else {
+                serving = Some((engine, at_us, decision.at_us.is_some()));
+            }
+        }
+        let reason = if request.input_estimated || request.input_tokens == 0 {
+            Some(&mut self.left_out.estimated)
+        } else if request.output_tokens == 0 || serving.is_none() {
+            Some(&mut self.left_out.unknown_end)
+        } else if request.outcome.ttft_ms.is_none() {
+            Some(&mut self.left_out.not_streamed)
+        } else {
+            None
+        };
+        if let Some(count) = reason {
+            *count += 1;
+            for (engine, at_us) in
+                prefill.into_iter().chain(serving.map(|(engine, at_us, _)| (engine, at_us)))
+            {
+                self.mark(engine, at_us, end_us);
+            }
+            return;
+        }
+        let (Some(serving), Some(ttft_ms)) = (serving, request.outcome.ttft_ms) else { return };
+        self.observe(request, prefill, serving, after(arrived, ttft_ms));
+    }
+
+    /// Takes a request whose times and lengths are known.
+    fn observe(
+        &mut self,
+        request: &LoggedRequest,
+        prefill: Option<(usize, u64)>,
+        (engine, at_us, is_timed): (usize, u64, bool),
+        first_us: u64,
+    ) {
+        let (isl, osl) = (request.input_tokens, request.output_tokens);
+        let cached = request.outcome.cached_reported.or(request.outcome.cached_predicted).unwrap_or_default();
+        let cached = cached.min(isl.saturating_sub(1));
+        let decode_ms = request.outcome.itl_ms.filter(|_| osl > 1).map(|itl| itl * f64::from(osl - 1));
+        let end_us = after(first_us, decode_ms.unwrap_or_default());
+        let kv = if cached > 0 { PromptKv::Cached(cached) } else { PromptKv::Computed };
+        let began = prefill.map_or(at_us, |(_, at_us)| at_us);
+        let ttft_ms = millis(began, first_us);
+        let leg = Leg { at_us, end_us, isl, osl, kv, ttft_ms: Some(ttft_ms), decode_ms, is_fitted: true };
+        let (prompt, decode, handoff_ms) = match prefill {
+            None => (self.put(engine, leg), None, None),
+            Some((prefill, began)) => {
+                let until_decode = millis(began, at_us);
+                let is_sequential = is_timed && until_decode >= SEQUENTIAL_SHARE * ttft_ms;
+                let (ends, own) = if is_sequential { (at_us, until_decode) } else { (first_us, ttft_ms) };
+                let first =
+                    Leg { at_us: began, end_us: ends, osl: 1, ttft_ms: Some(own), decode_ms: None, ..leg };
+                let second = Leg { at_us: first_us, kv: PromptKv::Received, ttft_ms: None, ..leg };
+                let handoff_ms = is_sequential.then(|| millis(at_us, first_us));
+                (self.put(prefill, first), Some(self.put(engine, second)), handoff_ms)
+            }
+        };
+        let e2e_ms = ttft_ms + decode_ms.unwrap_or_default();
+        // Without a time between tokens, one token is all that is known.
+        let osl = if decode_ms.is_some() { osl } else { 1 };
+        let measured = Sample { at_ms: millis(self.start_us, began), isl, cached, osl, ttft_ms, e2e_ms };
+        self.requests.push(Observed { at_us: began, measured, prompt, decode, handoff_ms });
+    }
+
+    fn put(&mut self, engine: usize, leg: Leg) -> Place {
+        let Some(found) = self.engines.get_mut(engine) else { return (engine, 0) };
+        found.legs.push(leg);
+        (engine, found.legs.len() - 1)
+    }
+
+    fn mark(&mut self, engine: usize, from_us: u64, to_us: u64) {
+        if let Some(engine) = self.engines.get_mut(engine) {
+            engine.unknown.push((from_us, to_us.max(from_us)));
+        }
+    }
+
+    /// Fits no leg that ran beside something of unknown size.
+    fn set_aside(&mut self) {
+        for engine in &mut self.engines {
+            let unknown = merged(std::mem::take(&mut engine.unknown));
+            for leg in &mut engine.legs {
+                let next = unknown.partition_point(|(_, to)| *to < leg.at_us);
+                let overlaps = unknown.get(next).is_some_and(|(from, _)| *from <= leg.end_us);
+                leg.is_fitted = !overlaps;
+                self.left_out.beside_unknown += u64::from(overlaps);
+            }
+        }
+    }
+}
+
+/// Joins times that overlap.
+fn merged(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    times.sort_unstable();
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (from, to) in times {
+        match joined.last_mut() {
+            Some(last) if last.1 >= from => last.1 = last.1.max(to),
+            _ => joined.push((from, to)),
+        }
+    }
+    joined
+}
+
+impl LeftOut {
+    pub(super) fn warnings(self) -> Vec<String> {
+        let Self { estimated, unknown_end, not_streamed, beside_unknown } = self;
+        let told = [
+            (estimated, "requests have no counted prompt tokens (no tokenizer), and are not fitted"),
+            (unknown_end, "requests failed or have no output tokens, and are not fitted"),
+            (
+                not_streamed,
+                "requests were not streamed: they have no time to first token, and are not fitted",
+            ),
+            (beside_unknown, "legs ran beside such requests, and are not fitted"),
+        ];
+        told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect()
+    }
+}
+
+fn after(start_us: u64, milliseconds: f64) -> u64 {
+    let time = std::time::Duration::try_from_secs_f64(milliseconds / 1e3).unwrap_or_default();
+    start_us.saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// Milliseconds from one time in microseconds to another; 0 when that is not later.
+#[expect(clippy::cast_precision_loss, reason = "microseconds of a log stay below 2^53")]
+fn millis(from_us: u64, to_us: u64) -> f64 {
+    to_us.saturating_sub(from_us) as f64 / 1e3
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in a list")]
+fn whole(value: f64) -> usize {
+    value as usize
+}

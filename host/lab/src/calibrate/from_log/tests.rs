@@ -1,0 +1,301 @@
+use std::path::Path;
+
+use pointsman_sim::core::{BatchLimits, PromptKv};
+use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
+
+use super::*;
+use crate::{
+    calibrate::replay::{Arrival, replay},
+    decision_log::{LOG_NAME, LOG_VERSION, LoggedDecision, LoggedOutcome},
+    fleet::StepTimeSpec,
+};
+
+const PREFILL: [f64; 6] = [3.0, 8.0, 0.4, 0.0006, 0.05, 0.00002];
+const DECODE: [f64; 6] = [3.0, 10.0, 0.5, 0.0005, 0.0, 0.0];
+/// Latency of the link and its time for a token, ms.
+const LINK: [f64; 2] = [5.0, 0.01];
+const START_US: u64 = 1_700_000_000_000_000;
+const LIMITS: BatchLimits = BatchLimits {
+    max_num_seqs: 256,
+    max_batched_tokens: 2_048,
+    blocks: 8_192,
+    block_size: 16,
+    prefill_only: false,
+};
+
+/// How requests of a test vary.
+#[derive(Clone, Copy)]
+struct Traffic {
+    count: usize,
+    mean_gap_ms: f64,
+    isl: (u32, u32),
+    osl: (u32, u32),
+    cached: bool,
+}
+
+const TRAFFIC: Traffic =
+    Traffic { count: 400, mean_gap_ms: 60.0, isl: (16, 1_500), osl: (2, 60), cached: true };
+
+fn arrivals(traffic: Traffic, seed: u64) -> Vec<Arrival> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut at_ms = 0.0;
+    let one = |_| {
+        at_ms -= traffic.mean_gap_ms * (1.0 - rng.random::<f64>()).ln();
+        let isl = rng.random_range(traffic.isl.0..=traffic.isl.1);
+        let osl = rng.random_range(traffic.osl.0..=traffic.osl.1);
+        let hit = traffic.cached && rng.random::<f64>() < 0.3;
+        let kv = if hit { PromptKv::Cached(isl / 2) } else { PromptKv::Computed };
+        Arrival { at_ms, isl, osl, kv }
+    };
+    (0..traffic.count).map(one).collect()
+}
+
+/// Times to first token and from there to the last, ms, on an engine with these coefficients.
+fn served(arrivals: &[Arrival], values: [f64; 6]) -> Vec<(f64, f64)> {
+    let [overhead, c0, c1, c2, c3, c4] = values;
+    let time = |features: [f64; 6]| features.iter().zip(values).map(|(a, b)| a * b).sum();
+    let works = replay(arrivals, LIMITS, overhead, [c0, c1, c2, c3, c4]);
+    works.into_iter().map(|work| work.map(|work| (time(work.ttft), time(work.decode))).unwrap()).collect()
+}
+
+fn us(milliseconds: f64) -> u64 {
+    START_US + (milliseconds * 1e3) as u64
+}
+
+fn decision(slot: &str, worker: u64, at_ms: f64) -> LoggedDecision {
+    LoggedDecision {
+        slot: slot.into(),
+        worker: Some(worker),
+        rank: Some(0),
+        at_us: Some(us(at_ms)),
+        ..LoggedDecision::default()
+    }
+}
+
+fn logged(arrival: &Arrival, ttft_ms: f64, decode_ms: f64, decisions: Vec<LoggedDecision>) -> LoggedRequest {
+    let cached = if let PromptKv::Cached(tokens) = arrival.kv { tokens } else { 0 };
+    LoggedRequest {
+        arrived_at_us: us(arrival.at_ms),
+        model: "m".into(),
+        input_tokens: arrival.isl,
+        output_tokens: arrival.osl,
+        decisions,
+        outcome: LoggedOutcome {
+            status: 200,
+            code: "ok".into(),
+            ttft_ms: Some(ttft_ms),
+            itl_ms: (arrival.osl > 1).then(|| decode_ms / f64::from(arrival.osl - 1)),
+            e2e_ms: ttft_ms + decode_ms,
+            cached_predicted: None,
+            cached_reported: Some(cached),
+        },
+        ..LoggedRequest::default()
+    }
+}
+
+/// What a gateway before one engine logs.
+fn aggregated(traffic: Traffic, worker: u64) -> Vec<LoggedRequest> {
+    let arrivals = arrivals(traffic, worker);
+    let times = served(&arrivals, PREFILL);
+    let one = |(arrival, (ttft, decode)): (&Arrival, (f64, f64))| {
+        logged(arrival, ttft, decode, vec![decision("aggregated", worker, arrival.at_ms)])
+    };
+    arrivals.iter().zip(times).map(one).collect()
+}
+
+/// What a gateway before a pair logs. `timed`: whether the decision for decoding follows the prefill.
+fn pairs(traffic: Traffic, timed: bool) -> Vec<LoggedRequest> {
+    let arrivals = arrivals(traffic, 7);
+    let prompts: Vec<Arrival> = arrivals.iter().map(|one| Arrival { osl: 1, ..*one }).collect();
+    let prefills: Vec<f64> = served(&prompts, PREFILL).into_iter().map(|(ttft, _)| ttft).collect();
+    let handed: Vec<Arrival> = arrivals
+        .iter()
+        .zip(&prefills)
+        .map(|(one, prefill)| {
+            let transfer = LINK[0] + LINK[1] * f64::from(one.isl);
+            Arrival { at_ms: one.at_ms + prefill + transfer, kv: PromptKv::Received, ..*one }
+        })
+        .collect();
+    let decodes = served(&handed, DECODE);
+    let one = |place: usize| {
+        let (arrival, (first_step, decode)) = (&arrivals[place], decodes[place]);
+        let ttft = handed[place].at_ms - arrival.at_ms + first_step;
+        let decided = if timed { arrival.at_ms + prefills[place] } else { arrival.at_ms + 0.1 };
+        let decisions = vec![decision("prefill", 1, arrival.at_ms), decision("decode", 2, decided)];
+        logged(arrival, ttft, decode, decisions)
+    };
+    (0..arrivals.len()).map(one).collect()
+}
+
+fn fitted(requests: &[LoggedRequest]) -> Calibration {
+    calibrate_requests(requests, KnownCapacity::default().or_assumed(&mut |_, _| {})).unwrap()
+}
+
+fn values(calibration: &Calibration, role: Role) -> [f64; 6] {
+    let fit = &calibration.engines.iter().find(|(of, _)| *of == role).unwrap().1;
+    let found = fit.coefficients();
+    let [c0, c1, c2, c3, c4] = found.step;
+    [found.request_overhead, c0, c1, c2, c3, c4]
+}
+
+#[track_caller]
+fn assert_near(found: &[f64], truth: &[f64], share: f64) {
+    for (found, truth) in found.iter().zip(truth) {
+        assert!((found - truth).abs() <= share * truth.abs(), "{found} {truth}: {found:?}");
+    }
+}
+
+#[test]
+fn the_coefficients_of_engines_are_recovered_from_requests_that_overlapped() {
+    let requests = [aggregated(TRAFFIC, 1), aggregated(TRAFFIC, 2)].concat();
+    let calibration = fitted(&requests);
+    // Times of a log are whole microseconds, and the schedule follows from the fit: 2 %.
+    assert_near(&values(&calibration, Role::Aggregated), &PREFILL, 0.02);
+    assert_eq!((calibration.fleet.engines.len(), calibration.fleet.engines[0].count), (1, 2));
+    let held_out = calibration.held_out.unwrap();
+    assert!((190..=210).contains(&held_out.ttft.requests), "{held_out:?}");
+    for errors in [held_out.ttft, held_out.itl, held_out.e2e] {
+        assert!(errors.median_percent < 1.0 && errors.pearson_r > Some(0.99), "{errors:?}");
+    }
+    assert!(calibration.warnings.is_empty(), "{:?}", calibration.warnings);
+}
+
+#[test]
+fn a_gap_and_requests_of_unknown_size_move_the_coefficients_little() {
+    let mut requests = aggregated(TRAFFIC, 1);
+    // The log lacks 40 requests in a row, and every 50th that it has failed or was retried.
+    requests.drain(100..140);
+    for request in requests.iter_mut().step_by(50) {
+        (request.outcome.status, request.output_tokens) = (502, 0);
+        request.outcome.ttft_ms = None;
+    }
+    requests[60].decisions[0].retried = true;
+    requests[90].input_estimated = true;
+    requests[91].outcome.ttft_ms = None;
+    let calibration = fitted(&requests);
+    // The load of what is missing is missing in the model: 15 %.
+    let found = values(&calibration, Role::Aggregated);
+    assert_near(&[found[1], found[4]], &[PREFILL[1], PREFILL[4]], 0.15);
+    let told = calibration.warnings.join("\n");
+    for part in
+        ["have no counted prompt tokens", "failed or have no output", "not streamed", "ran beside such"]
+    {
+        assert!(told.contains(part), "{told}");
+    }
+}
+
+#[test]
+fn what_a_log_does_not_vary_is_fixed_at_0_and_said_so() {
+    // One request at a time, of one length.
+    let traffic = Traffic { mean_gap_ms: 60_000.0, isl: (300, 300), cached: false, ..TRAFFIC };
+    let calibration = fitted(&aggregated(traffic, 1));
+    let fit = &calibration.engines[0].1;
+    let identified = |name: &str| fit.terms.iter().find(|fit| fit.term.name() == name).unwrap().identified;
+    assert!(identified("c0") && !identified("c1") && !identified("c4"), "{fit:?}");
+    let told = calibration.warnings.join("\n");
+    assert!(told.contains("do not vary c1 apart from the other terms; it is fixed at 0"), "{told}");
+    // It still predicts what it saw.
+    assert!(calibration.held_out.unwrap().e2e.median_percent < 2.0);
+}
+
+#[test]
+fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_prefill() {
+    let traffic = Traffic { count: 600, cached: false, ..TRAFFIC };
+    let calibration = fitted(&pairs(traffic, true));
+    assert_near(&values(&calibration, Role::Prefill)[..5], &PREFILL[..5], 0.03);
+    let decode = values(&calibration, Role::Decode);
+    // The log does not tell when KV arrived within a step, so that some sequences are a step early or late: 10 %.
+    assert_near(&[decode[1], decode[2], decode[3]], &[DECODE[1], DECODE[2], DECODE[3]], 0.1);
+    let links = calibration.fleet.links;
+    let per_token_ms = links.bytes_per_token as f64 / links.gigabytes_per_second / 1e6;
+    assert!(
+        (links.latency_ms - LINK[0]).abs() < 1.5 && (per_token_ms / LINK[1] - 1.0).abs() < 0.2,
+        "{links:?}"
+    );
+    let held_out = calibration.held_out.unwrap();
+    assert!(held_out.ttft.median_percent < 5.0 && held_out.e2e.median_percent < 3.0, "{held_out:?}");
+
+    let calibration = fitted(&pairs(traffic, false));
+    let told = calibration.warnings.join("\n");
+    assert!(calibration.links.is_none() && told.contains("does not tell the end of a prefill"), "{told}");
+    assert!(calibration.held_out.unwrap().ttft.median_percent < 15.0);
+}
+
+fn write(directory: &Path, frames: &[Vec<u8>]) {
+    std::fs::write(directory.join("decisions-1.jsonl.zst"), frames.concat()).unwrap();
+}
+
+fn frame(requests: &[LoggedRequest], with_header: bool) -> Vec<u8> {
+    let header = FileHeader {
+        log: LOG_NAME.to_owned(),
+        version: LOG_VERSION,
+        block_tokens: 32,
+        started_at_ms: 0,
+        gateway: "0".to_owned(),
+    };
+    let mut text = if with_header { serde_json::to_string(&header).unwrap() + "\n" } else { String::new() };
+    for request in requests {
+        text.push_str(&(serde_json::to_string(request).unwrap() + "\n"));
+    }
+    zstd::bulk::compress(text.as_bytes(), 3).unwrap()
+}
+
+fn of_log(directory: &Path, model: Option<&str>, max: Option<u32>) -> Result<Calibration, String> {
+    let capacity = KnownCapacity { blocks: Some(8_192), ..KnownCapacity::default() };
+    calibrate_log(directory, &LogArgs::default(), model, max, capacity).map_err(|error| format!("{error:#}"))
+}
+
+#[test]
+fn a_torn_log_is_read_up_to_the_tear_and_an_empty_or_short_one_says_what_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = of_log(directory.path(), None, None).unwrap_err();
+    assert!(error.contains("0 files contain no request of that time; log some traffic first"), "{error}");
+    write(directory.path(), &[frame(&[], true)]);
+    assert!(of_log(directory.path(), None, None).unwrap_err().contains("1 files contain no request"));
+    let requests = aggregated(TRAFFIC, 1);
+    write(directory.path(), &[frame(&requests[..15], true)]);
+    let error = of_log(directory.path(), None, None).unwrap_err();
+    assert!(
+        error.contains("aggregated engines: the log has 1") && error.contains("20 are needed"),
+        "{error}"
+    );
+    let second = frame(&requests[300..], false);
+    let torn = second[..second.len() / 2].to_vec();
+    write(directory.path(), &[frame(&requests[..300], true), torn]);
+    let calibration = of_log(directory.path(), None, None).unwrap();
+    assert_near(&values(&calibration, Role::Aggregated)[1..2], &PREFILL[1..2], 0.05);
+    assert_eq!(calibration.fleet.block_tokens, 32);
+    let told = calibration.warnings.join("\n");
+    assert!(told.contains("1 files end within a frame") && told.contains("tell --max-num-seqs"), "{told}");
+    assert!(!told.contains("--blocks"), "{told}");
+    let few = of_log(directory.path(), None, Some(100)).unwrap();
+    assert!(few.warnings.iter().any(|one| one.contains("older requests of the log are not used")));
+    assert!(few.engines[0].1.requests <= 75);
+}
+
+#[test]
+fn requests_of_another_model_count_as_load_only_where_it_runs_on_the_same_engine() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut requests = aggregated(TRAFFIC, 1);
+    // An adapter on the same engine, and a model on an engine of its own that is ten times slower.
+    requests.iter_mut().step_by(3).for_each(|request| request.model = "adapter".into());
+    let other = aggregated(Traffic { mean_gap_ms: 900.0, ..TRAFFIC }, 2).into_iter().map(|mut request| {
+        request.model = "other".into();
+        request.outcome.itl_ms = request.outcome.itl_ms.map(|itl| itl * 10.0);
+        request
+    });
+    requests.extend(other);
+    write(directory.path(), &[frame(&requests, true)]);
+    let error = of_log(directory.path(), None, None).unwrap_err();
+    assert!(
+        error.contains("has the models adapter (134 requests), m (266 requests), other (400 requests)"),
+        "{error}"
+    );
+    let error = of_log(directory.path(), Some("x"), None).unwrap_err();
+    assert!(error.starts_with("--model x: "), "{error}");
+    for model in ["m", "adapter"] {
+        let calibration = of_log(directory.path(), Some(model), None).unwrap();
+        assert_near(&values(&calibration, Role::Aggregated), &PREFILL, 0.02);
+        let StepTimeSpec::Linear { .. } = calibration.fleet.engines[0].step_time else { panic!() };
+    }
+}

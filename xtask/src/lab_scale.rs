@@ -1,0 +1,147 @@
+//! `lab-scale`: a large simulation within bounds of memory, equal bytes for equal seeds, and the speed of a
+//! compiled policy.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use tokio::time::Instant;
+
+use crate::{fleet, proc, sh, table::Checks};
+
+/// Between two looks at the memory and CPU time of a run. CPU time after the last look is not counted.
+const LOOK: Duration = Duration::from_millis(50);
+/// Tokens of a block of generated traces.
+const TRACE_BLOCK: &str = "64";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Requests of the large run.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    requests: u32,
+    /// Engines of the large run.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    engines: u32,
+    /// Arrivals of the large run, each second and engine.
+    #[arg(long, default_value_t = 4.0)]
+    rate: f64,
+    /// Requests of the two runs whose bytes have to be equal.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    again: u32,
+    /// Resident memory at most, gigabytes.
+    #[arg(long, default_value_t = 8.0)]
+    max_gigabytes: f64,
+    /// Mooncake's conversation trace, to run whole on 8 engines with a compiled policy.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Wall time of that run at most, seconds: what Dynamo's offline replay takes on two cores.
+    #[arg(long, default_value_t = 5.5)]
+    max_seconds: f64,
+}
+
+/// What a process took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    wall: Duration,
+    cpu: Duration,
+    peak_mb: f64,
+}
+
+/// Prints what the runs took; returns an error when one is beyond its limit.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    let pointsman = fleet::build("release")?.join("pointsman");
+    let dir = tempfile::Builder::new().prefix("pointsman-lab-scale-").tempdir()?;
+    let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let before = load();
+    let mut checks = Checks::default();
+    large(args, &pointsman, dir.path(), &mut checks).await?;
+    again(args, &pointsman, dir.path(), &mut checks)?;
+    if let Some(trace) = &args.trace {
+        policy(args, &pointsman, trace, &mut checks).await?;
+    }
+    sh::status(&format!("load average before and after: {} / {}", before.trim(), load().trim()));
+    checks.finish()
+}
+
+async fn large(args: &Args, pointsman: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let trace = dir.join("large.jsonl");
+    generate(args, pointsman, args.requests, &trace)?;
+    let mut compare = Command::new(pointsman);
+    compare.args(["compare", "--trace-block", TRACE_BLOCK, "--arm", "kv", "--seeds", "1", "--threads", "1"]);
+    compare.arg("--engines").arg(args.engines.to_string()).arg("--trace").arg(&trace);
+    let used = measure(&mut compare).await?;
+    let what = format!("{} requests on {} engines, wall and CPU", args.requests, args.engines);
+    checks.show(&what, format!("{:.1} s, {:.1} s", used.wall.as_secs_f64(), used.cpu.as_secs_f64()));
+    let gigabytes = used.peak_mb / 1e3;
+    checks.check("peak of resident memory", format!("{gigabytes:.2} GB"), gigabytes <= args.max_gigabytes);
+    Ok(())
+}
+
+/// Runs the same trace with the same seed twice.
+fn again(args: &Args, pointsman: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let (trace, fleet) = (dir.join("again.jsonl"), dir.join("fleet.toml"));
+    generate(args, pointsman, args.again, &trace)?;
+    let count = args.engines;
+    std::fs::write(&fleet, format!("block_tokens = {TRACE_BLOCK}\n[[engines]]\ncount = {count}\n"))?;
+    let run = |name: &str| -> anyhow::Result<Vec<u8>> {
+        let output = dir.join(name);
+        let mut command = Command::new(pointsman);
+        command.args(["trace", "run"]).arg(&trace).args([
+            "--trace-block",
+            TRACE_BLOCK,
+            "--arm",
+            "power-of-two",
+        ]);
+        command.args(["--seed", "7"]).arg("--fleet").arg(&fleet).arg("-o").arg(&output);
+        ensure!(command.stdout(Stdio::null()).status()?.success(), "pointsman trace run failed");
+        Ok(std::fs::read(&output)?)
+    };
+    let (one, other) = (run("one.jsonl")?, run("other.jsonl")?);
+    let what = format!("two runs of {} requests with one seed", args.again);
+    checks.check(&what, format!("{} bytes", one.len()), !one.is_empty() && one == other);
+    Ok(())
+}
+
+async fn policy(args: &Args, pointsman: &Path, trace: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let run = async |arm: &str| {
+        let mut compare = Command::new(pointsman);
+        compare.args(["compare", "--engines", "8", "--seeds", "1", "--threads", "1", "--arm", arm]);
+        measure(compare.arg("--trace").arg(trace)).await
+    };
+    let (compiled, native) = (run("kv-aware").await?, run("kv").await?);
+    let show = |used: Used| format!("{:.2} s, {:.2} s", used.wall.as_secs_f64(), used.cpu.as_secs_f64());
+    let in_time = compiled.wall.as_secs_f64() <= args.max_seconds;
+    checks.check("whole trace on 8 engines, kv-aware, wall and CPU", show(compiled), in_time);
+    checks.show("the same with the native mode kv", show(native));
+    Ok(())
+}
+
+fn generate(args: &Args, pointsman: &Path, requests: u32, to: &Path) -> anyhow::Result<()> {
+    let rate = args.rate * f64::from(args.engines);
+    let mut command = Command::new(pointsman);
+    command.args(["trace", "generate", "system-prompts", "--requests", &requests.to_string()]);
+    command.args(["--rate", &rate.to_string(), "-o"]).arg(to);
+    ensure!(command.stdout(Stdio::null()).status()?.success(), "pointsman trace generate failed");
+    Ok(())
+}
+
+/// Runs a command to its end.
+async fn measure(command: &mut Command) -> anyhow::Result<Used> {
+    let begun = Instant::now();
+    let mut child: Child = command.stdout(Stdio::null()).spawn().context("could not start pointsman")?;
+    let mut used = Used::default();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        used.cpu = used.cpu.max(Duration::from_nanos(proc::cpu_nanos(child.id())));
+        used.peak_mb = used.peak_mb.max(proc::peak_mb(child.id()).unwrap_or_default());
+        tokio::time::sleep(LOOK).await;
+    };
+    used.wall = begun.elapsed();
+    ensure!(status.success(), "pointsman ended with {status}");
+    Ok(used)
+}
