@@ -40,12 +40,12 @@ async fn served(roles: &[Role], directory: &Path) -> Calibration {
     let mut random = Random(1);
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..REQUESTS {
-        let length = random.below(870) + 30;
+        let length = random.below(600) + 30;
         let prompt: Vec<u32> = (0..length).map(|_| random.below(9_000) + 1).collect();
         let (osl, cluster) = (random.below(12) + 2, cluster.clone());
         tasks.spawn(async move { complete(&cluster, &prompt, osl).await });
         // Exponential pauses, as between independent clients.
-        let pause_s = -0.08 * (f64::from(random.below(1_000) + 1) / 1_001.0).ln();
+        let pause_s = -0.16 * (f64::from(random.below(1_000) + 1) / 1_001.0).ln();
         tokio::time::sleep(Duration::from_secs_f64(pause_s)).await;
     }
     while let Some(ended) = tasks.join_next().await {

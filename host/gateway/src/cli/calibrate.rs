@@ -73,7 +73,8 @@ pub(super) struct CalibrateArgs {
     /// Environment variable that holds the API key.
     #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
     api_key_env: String,
-    /// Most requests in all [default: 200]; with --log, how many of its last requests are used [default: 5000].
+    /// Most requests in all [default: 200]; with --log, number of its last requests that are used
+    /// [default: 5000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..=100_000))]
     max_requests: Option<u32>,
     /// Most time in all, seconds. What was measured by then is used.

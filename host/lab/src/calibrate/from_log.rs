@@ -13,7 +13,7 @@ use self::{
     fit_legs::{fit_links, fit_role, held_out},
     legs::Load,
 };
-use super::{CalibrateError, Calibration, Capacity, KnownCapacity, report::term_warnings};
+use super::{CalibrateError, Calibration, Capacity, HeldOut, KnownCapacity, report::term_warnings};
 use crate::{
     decision_log::{
         FileHeader, LoggedRequest,
@@ -32,6 +32,8 @@ mod tests;
 const DEFAULT_REQUESTS: usize = 5_000;
 /// Share of the requests that is fitted; the rest, the last ones, is the check.
 const FITTED_SHARE: f64 = 0.75;
+/// Median error of the check, percent, from which on the model is of no use.
+const POOR: f64 = 30.0;
 /// Least legs that an engine's coefficients are fitted to.
 const LEAST_LEGS: usize = 20;
 
@@ -196,21 +198,34 @@ fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<
     let mut warnings = term_warnings(&fits, links.as_deref());
     warnings.extend(load.left_out.warnings());
     if is_pair {
-        warnings.push(match links {
-            Some(_) => {
-                "link: the log does not tell the KV bytes of a token; bytes_per_token is a default value, and the \
-                 bandwidth follows from it"
-            }
-            None => {
-                "link: the log does not tell the end of a prefill from the first token (bootstrap engines, or a \
-                 gateway before decision times were logged); the transfer is a part of the prefill engine's times, \
-                 and the file's link has default values"
-            }
-        }
-        .to_owned());
+        warnings.push(link_warning(links.is_some()).to_owned());
     }
-    if held_out.is_none() {
-        warnings.push("nothing was kept back: the errors of this fleet are not known".to_owned());
-    }
+    warnings.extend(check_warning(held_out.as_ref()));
     Ok(Calibration { fleet, engines: fits, links, held_out, warnings })
+}
+
+/// What is not known of the link.
+fn link_warning(is_fitted: bool) -> &'static str {
+    if is_fitted {
+        "link: the log does not tell the KV bytes of a token; bytes_per_token is a default value, and the \
+         bandwidth follows from it"
+    } else {
+        "link: the log does not tell the end of a prefill from the first token (bootstrap engines, or a gateway \
+         before decision times were logged); the transfer is a part of the prefill engine's times, and the file's \
+         link has default values"
+    }
+}
+
+/// What to say of the check, if it does not speak for itself.
+fn check_warning(held_out: Option<&HeldOut>) -> Option<String> {
+    let Some(found) = held_out else {
+        return Some("nothing was kept back: the errors of this fleet are not known".to_owned());
+    };
+    let (ttft, e2e) = (found.ttft.median_percent, found.e2e.median_percent);
+    (ttft > POOR || e2e > POOR).then(|| {
+        format!(
+            "the model does not describe these engines: the median errors are {ttft:.0} % of TTFT and {e2e:.0} % of \
+             E2E; choose a time without queues that grow (--since, --until), or probe an engine (--url)"
+        )
+    })
 }

@@ -174,7 +174,7 @@ fn a_model_that_is_wrong_about_prompts_does_not_hide_the_link() {
     let mut wrong = Fleet { links: Links::default(), ..fleet };
     wrong.engines[0].step_time = StepTimeSpec::Linear { c0, c1, c2, c3: c3 * 1.2, c4: c4 * 1.2 };
     let (hidden, _) = fit_links(&lone, &wrong, 65_536, &[]).unwrap();
-    assert!(hidden.latency_ms < 6.0, "{hidden:?}");
+    assert!(hidden.gigabytes_per_second > 25.0, "{hidden:?}");
     let (found, terms) = fit_links(&lone, &wrong, 65_536, &prefill).unwrap();
     assert!((found.latency_ms - 12.0).abs() < 0.5, "{found:?} {terms:?}");
     assert!((found.gigabytes_per_second / 5.0 - 1.0).abs() < 0.05, "{found:?} {terms:?}");
