@@ -133,8 +133,8 @@ impl Receipt {
         })
     }
 
-    /// Returns what the policies that learn observe of this decision. Status, times and token counts are those
-    /// of the request, and remain to be filled in.
+    /// Returns what the policies that learn observe of this decision. Status, times and token counts are
+    /// those of the request, and remain to be filled in.
     #[must_use]
     pub fn outcome(&self, retried: bool) -> ObservedOutcome {
         ObservedOutcome {

@@ -309,8 +309,8 @@ pub trait DecodeOverride: Policy {
     /// [`Error`] when there is no answer.
     fn decide(&self, call: &Call, decode: &Facts<'_>, prefill: &Facts<'_>) -> Result<Plan, Error>;
 
-    /// Returns the router settings for the decode leg after a remote prefill. `facts` has request facts and no
-    /// rows. By default they are [`RouterConfigOverride::after_remote_prefill`].
+    /// Returns the router settings for the decode leg after a remote prefill. `facts` has request facts and
+    /// no rows. By default they are [`RouterConfigOverride::after_remote_prefill`].
     ///
     /// # Errors
     /// [`Error`] when there is no answer.
@@ -320,8 +320,8 @@ pub trait DecodeOverride: Policy {
 }
 
 impl RouterConfigOverride {
-    /// Returns the settings for a decode worker that receives all blocks, whatever it has cached, and does not
-    /// prefill.
+    /// Returns the settings for a decode worker that receives all blocks, whatever it has cached, and does
+    /// not prefill.
     #[must_use]
     pub fn after_remote_prefill() -> Self {
         Self {

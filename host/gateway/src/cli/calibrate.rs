@@ -58,8 +58,8 @@ pub(super) struct CalibrateArgs {
     /// Address of the decode engine of a pair.
     #[arg(long, requires = "prefill")]
     decode: Option<String>,
-    /// Measure each engine of a pair while the other is idle, for engines that share nothing. Otherwise both are
-    /// measured at once, so that the figures hold when both work.
+    /// Measure each engine of a pair while the other is idle, for engines that share nothing. Otherwise both
+    /// are measured at once, so that the figures hold when both work.
     #[arg(long, requires = "prefill")]
     apart: bool,
     /// Fit the measurements of an earlier run (its --json) instead of measuring.

@@ -195,9 +195,9 @@ pub(super) fn terms<const N: usize>(solution: &Solution<N>, names: [Term; N]) ->
 }
 
 /// Fits the links of a fleet whose engines are fitted, to lone requests through a prefill and decode pair:
-/// what the engines leave unexplained of the time to first token is the transfer. It is short beside a prompt's
-/// computation, of which the model may be wrong by more: `prefill` has lone requests to the prefill engine, and
-/// those of a prompt's length replace the model.
+/// what the engines leave unexplained of the time to first token is the transfer. It is short beside a
+/// prompt's computation, of which the model may be wrong by more: `prefill` has lone requests to the prefill
+/// engine, and those of a prompt's length replace the model.
 #[must_use]
 pub fn fit_links(
     lone: &[Sample],

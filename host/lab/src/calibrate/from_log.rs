@@ -1,5 +1,5 @@
-//! Calibration from a decision log: what ran together on each engine follows from the requests that overlapped
-//! there. The last part of the log is not fitted; the errors are those on it.
+//! Calibration from a decision log: what ran together on each engine follows from the requests that
+//! overlapped there. The last part of the log is not fitted; the errors are those on it.
 
 use std::{
     collections::{BTreeMap, VecDeque},

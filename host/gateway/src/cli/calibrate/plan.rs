@@ -17,7 +17,8 @@ const MIX_SHARE: f64 = 0.4;
 const MAX_MIX: u32 = 100;
 /// Share of the requests for the link of a pair.
 const PAIR_SHARE: f64 = 0.1;
-/// Share of the requests to each engine of a pair while the other is idle, when both are also measured together.
+/// Share of the requests to each engine of a pair while the other is idle, when both are also measured
+/// together.
 const ALONE_SHARE: f64 = 0.06;
 
 /// Requests to one server.

@@ -54,8 +54,8 @@ pub(super) fn fit_role(
     Some(Fit { terms: terms(&solution?, ENGINE_TERMS), requests: legs, left_out })
 }
 
-/// Solves the rows without the figures that they do not tell apart from 0. `terms` are the columns of a number
-/// and of its square: where the rows do not tell these apart, the number stays.
+/// Solves the rows without the figures that they do not tell apart from 0. `terms` are the columns of a
+/// number and of its square: where the rows do not tell these apart, the number stays.
 fn certain<const N: usize>(rows: &[Row<N>], order: &[usize], terms: Option<(usize, usize)>) -> Solution<N> {
     let mut order = order.to_vec();
     loop {

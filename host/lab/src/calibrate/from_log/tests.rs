@@ -212,7 +212,8 @@ fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_pref
     };
     assert_near(&lone(prefill), &lone(PREFILL), 0.05);
     let decode = values(&calibration, Role::Decode);
-    // The log does not tell when KV arrived within a step, so that some sequences are a step early or late: 10 %.
+    // The log does not tell when KV arrived within a step, so that some sequences are a step early or late:
+    // 10 %.
     assert_near(&[decode[1], decode[2], decode[3]], &[DECODE[1], DECODE[2], DECODE[3]], 0.1);
     let links = calibration.fleet.links;
     let per_token_ms = links.bytes_per_token as f64 / links.gigabytes_per_second / 1e6;

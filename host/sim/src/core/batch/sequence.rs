@@ -10,7 +10,8 @@ pub enum PromptKv {
     /// The engine computes it.
     #[default]
     Computed,
-    /// The engine computes it except the first tokens, which are in its cache whatever the model's cache holds.
+    /// The engine computes it except the first tokens, which are in its cache whatever the model's cache
+    /// holds.
     Cached(u32),
     /// Another engine computed it, and it arrived before the sequence was submitted.
     Received,
