@@ -217,8 +217,9 @@ fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_pref
     assert_near(&[decode[1], decode[2], decode[3]], &[DECODE[1], DECODE[2], DECODE[3]], 0.1);
     let links = calibration.fleet.links;
     let per_token_ms = links.bytes_per_token as f64 / links.gigabytes_per_second / 1e6;
+    // The log does not tell when within a step the KV came: half a decode step either way.
     assert!(
-        (links.latency_ms - LINK[0]).abs() < 1.5 && (per_token_ms / LINK[1] - 1.0).abs() < 0.2,
+        (links.latency_ms - LINK[0]).abs() < 0.5 * DECODE[1] && (per_token_ms / LINK[1] - 1.0).abs() < 0.2,
         "{links:?}"
     );
     let held_out = calibration.held_out.unwrap();
