@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Context as _;
 use pointsman_gateway::{
     config::{Config, reload::ConfigSource},
-    daemon::Daemon,
+    daemon::{Daemon, InheritedSockets},
 };
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_workers::WorkerSpec;
@@ -109,7 +109,7 @@ impl TestClusterBuilder {
         let started = self.config.clone();
         let source =
             self.reread.map(|(path, read)| ConfigSource { path, read: Arc::new(move || read(&started)) });
-        let gateway = Daemon::start_from(&self.config, source).await?;
+        let gateway = Daemon::start_from(&self.config, source, InheritedSockets::default()).await?;
         let cluster = TestCluster {
             client: Client::new(gateway.address),
             admin: Client::new(gateway.admin),

@@ -11,13 +11,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     config::{Config, Environment, reload::ConfigSource},
-    daemon::Daemon,
+    daemon::{Daemon, InheritedSockets, service_manager},
     telemetry::text_log,
 };
 
 mod calibrate;
 mod check;
 mod config;
+mod generate;
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
@@ -71,6 +72,16 @@ enum Command {
     /// Convert and generate request traces.
     #[command(subcommand)]
     Trace(TraceCommand),
+    /// Print the completions of a shell.
+    Completions {
+        /// The shell, for instance: `pointsman completions bash > /etc/bash_completion.d/pointsman`.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages: pointsman.1 and one for each command.
+    Man {
+        /// Directory for the pages; it is created.
+        dir: PathBuf,
+    },
     /// Compile the policy file on stdin into the compile cache. The daemon runs this for each file.
     #[command(hide = true)]
     CompilePolicy {
@@ -127,6 +138,8 @@ impl Cli {
             Command::Compare(args) => args.run(),
             Command::Calibrate(args) => args.run(),
             Command::Trace(command) => command.run(),
+            Command::Completions { shell } => generate::completions(shell),
+            Command::Man { dir } => generate::manual_pages(&dir),
             Command::CompilePolicy { .. } => Ok(ExitCode::FAILURE),
         };
         match outcome {
@@ -193,8 +206,9 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         crate::state::open_files::raise_limit();
-        let running = Daemon::start_from(&config, source).await?;
+        let running = Daemon::start_from(&config, source, InheritedSockets::of_process()?).await?;
         print(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
+        service_manager::ready();
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = signal(SignalKind::hangup())?;
         let reload = async {
@@ -220,6 +234,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
             () = reload => {}
         }
         tracing::info!("draining");
+        service_manager::stopping();
         running.drain().await;
         Ok(ExitCode::SUCCESS)
     })

@@ -33,9 +33,12 @@ use crate::{
 
 mod check;
 mod reload;
+pub(crate) mod service_manager;
 mod slots;
 
 pub(crate) use check::check;
+use service_manager::Heartbeats;
+pub use service_manager::InheritedSockets;
 
 /// Bytes that the kernel buffers for a client that does not read: without a limit, it is several megabytes.
 const CLIENT_SEND_BUFFER: u32 = 128 * 1024;
@@ -65,19 +68,25 @@ impl Daemon {
     /// A listener cannot be bound, a built-in policy refuses its settings, or the policy directory does not
     /// exist.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
-        Self::start_from(config, None).await
+        Self::start_from(config, None, InheritedSockets::default()).await
     }
 
-    /// As [`Daemon::start`], and reads the configuration again from `source` when it changes.
+    /// As [`Daemon::start`], and reads the configuration again from `source` when it changes. Sockets of the
+    /// service manager take the place of the configured addresses.
     ///
     /// # Errors
     /// As [`Daemon::start`].
-    pub async fn start_from(config: &Config, source: Option<ConfigSource>) -> anyhow::Result<Self> {
+    pub async fn start_from(
+        config: &Config,
+        source: Option<ConfigSource>,
+        sockets: InheritedSockets,
+    ) -> anyhow::Result<Self> {
         let settings = config.resolve()?;
         let listeners = settings.fixed.listeners.clone();
-        let client = bind(listeners.listen, CLIENT_SEND_BUFFER).map_err(cannot_listen("server.listen"));
-        let admin =
-            bind(listeners.admin_listen, ADMIN_SEND_BUFFER).map_err(cannot_listen("server.admin_listen"));
+        let client = listen(sockets.clients, listeners.listen, CLIENT_SEND_BUFFER);
+        let client = client.map_err(cannot_listen("server.listen"));
+        let admin = listen(sockets.admin, listeners.admin_listen, ADMIN_SEND_BUFFER);
+        let admin = admin.map_err(cannot_listen("server.admin_listen"));
         let (client, admin_listener) = match (client, admin) {
             (Ok(client), Ok(admin)) => (client, admin),
             (client, admin) => {
@@ -96,14 +105,17 @@ impl Daemon {
         start_feeds(&state, &stop, &state.tracker)?;
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
+        let beats = Heartbeats::new(listeners.client_threads());
+        state.tracker.spawn(beats.clone().report(stop.clone()));
         for number in 0..listeners.client_threads() {
+            let beat = beats.clone().beat(number);
             let (shared, listener) = (shared.clone(), listener.try_clone()?);
             let (stop, alive) = (stop.clone(), servers.token());
             let origins = listeners.cors_origins.clone();
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
-                serve_on_this_thread(&shared, listener, &origins, stop);
+                serve_on_this_thread(&shared, listener, &origins, beat, stop);
             })?;
         }
         let routes = admin::routes(shared.clone());
@@ -176,6 +188,7 @@ fn serve_on_this_thread(
     shared: &SharedState,
     listener: std::net::TcpListener,
     cors_origins: &[HeaderValue],
+    beat: impl Future<Output = ()>,
     stop: CancellationToken,
 ) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -195,6 +208,7 @@ fn serve_on_this_thread(
                 tokio::select! {
                     () = serving => {}
                     () = sweeper => {}
+                    () = beat => {}
                 }
             }
             Err(error) => {
@@ -226,6 +240,17 @@ async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
             () = stop.cancelled() => return,
         }
     }
+}
+
+/// Listens on an address, or takes the socket of the service manager in its place.
+fn listen(
+    inherited: Option<std::net::TcpListener>,
+    address: SocketAddr,
+    send_buffer: u32,
+) -> Result<TcpListener, BindError> {
+    let Some(listener) = inherited else { return bind(address, send_buffer) };
+    let taken = socket2::SockRef::from(&listener).set_send_buffer_size(send_buffer as usize);
+    taken.and_then(|()| TcpListener::from_std(listener)).map_err(|error| BindError { address, error })
 }
 
 /// Listens on an address. Accepted connections inherit the size of the send buffer.

@@ -1,0 +1,114 @@
+//! `pointsman serve` under a service manager: readiness, watchdog, and sockets that outlive a restart.
+
+#![allow(clippy::unwrap_used, reason = "tests and their helpers may fail")]
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::UnixDatagram,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+/// Starts `serve` as systemd does: by a shell that makes the sockets descriptors 3 and 4 and then becomes
+/// the daemon, so that `LISTEN_PID` is right.
+fn start(sockets: &[(&str, &TcpListener)], notify: Option<&std::path::Path>, arguments: &str) -> Child {
+    let mut command = Command::new("/bin/bash");
+    let (mut redirects, mut names) = (String::new(), Vec::new());
+    for (index, (name, socket)) in sockets.iter().enumerate() {
+        // The shell opens the parent's descriptor anew under its number.
+        use std::os::fd::AsRawFd as _;
+        redirects.push_str(&format!(" {}<&{}", index + 3, socket.as_raw_fd()));
+        names.push(*name);
+    }
+    let binary = env!("CARGO_BIN_EXE_pointsman");
+    command
+        .arg("-c")
+        .arg(format!("export LISTEN_PID=$$ WATCHDOG_PID=$$; exec {binary} serve {arguments}{redirects}"));
+    command.env("LISTEN_FDS", sockets.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+    if let Some(path) = notify {
+        command.env("NOTIFY_SOCKET", path).env("WATCHDOG_USEC", "900000");
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// A listening socket that child processes inherit.
+fn inheritable() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn terminate(mut child: Child) {
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    child.wait().unwrap();
+}
+
+/// The status line of `GET path`.
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
+}
+
+#[test]
+fn a_connection_that_comes_between_two_processes_is_served_by_the_second() {
+    let ((clients, address), (admin, admin_address)) = (inheritable(), inheritable());
+    let sockets = [("clients", &clients), ("admin", &admin)];
+    let first = start(&sockets, None, "--listen 127.0.0.1:1 --admin-listen 127.0.0.1:2");
+    // N4.1: the sockets take the place of the addresses, which could not be bound without privileges.
+    assert_eq!(get(address, "/health"), "HTTP/1.1 200 OK");
+    assert_eq!(get(admin_address, "/healthz"), "HTTP/1.1 200 OK");
+    terminate(first);
+
+    // N4.2
+    let waiting = std::thread::spawn(move || get(address, "/health"));
+    std::thread::sleep(Duration::from_millis(300));
+    let second = start(&sockets, None, "");
+    assert_eq!(waiting.join().unwrap(), "HTTP/1.1 200 OK");
+    terminate(second);
+}
+
+#[test]
+fn the_service_manager_hears_of_readiness_life_and_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let hear = || {
+        let mut text = [0; 512];
+        let length = socket.recv(&mut text).unwrap();
+        String::from_utf8_lossy(text.get(..length).unwrap()).trim_end().to_owned()
+    };
+    let child = start(&[], Some(&path), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
+    // N4.3
+    assert_eq!(hear(), "READY=1");
+    // N4.4
+    assert_eq!((hear().as_str(), hear().as_str()), ("WATCHDOG=1", "WATCHDOG=1"));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let last = std::iter::repeat_with(hear).find(|text| text != "WATCHDOG=1").unwrap();
+    assert_eq!(last, "STOPPING=1");
+    terminate_ended(child);
+}
+
+fn terminate_ended(mut child: Child) {
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_socket_with_another_name_is_refused() {
+    let (socket, _) = inheritable();
+    let mut child = start(&[("http", &socket)], None, "");
+    assert_eq!(child.wait().unwrap().code(), Some(2));
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    let expected =
+        "the service manager passed a socket named `http`: expected FileDescriptorName=clients or admin";
+    assert!(text.contains(expected), "{text}");
+}
