@@ -3,10 +3,12 @@
 
 pub mod client;
 pub mod cluster;
+pub mod collector;
 pub mod fountain;
 pub mod raw;
 pub mod raw_engine;
 
 pub use client::{Client, Reply, Stream};
 pub use cluster::{TestCluster, TestClusterBuilder};
+pub use collector::{Behaviour, Collector, ReceivedSpan};
 pub use raw_engine::{Act, RawEngine, RawRequest};

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use axum::{
     Json, Router,
     extract::State as Extract,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     middleware,
     response::IntoResponse,
     routing::{delete, get, post},
@@ -18,7 +18,7 @@ use crate::{
     http::body,
     orchestrate::availability::servable_models,
     state::{SharedState, State},
-    telemetry::exposition::{self, Sources},
+    telemetry::exposition::{self, Sources, TextFormat},
 };
 
 mod audit;
@@ -84,7 +84,8 @@ async fn readyz(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
     )
 }
 
-async fn metrics(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
+async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> impl IntoResponse {
+    let format = TextFormat::accepted(&headers);
     let sources = Sources {
         workers: state.registry.clone(),
         router: state.router.clone(),
@@ -92,11 +93,8 @@ async fn metrics(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
         policies: state.policies.clone(),
         learning: state.learning.clone(),
     };
-    match exposition::encode(&state.metrics, sources) {
-        Ok(text) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], text).into_response()
-        }
+    match exposition::encode(&state.metrics, sources, format) {
+        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

@@ -32,6 +32,7 @@ mod slots;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod traces;
 mod upstream;
 
 pub use environment::Environment;
@@ -45,6 +46,7 @@ pub use sections::{Decisions, Index, Limits, Probe, Routing, Server, Timeouts};
 pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
 pub(crate) use tenants::ALL_TENANTS;
 pub use tenants::{TenantEntry, TenantModelEntry};
+pub use traces::{SemconvVersion, Traces};
 pub use upstream::Upstream;
 
 use pointsman_config_file::{Lines, Parsed, UnreadElements};
@@ -70,6 +72,8 @@ pub struct Config {
     pub limits: Limits,
     /// Record of decisions.
     pub decisions: Decisions,
+    /// Traces of requests.
+    pub traces: Traces,
     /// Time limits.
     pub timeouts: Timeouts,
     /// Idle connections to workers.
@@ -106,7 +110,7 @@ struct Flags {
 }
 
 /// Keys whose values no message may show.
-const SECRET_KEYS: [&str; 4] = ["api_keys", "admin_token", "api_key", "hash_salt"];
+const SECRET_KEYS: [&str; 5] = ["api_keys", "admin_token", "api_key", "hash_salt", "headers"];
 
 /// Reads a file and parses it. Variables of the environment take the place of its values.
 ///

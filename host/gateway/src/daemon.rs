@@ -26,7 +26,7 @@ use crate::{
     http::{self, DataThread, audience::Audience},
     state::open_files::connection_limit,
     state::{Settings, SharedState, State},
-    telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics},
+    telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
     tokenization::Tokens,
 };
@@ -44,7 +44,7 @@ pub use service_manager::InheritedSockets;
 const CLIENT_SEND_BUFFER: u32 = 128 * 1024;
 /// Bytes that the kernel buffers for an operator that does not read.
 const ADMIN_SEND_BUFFER: u32 = 64 * 1024;
-/// How long the end of the daemon waits for the decision log.
+/// How long the end of the daemon waits for the decision log, and for the exporter of traces.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -165,6 +165,9 @@ impl Daemon {
         }
         if let Some(log) = &state.decision_log {
             log.flush(LOG_FLUSH_TIMEOUT).await;
+        }
+        if let Some(traces) = &state.traces {
+            traces.flush(LOG_FLUSH_TIMEOUT).await;
         }
     }
 }
@@ -340,6 +343,7 @@ fn build(
         tenants: Arc::default(),
         decision_stats: Arc::new(DecisionStats::new(router.slots())),
         decision_log: DecisionLog::start(&reloadable.decision_log, fixed.block_size, &metrics)?,
+        traces: Traces::start(&reloadable.traces, &metrics)?,
         metrics,
         router: Arc::new(router),
         policies: Arc::new(manager),

@@ -22,7 +22,7 @@ use crate::{
     openai::sse::Usage,
     openai::trace_context::Span,
     state::State,
-    telemetry::account::Account,
+    telemetry::{account::Account, metrics::seconds},
     upstream::{Body, CallError, Upstream},
 };
 
@@ -241,10 +241,12 @@ impl Drive {
             Action::Send(_) => self.send_decode(false),
             Action::SendToConsume => self.send_decode(true),
             Action::Cancel(Leg::Prefill) => {
+                self.account.leg_cancelled(Leg::Prefill);
                 self.prefill.call = None;
                 self.free(Leg::Prefill);
             }
             Action::Cancel(leg) => {
+                self.account.leg_cancelled(leg);
                 self.decode.call = None;
                 self.pending_head = None;
                 self.free(leg);
@@ -278,6 +280,7 @@ impl Drive {
         let Some(candidate) = &self.decode.candidate else { return };
         let leg = self.legs.answering();
         self.state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
+        self.account.leg_ended(leg, Ok(()));
         candidate.load().observe_outcome(true);
         candidate.worker.note_outcome(true);
         self.acquit();
@@ -289,6 +292,9 @@ impl Drive {
     fn finish(&mut self) {
         if self.legs.strands() && self.handoff.is_some() {
             self.state.metrics.handoff("stranded");
+        }
+        if !self.attempts.queued().is_zero() {
+            self.state.metrics.queue_wait.observe(seconds(self.attempts.queued()));
         }
         self.over.cancel();
         self.attempts.stop();

@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     budget::Budget, config::reload::ConfigReloader, telemetry::decision_log::DecisionLog,
     telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics, telemetry::tenants::Tenants,
-    tenant_limits::TenantLimits, tokenization::Tokens,
+    telemetry::traces::Traces, tenant_limits::TenantLimits, tokenization::Tokens,
 };
 
 pub(crate) mod address_budget;
@@ -72,6 +72,8 @@ pub struct State {
     pub(crate) tenants: Arc<Tenants>,
     /// Log of decisions and outcomes; `None`: it is off.
     pub(crate) decision_log: Option<Arc<DecisionLog>>,
+    /// Records traces of requests; `None`: it is off.
+    pub(crate) traces: Option<Arc<Traces>>,
     /// Decisions and their outcomes of the last hour.
     pub(crate) decision_stats: Arc<DecisionStats>,
     /// Counters and histograms.

@@ -11,3 +11,4 @@ pub(crate) mod metrics;
 pub(crate) mod prediction_checks;
 pub(crate) mod tenants;
 pub(crate) mod text_log;
+pub(crate) mod traces;

@@ -22,6 +22,7 @@ use super::{
 mod decisions;
 mod limits;
 mod model;
+mod traces;
 
 /// Validates `config`. Returns the settings with all problems. If there are problems, the settings serve only
 /// to look for more.
@@ -35,6 +36,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         tenants,
         limits,
         decisions,
+        traces,
         timeouts,
         upstream,
         probe,
@@ -47,6 +49,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
     let (block_size, routing) = problems.routing(routing);
     let (decisions, decision_log) = problems.decisions(decisions);
     let limits = problems.limits(limits, server.max_body_bytes);
+    let traces = problems.traces(traces);
     let timeouts = problems.timeouts(timeouts);
     let upstream = problems.upstream(upstream);
     let probe = problems.probe(probe);
@@ -77,6 +80,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         limits,
         decisions,
         decision_log,
+        traces,
         timeouts,
         upstream,
         probe,

@@ -21,6 +21,7 @@ mod model;
 
 pub use decisions::{DecisionLogSettings, DecisionSettings};
 pub use model::ModelSettings;
+pub use traces::TraceSettings;
 
 /// A validated configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +50,7 @@ macro_rules! settings {
 }
 
 mod decisions;
+mod traces;
 
 /// Values that only a restart changes.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,6 +144,8 @@ pub struct Reloadable {
     pub decisions: DecisionSettings,
     /// The log of `[decisions]`.
     pub decision_log: DecisionLogSettings,
+    /// `[traces]`.
+    pub traces: TraceSettings,
     /// `[timeouts]`.
     pub timeouts: TimeoutSettings,
     /// `[upstream]`.
@@ -351,6 +355,7 @@ impl Reloadable {
             limits,
             decisions,
             decision_log,
+            traces,
             timeouts,
             upstream,
             probe,
@@ -366,6 +371,7 @@ impl Reloadable {
         limits.changed_keys(&new.limits, &mut paths);
         decisions.changed_keys(&new.decisions, &mut paths);
         decision_log.changed_keys(&new.decision_log, &mut paths);
+        traces.changed_keys(&new.traces, &mut paths);
         timeouts.changed_keys(&new.timeouts, &mut paths);
         upstream.changed_keys(&new.upstream, &mut paths);
         probe.changed_keys(&new.probe, &mut paths);

@@ -18,7 +18,7 @@ use crate::{
         settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
     },
     state::{Settings, SharedState, State, open_files::connection_limit, rate_limit::RateLimiter},
-    telemetry::decision_log::DecisionLog,
+    telemetry::{decision_log::DecisionLog, traces::Traces},
     tenant_limits::TenantLimits,
     tokenization::Tokens,
 };
@@ -34,6 +34,7 @@ impl ReloadTarget for SharedState {
             limits,
             decisions,
             decision_log,
+            traces,
             timeouts: _,
             upstream: _,
             probe,
@@ -58,6 +59,12 @@ impl ReloadTarget for SharedState {
                 invalid(format!("decisions.log_dir: cannot start the log's thread: {error}"))
             })?
         };
+        let traces = if *traces == before.traces {
+            state.traces.clone()
+        } else {
+            let started = Traces::start(traces, &state.metrics);
+            started.map_err(|error| invalid(format!("traces: cannot start the exporter: {error}")))?
+        };
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
@@ -80,6 +87,7 @@ impl ReloadTarget for SharedState {
             limiter,
             tenant_limits: TenantLimits::new(tenants, routing.hash_salt, state.tenant_limits.as_ref()),
             decision_log: log,
+            traces,
             tokens: Arc::new(tokens),
             ..(*state).clone()
         });

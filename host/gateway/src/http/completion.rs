@@ -9,6 +9,7 @@ use axum::{
 use bytes::Bytes;
 use pointsman_routing::Purpose;
 use pointsman_workers::{Leg, ModelName};
+use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -40,6 +41,9 @@ use crate::{
 /// Body from which on a client may have left unnoticed while it was read, bytes.
 const LARGE_BODY: usize = 64 * 1024;
 
+/// Time from which a search for tokens that found none is worth a span.
+const SLOW_TOKENS: Duration = Duration::from_millis(1);
+
 /// A request whose body was read.
 struct Received {
     endpoint: Endpoint,
@@ -64,9 +68,13 @@ pub(super) async fn serve(
         client.set_deadline(started + state.settings.request_timeout);
     }
     let mut account = Account::new(state.metrics.clone(), request_id(&parts.headers), endpoint, started);
+    if let Some(traces) = &state.traces {
+        account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
+    }
     let answer = match admit(&state, &parts.headers, body, started, Peer::of(&parts.extensions)).await {
         Err(error) => refuse(account, &error),
         Ok(Admitted { body, tenant, held }) => {
+            account.stage("receive", started);
             account.holds(held);
             let (gone, tracker) = (CancellationToken::new(), state.tracker.clone());
             let received = Received { endpoint, headers: parts.headers, body, tenant, account };
@@ -103,17 +111,10 @@ async fn answer(
             Err(exceeded) => return refuse(account, &ApiError::TenantLimit(exceeded)),
         }
     }
-    let deadline = account.started() + state.settings.request_timeout;
-    let tokens = tokio::select! {
-        biased;
-        tokens = state.tokens.of(&request, &upstream, &state.metrics) => tokens,
-        () = gone.cancelled() => None,
-        () = tokio::time::sleep_until(deadline) => return refuse(account, &ApiError::Deadline),
+    let tokens = match tokens_of(&state, &upstream, &request, &gone, &mut account).await {
+        Ok(tokens) => tokens,
+        Err(error) => return refuse(account, &error),
     };
-    // Nothing was sent for a client that left: planning and prefill would be wasted.
-    if gone.is_cancelled() {
-        return refuse(account, &ApiError::ClientClosed);
-    }
     let tenant = tenant.map(|hash| {
         account.of_tenant(state.tenants.enter(hash));
         Tenant { hash, active_requests: state.tenants.active(hash) }
@@ -135,14 +136,16 @@ async fn answer(
         // The session begins anew (A2).
         routing_request.session_hash.inspect(|session| state.sessions.close(*session));
     }
+    let planning = Instant::now();
     let id = Some(account.request_id.as_str());
     let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Route, id);
     let decode_override = match &plan {
         Ok(plan) => plan.decode_override.clone(),
         Err(unplanned) => unplanned.decode_override.as_deref().cloned(),
     };
-    let account =
+    let mut account =
         account.recording(state.router.decisions(), &state.learning, &state.decision_stats, decode_override);
+    account.planned(planning);
     let plan = match plan {
         Ok(plan) => plan,
         Err(Unplanned { error, .. }) => return refuse(account, &error),
@@ -150,6 +153,28 @@ async fn answer(
     let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
     let planned = orchestrate::PlannedRequest { request, routing_request, snapshot, plan, explain };
     orchestrate::drive(state, upstream, planned, account, gone).await
+}
+
+/// Returns the tokens of the prompt, if they can be had before the client leaves and the deadline passes.
+async fn tokens_of(
+    state: &State,
+    upstream: &Upstream,
+    request: &Arc<Request>,
+    gone: &CancellationToken,
+    account: &mut Account,
+) -> Result<Option<Vec<u32>>, ApiError> {
+    let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
+    let tokens = tokio::select! {
+        biased;
+        tokens = state.tokens.of(request, upstream, &state.metrics) => tokens,
+        () = gone.cancelled() => None,
+        () = tokio::time::sleep_until(deadline) => return Err(ApiError::Deadline),
+    };
+    if tokens.is_some() || begun.elapsed() > SLOW_TOKENS {
+        account.stage("tokenize", begun);
+    }
+    // Nothing was sent for a client that left: planning and prefill would be wasted.
+    if gone.is_cancelled() { Err(ApiError::ClientClosed) } else { Ok(tokens) }
 }
 
 /// Parses a request. A canary is a completion.

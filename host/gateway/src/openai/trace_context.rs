@@ -8,6 +8,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 const MAX_STATE: usize = 512;
 /// Limit of the members of a trace state.
 const MAX_MEMBERS: usize = 32;
+/// The flag "sampled".
+const SAMPLED: u8 = 1;
 /// The gateway's key in the trace state.
 const KEY: &str = "pointsman";
 
@@ -18,6 +20,8 @@ const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TraceContext {
     id: u128,
+    /// The client's span; 0: the trace begins here.
+    parent: u64,
     flags: u8,
     /// The state of other systems, valid and without the gateway's own member.
     state: String,
@@ -37,15 +41,17 @@ impl TraceContext {
     /// Begins a trace that is not sampled.
     #[must_use]
     pub(crate) fn begin() -> Self {
-        Self { id: rand::random::<u128>().max(1), flags: 0, state: String::new() }
+        Self { id: rand::random::<u128>().max(1), parent: 0, flags: 0, state: String::new() }
     }
 
-    fn given(headers: &HeaderMap) -> Option<Self> {
+    /// Returns the client's trace, if it has a valid one.
+    #[must_use]
+    pub(crate) fn given(headers: &HeaderMap) -> Option<Self> {
         let mut parents = headers.get_all(TRACEPARENT).iter();
-        let (id, flags) = parse(parents.next()?.to_str().ok()?)?;
+        let (id, parent, flags) = parse(parents.next()?.to_str().ok()?)?;
         // A request with two parents has no valid one.
         let alone = parents.next().is_none();
-        alone.then(|| Self { id, flags, state: state(headers) })
+        alone.then(|| Self { id, parent, flags, state: state(headers) })
     }
 
     /// Returns the headers of a leg. `prefill` is the span of the prefill leg that this leg continues.
@@ -68,6 +74,43 @@ impl TraceContext {
     pub(crate) fn id(&self) -> String {
         format!("{:032x}", self.id)
     }
+
+    /// Returns the id of the trace as its bytes.
+    #[must_use]
+    pub(crate) fn id_bytes(&self) -> [u8; 16] {
+        self.id.to_be_bytes()
+    }
+
+    /// Returns the client's span that the request belongs to.
+    #[must_use]
+    pub(crate) fn parent(&self) -> Option<Span> {
+        (self.parent != 0).then_some(Span(self.parent))
+    }
+
+    /// Returns the trace state of other systems.
+    #[must_use]
+    pub(crate) fn state(&self) -> &str {
+        &self.state
+    }
+
+    /// Whether someone records the trace.
+    #[must_use]
+    pub(crate) fn is_sampled(&self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+
+    /// Returns the same trace with the sampled flag.
+    #[must_use]
+    pub(crate) fn sampled(self) -> Self {
+        Self { flags: self.flags | SAMPLED, ..self }
+    }
+
+    /// Returns the 63 bits of the id by which OpenTelemetry's ratio sampler decides: all services that see
+    /// the trace decide alike.
+    #[must_use]
+    pub(crate) fn ratio_bits(&self) -> u64 {
+        (self.id & u128::from(u64::MAX >> 1)) as u64
+    }
 }
 
 impl Span {
@@ -75,6 +118,12 @@ impl Span {
     #[must_use]
     pub(crate) fn fresh() -> Self {
         Self(rand::random::<u64>().max(1))
+    }
+
+    /// Returns the span's id as its bytes.
+    #[must_use]
+    pub(crate) fn bytes(self) -> [u8; 8] {
+        self.0.to_be_bytes()
     }
 }
 
@@ -84,8 +133,8 @@ impl fmt::Display for Span {
     }
 }
 
-/// The id and the flags of a `traceparent`; a version to come may have more fields.
-fn parse(text: &str) -> Option<(u128, u8)> {
+/// The trace, the span and the flags of a `traceparent`; a version to come may have more fields.
+fn parse(text: &str) -> Option<(u128, u64, u8)> {
     let mut fields = text.trim().split('-');
     let version = hex(fields.next()?, 2)?;
     let id = u128::from_str_radix(hex_text(fields.next()?, 32)?, 16).ok()?;
@@ -94,7 +143,7 @@ fn parse(text: &str) -> Option<(u128, u8)> {
     let whole = version != 0 || fields.next().is_none();
     let valid = version != 0xFF && id != 0 && parent != 0 && whole;
     // Only the flag "sampled" is known.
-    valid.then_some((id, u8::try_from(flags & 1).unwrap_or(0)))
+    valid.then_some((id, parent, u8::try_from(flags).unwrap_or(0) & SAMPLED))
 }
 
 fn hex(text: &str, digits: usize) -> Option<u64> {

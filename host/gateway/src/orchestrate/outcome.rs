@@ -37,6 +37,7 @@ impl Drive {
         let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
         self.state.metrics.leg("prefill", spec.engine.as_str(), "ok");
+        self.account.leg_ended(Leg::Prefill, Ok(()));
         candidate.load().observe_outcome(true);
         candidate.worker.note_outcome(true);
         let (Some(answer), Some(read)) = (answer, read) else { return Event::PrefillEnded };
@@ -168,6 +169,7 @@ impl Drive {
         if let Some(candidate) = &candidate {
             note_failure(&self.state, leg, candidate, &error, is_poison);
         }
+        self.account.leg_ended(leg, Err(error.kind()));
         self.attempts.note_failure(candidate.as_ref().map(id_of));
         if leg == Leg::Prefill && matches!(error, CallError::Timeout(_)) {
             self.suspect_decode();

@@ -67,7 +67,8 @@ struct Relay {
 }
 
 /// Starts to relay a stream whose head has arrived.
-pub(crate) fn stream(drive: Box<Drive>, head: Response<upstream::Body>) -> Response<Answer> {
+pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> Response<Answer> {
+    drive.account.relay_begins();
     let (parts, incoming) = head.into_parts();
     let content_type = parts.headers.get(header::CONTENT_TYPE).cloned();
     let mut response = Response::new(());

@@ -39,6 +39,7 @@ impl Drive {
         match ending {
             Ending::Whole(mut response) => {
                 self.decorate(response.headers_mut());
+                self.account.relay_begins();
                 let account = self.account;
                 response.map(|body| Answer::served(body, account))
             }

@@ -1,6 +1,6 @@
 //! Chooses a leg's worker, at once, after a pause or from the queue; books it and releases it.
 
-use pointsman_orchestration::{AfterRefusal, Entrant, Entry, Event, Parking, Queued};
+use pointsman_orchestration::{AfterRefusal, Entrant, Entry, Event, Parking, Queued, Waiting};
 use pointsman_routing::{Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest, SlotKind};
 use pointsman_workers::Leg;
 use tokio::time::Instant;
@@ -22,6 +22,7 @@ impl Drive {
         }
         let labels = crate::telemetry::metrics::ReasonLabels { reason: leg.as_str() };
         self.state.metrics.retries.get_or_create(&labels).inc();
+        self.account.waits("pause", leg);
     }
 
     /// Routes the leg whose wait is over.
@@ -56,7 +57,7 @@ impl Drive {
         } else {
             RouterConfigOverride::default()
         };
-        let mut refused = None;
+        let (mut refused, begun) = (None, Instant::now());
         let routed = state.router.route_noting(&query, &over, &mut refused);
         self.account.refused(refused);
         match routed {
@@ -67,25 +68,28 @@ impl Drive {
                 let event = self.routed(leg, routed);
                 self.report(event);
             }
-            Err(error) => self.not_routed(leg, error, place),
+            Err(error) => self.not_routed(leg, error, place, begun),
         }
     }
 
-    fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>) {
+    fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>, begun: Instant) {
         let state = &self.state;
         let (request, account) = (&self.routing_request, &self.account);
         let parking = parking(state, &self.request, request, account, leg);
         match self.attempts.after_refusal(leg, &error, place, self.handoff.is_some(), &parking) {
-            AfterRefusal::Wait => {}
+            AfterRefusal::Wait => {
+                let queued = matches!(self.attempts.waiting(), Some(Waiting::Queue(..)));
+                self.account.waits(if queued { "queue" } else { "pause" }, leg);
+            }
             AfterRefusal::RouteAgain => self.route(leg, None),
             AfterRefusal::GiveUp => {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
                 // On a retry, the first failure explains more than "no worker is left".
-                if failure.is_none() {
-                    let error = ApiError::of_route(error, state.settings.busy_status);
-                    *failure = Some(error.retried_after(state.queue.retry_after()));
-                }
+                let cause = ApiError::of_route(error, state.settings.busy_status);
+                let cause = cause.retried_after(state.queue.retry_after());
+                self.account.not_routed(leg, begun, cause.code());
+                failure.get_or_insert(cause);
                 self.report(Event::Unroutable);
             }
         }
@@ -99,7 +103,7 @@ impl Drive {
         let parking = parking(state, &self.request, request, &self.account, leg);
         match self.attempts.enter(leg, place, &parking) {
             Entry::Route(place) => return Some(place),
-            Entry::Wait => {}
+            Entry::Wait => self.account.waits("queue", leg),
             Entry::Refused => {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
@@ -136,7 +140,7 @@ impl Drive {
         let question = plan::question(&self.state, &self.request, &self.routing_request, &self.snapshot, leg);
         Query {
             attempt: self.attempts.earlier(),
-            explain: self.explain,
+            explain: self.explain || self.account.is_traced(),
             other_leg: other.map(id_of),
             queue_us: u32::try_from(self.attempts.queued().as_micros()).unwrap_or(u32::MAX),
             planned: self.planned.filter(|_| leg == Leg::Aggregated),

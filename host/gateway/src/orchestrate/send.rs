@@ -15,6 +15,7 @@ use super::{DecodeHead, Drive, drain_prefill::drain_prefill, target};
 use crate::{
     connectors::{Connector, LegContext, connector_for, leg_headers},
     openai::{request::Request, trace_context::Span},
+    telemetry::traces::LegTarget,
     upstream::{self, CallError, Silence},
 };
 
@@ -44,7 +45,10 @@ impl Drive {
         let body = connector.prefill(&self.request, &context);
         let span = Span::fresh();
         let mut headers = leg_headers(&context, target(candidate));
-        headers.extend(self.request.trace.headers(span, None));
+        headers.extend(self.account.trace_context(&self.request).headers(span, None));
+        let target =
+            LegTarget { leg: Leg::Prefill, candidate, attempt: self.attempts.earlier(), prefill: None };
+        self.account.leg_sent(span, target);
         let url = format!("{}{}", spec.url, self.request.endpoint.path());
         let upstream = self.upstream.clone();
         let limits = self.state.settings.leg_timeouts;
@@ -78,7 +82,10 @@ impl Drive {
         let mut headers = leg_headers(&context, target(candidate));
         // The decode leg names the prefill that it continues (D1).
         let prefill = self.prefill_span.filter(|_| self.legs.answering() == Leg::Decode);
-        headers.extend(self.request.trace.headers(Span::fresh(), prefill));
+        let span = Span::fresh();
+        headers.extend(self.account.trace_context(&self.request).headers(span, prefill));
+        let (leg, attempt) = (self.legs.answering(), self.attempts.earlier());
+        self.account.leg_sent(span, LegTarget { leg, candidate, attempt, prefill });
         headers
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
         let url = format!("{}{}", spec.url, self.request.endpoint.path());

@@ -12,13 +12,15 @@ use super::{
     decision_stats::DecisionStats,
     labels::Name,
     metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
-    prediction_checks::{Turn, WINDOW},
+    prediction_checks::tell,
     tenants::TenantRequest,
+    traces::RequestTrace,
 };
 mod log;
 mod outcome;
 mod override_record;
 mod quota;
+mod trace;
 
 use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
@@ -83,6 +85,8 @@ pub(crate) struct Account {
     origin: Option<Arc<Request>>,
     /// The decision log, with what it tells of the request.
     log: Option<LogDraft>,
+    /// Spans of the request, if they are recorded.
+    trace: Option<Box<RequestTrace>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +138,7 @@ impl Account {
             reservation: None,
             origin: None,
             log: None,
+            trace: None,
         }
     }
 
@@ -182,6 +187,9 @@ impl Account {
             let known = receipt.cached_known && receipt.cached_is_reported;
             let judged = known && !routing_request.prompt_tokens_estimated;
             self.exact_block = judged.then_some(block);
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.routed(&receipt);
         }
         self.receipts.push(receipt);
     }
@@ -312,19 +320,6 @@ fn mean((from, before): (Instant, u32), (to, after): (Instant, u32)) -> Option<D
     Some(to.checked_duration_since(from)? / tokens)
 }
 
-fn tell(model: &ModelName, turn: Option<Turn>) {
-    match turn {
-        None => {}
-        Some(Turn::Broke(wrong)) => tracing::warn!(
-            %model,
-            wrong,
-            of = WINDOW,
-            "cached-token predictions are wrong: check the tokenizer, chat template and block size"
-        ),
-        Some(Turn::Recovered) => tracing::info!(%model, "cached-token predictions are right again"),
-    }
-}
-
 impl Drop for Account {
     fn drop(&mut self) {
         self.settle();
@@ -336,10 +331,11 @@ impl Drop for Account {
         self.report_decisions();
         let Outcome { status, code } = self.outcome;
         let took = self.started.elapsed();
-        metrics.duration.observe(seconds(took));
+        let exemplar = self.exemplar();
+        metrics.duration.observe(seconds(took), exemplar.clone(), None);
         let ttft = self.first_token.map(|first| first - self.started);
         if let Some(ttft) = ttft {
-            metrics.ttft.observe(seconds(ttft));
+            metrics.ttft.observe(seconds(ttft), exemplar, None);
         }
         metrics.live_stats.note(ttft);
         if let Some(itl) = self.rest_itl() {
@@ -380,7 +376,7 @@ impl Drop for Account {
             cached_tokens = usage.cached_tokens,
             ttft_ms = ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
             took_ms = took.as_secs_f64() * 1e3,
-            trace = origin.map(|request| request.trace.id()),
+            trace = origin.map(|request| self.trace_context(request).id()),
             agent_session = agent.and_then(|agent| agent.session_id.as_deref()),
             agent_parent = agent.and_then(|agent| agent.parent_session_id.as_deref()),
             agent_final = agent.and_then(|agent| agent.session_final),
@@ -388,6 +384,7 @@ impl Drop for Account {
             mdc_sum = hints.and_then(|hints| hints.mdc_sum.as_deref()),
             "request"
         );
+        self.finish_trace();
         self.log();
     }
 }

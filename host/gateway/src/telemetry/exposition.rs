@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use http::{HeaderMap, header};
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{Feeds, Registry as Workers, WorkerId, events::FeedCounters};
@@ -21,6 +22,7 @@ use prometheus_client::{
 use super::metrics::Metrics;
 
 mod families;
+mod prometheus_text;
 mod slots;
 
 use families::{Families, Labels};
@@ -40,17 +42,49 @@ pub(crate) struct Sources {
     pub(crate) learning: Arc<Learning>,
 }
 
+/// A text format of `/metrics`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TextFormat {
+    /// OpenMetrics 1.0, with exemplars.
+    OpenMetrics,
+    /// Prometheus 0.0.4, which knows no exemplars.
+    Prometheus,
+}
+
+impl TextFormat {
+    /// Returns the format that a scraper accepts: OpenMetrics, unless it asks for another one only.
+    #[must_use]
+    pub(crate) fn accepted(headers: &HeaderMap) -> Self {
+        let mut accepted =
+            headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();
+        let named = |value: &str| value.contains("openmetrics") || value.contains("*/*");
+        if accepted.peek().is_none() || accepted.any(named) { Self::OpenMetrics } else { Self::Prometheus }
+    }
+
+    /// Returns the content type.
+    #[must_use]
+    pub(crate) fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
 /// Returns the text of `/metrics`.
 ///
 /// # Errors
 /// `prometheus_client` cannot write a metric.
-pub(crate) fn encode(metrics: &Metrics, sources: Sources) -> Result<String, fmt::Error> {
+pub(crate) fn encode(metrics: &Metrics, sources: Sources, format: TextFormat) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     metrics.register(&mut registry);
     registry.register_collector(Box::new(sources));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
-    Ok(text)
+    Ok(match format {
+        TextFormat::OpenMetrics => text,
+        TextFormat::Prometheus => prometheus_text::of(&text),
+    })
 }
 
 impl Collector for Sources {

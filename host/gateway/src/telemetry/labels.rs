@@ -5,11 +5,18 @@ use std::{
     sync::Arc,
 };
 
-use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
 /// Name of a model or policy as a label value.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Name(pub Arc<str>);
+
+/// Label of an exemplar.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct TraceLabel {
+    /// Id of the trace, 32 hex digits.
+    pub(crate) trace_id: String,
+}
 
 /// A label value that may contain any character; `prometheus_client` writes values as they are.
 pub(super) struct Escaped<'a>(pub(super) &'a str);

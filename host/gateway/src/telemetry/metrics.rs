@@ -12,15 +12,34 @@ use std::{
 use pointsman_routing::SlotKind;
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    metrics::{
+        counter::Counter, exemplar::HistogramWithExemplars, family::Family, gauge::Gauge,
+        histogram::Histogram,
+    },
     registry::Registry,
 };
 
-use super::{labels::Name, live_stats::LiveStats, prediction_checks::PredictionChecks};
+use super::{
+    labels::{Name, TraceLabel},
+    live_stats::LiveStats,
+    prediction_checks::PredictionChecks,
+};
 
-/// Upper bounds of times that clients see, in seconds.
-const CLIENT_BUCKETS: [f64; 16] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0];
+/// Upper bounds of the time to the first token, in seconds: those of vLLM, so that quantiles compare.
+const TTFT_BUCKETS: [f64; 22] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+];
+/// Upper bounds of the time between tokens, in seconds: those of vLLM from 10 ms on.
+const ITL_BUCKETS: [f64; 22] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0,
+];
+/// Upper bounds of the duration of requests, in seconds: those of vLLM from 0.3 s on.
+const DURATION_BUCKETS: [f64; 25] = [
+    0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
 /// Upper bounds of times within the gateway, in seconds.
 const ROUTE_BUCKETS: [f64; 14] =
     [1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1e-3, 2e-3, 5e-3, 2e-2];
@@ -122,7 +141,7 @@ pub struct Metrics {
     /// Requests in flight.
     pub inflight: Gauge,
     /// Time to first token in seconds.
-    pub ttft: Histogram,
+    pub(crate) ttft: HistogramWithExemplars<TraceLabel>,
     /// Mean inter-token latency in seconds, observed at each new KV block and at the end.
     pub itl: Histogram,
     /// Prompt tokens of a request (ISL).
@@ -132,7 +151,9 @@ pub struct Metrics {
     /// Share of a request's prompt that was cached.
     pub(crate) hit_rate: BySource,
     /// Duration of a request in seconds.
-    pub duration: Histogram,
+    pub(crate) duration: HistogramWithExemplars<TraceLabel>,
+    /// Time that a request waited in the admission queue in seconds.
+    pub(crate) queue_wait: Histogram,
     /// Routing decisions.
     pub decisions: Family<DecisionLabels, Counter>,
     /// Decisions by the native fallback.
@@ -176,6 +197,10 @@ pub struct Metrics {
     pub(crate) decision_log_bytes: Counter,
     /// Requests that the decision log lacks: the writer was behind (`queue`), or the disk failed (`disk`).
     pub(crate) decision_log_dropped: Family<ReasonLabels, Counter>,
+    /// Spans that the collector took.
+    pub(crate) trace_spans_exported: Counter,
+    /// Spans that were recorded and not exported, by reason.
+    pub(crate) trace_spans_dropped: Family<ReasonLabels, Counter>,
     /// The last minute, for the operators' page.
     pub live_stats: LiveStats,
 }
@@ -188,12 +213,13 @@ impl Default for Metrics {
             upstream_connections_closed: Counter::default(),
             connections: Gauge::default(),
             inflight: Gauge::default(),
-            ttft: Histogram::new(CLIENT_BUCKETS),
-            itl: Histogram::new(CLIENT_BUCKETS),
+            ttft: HistogramWithExemplars::new(TTFT_BUCKETS.into_iter()),
+            itl: Histogram::new(ITL_BUCKETS),
             isl: Family::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
             osl: Family::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
             hit_rate: Family::new_with_constructor(|| Histogram::new(SHARE_BUCKETS)),
-            duration: Histogram::new(CLIENT_BUCKETS),
+            duration: HistogramWithExemplars::new(DURATION_BUCKETS.into_iter()),
+            queue_wait: Histogram::new(DURATION_BUCKETS),
             decisions: Family::default(),
             fallbacks: Family::default(),
             route: Histogram::new(ROUTE_BUCKETS),
@@ -215,10 +241,14 @@ impl Default for Metrics {
             decision_log_records: Counter::default(),
             decision_log_bytes: Counter::default(),
             decision_log_dropped: Family::default(),
+            trace_spans_exported: Counter::default(),
+            trace_spans_dropped: Family::default(),
             live_stats: LiveStats::default(),
         }
     }
 }
+
+mod every_series;
 
 impl Metrics {
     /// Registers every metric for one scrape.
@@ -240,6 +270,7 @@ impl Metrics {
             osl "osl_tokens" "Number of output tokens of a request by the source of the number",
             hit_rate "cache_hit_ratio" "Share of a request's prompt tokens that were cached, by the source of the number",
             duration "request_seconds" "Duration of a request in seconds",
+            queue_wait "queue_seconds" "Time that a request waited in the admission queue in seconds; only requests that waited",
             decisions "decisions" "Number of routing decisions",
             fallbacks "fallbacks" "Number of decisions by the native fallback, by the failure that caused it",
             route "route_seconds" "Time of routing one leg in seconds",
@@ -259,6 +290,8 @@ impl Metrics {
             relayed_bytes "relayed_bytes" "Size of all answers relayed to clients in bytes",
             decision_log_records "decision_log_records" "Number of requests that were written to the decision log",
             decision_log_bytes "decision_log_bytes" "Size of what was written to the decision log in bytes, compressed",
+            trace_spans_exported "trace_spans_exported" "Number of spans that the collector took",
+            trace_spans_dropped "trace_spans_dropped" "Number of spans that were recorded and not exported, by reason",
             decision_log_dropped "decision_log_dropped" "Number of requests that the decision log lacks, by reason",
         }
     }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use pointsman_workers::ModelName;
 
 /// Number of predictions that are judged together.
-pub(super) const WINDOW: u32 = 100;
+const WINDOW: u32 = 100;
 /// Number of these that may be wrong. The model recovers when no more than half as many are.
 const TOLERATED: u32 = 10;
 
@@ -65,6 +65,20 @@ impl Window {
             }
             _ => None,
         }
+    }
+}
+
+/// Logs that predictions of a model broke or recovered.
+pub(super) fn tell(model: &ModelName, turn: Option<Turn>) {
+    match turn {
+        None => {}
+        Some(Turn::Broke(wrong)) => tracing::warn!(
+            %model,
+            wrong,
+            of = WINDOW,
+            "cached-token predictions are wrong: check the tokenizer, chat template and block size"
+        ),
+        Some(Turn::Recovered) => tracing::info!(%model, "cached-token predictions are right again"),
     }
 }
 

@@ -95,6 +95,11 @@ fn log(state: &State) -> String {
     format!("{:?}", state.decision_log.as_ref().map(Arc::as_ptr))
 }
 
+/// The exporter of traces in force: each one has an address of its own.
+fn traces(state: &State) -> String {
+    format!("{:?}", state.traces.as_ref().map(Arc::as_ptr))
+}
+
 fn busy(state: &State) -> String {
     format!("{:?}", state.router.busy())
 }
@@ -146,6 +151,7 @@ fn nothing(_: &State) -> String {
     String::new()
 }
 
+const TRACES: &str = "traces.endpoint = 'http://127.0.0.1:9'";
 const LOG: &str = "decisions.log_dir = 'DIR/log'";
 const SIGNED: &str = "policies.require_signed = true\npolicies.trusted_keys = ['KEY_A']";
 const BOUND: &str =
@@ -222,6 +228,17 @@ fn rows() -> Vec<Row> {
         Row("decisions.log_file_bytes", LOG, "2097152".to_owned(), log),
         Row("decisions.log_total_bytes", LOG, "500000000".to_owned(), log),
         Row("decisions.log_salt", LOG, "'s'".to_owned(), log),
+        row("traces.endpoint", "'http://127.0.0.1:9'", traces),
+        Row("traces.headers", TRACES, "{ a = 'b' }".to_owned(), traces),
+        Row("traces.sample_ratio", TRACES, "0.5".to_owned(), traces),
+        Row("traces.parent_based", TRACES, "false".to_owned(), traces),
+        Row("traces.service_name", TRACES, "'other'".to_owned(), traces),
+        Row("traces.resource_attributes", TRACES, "{ a = 'b' }".to_owned(), traces),
+        Row("traces.semconv", TRACES, "'1.36'".to_owned(), traces),
+        Row("traces.timeout", TRACES, "'7s'".to_owned(), traces),
+        Row("traces.interval", TRACES, "'7s'".to_owned(), traces),
+        Row("traces.queue_spans", TRACES, "5000".to_owned(), traces),
+        Row("traces.batch_spans", TRACES, "7".to_owned(), traces),
         row("timeouts.connect", "'7s'", settings),
         row("limits.connections", "7", budgets),
         row("limits.connections_per_address", "7", settings),

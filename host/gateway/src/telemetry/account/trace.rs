@@ -1,0 +1,123 @@
+//! What a request tells its trace, if it is recorded. Each call costs one branch if it is not.
+
+use pointsman_workers::Leg;
+use tokio::time::Instant;
+
+use super::Account;
+use crate::{
+    openai::{
+        request::Request,
+        trace_context::{Span, TraceContext},
+    },
+    telemetry::{
+        labels::TraceLabel,
+        traces::{Attributes, Ending, LegTarget, RequestTrace},
+    },
+};
+
+impl Account {
+    /// Records the request's trace, if there is one.
+    pub(crate) fn traced(&mut self, trace: Option<Box<RequestTrace>>) {
+        self.trace = trace;
+    }
+
+    /// Returns whether the request's trace is recorded.
+    pub(crate) fn is_traced(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    /// Returns the trace that the engines' spans belong to.
+    pub(crate) fn trace_context<'a>(&'a self, request: &'a Request) -> &'a TraceContext {
+        self.trace.as_ref().map_or(&request.trace, |trace| &trace.context)
+    }
+
+    /// Adds a stage that began at `start` and ends now.
+    pub(crate) fn stage(&mut self, name: &'static str, start: Instant) {
+        if let Some(trace) = &mut self.trace {
+            trace.stage(name, start, Attributes::default());
+        }
+    }
+
+    /// Adds the planning, with what the decode override decided.
+    pub(crate) fn planned(&mut self, start: Instant) {
+        let Some(trace) = &mut self.trace else { return };
+        let mut attributes = Attributes::default();
+        if let Some(entry) = self.decode_override.as_ref().and_then(|decided| decided.entry.as_ref()) {
+            attributes.label("pointsman.slot", "decode-override");
+            attributes.label("pointsman.verdict", entry.verdict);
+            attributes.label("pointsman.lane", entry.lane.as_str());
+            attributes.int("pointsman.generation", i64::try_from(entry.generation.0).unwrap_or(i64::MAX));
+            if let Some(reason) = entry.fallback {
+                attributes.label("pointsman.fallback", reason);
+            }
+        }
+        trace.stage("plan", start, attributes);
+    }
+
+    /// Notes that a leg found no worker after a decision that began at `start`.
+    pub(crate) fn not_routed(&mut self, leg: Leg, start: Instant, code: &'static str) {
+        if let Some(trace) = &mut self.trace {
+            trace.not_routed(leg, start, code);
+        }
+    }
+
+    /// Notes that a leg waits in the `queue`, or for a `pause`.
+    pub(crate) fn waits(&mut self, what: &'static str, leg: Leg) {
+        if let Some(trace) = &mut self.trace {
+            trace.waits(what, leg);
+        }
+    }
+
+    /// Notes that a leg was sent.
+    pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) {
+        if let Some(trace) = &mut self.trace {
+            trace.leg_sent(id, target);
+        }
+    }
+
+    /// Notes that a leg ended, or why it failed.
+    pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
+        if let Some(trace) = &mut self.trace {
+            trace.leg_ended(leg, outcome);
+        }
+    }
+
+    /// Notes that the gateway ended a leg.
+    pub(crate) fn leg_cancelled(&mut self, leg: Leg) {
+        if let Some(trace) = &mut self.trace {
+            trace.leg_cancelled(leg);
+        }
+    }
+
+    /// Notes that the client's answer begins.
+    pub(crate) fn relay_begins(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.relay_begins();
+        }
+    }
+
+    /// Returns the label of the request's exemplars, if someone records its trace.
+    pub(super) fn exemplar(&self) -> Option<TraceLabel> {
+        let context = match &self.trace {
+            Some(trace) => Some(&trace.context),
+            None => self.origin.as_deref().map(|request| &request.trace).filter(|trace| trace.is_sampled()),
+        };
+        context.map(|context| TraceLabel { trace_id: context.id() })
+    }
+
+    /// Hands the trace over to the exporter.
+    pub(super) fn finish_trace(&mut self) {
+        let Some(trace) = self.trace.take() else { return };
+        trace.finish(&Ending {
+            endpoint: self.endpoint,
+            model: Some(&self.model.0).filter(|_| self.model_is_served),
+            status: self.outcome.status,
+            code: self.outcome.code,
+            request_id: &self.request_id,
+            request: self.origin.as_deref(),
+            usage: self.usage,
+            output_tokens: self.tokens,
+            first_token: self.first_token,
+        });
+    }
+}

@@ -1,0 +1,33 @@
+//! One series of each family, so that a scrape shows every metric with its labels.
+
+use super::{DecisionLabels, Metrics, NATIVE, Name, OTHER, ReasonLabels, RequestLabels, SourceLabels};
+
+impl Metrics {
+    /// Creates a series of each family that has none yet, for the table of metrics in the documentation.
+    #[doc(hidden)]
+    pub fn create_every_series(&self) {
+        let labels =
+            RequestLabels { endpoint: "completions", model: Name(OTHER.clone()), status: 404, code: "x" };
+        drop(self.requests.get_or_create(&labels));
+        let (slot, lane) = ("prefill", "active");
+        let labels = DecisionLabels { slot, policy: Name(NATIVE.clone()), lane, decider: "native" };
+        drop(self.decisions.get_or_create(&labels));
+        self.leg("prefill", "vllm", "ok");
+        self.fell_back(pointsman_routing::SlotKind::Prefill, "abstain");
+        self.admin_change(Name(OTHER.clone()), 200);
+        let reasons = [
+            &self.connections_ended,
+            &self.retries,
+            &self.handoffs,
+            &self.poison_requests,
+            &self.not_tokenized,
+            &self.predictions,
+            &self.wrong_keys,
+            &self.decision_log_dropped,
+            &self.trace_spans_dropped,
+        ];
+        reasons.into_iter().for_each(|family| drop(family.get_or_create(&ReasonLabels { reason: "x" })));
+        let sources = [&self.isl, &self.osl, &self.hit_rate];
+        sources.into_iter().for_each(|family| drop(family.get_or_create(&SourceLabels { source: "usage" })));
+    }
+}

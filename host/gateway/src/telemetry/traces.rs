@@ -1,0 +1,147 @@
+//! OpenTelemetry traces: which requests are recorded, their spans, and the queue to the exporter.
+//!
+//! A request that is not recorded costs one branch. One that is has its spans in a [`RequestTrace`], which
+//! its account owns; nothing is shared between threads until the request ends. Then the whole trace goes to
+//! the exporter in one message. When that is behind, the trace is dropped and counted.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use http::HeaderMap;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Duration, Instant};
+
+use super::metrics::{Metrics, ReasonLabels};
+use crate::{
+    config::{SemconvVersion, settings::TraceSettings},
+    openai::{hints::HintTrust, trace_context::TraceContext},
+};
+
+#[cfg(feature = "otel")]
+mod export;
+#[cfg(feature = "otel")]
+mod otlp;
+#[cfg(feature = "otel")]
+mod protobuf;
+mod request_trace;
+mod span;
+
+pub(crate) use request_trace::{Ending, RequestTrace};
+pub(crate) use span::{Attributes, LegTarget};
+
+/// Decides which requests are recorded, and takes their traces.
+#[derive(Debug)]
+pub(crate) struct Traces {
+    /// A request is recorded when the lower 63 bits of its trace id are below this.
+    threshold: u64,
+    parent_based: bool,
+    semconv: SemconvVersion,
+    queue: Queue,
+}
+
+/// The queue to the exporter.
+#[derive(Debug)]
+struct Queue {
+    sender: mpsc::UnboundedSender<Message>,
+    /// Spans in the queue and in the export that is under way.
+    waiting: Arc<AtomicUsize>,
+    /// Limit of `waiting`.
+    limit: usize,
+    metrics: Arc<Metrics>,
+}
+
+/// What the exporter receives.
+#[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "there is no exporter"))]
+enum Message {
+    Trace(Box<RequestTrace>),
+    /// Export everything before, then answer.
+    Flush(oneshot::Sender<()>),
+}
+
+impl Traces {
+    /// Starts an exporter of these settings; `None` when they name no endpoint.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start(
+        settings: &TraceSettings,
+        metrics: &Arc<Metrics>,
+    ) -> std::io::Result<Option<Arc<Self>>> {
+        if settings.endpoint.is_none() {
+            return Ok(None);
+        }
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        #[cfg(feature = "otel")]
+        export::start(settings, receiver, waiting.clone(), metrics.clone())?;
+        #[cfg(not(feature = "otel"))]
+        drop(receiver);
+        let queue = Queue { sender, waiting, limit: settings.queue_spans, metrics: metrics.clone() };
+        Ok(Some(Arc::new(Self {
+            threshold: threshold(settings.sample_ratio),
+            parent_based: settings.parent_based,
+            semconv: settings.semconv,
+            queue,
+        })))
+    }
+
+    /// Begins the trace of a request whose first byte arrived at `started`; `None`: it is not recorded.
+    /// Strangers' traces do not decide what is recorded.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        headers: &HeaderMap,
+        trust: HintTrust,
+        started: Instant,
+    ) -> Option<Box<RequestTrace>> {
+        let given = (trust == HintTrust::Trusted).then(|| TraceContext::given(headers)).flatten();
+        let follows = self.parent_based && given.is_some();
+        let context = given.unwrap_or_else(TraceContext::begin);
+        let sampled = if follows { context.is_sampled() } else { context.ratio_bits() < self.threshold };
+        sampled.then(|| Box::new(RequestTrace::new(self.clone(), context.sampled(), started)))
+    }
+
+    /// Queues a finished trace, or drops it and counts its spans.
+    fn submit(&self, trace: Box<RequestTrace>) {
+        let Queue { sender, waiting, limit, metrics } = &self.queue;
+        let spans = trace.len();
+        if waiting.fetch_add(spans, Ordering::Relaxed) + spans > *limit {
+            waiting.fetch_sub(spans, Ordering::Relaxed);
+            metrics.spans_dropped("queue", spans);
+        } else if sender.send(Message::Trace(trace)).is_err() {
+            waiting.fetch_sub(spans, Ordering::Relaxed);
+            metrics.spans_dropped("stopped", spans);
+        }
+    }
+
+    /// Waits until everything that was queued is exported or dropped, for at most `limit`.
+    pub(crate) async fn flush(&self, limit: Duration) {
+        let (done, exported) = oneshot::channel();
+        let sent = self.queue.sender.send(Message::Flush(done));
+        if sent.is_ok() && tokio::time::timeout(limit, exported).await.is_err() {
+            tracing::warn!("traces not exported to their end: the collector is too slow");
+        }
+    }
+}
+
+impl Metrics {
+    /// Counts spans that were not exported.
+    fn spans_dropped(&self, reason: &'static str, spans: usize) {
+        self.trace_spans_dropped.get_or_create(&ReasonLabels { reason }).inc_by(spans as u64);
+    }
+}
+
+/// Returns the bound for a share of the 63-bit numbers.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "the cast saturates, as it should"
+)]
+fn threshold(share: f64) -> u64 {
+    (share * (1_u64 << 63) as f64) as u64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+//! The exporter: a thread that sends finished traces to a collector, in batches with a deadline.
+//!
+//! The collector is not trusted to answer: each export has one deadline for all of its attempts, its answer
+//! has a size limit, and what cannot be sent is dropped and counted.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use http::{HeaderName, HeaderValue, StatusCode, header};
+use pointsman_workers::LogLimit;
+use reqwest::{Client, redirect::Policy};
+use tokio::{
+    sync::{mpsc::UnboundedReceiver, oneshot},
+    time::{Duration, Instant, sleep_until, timeout_at},
+};
+
+use super::{
+    Message,
+    otlp::{self, Envelope},
+    request_trace::RequestTrace,
+};
+use crate::{config::settings::TraceSettings, telemetry::metrics::Metrics};
+
+/// Limit of a collector's answer, bytes.
+const MAX_ANSWER: usize = 64 * 1024;
+/// First pause before an export is tried again; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// How often a failed export may write a log line.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Sends batches to one collector.
+struct Exporter {
+    client: Client,
+    url: String,
+    envelope: Envelope,
+    timeout: Duration,
+    interval: Duration,
+    batch_spans: usize,
+    waiting: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+    log: LogLimit,
+}
+
+/// Why an attempt failed.
+enum Failure {
+    Connect,
+    Broken,
+    /// An error status.
+    Status(StatusCode),
+    AnswerTooLarge,
+}
+
+/// Starts the exporter's thread. It ends when the queue's sender is dropped and everything is sent.
+///
+/// # Errors
+/// The thread, its runtime or the HTTP client cannot be started.
+pub(super) fn start(
+    settings: &TraceSettings,
+    queue: UnboundedReceiver<Message>,
+    waiting: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+) -> std::io::Result<()> {
+    let url = settings.endpoint.as_ref().map(ToString::to_string).unwrap_or_default();
+    let exporter = Exporter {
+        client: client(settings, url.starts_with("http://"))?,
+        url,
+        envelope: Envelope::new(settings),
+        timeout: settings.timeout,
+        interval: settings.interval,
+        batch_spans: settings.batch_spans,
+        waiting,
+        metrics,
+        log: LogLimit::new(LOG_INTERVAL),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let thread = std::thread::Builder::new().name("pointsman-traces".to_owned());
+    thread.spawn(move || runtime.block_on(exporter.run(queue)))?;
+    Ok(())
+}
+
+fn client(settings: &TraceSettings, without_tls: bool) -> std::io::Result<Client> {
+    // Only the first call installs the provider; whichever is installed serves.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let headers = settings.headers.iter().filter_map(|(name, value)| {
+        let mut value = HeaderValue::try_from(value.expose()).ok()?;
+        value.set_sensitive(true);
+        Some((HeaderName::try_from(name).ok()?, value))
+    });
+    let builder = Client::builder()
+        .default_headers(headers.collect())
+        .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")))
+        .redirect(Policy::none())
+        .no_proxy()
+        .pool_max_idle_per_host(1);
+    // A machine without root certificates can still export without TLS.
+    let builder = if without_tls { builder.tls_certs_only([]) } else { builder };
+    builder.build().map_err(std::io::Error::other)
+}
+
+impl Exporter {
+    async fn run(self, mut queue: UnboundedReceiver<Message>) {
+        let mut open = true;
+        while open {
+            let (mut batch, mut spans) = (Vec::new(), 0);
+            let mut flushed: Vec<oneshot::Sender<()>> = Vec::new();
+            let mut due = None;
+            while spans < self.batch_spans && flushed.is_empty() {
+                let message = tokio::select! {
+                    biased;
+                    message = queue.recv() => message,
+                    () = at(due) => break,
+                };
+                match message {
+                    Some(Message::Trace(trace)) => {
+                        due.get_or_insert_with(|| Instant::now() + self.interval);
+                        spans += trace.len();
+                        batch.push(trace);
+                    }
+                    Some(Message::Flush(done)) => flushed.push(done),
+                    None => {
+                        open = false;
+                        break;
+                    }
+                }
+            }
+            if !batch.is_empty() {
+                self.export(&batch, spans).await;
+                self.waiting.fetch_sub(spans, Ordering::Relaxed);
+            }
+            for done in flushed {
+                let _: Result<(), ()> = done.send(());
+            }
+        }
+    }
+
+    /// Sends a batch, again after failures that may pass, until its deadline.
+    async fn export(&self, batch: &[Box<RequestTrace>], spans: usize) {
+        let body = bytes::Bytes::from(self.envelope.request(batch));
+        let deadline = Instant::now() + self.timeout;
+        let mut pause = FIRST_PAUSE;
+        let reason = loop {
+            let failure = match timeout_at(deadline, self.post(body.clone())).await {
+                Ok(Ok(rejected)) => {
+                    let rejected = rejected.min(spans);
+                    self.metrics.trace_spans_exported.inc_by((spans - rejected) as u64);
+                    if rejected > 0 {
+                        self.dropped("rejected", None, rejected);
+                    }
+                    return;
+                }
+                Ok(Err(failure)) => failure,
+                Err(_) => break ("timeout", None),
+            };
+            if !failure.may_pass() || Instant::now() + pause >= deadline {
+                break failure.reason();
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        };
+        self.dropped(reason.0, reason.1, spans);
+    }
+
+    /// Makes one attempt. Returns how many spans the collector rejected.
+    async fn post(&self, body: bytes::Bytes) -> Result<usize, Failure> {
+        let request = self.client.post(&self.url).header(header::CONTENT_TYPE, "application/x-protobuf");
+        let sent = request.body(body).send().await;
+        let mut answer =
+            sent.map_err(|error| if error.is_connect() { Failure::Connect } else { Failure::Broken })?;
+        if !answer.status().is_success() {
+            return Err(Failure::Status(answer.status()));
+        }
+        let mut text = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(|_| Failure::Broken)? {
+            text.extend_from_slice(&chunk);
+            if text.len() > MAX_ANSWER {
+                return Err(Failure::AnswerTooLarge);
+            }
+        }
+        // An answer that is not protobuf, with status 200, says nothing about single spans.
+        Ok(otlp::rejected_spans(&text))
+    }
+
+    fn dropped(&self, reason: &'static str, status: Option<StatusCode>, spans: usize) {
+        self.metrics.spans_dropped(reason, spans);
+        if let Some(suppressed) = self.log.due() {
+            let status = status.map(|status| status.as_u16());
+            tracing::warn!(reason, status, spans, suppressed, "spans not exported: check traces.endpoint");
+        }
+    }
+}
+
+impl Failure {
+    /// Whether the same export may succeed later.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect | Self::Broken => true,
+            Self::Status(status) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
+            Self::AnswerTooLarge => false,
+        }
+    }
+
+    fn reason(&self) -> (&'static str, Option<StatusCode>) {
+        match self {
+            Self::Connect => ("connect", None),
+            Self::Broken => ("broken", None),
+            Self::Status(status) => ("status", Some(*status)),
+            Self::AnswerTooLarge => ("answer", None),
+        }
+    }
+}
+
+/// Waits until a moment; without one, forever.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,118 @@
+//! One span, as it is kept until the exporter writes it.
+
+use std::{borrow::Cow, sync::Arc};
+
+use pointsman_workers::{Candidate, Leg};
+use tokio::time::Instant;
+
+use crate::openai::trace_context::Span;
+
+/// Limit of a text in an attribute, bytes: names of models, workers and policies are shorter.
+const MAX_TEXT: usize = 256;
+
+/// A finished span.
+#[derive(Debug)]
+pub(super) struct SpanRecord {
+    pub(super) id: Span,
+    pub(super) parent: Option<Span>,
+    pub(super) name: Cow<'static, str>,
+    pub(super) kind: SpanKind,
+    pub(super) start: Instant,
+    pub(super) end: Instant,
+    pub(super) attributes: Attributes,
+    /// A span of the same trace that this one continues.
+    pub(super) link: Option<Span>,
+    /// Moments within the span.
+    pub(super) events: Vec<(&'static str, Instant)>,
+    pub(super) failed: bool,
+}
+
+/// Which side of a call a span is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpanKind {
+    Server,
+    Client,
+    Internal,
+}
+
+/// Attributes of a span.
+#[derive(Debug, Default)]
+pub(crate) struct Attributes(pub(super) Vec<(&'static str, Value)>);
+
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    Static(&'static str),
+    Shared(Arc<str>),
+    Text(String),
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+}
+
+impl Attributes {
+    pub(crate) fn label(&mut self, key: &'static str, value: &'static str) {
+        self.0.push((key, Value::Static(value)));
+    }
+
+    pub(crate) fn shared(&mut self, key: &'static str, value: &Arc<str>) {
+        if value.len() > MAX_TEXT {
+            self.text(key, value);
+        } else {
+            self.0.push((key, Value::Shared(value.clone())));
+        }
+    }
+
+    /// Adds a text, or the beginning of one that is too long.
+    pub(crate) fn text(&mut self, key: &'static str, value: &str) {
+        let end = value.floor_char_boundary(MAX_TEXT.min(value.len()));
+        self.0.push((key, Value::Text(value.get(..end).unwrap_or_default().to_owned())));
+    }
+
+    pub(crate) fn int(&mut self, key: &'static str, value: impl Into<i64>) {
+        self.0.push((key, Value::Int(value.into())));
+    }
+
+    /// Adds an id, which may be larger than the numbers of the protocol.
+    pub(crate) fn id(&mut self, key: &'static str, value: impl ToString) {
+        self.0.push((key, Value::Text(value.to_string())));
+    }
+
+    pub(crate) fn float(&mut self, key: &'static str, value: f64) {
+        self.0.push((key, Value::Float(value)));
+    }
+
+    pub(crate) fn bool(&mut self, key: &'static str, value: bool) {
+        self.0.push((key, Value::Bool(value)));
+    }
+}
+
+/// Where a leg goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LegTarget<'a> {
+    pub(crate) leg: Leg,
+    pub(crate) candidate: &'a Candidate,
+    /// 0 for the first try.
+    pub(crate) attempt: u32,
+    /// The span of the prefill leg that this leg continues.
+    pub(crate) prefill: Option<Span>,
+}
+
+impl LegTarget<'_> {
+    /// Adds the worker.
+    pub(super) fn describe(&self, attributes: &mut Attributes) {
+        let spec = self.candidate.worker.spec();
+        attributes.label("pointsman.leg", self.leg.as_str());
+        attributes.id("pointsman.worker", spec.id);
+        attributes.int("pointsman.rank", i64::from(self.candidate.rank.0));
+        attributes.int("pointsman.attempt", self.attempt);
+        let authority = spec.url.split("://").nth(1).and_then(|rest| rest.split('/').next());
+        if let Some(authority) = authority {
+            let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
+            attributes.text("server.address", host);
+            if let Ok(port) = port.parse::<u16>() {
+                attributes.int("server.port", port);
+            }
+        }
+    }
+}
