@@ -212,6 +212,10 @@ fn take_decisions(export: &str, seen: &mut [Seen]) -> anyhow::Result<String> {
         let receipt: Value = serde_json::from_str(line)?;
         let id = receipt["request_id"].as_str().and_then(|id| id.strip_prefix("fidelity-"));
         let Some(number) = id.and_then(|id| id.parse::<usize>().ok()) else { continue };
+        // A decode override chooses no worker.
+        if receipt["slot"] == "decode-override" {
+            continue;
+        }
         let seen = seen.get_mut(number).context("a receipt of no request")?;
         let worker = receipt["choice"]["worker"].as_u64().context("a receipt without a choice")?;
         // A leg that was retried counts as it ended.
