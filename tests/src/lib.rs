@@ -7,6 +7,7 @@ pub mod collector;
 pub mod fountain;
 pub mod raw;
 pub mod raw_engine;
+pub mod tls;
 
 pub use client::{Client, Reply, Stream};
 pub use cluster::{TestCluster, TestClusterBuilder};

@@ -32,6 +32,7 @@ mod slots;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod traces;
 mod upstream;
 
@@ -46,6 +47,7 @@ pub use sections::{Decisions, Index, Limits, Probe, Routing, Server, Timeouts};
 pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
 pub(crate) use tenants::ALL_TENANTS;
 pub use tenants::{TenantEntry, TenantModelEntry};
+pub use tls::Tls;
 pub use traces::{SemconvVersion, Traces};
 pub use upstream::Upstream;
 

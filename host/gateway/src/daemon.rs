@@ -28,6 +28,7 @@ use crate::{
     state::{Settings, SharedState, State},
     telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
+    tls::TlsListeners,
     tokenization::Tokens,
 };
 
@@ -102,6 +103,7 @@ impl Daemon {
         Prober::start(state.registry.clone(), probe_config, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
+        state.tracker.spawn(state.tls.clone().watch(state.metrics.clone(), stop.clone()));
         start_feeds(&state, &stop, &state.tracker)?;
         let servers = TaskTracker::new();
         let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -307,10 +309,15 @@ fn build(
     let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
     let opened = opened.map_err(|problem| refused(vec![problem]))?;
     let tokens = Tokens::load(&reloadable.models, &registry, None);
-    let (opened, tokens) = match (opened, tokens) {
-        (opened, Ok(tokens)) if opened.problems.is_empty() => (opened, tokens),
-        (opened, tokens) => {
-            return Err(refused([opened.problems, tokens.err().unwrap_or_default()].concat()).into());
+    let tls = TlsListeners::new();
+    let certificates = tls.load(&reloadable.server);
+    let (opened, tokens, certificates) = match (opened, tokens, certificates) {
+        (opened, Ok(tokens), Ok(certificates)) if opened.problems.is_empty() => {
+            (opened, tokens, certificates)
+        }
+        (opened, tokens, certificates) => {
+            let others = [tokens.err().unwrap_or_default(), certificates.err().unwrap_or_default()];
+            return Err(refused([opened.problems, others.concat()].concat()).into());
         }
     };
     let (slots, manager) = opened.start(&settings)?;
@@ -320,6 +327,7 @@ fn build(
         block_size: fixed.block_size as usize,
     })?;
     let metrics = Arc::new(Metrics::default());
+    tls.install(certificates, &metrics);
     let router = Router::new(slots, Arc::new(index), reloadable.routing.cost, reloadable.policies.on_failure);
     let router = router
         .with_busy(reload::busy_rules(reloadable))
@@ -348,6 +356,7 @@ fn build(
         router: Arc::new(router),
         policies: Arc::new(manager),
         probe: Arc::new(probe),
+        tls: Arc::new(tls),
         config: Arc::new(ConfigReloader::new(settings, source)),
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),

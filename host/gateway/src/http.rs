@@ -1,4 +1,4 @@
-//! The clients' listener: OpenAI endpoints over HTTP/1.1.
+//! The clients' listener: OpenAI endpoints over HTTP/1.1, with or without TLS.
 //!
 //! It authenticates a request, reads its body within the limits, and passes it on. `listener`, `auth` and
 //! `request_id` serve the operators' listener, too.
@@ -28,8 +28,10 @@ pub(crate) mod audience;
 pub(crate) mod auth;
 pub(crate) mod body;
 mod client_socket;
+mod client_stream;
 mod completion;
 mod first_byte;
+mod handshake;
 pub(crate) mod listener;
 mod models;
 pub(crate) mod peer;

@@ -4,8 +4,9 @@
 //! A request passes the modules in this order: `http` reads it, `openai` parses it, `tokenization` measures
 //! its prompt, `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's
 //! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
-//! operators. `state` is what they share, `budget` a limit on something that many use together,
-//! `tenant_limits` what tenants may use; `daemon` assembles it. No module names wasmtime.
+//! operators. `state` is what they share, `tls` the certificates of listeners, `budget` a limit on something
+//! that many use together, `tenant_limits` what tenants may use; `daemon` assembles it. No module names
+//! wasmtime.
 
 mod admin;
 mod budget;
@@ -19,5 +20,6 @@ mod orchestrate;
 mod state;
 mod telemetry;
 mod tenant_limits;
+mod tls;
 mod tokenization;
 mod upstream;

@@ -175,3 +175,56 @@ fn contradictions_are_told() {
         assert!(text.contains(expected), "{expected}\nis not in\n{text}");
     }
 }
+
+#[test]
+fn j3_every_problem_of_the_certificates_is_told() {
+    let dir = with_config(
+        "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n\
+         [server.tls]\ncert_file = 'a.pem'\nkey_file = 'b.key'\nrequire_client_cert = true\nmin_version = '1.1'\n\
+         [server.admin_tls]\ncert_file = 'expired.pem'\nkey_file = 'missing.key'\nclient_ca_file = 'a.key'\n",
+    );
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    let issued = |names: &[&str], expired: bool| {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = rcgen::CertificateParams::new(names).unwrap();
+        if expired {
+            params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+            params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        }
+        let key = rcgen::KeyPair::generate().unwrap();
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    };
+    let (a, a_key) = issued(&["a.example"], false);
+    let (nameless, nameless_key) = issued(&[], false);
+    let (expired, expired_key) = issued(&["a.example"], true);
+    write("a.pem", &a);
+    write("a.key", &a_key);
+    write("b.key", &nameless_key);
+    write("expired.pem", &expired);
+    let told = |expected: &[&str]| {
+        let (code, _, text) = pointsman(dir.path(), &["check-config", "p.toml"]);
+        assert_eq!(code, Some(2), "{text}");
+        for expected in expected {
+            assert!(text.contains(expected), "{expected}\nis not in\n{text}");
+        }
+    };
+    // J3.4
+    told(&[
+        "p.toml:6:1: server.tls.key_file: `b.key` is not the key of the certificate in `a.pem`",
+        "p.toml:7:1: server.tls.require_client_cert: `true` needs an authority",
+        "p.toml:8:1: server.tls.min_version: `1.1` is not a version that is spoken: expected \"1.2\" or \"1.3\"",
+        "p.toml:11:1: server.admin_tls.key_file: cannot read `missing.key`: No such file",
+    ]);
+    write("missing.key", &expired_key);
+    write("a.pem", &nameless);
+    // J3.4
+    told(&[
+        "server.tls.cert_file: the certificate in `a.pem` has no subject alternative name",
+        "server.admin_tls.cert_file: the certificate in `expired.pem` expired on 2021-01-01 00:00:00 UTC",
+        "server.admin_tls.client_ca_file: `a.key` contains no certificate",
+    ]);
+    let serve = ["serve", "--config", "p.toml"];
+    let (code, _, text) = pointsman(dir.path(), &serve);
+    // J3.4: the daemon does not start
+    assert!(code != Some(0) && text.contains("server.tls.min_version"), "{text}");
+}

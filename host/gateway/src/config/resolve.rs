@@ -135,6 +135,8 @@ impl Problems {
             admin_token_reads,
             admin_insecure,
             ref admin_names,
+            ref tls,
+            ref admin_tls,
         } = *server;
         self.0.extend(server.bad_names());
         let admin_token = token.unwrap_or_else(|problem| {
@@ -144,6 +146,11 @@ impl Problems {
         if listen == admin_listen && listen.port() != 0 {
             let message = format!("`{admin_listen}` is also the address of server.listen: use another port");
             self.add("server.admin_listen", message);
+        }
+        for (path, tls) in [("server.tls", tls), ("server.admin_tls", admin_tls)] {
+            if let Some(tls) = tls {
+                tls.check(path, &mut self.0);
+            }
         }
         self.tenants(api_keys, tenants);
         let tenant_header = self.tenant_header(tenant_header);
@@ -158,6 +165,8 @@ impl Problems {
             admin_token,
             admin_token_reads,
             admin_names: admin_names.clone(),
+            tls: tls.clone(),
+            admin_tls: admin_tls.clone(),
         };
         let cors_origins = self.origins(cors_origins);
         (Listeners { listen, admin_listen, threads, cors_origins, admin_insecure }, settings)

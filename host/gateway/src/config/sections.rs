@@ -7,7 +7,7 @@ use pointsman_routing::{BusyByLeg, RouterConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Secret, duration};
+use super::{Secret, Tls, duration};
 
 /// `[server]`: the listeners, and what clients and operators may do.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -46,6 +46,10 @@ pub struct Server {
     /// Names in the `Host` header under which operators reach their listener, besides addresses and
     /// `localhost`.
     pub admin_names: Vec<String>,
+    /// TLS of the clients' listener; `None`: plain HTTP.
+    pub tls: Option<Tls>,
+    /// TLS of the operators' listener; `None`: plain HTTP.
+    pub admin_tls: Option<Tls>,
 }
 
 /// `[routing]`: how requests are routed.
@@ -233,6 +237,8 @@ impl Default for Server {
             admin_token_reads: false,
             admin_insecure: false,
             admin_names: Vec::new(),
+            tls: None,
+            admin_tls: None,
         }
     }
 }

@@ -15,7 +15,7 @@ use http::{HeaderName, HeaderValue};
 use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
-use super::{LegOrder, Queue, Secret, SlotEntry, TenantEntry, tenants};
+use super::{LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, tenants};
 
 mod model;
 
@@ -181,6 +181,10 @@ settings! {
         "server.admin_token_reads" admin_token_reads: bool,
         /// Names under which operators reach their listener.
         "server.admin_names" admin_names: Vec<String>,
+        /// TLS of the clients' listener; `None`: plain HTTP.
+        "server.tls" tls: Option<Tls>,
+        /// TLS of the operators' listener; `None`: plain HTTP.
+        "server.admin_tls" admin_tls: Option<Tls>,
     }
 }
 

@@ -20,6 +20,7 @@ use crate::{
     state::{Settings, SharedState, State, open_files::connection_limit, rate_limit::RateLimiter},
     telemetry::{decision_log::DecisionLog, traces::Traces},
     tenant_limits::TenantLimits,
+    tls::Loaded,
     tokenization::Tokens,
 };
 
@@ -65,9 +66,13 @@ impl ReloadTarget for SharedState {
             let started = Traces::start(traces, &state.metrics);
             started.map_err(|error| invalid(format!("traces: cannot start the exporter: {error}")))?
         };
+        let certificates = load_certificates(&state, &before.server, server).await?;
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
+        if let Some(certificates) = certificates {
+            state.tls.install(certificates, &state.metrics);
+        }
         state.queue.set_rules(queue_rules(after));
         state.body_bytes.set_limit(limits.body_bytes_in_flight);
         state.realtime.set_limit(limits.realtime_connections);
@@ -105,10 +110,28 @@ async fn load_tokens(
     let load = move || Tokens::load(&models, &state.registry, Some(&state.tokens));
     let loaded = tokio::task::spawn_blocking(load).await;
     let failed = |error| vec![Problem::new("models", format!("loading the tokenizers failed: {error}"))];
-    loaded.unwrap_or_else(|error| Err(failed(error))).map_err(|problems| {
-        let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        ReloadError::Invalid(lines.join("\n"))
-    })
+    loaded.unwrap_or_else(|error| Err(failed(error))).map_err(|problems| refused(&problems))
+}
+
+/// Reads the listeners' certificates, when their settings changed. Changed files alone are not read here.
+async fn load_certificates(
+    state: &Arc<State>,
+    before: &ServerSettings,
+    after: &ServerSettings,
+) -> Result<Option<Loaded>, ReloadError> {
+    if (&before.tls, &before.admin_tls) == (&after.tls, &after.admin_tls) {
+        return Ok(None);
+    }
+    let (tls, after) = (state.tls.clone(), after.clone());
+    let loaded = tokio::task::spawn_blocking(move || tls.load(&after)).await;
+    let failed = |error| vec![Problem::new("server", format!("reading the certificates failed: {error}"))];
+    let loaded = loaded.unwrap_or_else(|error| Err(failed(error)));
+    loaded.map(Some).map_err(|problems| refused(&problems))
+}
+
+fn refused(problems: &[Problem]) -> ReloadError {
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    ReloadError::Invalid(lines.join("\n"))
 }
 
 /// Returns an empty record of decisions.

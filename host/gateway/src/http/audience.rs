@@ -4,7 +4,8 @@ use std::{net::IpAddr, sync::Arc};
 
 use crate::{
     budget::Budget,
-    state::{SharedState, address_budget::AddressShare},
+    state::{SharedState, State, address_budget::AddressShare},
+    tls::ListenerTls,
 };
 
 /// Limit of operators' connections.
@@ -43,5 +44,21 @@ impl Audience {
             return Ok(None);
         }
         state.connections_by_address.take(address, limit).map(Some).ok_or(limit)
+    }
+
+    /// Returns the TLS of this audience's listeners.
+    pub(super) fn tls(self, state: &State) -> &ListenerTls {
+        match self {
+            Self::Clients => &state.tls.clients,
+            Self::Operators => &state.tls.operators,
+        }
+    }
+
+    /// Returns the label of this audience's listeners.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Clients => "clients",
+            Self::Operators => "operators",
+        }
     }
 }

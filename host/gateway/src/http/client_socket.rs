@@ -2,7 +2,7 @@
 //! after the last answer so that unread bytes of the client do not turn it into a reset.
 
 use std::{
-    io,
+    io::{self, IoSlice},
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -17,7 +17,7 @@ use crate::orchestrate::client_connection::ClientConnection;
 
 /// Bytes that may wait for one client. The HTTP server stops at a fraction of it, except for the answers to
 /// pipelined requests whose bodies it does not read.
-const MAX_UNSENT: usize = 256 * 1024;
+pub(super) const MAX_UNSENT: usize = 256 * 1024;
 /// How long bytes are discarded after the last answer.
 const LINGER: Duration = Duration::from_secs(2);
 /// Size of one read while bytes are discarded.
@@ -55,6 +55,18 @@ impl ClientSocket {
         stopping: tokio_util::sync::CancellationToken,
     ) -> Self {
         Self { stream, connection, write_timeout, stopping, timer: None, state: State::Open }
+    }
+
+    /// Waits for the first byte, and leaves it to be read; `None` when the client closed.
+    pub(super) async fn peek(&self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        let length = self.stream.peek(&mut byte).await?;
+        Ok(byte.first().copied().filter(|_| length > 0))
+    }
+
+    /// Notes that what was read so far is not of a request.
+    pub(super) fn handshake_over(&self) {
+        self.connection.written();
     }
 
     /// Takes note of a write of `length` bytes, which are all that wait for the client.
@@ -100,7 +112,7 @@ impl ClientSocket {
     }
 
     /// Ends a client that does not read. What waits in the kernel is discarded, too.
-    fn too_slow(&mut self, problem: &'static str) -> io::Error {
+    pub(super) fn too_slow(&mut self, problem: &'static str) -> io::Error {
         self.connection.set_too_slow();
         let _ = self.stream.set_zero_linger();
         io::Error::new(io::ErrorKind::TimedOut, problem)
@@ -152,6 +164,16 @@ impl AsyncWrite for ClientSocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.after_write(cx, bytes.len(), outcome)
+    }
+
+    /// Writes the records that TLS has ready. The HTTP server joins its bytes itself.
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.after_write(cx, slices.iter().map(|slice| slice.len()).sum(), outcome)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,4 +1,4 @@
-//! Accepts connections and serves HTTP/1.1 on them, for clients and for operators.
+//! Accepts connections and serves HTTP/1.1 on them, with or without TLS, for clients and for operators.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,9 @@ use super::{
     accept_errors::AcceptErrors,
     audience::Audience,
     client_socket::ClientSocket,
+    client_stream::ClientStream,
     first_byte::FirstByte,
+    handshake::{self, Secured},
     peer::Peer,
     pieces::Pieces,
     refuse_connection::{Refusals, TooMany},
@@ -58,7 +60,8 @@ pub(crate) async fn serve(
         };
         let Some(share) = budget.take(1) else {
             metrics.connection_ended("too_many");
-            if let Some(refusal) = refusals.of(stream, TooMany::InAll(budget.limit())) {
+            let handshake = audience.tls(&shared.get()).handshake();
+            if let Some(refusal) = refusals.of(stream, handshake, TooMany::InAll(budget.limit())) {
                 tasks.spawn(refusal);
             }
             continue;
@@ -67,13 +70,15 @@ pub(crate) async fn serve(
             Ok(share) => share,
             Err(limit) => {
                 metrics.connection_ended("too_many_of_address");
-                if let Some(refusal) = refusals.of(stream, TooMany::OfAddress(limit)) {
+                let handshake = audience.tls(&shared.get()).handshake();
+                if let Some(refusal) = refusals.of(stream, handshake, TooMany::OfAddress(limit)) {
                     tasks.spawn(refusal);
                 }
                 continue;
             }
         };
-        let open = Open { metrics: metrics.clone(), peer: Peer(peer.ip()), _shares: (share, of_address) };
+        let shares = (share, of_address);
+        let open = Open { metrics: metrics.clone(), audience, peer: Peer(peer.ip()), _shares: shares };
         open.metrics.connections.inc();
         tasks.spawn(serve_connection(stream, open, routes.clone(), shared.clone(), stop.clone()));
     }
@@ -85,8 +90,16 @@ pub(crate) async fn serve(
 /// An open connection, as metrics and limits count it.
 struct Open {
     metrics: Arc<Metrics>,
+    audience: Audience,
     peer: Peer,
     _shares: (Share, Option<AddressShare>),
+}
+
+impl Open {
+    fn handshake_failed(&self, reason: &'static str) {
+        self.metrics.connection_ended("handshake");
+        self.metrics.tls.failed(self.audience.label(), reason);
+    }
 }
 
 impl Drop for Open {
@@ -104,23 +117,41 @@ async fn serve_connection(
 ) {
     // Without Nagle's algorithm an event does not wait for the acknowledgement of the event before it.
     let _ = stream.set_nodelay(true);
-    let (idle, write) = {
+    let (idle, write, tls) = {
         let state = shared.get();
-        (state.settings.client_idle_timeout, state.settings.client_write_timeout)
+        let settings = &state.settings;
+        let tls = open.audience.tls(&state).handshake();
+        (settings.client_idle_timeout, settings.client_write_timeout, tls)
     };
     let (client, peer) = (ClientConnection::default(), open.peer);
-    let io = TokioIo::new(ClientSocket::new(stream, client.clone(), write, stop.clone()));
+    let socket = ClientSocket::new(stream, client.clone(), write, stop.clone());
+    let (io, certificate) = match tls {
+        None => (ClientStream::Plain(socket), None),
+        Some(tls) => {
+            let secured = tokio::select! {
+                secured = handshake::accept(socket, &tls, peer) => secured,
+                () = stop.cancelled() => return,
+            };
+            match secured {
+                Ok(Secured { stream, certificate }) => (ClientStream::Tls(Box::new(stream)), certificate),
+                Err(reason) => return open.handshake_failed(reason),
+            }
+        }
+    };
     let (routes, of_requests) = (TowerToHyperService::new(routes), client.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let extensions = request.extensions_mut();
         extensions.insert(FirstByte(of_requests.begin_request()));
         extensions.insert(of_requests.clone());
         extensions.insert(peer);
+        if let Some(certificate) = &certificate {
+            extensions.insert(certificate.clone());
+        }
         routes.call(request).map_ok(|answer| answer.map(Pieces::of))
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle).max_buf_size(MAX_BUFFER);
-    let connection = builder.serve_connection(io, service).with_upgrades();
+    let connection = builder.serve_connection(TokioIo::new(io), service).with_upgrades();
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

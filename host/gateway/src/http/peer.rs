@@ -1,8 +1,11 @@
-//! The address of a connection's other end; an extension of its requests.
+//! The other end of a connection: its address, and the names in its verified certificate. Both are extensions
+//! of its requests.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use axum::http::Extensions;
+
+use crate::tls::CertificateNames;
 
 /// The address.
 #[derive(Clone, Copy, Debug)]
@@ -12,5 +15,22 @@ impl Peer {
     /// Returns the address of a request's connection; the unspecified one when there is no connection.
     pub(crate) fn of(extensions: &Extensions) -> IpAddr {
         extensions.get::<Self>().map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0)
+    }
+}
+
+/// The certificate that a client proved to own. The listener's authority signed it, and the listener's list
+/// of names admits it.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientCertificate(Arc<CertificateNames>);
+
+impl ClientCertificate {
+    pub(super) fn new(names: CertificateNames) -> Self {
+        Self(Arc::new(names))
+    }
+
+    /// Returns the names in the certificate of a request's connection; `None` when the client has none.
+    #[expect(dead_code, reason = "mTLS identity reads it")]
+    pub(crate) fn of(extensions: &Extensions) -> Option<&CertificateNames> {
+        extensions.get::<Self>().map(|certificate| &*certificate.0)
     }
 }

@@ -4,13 +4,14 @@ use std::{fmt::Write as _, sync::Arc};
 
 use axum::http::StatusCode;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::TcpStream,
     time::{Duration, Instant, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 
 use super::audience::Audience;
-use crate::{budget::Budget, openai::error};
+use crate::{budget::Budget, openai::error, tls::Handshake};
 
 /// Number of refusals that are written at the same time; further connections are closed without an answer.
 const MAX_REFUSALS: usize = 64;
@@ -42,17 +43,28 @@ impl Refusals {
         Self { audience, at_once: Budget::new(MAX_REFUSALS), logged: None, suppressed: 0 }
     }
 
-    /// Returns the future that refuses a connection; `None` when too many run already.
+    /// Returns the future that refuses a connection, over TLS with a `handshake`; `None` when too many run
+    /// already.
     pub(super) fn of(
         &mut self,
         stream: TcpStream,
+        handshake: Option<Handshake>,
         limit: TooMany,
     ) -> Option<impl Future<Output = ()> + use<>> {
         self.log(limit);
         let share = self.at_once.take(1)?;
         let answer = answer(self.audience, limit);
         Some(async move {
-            let _ = timeout(REFUSAL_TIME, refuse(stream, answer)).await;
+            let refused = async {
+                match handshake {
+                    None => refuse(stream, answer).await,
+                    Some(handshake) => {
+                        let acceptor = TlsAcceptor::from(handshake.refusing);
+                        refuse(acceptor.accept(stream).await?, answer).await
+                    }
+                }
+            };
+            let _ = timeout(REFUSAL_TIME, refused).await;
             drop(share);
         })
     }
@@ -68,7 +80,7 @@ impl Refusals {
     }
 }
 
-async fn refuse(mut stream: TcpStream, answer: String) -> std::io::Result<()> {
+async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: String) -> std::io::Result<()> {
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await?;
     // Unread bytes of the client would turn the answer into a reset.
@@ -90,10 +102,19 @@ fn answer(audience: Audience, limit: TooMany) -> String {
         }
     };
     let message = format!("accepting the connection: {limit}; retry after the time in `retry-after`");
-    let status = StatusCode::SERVICE_UNAVAILABLE;
-    let body = error::body(status, "too_many_connections", &message, "").to_string();
-    let mut answer = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n");
-    let _ =
-        write!(answer, "content-length: {}\r\nretry-after: 1\r\nconnection: close\r\n\r\n{body}", body.len());
+    written(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", &message, "retry-after: 1\r\n")
+}
+
+/// The answer to a plain HTTP request on a listener with TLS.
+pub(super) fn plain_text() -> String {
+    let message = "reading the request: this port speaks TLS, and the request came without it; use https://";
+    written(StatusCode::BAD_REQUEST, "tls_required", message, "")
+}
+
+/// An answer as it is sent, the last one of its connection.
+fn written(status: StatusCode, code: &'static str, message: &str, headers: &str) -> String {
+    let body = error::body(status, code, message, "").to_string();
+    let mut answer = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{headers}");
+    let _ = write!(answer, "content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
     answer
 }

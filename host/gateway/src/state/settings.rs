@@ -144,6 +144,8 @@ impl Settings {
             admin_token,
             admin_token_reads,
             admin_names,
+            tls: _,
+            admin_tls: _,
         } = reloadable.server.clone();
         let RoutingSettings {
             enforce_disagg: _,

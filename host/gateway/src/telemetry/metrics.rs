@@ -23,6 +23,7 @@ use super::{
     labels::{Name, TraceLabel},
     live_stats::LiveStats,
     prediction_checks::PredictionChecks,
+    tls_metrics::TlsMetrics,
 };
 
 /// Upper bounds of the time to the first token, in seconds: those of vLLM, so that quantiles compare.
@@ -201,6 +202,8 @@ pub struct Metrics {
     pub(crate) trace_spans_exported: Counter,
     /// Spans that were recorded and not exported, by reason.
     pub(crate) trace_spans_dropped: Family<ReasonLabels, Counter>,
+    /// TLS of the listeners.
+    pub(crate) tls: TlsMetrics,
     /// The last minute, for the operators' page.
     pub live_stats: LiveStats,
 }
@@ -243,6 +246,7 @@ impl Default for Metrics {
             decision_log_dropped: Family::default(),
             trace_spans_exported: Counter::default(),
             trace_spans_dropped: Family::default(),
+            tls: TlsMetrics::default(),
             live_stats: LiveStats::default(),
         }
     }
@@ -294,6 +298,7 @@ impl Metrics {
             trace_spans_dropped "trace_spans_dropped" "Number of spans that were recorded and not exported, by reason",
             decision_log_dropped "decision_log_dropped" "Number of requests that the decision log lacks, by reason",
         }
+        self.tls.register(registry);
     }
 
     /// Counts a leg.

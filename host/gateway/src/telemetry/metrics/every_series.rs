@@ -15,6 +15,9 @@ impl Metrics {
         self.leg("prefill", "vllm", "ok");
         self.fell_back(pointsman_routing::SlotKind::Prefill, "abstain");
         self.admin_change(Name(OTHER.clone()), 200);
+        self.tls.failed("clients", "x");
+        self.tls.reloaded("clients", "x");
+        self.tls.expires("clients", Some(0));
         let reasons = [
             &self.connections_ended,
             &self.retries,

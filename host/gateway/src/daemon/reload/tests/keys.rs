@@ -128,6 +128,10 @@ fn tokens(state: &State) -> String {
     format!("{:?}", state.tokens)
 }
 
+fn tls(state: &State) -> String {
+    format!("{:?}", state.tls)
+}
+
 fn workers(state: &State) -> String {
     let snapshot = state.registry.snapshot();
     let specs = snapshot.workers().iter().map(|worker| {
@@ -156,6 +160,13 @@ const LOG: &str = "decisions.log_dir = 'DIR/log'";
 const SIGNED: &str = "policies.require_signed = true\npolicies.trusted_keys = ['KEY_A']";
 const BOUND: &str =
     "policies.require_signed = true\npolicies.trusted_keys = ['KEY_A']\npolicies.signatures_bind = true";
+const TLS: &str = "server.tls.cert_file = 'DIR/cert.pem'\nserver.tls.key_file = 'DIR/key.pem'";
+const TLS_CA: &str = "server.tls.cert_file = 'DIR/cert.pem'\nserver.tls.key_file = 'DIR/key.pem'\n\
+                      server.tls.client_ca_file = 'DIR/cert.pem'";
+const ADMIN_TLS: &str =
+    "server.admin_tls.cert_file = 'DIR/cert.pem'\nserver.admin_tls.key_file = 'DIR/key.pem'";
+const ADMIN_TLS_CA: &str = "server.admin_tls.cert_file = 'DIR/cert.pem'\nserver.admin_tls.key_file = 'DIR/key.pem'\n\
+     server.admin_tls.client_ca_file = 'DIR/cert.pem'";
 const SCORER: &str = "SLOT.scorers = [{ policy = 'kv-aware' }]";
 
 /// Rows of `[server]` to `[[workers]]`, without slots.
@@ -174,6 +185,20 @@ fn rows() -> Vec<Row> {
         row("server.admin_token_file", "'DIR/token'", secrets),
         row("server.admin_names", "['gw.internal']", settings),
         Row("server.admin_token_reads", "server.admin_token = 't'", "true".to_owned(), settings),
+        Row("server.tls.cert_file", TLS, "'DIR/cert2.pem'".to_owned(), tls),
+        Row("server.tls.key_file", TLS, "'DIR/key2.pem'".to_owned(), tls),
+        Row("server.tls.client_ca_file", TLS, "'DIR/cert.pem'".to_owned(), tls),
+        Row("server.tls.require_client_cert", TLS_CA, "true".to_owned(), tls),
+        Row("server.tls.client_names", TLS_CA, "['a.example']".to_owned(), tls),
+        Row("server.tls.min_version", TLS, "'1.3'".to_owned(), tls),
+        Row("server.tls.handshake_timeout", TLS, "'7s'".to_owned(), tls),
+        Row("server.admin_tls.cert_file", ADMIN_TLS, "'DIR/cert2.pem'".to_owned(), tls),
+        Row("server.admin_tls.key_file", ADMIN_TLS, "'DIR/key2.pem'".to_owned(), tls),
+        Row("server.admin_tls.client_ca_file", ADMIN_TLS, "'DIR/cert.pem'".to_owned(), tls),
+        Row("server.admin_tls.require_client_cert", ADMIN_TLS_CA, "true".to_owned(), tls),
+        Row("server.admin_tls.client_names", ADMIN_TLS_CA, "['a.example']".to_owned(), tls),
+        Row("server.admin_tls.min_version", ADMIN_TLS, "'1.3'".to_owned(), tls),
+        Row("server.admin_tls.handshake_timeout", ADMIN_TLS, "'7s'".to_owned(), tls),
         row("limits.choices", "7", settings),
         row("limits.prompts", "7", settings),
         row("limits.sequences", "7", settings),
@@ -387,6 +412,15 @@ impl Reloading {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("token"), "t\n").unwrap();
         std::fs::write(dir.path().join("key.pub"), format!("untrusted comment: a key\n{KEY_B}\n")).unwrap();
+        let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        for (name, text) in [
+            ("cert.pem", issued.cert.pem()),
+            ("cert2.pem", issued.cert.pem()),
+            ("key.pem", issued.signing_key.serialize_pem()),
+            ("key2.pem", issued.signing_key.serialize_pem()),
+        ] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
         let path = dir.path().join("pointsman.toml");
         std::fs::write(&path, toml::to_string(&base()).unwrap()).unwrap();
         let read = move || Ok(Config::load(Some(&path), &Environment::default(), |_| {})?);
@@ -471,6 +505,8 @@ async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
                 key if key.starts_with("routing.cost.") => "routing.cost",
                 key if key.starts_with("workers") => "workers",
                 "server.tenants.*" => "server.tenants",
+                key if key.starts_with("server.tls.") => "server.tls",
+                key if key.starts_with("server.admin_tls.") => "server.admin_tls",
                 key if key.starts_with("routing.busy.") => "routing.busy",
                 key if key.starts_with("models.*.busy.") => "models.*.busy",
                 key => key,

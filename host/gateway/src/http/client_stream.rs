@@ -1,0 +1,64 @@
+//! A client's connection as the HTTP server uses it: the socket itself, or TLS on it.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::server::TlsStream;
+
+use super::client_socket::{ClientSocket, MAX_UNSENT};
+
+/// A client's connection. The bounds of [`ClientSocket`] hold below TLS: it sees the bytes that the client
+/// takes.
+#[derive(Debug)]
+pub(super) enum ClientStream {
+    /// Without TLS.
+    Plain(ClientSocket),
+    /// With TLS.
+    Tls(Box<TlsStream<ClientSocket>>),
+}
+
+impl AsyncRead for ClientStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for ClientStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut *self {
+            Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
+            Self::Tls(stream) => {
+                let written = Pin::new(&mut *stream).poll_write(cx, bytes);
+                if written.is_pending() && bytes.len() > MAX_UNSENT {
+                    return Poll::Ready(Err(stream.get_mut().0.too_slow("too many answers are unread")));
+                }
+                written
+            }
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

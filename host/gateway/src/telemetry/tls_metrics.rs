@@ -1,0 +1,79 @@
+//! Metrics of TLS on the listeners.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+/// A listener: `clients` or `operators`.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ListenerLabels {
+    listener: &'static str,
+}
+
+/// A failed handshake.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FailureLabels {
+    listener: &'static str,
+    reason: &'static str,
+}
+
+/// Another content of the files.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReloadLabels {
+    listener: &'static str,
+    outcome: &'static str,
+}
+
+/// Metrics of TLS.
+#[derive(Debug, Default)]
+pub(crate) struct TlsMetrics {
+    failures: Family<FailureLabels, Counter>,
+    reloads: Family<ReloadLabels, Counter>,
+    expiry: Family<ListenerLabels, Gauge>,
+}
+
+impl TlsMetrics {
+    /// Counts a handshake that failed.
+    pub(crate) fn failed(&self, listener: &'static str, reason: &'static str) {
+        self.failures.get_or_create(&FailureLabels { listener, reason }).inc();
+    }
+
+    /// Counts a change of the files: `applied` or `refused`.
+    pub(crate) fn reloaded(&self, listener: &'static str, outcome: &'static str) {
+        self.reloads.get_or_create(&ReloadLabels { listener, outcome }).inc();
+    }
+
+    /// Sets when the certificate of a listener expires; `None`: it has none.
+    pub(crate) fn expires(&self, listener: &'static str, seconds: Option<i64>) {
+        let labels = ListenerLabels { listener };
+        match seconds {
+            Some(seconds) => {
+                self.expiry.get_or_create(&labels).set(seconds);
+            }
+            None => {
+                self.expiry.remove(&labels);
+            }
+        }
+    }
+
+    /// Registers the metrics for one scrape.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "pointsman_tls_handshake_failures",
+            "Number of TLS handshakes that failed, by listener and reason",
+            self.failures.clone(),
+        );
+        registry.register(
+            "pointsman_tls_reloads",
+            "Number of changed certificate files, by listener and whether they were applied or refused",
+            self.reloads.clone(),
+        );
+        registry.register(
+            "pointsman_tls_certificate_expiry_timestamp_seconds",
+            "Time at which the certificate of a listener expires, in seconds since 1970",
+            self.expiry.clone(),
+        );
+    }
+}

@@ -1,0 +1,195 @@
+//! From the contents of files to what a handshake uses.
+
+use std::{
+    path::Path,
+    sync::{Arc, LazyLock},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustls::{
+    Error, ServerConfig, SupportedProtocolVersion,
+    crypto::{CryptoProvider, ring},
+    pki_types::CertificateDer,
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
+    sign::{CertifiedKey, SingleCertAndKey},
+    version::{TLS12, TLS13},
+};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    names::NamedClients,
+    pem,
+    x509::{Certificate, DNS, IP},
+};
+use crate::config::{Problem, Tls};
+
+/// The only implementation of cryptography of this process.
+static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
+
+/// Contents of a listener's files.
+pub(super) struct Contents {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    authorities: Option<Vec<u8>>,
+}
+
+/// What handshakes of a listener use.
+#[derive(Debug)]
+pub(super) struct Built {
+    pub(super) config: Arc<ServerConfig>,
+    /// The same for connections that are only refused: they speak HTTP/1.1.
+    pub(super) refusing: Arc<ServerConfig>,
+    /// When the certificate expires, seconds since 1970.
+    pub(super) expires: i64,
+}
+
+impl Contents {
+    /// Reads the files of the table at `path`.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub(super) fn read(settings: &Tls, path: &str) -> Result<Self, Vec<Problem>> {
+        let mut problems = Vec::new();
+        let mut read = |key: &str, file: &Path| {
+            pem::read(file).unwrap_or_else(|message| {
+                problems.push(Problem::new(format!("{path}.{key}"), message));
+                Vec::new()
+            })
+        };
+        let contents = Self {
+            certificate: read("cert_file", &settings.cert_file),
+            key: read("key_file", &settings.key_file),
+            authorities: settings.client_ca_file.as_deref().map(|file| read("client_ca_file", file)),
+        };
+        if problems.is_empty() { Ok(contents) } else { Err(problems) }
+    }
+
+    /// Returns a digest that differs when a file does.
+    pub(super) fn digest(&self) -> [u8; 32] {
+        let files = [Some(&self.certificate), Some(&self.key), self.authorities.as_ref()];
+        let mut hash = Sha256::new();
+        for file in files.into_iter().flatten() {
+            hash.update(file.len().to_le_bytes());
+            hash.update(file);
+        }
+        hash.finalize().into()
+    }
+
+    /// Checks the contents, and builds what handshakes use. `protocols` are those of the listener (ALPN).
+    ///
+    /// # Errors
+    /// All problems of the table at `path`.
+    pub(super) fn build(
+        &self,
+        settings: &Tls,
+        path: &str,
+        protocols: &[&[u8]],
+    ) -> Result<Built, Vec<Problem>> {
+        let mut problems = Vec::new();
+        let certified = self.certified_key(settings, path, &mut problems);
+        let verifier = self.verifier(settings).map_err(|message| {
+            problems.push(Problem::new(format!("{path}.client_ca_file"), message));
+        });
+        let (Some((certified, expires)), Ok(verifier), true) = (certified, verifier, problems.is_empty())
+        else {
+            return Err(problems);
+        };
+        let failed = |error: Error| vec![Problem::new(path, format!("TLS cannot be set up: {error}"))];
+        let versions: &[&SupportedProtocolVersion] =
+            if settings.only_tls13() { &[&TLS13] } else { &[&TLS13, &TLS12] };
+        let builder = ServerConfig::builder_with_provider(PROVIDER.clone());
+        let builder = builder.with_protocol_versions(versions).map_err(failed)?;
+        let resumes = verifier.is_none();
+        let builder = match verifier {
+            Some(verifier) => builder.with_client_cert_verifier(verifier),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+        // A resumed session would not check the client's certificate again: it may have expired, or its
+        // authority may have changed.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        if resumes {
+            config.ticketer = ring::Ticketer::new().map_err(failed)?;
+        } else {
+            config.send_tls13_tickets = 0;
+        }
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let refusing = Arc::new(config.clone());
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        Ok(Built { config: Arc::new(config), refusing, expires })
+    }
+
+    /// Returns the certificate with its key, and when it expires.
+    fn certified_key(
+        &self,
+        settings: &Tls,
+        path: &str,
+        problems: &mut Vec<Problem>,
+    ) -> Option<(CertifiedKey, i64)> {
+        let mut note = |key: &str, message| problems.push(Problem::new(format!("{path}.{key}"), message));
+        let chain = pem::certificates(&settings.cert_file, &self.certificate);
+        let chain = chain.map_err(|message| note("cert_file", message)).ok();
+        let key = pem::private_key(&settings.key_file, &self.key);
+        let key = key.map_err(|message| note("key_file", message)).ok();
+        let (chain, key) = (chain?, key?);
+        let expires = check(chain.first()?, &settings.cert_file);
+        let expires = expires.map_err(|message| note("cert_file", message)).ok();
+        let certified = CertifiedKey::from_der(chain, key, &PROVIDER).map_err(|error| {
+            let (key, cert) = (settings.key_file.display(), settings.cert_file.display());
+            let message = match error {
+                Error::InconsistentKeys(_) => {
+                    format!(
+                        "`{key}` is not the key of the certificate in `{cert}`: name the files of one pair"
+                    )
+                }
+                error => format!("`{key}` cannot be used: {error}"),
+            };
+            note("key_file", message);
+        });
+        Some((certified.ok()?, expires?))
+    }
+
+    /// Returns what checks the certificates of clients; `None`: none are asked for.
+    fn verifier(&self, settings: &Tls) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+        let (Some(file), Some(bytes)) = (&settings.client_ca_file, &self.authorities) else {
+            return Ok(None);
+        };
+        let roots = Arc::new(pem::authorities(file, bytes)?);
+        let mut builder = WebPkiClientVerifier::builder_with_provider(roots, PROVIDER.clone());
+        if !settings.require_client_cert {
+            builder = builder.allow_unauthenticated();
+        }
+        let verifier = builder.build();
+        let authorities =
+            verifier.map_err(|error| format!("`{}` cannot be used: {error}", file.display()))?;
+        if settings.client_names.is_empty() {
+            return Ok(Some(authorities));
+        }
+        Ok(Some(Arc::new(NamedClients { authorities, names: settings.client_names.clone() })))
+    }
+}
+
+/// Checks what a client would refuse, and returns when the certificate expires.
+fn check(certificate: &CertificateDer<'_>, file: &Path) -> Result<i64, String> {
+    let shown = file.display();
+    let certificate = Certificate::parse(certificate)
+        .ok_or_else(|| format!("the first certificate of `{shown}` is malformed: issue another one"))?;
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let now = i64::try_from(since_1970).unwrap_or(i64::MAX);
+    let Certificate { not_before, not_after, names } = certificate;
+    if not_after.seconds() < now {
+        return Err(format!("the certificate in `{shown}` expired on {not_after}: renew it"));
+    }
+    if not_before.seconds() > now {
+        return Err(format!(
+            "the certificate in `{shown}` is not valid before {not_before}: check the clock of this machine"
+        ));
+    }
+    if !names.iter().any(|(kind, _)| matches!(*kind, DNS | IP)) {
+        return Err(format!(
+            "the certificate in `{shown}` has no subject alternative name with a DNS name or an IP address, so \
+             clients refuse it: issue one with the names of this listener"
+        ));
+    }
+    Ok(not_after.seconds())
+}
