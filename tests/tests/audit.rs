@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
+use pointsman_gateway::config::{KeyDigest, OperatorEntry};
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::TestClusterBuilder;
 
@@ -26,12 +27,20 @@ async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
     let cluster = TestClusterBuilder::new()
-        .config(|config| config.server.admin_token = Some("s3cret".into()))
+        .config(|config| {
+            config.server.admin_token = Some("s3cret".into());
+            config.auth.operators = vec![OperatorEntry {
+                id: "grafana".into(),
+                digest: Some(KeyDigest::sha256("reads").to_string().into()),
+                ..OperatorEntry::default()
+            }];
+        })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
         .unwrap();
     let token = [("authorization", "Bearer s3cret")];
+    let viewer = [("authorization", "Bearer reads")];
     cluster.admin.post("/policies/reload", &token, "").await.unwrap();
     cluster.admin.post("/workers/1/drain", &[], "").await.unwrap();
     cluster.admin.post("/policies/prefill/rollback?model=a%0Ab", &token, "").await.unwrap();
@@ -39,9 +48,10 @@ async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
         r#"{"id":77,"url":"http://127.0.0.1:9","role":"aggregated","engine":"vllm","api_key":"sk-SECRET"}"#;
     cluster.admin.post("/workers", &token, worker).await.unwrap();
     cluster.admin.get("/workers").await.unwrap();
+    cluster.admin.post("/workers/1/drain", &viewer, "").await.unwrap();
     let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
     let lines: Vec<&str> = text.lines().filter(|line| line.contains(" audit: ")).collect();
-    assert_eq!(lines.len(), 4, "{text}");
+    assert_eq!(lines.len(), 5, "{text}");
     let has = |line: &str, parts: &[&str]| {
         for part in parts {
             assert!(line.contains(part), "`{part}` is not in {line}");
@@ -69,6 +79,8 @@ async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
     );
     has(lines[2], &["POST /policies/{slot}/rollback", "outcome=\"refused\"", "status=404"]);
     has(lines[3], &["POST /workers", "worker=77", "url=http://127.0.0.1:9", "outcome=\"done\""]);
+    // K3.2
+    has(lines[4], &["who=\"grafana\"", "outcome=\"refused\"", "status=403"]);
     assert!(!text.contains("SECRET") && !text.contains("s3cret"), "{text}");
     let metrics = cluster.admin.get("/metrics").await.unwrap();
     let text = String::from_utf8_lossy(&metrics.body).into_owned();

@@ -11,8 +11,9 @@ use serde_json::json;
 const COMPLETIONS: &str = "/v1/completions";
 const HEADER: &str = "x-llm-d-inference-fairness-id";
 
-/// A gateway whose clients have the keys `sk-a` and `sk-b` of two tenants, and `sk-proxy` of none.
-async fn cluster(slots: &str) -> TestCluster {
+/// A gateway whose clients have the keys `sk-a` and `sk-b` of two tenants, and `sk-proxy` of none. It
+/// believes `proxies` which tenant a request has.
+async fn cluster(slots: &str, proxies: &str) -> TestCluster {
     let text = format!(
         r#"
         [server]
@@ -30,10 +31,11 @@ async fn cluster(slots: &str) -> TestCluster {
             config.server.api_keys = from.server.api_keys;
             config.server.tenants = from.server.tenants;
             config.server.tenant_header = from.server.tenant_header;
+            config.auth.trusted_proxies = vec![proxies.to_owned()];
             config.decisions = from.decisions;
             config.policies.slots = from.policies.slots;
         })
-        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")
+        .sim_with(SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) }, "")
         .start()
         .await
         .unwrap()
@@ -57,7 +59,7 @@ async fn facts(cluster: &TestCluster) -> (String, u64) {
 
 #[tokio::test]
 async fn the_key_names_the_tenant_and_a_trusted_header_does_for_keys_of_none() {
-    let cluster = cluster("").await;
+    let cluster = cluster("", "127.0.0.0/8").await;
     let mut seen = Vec::new();
     for headers in [
         &[("authorization", "Bearer sk-a")][..],
@@ -86,7 +88,7 @@ async fn the_shipped_tenant_limit_limits_each_tenant_by_its_name() {
         grants = ["state"]
         settings = { requests = 3, window-ms = 600000, tenants = { "tenant:team-a" = 1 } }
     "#;
-    let cluster = cluster(slots).await;
+    let cluster = cluster(slots, "127.0.0.1").await;
     cluster.drop_policy("aggregated.wasm", TENANT_LIMIT).unwrap();
     let report = cluster.admin.post("/policies/reload", &[], "").await.unwrap();
     assert_eq!(report.status, 200, "{:?}", report.json());
@@ -103,4 +105,40 @@ async fn the_shipped_tenant_limit_limits_each_tenant_by_its_name() {
     assert_eq!(admitted("Bearer sk-b").await, 3, "the limit of every other tenant");
     assert_eq!(admitted("Bearer sk-proxy").await, 5, "no tenant, no limit");
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn k4_the_tenants_header_counts_from_trusted_proxies_only() {
+    let named = [("authorization", "Bearer sk-proxy"), (HEADER, "team-b")];
+    let trusting = cluster("", "127.0.0.1").await;
+    assert_eq!(ask(&trusting, &named).await.0, 200);
+    // K4.1
+    assert_ne!(facts(&trusting).await.0, "0");
+    let (twice, long) = ([named[0], named[1], named[1]], "x".repeat(200));
+    // K4.3
+    assert_eq!(ask(&trusting, &twice).await, (400, "invalid_request".to_owned()));
+    assert_eq!(ask(&trusting, &[named[0], (HEADER, &long)]).await, (400, "invalid_request".to_owned()));
+    let other = cluster("", "10.0.0.0/8").await;
+    assert_eq!(ask(&other, &named).await.0, 200);
+    // K4.1: from elsewhere it is ignored, and does not reach the engine.
+    assert_eq!(facts(&other).await.0, "0");
+    let seen = other.sims[0].recorded();
+    assert!(!seen.is_empty());
+    assert!(seen.iter().flat_map(|request| &request.headers).all(|(name, _)| name != HEADER), "{seen:?}");
+}
+
+#[test]
+fn k4_a_tenants_header_without_trusted_proxies_is_a_problem() {
+    let mut config = Config::default();
+    config.server.tenant_header = HEADER.to_owned();
+    let problem = config.resolve().unwrap_err().to_string();
+    // K4.2
+    assert!(
+        problem.contains("server.tenant_header: `x-llm-d-inference-fairness-id` would be believed"),
+        "{problem}"
+    );
+    config.auth.trusted_proxies = vec!["127.0.0.1".into(), "10.0.0.0/33".into(), "proxy".into()];
+    let problem = config.resolve().unwrap_err().to_string();
+    assert!(problem.contains("auth.trusted_proxies[1]: `10.0.0.0/33`"), "{problem}");
+    assert!(problem.contains("auth.trusted_proxies[2]: `proxy`"), "{problem}");
 }

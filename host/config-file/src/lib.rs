@@ -7,6 +7,7 @@ pub use problem::{ConfigErrors, Lines, Place, Problem};
 mod overrides;
 mod parse;
 mod problem;
+mod references;
 
 /// Reads the text of a configuration file.
 ///

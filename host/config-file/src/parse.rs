@@ -12,6 +12,7 @@ use toml::{Value, de::DeTable};
 use crate::{
     overrides::{Override, Overrides},
     problem::{Lines, Problem, join, line_starts, place_of},
+    references,
 };
 
 /// Limit of problems reported for one file.
@@ -30,7 +31,8 @@ pub struct Parsed<T> {
     pub unread: UnreadElements,
 }
 
-/// Parses a text. No message shows the value of a key in `secrets`.
+/// Parses a text. No message shows the value of a key in `secrets`, and such a value may be
+/// `{ env = "NAME" }` or `{ file = "PATH" }`.
 ///
 /// # Errors
 /// The text is not TOML: all syntax errors.
@@ -62,6 +64,11 @@ pub fn parse_with<T: DeserializeOwned + Default>(
     let (mut problems, mut removed) = (Vec::new(), Removed::default());
     let mut overrides = Overrides::new(overrides);
     problems.extend(overrides.apply(&mut table));
+    for broken in references::follow(&mut table, secrets).into_iter().take(MAX_PROBLEMS) {
+        let segments: Vec<Segment> = broken.segments.iter().map(Segment::from).collect();
+        problems.push(Problem::new(removed.path(&segments), broken.message));
+        removed.remove(&mut table, &segments);
+    }
     loop {
         match serde_path_to_error::deserialize::<_, T>(table.clone()) {
             Ok(value) => return Ok(Parsed { value, problems, lines, unread: removed.elements }),
@@ -211,6 +218,7 @@ fn keys(segments: &[Segment]) -> Vec<&str> {
 fn is_secret(path: &str, secrets: &[&str]) -> bool {
     let mut keys = path.split('.').map(|key| key.split('[').next().unwrap_or(key));
     keys.any(|key| secrets.contains(&key))
+        || secrets.iter().any(|secret| secret.contains('.') && path.starts_with(secret))
 }
 
 /// serde's message about a value of a wrong type, without the value: `invalid type: string, expected a

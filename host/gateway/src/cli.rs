@@ -19,6 +19,7 @@ mod calibrate;
 mod check;
 mod config;
 mod generate;
+mod key;
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
@@ -39,6 +40,7 @@ Examples:
   pointsman config example > pointsman.toml
   pointsman check-config pointsman.toml
   pointsman config show --config pointsman.toml
+  pointsman key new --id team-a-1 --tenant team-a >> pointsman.toml
   pointsman policy new shortest-queue --world selector
   pointsman policy test shortest_queue.wasm --cases cases.toml
   pointsman policy bench shortest_queue.wasm
@@ -62,6 +64,9 @@ enum Command {
     /// Print the schema of the configuration, an example, or the values in force.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Make API keys and tokens of operators, and the digests that the configuration has of them.
+    #[command(subcommand)]
+    Key(key::KeyCommand),
     /// Write, test, measure and inspect policies, and replay recorded decisions with them.
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -134,6 +139,7 @@ impl Cli {
             Command::Serve(args) => serve(*args),
             Command::CheckConfig(args) => args.run(),
             Command::Config(command) => command.run(),
+            Command::Key(command) => command.run(),
             Command::Policy(command) => command.run(),
             Command::Compare(args) => args.run(),
             Command::Calibrate(args) => args.run(),

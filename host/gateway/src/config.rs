@@ -16,13 +16,16 @@ use pointsman_workers::WorkerSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod auth;
 mod duration;
 mod environment;
+mod key_digest;
 mod models;
 mod policies;
 mod queue;
 pub mod reload;
 mod resolve;
+mod salt;
 mod secret;
 mod sections;
 mod server;
@@ -36,12 +39,17 @@ mod tls;
 mod traces;
 mod upstream;
 
+pub(crate) use auth::JwtAlgorithm;
+pub use auth::{Auth, Jwt, KeyEntry, OperatorEntry, Role};
 pub use environment::Environment;
+pub use key_digest::KeyDigest;
+pub(crate) use key_digest::{is_key_of, sha256};
 pub use models::{Model, TokenSource};
 pub use pointsman_config_file::{ConfigErrors, Problem};
 pub use pointsman_orchestration::LegOrder;
 pub use policies::Policies;
 pub use queue::{Queue, QueueOfModel};
+pub use salt::HashSalt;
 pub use secret::Secret;
 pub use sections::{Decisions, Index, Limits, Probe, Routing, Server, Timeouts};
 pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
@@ -60,6 +68,8 @@ use settings::Settings;
 pub struct Config {
     /// Listeners.
     pub server: Server,
+    /// Who may call, and as whom.
+    pub auth: Auth,
     /// How requests are routed.
     pub routing: Routing,
     /// Where policies come from and what they may use.
@@ -112,7 +122,8 @@ struct Flags {
 }
 
 /// Keys whose values no message may show.
-const SECRET_KEYS: [&str; 5] = ["api_keys", "admin_token", "api_key", "hash_salt", "headers"];
+const SECRET_KEYS: [&str; 8] =
+    ["api_keys", "server.tenants", "admin_token", "api_key", "hash_salt", "log_salt", "digest", "headers"];
 
 /// Reads a file and parses it. Variables of the environment take the place of its values.
 ///

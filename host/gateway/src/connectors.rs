@@ -154,13 +154,18 @@ pub(crate) fn connector_for(spec: &WorkerSpec) -> &'static dyn Connector {
     }
 }
 
-/// All headers of a leg: the dialect's, and the worker's key.
+/// All headers of a leg: the dialect's, and the worker's key, else the client's `authorization`, when engines
+/// get it.
 #[must_use]
-pub(crate) fn leg_headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
+pub(crate) fn leg_headers(
+    context: &LegContext<'_>,
+    target: Target<'_>,
+    of_client: Option<&HeaderValue>,
+) -> LegHeaders {
     let mut headers = connector_for(target.spec).headers(context, target);
     let key =
         target.spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
-    if let Some(mut value) = key {
+    if let Some(mut value) = key.or_else(|| of_client.cloned()) {
         value.set_sensitive(true);
         headers.push((header::AUTHORIZATION, value));
     }

@@ -30,6 +30,7 @@ pub(crate) mod body;
 mod client_socket;
 mod client_stream;
 mod completion;
+pub(crate) mod credentials;
 mod first_byte;
 mod handshake;
 pub(crate) mod listener;

@@ -19,18 +19,23 @@ use crate::{
 };
 
 pub(crate) mod address_budget;
-pub(crate) mod api_keys;
 pub(crate) mod bad_keys;
+pub(crate) mod caller;
+pub(crate) mod jwt;
+pub(crate) mod keys;
 pub(crate) mod open_files;
 pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
 pub(crate) mod settings;
+pub(crate) mod slow_keys;
 
 use address_budget::AddressBudget;
 use bad_keys::BadKeys;
+use jwt::TokenVerifier;
 use quarantine::Quarantine;
 use rate_limit::RateLimiter;
 pub(crate) use settings::Settings;
+use slow_keys::SlowKeys;
 
 /// What a request handler uses: the values of one configuration, and handles to everything that lives as long
 /// as the daemon. A request keeps the state it started with, so a reload changes nothing under it.
@@ -50,6 +55,10 @@ pub struct State {
     pub(crate) tenant_limits: Option<TenantLimits>,
     /// Addresses that sent wrong keys.
     pub(crate) bad_keys: Arc<BadKeys>,
+    /// Verifies tokens of an identity server; `None`: there is none.
+    pub(crate) jwt: Option<Arc<TokenVerifier>>,
+    /// Verifies keys with slow digests.
+    pub(crate) slow_keys: Arc<SlowKeys>,
     /// Token ids of prompts.
     pub(crate) tokens: Arc<Tokens>,
     /// Engines' events about their caches.

@@ -45,16 +45,16 @@ impl Change {
         })
     }
 
-    /// Writes the event and counts it. `by_token`: the request carried the admin token.
-    pub(super) fn record(self, metrics: &Metrics, by_token: bool, response: &Response<Body>) {
+    /// Writes the event and counts it. `operator`: whose token the request carried.
+    pub(super) fn record(self, metrics: &Metrics, operator: Option<&str>, response: &Response<Body>) {
         let Self { address, action, path } = self;
         let status = response.status();
-        let who = if by_token { "admin_token" } else { "anonymous" };
+        let who = operator.unwrap_or("anonymous");
         metrics.admin_change(Name(Arc::from(action.as_str())), status.as_u16());
         // Who has no token could fill the log with refusals.
         let done = status.is_success();
         let outcome = if done { "done" } else { "refused" };
-        let due = if done || by_token { Some(0) } else { REFUSALS.due() };
+        let due = if done || operator.is_some() { Some(0) } else { REFUSALS.due() };
         let Some(suppressed) = due else { return };
         let detail = response.extensions().get::<Detail>().map_or("", |detail| detail.0.as_str());
         tracing::info!(

@@ -9,7 +9,7 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use axum::{
     Json,
     body::Body,
-    extract::State as Extract,
+    extract::{Extension, State as Extract},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
-use super::{big_numbers::with_texts, guard, workers};
+use super::{big_numbers::with_texts, guard::MayChange, workers};
 use crate::{
     http::request_id,
     openai::error,
@@ -66,6 +66,7 @@ impl Default for Feed {
 /// Streams events until the reader leaves or the daemon drains.
 pub(super) async fn stream(
     Extract((shared, feed)): Extract<(SharedState, Arc<Feed>)>,
+    Extension(MayChange(may_change)): Extension<MayChange>,
     headers: HeaderMap,
 ) -> Response {
     let state = shared.get();
@@ -80,8 +81,8 @@ pub(super) async fn stream(
         return refuse("too_many_readers", "too many event readers (limit 32); close one and connect again");
     };
     let hello = json!({
-        "version": env!("CARGO_PKG_VERSION"), "token": state.settings.admin_token.is_some(),
-        "may_change": guard::may_change(&state.settings, &headers),
+        "version": env!("CARGO_PKG_VERSION"), "token": state.settings.operators_are_known,
+        "may_change": may_change,
     });
     let reader = Reader { hello: event("hello", &hello), channels, state };
     let events = stream::unfold(reader, async |mut reader| {

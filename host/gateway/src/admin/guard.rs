@@ -1,5 +1,5 @@
-//! Access to the operators' listener: requests of this listener's own page and of tools, with the admin token
-//! where one is configured. Every change is recorded in the audit log, refused ones included.
+//! Access to the operators' listener: requests of this listener's own page and of tools, with the token of an
+//! operator where one is configured. Every change is recorded in the audit log, refused ones included.
 
 use std::sync::Arc;
 
@@ -15,26 +15,36 @@ use super::{
     origin::{check_host, check_origin, is_json},
 };
 use crate::{
+    config::Role,
     http::{
-        auth::{bearer, is_token, wrong_key},
+        auth::{operator_of, wrong_key},
+        credentials::bearer,
         peer::Peer,
         request_id,
     },
     openai::error::ApiError,
-    state::{Settings, State},
+    state::{Settings, State, caller::Operator},
 };
 
 /// Lets a request pass, or answers 401, 403, 415 or 429.
 pub(super) async fn guard(
     Extract(state): Extract<Arc<State>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response<Body> {
     let peer = Peer::of(request.extensions());
     let change = Change::of(&request, peer);
-    let by_token = carries_token(&state.settings, request.headers());
-    let response = match allowed(&state.settings, request.method(), request.uri().path(), request.headers()) {
-        Ok(()) => next.run(request).await,
+    let (operator, found) = match operator_of(&state, request.headers(), peer).await {
+        Ok(operator) => (operator, Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    let (method, path) = (request.method(), request.uri().path());
+    let by = operator.as_ref();
+    let response = match found.and_then(|()| allowed(&state.settings, method, path, request.headers(), by)) {
+        Ok(()) => {
+            request.extensions_mut().insert(MayChange(may_change(&state.settings, by)));
+            next.run(request).await
+        }
         Err(cause) => {
             let cause = match cause {
                 ApiError::WrongAdminToken => {
@@ -46,26 +56,29 @@ pub(super) async fn guard(
         }
     };
     if let Some(change) = change {
-        change.record(&state.metrics, by_token, &response);
+        change.record(&state.metrics, operator.as_ref().map(|operator| &*operator.id), &response);
     }
     response
 }
 
-/// Whether a request with these headers may change anything.
-pub(super) fn may_change(settings: &Settings, headers: &HeaderMap) -> bool {
-    settings.admin_token.is_none() || carries_token(settings, headers)
+/// Whether the sender of a request may change anything; an extension of the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MayChange(pub(super) bool);
+
+fn may_change(settings: &Settings, operator: Option<&Operator>) -> bool {
+    !settings.operators_are_known || operator.is_some_and(|operator| operator.role == Role::Operator)
 }
 
-/// Whether there is a token, and the request carries it.
-fn carries_token(settings: &Settings, headers: &HeaderMap) -> bool {
-    let token = settings.admin_token.as_ref();
-    token.zip(bearer(headers)).is_some_and(|(token, given)| is_token(given, token.expose()))
-}
-
-fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+fn allowed(
+    settings: &Settings,
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+    operator: Option<&Operator>,
+) -> Result<(), ApiError> {
     let reads = is_read(method);
     let is_health = matches!(path, "/healthz" | "/readyz");
-    let by_token = carries_token(settings, headers);
+    let by_token = operator.is_some();
     // A page of another site has no token, and learns nothing from a health check.
     if !by_token && !is_health {
         check_host(headers, &settings.admin_names)?;
@@ -75,11 +88,14 @@ fn allowed(settings: &Settings, method: &Method, path: &str, headers: &HeaderMap
     }
     check_origin(headers, &settings.admin_names)?;
     // The files of the page contain no data; the page asks for the token.
-    let open = settings.admin_token.is_none()
+    let open = !settings.operators_are_known
         || (reads && (is_health || !settings.admin_token_reads || super::page::is_of(path)));
     if !open && !by_token {
         let given = bearer(headers).is_some();
         return Err(if given { ApiError::WrongAdminToken } else { ApiError::NoAdminToken });
+    }
+    if !reads && !may_change(settings, operator) {
+        return Err(ApiError::NotOperator);
     }
     // A browser sends DELETE to another site only after it asked, and this listener does not allow it.
     if method == Method::POST && !by_token && !is_json(headers) {

@@ -14,12 +14,14 @@ use pointsman_workers::WorkerSpec;
 use super::{
     Config, Index, Policies, Probe, Problem, Routing, Secret, Server, Timeouts, Upstream,
     settings::{
-        IndexSettings, Listeners, PolicyRuntime, PolicySettings, ProbeSettings, Reloadable, RoutingSettings,
-        ServerSettings, Settings, Static, TimeoutSettings, UpstreamSettings,
+        AuthSettings, IndexSettings, Listeners, PolicyRuntime, PolicySettings, ProbeSettings, Reloadable,
+        RoutingSettings, ServerSettings, Settings, Static, TimeoutSettings, UpstreamSettings,
     },
 };
 
+mod auth;
 mod decisions;
+mod jwt;
 mod limits;
 mod model;
 mod traces;
@@ -29,6 +31,7 @@ mod traces;
 pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
     let Config {
         server,
+        auth,
         routing,
         policies,
         index,
@@ -45,7 +48,8 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         origin: _,
     } = config;
     let mut problems = Problems::default();
-    let (listeners, server) = problems.server(server);
+    let auth = problems.auth(auth, server);
+    let (listeners, server) = problems.server(server, &auth);
     let (block_size, routing) = problems.routing(routing);
     let (decisions, decision_log) = problems.decisions(decisions);
     let limits = problems.limits(limits, server.max_body_bytes);
@@ -73,6 +77,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
     let fixed = Static { listeners, block_size, policies: runtime, index, model_slots };
     let reloadable = Reloadable {
         server,
+        auth,
         routing,
         policies,
         queue,
@@ -116,8 +121,10 @@ impl Problems {
         size
     }
 
-    fn server(&mut self, server: &Server) -> (Listeners, ServerSettings) {
-        let token = server.operators_token();
+    fn server(&mut self, server: &Server, auth: &AuthSettings) -> (Listeners, ServerSettings) {
+        let by_token =
+            auth.jwt.as_ref().is_some_and(|jwt| !(jwt.viewers.is_empty() && jwt.operators.is_empty()));
+        let token = server.operators_token(!auth.operators.is_empty() || by_token);
         let Server {
             listen,
             admin_listen,
@@ -360,8 +367,9 @@ impl Problems {
     }
 
     fn upstream(&mut self, upstream: &Upstream) -> UpstreamSettings {
-        let Upstream { idle_timeout, idle_connections } = *upstream;
-        UpstreamSettings { idle_timeout: self.limit("upstream.idle_timeout", idle_timeout), idle_connections }
+        let Upstream { idle_timeout, idle_connections, forward_authorization } = *upstream;
+        let idle_timeout = self.limit("upstream.idle_timeout", idle_timeout);
+        UpstreamSettings { idle_timeout, idle_connections, forward_authorization }
     }
 
     fn probe(&mut self, probe: &Probe) -> ProbeSettings {

@@ -7,7 +7,7 @@ use pointsman_routing::{BusyByLeg, RouterConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Secret, Tls, duration};
+use super::{HashSalt, Secret, Tls, duration};
 
 /// `[server]`: the listeners, and what clients and operators may do.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -81,7 +81,7 @@ pub struct Routing {
     #[schemars(with = "String")]
     pub quarantine: Duration,
     /// Salt of the session, LoRA and tenant hashes that policies see.
-    pub hash_salt: u64,
+    pub hash_salt: HashSalt,
     /// Thresholds beyond which a worker is busy, by leg.
     pub busy: BusyByLeg,
     /// Parameters of the native cost.
@@ -256,7 +256,7 @@ impl Default for Routing {
             session_affinity: Duration::ZERO,
             busy_status: 529,
             quarantine: Duration::from_secs(60),
-            hash_salt: 0,
+            hash_salt: HashSalt::default(),
             busy: BusyByLeg::new(),
             cost: RouterConfig::default(),
         }

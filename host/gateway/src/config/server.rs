@@ -3,11 +3,12 @@
 use super::{Problem, Secret, Server, settings::Listeners};
 
 impl Server {
-    /// Returns the token that operators need, from its key or its file.
+    /// Returns the token that operators need, from its key or its file. `others`: operators have other ways
+    /// to prove who they are.
     ///
     /// # Errors
     /// The problem with it.
-    pub(super) fn operators_token(&self) -> Result<Option<Secret>, Problem> {
+    pub(super) fn operators_token(&self, others: bool) -> Result<Option<Secret>, Problem> {
         let token = match (&self.admin_token, &self.admin_token_file) {
             (Some(_), Some(_)) => {
                 return Err(Problem::new(
@@ -26,13 +27,13 @@ impl Server {
                 "the token is empty: give one, or remove the key to let every operator in",
             ));
         }
-        if token.is_none() && self.admin_token_reads {
+        if token.is_none() && !others && self.admin_token_reads {
             return Err(Problem::new(
                 "server.admin_token_reads",
                 "`true` needs a token: add `admin_token` or `admin_token_file`",
             ));
         }
-        if token.is_none() && !self.admin_listen.ip().is_loopback() && !self.admin_insecure {
+        if token.is_none() && !others && !self.admin_listen.ip().is_loopback() && !self.admin_insecure {
             return Err(Problem::new(
                 "server.admin_listen",
                 format!(

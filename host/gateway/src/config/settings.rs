@@ -15,10 +15,11 @@ use http::{HeaderName, HeaderValue};
 use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
-use super::{LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, tenants};
+use super::{HashSalt, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, tenants};
 
 mod model;
 
+pub(crate) use auth::{AuthSettings, JwtSettings, KeySettings, KeySource, OperatorSettings};
 pub use decisions::{DecisionLogSettings, DecisionSettings};
 pub use model::ModelSettings;
 pub use traces::TraceSettings;
@@ -49,6 +50,7 @@ macro_rules! settings {
     };
 }
 
+mod auth;
 mod decisions;
 mod traces;
 
@@ -130,6 +132,8 @@ settings! {
 pub struct Reloadable {
     /// `[server]`.
     pub server: ServerSettings,
+    /// `[auth]`.
+    pub(crate) auth: AuthSettings,
     /// `[routing]`.
     pub routing: RoutingSettings,
     /// `[policies]`.
@@ -211,7 +215,7 @@ settings! {
         /// How long a request body that broke two workers is refused; 0: never.
         "routing.quarantine" quarantine: Duration,
         /// Salt of the session, LoRA and tenant hashes.
-        "routing.hash_salt" hash_salt: u64,
+        "routing.hash_salt" hash_salt: HashSalt,
         /// Thresholds beyond which a worker is busy, by leg.
         "routing.busy" busy: BusyByLeg,
         /// Parameters of the native cost.
@@ -294,12 +298,14 @@ settings! {
 }
 
 settings! {
-    /// Idle connections to workers.
+    /// Calls to workers.
     UpstreamSettings {
         /// How long an idle connection is kept.
         "upstream.idle_timeout" idle_timeout: Duration,
         /// Number of idle connections that each data thread keeps for a worker.
         "upstream.idle_connections" idle_connections: usize,
+        /// Whether engines get the client's `authorization` header.
+        "upstream.forward_authorization" forward_authorization: bool,
     }
 }
 
@@ -352,6 +358,7 @@ impl Reloadable {
     pub fn changed(&self, new: &Self) -> Vec<String> {
         let Self {
             server,
+            auth,
             routing,
             policies,
             queue,
@@ -368,6 +375,7 @@ impl Reloadable {
         } = self;
         let mut paths = Vec::new();
         server.changed_keys(&new.server, &mut paths);
+        auth.changed_keys(&new.auth, &mut paths);
         routing.changed_keys(&new.routing, &mut paths);
         policies.changed_keys(&new.policies, &mut paths);
         queue.changed_keys(&new.queue, &mut paths);

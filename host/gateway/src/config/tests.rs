@@ -212,7 +212,7 @@ fn a_message_never_shows_a_secret() {
 
 #[test]
 fn the_settings_do_not_print_a_secret() {
-    let text = "[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
+    let text = "[auth]\nplain_api_keys = true\n[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
                 role = \"prefill\"\nengine = \"vllm\"\napi_key = \"sk-SECRET\"";
     let (config, _) = parse(text, &Environment::default()).unwrap();
     let settings = config.resolve().unwrap();

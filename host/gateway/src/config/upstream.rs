@@ -1,4 +1,4 @@
-//! `[upstream]`: connections to workers that no request uses.
+//! `[upstream]`: calls to workers.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::duration;
 
-/// `[upstream]`: connections to workers that are kept for later requests.
+/// `[upstream]`: calls to workers.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Upstream {
@@ -17,10 +17,12 @@ pub struct Upstream {
     pub idle_timeout: Duration,
     /// Number of idle connections that each data thread keeps for a worker; 0: none.
     pub idle_connections: usize,
+    /// Whether engines get the client's `authorization` header. A worker's own key takes its place.
+    pub forward_authorization: bool,
 }
 
 impl Default for Upstream {
     fn default() -> Self {
-        Self { idle_timeout: Duration::from_secs(30), idle_connections: 256 }
+        Self { idle_timeout: Duration::from_secs(30), idle_connections: 256, forward_authorization: false }
     }
 }

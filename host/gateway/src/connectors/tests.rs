@@ -197,13 +197,13 @@ fn requests_with_several_consumers_are_not_split_for_vllm() {
 fn legs_carry_the_token_the_rank_and_the_worker_s_key() {
     let worker = spec("role=decode,engine=vllm,url=http://h:1,dp_size=2,api_key=sk-1");
     let context = LegContext { token: RequestToken([1; 16]), ..context(&worker, &worker, None) };
-    let headers = leg_headers(&context, Target { spec: &worker, rank: DpRank(1) });
+    let headers = leg_headers(&context, Target { spec: &worker, rank: DpRank(1) }, None);
     let get =
         |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.to_str().unwrap());
     assert_eq!(get("x-request-id"), Some("01".repeat(16).as_str()));
     assert_eq!((get("x-data-parallel-rank"), get("authorization")), (Some("1"), Some("Bearer sk-1")));
     let plain = spec(NIXL);
-    assert_eq!(leg_headers(&context, Target { spec: &plain, rank: DpRank(0) }).len(), 1);
+    assert_eq!(leg_headers(&context, Target { spec: &plain, rank: DpRank(0) }, None).len(), 1);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn a5_p2p_nccl_names_both_workers_in_the_request_id_of_both_legs() {
     assert!(connector.id_names_workers());
     let expected = format!("___prefill_addr_10.0.0.1:14579___decode_addr_10.0.0.2:14579_{}", "ab".repeat(16));
     for target in [context.prefill, context.decode] {
-        let headers = leg_headers(&context, target.unwrap());
+        let headers = leg_headers(&context, target.unwrap(), None);
         assert_eq!(headers[0].1.to_str().unwrap(), expected);
     }
     let request = request(Endpoint::Completions, r#"{"model":"m","prompt":"p","max_tokens":9}"#);

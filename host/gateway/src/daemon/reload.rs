@@ -15,10 +15,13 @@ use crate::{
     config::{
         ALL_TENANTS, Problem, Queue, QueueOfModel, TenantEntry,
         reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
-        settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
+        settings::{DecisionSettings, ProbeSettings, Reloadable},
     },
-    state::{Settings, SharedState, State, open_files::connection_limit, rate_limit::RateLimiter},
-    telemetry::{decision_log::DecisionLog, traces::Traces},
+    state::{
+        Settings, SharedState, State, jwt::TokenVerifier, keys::Keys, open_files::connection_limit,
+        rate_limit::RateLimiter,
+    },
+    telemetry::{decision_log::DecisionLog, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
     tls::Loaded,
     tokenization::Tokens,
@@ -27,7 +30,8 @@ use crate::{
 impl ReloadTarget for SharedState {
     async fn apply(&self, before: &Reloadable, after: &Reloadable) -> Result<Applied, ReloadError> {
         let Reloadable {
-            server,
+            server: _,
+            auth: _,
             routing,
             policies,
             queue: _,
@@ -67,6 +71,7 @@ impl ReloadTarget for SharedState {
             started.map_err(|error| invalid(format!("traces: cannot start the exporter: {error}")))?
         };
         let certificates = load_certificates(&state, &before.server, server).await?;
+        let jwt = token_verifier(state.jwt.as_ref(), after, &state.metrics).map_err(invalid)?;
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
@@ -82,15 +87,19 @@ impl ReloadTarget for SharedState {
             *config = probe_config(probe);
             changed
         });
-        let limiter =
-            if keeps_limiter(&before.server, server) { state.limiter.clone() } else { rate_limiter(server) };
+        let limiter = if keeps_limiter(before, after) { state.limiter.clone() } else { rate_limiter(after) };
         let router = state.router.reconfigured(routing.cost, policies.on_failure, record);
         let router = router.with_busy(busy_rules(after));
         self.replace(State {
             settings: Settings::new(state.settings.measure.block_size, after),
             router: Arc::new(router),
             limiter,
-            tenant_limits: TenantLimits::new(tenants, routing.hash_salt, state.tenant_limits.as_ref()),
+            tenant_limits: TenantLimits::new(
+                tenants,
+                routing.hash_salt.expose(),
+                state.tenant_limits.as_ref(),
+            ),
+            jwt,
             decision_log: log,
             traces,
             tokens: Arc::new(tokens),
@@ -158,7 +167,7 @@ pub(super) fn queue_rules(settings: &Reloadable) -> QueueRules {
         max_priority: entry.max_priority,
     };
     let others = settings.tenants.get(ALL_TENANTS).cloned().unwrap_or_default();
-    let salt = settings.routing.hash_salt;
+    let salt = settings.routing.hash_salt.expose();
     let listed = settings.tenants.iter().filter(|(name, _)| *name != ALL_TENANTS);
     QueueRules {
         limit,
@@ -174,17 +183,35 @@ pub(super) fn queue_rules(settings: &Reloadable) -> QueueRules {
     }
 }
 
-/// Whether the clients and their rates are the same as before.
-fn keeps_limiter(before: &ServerSettings, after: &ServerSettings) -> bool {
-    before.requests_per_second == after.requests_per_second
-        && before.api_keys == after.api_keys
-        && before.tenants == after.tenants
+/// Returns the verifier of tokens: `running`, when the configuration asks for the same.
+pub(super) fn token_verifier(
+    running: Option<&Arc<TokenVerifier>>,
+    settings: &Reloadable,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<Arc<TokenVerifier>>, String> {
+    let Some(jwt) = &settings.auth.jwt else { return Ok(None) };
+    let salt = settings.routing.hash_salt.expose();
+    if let Some(running) = running.filter(|running| running.is_of(jwt, salt)) {
+        return Ok(Some(running.clone()));
+    }
+    let started = TokenVerifier::start(jwt, salt, metrics);
+    started.map(|started| Some(Arc::new(started))).map_err(|error| format!("auth.jwt: {error}"))
 }
 
-pub(super) fn rate_limiter(server: &ServerSettings) -> Option<Arc<RateLimiter>> {
-    let per_second = NonZeroU32::new(server.requests_per_second)?;
-    let keys = server.api_keys.iter().chain(server.tenants.values().flatten());
-    Some(Arc::new(RateLimiter::new(per_second, keys)))
+/// Whether the clients and their rates are the same as before.
+fn keeps_limiter(before: &Reloadable, after: &Reloadable) -> bool {
+    before.server.requests_per_second == after.server.requests_per_second
+        && before.server.api_keys == after.server.api_keys
+        && before.server.tenants == after.server.tenants
+        && before.auth.keys == after.auth.keys
+        && before.auth.dir_keys == after.auth.dir_keys
+}
+
+pub(super) fn rate_limiter(settings: &Reloadable) -> Option<Arc<RateLimiter>> {
+    let per_second = NonZeroU32::new(settings.server.requests_per_second)?;
+    let keys = Keys::of_clients(&settings.auth, &settings.server, 0);
+    let ids = keys.owners().filter_map(|caller| caller.id.as_deref());
+    Some(Arc::new(RateLimiter::new(per_second, ids)))
 }
 
 pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {

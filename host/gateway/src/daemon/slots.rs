@@ -22,7 +22,7 @@ const COMPILE_WAIT: Duration = Duration::from_secs(30);
 
 /// Returns what every slot is to run, those for all models first.
 pub(super) fn specs(settings: &Reloadable) -> Vec<(SlotName, SlotSpec)> {
-    let salt = settings.routing.hash_salt;
+    let salt = settings.routing.hash_salt.expose();
     let entry = |kind| settings.policies.slots.get(&kind).cloned().unwrap_or_default();
     let all = SlotKind::ALL.into_iter().map(|kind| ((kind, None), entry(kind).spec(kind, salt)));
     let own = settings.models.iter().flat_map(|(model, settings)| {

@@ -7,16 +7,20 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    auth::{authorize_client, client_key},
+    auth::authorize_client,
     body::{self, BodyLimits},
 };
-use crate::{budget::Share, openai::error::ApiError, state::State};
+use crate::{
+    budget::Share,
+    openai::error::ApiError,
+    state::{State, caller::Caller},
+};
 
 /// A request that was let in.
 pub(super) struct Admitted {
     pub(super) body: Bytes,
-    /// Salted hash of the request's tenant.
-    pub(super) tenant: Option<u64>,
+    /// Who sent the request.
+    pub(super) caller: Caller,
     /// The body's part of the bytes in flight.
     pub(super) held: Share,
 }
@@ -36,13 +40,13 @@ pub(super) async fn admit(
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
-    let tenant = authorize_client(state, headers, peer).await?;
+    let caller = authorize_client(state, headers, peer).await?;
     if let Some(limiter) = &state.limiter {
         limiter
-            .check(client_key(headers).unwrap_or_default())
+            .check(caller.id.as_deref().unwrap_or_default())
             .map_err(|error| ApiError::RateLimited(error.per_second))?;
     }
     let mut held = state.body_bytes.share();
     let body = body::read(body, BodyLimits::of(state, started), &mut held).await?;
-    Ok(Admitted { body, tenant, held })
+    Ok(Admitted { body, caller, held })
 }

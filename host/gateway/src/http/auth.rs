@@ -1,55 +1,126 @@
-//! Bearer tokens of clients and operators, and the tenant of a request.
+//! Who sent a request: a client with its tenant, or an operator with a role.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
-use axum::http::{HeaderMap, header};
-use pointsman_workers::name_hash;
-use subtle::ConstantTimeEq;
+use axum::http::HeaderMap;
 
+use super::credentials::{bearer, client_key};
 use crate::{
     openai::error::ApiError,
-    state::{Settings, State, api_keys::ApiKeys, bad_keys::DELAY},
+    state::{
+        Settings, State,
+        bad_keys::{DELAY, network},
+        caller::{Caller, Operator, Tenant},
+        jwt::{TokenError, Verified, is_token},
+        keys::{Found, Keys},
+    },
 };
 
-/// Lets a request with one of `keys` pass; without keys, every request. Returns the name of the key's tenant.
-///
-/// # Errors
-/// [`ApiError::Unauthorized`] or [`ApiError::Forbidden`].
-fn authorize<'a>(keys: &'a ApiKeys, headers: &HeaderMap) -> Result<Option<&'a str>, ApiError> {
-    if keys.is_empty() {
-        return Ok(None);
-    }
-    let given = client_key(headers).ok_or(ApiError::Unauthorized)?;
-    let tenant = keys.find(given).ok_or(ApiError::Forbidden)?;
-    Ok(tenant.map(AsRef::as_ref))
-}
+/// Limit of the name of a tenant in the header of a proxy, bytes.
+const MAX_TENANT: usize = 128;
 
-/// Authorizes a request. Returns the salted hash of its tenant: that of its key, else the one that a trusted
-/// proxy names in the configured header.
-///
-/// # Errors
-/// As [`authorize`].
-fn tenant(settings: &Settings, headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
-    let of_key = authorize(&settings.api_keys, headers)?.map(str::as_bytes);
-    let named =
-        || settings.tenant_header.as_ref().and_then(|name| headers.get(name)).map(|name| name.as_bytes());
-    let name = of_key.or_else(named).filter(|name| !name.is_empty());
-    Ok(name.map(|name| name_hash(name, settings.measure.salt)))
-}
-
-/// Lets a client's request with a known key pass, and returns its tenant. Wrong keys are counted, and slowed
+/// Lets a client's request with a known key pass, and returns who sent it. Wrong keys are counted, and slowed
 /// down when an address sends many.
 ///
 /// # Errors
-/// As [`authorize`], and [`ApiError::TooManyWrongKeys`].
+/// [`ApiError`] that says what is wrong with the key.
 pub(super) async fn authorize_client(
     state: &State,
     headers: &HeaderMap,
     peer: IpAddr,
-) -> Result<Option<u64>, ApiError> {
-    match tenant(&state.settings, headers) {
-        Err(ApiError::Forbidden) => Err(wrong_key(state, "clients", peer, ApiError::Forbidden).await),
-        other => other,
+) -> Result<Caller, ApiError> {
+    let keys = &state.settings.keys;
+    let mut caller = Caller::default();
+    if !keys.is_empty() || state.jwt.is_some() {
+        let given = client_key(headers)?.ok_or(ApiError::Unauthorized)?;
+        let found = match token(state, given).await {
+            Some(verified) => verified.map(|verified| verified.caller.clone()),
+            None => {
+                let known = owner(state, keys, given, peer).await?;
+                known.cloned().ok_or(ApiError::Forbidden)
+            }
+        };
+        caller = match found {
+            Err(error @ (ApiError::Forbidden | ApiError::WrongToken(_))) => {
+                return Err(wrong_key(state, "clients", peer, error).await);
+            }
+            other => other?,
+        };
+    }
+    if caller.tenant.is_none() {
+        caller.tenant = named_by_proxy(&state.settings, headers, peer)?;
+    }
+    Ok(caller)
+}
+
+/// Returns who sent a request to the operators' listener; `None`: it has no known token. An unknown one is
+/// not counted here.
+///
+/// # Errors
+/// [`ApiError::KeysBusy`] or [`ApiError::NoKeySet`].
+pub(crate) async fn operator_of(
+    state: &State,
+    headers: &HeaderMap,
+    peer: IpAddr,
+) -> Result<Option<Operator>, ApiError> {
+    let Some(given) = bearer(headers) else { return Ok(None) };
+    match token(state, given).await {
+        Some(Ok(verified)) => return Ok(verified.operator.clone()),
+        Some(Err(ApiError::WrongToken(_))) => return Ok(None),
+        Some(Err(error)) => return Err(error),
+        None => {}
+    }
+    Ok(owner(state, &state.settings.operators, given, peer).await?.cloned())
+}
+
+/// Verifies a token of the identity server; `None`: there is no such server, or the text is no token.
+async fn token(state: &State, given: &str) -> Option<Result<Arc<Verified>, ApiError>> {
+    let verifier = state.jwt.as_ref().filter(|_| is_token(given))?;
+    Some(verifier.verify(given).await.map_err(|error| match error {
+        TokenError::Wrong(reason) => ApiError::WrongToken(reason),
+        TokenError::NoKeys => ApiError::NoKeySet,
+    }))
+}
+
+/// Returns the owner of a key; `None` for an unknown one.
+async fn owner<'a, T>(
+    state: &State,
+    keys: &'a Keys<T>,
+    given: &str,
+    peer: IpAddr,
+) -> Result<Option<&'a T>, ApiError> {
+    let key = match keys.find(given) {
+        Found::Known(owner) => return Ok(Some(owner)),
+        Found::Unknown => return Ok(None),
+        Found::Unverified(key) => key,
+    };
+    let delay = state.bad_keys.is_slowed(peer).then_some(DELAY);
+    let verdict = state.slow_keys.verify(given, &key.phc, network(peer), delay).await;
+    let is_key = verdict.map_err(|_| ApiError::KeysBusy)?;
+    Ok(is_key.then_some(&key.owner))
+}
+
+/// Returns the tenant that a trusted proxy names. The header of anyone else is ignored.
+fn named_by_proxy(
+    settings: &Settings,
+    headers: &HeaderMap,
+    peer: IpAddr,
+) -> Result<Option<Tenant>, ApiError> {
+    let Some(header) = &settings.tenant_header else { return Ok(None) };
+    let peer = peer.to_canonical();
+    if !settings.trusted_proxies.iter().any(|network| network.contains(&peer)) {
+        return Ok(None);
+    }
+    let mut values = headers.get_all(header).iter();
+    let Some(first) = values.next() else { return Ok(None) };
+    let name = std::str::from_utf8(first.as_bytes()).ok().filter(|name| name.len() <= MAX_TENANT);
+    match (name, values.next()) {
+        (Some(name), None) => {
+            Ok((!name.is_empty()).then(|| Tenant::new(name, settings.measure.salt.expose())))
+        }
+        _ => Err(ApiError::InvalidRequest(format!(
+            "reading the tenant: the header `{header}` has to be there once, with at most {MAX_TENANT} bytes of UTF-8"
+        ))),
     }
 }
 
@@ -66,43 +137,4 @@ pub(crate) async fn wrong_key(
     }
     tokio::time::sleep(DELAY).await;
     ApiError::TooManyWrongKeys
-}
-
-/// Returns the API key of a client: a bearer token, or the header in which clients of the Anthropic API send
-/// it.
-pub(super) fn client_key(headers: &HeaderMap) -> Option<&str> {
-    bearer(headers).or_else(|| headers.get("x-api-key")?.to_str().ok())
-}
-
-/// Returns the bearer token of a request.
-pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
-    headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
-}
-
-/// Compares a token with the expected one. The time depends on the lengths only.
-pub(crate) fn is_token(given: &str, expected: &str) -> bool {
-    given.as_bytes().ct_eq(expected.as_bytes()).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::*;
-
-    #[test]
-    fn a_request_needs_one_of_the_keys_when_there_are_any() {
-        let keys = ApiKeys::new(&["alpha".into(), "beta".into()], &BTreeMap::new());
-        let with = |value: &str| {
-            let headers = [(header::AUTHORIZATION, value.parse().unwrap())].into_iter().collect();
-            authorize(&keys, &headers)
-        };
-        assert_eq!(authorize(&ApiKeys::default(), &HeaderMap::new()), Ok(None));
-        assert_eq!(authorize(&keys, &HeaderMap::new()), Err(ApiError::Unauthorized));
-        assert_eq!((with("Bearer alpha"), with("Bearer beta")), (Ok(None), Ok(None)));
-        assert_eq!(with("Basic alpha"), Err(ApiError::Unauthorized));
-        for wrong in ["Bearer alph", "Bearer alphaa", "Bearer ", "Bearer gamma"] {
-            assert_eq!(with(wrong), Err(ApiError::Forbidden), "{wrong}");
-        }
-    }
 }

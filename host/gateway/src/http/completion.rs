@@ -32,9 +32,12 @@ use crate::{
         self, Unplanned, after_disconnect::AfterDisconnect, client_connection::ClientConnection, preview,
         relay::Answer,
     },
-    state::State,
+    state::{
+        State,
+        caller::{Caller, Tenant},
+    },
     telemetry::account::Account,
-    tokenization::routing_request::{Tenant, routing_request},
+    tokenization::routing_request::{TenantLoad, routing_request},
     upstream::Upstream,
 };
 
@@ -49,8 +52,7 @@ struct Received {
     endpoint: Endpoint,
     headers: HeaderMap,
     body: Bytes,
-    /// Salted hash of the tenant.
-    tenant: Option<u64>,
+    caller: Caller,
     account: Account,
 }
 
@@ -73,11 +75,11 @@ pub(super) async fn serve(
     }
     let answer = match admit(&state, &parts.headers, body, started, Peer::of(&parts.extensions)).await {
         Err(error) => refuse(account, &error),
-        Ok(Admitted { body, tenant, held }) => {
+        Ok(Admitted { body, caller, held }) => {
             account.stage("receive", started);
             account.holds(held);
             let (gone, tracker) = (CancellationToken::new(), state.tracker.clone());
-            let received = Received { endpoint, headers: parts.headers, body, tenant, account };
+            let received = Received { endpoint, headers: parts.headers, body, caller, account };
             let work = answer(state, upstream, received, gone.clone());
             AfterDisconnect::new(work, gone, tracker).await
         }
@@ -91,7 +93,7 @@ async fn answer(
     received: Received,
     gone: CancellationToken,
 ) -> Response<Answer> {
-    let Received { endpoint, headers, body, tenant, mut account } = received;
+    let Received { endpoint, headers, body, caller, mut account } = received;
     if body.len() > LARGE_BODY {
         // The connection looks for its end now: a client that sent a large body and left is not worth the
         // parsing.
@@ -106,7 +108,7 @@ async fn answer(
     };
     account.set_model(&request.model, state.registry.snapshot().activation(&request.model).is_some());
     if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
-        match limits.request(tenant, &request.model) {
+        match limits.request(caller.tenant.as_ref().map(|tenant| tenant.hash), &request.model) {
             Ok(reservation) => account.reserved(reservation),
             Err(exceeded) => return refuse(account, &ApiError::TenantLimit(exceeded)),
         }
@@ -115,9 +117,9 @@ async fn answer(
         Ok(tokens) => tokens,
         Err(error) => return refuse(account, &error),
     };
-    let tenant = tenant.map(|hash| {
+    let tenant = caller.tenant.map(|Tenant { hash, .. }| {
         account.of_tenant(state.tenants.enter(hash));
-        Tenant { hash, active_requests: state.tenants.active(hash) }
+        TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
     let routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
     if let Err(exceeded) = account.reserve_tokens(&routing_request, request.endpoint) {

@@ -22,7 +22,8 @@ use crate::{
         request::{Endpoint, Request},
     },
     orchestrate::{self, preview},
-    tokenization::routing_request::{Tenant, routing_request},
+    state::caller::Tenant,
+    tokenization::routing_request::{TenantLoad, routing_request},
 };
 
 pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
@@ -31,13 +32,14 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let started = FirstByte::of(&parts.extensions);
     let answered = async {
         let peer = Peer::of(&parts.extensions);
-        let Admitted { body, tenant, held: _held } =
+        let Admitted { body, caller, held: _held } =
             admit(&state, &parts.headers, body, started, peer).await?;
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let request = Request::parse(endpoint, &parts.headers, body, &state.settings.request_rules)?;
         let tokens = state.tokens.of(&request, &upstream, &state.metrics).await;
-        let tenant = tenant.map(|hash| Tenant { hash, active_requests: state.tenants.active(hash) });
+        let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };
+        let tenant = caller.tenant.map(load);
         let routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
         let snapshot = state.registry.snapshot();
         let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Preview, None)?;

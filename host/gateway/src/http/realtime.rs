@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 
 use super::{
     DataThread,
-    auth::{authorize_client, client_key},
+    auth::authorize_client,
     first_byte::FirstByte,
     peer::Peer,
     request_id,
@@ -28,9 +28,9 @@ use crate::{
         request::{Endpoint, Request},
     },
     orchestrate::realtime::{self, Session},
-    state::State,
+    state::{State, caller::Tenant},
     telemetry::account::Account,
-    tokenization::routing_request::{Tenant, routing_request},
+    tokenization::routing_request::{TenantLoad, routing_request},
     upstream::Upstream,
 };
 
@@ -89,9 +89,9 @@ async fn open(
         return Err(ApiError::Draining);
     }
     let headers = &request.headers;
-    let hash = authorize_client(state, headers, Peer::of(&request.extensions)).await?;
+    let caller = authorize_client(state, headers, Peer::of(&request.extensions)).await?;
     if let Some(limiter) = &state.limiter {
-        let key = client_key(headers).unwrap_or_default();
+        let key = caller.id.as_deref().unwrap_or_default();
         limiter.check(key).map_err(|error| ApiError::RateLimited(error.per_second))?;
     }
     if !upgradable || !asks_for_websocket(headers) {
@@ -104,9 +104,9 @@ async fn open(
     let (model, headers) = named(&request.uri, headers)?;
     let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
     account.set_model(&parsed.model, state.registry.snapshot().activation(&parsed.model).is_some());
-    let tenant = hash.map(|hash| {
+    let tenant = caller.tenant.map(|Tenant { hash, .. }| {
         account.of_tenant(state.tenants.enter(hash));
-        Tenant { hash, active_requests: state.tenants.active(hash) }
+        TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
     let routing_request = routing_request(&parsed, &state.settings.measure, None, tenant);
     account.logging(state.decision_log.as_ref(), &routing_request);

@@ -14,6 +14,7 @@ use crate::{
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;
+
 /// Limit of an engine's own text in a message, characters.
 const MAX_TEXT: usize = 500;
 
@@ -29,8 +30,29 @@ pub(crate) enum ApiError {
     )]
     Unauthorized,
     /// A key that is not known.
-    #[error("authenticating the request: unknown API key; use one of server.api_keys")]
+    #[error("authenticating the request: unknown API key; use one that this gateway's operator gave you")]
     Forbidden,
+    /// A token of an identity server that is not accepted.
+    #[error(
+        "authenticating the request: the token is not accepted: {0}; get a new one from the identity server"
+    )]
+    WrongToken(&'static str),
+    /// The identity server's public keys are not known.
+    #[error(
+        "authenticating the request: the identity server's public keys are not available; retry after the time in \
+         `retry-after`"
+    )]
+    NoKeySet,
+    /// Too many keys with slow digests wait to be verified.
+    #[error(
+        "authenticating the request: too many keys are being verified; retry after the time in `retry-after`"
+    )]
+    KeysBusy,
+    /// A change of the gateway by an operator that may only read.
+    #[error(
+        "changing the gateway: the token's role is `viewer`, which reads; use a token with the role `operator`"
+    )]
+    NotOperator,
     /// A request of an operator without the token that it needs.
     #[error("this needs the admin token (Authorization: Bearer …)")]
     NoAdminToken,
@@ -174,7 +196,11 @@ impl ApiError {
         match self {
             Self::InvalidRequest(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized | Self::NoAdminToken => StatusCode::UNAUTHORIZED,
-            Self::Forbidden | Self::WrongAdminToken | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            Self::Forbidden
+            | Self::WrongToken(_)
+            | Self::WrongAdminToken
+            | Self::NotOperator
+            | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::ModelNotFound(_) | Self::WorkerNotFound(_) | Self::UnknownUrl(_) => StatusCode::NOT_FOUND,
             Self::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
@@ -191,6 +217,8 @@ impl ApiError {
             Self::NoWorker(_)
             | Self::PrefillUnavailable
             | Self::Draining
+            | Self::KeysBusy
+            | Self::NoKeySet
             | Self::TooManyConnections(_)
             | Self::BodyBytesInFlight(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline | Self::EngineTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
@@ -204,7 +232,13 @@ impl ApiError {
         match self {
             Self::InvalidRequest(_) => "invalid_request",
             Self::Unauthorized | Self::NoAdminToken => "unauthorized",
-            Self::Forbidden | Self::WrongAdminToken | Self::ForeignOrigin(_) => "forbidden",
+            Self::Forbidden
+            | Self::WrongToken(_)
+            | Self::WrongAdminToken
+            | Self::NotOperator
+            | Self::ForeignOrigin(_) => "forbidden",
+            Self::KeysBusy => "keys_busy",
+            Self::NoKeySet => "key_set_unavailable",
             Self::NotJson => "unsupported_media_type",
             Self::UnknownUrl(_) => "unknown_url",
             Self::WrongMethod(_) => "method_not_allowed",
@@ -264,6 +298,8 @@ impl ApiError {
             Self::Shed(_)
                 | Self::RateLimited(_)
                 | Self::TooManyWrongKeys
+                | Self::KeysBusy
+                | Self::NoKeySet
                 | Self::BodyBytesInFlight(_)
                 | Self::TooManyConnections(_)
                 | Self::NoWorker(_)

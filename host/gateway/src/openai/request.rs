@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, header};
 use pointsman_workers::ModelName;
 
 use crate::{
@@ -49,6 +49,8 @@ pub(crate) struct Request {
     pub hints: Hints,
     /// The trace it belongs to.
     pub trace: TraceContext,
+    /// The client's `authorization` header, when engines get it.
+    pub authorization: Option<HeaderValue>,
 }
 
 /// How requests are read: whose hints are taken, and the limits that an operator may set.
@@ -58,6 +60,8 @@ pub(crate) struct RequestRules {
     pub trust: HintTrust,
     /// `[limits]`.
     pub limits: LimitSettings,
+    /// Whether engines get the client's `authorization` header.
+    pub forward_authorization: bool,
 }
 
 #[cfg(test)]
@@ -84,7 +88,7 @@ impl From<HintTrust> for RequestRules {
             body_bytes_in_flight,
             min_body_rate,
         };
-        Self { trust, limits }
+        Self { trust, limits, forward_authorization: false }
     }
 }
 
@@ -107,7 +111,7 @@ impl Request {
         let body = JsonBody::empty();
         let hints = Hints::parse(headers, &body, rules.trust)?;
         let parsed = Self { stream: fields.stream, ..Self::bare(endpoint, &fields.model, body, hints) };
-        Ok(Self { form: Some(form), ..parsed }.traced(headers, rules.trust))
+        Ok(Self { form: Some(form), ..parsed }.traced(headers, rules))
     }
 
     /// A request without a body.
@@ -123,7 +127,7 @@ impl Request {
         check_model(model)?;
         let body = JsonBody::empty();
         let hints = Hints::parse(headers, &body, rules.trust)?;
-        Ok(Self::bare(endpoint, model, body, hints).traced(headers, rules.trust))
+        Ok(Self::bare(endpoint, model, body, hints).traced(headers, rules))
     }
 
     fn bare(endpoint: Endpoint, model: &str, body: JsonBody, hints: Hints) -> Self {
@@ -142,14 +146,17 @@ impl Request {
             hints,
             body,
             trace: TraceContext::begin(),
+            authorization: None,
         }
     }
 
-    /// Continues the client's trace, where hints are taken from clients.
-    fn traced(self, headers: &HeaderMap, trust: HintTrust) -> Arc<Self> {
-        let given = (trust == HintTrust::Trusted).then(|| TraceContext::of(headers));
+    /// Continues the client's trace, where hints are taken from clients, and keeps its `authorization`
+    /// header, where engines get it.
+    fn traced(self, headers: &HeaderMap, rules: &RequestRules) -> Arc<Self> {
+        let given = (rules.trust == HintTrust::Trusted).then(|| TraceContext::of(headers));
         let trace = given.unwrap_or(self.trace);
-        Arc::new(Self { trace, ..self })
+        let authorization = headers.get(header::AUTHORIZATION).filter(|_| rules.forward_authorization);
+        Arc::new(Self { trace, authorization: authorization.cloned(), ..self })
     }
 
     /// Parses a request with a JSON body.
@@ -201,7 +208,7 @@ impl Request {
             token_ids,
             ..Self::bare(endpoint, &model, body, hints)
         };
-        Ok(parsed.traced(headers, rules.trust))
+        Ok(parsed.traced(headers, rules))
     }
 
     /// The raw JSON that makes up the prompt, for byte blocks (H5).

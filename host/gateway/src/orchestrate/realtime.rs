@@ -94,7 +94,7 @@ async fn call(
         rooms: &[],
         handoff: None,
     };
-    headers.extend(leg_headers(&context, target));
+    headers.extend(leg_headers(&context, target, None));
     let url = format!("{}{path}", target.spec.url);
     let silence = Silence { what: "upgrade", key: "head", limit: state.settings.leg_timeouts.head };
     upstream::within(silence, upstream.upgrade(&url, headers, &state.tracker)).await

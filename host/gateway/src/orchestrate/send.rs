@@ -44,7 +44,7 @@ impl Drive {
         let (connector, context) = (connector_for(spec), self.context());
         let body = connector.prefill(&self.request, &context);
         let span = Span::fresh();
-        let mut headers = leg_headers(&context, target(candidate));
+        let mut headers = leg_headers(&context, target(candidate), self.request.authorization.as_ref());
         headers.extend(self.account.trace_context(&self.request).headers(span, None));
         let target =
             LegTarget { leg: Leg::Prefill, candidate, attempt: self.attempts.earlier(), prefill: None };
@@ -79,7 +79,7 @@ impl Drive {
             (Leg::Decode, false) => connector.decode(&self.request, &context),
             _ => single_body(&self.request, connector, &context),
         };
-        let mut headers = leg_headers(&context, target(candidate));
+        let mut headers = leg_headers(&context, target(candidate), self.request.authorization.as_ref());
         // The decode leg names the prefill that it continues (D1).
         let prefill = self.prefill_span.filter(|_| self.legs.answering() == Leg::Decode);
         let span = Span::fresh();
@@ -119,7 +119,7 @@ impl Drive {
         let spec = candidate.worker.spec();
         let Some(abort) = connector_for(spec).abort(self.token) else { return };
         let (upstream, url) = (self.upstream.clone(), format!("{}{}", spec.url, abort.path));
-        let headers = leg_headers(&self.context(), target(candidate));
+        let headers = leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
         let over = self.over.clone();
         let (worker, limit) = (spec.id, self.state.settings.leg_timeouts.abort);
         self.state.tracker.spawn(async move {

@@ -45,10 +45,19 @@ impl BadKeys {
         entry.count = entry.count.saturating_add(1);
         entry.count > FREE_TRIES
     }
+
+    /// Whether the answer to a wrong key of this address would be delayed.
+    #[must_use]
+    pub(crate) fn is_slowed(&self, address: IpAddr) -> bool {
+        let tries = self.0.lock();
+        let tries = tries.get(&network(address));
+        tries.is_some_and(|tries| tries.count > FREE_TRIES && tries.since.elapsed() < WINDOW)
+    }
 }
 
 /// The address, for IPv6 the /64 network: a host may have any address in it.
-pub(super) fn network(address: IpAddr) -> IpAddr {
+#[must_use]
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();

@@ -5,8 +5,6 @@ use std::{collections::HashMap, fmt, num::NonZeroU32};
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter as Bucket};
 
-use crate::config::Secret;
-
 /// Rate limit of clients. It has one bucket for each configured key and one for all other requests, so what
 /// clients send cannot make it grow.
 pub(crate) struct RateLimiter {
@@ -23,15 +21,16 @@ pub(crate) struct RateExceeded {
 }
 
 impl RateLimiter {
-    /// Returns a limiter that admits `per_second` requests of each key, in bursts of at most as many.
+    /// Returns a limiter that admits `per_second` requests of each key, in bursts of at most as many. `keys`
+    /// are the ids of the keys.
     #[must_use]
-    pub(crate) fn new<'a>(per_second: NonZeroU32, keys: impl IntoIterator<Item = &'a Secret>) -> Self {
+    pub(crate) fn new<'a>(per_second: NonZeroU32, keys: impl IntoIterator<Item = &'a str>) -> Self {
         let bucket = || Bucket::direct(Quota::per_second(per_second));
-        let by_key = keys.into_iter().map(|key| (key.expose().to_owned(), bucket())).collect();
+        let by_key = keys.into_iter().map(|key| (key.to_owned(), bucket())).collect();
         Self { per_second, by_key, others: bucket() }
     }
 
-    /// Admits one request of `key`.
+    /// Admits one request of the key with this id.
     ///
     /// # Errors
     /// [`RateExceeded`].
@@ -54,8 +53,8 @@ mod tests {
 
     #[test]
     fn each_key_has_its_own_bucket_and_unknown_keys_share_one() {
-        let keys = ["a".into(), "b".into()];
-        let limiter = RateLimiter::new(NonZeroU32::new(2).unwrap(), &keys);
+        let keys = ["a", "b"];
+        let limiter = RateLimiter::new(NonZeroU32::new(2).unwrap(), keys);
         let exceeded = Err(RateExceeded { per_second: 2 });
         for key in ["a", "b"] {
             assert_eq!([0; 3].map(|_| limiter.check(key)), [Ok(()), Ok(()), exceeded], "{key}");

@@ -6,11 +6,16 @@ use http::HeaderName;
 use pointsman_orchestration::{RetryPolicy, SplitRules};
 use pointsman_workers::ModelName;
 
-use super::api_keys::ApiKeys;
+use ipnet::IpNet;
+
+use super::{
+    caller::{Caller, Operator},
+    keys::Keys,
+};
 use crate::{
-    config::Secret,
     config::settings::{
-        ModelSettings, Reloadable, RoutingSettings, ServerSettings, TimeoutSettings, UpstreamSettings,
+        JwtSettings, ModelSettings, Reloadable, RoutingSettings, ServerSettings, TimeoutSettings,
+        UpstreamSettings,
     },
     openai::hints::{HintTrust, Hints},
     openai::request::RequestRules,
@@ -66,11 +71,15 @@ pub(crate) struct Settings {
     /// Limit of a request body in bytes.
     pub max_body_bytes: usize,
     /// API keys of clients; empty: no key is needed.
-    pub api_keys: ApiKeys,
+    pub keys: Keys<Caller>,
+    /// Networks of the proxies that may name the tenant.
+    pub trusted_proxies: Vec<IpNet>,
     /// Header in which a trusted proxy names the tenant; `None`: no header.
     pub tenant_header: Option<HeaderName>,
-    /// Bearer token of operators; `None`: no token is needed.
-    pub admin_token: Option<Secret>,
+    /// Tokens of operators.
+    pub operators: Keys<Operator>,
+    /// Whether operators have to prove who they are.
+    pub operators_are_known: bool,
     /// Whether operators need the token to read, too.
     pub admin_token_reads: bool,
     /// Names under which operators reach their listener.
@@ -122,6 +131,15 @@ fn split_rules(reloadable: &Reloadable) -> (SplitRules, BTreeMap<ModelName, Spli
     (split, models.filter(|(_, own)| *own != split).collect())
 }
 
+/// Whether the configuration says who operators are.
+fn operators_are_known(reloadable: &Reloadable) -> bool {
+    let auth = &reloadable.auth;
+    let roles = |jwt: &JwtSettings| !(jwt.viewers.is_empty() && jwt.operators.is_empty());
+    reloadable.server.admin_token.is_some()
+        || !auth.operators.is_empty()
+        || auth.jwt.as_ref().is_some_and(roles)
+}
+
 impl Settings {
     /// Returns how requests of a model are split.
     #[must_use]
@@ -138,8 +156,8 @@ impl Settings {
             trust_hints,
             tell_decisions,
             requests_per_second: _,
-            api_keys,
-            tenants,
+            api_keys: _,
+            tenants: _,
             tenant_header,
             admin_token,
             admin_token_reads,
@@ -147,6 +165,7 @@ impl Settings {
             tls: _,
             admin_tls: _,
         } = reloadable.server.clone();
+        let auth = &reloadable.auth;
         let RoutingSettings {
             enforce_disagg: _,
             bytes_per_token,
@@ -185,12 +204,15 @@ impl Settings {
             request_rules: RequestRules {
                 trust: if trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
                 limits: reloadable.limits.clone(),
+                forward_authorization: reloadable.upstream.forward_authorization,
             },
             tell_decisions,
             max_body_bytes,
-            api_keys: ApiKeys::new(&api_keys, &tenants),
+            keys: Keys::of_clients(auth, &reloadable.server, hash_salt.expose()),
+            trusted_proxies: auth.trusted_proxies.clone(),
             tenant_header,
-            admin_token,
+            operators_are_known: operators_are_known(reloadable),
+            operators: Keys::of_operators(auth, admin_token.as_ref()),
             admin_token_reads,
             admin_names,
             measure: Measure { block_size, bytes_per_token, salt: hash_salt },

@@ -180,6 +180,8 @@ pub struct Metrics {
     pub expired_bookings: Counter,
     /// Wrong keys by listener: `clients` or `admin`.
     pub wrong_keys: Family<ReasonLabels, Counter>,
+    /// Fetches of an identity server's public keys, by outcome.
+    pub(crate) key_set_fetches: Family<ReasonLabels, Counter>,
     /// Changes through the operators' listener, refused ones included.
     pub admin_changes: Family<AdminLabels, Counter>,
     /// Prompt tokens, as engines report them.
@@ -235,6 +237,7 @@ impl Default for Metrics {
             prediction_checks: PredictionChecks::default(),
             expired_bookings: Counter::default(),
             wrong_keys: Family::default(),
+            key_set_fetches: Family::default(),
             admin_changes: Family::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
@@ -286,6 +289,7 @@ impl Metrics {
             predictions "predictions" "Number of cached-token predictions by how they compare with the engine's report",
             expired_bookings "expired_bookings" "Number of requests whose bookings expired without a token",
             wrong_keys "wrong_keys" "Number of requests with a wrong key or admin token, by listener",
+            key_set_fetches "key_set_fetches" "Number of fetches of the identity server's public keys, by outcome",
             admin_changes "admin_changes" "Number of changes asked for at the admin listener, by route and status",
             prompt_tokens "prompt_tokens" "Number of prompt tokens that engines reported",
             cached_tokens "cached_tokens" "Number of prompt tokens that engines found in their cache",
@@ -314,6 +318,11 @@ impl Metrics {
     /// Counts a wrong key.
     pub(crate) fn wrong_key(&self, listener: &'static str) {
         self.wrong_keys.get_or_create(&ReasonLabels { reason: listener }).inc();
+    }
+
+    /// Counts a fetch of an identity server's public keys.
+    pub(crate) fn key_set_fetch(&self, outcome: &'static str) {
+        self.key_set_fetches.get_or_create(&ReasonLabels { reason: outcome }).inc();
     }
 
     /// Counts a change at the operators' listener.

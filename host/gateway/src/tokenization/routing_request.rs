@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pointsman_routing::RoutingRequest;
 use pointsman_workers::{Prefix, Salt, name_hash};
 
-use crate::openai::request::Request;
+use crate::{config::HashSalt, openai::request::Request};
 
 /// How prompts are measured.
 #[derive(Clone, Copy, Debug)]
@@ -15,12 +15,12 @@ pub(crate) struct Measure {
     /// Bytes taken for a token when there are no tokens (H5).
     pub bytes_per_token: u32,
     /// Salt of the hashes that policies see.
-    pub salt: u64,
+    pub salt: HashSalt,
 }
 
-/// The tenant of a request.
+/// What routing may know of the tenant of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tenant {
+pub(crate) struct TenantLoad {
     /// Salted hash of its name.
     pub hash: u64,
     /// Requests of the tenant that are now in the gateway, this one included.
@@ -34,7 +34,7 @@ pub(crate) fn routing_request(
     request: &Request,
     measure: &Measure,
     tokens: Option<&[u32]>,
-    tenant: Option<Tenant>,
+    tenant: Option<TenantLoad>,
 ) -> RoutingRequest {
     let hints = &request.hints;
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
@@ -51,7 +51,7 @@ pub(crate) fn routing_request(
             (tokens, true, Prefix::of_bytes(prompt, (size * bytes) as usize, &salt))
         }
     };
-    let hash = |text: &String| name_hash(text.as_bytes(), measure.salt);
+    let hash = |text: &String| name_hash(text.as_bytes(), measure.salt.expose());
     RoutingRequest {
         prompt_tokens,
         prompt_tokens_estimated: estimated,
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::{openai::hints::HintTrust, openai::request::Endpoint};
 
-    const MEASURE: Measure = Measure { block_size: 4, bytes_per_token: 4, salt: 1 };
+    const MEASURE: Measure = Measure { block_size: 4, bytes_per_token: 4, salt: HashSalt::new(1) };
 
     fn of(body: &str) -> RoutingRequest {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());

@@ -92,6 +92,10 @@ impl ConnectionPool {
 #[cfg(test)]
 impl Default for ConnectionPool {
     fn default() -> Self {
-        Self::new(UpstreamSettings { idle_timeout: Duration::from_secs(30), idle_connections: 8 })
+        Self::new(UpstreamSettings {
+            idle_timeout: Duration::from_secs(30),
+            idle_connections: 8,
+            forward_authorization: false,
+        })
     }
 }

@@ -72,8 +72,7 @@ fn settings(state: &State) -> String {
 /// Keys and tokens, which the settings do not show.
 fn secrets(state: &State) -> String {
     let settings = &state.settings;
-    let keys = settings.api_keys.exposed();
-    format!("{keys:?} {:?}", settings.admin_token.as_ref().map(crate::config::Secret::expose))
+    format!("{:?} {:?}", settings.keys.exposed(), settings.operators.exposed())
 }
 
 fn router(state: &State) -> String {
@@ -102,6 +101,14 @@ fn traces(state: &State) -> String {
 
 fn busy(state: &State) -> String {
     format!("{:?}", state.router.busy())
+}
+
+fn salt(state: &State) -> String {
+    state.settings.measure.salt.expose().to_string()
+}
+
+fn jwt(state: &State) -> String {
+    format!("{:?}", state.jwt)
 }
 
 fn limiter(state: &State) -> String {
@@ -156,6 +163,7 @@ fn nothing(_: &State) -> String {
 }
 
 const TRACES: &str = "traces.endpoint = 'http://127.0.0.1:9'";
+const PLAIN: &str = "auth.plain_api_keys = true";
 const LOG: &str = "decisions.log_dir = 'DIR/log'";
 const SIGNED: &str = "policies.require_signed = true\npolicies.trusted_keys = ['KEY_A']";
 const BOUND: &str =
@@ -178,9 +186,12 @@ fn rows() -> Vec<Row> {
         row("server.trust_hints", "false", settings),
         row("server.tell_decisions", "false", settings),
         row("server.requests_per_second", "5", limiter),
-        row("server.api_keys", "['k']", secrets),
-        row("server.tenants.*", "['k']", secrets),
-        row("server.tenant_header", "'x-tenant'", settings),
+        Row("server.api_keys", PLAIN, "['k']".to_owned(), secrets),
+        Row("server.tenants.*", PLAIN, "['k']".to_owned(), secrets),
+        Row("server.tenant_header", "auth.trusted_proxies = ['::1']", "'x-tenant'".to_owned(), settings),
+        row("auth.plain_api_keys", "true", nothing),
+        row("auth.trusted_proxies", "['10.0.0.0/8']", settings),
+        row("auth.key_dir", "'DIR/keys'", secrets),
         row("server.admin_token", "'t'", secrets),
         row("server.admin_token_file", "'DIR/token'", secrets),
         row("server.admin_names", "['gw.internal']", settings),
@@ -211,7 +222,7 @@ fn rows() -> Vec<Row> {
         row("routing.session_affinity", "'7s'", settings),
         row("routing.busy_status", "503", settings),
         row("routing.quarantine", "'7s'", settings),
-        row("routing.hash_salt", "7", settings),
+        row("routing.hash_salt", "7", salt),
         row("routing.busy.*.kv_usage", "0.5", busy),
         row("routing.busy.*.prefill_tokens", "7", busy),
         row("routing.busy.*.engine_queue", "7", busy),
@@ -282,6 +293,7 @@ fn rows() -> Vec<Row> {
         row("timeouts.abort", "'7s'", settings),
         row("upstream.idle_timeout", "'7s'", settings),
         row("upstream.idle_connections", "7", settings),
+        row("upstream.forward_authorization", "true", settings),
         row("timeouts.booking", "'7s'", settings),
         row("timeouts.drain", "'7s'", settings),
         row("probe.interval", "'7s'", probe),
@@ -301,6 +313,7 @@ fn rows() -> Vec<Row> {
         ("routing.cost.assume_kv_reuse", "false"),
         ("routing.cost.track_prefill_tokens", "false"),
     ];
+    rows.extend(auth_rows());
     rows.extend(cost.map(|(key, value)| row(key, value, router)));
     let worker = [
         ("workers[].id", "2"),
@@ -333,6 +346,58 @@ fn rows() -> Vec<Row> {
         "'p2p_nccl'".to_owned(),
         workers,
     ));
+    rows
+}
+
+const JWT: &str =
+    "auth.jwt.issuer = 'i'\nauth.jwt.audience = ['a']\nauth.jwt.jwks_url = 'http://127.0.0.1:9/'";
+const JWT_FILE: &str = "auth.jwt.issuer = 'i'\nauth.jwt.audience = ['a']\nauth.jwt.jwks_file = 'DIR/jwks'";
+const ROLES: &str = "auth.jwt.issuer = 'i'\nauth.jwt.audience = ['a']\nauth.jwt.jwks_url = 'http://127.0.0.1:9/'\n\
+                     auth.jwt.role_claim = 'r'";
+
+/// Rows of `[auth.jwt]`.
+fn jwt_rows() -> Vec<Row> {
+    let row = |key, value: &str| Row(key, JWT, value.to_owned(), jwt as Observe);
+    vec![
+        row("auth.jwt.issuer", "'j'"),
+        row("auth.jwt.audience", "['b']"),
+        row("auth.jwt.jwks_url", "'http://127.0.0.1:10/'"),
+        row("auth.jwt.jwks_ca", "'DIR/ca'"),
+        Row("auth.jwt.jwks_file", JWT_FILE, "'DIR/jwks2'".to_owned(), jwt),
+        row("auth.jwt.algorithms", "['PS256']"),
+        row("auth.jwt.clock_skew", "'7s'"),
+        row("auth.jwt.tenant_claim", "'t'"),
+        row("auth.jwt.role_claim", "'r'"),
+        Row("auth.jwt.viewers", ROLES, "['v']".to_owned(), jwt),
+        Row("auth.jwt.operators", ROLES, "['o']".to_owned(), jwt),
+        row("auth.jwt.refresh", "'7s'"),
+        row("auth.jwt.unknown_key_pause", "'7s'"),
+        row("auth.jwt.max_stale", "'7s'"),
+    ]
+}
+
+/// Rows of the entries of `[auth]`.
+fn auth_rows() -> Vec<Row> {
+    let mut rows = jwt_rows();
+    let digest = |byte: &str| format!("'sha256:{}'", byte.repeat(32));
+    for entry in ["auth.keys[]", "auth.operators[]"] {
+        let entry_with = |other: &str| {
+            let besides = format!("{entry}.id = 'a'\n{entry}.digest = {}{other}", digest("aa"));
+            &*Box::leak(besides.into_boxed_str())
+        };
+        let mut add = |key: &str, besides, value: String| {
+            rows.push(Row(Box::leak(format!("{entry}.{key}").into_boxed_str()), besides, value, secrets));
+        };
+        add("id", entry_with(""), "'b'".to_owned());
+        add("digest", entry_with(""), digest("bb"));
+        let id = &*Box::leak(format!("{entry}.id = 'a'\n{entry}.file = 'DIR/digest'").into_boxed_str());
+        add("file", id, "'DIR/digest2'".to_owned());
+        if entry == "auth.keys[]" {
+            add("tenant", entry_with(""), "'t'".to_owned());
+        } else {
+            add("role", entry_with(""), "'operator'".to_owned());
+        }
+    }
     rows
 }
 
@@ -411,6 +476,20 @@ impl Reloading {
     fn start() -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("token"), "t\n").unwrap();
+        for (file, byte) in [("digest", "cc"), ("digest2", "dd")] {
+            std::fs::write(dir.path().join(file), format!("sha256:{}\n", byte.repeat(32))).unwrap();
+        }
+        for (file, id) in [("jwks", "a"), ("jwks2", "b")] {
+            // A point of P-256: its coordinates need not be on the curve to be read.
+            let point = "A".repeat(43);
+            let key = format!(r#"{{"kty":"EC","crv":"P-256","kid":"{id}","x":"{point}","y":"{point}"}}"#);
+            std::fs::write(dir.path().join(file), format!(r#"{{"keys":[{key}]}}"#)).unwrap();
+        }
+        let ca = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(dir.path().join("ca"), ca.cert.pem()).unwrap();
+        std::fs::create_dir(dir.path().join("keys")).unwrap();
+        let entry = format!("[[auth.keys]]\nid = 'dir'\ndigest = 'sha256:{}'\n", "ee".repeat(32));
+        std::fs::write(dir.path().join("keys/a.toml"), entry).unwrap();
         std::fs::write(dir.path().join("key.pub"), format!("untrusted comment: a key\n{KEY_B}\n")).unwrap();
         let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         for (name, text) in [
@@ -504,6 +583,9 @@ async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
                 "policies.trusted_key_files" => "policies.trusted_keys",
                 key if key.starts_with("routing.cost.") => "routing.cost",
                 key if key.starts_with("workers") => "workers",
+                key if key.starts_with("auth.jwt") => "auth.jwt",
+                key if key.starts_with("auth.keys") => "auth.keys",
+                key if key.starts_with("auth.operators") => "auth.operators",
                 "server.tenants.*" => "server.tenants",
                 key if key.starts_with("server.tls.") => "server.tls",
                 key if key.starts_with("server.admin_tls.") => "server.admin_tls",

@@ -1,0 +1,45 @@
+//! Who sent a request.
+
+use std::sync::Arc;
+
+use pointsman_workers::name_hash;
+
+use crate::config::Role;
+
+/// Who sent a request of a client, after its credentials were checked. A clone copies pointers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// Name of the credentials: the id of a key; `None` without credentials.
+    pub(crate) id: Option<Arc<str>>,
+    /// Group of clients that the request counts for; `None`: none is known.
+    pub(crate) tenant: Option<Tenant>,
+}
+
+/// A group of clients. A clone copies a pointer and a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    /// Name as configured, or as a trusted proxy or identity server gave it. It may be a label of a metric
+    /// only when the configuration names it: clients of a proxy may invent others.
+    pub(crate) name: Arc<str>,
+    /// Salted hash of the name, by which policies know the tenant.
+    pub(crate) hash: u64,
+}
+
+/// Who sent a request to the operators' listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operator {
+    /// Name in the audit log.
+    pub(crate) id: Arc<str>,
+    /// What the operator may do.
+    pub(crate) role: Role,
+}
+
+impl Tenant {
+    /// Returns the tenant of this name. `salt` is `routing.hash_salt`.
+    #[must_use]
+    pub(crate) fn new(name: impl Into<Arc<str>>, salt: u64) -> Self {
+        let name = name.into();
+        let hash = name_hash(name.as_bytes(), salt);
+        Self { name, hash }
+    }
+}

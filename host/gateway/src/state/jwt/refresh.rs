@@ -1,0 +1,153 @@
+//! Fetches the public keys of an identity server, in the background and when a token names an unknown key.
+//!
+//! Whatever the tokens say, the server gets one request in the configured pause at most, and no request of a
+//! client waits for longer than one fetch. While the server is away, the last set goes on to serve.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwapOption;
+use tokio::{
+    sync::{Notify, Semaphore, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::key_set::{KeySet, MAX_BYTES};
+use crate::telemetry::metrics::Metrics;
+
+/// Limit of one fetch.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Requests that wait for a fetch because their key is unknown.
+const MAX_WAITING: usize = 256;
+
+/// The newest set, and how to get a newer one.
+#[derive(Debug)]
+pub(super) struct Refresh {
+    set: ArcSwapOption<Fetched>,
+    /// Number of fetches that ended, and when the last one began.
+    ended: watch::Sender<Ended>,
+    wanted: Notify,
+    waiting: Semaphore,
+    /// Smallest time between the begins of two fetches.
+    pause: Duration,
+}
+
+/// A set, and when it came.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    pub(super) keys: KeySet,
+    pub(super) version: u64,
+    pub(super) at: Instant,
+    bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Ended {
+    fetches: u64,
+    began: Option<Instant>,
+}
+
+impl Refresh {
+    pub(super) fn new(pause: Duration) -> Self {
+        Self {
+            set: ArcSwapOption::empty(),
+            ended: watch::Sender::default(),
+            wanted: Notify::new(),
+            waiting: Semaphore::new(MAX_WAITING),
+            pause,
+        }
+    }
+
+    /// Returns the newest set.
+    pub(super) fn current(&self) -> Option<Arc<Fetched>> {
+        self.set.load_full()
+    }
+
+    /// Waits for a fetch that may bring an unknown key. Returns whether one ended; `false` at once when the
+    /// last one is too young, or too many requests wait.
+    pub(super) async fn again(&self) -> bool {
+        let mut ended = self.ended.subscribe();
+        let before = *ended.borrow_and_update();
+        if before.began.is_some_and(|began| began.elapsed() < self.pause) {
+            return false;
+        }
+        let Ok(_place) = self.waiting.try_acquire() else { return false };
+        self.wanted.notify_one();
+        let newer = ended.wait_for(|now| now.fetches > before.fetches);
+        matches!(tokio::time::timeout(DEADLINE + Duration::from_secs(1), newer).await, Ok(Ok(_)))
+    }
+
+    /// Fetches the set from `url` every `interval`, and when it is wanted, until `stop`.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        (client, url): (reqwest::Client, reqwest::Url),
+        interval: Duration,
+        metrics: Arc<Metrics>,
+        stop: CancellationToken,
+    ) {
+        loop {
+            let began = Instant::now();
+            let fetch = tokio::time::timeout(DEADLINE, fetch(&client, &url));
+            let Some(fetched) = stop.run_until_cancelled(fetch).await else { return };
+            let fetched = fetched.unwrap_or_else(|_| Err(format!("no answer within {DEADLINE:?}")));
+            let outcome = if fetched.is_ok() { "ok" } else { "failed" };
+            metrics.key_set_fetch(outcome);
+            match fetched {
+                Ok((keys, bytes)) => self.put(keys, bytes),
+                Err(error) => {
+                    tracing::warn!(%url, error, "public keys of the identity server not fetched");
+                }
+            }
+            self.ended.send_modify(|ended| {
+                ended.fetches += 1;
+                ended.began = Some(began);
+            });
+            let pause = async {
+                let next = if self.current().is_some() { interval } else { self.pause };
+                let _ = tokio::time::timeout(next, self.wanted.notified()).await;
+                tokio::time::sleep_until(began + self.pause).await;
+            };
+            if stop.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Puts a set in force. An equal one keeps its version, and so the tokens that it verified.
+    fn put(&self, keys: KeySet, bytes: Vec<u8>) {
+        let before = self.current();
+        let same = before.as_ref().is_some_and(|before| before.bytes == bytes);
+        let version = before.map_or(0, |before| before.version) + u64::from(!same);
+        self.set.store(Some(Arc::new(Fetched { keys, version, at: Instant::now(), bytes })));
+    }
+}
+
+/// Fetches the set once.
+async fn fetch(client: &reqwest::Client, url: &reqwest::Url) -> Result<(KeySet, Vec<u8>), String> {
+    let failed = |error: reqwest::Error| chain(&error.without_url());
+    let mut response = client.get(url.clone()).send().await.map_err(failed)?;
+    if response.status() != reqwest::StatusCode::OK {
+        return Err(format!("status {}", response.status().as_u16()));
+    }
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(failed)? {
+        if bytes.len() + chunk.len() > MAX_BYTES {
+            return Err(format!("the answer has more than {MAX_BYTES} bytes"));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    let keys = KeySet::parse(&bytes)?;
+    Ok((keys, bytes))
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}

@@ -1,0 +1,222 @@
+//! Secrets: where they may come from, and where they must not appear.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use std::{io::Read as _, path::Path, sync::Arc};
+
+use parking_lot::Mutex;
+use pointsman_gateway::config::{Config, KeyDigest};
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::TestClusterBuilder;
+use serde_json::json;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Collects the text of log lines.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn load(text: &str) -> Result<Config, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("p.toml");
+    std::fs::write(&file, text.replace("DIR", dir.path().to_str().unwrap())).unwrap();
+    std::fs::write(dir.path().join("secret"), "PLANTED-of-file\n").unwrap();
+    std::fs::write(dir.path().join("salt"), "77\n").unwrap();
+    Config::load(Some(&file), |_| {}).map_err(|error| error.to_string())
+}
+
+#[test]
+fn k5_a_secret_may_be_in_the_environment_or_in_a_file() {
+    // Cargo sets this variable for tests.
+    let worker = "[[workers]]\nurl = 'http://127.0.0.1:9'\nrole = 'decode'\nengine = 'vllm'\n";
+    let text = format!(
+        "[server]\nadmin_token = {{ env = 'CARGO_PKG_NAME' }}\napi_keys = [{{ file = 'DIR/secret' }}, 'x']\n\
+         tenants = {{ team-a = [{{ env = 'CARGO_PKG_VERSION' }}] }}\n[auth]\nplain_api_keys = true\n\
+         [routing]\nhash_salt = {{ file = 'DIR/salt' }}\n{worker}api_key = {{ file = 'DIR/secret' }}\n"
+    );
+    let config = load(&text).unwrap();
+    // K5.1
+    assert_eq!(config.server.admin_token.as_ref().unwrap().expose(), env!("CARGO_PKG_NAME"));
+    assert_eq!(config.server.api_keys[0].expose(), "PLANTED-of-file");
+    assert_eq!(config.server.tenants["team-a"][0].expose(), env!("CARGO_PKG_VERSION"));
+    assert_eq!(config.routing.hash_salt.expose(), 77);
+    assert_eq!(config.workers[0].api_key.as_deref(), Some("PLANTED-of-file"));
+    let broken = load(
+        "[server]\nadmin_token = { env = 'POINTSMAN_NO_SUCH' }\napi_keys = [{ file = '/no/such' }]\n\
+         [auth]\nplain_api_keys = true\n[policies]\ndir = { env = 'HOME' }\n",
+    )
+    .unwrap_err();
+    for problem in [
+        "p.toml:2:1: server.admin_token: cannot read the environment variable `POINTSMAN_NO_SUCH`",
+        "p.toml:3:13: server.api_keys[0]: cannot read the file `/no/such`",
+        // Only secrets are references.
+        "policies.dir: ",
+    ] {
+        assert!(broken.contains(problem), "{problem} is not in {broken}");
+    }
+}
+
+#[tokio::test]
+async fn k5_no_secret_appears_anywhere() {
+    let log = Log::default();
+    let writer = log.clone();
+    // The compiler of policies logs gigabytes at this level.
+    let levels =
+        "info,pointsman=trace,pointsman_gateway=trace,pointsman_workers=trace,hyper=debug,reqwest=trace";
+    let levels = tracing_subscriber::EnvFilter::new(levels);
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_env_filter(levels);
+    subscriber.with_writer(move || writer.clone()).init();
+    let logs = tempfile::tempdir().unwrap();
+    let jwt = "PLANTED-jwt-user:PLANTED-jwt-password@";
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.server.admin_token = Some("PLANTED-admin-token".into());
+            config.server.api_keys = vec!["PLANTED-api-key".into()];
+            config.server.tenants.insert("team-a".into(), vec!["PLANTED-tenant-key".into()]);
+            config.routing.hash_salt = 5_550_123_456_789.into();
+            config.decisions.log_dir = Some(logs.path().to_owned());
+            config.decisions.log_salt = Some("PLANTED-log-salt".into());
+            config.auth.keys = toml::from_str::<Config>(&format!(
+                "[[auth.keys]]\nid = 'a'\ndigest = '{}'\n",
+                KeyDigest::sha256("PLANTED-digest-key")
+            ))
+            .unwrap()
+            .auth
+            .keys;
+        })
+        .reread(None, |started| {
+            let mut broken = started.clone();
+            broken.auth.plain_api_keys = false;
+            broken.auth.keys[0].digest = Some("PLANTED-not-a-digest".into());
+            Ok(broken)
+        })
+        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",api_key=PLANTED-worker-key")
+        .start()
+        .await
+        .unwrap();
+    let mut shown = String::new();
+    let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
+    for key in
+        ["PLANTED-api-key", "PLANTED-tenant-key", "PLANTED-digest-key", "PLANTED-wrong-key", "eyJ.PLANTED.x"]
+    {
+        let bearer = format!("Bearer {key}");
+        for headers in [[("authorization", bearer.as_str())], [("x-api-key", key)]] {
+            let reply = cluster.client.post(COMPLETIONS, &headers, body.clone()).await.unwrap();
+            shown.push_str(&String::from_utf8_lossy(&reply.body));
+            let reply = cluster.client.post(COMPLETIONS, &headers, "{\"model\": 7").await.unwrap();
+            shown.push_str(&String::from_utf8_lossy(&reply.body));
+        }
+    }
+    for token in ["PLANTED-admin-token", "PLANTED-wrong-token"] {
+        let bearer = format!("Bearer {token}");
+        let headers = [("authorization", bearer.as_str())];
+        for path in
+            ["/workers", "/policies", "/decisions", "/decisions/export", "/metrics", "/config", "/readyz"]
+        {
+            let reply = cluster.admin.get_with(path, &headers).await.unwrap();
+            shown.push_str(&format!("{:?}{}", reply.headers, String::from_utf8_lossy(&reply.body)));
+        }
+        for worker in [
+            r#"{"id":77,"url":"http://127.0.0.1:9","role":"decode","engine":"vllm","api_key":"PLANTED-joined"}"#,
+            r#"{"id":78,"url":"http://127.0.0.1:9","role":"x","engine":"vllm","api_key":"PLANTED-joined"}"#,
+            r#"{"id":79,"url":"http://127.0.0.1:9","role":"decode","engine":"vllm","api_key":["PLANTED-joined"]}"#,
+        ] {
+            let reply = cluster.admin.post("/workers", &headers, worker).await.unwrap();
+            shown.push_str(&String::from_utf8_lossy(&reply.body));
+        }
+        let reply = cluster.admin.post("/config/reload", &headers, "").await.unwrap();
+        shown.push_str(&String::from_utf8_lossy(&reply.body));
+    }
+    let state = cluster.gateway.state();
+    shown.push_str(&format!("{state:?}{state:#?}"));
+    let text = format!(
+        "[auth]\nplain_api_keys = true\n[auth.jwt]\njwks_url = 'http://{jwt}x/'\n\
+         [server]\ntenants = {{ a = [700755555500777, 'PLANTED-a'] }}\napi_keys = 'PLANTED-b'\n\
+         [[auth.keys]]\nid = 'a'\ndigest = 'PLANTED-c'\n[[auth.operators]]\nid = 'a'\ndigest = ['PLANTED-d']\n"
+    );
+    let problems = load(&text).unwrap_err();
+    assert!(problems.contains("auth.jwt.jwks_url") && problems.contains("auth.keys[0].digest"), "{problems}");
+    shown.push_str(&problems);
+    cluster.gateway.drain().await;
+    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    assert!(
+        logged.contains("change requested") && shown.contains("auth.keys[0].digest"),
+        "nothing was exercised"
+    );
+    let decisions = decision_log(logs.path());
+    assert!(decisions.contains("tenant_hash"), "{decisions}");
+    for text in [&shown, &logged, &decisions] {
+        let at = text
+            .find("PLANTED")
+            .or_else(|| text.find("5550123456789"))
+            .or_else(|| text.find("700755555500777"));
+        // K5.2
+        assert!(at.is_none(), "{}", &text[at.unwrap().saturating_sub(300)..][..400]);
+    }
+}
+
+/// The text of a decision log.
+fn decision_log(dir: &Path) -> String {
+    let mut text = String::new();
+    for file in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+        let bytes = std::fs::read(&file).unwrap();
+        match zstd::Decoder::new(&bytes[..]) {
+            Ok(mut decoder) if file.extension().is_some_and(|kind| kind == "zst") => {
+                let _ = decoder.read_to_string(&mut text);
+            }
+            _ => {}
+        }
+    }
+    text
+}
+
+fn recording(role: Role) -> SimConfig {
+    SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, role) }
+}
+
+#[tokio::test]
+async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configured() {
+    for (forward, worker_key, expected) in [
+        (false, "", None),
+        (true, "", Some("Bearer of-client")),
+        (true, ",api_key=of-worker", Some("Bearer of-worker")),
+        (false, ",api_key=of-worker", Some("Bearer of-worker")),
+    ] {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.upstream.forward_authorization = forward)
+            .sim_with(recording(Role::Prefill), worker_key)
+            .sim_with(recording(Role::Decode), worker_key)
+            .start()
+            .await
+            .unwrap();
+        let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
+        let headers = [("authorization", "Bearer of-client"), ("x-api-key", "of-client")];
+        assert_eq!(cluster.client.post(COMPLETIONS, &headers, body).await.unwrap().status, 200);
+        for sim in &cluster.sims {
+            let seen = sim.recorded();
+            let legs: Vec<_> = seen.iter().filter(|request| request.leg.is_some()).collect();
+            assert!(!legs.is_empty());
+            for leg in legs {
+                let of = |name: &str| {
+                    let mut values = leg.headers.iter().filter(|(key, _)| key == name);
+                    (values.next().map(|(_, value)| value.as_str()), values.count())
+                };
+                // K5.3
+                assert_eq!(of("authorization"), (expected, 0), "forward {forward}, worker {worker_key}");
+                assert_eq!(of("x-api-key"), (None, 0));
+            }
+        }
+        cluster.at_rest().await.unwrap();
+    }
+}
