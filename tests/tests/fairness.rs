@@ -18,6 +18,7 @@ async fn cluster(sections: &str, sim: SimConfig) -> TestCluster {
     TestClusterBuilder::new()
         .config(|config| {
             config.server.tenant_header = HEADER.to_owned();
+            config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
             (config.queue, config.tenants) = (from.queue, from.tenants);
         })
         .sim_with(sim, "")

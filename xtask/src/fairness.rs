@@ -120,7 +120,7 @@ async fn start(
     let flags = format!("{flags} --prefill-ms-per-token 0 --jitter 0 --load-factor 1 --natural-len 1000");
     let engine = EngineSpec::new("vllm", "aggregated", &flags).worker(&format!("max_concurrency={places}"));
     let config = format!(
-        "[server]\ntenant_header = 'x-tenant'\n[queue]\nlimit = 2000\ntimeout = '50s'\n\
+        "[server]\ntenant_header = 'x-tenant'\n[auth]\ntrusted_proxies = ['127.0.0.0/8']\n[queue]\nlimit = 2000\ntimeout = '50s'\n\
          [tenants.light]\nweight = {:.1}\n[tenants.heavy]\nweight = {:.1}\n",
         weights.0, weights.1
     );
