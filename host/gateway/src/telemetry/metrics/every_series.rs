@@ -26,6 +26,7 @@ impl Metrics {
             &self.not_tokenized,
             &self.predictions,
             &self.wrong_keys,
+            &self.key_set_fetches,
             &self.decision_log_dropped,
             &self.trace_spans_dropped,
         ];
