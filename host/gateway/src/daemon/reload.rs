@@ -15,7 +15,7 @@ use crate::{
     config::{
         ALL_TENANTS, Problem, Queue, QueueOfModel, TenantEntry,
         reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
-        settings::{DecisionSettings, ProbeSettings, Reloadable},
+        settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
     },
     state::{
         Settings, SharedState, State, jwt::TokenVerifier, keys::Keys, open_files::connection_limit,
@@ -70,7 +70,7 @@ impl ReloadTarget for SharedState {
             let started = Traces::start(traces, &state.metrics);
             started.map_err(|error| invalid(format!("traces: cannot start the exporter: {error}")))?
         };
-        let certificates = load_certificates(&state, &before.server, server).await?;
+        let certificates = load_certificates(&state, &before.server, &after.server).await?;
         let jwt = token_verifier(state.jwt.as_ref(), after, &state.metrics).map_err(invalid)?;
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
