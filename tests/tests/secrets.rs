@@ -5,7 +5,7 @@
 use std::{io::Read as _, path::Path, sync::Arc};
 
 use parking_lot::Mutex;
-use pointsman_gateway::config::{Config, KeyDigest};
+use pointsman_gateway::config::{Config, Environment, KeyDigest};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::TestClusterBuilder;
 use serde_json::json;
@@ -33,7 +33,7 @@ fn load(text: &str) -> Result<Config, String> {
     std::fs::write(&file, text.replace("DIR", dir.path().to_str().unwrap())).unwrap();
     std::fs::write(dir.path().join("secret"), "PLANTED-of-file\n").unwrap();
     std::fs::write(dir.path().join("salt"), "77\n").unwrap();
-    Config::load(Some(&file), |_| {}).map_err(|error| error.to_string())
+    Config::load(Some(&file), &Environment::default(), |_| {}).map_err(|error| error.to_string())
 }
 
 #[test]

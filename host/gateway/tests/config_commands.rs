@@ -109,6 +109,7 @@ fn a_variable_is_toml_or_text_and_its_problems_name_it() {
     // N1.2
     let (code, shown, problems) = show(&[
         ("POINTSMAN__SERVER__TENANT_HEADER", "5"),
+        ("POINTSMAN__AUTH__TRUSTED_PROXIES", "[\"127.0.0.1\"]"),
         ("POINTSMAN__SERVER__CORS_ORIGINS", r#"["https://a.example", "https://b.example"]"#),
         ("POINTSMAN__ROUTING__LOCAL_FALLBACK", "true"),
         ("POINTSMAN__QUEUE__TIMEOUT", "2m"),

@@ -69,7 +69,7 @@ impl Problems {
         let trusted_proxies = self.networks(trusted_proxies);
         if !server.tenant_header.is_empty() && auth.trusted_proxies.is_empty() {
             let message = format!(
-                "`{}` would be believed from nobody: name the addresses of the proxies that set it in \
+                "`{}` has no effect without trusted addresses: name those of the proxies that set it in \
                  auth.trusted_proxies",
                 server.tenant_header
             );
