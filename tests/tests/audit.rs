@@ -22,6 +22,7 @@ impl std::io::Write for Log {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
     let log = Log::default();
     let writer = log.clone();

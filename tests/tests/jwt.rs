@@ -1,6 +1,12 @@
 //! Tokens of an identity server: verified with the public keys that a real HTTP server in the test hands out.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
+#![allow(clippy::disallowed_methods, reason = "servers of tests end with them")]
 
 use std::{
     net::SocketAddr,
@@ -8,7 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
@@ -293,7 +299,7 @@ async fn k2_keys_rotate_and_an_unknown_key_cannot_flood_the_identity_server() {
     // K2.4: a key that left the set verifies nothing, remembered tokens included.
     assert_eq!(ask(&cluster, &first.token(&claims(json!({})))).await.0, 403);
     let before = server.requests();
-    let began = Instant::now();
+    let began = tokio::time::Instant::now();
     let tokens: Vec<String> = (0..300)
         .map(|number| {
             let header = json!({"alg": "ES256", "kid": format!("forged-{number}")});
@@ -333,7 +339,7 @@ async fn k2_the_last_keys_serve_while_the_identity_server_is_broken() {
     let failed = cluster.metric("pointsman_key_set_fetches_total{reason=\"failed\"}").await.unwrap();
     assert!(failed.iter().sum::<f64>() >= 4.0, "{failed:?}");
     server.behave(Behaviour::Silent);
-    let began = Instant::now();
+    let began = tokio::time::Instant::now();
     assert_eq!(ask(&cluster, &token(9)).await.0, 200);
     assert!(began.elapsed() < Duration::from_secs(1), "a known key waits for no fetch");
     tokio::time::sleep(Duration::from_secs(8)).await;

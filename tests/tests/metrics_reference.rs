@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
+    clippy::print_stderr,
     missing_docs,
     reason = "helpers of tests may fail as tests do"
 )]

@@ -68,6 +68,7 @@ fn k5_a_secret_may_be_in_the_environment_or_in_a_file() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn k5_no_secret_appears_anywhere() {
     let log = Log::default();
     let writer = log.clone();

@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
+    clippy::too_many_lines,
     missing_docs,
     reason = "helpers of tests may fail as tests do"
 )]
@@ -123,7 +124,7 @@ async fn m1_a_pair_s_request_is_one_tree_with_a_link_from_decode_to_prefill() {
         }
         assert!(prefill.kind == 3 && decode.kind == 3);
         // M1.7
-        assert_eq!(decode.links, [prefill.id.clone()]);
+        assert_eq!(decode.links, std::slice::from_ref(&prefill.id));
         // M1.8
         assert_eq!(engine_s_parent(&cluster, 0), (TRACE.to_owned(), prefill.id.clone()));
         assert_eq!(engine_s_parent(&cluster, 1), (TRACE.to_owned(), decode.id.clone()));

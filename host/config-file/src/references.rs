@@ -68,9 +68,10 @@ fn walk(value: &mut Value, at: &mut Vec<Path>, secret: bool, secrets: &[&str], b
 
 /// Whether the last key of a path, or the whole path, is a secret.
 fn is_secret(at: &[Path], secrets: &[&str]) -> bool {
-    let keys = at.iter().filter_map(|step| if let Path::Key(key) = step { Some(key.as_str()) } else { None });
+    let mut keys =
+        at.iter().filter_map(|step| if let Path::Key(key) = step { Some(key.as_str()) } else { None });
     let path = keys.clone().collect::<Vec<_>>().join(".");
-    keys.last().is_some_and(|key| secrets.contains(&key)) || secrets.contains(&path.as_str())
+    keys.next_back().is_some_and(|key| secrets.contains(&key)) || secrets.contains(&path.as_str())
 }
 
 /// What a reference names; `None` when the value is none.

@@ -293,6 +293,7 @@ async fn watch_file(shared: SharedState, stop: CancellationToken) {
     config.watch(&shared, stop).await;
 }
 
+#[expect(clippy::too_many_lines, reason = "one line for each part of the state")]
 fn build(
     config: &Config,
     settings: Configured,

@@ -1,6 +1,11 @@
 //! `pointsman config`: schema, example, and the values in force with where each came from.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers may fail")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests and their helpers may fail"
+)]
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 

@@ -196,10 +196,10 @@ impl Attempts {
         handoff: bool,
         parking: &Parking<'_>,
     ) -> AfterRefusal {
-        if let Some(admission) = self.unconfirmed.take() {
-            if matches!(error, RouteError::AllBusy(_)) {
-                admission.withdraw();
-            }
+        if let Some(admission) = self.unconfirmed.take()
+            && matches!(error, RouteError::AllBusy(_))
+        {
+            admission.withdraw();
         }
         match error {
             RouteError::AllBusy(_) if self.wait_in_queue(leg, place, parking) => AfterRefusal::Wait,

@@ -28,6 +28,7 @@ mod traces;
 
 /// Validates `config`. Returns the settings with all problems. If there are problems, the settings serve only
 /// to look for more.
+#[expect(clippy::too_many_lines, reason = "one line for each section")]
 pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
     let Config {
         server,

@@ -28,6 +28,7 @@ use crate::{
 };
 
 impl ReloadTarget for SharedState {
+    #[expect(clippy::too_many_lines, reason = "what can fail comes first, then each part is replaced once")]
     async fn apply(&self, before: &Reloadable, after: &Reloadable) -> Result<Applied, ReloadError> {
         let Reloadable {
             server: _,

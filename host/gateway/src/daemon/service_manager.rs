@@ -140,12 +140,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_thread_that_stands_still_is_noticed() {
         let beats = Heartbeats::new(2);
-        let (first, second) = (tokio::spawn(beats.clone().beat(0)), tokio::spawn(beats.clone().beat(1)));
-        tokio::time::sleep(Duration::from_secs(30)).await;
+        let first = beats.clone().beat(0);
+        tokio::pin!(first);
+        tokio::select! {
+            () = first.as_mut() => {}
+            () = beats.clone().beat(1) => {}
+            () = tokio::time::sleep(Duration::from_secs(30)) => {}
+        }
         assert!(beats.all_within(Duration::from_secs(2)));
-        second.abort();
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        tokio::select! {
+            () = first => {}
+            () = tokio::time::sleep(Duration::from_secs(10)) => {}
+        }
         assert!(!beats.all_within(Duration::from_secs(5)));
-        first.abort();
     }
 }

@@ -87,6 +87,7 @@ pub(super) async fn serve(
     answer.map(|answer| Body::new(answer.on(client)))
 }
 
+#[expect(clippy::too_many_lines, reason = "the steps of a request in their order")]
 async fn answer(
     state: Arc<State>,
     upstream: Upstream,

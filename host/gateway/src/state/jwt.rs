@@ -93,6 +93,7 @@ impl TokenVerifier {
                 let client = client(&url, ca.as_deref())?;
                 let refresh = Arc::new(Refresh::new(settings.unknown_key_pause));
                 let run = refresh.clone().run((client, url), settings.refresh, metrics.clone(), stop.clone());
+                #[expect(clippy::disallowed_methods, reason = "it ends with the verifier, by `stop`")]
                 tokio::spawn(run);
                 Keys::Fetched(refresh)
             }

@@ -149,6 +149,7 @@ impl Settings {
 
     /// Derives the values from a validated configuration.
     #[must_use]
+    #[expect(clippy::too_many_lines, reason = "one line for each setting")]
     pub(crate) fn new(block_size: u32, reloadable: &Reloadable) -> Self {
         let (timeouts, queue) = (&reloadable.timeouts, &reloadable.queue);
         let ServerSettings {

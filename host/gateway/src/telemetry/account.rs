@@ -321,6 +321,7 @@ fn mean((from, before): (Instant, u32), (to, after): (Instant, u32)) -> Option<D
 }
 
 impl Drop for Account {
+    #[expect(clippy::too_many_lines, reason = "every consumer of an outcome in one place")]
     fn drop(&mut self) {
         self.settle();
         let metrics = &self.metrics;
