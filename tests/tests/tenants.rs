@@ -134,7 +134,8 @@ fn k4_a_tenants_header_without_trusted_proxies_is_a_problem() {
     let problem = config.resolve().unwrap_err().to_string();
     // K4.2
     assert!(
-        problem.contains("server.tenant_header: `x-llm-d-inference-fairness-id` would be believed"),
+        problem
+            .contains("server.tenant_header: `x-llm-d-inference-fairness-id` has no effect without trusted"),
         "{problem}"
     );
     config.auth.trusted_proxies = vec!["127.0.0.1".into(), "10.0.0.0/33".into(), "proxy".into()];
