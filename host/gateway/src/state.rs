@@ -51,11 +51,11 @@ pub struct State {
     pub(crate) learning: Arc<Learning>,
     /// Rate limit of each API key; `None` when there is no limit.
     pub(crate) limiter: Option<Arc<RateLimiter>>,
-    /// Limits of tenants; `None`: there are none.
+    /// Limits of tenants; `None` when none is configured.
     pub(crate) tenant_limits: Option<TenantLimits>,
     /// Addresses that sent wrong keys.
     pub(crate) bad_keys: Arc<BadKeys>,
-    /// Verifies tokens of an identity server; `None`: there is none.
+    /// Verifies tokens of an identity server; `None` when no server is configured.
     pub(crate) jwt: Option<Arc<TokenVerifier>>,
     /// Verifies keys with slow digests.
     pub(crate) slow_keys: Arc<SlowKeys>,

@@ -84,7 +84,7 @@ pub(crate) struct Reservation {
 }
 
 impl TenantLimits {
-    /// Returns the limits of a configuration; `None`: there are none. `before` is what is in force, so that
+    /// Returns the limits of a configuration, `None` without any. `before` is what is in force, so that
     /// what tenants used stays counted.
     #[must_use]
     pub(crate) fn new<'a>(

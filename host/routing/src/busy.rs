@@ -45,7 +45,7 @@ pub struct BusyCandidate {
 }
 
 impl BusyThresholds {
-    /// Returns these thresholds, and those of `default` where there are none.
+    /// Returns these thresholds, with each missing one taken from `default`.
     #[must_use]
     fn or(self, default: Self) -> Self {
         Self {

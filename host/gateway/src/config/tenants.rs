@@ -45,7 +45,7 @@ pub struct TenantModelEntry {
 }
 
 impl TenantEntry {
-    /// Returns these values, and those of `others` where there are none.
+    /// Returns these values, with each missing one taken from `others`.
     #[must_use]
     pub(crate) fn or(&self, others: &Self) -> Self {
         let mut models = others.models.clone();

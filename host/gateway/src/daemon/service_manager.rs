@@ -86,7 +86,7 @@ impl Heartbeats {
     /// Reports to the service manager's watchdog while all threads run. Returns at once without a watchdog.
     pub(super) async fn report(self, stop: CancellationToken) {
         let mut limit_us = 0;
-        if !sd_notify::watchdog_enabled(false, &mut limit_us) {
+        if !sd_notify::watchdog_enabled(false, &mut limit_us) || limit_us == 0 {
             return;
         }
         let limit = Duration::from_micros(limit_us);

@@ -132,7 +132,7 @@ struct ServerInfo {
     internal_states: Vec<Value>,
 }
 
-/// Takes a list; anything else is none.
+/// Reads a list; any other value counts as an empty list.
 fn states<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Value>, D::Error> {
     Ok(match Value::deserialize(deserializer)? {
         Value::Array(list) => list,

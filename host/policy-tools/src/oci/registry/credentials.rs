@@ -19,7 +19,7 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// What is known about the user of a registry. No type with a secret implements `Debug`.
 pub(super) struct Credentials {
     pub(super) secret: Secret,
-    /// Where the secret comes from, or where there is none.
+    /// Where the secret was found, or where it was looked for.
     source: String,
 }
 
