@@ -1,22 +1,18 @@
 //! The operators' listener: its page, health, readiness, metrics, workers, policies, decisions.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
-    Json, Router,
+    Router,
     extract::State as Extract,
     http::{HeaderMap, StatusCode, header},
     middleware,
     response::IntoResponse,
     routing::{delete, get, post},
 };
-use pointsman_orchestration::is_up;
-use pointsman_workers::{Leg, ModelName};
-use serde_json::json;
 
 use crate::{
     http::body,
-    orchestrate::availability::servable_models,
     state::{SharedState, State},
     telemetry::exposition::{self, Sources, TextFormat},
 };
@@ -31,6 +27,7 @@ mod origin;
 mod page;
 mod policies;
 mod refuse;
+mod status;
 mod summary;
 mod workers;
 
@@ -42,8 +39,9 @@ pub(crate) fn routes(state: SharedState) -> Router {
         .merge(page::routes())
         .merge(events)
         .route("/healthz", get(|| async { "ok" }))
-        .route("/readyz", get(readyz))
+        .route("/readyz", get(status::ready))
         .route("/metrics", get(metrics))
+        .route("/status", get(status::get))
         .route("/policies", get(policies::status))
         .route("/config/reload", post(config::reload))
         .route("/policies/reload", post(policies::reload))
@@ -61,27 +59,6 @@ pub(crate) fn routes(state: SharedState) -> Router {
         .layer(middleware::from_fn_with_state(state.clone(), body::whole))
         .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
         .with_state(state)
-}
-
-async fn readyz(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
-    let snapshot = state.registry.snapshot();
-    let models = servable_models(&snapshot, &state.settings);
-    let draining = state.draining.is_cancelled();
-    let activation_of = |model: &ModelName| {
-        let both = [Leg::Prefill, Leg::Decode].iter().all(|leg| snapshot.pool(model, *leg).iter().any(is_up));
-        let activation = snapshot.activation(model)?;
-        activation.observe(both);
-        Some((model.to_string(), activation.state().as_str()))
-    };
-    let remote_prefill: BTreeMap<_, _> = snapshot.models().into_iter().filter_map(activation_of).collect();
-    let ready = !models.is_empty() && !draining;
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (
-        status,
-        Json(
-            json!({ "ready": ready, "models": models, "remote_prefill": remote_prefill, "draining": draining }),
-        ),
-    )
 }
 
 async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> impl IntoResponse {

@@ -3,6 +3,7 @@
 use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::{Args, Parser, Subcommand};
+use pointsman_admin_cli::{AdminCommand, print};
 use pointsman_lab::cli::{CompareArgs, TraceCommand};
 use pointsman_policy_runtime::run_compiler_process;
 use pointsman_policy_tools::PolicyCommand;
@@ -50,7 +51,11 @@ Examples:
   pointsman policy pull registry.example.com/team/prefill:1.0.0 -o prefill.wasm
   pointsman compare --trace requests.jsonl --engines 8 --arm kv-aware --arm round-robin
   pointsman calibrate --url http://10.0.0.1:8000 --output fleet.toml
-  pointsman policy promote prefill --from canary --admin http://127.0.0.1:9090
+  pointsman policy promote prefill --from canary --gateway http://127.0.0.1:9090
+  pointsman status
+  pointsman workers --watch
+  pointsman drain 3 --wait --timeout 5m
+  pointsman decisions --last 20 --slot prefill
 
 The log level is set by the environment variable RUST_LOG (default: info).";
 
@@ -70,6 +75,8 @@ enum Command {
     /// Write, test, measure and inspect policies, and replay recorded decisions with them.
     #[command(subcommand)]
     Policy(PolicyCommand),
+    #[command(flatten)]
+    Admin(AdminCommand),
     /// Compare policies on a request trace, in a simulation with the gateway's own router.
     Compare(Box<CompareArgs>),
     /// Fit the engine model of `compare` to your engines: step time, transfer, capacity.
@@ -141,6 +148,7 @@ impl Cli {
             Command::Config(command) => command.run(),
             Command::Key(command) => command.run(),
             Command::Policy(command) => command.run(),
+            Command::Admin(command) => command.run(),
             Command::Compare(args) => args.run(),
             Command::Calibrate(args) => args.run(),
             Command::Trace(command) => command.run(),
@@ -266,13 +274,6 @@ fn without_key(flag: &str) -> String {
         _ => part,
     });
     parts.collect::<Vec<_>>().join(",")
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
 }
 
 /// Writes log lines to stderr: those that `RUST_LOG` selects, else those of `default`. The error of a command

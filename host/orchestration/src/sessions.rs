@@ -51,6 +51,12 @@ impl Sessions {
         }
     }
 
+    /// Number of bindings. An expired one counts until it is evicted or replaced.
+    #[must_use]
+    pub fn bindings(&self) -> usize {
+        self.bound.lock().len()
+    }
+
     /// Ends a session's bindings.
     pub fn close(&self, session: u64) {
         let mut bound = self.bound.lock();

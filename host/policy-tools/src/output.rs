@@ -1,16 +1,9 @@
 //! Output of the commands.
 
-use std::{io::Write as _, time::Duration};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
-
-/// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
-}
+pub(crate) use pointsman_admin_cli::print;
 
 /// Shows a spinner with a message on standard error until it is dropped. Shows nothing when that is not a
 /// terminal.

@@ -14,6 +14,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-gateway",
         &[
+            "pointsman-admin-cli",
             "pointsman-config-file",
             "pointsman-embedded-policies",
             "pointsman-lab",
@@ -28,6 +29,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-policy-tools",
         &[
+            "pointsman-admin-cli",
             "pointsman-guest-build",
             "pointsman-policy-cases",
             "pointsman-policy-runtime",

@@ -1,4 +1,4 @@
-//! `GET /events`: workers, slots, the newest decisions and the last minute as server-sent events. Each kind
+//! `GET /events`: workers, slots, the newest decisions and the load as server-sent events. Each kind
 //! is sent only when it changed.
 //!
 //! One publisher serves all readers, and runs only while there are any. It keeps the newest event of each
@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
-use super::{big_numbers::with_texts, guard::MayChange, workers};
+use super::{big_numbers::with_texts, guard::MayChange, status, workers};
 use crate::{
     http::request_id,
     openai::error,
@@ -160,7 +160,7 @@ impl Feed {
                 event(workers, &with_texts(workers::describe(&state, false))),
                 event(slots, &*state.policies.status()),
                 event(decisions, &with_texts(newest(state.router.decisions(), &mut known))),
-                event(stats, &state.metrics.live_stats.summary()),
+                event(stats, &status::load(&state)),
             ];
             for (channel, event) in self.channels.iter().zip(events) {
                 channel.send_if_modified(|last| match event {

@@ -338,7 +338,7 @@ impl Drop for Account {
         if let Some(ttft) = ttft {
             metrics.ttft.observe(seconds(ttft), exemplar, None);
         }
-        metrics.live_stats.note(ttft);
+        metrics.live_stats.note(status, ttft, self.itl());
         if let Some(itl) = self.rest_itl() {
             metrics.itl.observe(seconds(itl));
         }

@@ -1,5 +1,4 @@
-//! Requests per second and time to first token of the last minute, for the operators' page. `/metrics` has
-//! exact values.
+//! Requests per second and latencies of the last minute, for operators. `/metrics` has exact values.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -22,45 +21,92 @@ pub struct LiveStats {
 struct Second {
     number: AtomicU64,
     requests: AtomicU32,
+    errors: AtomicU32,
+    refusals: AtomicU32,
     ttft: [AtomicU32; BUCKETS],
+    itl: [AtomicU32; BUCKETS],
 }
 
-/// Summary of the last minute.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// Summary of the last minute. Quantiles are within 5 %, and `None` without values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LiveSummary {
     /// Requests that ended per second.
     pub requests_per_second: f64,
-    /// Median time to first token, milliseconds, within 5 %; `None` without any.
+    /// Requests that ended with status 500 or above, per second.
+    pub errors_per_second: f64,
+    /// Requests that ended with a status from 400 to 499, per second.
+    pub refusals_per_second: f64,
+    /// Median time to first token, milliseconds.
     pub ttft_p50_ms: Option<f64>,
+    /// 90th percentile of the time to first token, milliseconds.
+    pub ttft_p90_ms: Option<f64>,
+    /// 99th percentile of the time to first token, milliseconds.
+    pub ttft_p99_ms: Option<f64>,
+    /// Median of requests' mean time between tokens, milliseconds.
+    pub itl_p50_ms: Option<f64>,
+    /// 90th percentile of requests' mean time between tokens, milliseconds.
+    pub itl_p90_ms: Option<f64>,
+    /// 99th percentile of requests' mean time between tokens, milliseconds.
+    pub itl_p99_ms: Option<f64>,
 }
 
 impl Default for LiveStats {
     fn default() -> Self {
-        let second = |_| Second {
+        Self { begun: Instant::now(), seconds: (0..=WINDOW).map(|_| Second::default()).collect() }
+    }
+}
+
+impl Default for Second {
+    fn default() -> Self {
+        Self {
             number: AtomicU64::new(u64::MAX),
             requests: AtomicU32::new(0),
+            errors: AtomicU32::new(0),
+            refusals: AtomicU32::new(0),
             ttft: [const { AtomicU32::new(0) }; BUCKETS],
-        };
-        Self { begun: Instant::now(), seconds: (0..=WINDOW).map(second).collect() }
+            itl: [const { AtomicU32::new(0) }; BUCKETS],
+        }
+    }
+}
+
+impl Second {
+    fn clear(&self) {
+        for count in
+            [&self.requests, &self.errors, &self.refusals].into_iter().chain(&self.ttft).chain(&self.itl)
+        {
+            count.store(0, Ordering::Relaxed);
+        }
     }
 }
 
 impl LiveStats {
-    /// Counts a request that ended.
-    pub fn note(&self, ttft: Option<Duration>) {
+    /// Counts a request that ended with this status, with its time to first token and mean time between
+    /// tokens.
+    pub fn note(&self, status: u16, ttft: Option<Duration>, itl: Option<Duration>) {
         let number = self.begun.elapsed().as_secs();
         let Some(second) = self.seconds.get(place(number)) else { return };
         // The first thread in a new second empties the slot. An addition of another thread at that moment may
         // be lost.
         if second.number.swap(number, Ordering::Relaxed) != number {
-            second.requests.store(0, Ordering::Relaxed);
-            second.ttft.iter().for_each(|bucket| bucket.store(0, Ordering::Relaxed));
+            second.clear();
         }
         second.requests.fetch_add(1, Ordering::Relaxed);
-        let bucket = ttft.and_then(|ttft| second.ttft.get(bucket(ttft)));
-        if let Some(bucket) = bucket {
-            bucket.fetch_add(1, Ordering::Relaxed);
+        match status {
+            400..500 => second.refusals.fetch_add(1, Ordering::Relaxed),
+            500.. => second.errors.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        for (time, buckets) in [(ttft, &second.ttft), (itl, &second.itl)] {
+            if let Some(count) = time.and_then(|time| buckets.get(bucket(time))) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
         }
+    }
+
+    /// Returns the time since the daemon started.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.begun.elapsed()
     }
 
     /// Summarizes the complete seconds of the last minute.
@@ -68,17 +114,30 @@ impl LiveStats {
     pub fn summary(&self) -> LiveSummary {
         let now = self.begun.elapsed().as_secs();
         let first = now.saturating_sub(WINDOW);
-        let (mut requests, mut ttft) = (0_u64, [0_u64; BUCKETS]);
+        let (mut requests, mut errors, mut refusals) = (0_u64, 0_u64, 0_u64);
+        let (mut ttft, mut itl) = ([0_u64; BUCKETS], [0_u64; BUCKETS]);
         let whole = |second: &&Second| (first..now).contains(&second.number.load(Ordering::Relaxed));
+        let read = |count: &AtomicU32| u64::from(count.load(Ordering::Relaxed));
         for second in self.seconds.iter().filter(whole) {
-            requests += u64::from(second.requests.load(Ordering::Relaxed));
-            for (sum, bucket) in ttft.iter_mut().zip(&second.ttft) {
-                *sum += u64::from(bucket.load(Ordering::Relaxed));
-            }
+            requests += read(&second.requests);
+            errors += read(&second.errors);
+            refusals += read(&second.refusals);
+            ttft.iter_mut().zip(&second.ttft).for_each(|(sum, count)| *sum += read(count));
+            itl.iter_mut().zip(&second.itl).for_each(|(sum, count)| *sum += read(count));
         }
         #[expect(clippy::cast_precision_loss, reason = "the summary needs no 64 bits")]
-        let requests_per_second = requests as f64 / (now - first).max(1) as f64;
-        LiveSummary { requests_per_second, ttft_p50_ms: quantile_ms(&ttft, 0.5) }
+        let rate = |count: u64| count as f64 / (now - first).max(1) as f64;
+        LiveSummary {
+            requests_per_second: rate(requests),
+            errors_per_second: rate(errors),
+            refusals_per_second: rate(refusals),
+            ttft_p50_ms: quantile_ms(&ttft, 0.5),
+            ttft_p90_ms: quantile_ms(&ttft, 0.9),
+            ttft_p99_ms: quantile_ms(&ttft, 0.99),
+            itl_p50_ms: quantile_ms(&itl, 0.5),
+            itl_p90_ms: quantile_ms(&itl, 0.9),
+            itl_p99_ms: quantile_ms(&itl, 0.99),
+        }
     }
 }
 
@@ -93,17 +152,22 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_summary_covers_the_last_minute_only() {
         let stats = LiveStats::default();
-        let nothing = LiveSummary { requests_per_second: 0.0, ttft_p50_ms: None };
+        let nothing = LiveSummary::default();
         assert_eq!(stats.summary(), nothing);
         for second in 0..120 {
             for request in 0..10 {
                 let ttft = if second < 60 { 9_000 } else { 40 + request };
-                stats.note((request > 0).then_some(Duration::from_millis(ttft)));
+                let status = if request < 2 { 502 } else { 200 + 200 * u16::from(request == 9) };
+                let itl = (second >= 60).then_some(Duration::from_millis(7));
+                stats.note(status, (request > 0).then_some(Duration::from_millis(ttft)), itl);
             }
             tokio::time::advance(Duration::from_secs(1)).await;
         }
         let summary = stats.summary();
         assert_eq!(summary.requests_per_second, 10.0);
+        assert_eq!((summary.errors_per_second, summary.refusals_per_second), (2.0, 1.0));
+        let itl = [summary.itl_p50_ms, summary.itl_p90_ms, summary.itl_p99_ms].map(Option::unwrap);
+        assert!(itl.iter().all(|itl| (itl / 7.0 - 1.0).abs() < 0.05), "{itl:?}");
         let median = summary.ttft_p50_ms.unwrap();
         assert!((median / 45.0 - 1.0).abs() < 0.08, "{median}");
         tokio::time::advance(Duration::from_secs(61)).await;

@@ -206,7 +206,7 @@ pub struct Metrics {
     pub(crate) trace_spans_dropped: Family<ReasonLabels, Counter>,
     /// TLS of the listeners.
     pub(crate) tls: TlsMetrics,
-    /// The last minute, for the operators' page.
+    /// The last minute, for operators.
     pub live_stats: LiveStats,
 }
 

@@ -1,0 +1,107 @@
+//! `pointsman decisions`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::{
+    api::{Decision, Decisions},
+    block_on,
+    explain::{candidate, explain},
+    gateway::{GatewayArgs, query, segment},
+    print,
+    text::{Column, NONE, Table, millis, moment},
+};
+
+/// Arguments of `decisions`.
+#[derive(Debug, Args)]
+pub struct DecisionsArgs {
+    /// Id of a decision: explain it in sentences.
+    #[arg(conflicts_with_all = ["last", "slot", "worker"])]
+    id: Option<String>,
+    /// Number of decisions, newest first.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    last: u32,
+    /// Only decisions of this slot: prefill, decode, aggregated or decode-override.
+    #[arg(long)]
+    slot: Option<String>,
+    /// Only decisions for this worker.
+    #[arg(long, value_name = "ID")]
+    worker: Option<u64>,
+    /// Print the JSON of the answer unchanged.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    gateway: GatewayArgs,
+}
+
+impl DecisionsArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let gateway = self.gateway.client()?;
+        let (last, worker) = (self.last.to_string(), self.worker.map(|worker| worker.to_string()));
+        let path = match &self.id {
+            Some(id) => format!("/decisions/{}", segment(id)),
+            None => {
+                let pairs =
+                    [("limit", Some(&*last)), ("slot", self.slot.as_deref()), ("worker", worker.as_deref())];
+                format!("/decisions{}", query(&pairs))
+            }
+        };
+        let answer = block_on(async { Ok(gateway.get(&path).await?) })?;
+        if self.json {
+            return answer.print_json();
+        }
+        match &self.id {
+            Some(_) => print(&explain(&answer.read::<Decision>()?))?,
+            None => print(&table(&answer.read::<Decisions>()?))?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn table(found: &Decisions) -> String {
+    if found.decisions.is_empty() {
+        return format!("no decision matches; the gateway keeps {}\n", found.kept);
+    }
+    let mut table = Table::new(&[
+        Column::Left("ID"),
+        Column::Left("TIME"),
+        Column::Left("MODEL"),
+        Column::Left("LEG"),
+        Column::Left("POLICY"),
+        Column::Left("DECIDER"),
+        Column::Left("CHOICE"),
+        Column::Right("COST"),
+        Column::Left("OUTCOME"),
+        Column::Right("TTFT"),
+        Column::Left("REQUEST"),
+    ]);
+    for one in &found.decisions {
+        table.row(vec![
+            one.id.clone(),
+            moment(one.call.now_us / 1_000),
+            one.model.clone(),
+            one.leg.clone(),
+            format!("{}@{}", one.policy.as_deref().unwrap_or("native"), one.generation),
+            one.decider.by.clone(),
+            choice(one),
+            one.choice
+                .as_ref()
+                .and_then(|choice| choice.cost)
+                .map_or(NONE.to_owned(), |cost| format!("{cost:.2}")),
+            one.outcome.as_ref().map_or("in flight".to_owned(), |outcome| outcome.code.clone()),
+            millis(one.outcome.as_ref().and_then(|outcome| outcome.ttft_ms)),
+            one.request_id.clone(),
+        ]);
+    }
+    table.text()
+}
+
+fn choice(one: &Decision) -> String {
+    match (&one.plan, &one.refused, &one.choice) {
+        (Some(plan), _, _) => plan.word.clone(),
+        (_, Some(refused), _) => refused.code.clone(),
+        (_, _, Some(choice)) => candidate(choice.worker, choice.dp_rank),
+        _ => NONE.to_owned(),
+    }
+}

@@ -1,0 +1,282 @@
+//! The client of a gateway's admin listener.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::{
+    Certificate, Client, Method, Response, Url,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+    redirect::Policy,
+};
+
+use crate::answer::{Answer, GatewayError};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time for a whole answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Largest answer that is read, bytes: a thousand decisions on a thousand workers fit.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Variable with the operator's token.
+const TOKEN_VARIABLE: &str = "POINTSMAN_ADMIN_TOKEN";
+/// Characters of a path segment or query value that are escaped.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+
+/// Where a running gateway is.
+#[derive(Clone, Debug, Args)]
+pub struct GatewayArgs {
+    /// URL of the gateway's admin listener.
+    #[arg(
+        long = "gateway",
+        alias = "admin",
+        value_name = "URL",
+        env = "POINTSMAN_ADMIN_URL",
+        default_value = "http://127.0.0.1:9090"
+    )]
+    url: String,
+    /// File with the operator's token.
+    #[arg(long, value_name = "FILE", env = "POINTSMAN_ADMIN_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
+    /// PEM file with the roots of the gateway's certificate, besides those of the system.
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+}
+
+/// A client of one gateway.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    client: Client,
+    base: String,
+    token: Option<HeaderValue>,
+    timeout: Duration,
+}
+
+impl GatewayArgs {
+    /// Returns a client of the gateway. It does not connect yet.
+    ///
+    /// # Errors
+    /// The URL, the token or the roots are not valid.
+    pub fn client(&self) -> anyhow::Result<Gateway> {
+        let url: Url = self.url.parse().with_context(|| format!("--gateway `{}` is not a URL", self.url))?;
+        if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+            bail!("--gateway `{}`: expected http://HOST:PORT or https://HOST:PORT", self.url);
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            bail!("--gateway: the URL has a user; give the operator's token with --token-file");
+        }
+        Ok(Gateway {
+            client: self.http(&url)?,
+            base: url.as_str().trim_end_matches('/').to_owned(),
+            token: self.token()?,
+            timeout: ANSWER_TIMEOUT,
+        })
+    }
+
+    fn token(&self) -> anyhow::Result<Option<HeaderValue>> {
+        let (token, source) = match &self.token_file {
+            Some(file) => {
+                let source = format!("--token-file {}", file.display());
+                (fs::read_to_string(file).with_context(|| format!("reading {source}"))?, source)
+            }
+            None => match std::env::var(TOKEN_VARIABLE) {
+                Ok(token) if !token.trim().is_empty() => (token, TOKEN_VARIABLE.to_owned()),
+                _ => return Ok(None),
+            },
+        };
+        let token = token.trim();
+        if token.is_empty() {
+            bail!("{source}: the token is empty");
+        }
+        let value = HeaderValue::try_from(format!("Bearer {token}"));
+        let mut value = value
+            .map_err(|_| anyhow::anyhow!("{source}: the token has characters that no header may have"))?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+
+    /// An HTTP client that follows no redirect and uses no proxy: the token is for the gateway only.
+    fn http(&self, url: &Url) -> anyhow::Result<Client> {
+        // Only the first call installs the provider; whichever is installed serves.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let builder = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(Policy::none())
+            .referer(false)
+            .no_proxy()
+            .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")));
+        let builder = match &self.tls_ca {
+            Some(file) => {
+                let context = || format!("reading the certificates of --tls-ca {}", file.display());
+                let pem = fs::read(file).with_context(context)?;
+                builder.tls_certs_merge(Certificate::from_pem_bundle(&pem).with_context(context)?)
+            }
+            // A machine without root certificates can still reach a gateway without TLS.
+            None if url.scheme() == "http" => builder.tls_certs_only([]),
+            None => builder,
+        };
+        builder
+            .build()
+            .context("starting the HTTP client; install the system's root certificates or give --tls-ca")
+    }
+}
+
+impl Gateway {
+    /// Returns the URL of the admin listener.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// Changes the longest time for a whole answer.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sends GET.
+    ///
+    /// # Errors
+    /// There is no whole answer; [`Answer::read`] tells whether it is a good one.
+    pub async fn get(&self, path: &str) -> Result<Answer, GatewayError> {
+        self.call(Method::GET, path).await
+    }
+
+    /// Sends POST.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub async fn post(&self, path: &str) -> Result<Answer, GatewayError> {
+        self.call(Method::POST, path).await
+    }
+
+    /// Sends DELETE.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub async fn delete(&self, path: &str) -> Result<Answer, GatewayError> {
+        self.call(Method::DELETE, path).await
+    }
+
+    async fn call(&self, method: Method, path: &str) -> Result<Answer, GatewayError> {
+        let url = format!("{}{path}", self.base);
+        let exchange = async {
+            let response = self.send(method, path).await?;
+            let status = response.status().as_u16();
+            let body = whole(response).await.map_err(|error| unreachable(&url, &error))?;
+            let too_large = || GatewayError::TooLarge { url: url.clone(), limit: MAX_ANSWER_BYTES };
+            Ok(Answer { url: url.clone(), status, body: body.ok_or_else(too_large)? })
+        };
+        let answer = tokio::time::timeout(self.timeout, exchange).await;
+        answer.unwrap_or_else(|_| Err(GatewayError::Late { url: url.clone(), limit: self.timeout }))
+    }
+
+    /// Sends a request and returns the head of its answer.
+    async fn send(&self, method: Method, path: &str) -> Result<Response, GatewayError> {
+        let url = format!("{}{path}", self.base);
+        let mut request = self.client.request(method, &url).header(CONTENT_TYPE, "application/json");
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, token.clone());
+        }
+        request.send().await.map_err(|error| unreachable(&url, &error))
+    }
+}
+
+/// Reads a body; `None` when it is too large.
+async fn whole(mut response: Response) -> reqwest::Result<Option<Vec<u8>>> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > MAX_ANSWER_BYTES {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
+}
+
+/// The error of a connection, with its last cause only: those before it repeat the URL.
+fn unreachable(url: &str, error: &reqwest::Error) -> GatewayError {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    GatewayError::Unreachable { url: url.to_owned(), problem: cause.to_string() }
+}
+
+/// Builds a query string from the values that are given.
+#[must_use]
+pub fn query(pairs: &[(&str, Option<&str>)]) -> String {
+    let given = pairs.iter().filter_map(|(key, value)| Some(format!("{key}={}", segment((*value)?))));
+    let given: Vec<String> = given.collect();
+    if given.is_empty() { String::new() } else { format!("?{}", given.join("&")) }
+}
+
+/// Escapes a segment of a path.
+#[must_use]
+pub fn segment(value: &str) -> String {
+    utf8_percent_encode(value, RESERVED).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpListener,
+        thread,
+    };
+
+    use super::*;
+
+    /// Answers the first connection with these bytes, again and again when `forever`, and then keeps it open.
+    fn server(bytes: &'static [u8], forever: bool) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            let mut written = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n");
+            while written.is_ok() && forever {
+                written = stream.write_all(bytes);
+            }
+            thread::sleep(Duration::from_secs(20));
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn a_silent_gateway_an_endless_answer_and_a_closed_port_are_told_apart() {
+        let gateway = |url: &str, limit| args(url).client().unwrap().with_timeout(limit);
+        let silent = gateway(&server(b"", false), Duration::from_millis(300));
+        // O2.2
+        assert!(matches!(silent.get("/status").await, Err(GatewayError::Late { .. })));
+        let endless = gateway(&server(&[b' '; 1 << 16], true), Duration::from_secs(60));
+        // O2.2
+        assert!(matches!(endless.get("/status").await, Err(GatewayError::TooLarge { .. })));
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let error = gateway(&format!("http://{closed}"), Duration::from_secs(5)).get("/x").await.unwrap_err();
+        // O2.1
+        assert!(error.to_string().contains("Connection refused"), "{error}");
+        assert!(error.to_string().contains("check that the gateway runs"), "{error}");
+    }
+
+    fn args(url: &str) -> GatewayArgs {
+        GatewayArgs { url: url.to_owned(), token_file: None, tls_ca: None }
+    }
+
+    #[test]
+    fn a_query_escapes_values_and_omits_absent_keys() {
+        assert_eq!(query(&[("from", None), ("model", Some("org/na me"))]), "?model=org%2Fna%20me");
+        assert_eq!(query(&[("from", None)]), "");
+    }
+
+    #[test]
+    fn a_url_of_no_listener_is_refused_and_a_password_is_not_repeated() {
+        for wrong in ["127.0.0.1:9090", "ftp://127.0.0.1", "nonsense", "http://"] {
+            assert!(args(wrong).client().is_err(), "{wrong}");
+        }
+        let error = args("http://user:s3cret@127.0.0.1:9090").client().unwrap_err().to_string();
+        assert!(error.contains("--token-file") && !error.contains("s3cret"), "{error}");
+        assert_eq!(args("http://127.0.0.1:9090/").client().unwrap().url(), "http://127.0.0.1:9090");
+    }
+}

@@ -1,0 +1,82 @@
+//! The commands of operators for a running gateway: `pointsman status`, `workers`, `drain` and `decisions`.
+//!
+//! They use the HTTP API of the admin listener and nothing else: this crate does not know the gateway's code.
+//! [`Gateway`] is the only client of that API; the policy commands use it, too.
+
+use std::{io::Write as _, process::ExitCode};
+
+use clap::Subcommand;
+
+mod answer;
+mod api;
+mod decisions;
+mod drain;
+mod explain;
+mod gateway;
+mod status;
+mod text;
+mod workers;
+
+pub use answer::{Answer, GatewayError};
+pub use gateway::{Gateway, GatewayArgs, query, segment};
+
+/// How every command ends; the end of the help of each.
+const EXIT_CODES: &str = "\
+Exit codes: 0 good; 1 not ready, not found, refused or not reachable; 2 wrong use.
+
+The token comes from --token-file, POINTSMAN_ADMIN_TOKEN_FILE or POINTSMAN_ADMIN_TOKEN.";
+
+/// Commands for a running gateway.
+#[derive(Debug, Subcommand)]
+pub enum AdminCommand {
+    /// Show whether a running gateway is ready, and its load, slots, queue and workers.
+    #[command(after_help = EXIT_CODES)]
+    Status(status::StatusArgs),
+    /// List the workers of a running gateway with their state and load.
+    #[command(after_help = EXIT_CODES)]
+    Workers(workers::WorkersArgs),
+    /// Take a worker out of service: it gets no new request, and those in flight finish.
+    #[command(after_help = EXIT_CODES)]
+    Drain(drain::DrainArgs),
+    /// List the last routing decisions of a running gateway, or explain one of them.
+    #[command(after_help = EXIT_CODES)]
+    Decisions(decisions::DecisionsArgs),
+}
+
+impl AdminCommand {
+    /// Runs the command and returns the exit code of the process.
+    ///
+    /// # Errors
+    /// The command was used wrongly; the caller prints the error and exits with code 2.
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        let outcome = match self {
+            Self::Status(args) => args.run(),
+            Self::Workers(args) => args.run(),
+            Self::Drain(args) => args.run(),
+            Self::Decisions(args) => args.run(),
+        };
+        match outcome {
+            Err(error) if error.is::<GatewayError>() => {
+                let _ = writeln!(std::io::stderr(), "pointsman: {error:#}");
+                Ok(ExitCode::FAILURE)
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+/// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
+///
+/// # Errors
+/// Standard output does not take the text.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Runs calls of a command to their end. Ctrl-C ends the process, as the default action of the signal.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}

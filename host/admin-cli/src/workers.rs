@@ -1,0 +1,123 @@
+//! `pointsman workers`.
+
+use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
+
+use clap::Args;
+
+use crate::{
+    answer::GatewayError,
+    api::{Worker, Workers},
+    block_on,
+    gateway::{Gateway, GatewayArgs},
+    print,
+    text::{Column, NONE, Table, clean, millis, moment, percent},
+};
+
+/// Time between two tables of `--watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Moves the cursor to the top left corner and clears the terminal.
+const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
+
+/// Arguments of `workers`.
+#[derive(Debug, Args)]
+pub struct WorkersArgs {
+    /// Print the JSON of `GET /workers` unchanged.
+    #[arg(long)]
+    json: bool,
+    /// Print the table again whenever it changed, until Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
+    #[command(flatten)]
+    gateway: GatewayArgs,
+}
+
+impl WorkersArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let gateway = self.gateway.client()?;
+        block_on(async {
+            if self.watch {
+                return watch(&gateway).await;
+            }
+            let answer = gateway.get("/workers").await?;
+            if self.json {
+                return answer.print_json();
+            }
+            print(&table(&answer.read::<Workers>()?.workers))?;
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+/// Prints the table whenever it changed. The first call has to succeed; later ones are tried again.
+async fn watch(gateway: &Gateway) -> anyhow::Result<ExitCode> {
+    let clear = if std::io::stdout().is_terminal() { CLEAR } else { "" };
+    let mut shown = shown(gateway).await?;
+    loop {
+        print(&format!("{clear}{}\n{shown}", now()))?;
+        let next = loop {
+            tokio::time::sleep(WATCH_INTERVAL).await;
+            // What the gateway refuses now, it refuses again.
+            let next = match self::shown(gateway).await {
+                Err(error @ GatewayError::Refused { .. }) => return Err(error.into()),
+                Err(error) => format!("{}\n", clean(&error.to_string())),
+                Ok(table) => table,
+            };
+            if next != shown {
+                break next;
+            }
+        };
+        shown = next;
+    }
+}
+
+async fn shown(gateway: &Gateway) -> Result<String, GatewayError> {
+    Ok(table(&gateway.get("/workers").await?.read::<Workers>()?.workers))
+}
+
+fn now() -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    moment(now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0)))
+}
+
+fn table(workers: &[Worker]) -> String {
+    if workers.is_empty() {
+        return "no worker is registered; add one to the configuration or with POST /workers\n".to_owned();
+    }
+    let mut table = Table::new(&[
+        Column::Left("ID"),
+        Column::Left("ROLE"),
+        Column::Left("ENGINE"),
+        Column::Left("STATE"),
+        Column::Right("ACTIVE"),
+        Column::Right("RUNNING"),
+        Column::Right("QUEUE"),
+        Column::Right("KV"),
+        Column::Right("TTFT"),
+        Column::Right("ITL"),
+        Column::Right("ERRORS"),
+        Column::Left("MODELS"),
+        Column::Left("URL"),
+        Column::Left("REASON"),
+    ]);
+    for worker in workers {
+        let load = worker.engine_load.as_ref();
+        let count = |count: Option<u64>| count.map_or(NONE.to_owned(), |count| count.to_string());
+        table.row(vec![
+            worker.id.to_string(),
+            worker.spec.role.clone(),
+            worker.spec.engine.clone(),
+            worker.state().to_owned(),
+            worker.active().to_string(),
+            count(load.map(|load| load.running)),
+            count(load.map(|load| load.waiting)),
+            percent(load.map(|load| load.kv_usage)),
+            millis(worker.ttft_ms()),
+            millis(worker.itl_ms()),
+            percent(Some(worker.errors())),
+            if worker.models.is_empty() { NONE.to_owned() } else { worker.models.join(",") },
+            worker.spec.url.clone(),
+            worker.reason.clone().unwrap_or_default(),
+        ]);
+    }
+    table.text()
+}

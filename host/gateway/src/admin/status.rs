@@ -1,0 +1,148 @@
+//! `GET /readyz` and `GET /status`: whether the gateway can serve, why not, and its load.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
+use pointsman_orchestration::is_up;
+use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::big_numbers::with_texts;
+use crate::{orchestrate::availability::servable_models, state::State, telemetry::live_stats::LiveSummary};
+
+/// Limit of the reasons in an answer.
+const MAX_REASONS: usize = 32;
+
+/// Whether some model can be served now.
+#[derive(Debug, Serialize)]
+struct Readiness {
+    ready: bool,
+    models: Vec<String>,
+    remote_prefill: BTreeMap<String, &'static str>,
+    draining: bool,
+}
+
+/// Load of the whole gateway now, with the rates and latencies of the last minute.
+#[derive(Debug, Serialize)]
+pub(super) struct Load {
+    #[serde(flatten)]
+    last_minute: LiveSummary,
+    inflight: i64,
+    connections: i64,
+    /// Legs of sessions that are bound to a worker. Expired ones count until they are evicted.
+    session_bindings: usize,
+    queue: QueueLoad,
+}
+
+/// The admission queue.
+#[derive(Debug, Serialize)]
+struct QueueLoad {
+    waiting: usize,
+    waiting_bytes: usize,
+}
+
+/// `GET /readyz`.
+pub(super) async fn ready(Extract(state): Extract<Arc<State>>) -> impl IntoResponse {
+    let readiness = Readiness::of(&state, &state.registry.snapshot());
+    let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(readiness))
+}
+
+/// `GET /status`.
+pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
+    let snapshot = state.registry.snapshot();
+    let readiness = Readiness::of(&state, &snapshot);
+    let status = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_s": state.metrics.live_stats.age().as_secs(),
+        "ready": readiness.ready,
+        "reasons": reasons(&readiness, &snapshot),
+        "models": readiness.models,
+        "remote_prefill": readiness.remote_prefill,
+        "draining": readiness.draining,
+        "live": load(&state),
+        "workers": worker_counts(&snapshot),
+        "slots": state.policies.status().slots,
+    });
+    Json(with_texts(status))
+}
+
+/// Returns the load of the gateway.
+pub(super) fn load(state: &State) -> Load {
+    Load {
+        last_minute: state.metrics.live_stats.summary(),
+        inflight: state.metrics.inflight.get(),
+        connections: state.metrics.connections.get(),
+        session_bindings: state.sessions.bindings(),
+        queue: QueueLoad { waiting: state.queue.waiting(), waiting_bytes: state.queue.waiting_bytes() },
+    }
+}
+
+impl Readiness {
+    fn of(state: &State, snapshot: &Snapshot) -> Self {
+        let models = servable_models(snapshot, &state.settings);
+        let draining = state.draining.is_cancelled();
+        let activation_of = |model: &ModelName| {
+            let both =
+                [Leg::Prefill, Leg::Decode].iter().all(|leg| snapshot.pool(model, *leg).iter().any(is_up));
+            let activation = snapshot.activation(model)?;
+            activation.observe(both);
+            Some((model.to_string(), activation.state().as_str()))
+        };
+        let remote_prefill = snapshot.models().into_iter().filter_map(activation_of).collect();
+        Self { ready: !models.is_empty() && !draining, models, remote_prefill, draining }
+    }
+}
+
+/// Returns why requests are refused: for the whole gateway, for models, and for workers.
+fn reasons(readiness: &Readiness, snapshot: &Snapshot) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if readiness.draining {
+        reasons.push("the gateway is draining: it stops when the requests in flight ended".to_owned());
+    }
+    if snapshot.workers().is_empty() {
+        reasons.push("no worker is registered".to_owned());
+    }
+    let missing =
+        snapshot.models().into_iter().filter(|model| !readiness.models.contains(&model.to_string()));
+    reasons.extend(missing.map(|model| not_served(model, snapshot)));
+    let workers = snapshot.workers().iter().filter_map(|worker| {
+        let state = worker.ineligible()?.as_str();
+        let problem = worker.problem().map(|problem| format!(": {problem}")).unwrap_or_default();
+        Some(format!("worker {} gets no request: {state}{problem}", worker.id()))
+    });
+    reasons.extend(workers);
+    let more = reasons.len().saturating_sub(MAX_REASONS);
+    if more > 0 {
+        reasons.truncate(MAX_REASONS);
+        reasons.push(format!("and {more} more; see GET /workers"));
+    }
+    reasons
+}
+
+/// Says for a model which legs have no worker that is up.
+fn not_served(model: &ModelName, snapshot: &Snapshot) -> String {
+    let leg = |leg: Leg| {
+        let pool = snapshot.pool(model, leg);
+        format!(
+            "{} {} of {}",
+            leg.as_str(),
+            pool.iter().filter(|candidate| is_up(candidate)).count(),
+            pool.len()
+        )
+    };
+    let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(leg).join(", ");
+    format!("model {model} cannot be served; ranks that are up: {legs}")
+}
+
+fn worker_counts(snapshot: &Snapshot) -> Value {
+    let mut ineligible: BTreeMap<&str, usize> = BTreeMap::new();
+    for reason in snapshot.workers().iter().filter_map(|worker| worker.ineligible()).map(Ineligible::as_str) {
+        *ineligible.entry(reason).or_default() += 1;
+    }
+    let total = snapshot.workers().len();
+    json!({
+        "total": total, "eligible": total - ineligible.values().sum::<usize>(), "ineligible": ineligible,
+    })
+}

@@ -1,0 +1,269 @@
+//! The commands for a running gateway, run as operators run them: the real binary against a real daemon.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests and their helpers may fail"
+)]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
+use serde_json::{Value, json};
+
+/// A daemon in a process of its own. Dropping it ends the process.
+struct Daemon {
+    process: Child,
+    listening: String,
+    admin: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    /// Starts a daemon with this configuration, besides `[server]` with its addresses.
+    fn start(config: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("p.toml");
+        let addresses = "listen = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\nthreads = 1\n";
+        fs::write(&file, format!("[server]\n{addresses}{config}")).unwrap();
+        let mut process = Command::new(env!("CARGO_BIN_EXE_pointsman"))
+            .args(["serve", "--config"])
+            .arg(&file)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let announced: Value = serde_json::from_str(&line).unwrap();
+        let text = |key: &str| announced[key].as_str().unwrap().to_owned();
+        Self { process, listening: text("listening"), admin: text("admin"), _dir: dir }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        pointsman(&[arguments, &["--gateway", &format!("http://{}", self.admin)]].concat(), &[])
+    }
+
+    /// Runs `status` until it succeeds.
+    fn ready(&self) -> Ran {
+        for _ in 0..400 {
+            let ran = self.run(&["status"]);
+            if ran.code == Some(0) {
+                return ran;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("not ready: {}", self.run(&["status"]).out);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn pointsman(arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(arguments).env("NO_COLOR", "1").env_remove("RUST_LOG").env_remove("POINTSMAN_ADMIN_TOKEN");
+    let ran = command.envs(variables.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: ran.status.code(), out: text(ran.stdout), err: text(ran.stderr) }
+}
+
+/// Sends a request and returns the body of the answer.
+fn http(address: &str, head: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    let head =
+        format!("{head} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {length}\r\n");
+    write!(stream, "{head}content-type: application/json\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+fn chat(tokens: u32) -> String {
+    let messages = json!([{ "role": "user", "content": "hello" }]);
+    json!({ "model": "tiny", "max_tokens": tokens, "ignore_eos": true, "messages": messages }).to_string()
+}
+
+/// An engine, and a daemon in front of it.
+async fn serving(change: impl FnOnce(&mut SimConfig), server: &str) -> (SimHandle, Daemon) {
+    let mut config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+    change(&mut config);
+    let sim = Sim::start(config).await.unwrap();
+    let worker =
+        format!("[[workers]]\nid = 7\nurl = '{}'\nrole = 'aggregated'\nengine = 'vllm'\n", sim.url());
+    let daemon = Daemon::start(&format!("{server}[probe]\ninterval = '50ms'\n{worker}"));
+    (sim, daemon)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_workers_and_decisions_show_what_a_served_request_left() {
+    let (_sim, daemon) = serving(|_| {}, "").await;
+    // O1.1
+    let ready = daemon.ready();
+    for part in ["ready        yes: tiny", "1 of 1 eligible", "SLOT", "aggregated", "p50", "0 waiting, 0 B"] {
+        // O1.2
+        assert!(ready.out.contains(part), "{part}: {}", ready.out);
+    }
+    http(&daemon.listening, "POST /v1/chat/completions", &chat(4));
+    let workers = daemon.run(&["workers"]);
+    let row = workers.out.lines().find(|line| line.starts_with("7 ")).unwrap();
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(cells[..5], ["7", "aggregated", "vllm", "eligible", "0"], "{}", workers.out);
+
+    let listed: Value = serde_json::from_str(&http(&daemon.admin, "GET /decisions", "")).unwrap();
+    let id = listed["decisions"][0]["id"].as_str().unwrap();
+    let table = daemon.run(&["decisions", "--last", "5", "--slot", "aggregated", "--worker", "7"]);
+    assert!(table.out.lines().nth(1).unwrap().starts_with(id), "{}", table.out);
+    assert_eq!(daemon.run(&["decisions", "--worker", "8"]).out, "no decision matches; the gateway keeps 1\n");
+    // O1.5
+    let told = daemon.run(&["decisions", id]).out;
+    for sentence in [
+        "the aggregated leg of request",
+        "Slot aggregated ran",
+        "Worker 7 (rank 0) was chosen",
+        "among 1 candidates",
+        "with status 200 (ok)",
+        "4 output tokens",
+    ] {
+        assert!(told.contains(sentence), "{sentence}: {told}");
+    }
+    // O1.3
+    let json = daemon.run(&["decisions", "--json", "--last", "50"]).out;
+    assert_eq!(json.trim_end(), http(&daemon.admin, "GET /decisions?limit=50", ""));
+    let json: Value = serde_json::from_str(&daemon.run(&["status", "--json"]).out).unwrap();
+    assert_eq!((&json["ready"], &json["workers"]["total"]), (&json!(true), &json!(1)));
+    // O1.1
+    let missing = daemon.run(&["decisions", "0000000000000001"]);
+    assert_eq!(missing.code, Some(1), "{}", missing.err);
+    assert!(missing.err.contains("the gateway refused (404 decision_not_found)"), "{}", missing.err);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_waits_for_requests_and_can_be_undone() {
+    let (_sim, daemon) = serving(|config| config.itl = Duration::from_millis(20), "").await;
+    daemon.ready();
+    let address = daemon.listening.clone();
+    let request = thread::spawn(move || http(&address, "POST /v1/chat/completions", &chat(150)));
+    while !daemon.run(&["workers", "--json"]).out.contains("\"active_requests\":1") {
+        thread::sleep(Duration::from_millis(20));
+    }
+    // O1.4
+    let short = daemon.run(&["drain", "7", "--wait", "--timeout", "300ms"]);
+    assert_eq!(short.code, Some(1), "{}{}", short.out, short.err);
+    assert!(short.out.starts_with("worker 7 still has 1 requests after 0."), "{}", short.out);
+    let workers = daemon.run(&["workers"]).out;
+    assert!(workers.contains(" draining "), "{workers}");
+    let done = daemon.run(&["drain", "7", "--wait"]);
+    assert_eq!(
+        (done.code, done.out.starts_with("worker 7 has no request after ")),
+        (Some(0), true),
+        "{}",
+        done.out
+    );
+    assert!(request.join().unwrap().contains("\"finish_reason\""));
+    // O1.2
+    let drained = daemon.run(&["status"]);
+    assert_eq!(drained.code, Some(1), "{}", drained.out);
+    assert!(drained.out.contains("worker 7 gets no request: draining"), "{}", drained.out);
+    assert!(drained.out.contains("0 of 1 eligible, 1 draining"), "{}", drained.out);
+    // O1.4
+    assert_eq!(daemon.run(&["drain", "7", "--undo"]).out, "worker 7 gets requests again\n");
+    daemon.ready();
+    // O1.1
+    let missing = daemon.run(&["drain", "8"]);
+    assert_eq!(missing.code, Some(1), "{}", missing.err);
+    assert!(missing.err.contains("(404 worker_not_found)"), "{}", missing.err);
+}
+
+#[test]
+fn a_gateway_that_cannot_serve_is_not_ready_and_names_reach_no_terminal_as_control_characters() {
+    let worker = "[[workers]]\nid = 3\nurl = 'http://127.0.0.1:9'\nrole = 'prefill'\nengine = 'vllm'\n\
+                  models = [\"ti\\u001b[2Jny\"]\n";
+    let daemon = Daemon::start(worker);
+    let status = daemon.run(&["status"]);
+    // O1.1, O1.2
+    assert_eq!(status.code, Some(1), "{}{}", status.out, status.err);
+    assert!(status.out.contains("ready        no\n"), "{}", status.out);
+    assert!(status.out.contains("worker 3 gets no request:"), "{}", status.out);
+    for arguments in [&["status"][..], &["workers"][..], &["status", "--json"][..]] {
+        let out = daemon.run(arguments).out;
+        // O1.6
+        assert!(!out.contains('\u{1b}') && out.contains("ny"), "{out:?}");
+    }
+    let empty = Daemon::start("");
+    let status = empty.run(&["status"]);
+    assert!(status.code == Some(1) && status.out.contains("no worker is registered"), "{}", status.out);
+    assert!(empty.run(&["workers"]).out.starts_with("no worker is registered"));
+}
+
+#[test]
+fn a_missing_token_a_wrong_one_another_server_and_wrong_use_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (right, wrong) = (file("right", "s3cret-token\n"), file("wrong", "other-token\n"));
+    let daemon = Daemon::start("admin_token = 's3cret-token'\nadmin_token_reads = true\n");
+    let none = daemon.run(&["workers"]);
+    // O1.1, O2.1
+    assert_eq!(none.code, Some(1), "{}", none.err);
+    assert!(
+        none.err.contains("(401 unauthorized)") && none.err.contains("give it with --token-file"),
+        "{}",
+        none.err
+    );
+    let other = daemon.run(&["workers", "--token-file", &wrong]);
+    // O2.1
+    assert!(other.code == Some(1) && other.err.contains("(403 forbidden)"), "{}", other.err);
+    assert!(!other.err.contains("other-token"), "{}", other.err);
+    assert_eq!(daemon.run(&["workers", "--token-file", &right]).code, Some(0));
+    let url = format!("http://{}", daemon.admin);
+    let variables = [("POINTSMAN_ADMIN_URL", &*url), ("POINTSMAN_ADMIN_TOKEN", "s3cret-token")];
+    assert_eq!(pointsman(&["workers"], &variables).code, Some(0));
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4096]);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>").unwrap();
+    });
+    let garbage = pointsman(&["status", "--gateway", &url], &[]);
+    server.join().unwrap();
+    // O2.1
+    assert_eq!(garbage.code, Some(1));
+    assert!(garbage.err.contains("is not one of a gateway's admin listener"), "{}", garbage.err);
+    let away = pointsman(&["status", "--gateway", &url], &[]);
+    // O2.1
+    assert!(away.code == Some(1) && away.err.contains("check that the gateway runs"), "{}", away.err);
+    for arguments in [
+        &["status", "--gateway", "nonsense"][..],
+        &["workers", "--token-file", "/no/such/file"][..],
+        &["drain", "seven"][..],
+        &["decisions", "--last", "0"][..],
+    ] {
+        // O1.1
+        assert_eq!(pointsman(arguments, &[]).code, Some(2), "{arguments:?}");
+    }
+}
