@@ -160,9 +160,20 @@ async fn l3_requests_wait_at_max_inflight_and_are_refused_with_the_measured_time
     assert_eq!((cluster.gateway.state().queue.waiting(), cluster.gateway.state().queue.inflight()), (0, 0));
 }
 
+/// Opens a connection from an address; returns it with the status of its first answer.
+async fn health_from(gateway: std::net::SocketAddr, ip: &str) -> (tokio::net::TcpStream, String) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{ip}:0").parse().unwrap()).unwrap();
+    let mut stream = socket.connect(gateway).await.unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await.unwrap();
+    (stream, String::from_utf8(head[9..].to_vec()).unwrap())
+}
+
 #[tokio::test]
 async fn l4_an_address_opens_so_many_connections_and_others_are_served() {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let cluster = TestClusterBuilder::new()
         .config(|config| config.limits.connections_per_address = 2)
         .sim_with(instant(), "")
@@ -170,15 +181,7 @@ async fn l4_an_address_opens_so_many_connections_and_others_are_served() {
         .await
         .unwrap();
     let address = cluster.gateway.address;
-    let from = async |ip: &str| {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.bind(format!("{ip}:0").parse().unwrap()).unwrap();
-        let mut stream = socket.connect(address).await.unwrap();
-        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-        let mut head = [0; 12];
-        stream.read_exact(&mut head).await.unwrap();
-        (stream, String::from_utf8(head[9..].to_vec()).unwrap())
-    };
+    let from = async |ip: &str| health_from(address, ip).await;
     let (one, two) = (from("127.0.0.2").await, from("127.0.0.2").await);
     let (three, other) = (from("127.0.0.2").await, from("127.0.0.3").await);
     // L4.1
@@ -193,4 +196,26 @@ async fn l4_an_address_opens_so_many_connections_and_others_are_served() {
         again = from("127.0.0.2").await.1;
     }
     assert_eq!(again, "200", "a closed connection makes room");
+}
+
+#[tokio::test]
+async fn l4_a_trusted_proxy_opens_connections_for_many_clients() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.limits.connections_per_address = 2;
+            config.auth.trusted_proxies = vec!["127.0.0.2".into()];
+        })
+        .sim_with(instant(), "")
+        .start()
+        .await
+        .unwrap();
+    let address = cluster.gateway.address;
+    let mut of_proxy = Vec::new();
+    for _ in 0..20 {
+        of_proxy.push(health_from(address, "127.0.0.2").await);
+    }
+    let of_other = [health_from(address, "127.0.0.3").await, health_from(address, "127.0.0.3").await];
+    let third = health_from(address, "127.0.0.3").await;
+    // L4.2
+    assert!(of_proxy.iter().chain(&of_other).all(|(_, status)| status == "200") && third.1 == "503");
 }

@@ -39,8 +39,8 @@ mod tls;
 mod traces;
 mod upstream;
 
-pub(crate) use auth::JwtAlgorithm;
-pub use auth::{Auth, Jwt, KeyEntry, OperatorEntry, Role};
+pub use auth::{Auth, CertificateEntry, Jwt, KeyEntry, OperatorEntry, Role};
+pub(crate) use auth::{JwtAlgorithm, NameKind};
 pub use environment::Environment;
 pub use key_digest::KeyDigest;
 pub(crate) use key_digest::{is_key_of, sha256};

@@ -21,6 +21,7 @@ use crate::{
 pub(crate) mod address_budget;
 pub(crate) mod bad_keys;
 pub(crate) mod caller;
+pub(crate) mod certificates;
 pub(crate) mod jwt;
 pub(crate) mod keys;
 pub(crate) mod open_files;

@@ -19,7 +19,7 @@ use crate::{
     http::{
         auth::{operator_of, wrong_key},
         credentials::bearer,
-        peer::Peer,
+        peer::Sender,
         request_id,
     },
     openai::error::ApiError,
@@ -32,9 +32,10 @@ pub(super) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response<Body> {
-    let peer = Peer::of(request.extensions());
+    let sender = Sender::of(request.extensions());
+    let peer = sender.address;
     let change = Change::of(&request, peer);
-    let (operator, found) = match operator_of(&state, request.headers(), peer).await {
+    let (operator, found) = match operator_of(&state, request.headers(), &sender).await {
         Ok(operator) => (operator, Ok(())),
         Err(error) => (None, Err(error)),
     };
@@ -78,7 +79,8 @@ fn allowed(
 ) -> Result<(), ApiError> {
     let reads = is_read(method);
     let is_health = matches!(path, "/healthz" | "/readyz");
-    let by_token = operator.is_some();
+    // A browser sends a certificate with requests of every site, and a token only with those of this page.
+    let by_token = operator.is_some() && bearer(headers).is_some();
     // A page of another site has no token, and learns nothing from a health check.
     if !by_token && !is_health {
         check_host(headers, &settings.admin_names)?;
@@ -90,7 +92,7 @@ fn allowed(
     // The files of the page contain no data; the page asks for the token.
     let open = !settings.operators_are_known
         || (reads && (is_health || !settings.admin_token_reads || super::page::is_of(path)));
-    if !open && !by_token {
+    if !open && operator.is_none() {
         let given = bearer(headers).is_some();
         return Err(if given { ApiError::WrongAdminToken } else { ApiError::NoAdminToken });
     }

@@ -21,6 +21,8 @@ pub struct Auth {
     pub operators: Vec<OperatorEntry>,
     /// Addresses and networks of the proxies that may name the tenant of a request in `server.tenant_header`.
     pub trusted_proxies: Vec<String>,
+    /// Names in certificates of clients and operators.
+    pub certificates: Vec<CertificateEntry>,
     /// Tokens of an identity server.
     pub jwt: Option<Jwt>,
 }
@@ -51,6 +53,18 @@ pub struct OperatorEntry {
     pub digest: Option<Secret>,
     /// File with the digest.
     pub file: Option<PathBuf>,
+}
+
+/// `[[auth.certificates]]`: a name in the certificate of a client or operator.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CertificateEntry {
+    /// A subject alternative name: a URI (with `://`), an e-mail address (with `@`), or a DNS name.
+    pub name: String,
+    /// Tenant that a client's requests count for; empty: none.
+    pub tenant: String,
+    /// What an operator may do; `None`: the certificate is of a client.
+    pub role: Option<Role>,
 }
 
 /// `[auth.jwt]`: tokens of an identity server.
@@ -146,6 +160,28 @@ impl JwtAlgorithm {
             "EdDSA" => Self::EdDsa,
             _ => return None,
         })
+    }
+}
+
+/// Kind of a subject alternative name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NameKind {
+    Uri,
+    Email,
+    Dns,
+}
+
+impl NameKind {
+    /// Returns the kind of a configured name. Its form says it, so that an authority that lets clients choose
+    /// a DNS name does not let them take a URI.
+    pub(crate) fn of(name: &str) -> Self {
+        if name.contains("://") {
+            Self::Uri
+        } else if name.contains('@') {
+            Self::Email
+        } else {
+            Self::Dns
+        }
     }
 }
 

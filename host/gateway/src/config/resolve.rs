@@ -20,6 +20,7 @@ use super::{
 };
 
 mod auth;
+mod certificates;
 mod decisions;
 mod jwt;
 mod limits;
@@ -123,9 +124,7 @@ impl Problems {
     }
 
     fn server(&mut self, server: &Server, auth: &AuthSettings) -> (Listeners, ServerSettings) {
-        let by_token =
-            auth.jwt.as_ref().is_some_and(|jwt| !(jwt.viewers.is_empty() && jwt.operators.is_empty()));
-        let token = server.operators_token(!auth.operators.is_empty() || by_token);
+        let token = server.operators_token(auth.knows_operators());
         let Server {
             listen,
             admin_listen,

@@ -19,7 +19,9 @@ use super::{HashSalt, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, tena
 
 mod model;
 
-pub(crate) use auth::{AuthSettings, JwtSettings, KeySettings, KeySource, OperatorSettings};
+pub(crate) use auth::{
+    AuthSettings, CertificateSettings, JwtSettings, KeySettings, KeySource, OperatorSettings,
+};
 pub use decisions::{DecisionLogSettings, DecisionSettings};
 pub use model::ModelSettings;
 pub use traces::TraceSettings;
@@ -333,23 +335,9 @@ impl Static {
         }
         policies.changed_keys(&new.policies, &mut paths);
         index.changed_keys(&new.index, &mut paths);
-        paths.extend(changed_slots(model_slots, &new.model_slots));
+        paths.extend(model::changed_slots(model_slots, &new.model_slots));
         paths
     }
-}
-
-/// Returns the dotted paths of the slots that only one of two configurations has.
-fn changed_slots(
-    before: &BTreeMap<String, BTreeSet<SlotKind>>,
-    after: &BTreeMap<String, BTreeSet<SlotKind>>,
-) -> Vec<String> {
-    let paths = |models: &BTreeMap<String, BTreeSet<SlotKind>>| -> BTreeSet<String> {
-        let of = |(model, kinds): (&String, &BTreeSet<SlotKind>)| -> Vec<String> {
-            kinds.iter().map(|kind| format!("models.{model}.slots.{kind}")).collect()
-        };
-        models.iter().flat_map(of).collect()
-    };
-    paths(before).symmetric_difference(&paths(after)).cloned().collect()
 }
 
 impl Reloadable {

@@ -245,3 +245,36 @@ fn g_a_credit_for_shared_caches_is_not_offered() {
     let found = problems("[routing.cost]\nshared_cache_multiplier = 0.5\n");
     assert!(found[0].starts_with("line 2: routing.cost.shared_cache_multiplier: unknown key"), "{found:?}");
 }
+
+#[test]
+fn k6_entries_of_certificates_need_an_authority_and_have_one_owner() {
+    let tls = "[server.tls]\ncert_file = \"c\"\nkey_file = \"k\"\nclient_ca_file = \"a\"\n";
+    let admin = "[server.admin_tls]\ncert_file = \"c\"\nkey_file = \"k\"\nclient_ca_file = \"a\"\n";
+    let entry = |rest: &str| format!("[[auth.certificates]]\nname = \"A.example\"\n{rest}\n");
+    check(&format!("{tls}{admin}{}{}", entry(""), entry("role = \"viewer\"")), &[]);
+    // K6.5
+    check(
+        &format!("{}{}", entry("tenant = \"t\""), entry("role = \"viewer\"")),
+        &[
+            "line 2: auth.certificates[0].name: no certificate is asked for: name the authorities in \
+             `server.tls.client_ca_file`",
+            "line 5: auth.certificates[1].name: no certificate is asked for: name the authorities in \
+             `server.admin_tls.client_ca_file`",
+        ],
+    );
+    let twice = format!("{tls}{}{}", entry(""), entry("").replace("A.ex", "a.ex"));
+    // K6.5
+    check(
+        &twice,
+        &["line 9: auth.certificates[1].name: `a.example` is already the name of auth.certificates[0]: \
+                     remove one of them"],
+    );
+    // K6.5
+    check(
+        &format!("{admin}{}", entry("role = \"operator\"\ntenant = \"t\"")),
+        &[
+            "line 8: auth.certificates[0].tenant: an operator has no tenant: give the client an entry of its own, \
+           without `role`",
+        ],
+    );
+}

@@ -18,8 +18,8 @@ use crate::{
         settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
     },
     state::{
-        Settings, SharedState, State, jwt::TokenVerifier, keys::Keys, open_files::connection_limit,
-        rate_limit::RateLimiter,
+        Settings, SharedState, State, certificates::Certificates, jwt::TokenVerifier, keys::Keys,
+        open_files::connection_limit, rate_limit::RateLimiter,
     },
     telemetry::{decision_log::DecisionLog, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
@@ -206,12 +206,14 @@ fn keeps_limiter(before: &Reloadable, after: &Reloadable) -> bool {
         && before.server.tenants == after.server.tenants
         && before.auth.keys == after.auth.keys
         && before.auth.dir_keys == after.auth.dir_keys
+        && before.auth.certificates == after.auth.certificates
 }
 
 pub(super) fn rate_limiter(settings: &Reloadable) -> Option<Arc<RateLimiter>> {
     let per_second = NonZeroU32::new(settings.server.requests_per_second)?;
     let keys = Keys::of_clients(&settings.auth, &settings.server, 0);
-    let ids = keys.owners().filter_map(|caller| caller.id.as_deref());
+    let certificates = Certificates::of_clients(&settings.auth.certificates, 0);
+    let ids = keys.owners().chain(certificates.owners()).filter_map(|caller| caller.id.as_deref());
     Some(Arc::new(RateLimiter::new(per_second, ids)))
 }
 

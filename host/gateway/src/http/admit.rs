@@ -1,7 +1,5 @@
 //! Admits a request: refuses it before its body is read, or reads the body.
 
-use std::net::IpAddr;
-
 use axum::{body::Body, http::HeaderMap};
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -9,6 +7,7 @@ use tokio::time::Instant;
 use super::{
     auth::authorize_client,
     body::{self, BodyLimits},
+    peer::Sender,
 };
 use crate::{
     budget::Share,
@@ -26,7 +25,7 @@ pub(super) struct Admitted {
 }
 
 /// Checks that the daemon takes requests, the API key and the rate limit, and reads the body. `started` is
-/// when the first byte of the request arrived, `peer` where it comes from.
+/// when the first byte of the request arrived.
 ///
 /// # Errors
 /// [`ApiError`] that names the check or the limit.
@@ -35,12 +34,12 @@ pub(super) async fn admit(
     headers: &HeaderMap,
     body: Body,
     started: Instant,
-    peer: IpAddr,
+    sender: &Sender,
 ) -> Result<Admitted, ApiError> {
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
-    let caller = authorize_client(state, headers, peer).await?;
+    let caller = authorize_client(state, headers, sender).await?;
     if let Some(limiter) = &state.limiter {
         limiter
             .check(caller.id.as_deref().unwrap_or_default())

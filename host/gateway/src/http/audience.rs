@@ -29,7 +29,8 @@ impl Audience {
         }
     }
 
-    /// Counts a connection of an address; `None`: these are not limited.
+    /// Counts a connection of an address; `None`: these are not limited. A trusted proxy's are those of many
+    /// clients.
     ///
     /// # Errors
     /// The limit, when the address has so many open already.
@@ -40,7 +41,7 @@ impl Audience {
     ) -> Result<Option<AddressShare>, usize> {
         let state = shared.get();
         let limit = state.settings.connections_per_address;
-        if self == Self::Operators || limit == 0 {
+        if self == Self::Operators || limit == 0 || state.settings.is_trusted_proxy(address) {
             return Ok(None);
         }
         state.connections_by_address.take(address, limit).map(Some).ok_or(limit)

@@ -4,7 +4,10 @@ use std::{net::IpAddr, sync::Arc};
 
 use axum::http::HeaderMap;
 
-use super::credentials::{bearer, client_key};
+use super::{
+    credentials::{bearer, client_key},
+    peer::Sender,
+};
 use crate::{
     openai::error::ApiError,
     state::{
@@ -19,58 +22,73 @@ use crate::{
 /// Limit of the name of a tenant in the header of a proxy, bytes.
 const MAX_TENANT: usize = 128;
 
-/// Lets a client's request with a known key pass, and returns who sent it. Wrong keys are counted, and slowed
-/// down when an address sends many.
+/// Lets a client's request with a known key or certificate pass, and returns who sent it. A key counts before
+/// a certificate. Wrong keys are counted, and slowed down when an address sends many.
 ///
 /// # Errors
 /// [`ApiError`] that says what is wrong with the key.
 pub(super) async fn authorize_client(
     state: &State,
     headers: &HeaderMap,
-    peer: IpAddr,
+    sender: &Sender,
 ) -> Result<Caller, ApiError> {
-    let keys = &state.settings.keys;
+    let settings = &state.settings;
     let mut caller = Caller::default();
-    if !keys.is_empty() || state.jwt.is_some() {
-        let given = client_key(headers)?.ok_or(ApiError::Unauthorized)?;
-        let found = match token(state, given).await {
-            Some(verified) => verified.map(|verified| verified.caller.clone()),
-            None => {
-                let known = owner(state, keys, given, peer).await?;
-                known.cloned().ok_or(ApiError::Forbidden)
-            }
-        };
-        caller = match found {
-            Err(error @ (ApiError::Forbidden | ApiError::WrongToken(_))) => {
-                return Err(wrong_key(state, "clients", peer, error).await);
-            }
-            other => other?,
+    if settings.clients_are_known() || state.jwt.is_some() {
+        caller = match client_key(headers)? {
+            Some(given) => by_key(state, given, sender.address).await?,
+            None => by_certificate(settings, sender).cloned().ok_or(ApiError::Unauthorized)?,
         };
     }
     if caller.tenant.is_none() {
-        caller.tenant = named_by_proxy(&state.settings, headers, peer)?;
+        caller.tenant = named_by_proxy(settings, headers, sender.address)?;
     }
     Ok(caller)
 }
 
-/// Returns who sent a request to the operators' listener; `None`: it has no known token. An unknown one is
-/// not counted here.
+/// Returns who a key or token belongs to.
+async fn by_key(state: &State, given: &str, peer: IpAddr) -> Result<Caller, ApiError> {
+    let found = match token(state, given).await {
+        Some(verified) => verified.map(|verified| verified.caller.clone()),
+        None => {
+            let known = owner(state, &state.settings.keys, given, peer).await?;
+            known.cloned().ok_or(ApiError::Forbidden)
+        }
+    };
+    match found {
+        Err(error @ (ApiError::Forbidden | ApiError::WrongToken(_))) => {
+            Err(wrong_key(state, "clients", peer, error).await)
+        }
+        other => other,
+    }
+}
+
+fn by_certificate<'a>(settings: &'a Settings, sender: &Sender) -> Option<&'a Caller> {
+    settings.certificates.find(sender.certificate.as_ref()?.names())
+}
+
+/// Returns who sent a request to the operators' listener; `None`: it has neither a known token nor, without
+/// a token, a known certificate. An unknown token is not counted here.
 ///
 /// # Errors
 /// [`ApiError::KeysBusy`] or [`ApiError::NoKeySet`].
 pub(crate) async fn operator_of(
     state: &State,
     headers: &HeaderMap,
-    peer: IpAddr,
+    sender: &Sender,
 ) -> Result<Option<Operator>, ApiError> {
-    let Some(given) = bearer(headers) else { return Ok(None) };
+    let Some(given) = bearer(headers) else {
+        let certificate = sender.certificate.as_ref();
+        let owner = certificate.and_then(|own| state.settings.operator_certificates.find(own.names()));
+        return Ok(owner.cloned());
+    };
     match token(state, given).await {
         Some(Ok(verified)) => return Ok(verified.operator.clone()),
         Some(Err(ApiError::WrongToken(_))) => return Ok(None),
         Some(Err(error)) => return Err(error),
         None => {}
     }
-    Ok(owner(state, &state.settings.operators, given, peer).await?.cloned())
+    Ok(owner(state, &state.settings.operators, given, sender.address).await?.cloned())
 }
 
 /// Verifies a token of the identity server; `None`: there is no such server, or the text is no token.
@@ -107,8 +125,7 @@ fn named_by_proxy(
     peer: IpAddr,
 ) -> Result<Option<Tenant>, ApiError> {
     let Some(header) = &settings.tenant_header else { return Ok(None) };
-    let peer = peer.to_canonical();
-    if !settings.trusted_proxies.iter().any(|network| network.contains(&peer)) {
+    if !settings.is_trusted_proxy(peer) {
         return Ok(None);
     }
     let mut values = headers.get_all(header).iter();

@@ -16,7 +16,7 @@ use super::{
     DataThread,
     admit::{Admitted, admit},
     first_byte::FirstByte,
-    peer::Peer,
+    peer::Sender,
     request_id,
 };
 use crate::{
@@ -73,7 +73,7 @@ pub(super) async fn serve(
     if let Some(traces) = &state.traces {
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
-    let answer = match admit(&state, &parts.headers, body, started, Peer::of(&parts.extensions)).await {
+    let answer = match admit(&state, &parts.headers, body, started, &Sender::of(&parts.extensions)).await {
         Err(error) => refuse(account, &error),
         Ok(Admitted { body, caller, held }) => {
             account.stage("receive", started);

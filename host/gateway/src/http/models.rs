@@ -1,7 +1,5 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: which models can be served now (B3).
 
-use std::net::IpAddr;
-
 use axum::{
     Json,
     body::Body,
@@ -11,7 +9,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{DataThread, auth, peer::Peer, request_id};
+use super::{DataThread, auth, peer::Sender, request_id};
 use crate::{
     openai::{error::ApiError, json::shortened},
     orchestrate::availability::servable_models,
@@ -19,9 +17,9 @@ use crate::{
 
 /// Lists the models.
 pub(super) async fn list(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    let (headers, peer) = (request.headers().clone(), Peer::of(request.extensions()));
+    let (headers, sender) = (request.headers().clone(), Sender::of(request.extensions()));
     let models = async {
-        let names = allowed(&thread, &headers, peer).await?;
+        let names = allowed(&thread, &headers, &sender).await?;
         let data: Vec<_> = names.iter().map(describe).collect();
         Ok(json!({ "object": "list", "data": data }))
     };
@@ -34,9 +32,9 @@ pub(super) async fn one(
     Path(id): Path<String>,
     request: HttpRequest<Body>,
 ) -> Response<Body> {
-    let (headers, peer) = (request.headers().clone(), Peer::of(request.extensions()));
+    let (headers, sender) = (request.headers().clone(), Sender::of(request.extensions()));
     let model = async {
-        let names = allowed(&thread, &headers, peer).await?;
+        let names = allowed(&thread, &headers, &sender).await?;
         let found = names.iter().find(|name| **name == id).map(describe);
         found.ok_or_else(|| ApiError::ModelNotFound(shortened(&id)))
     };
@@ -44,9 +42,9 @@ pub(super) async fn one(
 }
 
 /// The models, for a client that may know them.
-async fn allowed(thread: &DataThread, headers: &HeaderMap, peer: IpAddr) -> Result<Vec<String>, ApiError> {
+async fn allowed(thread: &DataThread, headers: &HeaderMap, sender: &Sender) -> Result<Vec<String>, ApiError> {
     let state = thread.state.get();
-    auth::authorize_client(&state, headers, peer).await?;
+    auth::authorize_client(&state, headers, sender).await?;
     Ok(servable_models(&state.registry.snapshot(), &state.settings))
 }
 

@@ -28,9 +28,24 @@ impl ClientCertificate {
         Self(Arc::new(names))
     }
 
-    /// Returns the names in the certificate of a request's connection; `None` when the client has none.
-    #[expect(dead_code, reason = "mTLS identity reads it")]
-    pub(crate) fn of(extensions: &Extensions) -> Option<&CertificateNames> {
-        extensions.get::<Self>().map(|certificate| &*certificate.0)
+    /// Returns the names in it.
+    pub(crate) fn names(&self) -> &CertificateNames {
+        &self.0
+    }
+}
+
+/// What a connection says about who sends its requests.
+#[derive(Clone, Debug)]
+pub(crate) struct Sender {
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// The client's certificate; `None`: it sent none.
+    pub(crate) certificate: Option<ClientCertificate>,
+}
+
+impl Sender {
+    /// Returns the sender of a request.
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        Self { address: Peer::of(extensions), certificate: extensions.get::<ClientCertificate>().cloned() }
     }
 }

@@ -13,7 +13,7 @@ use super::{
     DataThread,
     admit::{Admitted, admit},
     first_byte::FirstByte,
-    peer::Peer,
+    peer::Sender,
     request_id,
 };
 use crate::{
@@ -31,9 +31,9 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let (parts, body) = request.into_parts();
     let started = FirstByte::of(&parts.extensions);
     let answered = async {
-        let peer = Peer::of(&parts.extensions);
+        let sender = Sender::of(&parts.extensions);
         let Admitted { body, caller, held: _held } =
-            admit(&state, &parts.headers, body, started, peer).await?;
+            admit(&state, &parts.headers, body, started, &sender).await?;
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let request = Request::parse(endpoint, &parts.headers, body, &state.settings.request_rules)?;

@@ -17,7 +17,7 @@ use super::{
     DataThread,
     auth::authorize_client,
     first_byte::FirstByte,
-    peer::Peer,
+    peer::Sender,
     request_id,
     tunnel::{Ended, Patience, tunnel},
 };
@@ -89,7 +89,7 @@ async fn open(
         return Err(ApiError::Draining);
     }
     let headers = &request.headers;
-    let caller = authorize_client(state, headers, Peer::of(&request.extensions)).await?;
+    let caller = authorize_client(state, headers, &Sender::of(&request.extensions)).await?;
     if let Some(limiter) = &state.limiter {
         let key = caller.id.as_deref().unwrap_or_default();
         limiter.check(key).map_err(|error| ApiError::RateLimited(error.per_second))?;

@@ -1,5 +1,5 @@
-//! Rate limit of clients: so many requests per second for each API key, or for all clients together without
-//! keys.
+//! Rate limit of clients: so many requests per second for each API key and each name of a certificate, and
+//! for all other clients together.
 
 use std::{collections::HashMap, fmt, num::NonZeroU32};
 

@@ -1,6 +1,6 @@
 //! Values of the configuration in the form that request handlers need.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use http::HeaderName;
 use pointsman_orchestration::{RetryPolicy, SplitRules};
@@ -10,12 +10,12 @@ use ipnet::IpNet;
 
 use super::{
     caller::{Caller, Operator},
+    certificates::Certificates,
     keys::Keys,
 };
 use crate::{
     config::settings::{
-        JwtSettings, ModelSettings, Reloadable, RoutingSettings, ServerSettings, TimeoutSettings,
-        UpstreamSettings,
+        ModelSettings, Reloadable, RoutingSettings, ServerSettings, TimeoutSettings, UpstreamSettings,
     },
     openai::hints::{HintTrust, Hints},
     openai::request::RequestRules,
@@ -72,12 +72,16 @@ pub(crate) struct Settings {
     pub max_body_bytes: usize,
     /// API keys of clients; empty: no key is needed.
     pub keys: Keys<Caller>,
+    /// Certificates of clients.
+    pub certificates: Certificates<Caller>,
     /// Networks of the proxies that may name the tenant.
     pub trusted_proxies: Vec<IpNet>,
     /// Header in which a trusted proxy names the tenant; `None`: no header.
     pub tenant_header: Option<HeaderName>,
     /// Tokens of operators.
     pub operators: Keys<Operator>,
+    /// Certificates of operators.
+    pub operator_certificates: Certificates<Operator>,
     /// Whether operators have to prove who they are.
     pub operators_are_known: bool,
     /// Whether operators need the token to read, too.
@@ -131,16 +135,20 @@ fn split_rules(reloadable: &Reloadable) -> (SplitRules, BTreeMap<ModelName, Spli
     (split, models.filter(|(_, own)| *own != split).collect())
 }
 
-/// Whether the configuration says who operators are.
-fn operators_are_known(reloadable: &Reloadable) -> bool {
-    let auth = &reloadable.auth;
-    let roles = |jwt: &JwtSettings| !(jwt.viewers.is_empty() && jwt.operators.is_empty());
-    reloadable.server.admin_token.is_some()
-        || !auth.operators.is_empty()
-        || auth.jwt.as_ref().is_some_and(roles)
-}
-
 impl Settings {
+    /// Whether a client has to prove who it is by a key or a certificate.
+    #[must_use]
+    pub(crate) fn clients_are_known(&self) -> bool {
+        !(self.keys.is_empty() && self.certificates.is_empty())
+    }
+
+    /// Whether an address is that of a trusted proxy.
+    #[must_use]
+    pub(crate) fn is_trusted_proxy(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.trusted_proxies.iter().any(|network| network.contains(&address))
+    }
+
     /// Returns how requests of a model are split.
     #[must_use]
     pub(crate) fn split(&self, model: &ModelName) -> SplitRules {
@@ -210,9 +218,11 @@ impl Settings {
             tell_decisions,
             max_body_bytes,
             keys: Keys::of_clients(auth, &reloadable.server, hash_salt.expose()),
+            certificates: Certificates::of_clients(&auth.certificates, hash_salt.expose()),
             trusted_proxies: auth.trusted_proxies.clone(),
             tenant_header,
-            operators_are_known: operators_are_known(reloadable),
+            operators_are_known: admin_token.is_some() || auth.knows_operators(),
+            operator_certificates: Certificates::of_operators(&auth.certificates),
             operators: Keys::of_operators(auth, admin_token.as_ref()),
             admin_token_reads,
             admin_names,

@@ -10,6 +10,7 @@ use rustls::{
 };
 
 use super::x509::{Certificate, DNS, EMAIL, URI};
+use crate::config::NameKind;
 
 /// Names of one kind that are read from a certificate; further ones are ignored.
 const MAX_NAMES: usize = 64;
@@ -44,15 +45,12 @@ impl CertificateNames {
         Some(names)
     }
 
-    /// Whether the certificate has a name. Its form says of which kind it is, so that an authority that lets
-    /// clients choose a DNS name does not let them take a URI.
+    /// Whether the certificate has a configured name.
     pub(crate) fn contains(&self, name: &str) -> bool {
-        if name.contains("://") {
-            self.uris.iter().any(|uri| uri == name)
-        } else if name.contains('@') {
-            self.emails.iter().any(|email| email == name)
-        } else {
-            self.dns.iter().any(|dns| dns.eq_ignore_ascii_case(name))
+        match NameKind::of(name) {
+            NameKind::Uri => self.uris.iter().any(|uri| uri == name),
+            NameKind::Email => self.emails.iter().any(|email| email == name),
+            NameKind::Dns => self.dns.iter().any(|dns| dns.eq_ignore_ascii_case(name)),
         }
     }
 }

@@ -25,7 +25,7 @@ const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// Limit of an id, bytes.
 const MAX_ID: usize = 64;
 /// Limit of the name of a tenant, bytes.
-const MAX_TENANT: usize = 128;
+pub(super) const MAX_TENANT: usize = 128;
 
 /// Ids and SHA-256 digests that were seen, each with its path.
 #[derive(Default)]
@@ -36,8 +36,15 @@ struct Seen {
 
 impl Problems {
     pub(super) fn auth(&mut self, auth: &Auth, server: &Server) -> AuthSettings {
-        let Auth { plain_api_keys, ref keys, ref key_dir, ref operators, ref trusted_proxies, ref jwt } =
-            *auth;
+        let Auth {
+            plain_api_keys,
+            ref keys,
+            ref key_dir,
+            ref operators,
+            ref trusted_proxies,
+            ref certificates,
+            ref jwt,
+        } = *auth;
         if !plain_api_keys {
             self.plain_keys(server);
         }
@@ -75,8 +82,15 @@ impl Problems {
             );
             self.add("server.tenant_header", message);
         }
-        let jwt = jwt.as_ref().and_then(|jwt| self.jwt(jwt));
-        AuthSettings { plain_api_keys, keys: valid, dir_keys, operators: of_operators, trusted_proxies, jwt }
+        AuthSettings {
+            plain_api_keys,
+            keys: valid,
+            dir_keys,
+            operators: of_operators,
+            trusted_proxies,
+            certificates: self.certificates(certificates, server),
+            jwt: jwt.as_ref().and_then(|jwt| self.jwt(jwt)),
+        }
     }
 
     /// Refuses keys that are written as they are.

@@ -20,9 +20,33 @@ settings! {
         "auth.operators" operators: Vec<OperatorSettings>,
         /// Networks of the proxies that may name the tenant.
         "auth.trusted_proxies" trusted_proxies: Vec<IpNet>,
+        /// Names in certificates of clients and operators.
+        "auth.certificates" certificates: Vec<CertificateSettings>,
         /// Tokens of an identity server.
         "auth.jwt" jwt: Option<JwtSettings>,
     }
+}
+
+impl AuthSettings {
+    /// Whether operators can prove who they are by something else than `server.admin_token`.
+    #[must_use]
+    pub(crate) fn knows_operators(&self) -> bool {
+        let by_token = |jwt: &JwtSettings| !(jwt.viewers.is_empty() && jwt.operators.is_empty());
+        !self.operators.is_empty()
+            || self.jwt.as_ref().is_some_and(by_token)
+            || self.certificates.iter().any(|entry| entry.role.is_some())
+    }
+}
+
+/// A name in the certificate of a client or operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CertificateSettings {
+    /// The name; a DNS name is in lower case.
+    pub name: String,
+    /// Tenant that a client's requests count for.
+    pub tenant: Option<String>,
+    /// What an operator may do; `None`: the certificate is of a client.
+    pub role: Option<Role>,
 }
 
 /// An API key.

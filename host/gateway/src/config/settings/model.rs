@@ -1,6 +1,9 @@
 //! What the operator states about a model.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use pointsman_routing::{BusyByLeg, SlotKind};
 
@@ -83,4 +86,18 @@ impl ModelSettings {
         let changed = keys.into_iter().filter(|(_, changed)| *changed);
         paths.extend(changed.map(|(key, _)| format!("models.{model}.{key}")));
     }
+}
+
+/// Returns the dotted paths of the slots that only one of two configurations has.
+pub(super) fn changed_slots(
+    before: &BTreeMap<String, BTreeSet<SlotKind>>,
+    after: &BTreeMap<String, BTreeSet<SlotKind>>,
+) -> Vec<String> {
+    let paths = |models: &BTreeMap<String, BTreeSet<SlotKind>>| -> BTreeSet<String> {
+        let of = |(model, kinds): (&String, &BTreeSet<SlotKind>)| -> Vec<String> {
+            kinds.iter().map(|kind| format!("models.{model}.slots.{kind}")).collect()
+        };
+        models.iter().flat_map(of).collect()
+    };
+    paths(before).symmetric_difference(&paths(after)).cloned().collect()
 }

@@ -175,6 +175,11 @@ const ADMIN_TLS: &str =
     "server.admin_tls.cert_file = 'DIR/cert.pem'\nserver.admin_tls.key_file = 'DIR/key.pem'";
 const ADMIN_TLS_CA: &str = "server.admin_tls.cert_file = 'DIR/cert.pem'\nserver.admin_tls.key_file = 'DIR/key.pem'\n\
      server.admin_tls.client_ca_file = 'DIR/cert.pem'";
+const CERTIFICATE: &str = "server.tls.cert_file = 'DIR/cert.pem'\nserver.tls.key_file = 'DIR/key.pem'\n\
+     server.tls.client_ca_file = 'DIR/cert.pem'\nauth.certificates[].name = 'a.example'";
+const OPERATORS_CERTIFICATE: &str = "server.admin_tls.cert_file = 'DIR/cert.pem'\n\
+     server.admin_tls.key_file = 'DIR/key.pem'\nserver.admin_tls.client_ca_file = 'DIR/cert.pem'\n\
+     auth.certificates[].name = 'a.example'\nauth.certificates[].role = 'viewer'";
 const SCORER: &str = "SLOT.scorers = [{ policy = 'kv-aware' }]";
 
 /// Rows of `[server]` to `[[workers]]`, without slots.
@@ -398,6 +403,12 @@ fn auth_rows() -> Vec<Row> {
             add("role", entry_with(""), "'operator'".to_owned());
         }
     }
+    let row = |key, besides, value: &str| Row(key, besides, value.to_owned(), settings);
+    rows.extend([
+        row("auth.certificates[].name", CERTIFICATE, "'b.example'"),
+        row("auth.certificates[].tenant", CERTIFICATE, "'t'"),
+        row("auth.certificates[].role", OPERATORS_CERTIFICATE, "'operator'"),
+    ]);
     rows
 }
 
@@ -586,6 +597,7 @@ async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
                 key if key.starts_with("auth.jwt") => "auth.jwt",
                 key if key.starts_with("auth.keys") => "auth.keys",
                 key if key.starts_with("auth.operators") => "auth.operators",
+                key if key.starts_with("auth.certificates") => "auth.certificates",
                 "server.tenants.*" => "server.tenants",
                 key if key.starts_with("server.tls.") => "server.tls",
                 key if key.starts_with("server.admin_tls.") => "server.admin_tls",
