@@ -8,6 +8,7 @@ pub mod fountain;
 pub mod raw;
 pub mod raw_engine;
 pub mod tls;
+pub mod tls_proxy;
 
 pub use client::{Client, Reply, Stream};
 pub use cluster::{TestCluster, TestClusterBuilder};

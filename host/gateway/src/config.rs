@@ -57,7 +57,7 @@ pub(crate) use tenants::ALL_TENANTS;
 pub use tenants::{TenantEntry, TenantModelEntry};
 pub use tls::Tls;
 pub use traces::{SemconvVersion, Traces};
-pub use upstream::Upstream;
+pub use upstream::{Upstream, UpstreamTls};
 
 use pointsman_config_file::{Lines, Parsed, UnreadElements};
 use settings::Settings;

@@ -28,7 +28,7 @@ use crate::{
     state::{Settings, SharedState, State},
     telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
-    tls::TlsListeners,
+    tls::Certificates,
     tokenization::Tokens,
 };
 
@@ -100,7 +100,8 @@ impl Daemon {
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable.probe));
         let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
-        Prober::start(state.registry.clone(), probe_config, state.tracker.clone(), stop.clone());
+        let (registry, tls) = (state.registry.clone(), state.tls.engines().clone());
+        Prober::start(registry, probe_config, tls, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
         state.tracker.spawn(state.tls.clone().watch(state.metrics.clone(), stop.clone()));
@@ -310,8 +311,8 @@ fn build(
     let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
     let opened = opened.map_err(|problem| refused(vec![problem]))?;
     let tokens = Tokens::load(&reloadable.models, &registry, None);
-    let tls = TlsListeners::new();
-    let certificates = tls.load(&reloadable.server);
+    let tls = Certificates::new();
+    let certificates = tls.load(&reloadable.server, &reloadable.upstream);
     let (opened, tokens, certificates) = match (opened, tokens, certificates) {
         (opened, Ok(tokens), Ok(certificates)) if opened.problems.is_empty() => {
             (opened, tokens, certificates)

@@ -60,7 +60,8 @@ impl DataThread {
     /// Returns the handlers' context of a thread that has no connection yet.
     #[must_use]
     pub(crate) fn new(state: SharedState) -> Self {
-        let connections = ConnectionPool::new(state.get().settings.upstream.clone());
+        let now = state.get();
+        let connections = ConnectionPool::new((&now.settings.upstream).into(), now.tls.engines().clone());
         Self { state, connections }
     }
 
@@ -68,7 +69,7 @@ impl DataThread {
     pub(crate) async fn close_idle_connections(self) {
         loop {
             let state = self.state.get();
-            let (closed, next) = self.connections.limited(state.settings.upstream.clone()).sweep();
+            let (closed, next) = self.connections.limited((&state.settings.upstream).into()).sweep();
             state.metrics.upstream_connections_closed.inc_by(closed as u64);
             drop(state);
             tokio::time::sleep_until(next).await;
@@ -78,7 +79,7 @@ impl DataThread {
     /// Returns what one request uses: the state in force now, and a client for calls to workers.
     fn context(&self) -> (Arc<State>, Upstream) {
         let state = self.state.get();
-        let connections = self.connections.limited(state.settings.upstream.clone());
+        let connections = self.connections.limited((&state.settings.upstream).into());
         let upstream = Upstream::new(connections, state.settings.connect_timeout);
         (state, upstream)
     }

@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     budget::Budget, config::reload::ConfigReloader, telemetry::decision_log::DecisionLog,
     telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics, telemetry::tenants::Tenants,
-    telemetry::traces::Traces, tenant_limits::TenantLimits, tls::TlsListeners, tokenization::Tokens,
+    telemetry::traces::Traces, tenant_limits::TenantLimits, tls::Certificates, tokenization::Tokens,
 };
 
 pub(crate) mod address_budget;
@@ -92,8 +92,8 @@ pub struct State {
     pub policies: Arc<PolicyManager>,
     /// Tells the prober another configuration.
     pub(crate) probe: Arc<watch::Sender<ProbeConfig>>,
-    /// TLS of the listeners.
-    pub(crate) tls: Arc<TlsListeners>,
+    /// TLS of the listeners and towards engines.
+    pub(crate) tls: Arc<Certificates>,
     /// Reloads the configuration.
     pub(crate) config: Arc<ConfigReloader>,
     /// Tasks that may outlive the request that started them.

@@ -1,14 +1,21 @@
-//! TLS of the listeners: certificates from files that may change, and the names of clients.
+//! TLS of the listeners and towards engines: certificates from files that may change, and the names of
+//! clients.
 //!
 //! ```text
-//! files -> pem (read, bounded) -> server (check, build) -> listeners (in force; new handshakes use it)
+//! files -> pem (read, bounded) -> server  (check, build) -> listeners (in force; new handshakes use it)
+//!                              -> engines (check, build) -> `EngineTls` of the workers
 //! ```
 
+mod certificates;
+mod changes;
+mod engines;
 mod listeners;
 mod names;
 mod pem;
+mod provider;
 mod server;
 mod x509;
 
-pub(crate) use listeners::{Handshake, ListenerTls, Loaded, TlsListeners};
+pub(crate) use certificates::{Certificates, Loaded};
+pub(crate) use listeners::{Handshake, ListenerTls};
 pub(crate) use names::CertificateNames;

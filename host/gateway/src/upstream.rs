@@ -12,7 +12,9 @@ use pointsman_workers::{LogLimit, is_local_shortage};
 mod body;
 mod chunked;
 mod connection;
+mod destination;
 mod pool;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod upgrade;
@@ -21,6 +23,8 @@ mod wire_error;
 
 pub(crate) use body::Body;
 use connection::{Connection, Failed};
+pub(crate) use destination::Destination;
+use destination::Parts;
 pub(crate) use pool::ConnectionPool;
 pub(crate) use upgrade::UpgradedCall;
 pub(crate) use wire_error::WireError;
@@ -104,16 +108,15 @@ impl Upstream {
     /// [`CallError`]. An error status is one, with its whole body.
     pub(crate) async fn head(
         &self,
-        url: &str,
+        to: &Destination,
         headers: &LegHeaders,
         body: Bytes,
     ) -> Result<Response<Body>, CallError> {
-        let rest = url.strip_prefix("http://").unwrap_or(url);
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let head = wire::request(authority, path, headers, body.len());
+        let parts = to.parts();
+        let head = wire::request(parts.authority, parts.path, headers, body.len());
         let head =
             head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;
-        let response = self.call(authority, &head, &body).await?;
+        let response = self.call((to, parts), &head, &body).await?;
         if let Some(coding) = response.headers().get(header::CONTENT_ENCODING)
             && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
         {
@@ -137,13 +140,18 @@ impl Upstream {
 
     /// Makes one call, over an idle connection if there is one. The engine may have closed an idle
     /// connection: then nothing was sent, and the call is made over another one.
-    async fn call(&self, authority: &str, head: &[u8], body: &[u8]) -> Result<Response<Body>, CallError> {
+    async fn call(
+        &self,
+        (to, parts): (&Destination, Parts<'_>),
+        head: &[u8],
+        body: &[u8],
+    ) -> Result<Response<Body>, CallError> {
         loop {
-            let idle = self.pool.take(authority);
+            let idle = self.pool.take(to, parts.origin);
             let fresh = idle.is_none();
             let mut connection = match idle {
                 Some(connection) => connection,
-                None => self.connect(authority).await?,
+                None => self.connect(to, parts).await?,
             };
             match connection.call(head, body).await {
                 Ok(mut answered) => {
@@ -159,13 +167,16 @@ impl Upstream {
                         "the engine closed the connection before it took the request".to_owned(),
                     ));
                 }
+                Err(Failed::Refused(problem)) => return Err(CallError::Connect(problem)),
                 Err(Failed::Broken(error)) => return Err(error.into()),
             }
         }
     }
 
-    async fn connect(&self, authority: &str) -> Result<Box<Connection>, CallError> {
-        match tokio::time::timeout(self.connect_timeout, Connection::open(authority)).await {
+    /// Connects; with TLS, its handshake counts.
+    async fn connect(&self, to: &Destination, parts: Parts<'_>) -> Result<Box<Connection>, CallError> {
+        let open = Connection::open(to, parts, self.pool.tls());
+        match tokio::time::timeout(self.connect_timeout, open).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) if is_local_shortage(&error) => Err(shortage(&error)),
             Ok(Err(error)) => Err(CallError::Connect(error.to_string())),
@@ -179,11 +190,11 @@ impl Upstream {
     /// [`CallError`].
     pub(crate) async fn whole(
         &self,
-        url: &str,
+        to: &Destination,
         headers: &LegHeaders,
         body: Bytes,
     ) -> Result<Response<Bytes>, CallError> {
-        let (head, body) = self.head(url, headers, body).await?.into_parts();
+        let (head, body) = self.head(to, headers, body).await?.into_parts();
         Ok(Response::from_parts(head, collect(body, None).await?))
     }
 }
@@ -336,7 +347,9 @@ impl From<WireError> for CallError {
     fn from(error: WireError) -> Self {
         match error {
             WireError::Head(_) | WireError::Chunk => Self::Protocol(error.to_string()),
-            WireError::Cut | WireError::Io(_) => Self::Broken(error.to_string()),
+            WireError::Cut | WireError::Refused(_) | WireError::Tls(_) | WireError::Io(_) => {
+                Self::Broken(error.to_string())
+            }
         }
     }
 }

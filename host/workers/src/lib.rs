@@ -19,6 +19,7 @@ pub mod probe;
 mod registry;
 mod spec;
 mod sync;
+mod tls;
 mod worker;
 
 pub use booking::{Booking, BookingRequest, RankLoad};
@@ -33,4 +34,5 @@ pub use log_limit::LogLimit;
 pub use prefix::Prefix;
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
+pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
 pub use worker::{Candidate, EngineLoad, Health, Ineligible, Worker};

@@ -9,28 +9,23 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     facts::EngineFacts,
     id::{Engine, WorkerId},
-    local_shortage::is_local_shortage,
     log_limit::LogLimit,
     registry::Registry,
+    tls::EngineTls,
     worker::{EngineLoad, Health, Worker},
 };
 
+mod client;
 mod parse;
 mod read_facts;
 
+use client::{Clients, ProbeClient, Response};
 use read_facts::Problem;
 
 /// Limit of a response body in bytes.
@@ -122,19 +117,6 @@ impl HealthChecks {
 #[derive(Debug)]
 pub struct Prober;
 
-type Http = Client<HttpConnector, Empty<Bytes>>;
-
-/// Result of a probe request.
-enum Response {
-    Ok(Bytes),
-    /// Status 404, 405 or 501: the engine does not support the request.
-    Absent,
-    /// Any other status or an error, with its description. The request may be repeated.
-    Failed(String),
-    /// This host has no descriptor or port left, which says nothing about the worker.
-    Shortage(String),
-}
-
 /// What a check found out.
 enum Checked {
     Healthy,
@@ -150,14 +132,13 @@ impl Prober {
     pub fn start(
         registry: Arc<Registry>,
         config: watch::Receiver<ProbeConfig>,
+        tls: Arc<EngineTls>,
         tracker: TaskTracker,
         stop: CancellationToken,
     ) {
         let tasks = tracker.clone();
         tracker.spawn(async move {
-            // A connection takes about 20 KB. The first probes of all workers open many at once; keep two per
-            // address.
-            let http: Http = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(2).build_http();
+            let clients = Clients::new(tls);
             let mut known: HashMap<WorkerId, (Arc<Worker>, CancellationToken)> = HashMap::new();
             let mut changes = registry.subscribe();
             loop {
@@ -172,7 +153,7 @@ impl Prober {
                 for worker in snapshot.workers() {
                     if let Entry::Vacant(vacant) = known.entry(worker.id()) {
                         let token = stop.child_token();
-                        Probe::new(&http, worker, &registry, config.clone()).start(&tasks, token.clone());
+                        Probe::new(&clients, worker, &registry, config.clone()).start(&tasks, token.clone());
                         vacant.insert((worker.clone(), token));
                     }
                 }
@@ -187,7 +168,7 @@ impl Prober {
 }
 
 struct Probe {
-    http: Http,
+    client: ProbeClient,
     worker: Arc<Worker>,
     registry: Arc<Registry>,
     config: watch::Receiver<ProbeConfig>,
@@ -200,13 +181,13 @@ struct Probe {
 
 impl Probe {
     fn new(
-        http: &Http,
+        clients: &Clients,
         worker: &Arc<Worker>,
         registry: &Arc<Registry>,
         config: watch::Receiver<ProbeConfig>,
     ) -> Self {
         Self {
-            http: http.clone(),
+            client: clients.of(worker.spec()),
             worker: worker.clone(),
             registry: registry.clone(),
             config,
@@ -329,33 +310,7 @@ impl Probe {
     /// Sends a request whose response may have `max_body` bytes.
     async fn get_at(&self, url: &str, max_body: usize) -> Response {
         let limit = self.config.borrow().timeout;
-        match tokio::time::timeout(limit, self.call(url, max_body)).await {
-            Ok(Ok((status, body))) if status.is_success() => Response::Ok(body),
-            Ok(Ok((
-                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
-                _,
-            ))) => Response::Absent,
-            Ok(Ok((status, _))) => Response::Failed(format!("GET {url}: status {status}")),
-            Ok(Err(response)) => response,
-            Err(_) => Response::Failed(format!("GET {url}: timed out after {limit:?}")),
-        }
-    }
-
-    async fn call(&self, url: &str, max_body: usize) -> Result<(StatusCode, Bytes), Response> {
-        let spec = self.worker.spec();
-        let mut request = Request::builder().method(Method::GET).uri(url);
-        if let Some(key) = &spec.api_key {
-            request = request.header(http::header::AUTHORIZATION, format!("Bearer {key}"));
-        }
-        let request = request.body(Empty::new()).map_err(|error| Response::Failed(error.to_string()))?;
-        let response = self.http.request(request).await.map_err(|error| {
-            let problem = format!("GET {url}: {error}");
-            if is_local_shortage(&error) { Response::Shortage(problem) } else { Response::Failed(problem) }
-        })?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), max_body).collect().await;
-        body.map(|body| (status, body.to_bytes()))
-            .map_err(|error| Response::Failed(format!("GET {url}: {error}")))
+        self.client.get(url, self.worker.spec().api_key.as_deref(), max_body, limit).await
     }
 
     fn log(&self, state: &str, problem: &str) {

@@ -71,8 +71,11 @@ const TOPOLOGY_TAINT: &str = "dynamo.topology/";
 pub struct WorkerSpec {
     /// Configured id, or a hash of the URL.
     pub id: WorkerId,
-    /// Absolute base URL `http://host:port[/path]`, with its port and without a trailing slash.
+    /// Absolute base URL `http://host:port[/path]` or `https://…`, with its port and without a trailing slash.
     pub url: Arc<str>,
+    /// Name that the engine's certificate must have; `None` for the host of the URL.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_server_name: Option<Arc<str>>,
     /// Kind of requests that the worker serves.
     pub role: Role,
     /// Engine, which determines the dialect.
@@ -140,6 +143,12 @@ impl WorkerSpec {
         }
     }
 
+    /// Returns whether calls to the engine use TLS.
+    #[must_use]
+    pub fn has_tls(&self) -> bool {
+        self.url.starts_with("https://")
+    }
+
     /// Returns the base URL of the bootstrap server (vLLM Mooncake).
     #[must_use]
     pub fn bootstrap_address(&self) -> String {
@@ -177,7 +186,7 @@ impl WorkerSpec {
     /// [,kv_events=tcp://10.0.0.1:5557][,kv_replay=tcp://10.0.0.1:5558]
     /// [,label.zone=a][,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=a]
     /// [,local_prefill=true][,prefill_cancellable=true][,max_concurrency=64][,block_size=16]
-    /// [,total_blocks=512][,api_key=k]
+    /// [,total_blocks=512][,api_key=k][,tls_server_name=engine.example]
     /// ```
     ///
     /// # Errors

@@ -367,9 +367,10 @@ impl Problems {
     }
 
     fn upstream(&mut self, upstream: &Upstream) -> UpstreamSettings {
-        let Upstream { idle_timeout, idle_connections, forward_authorization } = *upstream;
+        let Upstream { idle_timeout, idle_connections, forward_authorization, ref tls } = *upstream;
         let idle_timeout = self.limit("upstream.idle_timeout", idle_timeout);
-        UpstreamSettings { idle_timeout, idle_connections, forward_authorization }
+        tls.check(&mut self.0);
+        UpstreamSettings { idle_timeout, idle_connections, forward_authorization, tls: tls.clone() }
     }
 
     fn probe(&mut self, probe: &Probe) -> ProbeSettings {

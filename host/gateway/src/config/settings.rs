@@ -15,7 +15,7 @@ use http::{HeaderName, HeaderValue};
 use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
-use super::{HashSalt, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, tenants};
+use super::{HashSalt, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls, tenants};
 
 mod model;
 
@@ -308,6 +308,8 @@ settings! {
         "upstream.idle_connections" idle_connections: usize,
         /// Whether engines get the client's `authorization` header.
         "upstream.forward_authorization" forward_authorization: bool,
+        /// TLS to workers.
+        "upstream.tls" tls: UpstreamTls,
     }
 }
 

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Problem, duration};
 
-/// A value of `min_version`.
-const TLS_1_3: &str = "1.3";
+/// The values of `min_version`.
+pub(super) const TLS_1_2: &str = "1.2";
+pub(super) const TLS_1_3: &str = "1.3";
 
 /// `[server.tls]`, `[server.admin_tls]`: TLS of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -41,7 +42,7 @@ impl Default for Tls {
             client_ca_file: None,
             require_client_cert: false,
             client_names: Vec::new(),
-            min_version: "1.2".to_owned(),
+            min_version: TLS_1_2.to_owned(),
             handshake_timeout: Duration::from_secs(10),
         }
     }
@@ -85,9 +86,7 @@ impl Tls {
                 add(&format!("client_names[{index}]"), message);
             }
         }
-        if !["1.2", TLS_1_3].contains(&min_version.as_str()) {
-            let message =
-                format!("`{min_version}` is not a version that is spoken: expected \"1.2\" or \"1.3\"");
+        if let Some(message) = bad_version(min_version) {
             add("min_version", message);
         }
         if handshake_timeout.is_zero() {
@@ -99,4 +98,10 @@ impl Tls {
     pub(crate) fn only_tls13(&self) -> bool {
         self.min_version == TLS_1_3
     }
+}
+
+/// What is wrong with a `min_version`.
+pub(super) fn bad_version(version: &str) -> Option<String> {
+    let is_known = [TLS_1_2, TLS_1_3].contains(&version);
+    (!is_known).then(|| format!("`{version}` is not a version that is spoken: expected \"1.2\" or \"1.3\""))
 }

@@ -15,7 +15,7 @@ use crate::{
     config::{
         ALL_TENANTS, Problem, Queue, QueueOfModel, TenantEntry,
         reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
-        settings::{DecisionSettings, ProbeSettings, Reloadable, ServerSettings},
+        settings::{DecisionSettings, ProbeSettings, Reloadable},
     },
     state::{
         Settings, SharedState, State, certificates::Certificates, jwt::TokenVerifier, keys::Keys,
@@ -71,7 +71,7 @@ impl ReloadTarget for SharedState {
             let started = Traces::start(traces, &state.metrics);
             started.map_err(|error| invalid(format!("traces: cannot start the exporter: {error}")))?
         };
-        let certificates = load_certificates(&state, &before.server, &after.server).await?;
+        let certificates = load_certificates(&state, before, after).await?;
         let jwt = token_verifier(state.jwt.as_ref(), after, &state.metrics).map_err(invalid)?;
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
@@ -123,17 +123,21 @@ async fn load_tokens(
     loaded.unwrap_or_else(|error| Err(failed(error))).map_err(|problems| refused(&problems))
 }
 
-/// Reads the listeners' certificates, when their settings changed. Changed files alone are not read here.
+/// Reads the certificates, when their settings changed. Changed files alone are not read here.
 async fn load_certificates(
     state: &Arc<State>,
-    before: &ServerSettings,
-    after: &ServerSettings,
+    before: &Reloadable,
+    after: &Reloadable,
 ) -> Result<Option<Loaded>, ReloadError> {
-    if (&before.tls, &before.admin_tls) == (&after.tls, &after.admin_tls) {
+    let of = |settings: &Reloadable| {
+        let Reloadable { server, upstream, .. } = settings;
+        (server.tls.clone(), server.admin_tls.clone(), upstream.tls.clone())
+    };
+    if of(before) == of(after) {
         return Ok(None);
     }
-    let (tls, after) = (state.tls.clone(), after.clone());
-    let loaded = tokio::task::spawn_blocking(move || tls.load(&after)).await;
+    let (tls, server, upstream) = (state.tls.clone(), after.server.clone(), after.upstream.clone());
+    let loaded = tokio::task::spawn_blocking(move || tls.load(&server, &upstream)).await;
     let failed = |error| vec![Problem::new("server", format!("reading the certificates failed: {error}"))];
     let loaded = loaded.unwrap_or_else(|error| Err(failed(error)));
     loaded.map(Some).map_err(|problems| refused(&problems))

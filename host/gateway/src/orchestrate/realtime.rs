@@ -12,7 +12,7 @@ use crate::{
     openai::{error::ApiError, request::Request, trace_context::Span},
     state::State,
     telemetry::account::Account,
-    upstream::{self, Silence, UpgradedCall, Upstream},
+    upstream::{self, Destination, Silence, UpgradedCall, Upstream},
 };
 
 /// An open connection to a worker, and the load that it is booked for.
@@ -95,9 +95,9 @@ async fn call(
         handoff: None,
     };
     headers.extend(leg_headers(&context, target, None));
-    let url = format!("{}{path}", target.spec.url);
+    let to = Destination::new(target.spec, path);
     let silence = Silence { what: "upgrade", key: "head", limit: state.settings.leg_timeouts.head };
-    upstream::within(silence, upstream.upgrade(&url, headers, &state.tracker)).await
+    upstream::within(silence, upstream.upgrade(&to, headers, &state.tracker)).await
 }
 
 /// Binds the session to the worker that answered (F8).

@@ -16,7 +16,7 @@ use crate::{
     connectors::{Connector, LegContext, connector_for, leg_headers},
     openai::{request::Request, trace_context::Span},
     telemetry::traces::LegTarget,
-    upstream::{self, CallError, Silence},
+    upstream::{self, CallError, Destination, Silence},
 };
 
 /// Delays between repetitions of an abort.
@@ -49,11 +49,11 @@ impl Drive {
         let target =
             LegTarget { leg: Leg::Prefill, candidate, attempt: self.attempts.earlier(), prefill: None };
         self.account.leg_sent(span, target);
-        let url = format!("{}{}", spec.url, self.request.endpoint.path());
+        let to = Destination::new(spec, self.request.endpoint.path());
         let upstream = self.upstream.clone();
         let limits = self.state.settings.leg_timeouts;
         let silence = head_of("prefill answer", "prefill_head", limits.prefill_head);
-        let head = async move { upstream.head(&url, &headers, body).await };
+        let head = async move { upstream.head(&to, &headers, body).await };
         let idle = limits.event_idle;
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
@@ -88,7 +88,7 @@ impl Drive {
         self.account.leg_sent(span, LegTarget { leg, candidate, attempt, prefill });
         headers
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
-        let url = format!("{}{}", spec.url, self.request.endpoint.path());
+        let to = Destination::new(spec, self.request.endpoint.path());
         let upstream = self.upstream.clone();
         self.decode.sent = Some(Instant::now());
         let streams = self.request.stream && !consume;
@@ -102,7 +102,7 @@ impl Drive {
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.prefill.call.is_some().then(|| self.prefill_over.clone());
         self.decode.call = Some(unless_down(candidate.worker.clone(), async move {
-            let head = upstream.head(&url, &headers, body);
+            let head = upstream.head(&to, &headers, body);
             let response = within_after(prefill_over, silence, head).await?;
             if streams {
                 return Ok(DecodeHead::Stream(response));
@@ -118,14 +118,14 @@ impl Drive {
         let Some(candidate) = candidate else { return };
         let spec = candidate.worker.spec();
         let Some(abort) = connector_for(spec).abort(self.token) else { return };
-        let (upstream, url) = (self.upstream.clone(), format!("{}{}", spec.url, abort.path));
+        let (upstream, to) = (self.upstream.clone(), Destination::new(spec, abort.path));
         let headers = leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
         let over = self.over.clone();
         let (worker, limit) = (spec.id, self.state.settings.leg_timeouts.abort);
         self.state.tracker.spawn(async move {
             let send_abort = async || {
                 let silence = Silence { what: "answer to an abort", key: "abort", limit };
-                let call = upstream.whole(&url, &headers, abort.body.clone());
+                let call = upstream.whole(&to, &headers, abort.body.clone());
                 let sent = upstream::within(silence, call).await;
                 sent.inspect_err(|error| tracing::debug!(%worker, %error, "abort failed")).is_ok()
             };

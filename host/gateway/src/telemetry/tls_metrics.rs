@@ -1,4 +1,4 @@
-//! Metrics of TLS on the listeners.
+//! Metrics of TLS on the listeners and towards engines.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -6,7 +6,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// A listener: `clients` or `operators`.
+/// A listener: `clients` or `operators`; `engines` for connections to them.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ListenerLabels {
     listener: &'static str,
@@ -67,12 +67,12 @@ impl TlsMetrics {
         );
         registry.register(
             "pointsman_tls_reloads",
-            "Number of changed certificate files, by listener and whether they were applied or refused",
+            "Number of changed certificate files, by listener (or engines, for connections to them) and whether they were applied or refused",
             self.reloads.clone(),
         );
         registry.register(
             "pointsman_tls_certificate_expiry_timestamp_seconds",
-            "Time at which the certificate of a listener expires, in seconds since 1970",
+            "Time at which the certificate of a listener (or engines, for the one shown to them) expires, in seconds since 1970",
             self.expiry.clone(),
         );
     }

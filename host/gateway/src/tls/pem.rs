@@ -1,14 +1,24 @@
-//! PEM files: read within a size, and taken apart.
+//! PEM files: read within a size, taken apart, and checked.
 
-use std::{fs::File, io::Read as _, path::Path};
+use std::{
+    fs::File,
+    io::Read as _,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use rustls::{
-    RootCertStore,
+    Error as TlsError, RootCertStore,
+    crypto::CryptoProvider,
     pki_types::{
         CertificateDer, PrivateKeyDer,
         pem::{Error, PemObject as _},
     },
+    sign::CertifiedKey,
 };
+use sha2::{Digest as _, Sha256};
+
+use super::x509::Certificate;
 
 /// Largest file that is read, bytes. A bundle of all public authorities has a quarter of a megabyte.
 const MAX_FILE: u64 = 4 * 1024 * 1024;
@@ -74,4 +84,60 @@ pub(super) fn authorities(path: &Path, bytes: &[u8]) -> Result<RootCertStore, St
         })?;
     }
     Ok(roots)
+}
+
+/// Returns a digest that differs when one of the files does.
+pub(super) fn digest<'a>(files: impl Iterator<Item = &'a Vec<u8>>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for file in files {
+        hash.update(file.len().to_le_bytes());
+        hash.update(file);
+    }
+    hash.finalize().into()
+}
+
+/// Returns a certificate with its key, each from a path with its content, and when the certificate expires.
+/// `note` is told each problem with the key `cert_file` or `key_file`.
+pub(super) fn certified_key(
+    (cert_file, certificate): (&Path, &[u8]),
+    (key_file, key): (&Path, &[u8]),
+    provider: &CryptoProvider,
+    note: &mut impl FnMut(&str, String),
+) -> Option<(CertifiedKey, i64)> {
+    let chain = certificates(cert_file, certificate).map_err(|message| note("cert_file", message)).ok();
+    let key = private_key(key_file, key).map_err(|message| note("key_file", message)).ok();
+    let (chain, key) = (chain?, key?);
+    let expires = expiry(chain.first()?, cert_file).map_err(|message| note("cert_file", message)).ok();
+    let certified = CertifiedKey::from_der(chain, key, provider).map_err(|error| {
+        let (key, cert) = (key_file.display(), cert_file.display());
+        let message = match error {
+            TlsError::InconsistentKeys(_) => {
+                format!("`{key}` is not the key of the certificate in `{cert}`: name the files of one pair")
+            }
+            error => format!("`{key}` cannot be used: {error}"),
+        };
+        note("key_file", message);
+    });
+    Some((certified.ok()?, expires?))
+}
+
+/// Returns when a certificate expires.
+///
+/// # Errors
+/// It is malformed, or not valid now.
+fn expiry(certificate: &CertificateDer<'_>, file: &Path) -> Result<i64, String> {
+    let shown = file.display();
+    let Certificate { not_before, not_after, .. } = Certificate::parse(certificate)
+        .ok_or_else(|| format!("the first certificate of `{shown}` is malformed: issue another one"))?;
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let now = i64::try_from(since_1970).unwrap_or(i64::MAX);
+    if not_after.seconds() < now {
+        return Err(format!("the certificate in `{shown}` expired on {not_after}: renew it"));
+    }
+    if not_before.seconds() > now {
+        return Err(format!(
+            "the certificate in `{shown}` is not valid before {not_before}: check the clock of this machine"
+        ));
+    }
+    Ok(not_after.seconds())
 }

@@ -1,30 +1,21 @@
 //! From the contents of files to what a handshake uses.
 
-use std::{
-    path::Path,
-    sync::{Arc, LazyLock},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{path::Path, sync::Arc};
 
 use rustls::{
-    Error, ServerConfig, SupportedProtocolVersion,
-    crypto::{CryptoProvider, ring},
-    pki_types::CertificateDer,
+    Error, ServerConfig,
+    crypto::ring,
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
-    version::{TLS12, TLS13},
 };
-use sha2::{Digest as _, Sha256};
 
 use super::{
     names::NamedClients,
     pem,
+    provider::{PROVIDER, versions},
     x509::{Certificate, DNS, IP},
 };
 use crate::config::{Problem, Tls};
-
-/// The only implementation of cryptography of this process.
-static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
 
 /// Contents of a listener's files.
 pub(super) struct Contents {
@@ -67,12 +58,7 @@ impl Contents {
     /// Returns a digest that differs when a file does.
     pub(super) fn digest(&self) -> [u8; 32] {
         let files = [Some(&self.certificate), Some(&self.key), self.authorities.as_ref()];
-        let mut hash = Sha256::new();
-        for file in files.into_iter().flatten() {
-            hash.update(file.len().to_le_bytes());
-            hash.update(file);
-        }
-        hash.finalize().into()
+        pem::digest(files.into_iter().flatten())
     }
 
     /// Checks the contents, and builds what handshakes use. `protocols` are those of the listener (ALPN).
@@ -95,10 +81,8 @@ impl Contents {
             return Err(problems);
         };
         let failed = |error: Error| vec![Problem::new(path, format!("TLS cannot be set up: {error}"))];
-        let versions: &[&SupportedProtocolVersion] =
-            if settings.only_tls13() { &[&TLS13] } else { &[&TLS13, &TLS12] };
         let builder = ServerConfig::builder_with_provider(PROVIDER.clone());
-        let builder = builder.with_protocol_versions(versions).map_err(failed)?;
+        let builder = builder.with_protocol_versions(versions(settings.only_tls13())).map_err(failed)?;
         let resumes = verifier.is_none();
         let builder = match verifier {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
@@ -127,26 +111,21 @@ impl Contents {
         problems: &mut Vec<Problem>,
     ) -> Option<(CertifiedKey, i64)> {
         let mut note = |key: &str, message| problems.push(Problem::new(format!("{path}.{key}"), message));
-        let chain = pem::certificates(&settings.cert_file, &self.certificate);
-        let chain = chain.map_err(|message| note("cert_file", message)).ok();
-        let key = pem::private_key(&settings.key_file, &self.key);
-        let key = key.map_err(|message| note("key_file", message)).ok();
-        let (chain, key) = (chain?, key?);
-        let expires = check(chain.first()?, &settings.cert_file);
-        let expires = expires.map_err(|message| note("cert_file", message)).ok();
-        let certified = CertifiedKey::from_der(chain, key, &PROVIDER).map_err(|error| {
-            let (key, cert) = (settings.key_file.display(), settings.cert_file.display());
-            let message = match error {
-                Error::InconsistentKeys(_) => {
-                    format!(
-                        "`{key}` is not the key of the certificate in `{cert}`: name the files of one pair"
-                    )
-                }
-                error => format!("`{key}` cannot be used: {error}"),
-            };
-            note("key_file", message);
-        });
-        Some((certified.ok()?, expires?))
+        let cert = (settings.cert_file.as_path(), &*self.certificate);
+        let (certified, expires) =
+            pem::certified_key(cert, (settings.key_file.as_path(), &*self.key), &PROVIDER, &mut note)?;
+        let names =
+            certified.cert.first().and_then(|first| Certificate::parse(first)).map(|first| first.names);
+        if !names.is_some_and(|names| names.iter().any(|(kind, _)| matches!(*kind, DNS | IP))) {
+            let message = format!(
+                "the certificate in `{}` has no subject alternative name with a DNS name or an IP address, so \
+                 clients refuse it: issue one with the names of this listener",
+                settings.cert_file.display()
+            );
+            note("cert_file", message);
+            return None;
+        }
+        Some((certified, expires))
     }
 
     /// Returns what checks the certificates of clients; `None`: none are asked for.
@@ -167,29 +146,4 @@ impl Contents {
         }
         Ok(Some(Arc::new(NamedClients { authorities, names: settings.client_names.clone() })))
     }
-}
-
-/// Checks what a client would refuse, and returns when the certificate expires.
-fn check(certificate: &CertificateDer<'_>, file: &Path) -> Result<i64, String> {
-    let shown = file.display();
-    let certificate = Certificate::parse(certificate)
-        .ok_or_else(|| format!("the first certificate of `{shown}` is malformed: issue another one"))?;
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let now = i64::try_from(since_1970).unwrap_or(i64::MAX);
-    let Certificate { not_before, not_after, names } = certificate;
-    if not_after.seconds() < now {
-        return Err(format!("the certificate in `{shown}` expired on {not_after}: renew it"));
-    }
-    if not_before.seconds() > now {
-        return Err(format!(
-            "the certificate in `{shown}` is not valid before {not_before}: check the clock of this machine"
-        ));
-    }
-    if !names.iter().any(|(kind, _)| matches!(*kind, DNS | IP)) {
-        return Err(format!(
-            "the certificate in `{shown}` has no subject alternative name with a DNS name or an IP address, so \
-             clients refuse it: issue one with the names of this listener"
-        ));
-    }
-    Ok(not_after.seconds())
 }

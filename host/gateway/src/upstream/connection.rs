@@ -11,12 +11,12 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use pointsman_workers::{EngineTls, is_tls_alert, tls_problem};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
+    destination::{Destination, Parts},
+    stream::{EngineStream, Verified},
     wire::{self, Head},
     wire_error::WireError,
 };
@@ -32,9 +32,13 @@ thread_local! {
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: TcpStream,
-    /// `host:port` of its other end.
-    pub(super) authority: Box<str>,
+    stream: EngineStream,
+    /// What the pool keeps it by.
+    pub(super) origin: Box<str>,
+    /// With what the engine was verified; `None` without TLS.
+    verified: Option<Verified>,
+    /// The engine has answered a call.
+    answered: bool,
 }
 
 /// The head of an answer, and the bytes of its body that arrived with it.
@@ -49,21 +53,28 @@ pub(super) struct Answered {
 pub(super) enum Failed {
     /// The connection was closed before a byte was sent.
     Unsent,
+    /// The engine refused TLS when the first call was already sent: that is when it has seen the gateway's
+    /// certificate.
+    Refused(String),
     /// The connection failed.
     Broken(WireError),
 }
 
 impl Connection {
-    /// The socket, for another protocol.
-    pub(super) fn into_stream(self) -> TcpStream {
+    /// The bytes, for another protocol.
+    pub(super) fn into_stream(self) -> EngineStream {
         self.stream
     }
 
-    /// Connects; no Nagle.
-    pub(super) async fn open(authority: &str) -> io::Result<Box<Self>> {
-        let stream = TcpStream::connect(authority).await?;
-        stream.set_nodelay(true)?;
-        Ok(Box::new(Self { stream, authority: authority.into() }))
+    /// Connects.
+    pub(super) async fn open(to: &Destination, parts: Parts<'_>, tls: &EngineTls) -> io::Result<Box<Self>> {
+        let (stream, verified) = EngineStream::open(to, parts, tls).await?;
+        Ok(Box::new(Self { stream, origin: parts.origin.into(), verified, answered: false }))
+    }
+
+    /// Whether a new connection would be verified with the same.
+    pub(super) fn is_current(&self, to: &Destination, tls: &EngineTls) -> bool {
+        self.verified.as_ref().is_none_or(|verified| verified.is_current(to, tls))
     }
 
     /// Whether an idle connection can be used: no byte and no end of stream has arrived on it.
@@ -81,7 +92,7 @@ impl Connection {
         READ.with_borrow_mut(|buffer| {
             let mut read = ReadBuf::new(buffer);
             let outcome = std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read));
-            Poll::Ready(outcome.map(|()| take(read.filled())).map_err(|error| WireError::Io(error.kind())))
+            Poll::Ready(outcome.map(|()| take(read.filled())).map_err(|error| wire_error(&error)))
         })
     }
 
@@ -99,8 +110,12 @@ impl Connection {
                 match taken {
                     Ok(None) => {}
                     Ok(Some(mut answered)) => {
-                        answered.head.keep &= sent == head.len() + body.len();
+                        answered.head.keep &= matches!(written, Ok(true));
+                        self.answered = true;
                         return Poll::Ready(Ok(answered));
+                    }
+                    Err(WireError::Refused(problem)) if !self.answered => {
+                        return Poll::Ready(Err(Failed::Refused(problem)));
                     }
                     Err(_) if sent == 0 => return Poll::Ready(Err(Failed::Unsent)),
                     Err(error) => return Poll::Ready(Err(Failed::Broken(error))),
@@ -108,33 +123,48 @@ impl Connection {
             }
             match written {
                 Err(_) if sent == 0 => Poll::Ready(Err(Failed::Unsent)),
-                Err(error) => Poll::Ready(Err(Failed::Broken(WireError::Io(error.kind())))),
-                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(Failed::Broken(wire_error(&error)))),
+                Ok(_) => Poll::Pending,
             }
         })
         .await
     }
 
-    /// Writes as much of the request as the socket takes.
+    /// Writes as much of the request as the socket takes. Returns whether it took all.
     fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
         head: &[u8],
         body: &[u8],
         sent: &mut usize,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         while *sent < head.len() + body.len() {
             let rest_of_head = head.get(*sent..).unwrap_or_default();
             let rest_of_body = body.get(sent.saturating_sub(head.len())..).unwrap_or_default();
             let slices = [IoSlice::new(rest_of_head), IoSlice::new(rest_of_body)];
             match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices) {
-                Poll::Pending => break,
+                Poll::Pending => return Ok(false),
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(written)) => *sent += written,
                 Poll::Ready(Err(error)) => return Err(error),
             }
         }
-        Ok(())
+        // TLS takes bytes that the socket does not.
+        match Pin::new(&mut self.stream).poll_flush(cx) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(flushed) => flushed.map(|()| true),
+        }
+    }
+}
+
+/// What a failed read or write means. The text names no address.
+fn wire_error(error: &io::Error) -> WireError {
+    match tls_problem(error) {
+        Some(problem) if is_tls_alert(error) => WireError::Refused(problem),
+        Some(problem) => WireError::Tls(problem),
+        // TLS without its end: somebody may have cut the answer.
+        None if error.kind() == io::ErrorKind::UnexpectedEof => WireError::Cut,
+        None => WireError::Io(error.kind()),
     }
 }
 

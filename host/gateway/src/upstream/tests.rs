@@ -2,9 +2,15 @@
 
 #![allow(clippy::disallowed_methods, reason = "engines of tests end with them")]
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use pointsman_workers::{EngineTls, TlsClient};
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -64,14 +70,14 @@ fn once(answer: &str) -> Vec<Vec<Vec<String>>> {
 }
 
 async fn call(upstream: &Upstream, url: &str) -> Result<Bytes, CallError> {
-    let headers = Vec::new();
-    let called = upstream.whole(url, &headers, Bytes::from_static(b"{}!"));
+    let (headers, to) = (Vec::new(), url.into());
+    let called = upstream.whole(&to, &headers, Bytes::from_static(b"{}!"));
     let answer = tokio::time::timeout(Duration::from_secs(10), called).await.expect("an answer");
     answer.map(|answer| answer.into_body())
 }
 
 fn upstream() -> Upstream {
-    Upstream::new(ConnectionPool::default(), Duration::from_secs(5))
+    Upstream::new(ConnectionPool::from(Arc::<EngineTls>::default()), Duration::from_secs(5))
 }
 
 #[tokio::test]
@@ -175,7 +181,8 @@ async fn a_refusal_that_comes_before_the_request_is_sent_whole_is_read() {
     });
     let large = Bytes::from(vec![b' '; 32 << 20]);
     let (upstream, headers) = (upstream(), Vec::new());
-    let called = upstream.whole(&url, &headers, large);
+    let to = url.as_str().into();
+    let called = upstream.whole(&to, &headers, large);
     let outcome = tokio::time::timeout(Duration::from_secs(5), called).await.expect("an answer").unwrap_err();
     assert!(matches!(&outcome, CallError::Status { status, .. } if status.as_u16() == 413), "{outcome}");
     engine.abort();
@@ -198,4 +205,51 @@ async fn a_large_body_arrives_as_it_is() {
     let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let engine = engine(once(&answer)).await;
     assert_eq!(call(&upstream(), &engine.url).await, Ok(Bytes::from(body)));
+}
+
+/// TLS of a server with a certificate of its own, and of a client that trusts it.
+fn tls_of_both() -> (Arc<ServerConfig>, Arc<EngineTls>) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let provider = Arc::new(ring::default_provider());
+    let server = ServerConfig::builder_with_provider(provider.clone());
+    let server = server.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let server = server.with_single_cert(vec![certificate.clone()], key).unwrap();
+    let tls = EngineTls::default();
+    tls.install(TlsClient::new(move || {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).unwrap();
+        let client = ClientConfig::builder_with_provider(provider.clone());
+        let client = client.with_safe_default_protocol_versions().unwrap();
+        Ok(Arc::new(client.with_root_certificates(roots).with_no_client_auth()))
+    }));
+    (Arc::new(server), Arc::new(tls))
+}
+
+#[tokio::test]
+async fn j4_an_answer_without_a_length_needs_the_end_of_tls() {
+    let (server, tls) = tls_of_both();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}/", listener.local_addr().unwrap());
+    let engine = tokio::spawn(async move {
+        for is_whole in [true, false] {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = tokio_rustls::TlsAcceptor::from(server.clone()).accept(stream).await.unwrap();
+            let mut byte = [0];
+            while stream.read_exact(&mut byte).await.is_ok() && byte != *b"!" {}
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nto the end").await.unwrap();
+            stream.flush().await.unwrap();
+            if is_whole {
+                stream.shutdown().await.unwrap();
+            }
+        }
+    });
+    let upstream = Upstream::new(ConnectionPool::from(tls), Duration::from_secs(5));
+    assert_eq!(call(&upstream, &url).await, Ok(Bytes::from_static(b"to the end")));
+    let cut = call(&upstream, &url).await.unwrap_err();
+    // J4.7: somebody between the two may have closed the socket
+    assert!(matches!(&cut, CallError::Broken(text) if text.contains("closed the connection")), "{cut}");
+    engine.await.unwrap();
 }

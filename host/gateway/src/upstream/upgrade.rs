@@ -7,7 +7,7 @@ use hyper::{body::Incoming, client::conn::http1, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio_util::task::TaskTracker;
 
-use super::{CallError, MAX_ERROR_BODY, Upstream};
+use super::{CallError, Destination, MAX_ERROR_BODY, Upstream};
 
 /// Largest head of an answer, bytes.
 const MAX_HEAD: usize = 64 * 1024;
@@ -25,18 +25,18 @@ impl Upstream {
     /// [`CallError`], also when the engine answers with anything but 101.
     pub(crate) async fn upgrade(
         &self,
-        url: &str,
+        to: &Destination,
         headers: HeaderMap,
         tasks: &TaskTracker,
     ) -> Result<UpgradedCall, CallError> {
-        let rest = url.strip_prefix("http://").unwrap_or(url);
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let mut request = Request::get(path).header(header::HOST, authority).body(Empty::<Bytes>::new());
+        let parts = to.parts();
+        let mut request =
+            Request::get(parts.path).header(header::HOST, parts.authority).body(Empty::<Bytes>::new());
         if let Ok(request) = &mut request {
             request.headers_mut().extend(headers);
         }
         let request = request.map_err(|error| CallError::Protocol(format!("invalid request: {error}")))?;
-        let stream = TokioIo::new(self.connect(authority).await?.into_stream());
+        let stream = TokioIo::new(self.connect(to, parts).await?.into_stream());
         let (mut sender, connection) = http1::Builder::new()
             .max_buf_size(MAX_HEAD)
             .handshake(stream)

@@ -12,6 +12,12 @@ pub(crate) enum WireError {
     /// The connection ended within the answer.
     #[error("the engine closed the connection within its answer")]
     Cut,
+    /// The engine ended the connection with an alert of TLS.
+    #[error("{0}")]
+    Refused(String),
+    /// TLS failed.
+    #[error("{0}")]
+    Tls(String),
     /// The connection failed.
     #[error("{0}")]
     Io(std::io::ErrorKind),

@@ -61,7 +61,7 @@ async fn test_worker(owner: &'static str) -> TestWorker {
         timeout: Duration::from_millis(500),
         load_interval: Duration::from_millis(10),
     };
-    Prober::start(registry.clone(), watch::channel(config).1, tasks, stop.clone());
+    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks, stop.clone());
     TestWorker { registry, worker, healthy, stop }
 }
 
@@ -119,7 +119,7 @@ async fn b4_a_removed_worker_s_task_ends() {
         timeout: Duration::from_millis(100),
         load_interval: Duration::ZERO,
     };
-    Prober::start(registry.clone(), watch::channel(config).1, tasks.clone(), stop.clone());
+    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
     until("two tasks", || tasks.len() == 2).await;
     registry.remove(WorkerId(1));
     // B4.1

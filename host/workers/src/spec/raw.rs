@@ -13,10 +13,11 @@ use super::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, Wor
 use crate::{
     facts::{FactName, MAX_BLOCK_SIZE, MAX_DP_SIZE},
     id::{Engine, ModelName, Role, WorkerId},
+    tls::server_name,
 };
 
-/// Port of a URL without one.
-const DEFAULT_PORT: &str = ":80";
+/// What a URL begins with, and the port of one that names none.
+const SCHEMES: [(&str, &str); 2] = [("http://", ":80"), ("https://", ":443")];
 
 /// A description as written in a configuration table, not validated.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -25,6 +26,7 @@ const DEFAULT_PORT: &str = ":80";
 pub(super) struct RawSpec {
     pub(super) id: Option<u64>,
     pub(super) url: Option<String>,
+    pub(super) tls_server_name: Option<String>,
     #[schemars(with = "Option<Role>")]
     pub(super) role: Option<String>,
     #[schemars(with = "Engine")]
@@ -54,7 +56,7 @@ pub(super) struct RawSpec {
 const FLAG_KEYS: &str = "role, engine, url, id, model, dp_size, bootstrap_host, bootstrap_port, transport, \
                          kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, topology.NAME, taint, lora, \
                          local_prefill, prefill_cancellable, max_concurrency, block_size, total_blocks, \
-                         api_key";
+                         api_key, tls_server_name";
 
 impl RawSpec {
     /// Sets the value of a key of the flag form.
@@ -62,6 +64,7 @@ impl RawSpec {
         match key {
             "id" => self.id = Some(parse(key, value)?),
             "url" => self.url = Some(value.to_owned()),
+            "tls_server_name" => self.tls_server_name = Some(value.to_owned()),
             "role" => self.role = Some(value.to_owned()),
             "engine" => self.engine = Some(value.to_owned()),
             "model" => self.models.push(value.to_owned()),
@@ -137,6 +140,7 @@ impl RawSpec {
         let missing = |key: &str| error(key, "is missing".to_owned());
         let required = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
         let url = base_url(&required("url", self.url.clone())?)?;
+        check_server_name(self.tls_server_name.as_deref(), &url)?;
         let engine: Engine =
             required("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
         let role: Role = match &self.role {
@@ -166,6 +170,7 @@ impl RawSpec {
         Ok(WorkerSpec {
             id: self.id.map_or_else(|| WorkerId::of_url(&url), WorkerId),
             url: Arc::from(url),
+            tls_server_name: self.tls_server_name.map(Arc::from),
             role,
             engine,
             models: self.models.iter().map(|name| ModelName::new(name)).collect(),
@@ -235,27 +240,36 @@ fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<Tran
     Ok(TransferRule { domain: domain.to_owned(), weight })
 }
 
-/// Returns the absolute base URL with its port, which is 80 if the URL has none.
+/// Returns the absolute base URL with its port, which is that of the scheme if the URL has none.
 fn base_url(url: &str) -> Result<String, SpecError> {
     let trimmed = url.trim_end_matches('/');
     let url = without_user(url);
-    if trimmed.get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https://")) {
-        let problem =
-            "TLS to engines is not supported yet: use http://, through a proxy on the engine's machine";
-        return Err(error("url", format!("`{url}`: {problem} if the network must not see plain text")));
-    }
-    let rest = trimmed
-        .strip_prefix("http://")
-        .ok_or_else(|| error("url", format!("`{url}` does not start with http://")))?;
+    let known = SCHEMES.iter().find_map(|(scheme, port)| {
+        let (start, rest) = trimmed.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some((*scheme, *port, rest))
+    });
+    let (scheme, default_port, rest) =
+        known.ok_or_else(|| error("url", format!("`{url}` does not start with http:// or https://")))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let fits = |byte: u8| byte.is_ascii_graphic() && !b"?#@".contains(&byte);
     let bad = authority.is_empty() || authority.starts_with(':') || !trimmed.bytes().all(fits);
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
     if bad || port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
-        return Err(error("url", format!("`{url}` is not of the form http://host[:port][/path]")));
+        return Err(error("url", format!("`{url}` is not of the form {scheme}host[:port][/path]")));
     }
-    let port = if port.is_some() { "" } else { DEFAULT_PORT };
-    Ok(format!("http://{authority}{port}{path}"))
+    let port = if port.is_some() { "" } else { default_port };
+    Ok(format!("{scheme}{authority}{port}{path}"))
+}
+
+/// Checks the name that a certificate must have.
+fn check_server_name(name: Option<&str>, url: &str) -> Result<(), SpecError> {
+    let Some(name) = name else { return Ok(()) };
+    if !url.starts_with("https://") {
+        return Err(error("tls_server_name", format!("`{name}` has no effect: the url has no https://")));
+    }
+    server_name(name, None)
+        .map(drop)
+        .map_err(|_| error("tls_server_name", format!("`{name}` is neither a DNS name nor an address")))
 }
 
 /// A URL for messages: what stands before an `@` may be a user and a password.

@@ -14,13 +14,15 @@ fn a_flag_is_parsed_to_a_description() {
 }
 
 #[test]
-fn a_url_without_a_port_gets_the_port_of_http() {
+fn a_url_without_a_port_gets_the_port_of_its_scheme() {
     for (url, full, host) in [
         ("http://127.0.0.1", "http://127.0.0.1:80", "127.0.0.1"),
         ("http://h/", "http://h:80", "h"),
         ("http://h/base", "http://h:80/base", "h"),
         ("http://[::1]", "http://[::1]:80", "[::1]"),
         ("http://[::1]:9/x", "http://[::1]:9/x", "[::1]"),
+        ("https://h/base", "https://h:443/base", "h"),
+        ("HTTPS://h:8443", "https://h:8443", "h"),
     ] {
         let flag = format!("role=prefill,engine=vllm,transport=mooncake,bootstrap_port=7,url={url}");
         let spec = WorkerSpec::parse_flag(&flag).unwrap();
@@ -46,11 +48,18 @@ fn errors_name_the_key_and_the_value() {
             "role: unknown role `cook`: expected prefill, decode or aggregated",
         ),
         ("role=decode,engine=vllm", "url: is missing"),
-        ("role=decode,engine=vllm,url=a:1", "url: `a:1` does not start with http://"),
+        ("role=decode,engine=vllm,url=a:1", "url: `a:1` does not start with http:// or https://"),
         (
-            "role=decode,engine=vllm,url=HTTPS://a:1",
-            "url: `HTTPS://a:1`: TLS to engines is not supported yet: use http://, through a proxy on the \
-             engine's machine if the network must not see plain text",
+            "role=decode,engine=vllm,url=https://a:0/x",
+            "url: `https://a:0/x` is not of the form https://host[:port][/path]",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://a:1,tls_server_name=b",
+            "tls_server_name: `b` has no effect: the url has no https://",
+        ),
+        (
+            "role=decode,engine=vllm,url=https://a:1,tls_server_name=b c",
+            "tls_server_name: `b c` is neither a DNS name nor an address",
         ),
         (
             "role=decode,engine=vllm,url=http://user:pw@a:1",
@@ -80,7 +89,8 @@ fn errors_name_the_key_and_the_value() {
             "role=decode,engine=vllm,url=http://a:1,speed=9",
             "speed: unknown key `speed`: expected one of role, engine, url, id, model, dp_size, bootstrap_host, \
              bootstrap_port, transport, kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, topology.NAME, taint, \
-             lora, local_prefill, prefill_cancellable, max_concurrency, block_size, total_blocks, api_key",
+             lora, local_prefill, prefill_cancellable, max_concurrency, block_size, total_blocks, api_key, \
+             tls_server_name",
         ),
         (
             "role=decode,engine=openai,url=http://a:1",

@@ -17,6 +17,7 @@ impl WorkerSpec {
         RawSpec {
             id: Some(self.id.0).filter(|_| self.id != WorkerId::of_url(&self.url)),
             url: Some(self.url.to_string()),
+            tls_server_name: self.tls_server_name.as_ref().map(ToString::to_string),
             role: given(FactName::Role).then(|| self.role.to_string()),
             engine: Some(self.engine.to_string()),
             models: self.models.iter().map(ToString::to_string).collect(),

@@ -149,7 +149,7 @@ fn workers(state: &State) -> String {
                 (&spec.models, spec.dp_size, &spec.bootstrap, &spec.transport, &spec.labels, &spec.taints),
                 (&spec.topology, &spec.kv_transfer, &spec.kv_addr, &spec.kv_events, &spec.kv_replay),
                 (spec.local_prefill, spec.prefill_cancellable, spec.max_concurrency, spec.total_blocks),
-                (&spec.loras, &spec.block_size, &spec.api_key),
+                (&spec.loras, &spec.block_size, &spec.api_key, &spec.tls_server_name),
             )
         )
     });
@@ -180,6 +180,7 @@ const CERTIFICATE: &str = "server.tls.cert_file = 'DIR/cert.pem'\nserver.tls.key
 const OPERATORS_CERTIFICATE: &str = "server.admin_tls.cert_file = 'DIR/cert.pem'\n\
      server.admin_tls.key_file = 'DIR/key.pem'\nserver.admin_tls.client_ca_file = 'DIR/cert.pem'\n\
      auth.certificates[].name = 'a.example'\nauth.certificates[].role = 'viewer'";
+const UPSTREAM_TLS: &str = "upstream.tls.cert_file = 'DIR/cert.pem'\nupstream.tls.key_file = 'DIR/key.pem'";
 const SCORER: &str = "SLOT.scorers = [{ policy = 'kv-aware' }]";
 
 /// Rows of `[server]` to `[[workers]]`, without slots.
@@ -299,6 +300,10 @@ fn rows() -> Vec<Row> {
         row("upstream.idle_timeout", "'7s'", settings),
         row("upstream.idle_connections", "7", settings),
         row("upstream.forward_authorization", "true", settings),
+        row("upstream.tls.ca_file", "'DIR/cert.pem'", tls),
+        Row("upstream.tls.cert_file", UPSTREAM_TLS, "'DIR/cert2.pem'".to_owned(), tls),
+        Row("upstream.tls.key_file", UPSTREAM_TLS, "'DIR/key2.pem'".to_owned(), tls),
+        row("upstream.tls.min_version", "'1.3'", tls),
         row("timeouts.booking", "'7s'", settings),
         row("timeouts.drain", "'7s'", settings),
         row("probe.interval", "'7s'", probe),
@@ -349,6 +354,12 @@ fn rows() -> Vec<Row> {
         "workers[].transport",
         "workers[].kv_addr = '127.0.0.1:7'",
         "'p2p_nccl'".to_owned(),
+        workers,
+    ));
+    rows.push(Row(
+        "workers[].tls_server_name",
+        "workers[].url = 'https://127.0.0.1:9'",
+        "'b.example'".to_owned(),
         workers,
     ));
     rows
@@ -601,6 +612,7 @@ async fn every_reloadable_key_is_applied_and_none_needs_a_restart() {
                 "server.tenants.*" => "server.tenants",
                 key if key.starts_with("server.tls.") => "server.tls",
                 key if key.starts_with("server.admin_tls.") => "server.admin_tls",
+                key if key.starts_with("upstream.tls.") => "upstream.tls",
                 key if key.starts_with("routing.busy.") => "routing.busy",
                 key if key.starts_with("models.*.busy.") => "models.*.busy",
                 key => key,

@@ -1,0 +1,101 @@
+//! All that TLS uses here: the certificates of both listeners, and what is used towards engines.
+
+use std::{sync::Arc, time::Duration};
+
+use pointsman_workers::EngineTls;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    changes::Seen,
+    engines::{EngineFiles, LoadedEngines},
+    listeners::{ListenerTls, LoadedListener},
+};
+use crate::{
+    config::{
+        Problem,
+        settings::{ServerSettings, UpstreamSettings},
+    },
+    telemetry::metrics::Metrics,
+};
+
+/// Interval of reading the files. A change is applied when two reads in a row find the same content.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What TLS uses. New handshakes use the newest; connections keep theirs.
+#[derive(Debug)]
+pub(crate) struct Certificates {
+    /// The clients' listener.
+    pub(crate) clients: ListenerTls,
+    /// The operators' listener.
+    pub(crate) operators: ListenerTls,
+    engines: EngineFiles,
+}
+
+/// What was read from files and is not in force yet.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    clients: LoadedListener,
+    operators: LoadedListener,
+    engines: LoadedEngines,
+}
+
+impl Certificates {
+    /// Returns listeners with plain HTTP, and trust in no engine.
+    pub(crate) fn new() -> Self {
+        Self {
+            clients: ListenerTls::new("server.tls", "clients"),
+            operators: ListenerTls::new("server.admin_tls", "operators"),
+            engines: EngineFiles::new(),
+        }
+    }
+
+    /// Returns what connections to engines use.
+    pub(crate) fn engines(&self) -> &Arc<EngineTls> {
+        self.engines.in_use()
+    }
+
+    /// Reads and checks all files. Nothing changes.
+    ///
+    /// # Errors
+    /// All problems.
+    pub(crate) fn load(
+        &self,
+        server: &ServerSettings,
+        upstream: &UpstreamSettings,
+    ) -> Result<Loaded, Vec<Problem>> {
+        let clients = self.clients.load(server.tls.as_ref());
+        let operators = self.operators.load(server.admin_tls.as_ref());
+        let engines = self.engines.load(&upstream.tls);
+        match (clients, operators, engines) {
+            (Ok(clients), Ok(operators), Ok(engines)) => Ok(Loaded { clients, operators, engines }),
+            (clients, operators, engines) => {
+                let problems = [clients.err(), operators.err(), engines.err()];
+                Err(problems.into_iter().flatten().flatten().collect())
+            }
+        }
+    }
+
+    /// Puts what was loaded in force, for new handshakes.
+    pub(crate) fn install(&self, loaded: Loaded, metrics: &Metrics) {
+        self.clients.install(loaded.clients, &metrics.tls);
+        self.operators.install(loaded.operators, &metrics.tls);
+        self.engines.install(loaded.engines, &metrics.tls);
+    }
+
+    /// Reads the files again until `stop`, and puts changed ones in force.
+    pub(crate) async fn watch(self: Arc<Self>, metrics: Arc<Metrics>, stop: CancellationToken) {
+        let mut seen = [Seen::default(), Seen::default(), Seen::default()];
+        while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
+            let (certificates, metrics) = (self.clone(), metrics.clone());
+            let looked = tokio::task::spawn_blocking(move || {
+                let [clients, operators, engines] = &mut seen;
+                certificates.clients.look(clients, &metrics.tls);
+                certificates.operators.look(operators, &metrics.tls);
+                certificates.engines.look(engines, &metrics.tls);
+                seen
+            });
+            let Ok(now) = looked.await else { return };
+            seen = now;
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The HTTP client of probes, with or without TLS.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_rustls::{HttpsConnector, ResolveServerName};
+use hyper_util::{
+    client::legacy::{Client, ResponseFuture, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use parking_lot::Mutex;
+use rustls::ClientConfig;
+
+use crate::{
+    local_shortage::is_local_shortage,
+    spec::WorkerSpec,
+    tls::{EngineTls, server_name, tls_problem},
+};
+
+/// Idle connections that are kept for an address. A connection takes about 20 KB, and the first probes of all
+/// workers open many at once.
+const MAX_IDLE: usize = 2;
+
+type Plain = Client<HttpConnector, Empty<Bytes>>;
+type Secure = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
+
+/// Makes the clients of workers.
+pub(super) struct Clients {
+    plain: Plain,
+    tls: Arc<EngineTls>,
+}
+
+/// The client of one worker.
+pub(super) enum ProbeClient {
+    /// That of all workers without TLS.
+    Plain(Plain),
+    /// Each worker with TLS has its own: the name that the certificate must have is the worker's.
+    Tls { tls: Arc<EngineTls>, server_name: Option<Arc<str>>, current: Mutex<Option<Current>> },
+}
+
+/// A client, and the TLS that it was made for.
+pub(super) struct Current(Arc<ClientConfig>, Secure);
+
+/// Result of a probe request.
+pub(super) enum Response {
+    Ok(Bytes),
+    /// Status 404, 405 or 501: the engine does not support the request.
+    Absent,
+    /// Any other status or an error, with its description. The request may be repeated.
+    Failed(String),
+    /// This host has no descriptor or port left, which says nothing about the worker.
+    Shortage(String),
+}
+
+impl Clients {
+    pub(super) fn new(tls: Arc<EngineTls>) -> Self {
+        let plain = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(MAX_IDLE).build_http();
+        Self { plain, tls }
+    }
+
+    pub(super) fn of(&self, spec: &WorkerSpec) -> ProbeClient {
+        if !spec.has_tls() {
+            return ProbeClient::Plain(self.plain.clone());
+        }
+        let server_name = spec.tls_server_name.clone();
+        ProbeClient::Tls { tls: self.tls.clone(), server_name, current: Mutex::default() }
+    }
+}
+
+impl ProbeClient {
+    /// Sends GET with the worker's key, and reads an answer of at most `max_body` bytes within `limit`.
+    pub(super) async fn get(
+        &self,
+        url: &str,
+        key: Option<&str>,
+        max_body: usize,
+        limit: Duration,
+    ) -> Response {
+        match tokio::time::timeout(limit, self.call(url, key, max_body)).await {
+            Ok(Ok((status, body))) if status.is_success() => Response::Ok(body),
+            Ok(Ok((
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+                _,
+            ))) => Response::Absent,
+            Ok(Ok((status, _))) => Response::Failed(format!("GET {url}: status {status}")),
+            Ok(Err(response)) => response,
+            Err(_) => Response::Failed(format!("GET {url}: timed out after {limit:?}")),
+        }
+    }
+
+    async fn call(
+        &self,
+        url: &str,
+        key: Option<&str>,
+        max_body: usize,
+    ) -> Result<(StatusCode, Bytes), Response> {
+        let failed = |problem: String| Response::Failed(format!("GET {url}: {problem}"));
+        let mut request = Request::builder().method(Method::GET).uri(url);
+        if let Some(key) = key {
+            request = request.header(http::header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let request = request.body(Empty::new()).map_err(|error| Response::Failed(error.to_string()))?;
+        let response = self.request(request).map_err(failed)?.await.map_err(|error| {
+            if is_local_shortage(&error) {
+                return Response::Shortage(format!("GET {url}: {error}"));
+            }
+            failed(tls_problem(&error).unwrap_or_else(|| error.to_string()))
+        })?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), max_body).collect().await;
+        body.map(|body| (status, body.to_bytes())).map_err(|error| failed(error.to_string()))
+    }
+
+    fn request(&self, request: Request<Empty<Bytes>>) -> Result<ResponseFuture, String> {
+        match self {
+            Self::Plain(client) => Ok(client.request(request)),
+            Self::Tls { tls, server_name, current } => {
+                let config = tls.config()?;
+                let mut current = current.lock();
+                let kept = current.take().filter(|Current(made_for, _)| Arc::ptr_eq(made_for, &config));
+                let used = current.insert(kept.unwrap_or_else(|| Current::new(config, server_name.clone())));
+                Ok(used.1.request(request))
+            }
+        }
+    }
+}
+
+impl Current {
+    fn new(config: Arc<ClientConfig>, configured: Option<Arc<str>>) -> Self {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        let names: Arc<dyn ResolveServerName + Send + Sync> = Arc::new(move |uri: &http::Uri| {
+            server_name(uri.host().unwrap_or_default(), configured.as_deref())
+        });
+        // The bootstrap server of a worker has no TLS.
+        let connector = HttpsConnector::new(http, config.clone(), false, names);
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(MAX_IDLE).build(connector);
+        Self(config, client)
+    }
+}
