@@ -132,6 +132,21 @@ impl Client {
         self.whole(request).await
     }
 
+    /// Sends PUT and reads the whole reply.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn put(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> anyhow::Result<Reply> {
+        let mut request = self.request(path, headers, body.into())?;
+        *request.method_mut() = Method::PUT;
+        self.whole(request).await
+    }
+
     /// Sends POST and returns the reply as a stream of events.
     ///
     /// # Errors

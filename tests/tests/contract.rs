@@ -98,6 +98,7 @@ fn invariant_1_crates_depend_one_way_only() {
         "host/orchestration",
         &["axum", "hyper", "http", "wasmtime", "pointsman-gateway", "pointsman-policy-runtime"],
     );
+    absent("host/discovery", &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway"]);
     absent("host/policy-runtime", &["axum", "hyper", "http", "pointsman-gateway"]);
     absent("host/gateway", &["wasmtime", "wasmtime-wasi"]);
     absent("host/lab", &["axum", "hyper", "http", "wasmtime", "pointsman-gateway"]);

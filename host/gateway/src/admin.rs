@@ -23,6 +23,7 @@ mod config;
 mod decisions;
 mod events;
 mod guard;
+mod leases;
 mod origin;
 mod page;
 mod policies;
@@ -52,7 +53,8 @@ pub(crate) fn routes(state: SharedState) -> Router {
         .route("/decisions/summary", get(summary::get))
         .route("/decisions/{id}", get(decisions::one))
         .route("/workers", get(workers::list).post(workers::join))
-        .route("/workers/{id}", delete(workers::leave))
+        .route("/workers/{id}", delete(workers::leave).put(leases::put))
+        .route("/discovery", get(leases::sources))
         .route("/workers/{id}/drain", post(workers::drain).delete(workers::undrain))
         .fallback(refuse::unknown_url)
         .method_not_allowed_fallback(refuse::other_method)
@@ -69,6 +71,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         feeds: state.feeds.clone(),
         policies: state.policies.clone(),
         learning: state.learning.clone(),
+        fleet: state.fleet.clone(),
     };
     match exposition::encode(&state.metrics, sources, format) {
         Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),

@@ -17,6 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod auth;
+mod discovery;
 mod duration;
 mod environment;
 mod key_digest;
@@ -41,6 +42,7 @@ mod upstream;
 
 pub use auth::{Auth, CertificateEntry, Jwt, KeyEntry, OperatorEntry, Role};
 pub(crate) use auth::{JwtAlgorithm, NameKind};
+pub use discovery::{Discovery, DiscoveryFile, DiscoveryFileFormat};
 pub use environment::Environment;
 pub use key_digest::KeyDigest;
 pub(crate) use key_digest::{is_key_of, sha256};
@@ -92,6 +94,8 @@ pub struct Config {
     pub upstream: Upstream,
     /// How workers are probed.
     pub probe: Probe,
+    /// Workers that are not in this file.
+    pub discovery: Discovery,
     /// Models, by name.
     pub models: BTreeMap<String, Model>,
     /// Workers.

@@ -33,6 +33,7 @@ use crate::{
 };
 
 mod check;
+mod discovery;
 mod reload;
 pub(crate) mod service_manager;
 mod slots;
@@ -98,8 +99,10 @@ impl Daemon {
         let listener = client.into_std()?;
         let stop = CancellationToken::new();
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable.probe));
+        let discovery = settings.fixed.discovery.clone();
         let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
+        discovery::start_sources(&state, &discovery, &stop);
         let (registry, tls) = (state.registry.clone(), state.tls.engines().clone());
         Prober::start(registry, probe_config, tls, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
@@ -303,9 +306,8 @@ fn build(
 ) -> anyhow::Result<State> {
     let Configured { fixed, reloadable } = &settings;
     let registry = Arc::new(Registry::default());
-    for worker in &reloadable.workers {
-        registry.upsert(worker.clone());
-    }
+    let (fleet, leases) = discovery::fleet(&registry, &fixed.discovery);
+    fleet.set_configured(&reloadable.workers);
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
     let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
@@ -338,6 +340,8 @@ fn build(
         settings: Settings::new(fixed.block_size, reloadable),
         tokens: Arc::new(tokens),
         registry,
+        fleet,
+        leases,
         learning: Arc::new(Learning::start(router.slots().clone())?),
         limiter: reload::rate_limiter(reloadable),
         tenant_limits: TenantLimits::new(&reloadable.tenants, reloadable.routing.hash_salt.expose(), None),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use axum::extract::FromRef;
+use pointsman_discovery::{Fleet, Leases};
 use pointsman_orchestration::{AdmissionQueue, Sessions};
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
@@ -46,6 +47,10 @@ pub struct State {
     pub(crate) settings: Settings,
     /// Workers that serve models.
     pub registry: Arc<Registry>,
+    /// Where workers come from.
+    pub(crate) fleet: Arc<Fleet>,
+    /// Workers that registered themselves.
+    pub(crate) leases: Arc<Leases>,
     /// Routing decisions.
     pub router: Arc<Router>,
     /// Reports outcomes of requests to the policies that learn from them.

@@ -17,6 +17,8 @@ pub(crate) const MAX_BLOCK_SIZE: u32 = 65_536;
 pub enum FactName {
     /// Dialect of the engine.
     Engine,
+    /// Models that the engine serves.
+    Model,
     /// Role (SGLang's disaggregation mode).
     Role,
     /// Number of data-parallel ranks.
@@ -78,6 +80,7 @@ impl FactName {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Engine => "engine",
+            Self::Model => "model",
             Self::Role => "role",
             Self::DpSize => "dp_size",
             Self::BootstrapPort => "bootstrap_port",

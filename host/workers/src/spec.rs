@@ -192,13 +192,32 @@ impl WorkerSpec {
     /// # Errors
     /// [`SpecError`] names the key and the value.
     pub fn parse_flag(flag: &str) -> Result<Self, SpecError> {
+        let pairs = flag.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+        let pairs = pairs.map(|pair| {
+            pair.split_once('=').ok_or_else(|| error(pair, "is not of the form key=value".to_owned()))
+        });
+        Self::from_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// Builds a description from keys and values of the `--worker` flag. A later value replaces an earlier
+    /// one of its key, apart from keys that may be given several times.
+    ///
+    /// # Errors
+    /// [`SpecError`] names the key and the value.
+    pub fn from_pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, SpecError> {
         let mut raw = RawSpec::default();
-        for pair in flag.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| error(pair, "is not of the form key=value".to_owned()))?;
+        for (key, value) in pairs {
             raw.set(key, value)?;
         }
         raw.resolve()
+    }
+
+    /// Checks one key and its value as [`WorkerSpec::from_pairs`] takes them, without the others.
+    ///
+    /// # Errors
+    /// As [`WorkerSpec::from_pairs`].
+    pub fn check_pair(key: &str, value: &str) -> Result<(), SpecError> {
+        RawSpec::default().set(key, value)
     }
 }
 

@@ -68,6 +68,8 @@ pub struct Worker {
     ranks: Box<[Arc<RankLoad>]>,
     health: AtomicU8,
     draining: AtomicBool,
+    /// Whether discovery has it removed when its requests end.
+    leaving: AtomicBool,
     /// Whether the engine contradicts the description.
     misconfigured: AtomicBool,
     /// What the last probe found wrong.
@@ -117,6 +119,7 @@ impl Worker {
             ranks,
             health: AtomicU8::new(0),
             draining: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             misconfigured: AtomicBool::new(false),
             problem: ArcSwapOption::empty(),
             engine_load: ArcSwapOption::empty(),
@@ -171,10 +174,21 @@ impl Worker {
         self.health.swap(code, Ordering::AcqRel) != code
     }
 
-    /// Returns whether the worker is draining.
+    /// Returns whether an operator drains the worker.
     #[must_use]
     pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the worker leaves when its requests have ended. Then it drains, too.
+    #[must_use]
+    pub fn leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// Has the worker leave, or keeps it. This is independent of the draining that an operator asks for.
+    pub fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, Ordering::Release);
     }
 
     /// Starts or ends draining.
@@ -307,7 +321,7 @@ impl Worker {
             Health::Unhealthy => return Some(Ineligible::Unhealthy),
             Health::Healthy => {}
         }
-        if self.draining() {
+        if self.draining() || self.leaving() {
             return Some(Ineligible::Draining);
         }
         let on_trial = self.suspect.load(Ordering::Acquire) && self.active_requests() > 0;

@@ -75,7 +75,7 @@ pub(super) fn is_clause(text: &str) -> bool {
 
 /// Whether a text is the id of a rule: `B1`, `C7a`.
 fn is_rule(text: &str) -> bool {
-    let Some(rest) = text.strip_prefix(|letter: char| ('A'..='O').contains(&letter)) else { return false };
+    let Some(rest) = text.strip_prefix(|letter: char| ('A'..='P').contains(&letter)) else { return false };
     let digits = rest.strip_suffix(|letter: char| letter.is_ascii_lowercase()).unwrap_or(rest);
     !digits.is_empty() && digits.len() <= 2 && digits.bytes().all(|byte| byte.is_ascii_digit())
 }

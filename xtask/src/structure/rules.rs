@@ -16,6 +16,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "pointsman-admin-cli",
             "pointsman-config-file",
+            "pointsman-discovery",
             "pointsman-embedded-policies",
             "pointsman-lab",
             "pointsman-orchestration",
@@ -49,6 +50,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-workers",
         ],
     ),
+    ("pointsman-discovery", &["pointsman-workers"]),
     ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-policy-runtime", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-routing", &["pointsman-workers"]),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{
     Extension, Json,
     extract::{Path, State as Extract, rejection::PathRejection},
-    http::HeaderMap,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{
     audit::Detail,
     big_numbers::with_texts,
-    refuse::{invalid, no_worker, worker_id},
+    refuse::{invalid, no_worker, refuse, worker_id},
 };
 use crate::{openai::json::shortened, state::State};
 
@@ -36,6 +36,7 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
         snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
     };
     let busy = state.router.busy().busy_candidates(&snapshot);
+    let sources = state.fleet.sources_of_workers();
     let one = |worker: &Arc<pointsman_workers::Worker>| {
         let busy: Vec<_> = busy.iter().filter(|busy| busy.worker == worker.id()).collect();
         let ranks = worker.candidates();
@@ -56,13 +57,14 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
             json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
         });
         json!({
-            "id": worker.id(), "spec": worker.spec(), "models": models(worker.id()),
+            "id": worker.id(), "source": sources.get(&worker.id()), "spec": worker.spec(),
+            "models": models(worker.id()),
             "health": match worker.health() {
                 Health::Unknown => "unknown",
                 Health::Healthy => "healthy",
                 Health::Unhealthy => "unhealthy",
             },
-            "draining": worker.draining(), "ineligible": worker.ineligible().map(Ineligible::as_str),
+            "draining": worker.draining(), "leaving": worker.leaving(), "ineligible": worker.ineligible().map(Ineligible::as_str),
             "reason": worker.problem(), "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,
@@ -72,13 +74,18 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() })
 }
 
-/// Adds a worker, described as in the configuration. It replaces one with the same id.
+/// Adds a worker, described as in the configuration. It replaces one with the same id that was added here.
 pub(super) async fn join(Extract(state): Extract<Arc<State>>, headers: HeaderMap, body: Bytes) -> Response {
     match serde_json::from_slice::<WorkerSpec>(&body) {
         Ok(spec) => {
             let detail = Detail(format!("worker={} role={} url={}", spec.id, spec.role, spec.url));
-            let worker = state.registry.upsert(spec);
-            (Extension(detail), Json(with_texts(json!({ "id": worker.id() })))).into_response()
+            match state.fleet.join(spec) {
+                Ok(id) => (Extension(detail), Json(with_texts(json!({ "id": id })))).into_response(),
+                Err(refused) => {
+                    let message = refused.to_string();
+                    refuse(&headers, StatusCode::CONFLICT, "worker_conflict", &message)
+                }
+            }
         }
         Err(error) => invalid(&headers, &shortened(&error.to_string())),
     }
@@ -94,10 +101,11 @@ pub(super) async fn leave(
         Ok(id) => id,
         Err(refusal) => return *refusal,
     };
-    match state.registry.remove(id) {
-        Some(_) => Json(with_texts(json!({ "id": id, "left": true }))).into_response(),
-        None => no_worker(&headers, id),
+    // A worker that registered itself drains; others are gone at once.
+    if state.leases.release(id) || state.fleet.leave(id) {
+        return Json(with_texts(json!({ "id": id, "left": true }))).into_response();
     }
+    no_worker(&headers, id)
 }
 
 pub(super) async fn drain(

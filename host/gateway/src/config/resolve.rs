@@ -45,6 +45,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         timeouts,
         upstream,
         probe,
+        discovery,
         models,
         workers,
         origin: _,
@@ -73,10 +74,12 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         .collect();
     let models =
         models.iter().map(|(name, model)| (name.clone(), problems.model(name, model, has_dir))).collect();
+    problems.0.extend(discovery.problems());
     problems.0.extend(queue.problems());
     problems.0.extend(super::tenants::problems(tenants));
     let (queue, tenants) = (queue.clone(), tenants.clone());
-    let fixed = Static { listeners, block_size, policies: runtime, index, model_slots };
+    let discovery = discovery.clone();
+    let fixed = Static { listeners, block_size, policies: runtime, index, discovery, model_slots };
     let reloadable = Reloadable {
         server,
         auth,

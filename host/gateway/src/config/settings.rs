@@ -15,7 +15,9 @@ use http::{HeaderName, HeaderValue};
 use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
-use super::{HashSalt, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls, tenants};
+use super::{
+    Discovery, HashSalt, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls, tenants,
+};
 
 mod model;
 
@@ -67,6 +69,8 @@ pub struct Static {
     pub policies: PolicyRuntime,
     /// `[index]`.
     pub index: IndexSettings,
+    /// `[discovery]`.
+    pub discovery: Discovery,
     /// Slots that single models have; their content is reloadable.
     pub model_slots: BTreeMap<String, BTreeSet<SlotKind>>,
 }
@@ -329,7 +333,7 @@ impl Static {
     /// Returns the dotted paths of the keys that need a restart to change from `self` to `new`.
     #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<String> {
-        let Self { listeners, block_size, policies, index, model_slots } = self;
+        let Self { listeners, block_size, policies, index, discovery, model_slots } = self;
         let mut paths = Vec::new();
         listeners.changed_keys(&new.listeners, &mut paths);
         if *block_size != new.block_size {
@@ -337,6 +341,7 @@ impl Static {
         }
         policies.changed_keys(&new.policies, &mut paths);
         index.changed_keys(&new.index, &mut paths);
+        discovery.changed_keys(&new.discovery, &mut paths);
         paths.extend(model::changed_slots(model_slots, &new.model_slots));
         paths
     }

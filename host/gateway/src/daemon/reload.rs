@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 use pointsman_orchestration::{ModelBounds, QueueRules, TenantShare};
 use pointsman_policy_runtime::Command;
 use pointsman_routing::{BusyRules, Decisions, facts::UnknownFact};
-use pointsman_workers::{ModelName, Registry, WorkerId, WorkerSpec, name_hash, probe::ProbeConfig};
+use pointsman_workers::{ModelName, WorkerId, WorkerSpec, name_hash, probe::ProbeConfig};
 
 use super::slots::specs;
 use crate::{
@@ -106,8 +106,11 @@ impl ReloadTarget for SharedState {
             tokens: Arc::new(tokens),
             ..(*state).clone()
         });
-        let workers = move_workers(&state.registry, &before.workers, workers);
-        Ok(Applied { policies: report, workers })
+        let changes = worker_changes(&before.workers, workers);
+        if changes != WorkerChanges::default() {
+            state.fleet.set_configured(workers);
+        }
+        Ok(Applied { policies: report, workers: changes })
     }
 }
 
@@ -225,24 +228,19 @@ pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {
     ProbeConfig { interval: probe.interval, timeout: probe.timeout, load_interval: probe.load_interval }
 }
 
-/// Makes the registry follow the file. Only workers whose description differs between two readings change:
-/// those that joined through the admin listener stay.
-fn move_workers(registry: &Registry, before: &[WorkerSpec], after: &[WorkerSpec]) -> WorkerChanges {
+/// Returns which workers differ between two readings of the file.
+fn worker_changes(before: &[WorkerSpec], after: &[WorkerSpec]) -> WorkerChanges {
     let known: BTreeMap<WorkerId, &WorkerSpec> = before.iter().map(|spec| (spec.id, spec)).collect();
     let mut changes = WorkerChanges::default();
     for spec in after {
-        let list = match known.get(&spec.id) {
-            Some(same) if *same == spec => continue,
-            Some(_) => &mut changes.changed,
-            None => &mut changes.added,
-        };
-        list.push(spec.id);
-        registry.upsert(spec.clone());
+        match known.get(&spec.id) {
+            Some(same) if *same == spec => {}
+            Some(_) => changes.changed.push(spec.id),
+            None => changes.added.push(spec.id),
+        }
     }
-    for id in known.keys().filter(|id| !after.iter().any(|spec| spec.id == **id)) {
-        registry.remove(*id);
-        changes.removed.push(*id);
-    }
+    let gone = known.keys().filter(|id| !after.iter().any(|spec| spec.id == **id));
+    changes.removed.extend(gone.copied());
     changes
 }
 

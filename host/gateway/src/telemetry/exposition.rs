@@ -10,6 +10,7 @@ use std::{
 };
 
 use http::{HeaderMap, header};
+use pointsman_discovery::Fleet;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{Feeds, Registry as Workers, WorkerId, events::FeedCounters};
@@ -24,6 +25,7 @@ use super::metrics::Metrics;
 mod families;
 mod prometheus_text;
 mod slots;
+mod sources;
 
 use families::{Families, Labels};
 
@@ -40,6 +42,8 @@ pub(crate) struct Sources {
     pub(crate) policies: Arc<PolicyManager>,
     /// Outcomes for policies that learn.
     pub(crate) learning: Arc<Learning>,
+    /// Where workers come from.
+    pub(crate) fleet: Arc<Fleet>,
 }
 
 /// A text format of `/metrics`.
@@ -91,6 +95,7 @@ impl Collector for Sources {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let out = &mut Families(encoder);
         self.encode_workers(out)?;
+        sources::encode(out, &self.fleet)?;
         slots::encode(out, &self.policies, &self.learning)?;
         self.encode_index(out)?;
         self.encode_feeds(out)

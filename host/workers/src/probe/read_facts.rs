@@ -75,6 +75,9 @@ impl Probe {
                     let contradiction = Contradiction::new(FactName::Engine, spec.engine, other);
                     return self.refuse(Contradiction { reporter: "GET /v1/models", ..contradiction });
                 }
+                if let Some(contradiction) = spec.models_contradicted(&list.names) {
+                    return self.refuse(contradiction);
+                }
                 let names = list.names.iter().map(|name| ModelName::new(name)).collect();
                 self.registry.learn_models(spec.id, names);
             }

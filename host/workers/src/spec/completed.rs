@@ -8,7 +8,7 @@ use std::fmt;
 use super::{KvTransport, WorkerSpec};
 use crate::{
     facts::{Contradiction, EngineFacts, FactName},
-    id::{Engine, Role},
+    id::{Engine, ModelName, Role},
 };
 
 impl WorkerSpec {
@@ -28,6 +28,20 @@ impl WorkerSpec {
             (FactName::MaxRunningRequests, sglang && reported.max_running_requests.is_none()),
         ];
         facts.into_iter().filter(|(_, unknown)| *unknown).map(|(fact, _)| fact).collect()
+    }
+
+    /// Returns the contradiction between the models of the description and those that the engine lists: it
+    /// serves none of them. An engine that lists nothing, and a plain one behind a gateway of its own,
+    /// contradict nothing.
+    pub(crate) fn models_contradicted(&self, listed: &[String]) -> Option<Contradiction> {
+        let lists_all = matches!(self.engine, Engine::Vllm | Engine::Sglang);
+        let serves = |model: &ModelName| listed.iter().any(|name| name == model.as_str());
+        if !lists_all || self.models.is_empty() || listed.is_empty() || self.models.iter().any(serves) {
+            return None;
+        }
+        let configured = self.models.iter().map(ModelName::as_str).collect::<Vec<_>>().join(", ");
+        let reporter = "GET /v1/models";
+        Some(Contradiction { reporter, ..Contradiction::new(FactName::Model, configured, listed.join(", ")) })
     }
 
     /// Returns the description with what the configuration left to the engine.
@@ -125,6 +139,18 @@ mod tests {
         let kept = spec("engine=sglang,local_prefill=true");
         let facts = EngineFacts { role: Some(Role::Decode), ..EngineFacts::default() };
         assert!(kept.completed(&facts).unwrap().local_prefill);
+    }
+
+    #[test]
+    fn an_engine_that_serves_none_of_the_configured_models_contradicts() {
+        let listed = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let worker = spec("engine=vllm,role=decode,model=a,model=b");
+        let refused = worker.models_contradicted(&listed(&["c"])).unwrap();
+        assert_eq!((&*refused.configured, &*refused.reported), ("a, b", "c"));
+        assert_eq!(worker.models_contradicted(&listed(&["b", "c"])), None);
+        assert_eq!(worker.models_contradicted(&[]), None);
+        let plain = spec("engine=openai,role=aggregated,model=a");
+        assert_eq!(plain.models_contradicted(&listed(&["c"])), None);
     }
 
     #[test]

@@ -56,6 +56,25 @@ const STATIC: &[(&str, &str)] = &[
     ("policies.compile_timeout", "'20s'"),
     ("index.byte_budget", "1048576"),
     ("index.ttl", "'7s'"),
+    ("discovery.max_workers", "7"),
+    ("discovery.drain", "'7s'"),
+    ("discovery.removal_share", "0.25"),
+    ("discovery.removal_min", "7"),
+    ("discovery.confirm_after", "'7s'"),
+    ("discovery.max_lease", "'7s'"),
+];
+
+const FILE: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.yaml'";
+const LLM_D: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.yaml'\n\
+                     discovery.files[].format = 'llm-d'";
+
+/// Keys of sources of workers: what the source says besides, and the new value. A change needs a restart.
+const SOURCES: &[(&str, &str, &str)] = &[
+    ("discovery.files[].name", FILE, "'b'"),
+    ("discovery.files[].path", FILE, "'b.yaml'"),
+    ("discovery.files[].format", FILE, "'llm-d'"),
+    ("discovery.files[].interval", FILE, "'7s'"),
+    ("discovery.files[].defaults", LLM_D, "{ engine = 'vllm' }"),
 ];
 
 /// What a row observes in the state that requests use.
@@ -476,6 +495,7 @@ fn slot_rows() -> Vec<(String, String, &'static str)> {
 fn every_key_of_the_schema_is_in_one_table() {
     let schema: BTreeSet<String> = leaves::<Config>().into_iter().collect();
     let mut listed: Vec<String> = STATIC.iter().map(|(key, _)| (*key).to_owned()).collect();
+    listed.extend(SOURCES.iter().map(|(key, ..)| (*key).to_owned()));
     listed.extend(rows().iter().map(|row| row.0.to_owned()));
     listed.extend(slot_rows().into_iter().map(|(key, ..)| key));
     let unique: BTreeSet<String> = listed.iter().cloned().collect();
@@ -662,6 +682,14 @@ async fn every_static_key_is_reported_and_not_applied() {
         let reloaded = reloading.reload(&document).await;
         assert_eq!((&reloaded.needs_restart[..], reloaded.applied.len()), (&[(*key).to_owned()][..], 0));
         assert_eq!(settings(&reloading.shared.get()), before, "{key}");
+    }
+    for (key, besides, value) in SOURCES {
+        let mut document = base();
+        set_lines(&mut document, besides);
+        set(&mut document, key, value);
+        let reloaded = reloading.reload(&document).await;
+        let section = key.split("[]").next().unwrap();
+        assert_eq!((&reloaded.needs_restart[..], reloaded.applied.len()), (&[section.to_owned()][..], 0));
     }
     let mut document = base();
     set(&mut document, "models.*.slots", "{ prefill = {}, decode = {} }");

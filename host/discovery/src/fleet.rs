@@ -1,0 +1,266 @@
+//! The fleet: the snapshots of all sources, merged and applied to the registry.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use pointsman_workers::{Registry, WorkerId, WorkerSpec};
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    found::{Found, Refusal, SourceSnapshot},
+    guard::GuardRules,
+    merge::{Claim, Rank, merge},
+};
+
+mod members;
+mod reporter;
+mod source_entry;
+mod status;
+
+use members::Members;
+pub use reporter::Reporter;
+use source_entry::SourceEntry;
+pub use status::{FleetStatus, SourceState, SourceStatus};
+
+/// Number of the source of `[[workers]]`.
+const CONFIGURED: usize = 0;
+/// Number of the source of workers that operators add.
+const OPERATOR: usize = 1;
+/// How often workers that leave are looked at.
+const LEAVING_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Bounds and times of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FleetRules {
+    /// Most workers of discovery.
+    pub max_workers: usize,
+    /// How long the requests of a worker that leaves may run.
+    pub drain: Duration,
+    /// When a removal waits for a second confirmation.
+    pub guard: GuardRules,
+}
+
+/// Why a worker does not join: another source owns its id or URL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// The workers of all sources.
+pub struct Fleet {
+    registry: Arc<Registry>,
+    rules: FleetRules,
+    inner: Mutex<Inner>,
+    /// Something has to be done at another time than before.
+    changed: Notify,
+}
+
+struct Inner {
+    sources: Vec<SourceEntry>,
+    members: Members,
+    /// Descriptions that operators removed, until their source changes them or lists them no more.
+    dismissed: HashMap<WorkerId, WorkerSpec>,
+}
+
+impl Fleet {
+    /// Creates a fleet that publishes its workers in `registry`.
+    #[must_use]
+    pub fn new(registry: Arc<Registry>, rules: FleetRules) -> Arc<Self> {
+        let sources =
+            vec![SourceEntry::new("static", Rank::Configured), SourceEntry::new("admin", Rank::Operator)];
+        let inner = Inner { sources, members: Members::default(), dismissed: HashMap::new() };
+        Arc::new(Self { registry, rules, inner: Mutex::new(inner), changed: Notify::new() })
+    }
+
+    /// Adds a source, for example `etcd:main`.
+    #[must_use]
+    pub fn add_source(self: &Arc<Self>, name: &str) -> Reporter {
+        let mut inner = self.inner.lock();
+        let entry = SourceEntry::new(name, Rank::Discovered);
+        let recheck = entry.recheck.clone();
+        inner.sources.push(entry);
+        Reporter::new(self.clone(), inner.sources.len() - 1, recheck)
+    }
+
+    /// Sets the workers of the configuration.
+    pub fn set_configured(&self, workers: &[WorkerSpec]) {
+        let mut inner = self.inner.lock();
+        if let Some(source) = inner.sources.get_mut(CONFIGURED) {
+            source.replace(workers.iter().cloned().map(Found::staying).collect(), Instant::now());
+        }
+        self.reconcile(&mut inner);
+    }
+
+    /// Adds a worker for an operator, or replaces the one with its id that an operator added.
+    ///
+    /// # Errors
+    /// Another source owns the id or URL.
+    pub fn join(&self, spec: WorkerSpec) -> Result<WorkerId, Refused> {
+        let mut inner = self.inner.lock();
+        let id = spec.id;
+        if inner.dismissed.get(&id) == Some(&spec) {
+            inner.dismissed.remove(&id);
+        }
+        if let Some(source) = inner.sources.get_mut(OPERATOR) {
+            source.put(Found::staying(spec.clone()));
+        }
+        self.reconcile(&mut inner);
+        if inner.members.source_of(id) == Some(OPERATOR) {
+            return Ok(id);
+        }
+        let source = inner.sources.get_mut(OPERATOR);
+        let problem = source.map(|source| source.take(id, &spec.url)).unwrap_or_default();
+        // Another source may describe the worker in the same way.
+        if inner.members.spec_of(id) == Some(&spec) { Ok(id) } else { Err(Refused(problem)) }
+    }
+
+    /// Removes a worker for an operator. It stays away until its source describes it otherwise, or lists it
+    /// anew. Returns whether it was there.
+    pub fn leave(&self, id: WorkerId) -> bool {
+        let mut inner = self.inner.lock();
+        let was_there = self.registry.snapshot().get(id).is_some();
+        if let Some(source) = inner.sources.get_mut(OPERATOR) {
+            source.workers.retain(|found| found.spec.id != id);
+        }
+        if let Some(spec) = inner.members.spec_of(id).cloned() {
+            inner.dismissed.insert(id, spec);
+        }
+        self.reconcile(&mut inner);
+        inner.members.remove(id);
+        self.registry.remove(id);
+        was_there
+    }
+
+    /// Returns the name of the source of each worker.
+    #[must_use]
+    pub fn sources_of_workers(&self) -> HashMap<WorkerId, Arc<str>> {
+        let inner = self.inner.lock();
+        inner
+            .members
+            .owners()
+            .filter_map(|(id, source)| Some((id, inner.sources.get(source)?.name.clone())))
+            .collect()
+    }
+
+    /// Returns what each source knows and what it waits for.
+    #[must_use]
+    pub fn status(&self) -> FleetStatus {
+        let inner = self.inner.lock();
+        FleetStatus::of(&inner.sources, &inner.members)
+    }
+
+    /// Lets workers leave when their requests have ended or their time is over, and asks sources for second
+    /// confirmations, until `stop`.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        loop {
+            let next = self.tick(Instant::now());
+            let pause = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = pause => {}
+                () = self.changed.notified() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Does what is due. Returns when something is due next.
+    fn tick(&self, now: Instant) -> Option<Instant> {
+        let mut inner = self.inner.lock();
+        let leaving = inner.members.leaving();
+        if leaving > 0 {
+            let gone = inner.members.take_gone(&self.registry.snapshot(), now);
+            self.registry.apply(Vec::new(), &gone);
+        }
+        let guard = &self.rules.guard;
+        let asked = inner.sources.iter_mut().filter_map(|source| source.ask_when_due(guard, now)).min();
+        let look = (inner.members.leaving() > 0).then(|| now + LEAVING_INTERVAL);
+        asked.into_iter().chain(look).min()
+    }
+
+    /// Takes what a source reports.
+    fn present(&self, number: usize, snapshot: SourceSnapshot) {
+        let mut inner = self.inner.lock();
+        let Some(source) = inner.sources.get_mut(number) else { return };
+        source.take_snapshot(snapshot, &self.rules, Instant::now());
+        self.reconcile(&mut inner);
+    }
+
+    fn away(&self, number: usize, problem: String) {
+        if let Some(source) = self.inner.lock().sources.get_mut(number) {
+            source.away(problem);
+        }
+    }
+
+    fn alive(&self, number: usize) {
+        if let Some(source) = self.inner.lock().sources.get_mut(number) {
+            source.alive(Instant::now());
+        }
+    }
+
+    fn conflict_of(&self, number: usize, url: &str) -> Option<String> {
+        self.inner.lock().sources.get(number)?.conflict_of(url).map(|refusal| refusal.problem.clone())
+    }
+
+    /// Makes the registry follow the sources.
+    fn reconcile(&self, inner: &mut Inner) {
+        let Inner { sources, members, dismissed } = inner;
+        dismissed.retain(|id, spec| {
+            let mut listed = sources.iter().flat_map(|source| &source.workers);
+            listed.any(|found| found.spec.id == *id && found.spec == *spec)
+        });
+        let mut claims = Vec::new();
+        for (number, source) in sources.iter().enumerate() {
+            for found in &source.workers {
+                if dismissed.get(&found.spec.id) != Some(&found.spec) {
+                    let owns = members.source_of(found.spec.id) == Some(number);
+                    claims.push(Claim { source: number, rank: source.rank, owns, found });
+                }
+            }
+        }
+        let names: Vec<Arc<str>> = sources.iter().map(|source| source.name.clone()).collect();
+        let merged = merge(claims, &names, self.rules.max_workers);
+        let drains: HashSet<usize> = (0..)
+            .zip(sources.iter())
+            .filter(|(_, source)| source.rank == Rank::Discovered)
+            .map(|(number, _)| number)
+            .collect();
+        let now = Instant::now();
+        let changes = members.follow(&merged.accepted, dismissed, &drains, now + self.rules.drain);
+        let mut refused: HashMap<usize, Vec<Refusal>> = HashMap::new();
+        for (source, refusal) in merged.refused {
+            refused.entry(source).or_default().push(refusal);
+        }
+        for (number, source) in sources.iter_mut().enumerate() {
+            source.set_conflicts(refused.remove(&number).unwrap_or_default());
+        }
+        self.registry.apply(changes.joining, &changes.gone);
+        let registered = self.registry.snapshot();
+        for (id, leaving) in changes.leaving {
+            if let Some(worker) = registered.get(id) {
+                worker.set_leaving(leaving);
+            }
+        }
+        let gone = members.take_gone(&registered, now);
+        self.registry.apply(Vec::new(), &gone);
+        self.changed.notify_one();
+    }
+}
+
+impl fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fleet").field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! The workers that the fleet put into the registry.
+
+use std::collections::{HashMap, HashSet};
+
+use pointsman_workers::{Snapshot, WorkerId, WorkerSpec};
+use tokio::time::Instant;
+
+use crate::found::Found;
+
+/// The workers by id.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    by_id: HashMap<WorkerId, Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    source: usize,
+    spec: WorkerSpec,
+    /// When the worker is removed although it has requests; `None`: it stays.
+    leaves_at: Option<Instant>,
+    /// Whether no source lists it.
+    unlisted: bool,
+}
+
+/// What the registry has to change.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    pub(super) joining: Vec<WorkerSpec>,
+    pub(super) gone: Vec<WorkerId>,
+    /// Workers that begin to leave, or stay after all.
+    pub(super) leaving: Vec<(WorkerId, bool)>,
+}
+
+impl Members {
+    pub(super) fn source_of(&self, id: WorkerId) -> Option<usize> {
+        self.by_id.get(&id).filter(|member| !member.unlisted).map(|member| member.source)
+    }
+
+    pub(super) fn spec_of(&self, id: WorkerId) -> Option<&WorkerSpec> {
+        self.by_id.get(&id).map(|member| &member.spec)
+    }
+
+    pub(super) fn owners(&self) -> impl Iterator<Item = (WorkerId, usize)> {
+        self.by_id.iter().map(|(id, member)| (*id, member.source))
+    }
+
+    /// Forgets a worker.
+    pub(super) fn remove(&mut self, id: WorkerId) {
+        self.by_id.remove(&id);
+    }
+
+    /// Returns the number of workers that leave.
+    pub(super) fn leaving(&self) -> usize {
+        self.by_id.values().filter(|member| member.leaves_at.is_some()).count()
+    }
+
+    /// Follows the merged list. Workers of the sources in `drains` drain until `deadline` when they are not
+    /// listed any more; others, and those that an operator removed, are gone at once.
+    pub(super) fn follow(
+        &mut self,
+        listed: &[(usize, &Found)],
+        dismissed: &HashMap<WorkerId, WorkerSpec>,
+        drains: &HashSet<usize>,
+        deadline: Instant,
+    ) -> Changes {
+        let mut changes = Changes::default();
+        for &(source, found) in listed {
+            self.list(source, found, deadline, &mut changes);
+        }
+        let ids: HashSet<WorkerId> = listed.iter().map(|(_, found)| found.spec.id).collect();
+        self.by_id.retain(|id, member| {
+            if ids.contains(id) {
+                return true;
+            }
+            if dismissed.contains_key(id) || !drains.contains(&member.source) {
+                changes.gone.push(*id);
+                return false;
+            }
+            member.unlisted = true;
+            if member.leaves_at.is_none() {
+                member.leaves_at = Some(deadline);
+                changes.leaving.push((*id, true));
+            }
+            true
+        });
+        changes
+    }
+
+    fn list(&mut self, source: usize, found: &Found, deadline: Instant, changes: &mut Changes) {
+        let id = found.spec.id;
+        match self.by_id.get_mut(&id) {
+            Some(member) if member.spec == found.spec => {
+                member.source = source;
+                member.unlisted = false;
+                if found.leaving != member.leaves_at.is_some() {
+                    member.leaves_at = found.leaving.then_some(deadline);
+                    changes.leaving.push((id, found.leaving));
+                }
+            }
+            _ => {
+                let leaves_at = found.leaving.then_some(deadline);
+                let member = Member { source, spec: found.spec.clone(), leaves_at, unlisted: false };
+                self.by_id.insert(id, member);
+                changes.joining.push(found.spec.clone());
+                if found.leaving {
+                    changes.leaving.push((id, true));
+                }
+            }
+        }
+    }
+
+    /// Forgets the unlisted workers whose requests have ended, or whose time is over, and returns them.
+    pub(super) fn take_gone(&mut self, registered: &Snapshot, now: Instant) -> Vec<WorkerId> {
+        let mut gone = Vec::new();
+        self.by_id.retain(|id, member| {
+            let Some(at) = member.leaves_at.filter(|_| member.unlisted) else { return true };
+            let requests = registered.get(*id).map_or(0, |worker| worker.active_requests());
+            if requests > 0 && now < at {
+                return true;
+            }
+            if requests > 0 {
+                tracing::warn!(worker = %id, requests, "worker removed with requests in flight: its drain timed out");
+            }
+            gone.push(*id);
+            false
+        });
+        gone
+    }
+}

@@ -1,0 +1,190 @@
+//! What the fleet knows of one source.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use pointsman_workers::WorkerId;
+use tokio::{sync::Notify, time::Instant};
+
+use super::FleetRules;
+use crate::{
+    found::{Found, MAX_REFUSALS, Read, Refusal, SourceSnapshot, within_bounds},
+    guard::{Guard, GuardRules, Verdict},
+    merge::Rank,
+};
+
+/// A source, and the workers of its last snapshot.
+#[derive(Debug)]
+pub(super) struct SourceEntry {
+    pub(super) name: Arc<str>,
+    pub(super) rank: Rank,
+    /// Workers in force: those of the last snapshot, and those whose removal waits.
+    pub(super) workers: Vec<Found>,
+    /// Number of workers whose removal waits.
+    pub(super) held: usize,
+    pub(super) guard: Guard,
+    /// Refused entries of the last snapshot, and how many there were.
+    pub(super) refused: Vec<Refusal>,
+    pub(super) refused_count: usize,
+    /// Workers that another source owns.
+    pub(super) conflicts: Vec<Refusal>,
+    /// When the source was last read.
+    pub(super) last_good: Option<Instant>,
+    /// Why the source cannot be read.
+    pub(super) problem: Option<String>,
+    /// Number of times that the source went away.
+    pub(super) times_away: u64,
+    /// Asks the source to read everything again.
+    pub(super) recheck: Arc<Notify>,
+}
+
+impl SourceEntry {
+    pub(super) fn new(name: &str, rank: Rank) -> Self {
+        Self {
+            name: Arc::from(name),
+            rank,
+            workers: Vec::new(),
+            held: 0,
+            guard: Guard::default(),
+            refused: Vec::new(),
+            refused_count: 0,
+            conflicts: Vec::new(),
+            last_good: None,
+            problem: None,
+            times_away: 0,
+            recheck: Arc::default(),
+        }
+    }
+
+    /// Replaces the workers without asking the guard.
+    pub(super) fn replace(&mut self, workers: Vec<Found>, now: Instant) {
+        self.workers = workers;
+        self.last_good = Some(now);
+    }
+
+    /// Adds a worker, or replaces the one with its id.
+    pub(super) fn put(&mut self, found: Found) {
+        self.workers.retain(|other| other.spec.id != found.spec.id);
+        self.workers.push(found);
+        self.last_good = Some(Instant::now());
+    }
+
+    /// Removes a worker that another source owns. Returns why it was refused.
+    pub(super) fn take(&mut self, id: WorkerId, url: &str) -> String {
+        self.workers.retain(|found| found.spec.id != id);
+        let problem = self.conflict_of(url).map(|refusal| refusal.problem.clone()).unwrap_or_default();
+        self.conflicts.retain(|refusal| refusal.problem != problem);
+        problem
+    }
+
+    /// Returns the refusal of the worker at `url`, which another source owns.
+    pub(super) fn conflict_of(&self, url: &str) -> Option<&Refusal> {
+        let entry = Refusal::new(url, "").entry;
+        self.conflicts.iter().find(|refusal| refusal.entry == entry)
+    }
+
+    /// Puts a snapshot in force, as far as the guard lets it.
+    pub(super) fn take_snapshot(&mut self, snapshot: SourceSnapshot, rules: &FleetRules, now: Instant) {
+        let SourceSnapshot { workers, refused, read } = snapshot;
+        self.alive(now);
+        self.refused_count = refused.len();
+        self.refused = refused;
+        self.refused.truncate(MAX_REFUSALS);
+        let mut listed = self.within_bounds(workers, rules.max_workers);
+        let ids: HashSet<WorkerId> = listed.iter().map(|found| found.spec.id).collect();
+        // A worker that was said to leave may be missing.
+        let staying = || self.workers.iter().filter(|found| !found.leaving);
+        let missing: Vec<Found> = staying().filter(|found| !ids.contains(&found.spec.id)).cloned().collect();
+        let was_held = self.guard.held_since().is_some();
+        let (present, whole) = (staying().count(), read == Read::Whole);
+        match self.guard.judge(&rules.guard, present, missing.len(), whole, now) {
+            Verdict::Hold => {
+                if !was_held {
+                    let (source, confirm_after) = (&*self.name, rules.guard.confirm_after);
+                    tracing::warn!(
+                        source,
+                        missing = missing.len(),
+                        present,
+                        ?confirm_after,
+                        "removal of many workers waits for a second confirmation"
+                    );
+                }
+                self.held = missing.len();
+                listed.extend(missing);
+            }
+            Verdict::Remove => {
+                if was_held {
+                    let (source, removed) = (&*self.name, missing.len());
+                    tracing::warn!(source, removed, "removal of many workers does not wait any more");
+                }
+                self.held = 0;
+            }
+        }
+        self.workers = listed;
+    }
+
+    /// Returns the workers that are within the bounds; the others are refused.
+    fn within_bounds(&mut self, workers: Vec<Found>, most: usize) -> Vec<Found> {
+        let mut listed = Vec::with_capacity(workers.len().min(most));
+        let known: HashMap<WorkerId, &Found> =
+            self.workers.iter().map(|found| (found.spec.id, found)).collect();
+        let mut refused = Vec::new();
+        for found in workers {
+            let same = known.get(&found.spec.id).is_some_and(|known| known.spec == found.spec);
+            let problem = if listed.len() >= most {
+                Err(format!("the source lists more than {most} workers: raise discovery.max_workers"))
+            } else if same {
+                Ok(())
+            } else {
+                within_bounds(&found.spec)
+            };
+            match problem {
+                Ok(()) => listed.push(found),
+                Err(problem) => refused.push(Refusal::new(&found.spec.url, &problem)),
+            }
+        }
+        self.refused_count += refused.len();
+        self.refused.extend(refused);
+        self.refused.truncate(MAX_REFUSALS);
+        listed
+    }
+
+    /// The source was read.
+    pub(super) fn alive(&mut self, now: Instant) {
+        if self.problem.take().is_some() || self.last_good.is_none() {
+            tracing::info!(source = &*self.name, "discovery source is present");
+        }
+        self.last_good = Some(now);
+    }
+
+    /// The source cannot be read.
+    pub(super) fn away(&mut self, problem: String) {
+        if self.problem.is_none() {
+            self.times_away += 1;
+            let (source, workers) = (&*self.name, self.workers.len());
+            tracing::warn!(source, workers, problem, "discovery source is away: its last workers stay");
+        }
+        self.problem = Some(problem);
+    }
+
+    /// Stores which workers another source owns, and logs the new ones.
+    pub(super) fn set_conflicts(&mut self, conflicts: Vec<Refusal>) {
+        for refusal in conflicts.iter().filter(|refusal| !self.conflicts.contains(refusal)).take(MAX_REFUSALS)
+        {
+            let Refusal { entry, problem } = refusal;
+            tracing::warn!(source = &*self.name, entry, problem, "discovered worker is refused");
+        }
+        self.conflicts = conflicts;
+    }
+
+    /// Asks the source to read everything again when that is due. Returns when it is due next.
+    pub(super) fn ask_when_due(&mut self, rules: &GuardRules, now: Instant) -> Option<Instant> {
+        if self.guard.ask_at().is_some_and(|at| at <= now) {
+            self.recheck.notify_one();
+            self.guard.asked(rules, now);
+        }
+        self.guard.ask_at()
+    }
+}

@@ -1,0 +1,90 @@
+//! What operators see of the fleet.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{members::Members, source_entry::SourceEntry};
+use crate::found::Refusal;
+
+/// State of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceState {
+    /// It was not read yet.
+    Starting,
+    /// It was read.
+    Present,
+    /// It cannot be read; its last workers stay.
+    Away,
+}
+
+/// What a source knows and what it waits for.
+#[derive(Clone, Debug, Serialize)]
+pub struct SourceStatus {
+    /// Name, for example `etcd:main`.
+    pub name: Arc<str>,
+    /// State.
+    pub state: SourceState,
+    /// Time since the source was last read, in milliseconds; `None`: never.
+    pub age_ms: Option<u64>,
+    /// Why it is away.
+    pub problem: Option<String>,
+    /// Number of times that it went away.
+    pub times_away: u64,
+    /// Number of its workers in force, those whose removal waits included.
+    pub workers: usize,
+    /// Number of workers whose removal waits for a second confirmation.
+    pub held: usize,
+    /// Since when they wait, in milliseconds.
+    pub held_ms: Option<u64>,
+    /// Number of entries that are not used.
+    pub refused_count: usize,
+    /// The first of these entries.
+    pub refused: Vec<Refusal>,
+}
+
+/// What all sources know.
+#[derive(Clone, Debug, Serialize)]
+pub struct FleetStatus {
+    /// The sources in the order of their precedence.
+    pub sources: Vec<SourceStatus>,
+    /// Number of workers that leave when their requests have ended.
+    pub leaving: usize,
+}
+
+impl FleetStatus {
+    pub(super) fn of(sources: &[SourceEntry], members: &Members) -> Self {
+        Self { sources: sources.iter().map(SourceStatus::of).collect(), leaving: members.leaving() }
+    }
+}
+
+impl SourceStatus {
+    fn of(source: &SourceEntry) -> Self {
+        let millis = |since: Instant| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let state = match (&source.problem, source.last_good) {
+            (Some(_), _) => SourceState::Away,
+            (None, Some(_)) => SourceState::Present,
+            (None, None) => SourceState::Starting,
+        };
+        Self {
+            name: source.name.clone(),
+            state,
+            age_ms: source.last_good.map(millis),
+            problem: source.problem.clone(),
+            times_away: source.times_away,
+            workers: source.workers.len(),
+            held: source.held,
+            held_ms: source.guard.held_since().map(millis),
+            refused_count: source.refused_count + source.conflicts.len(),
+            refused: source
+                .refused
+                .iter()
+                .chain(&source.conflicts)
+                .take(crate::found::MAX_REFUSALS)
+                .cloned()
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What a source reports: descriptions of workers, within bounds.
+
+use std::collections::BTreeMap;
+
+use pointsman_workers::WorkerSpec;
+use serde::Serialize;
+
+/// Longest URL in bytes.
+const MAX_URL: usize = 2_048;
+/// Longest name or value of a label, model, taint or address in bytes.
+const MAX_TEXT: usize = 512;
+/// Most entries of one list or map of a description.
+const MAX_ENTRIES: usize = 64;
+/// Longest text of a refusal in characters.
+const MAX_REFUSAL: usize = 300;
+/// Most refusals that are kept of one source. All are counted.
+pub(crate) const MAX_REFUSALS: usize = 100;
+
+/// A worker as a source describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// Its description.
+    pub spec: WorkerSpec,
+    /// Whether the source says that the worker ends: it gets no new request.
+    pub leaving: bool,
+}
+
+/// An entry of a source that is not used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// The entry: a key, a name or a URL.
+    pub entry: String,
+    /// Why it is not used.
+    pub problem: String,
+}
+
+/// How a snapshot came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// The source read everything for this snapshot.
+    Whole,
+    /// The source applied changes to what it read before.
+    Changes,
+}
+
+/// Everything that a source knows at one moment.
+#[derive(Clone, Debug)]
+pub struct SourceSnapshot {
+    /// Workers.
+    pub workers: Vec<Found>,
+    /// Entries that are not used.
+    pub refused: Vec<Refusal>,
+    /// How it came about.
+    pub read: Read,
+}
+
+impl Found {
+    /// A worker that stays.
+    #[must_use]
+    pub fn staying(spec: WorkerSpec) -> Self {
+        Self { spec, leaving: false }
+    }
+}
+
+impl Refusal {
+    /// Creates a refusal. Long texts are cut.
+    #[must_use]
+    pub fn new(entry: &str, problem: &str) -> Self {
+        Self { entry: cut(entry), problem: cut(problem) }
+    }
+}
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(MAX_REFUSAL) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+/// Checks that a description is within the bounds of what a source may say.
+///
+/// # Errors
+/// The bound that it exceeds.
+pub(crate) fn within_bounds(spec: &WorkerSpec) -> Result<(), String> {
+    let too_long = |what: &str, bytes: usize, most: usize| {
+        if bytes > most {
+            Err(format!("{what} has {bytes} bytes: at most {most} are allowed"))
+        } else {
+            Ok(())
+        }
+    };
+    let map = |what: &str, map: &BTreeMap<String, String>| {
+        let entries = map.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
+        list(what, map.len(), entries)
+    };
+    too_long("the URL", spec.url.len(), MAX_URL)?;
+    map("labels", &spec.labels)?;
+    map("topology", &spec.topology)?;
+    list("taints", spec.taints.len(), spec.taints.iter().map(String::as_str))?;
+    list("loras", spec.loras.len(), spec.loras.iter().map(String::as_str))?;
+    list("models", spec.models.len(), spec.models.iter().map(pointsman_workers::ModelName::as_str))?;
+    let addresses = [
+        ("bootstrap_host", &spec.bootstrap.host),
+        ("kv_addr", &spec.kv_addr),
+        ("kv_events", &spec.kv_events),
+        ("kv_replay", &spec.kv_replay),
+        ("api_key", &spec.api_key),
+    ];
+    for (what, text) in addresses {
+        too_long(what, text.as_ref().map_or(0, String::len), MAX_TEXT)?;
+    }
+    Ok(())
+}
+
+fn list<'a>(what: &str, len: usize, mut texts: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    if len > MAX_ENTRIES {
+        return Err(format!("{what} has {len} entries: at most {MAX_ENTRIES} are allowed"));
+    }
+    match texts.find(|text| text.len() > MAX_TEXT) {
+        Some(long) => {
+            Err(format!("{what} has an entry of {} bytes: at most {MAX_TEXT} are allowed", long.len()))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_has_bounds() {
+        let spec = |more: &str| {
+            WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url=http://a:1{more}")).unwrap()
+        };
+        assert_eq!(within_bounds(&spec(",label.zone=a,model=m")), Ok(()));
+        let long = "x".repeat(MAX_TEXT + 1);
+        let cases = [
+            (format!(",label.zone={long}"), "labels has an entry of 513 bytes"),
+            (format!(",model={long}"), "models has an entry of 513 bytes"),
+            ((0..65).map(|n| format!(",taint=t{n}")).collect(), "taints has 65 entries: at most 64"),
+            (format!("/{}", "p".repeat(MAX_URL)), "the URL has 2059 bytes: at most 2048"),
+        ];
+        for (more, expected) in cases {
+            // P2.4
+            let problem = within_bounds(&spec(&more)).unwrap_err();
+            assert!(problem.starts_with(expected), "{problem}");
+        }
+        assert!(Refusal::new(&"x".repeat(1_000), "p").entry.len() < 400);
+    }
+}

@@ -1,0 +1,157 @@
+//! Decides whether workers that a source does not list any more are removed now or wait for a second
+//! confirmation.
+//!
+//! A source may lose its entries for reasons that have nothing to do with the workers: a wrong selector, an
+//! empty file, leases that expire while the source is overloaded. A removal of many workers within a short
+//! time therefore waits until the source was read once more, and still does not list them.
+
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::time::Instant;
+
+/// When a removal waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GuardRules {
+    /// Share of a source's workers, 0 to 1. The removal of more within `confirm_after` waits.
+    pub share: f64,
+    /// Removals of fewer workers do not wait.
+    pub min_workers: usize,
+    /// Time until the second confirmation.
+    pub confirm_after: Duration,
+}
+
+/// Most removals that are remembered of one source.
+const MAX_REMEMBERED: usize = 10_000;
+
+/// The removals of one source.
+#[derive(Debug, Default)]
+pub(crate) struct Guard {
+    /// When workers were removed, within the last `confirm_after`.
+    removed: VecDeque<Instant>,
+    held: Option<Held>,
+}
+
+/// A removal that waits.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    since: Instant,
+    /// When the source is asked to read everything again.
+    ask_at: Instant,
+}
+
+/// What happens to missing workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// They are removed.
+    Remove,
+    /// They stay until the source was read again.
+    Hold,
+}
+
+impl Guard {
+    /// Judges a snapshot in which `missing` of `present` workers are not listed. `whole`: the source read
+    /// everything for it.
+    pub(crate) fn judge(
+        &mut self,
+        rules: &GuardRules,
+        present: usize,
+        missing: usize,
+        whole: bool,
+        now: Instant,
+    ) -> Verdict {
+        while self.removed.front().is_some_and(|at| now.duration_since(*at) > rules.confirm_after) {
+            self.removed.pop_front();
+        }
+        if missing == 0 {
+            self.held = None;
+            return Verdict::Remove;
+        }
+        // Workers that leave one by one count together.
+        let (gone, all) = (missing + self.removed.len(), present + self.removed.len());
+        let many = gone >= rules.min_workers && gone as f64 > rules.share * all as f64;
+        let confirmed = whole && self.held.is_some_and(|held| now >= held.since + rules.confirm_after);
+        if many && !confirmed {
+            self.held.get_or_insert(Held { since: now, ask_at: now + rules.confirm_after });
+            return Verdict::Hold;
+        }
+        self.held = None;
+        if many {
+            self.removed.clear();
+        } else {
+            self.removed.extend(std::iter::repeat_n(now, missing));
+            self.removed.drain(..self.removed.len().saturating_sub(MAX_REMEMBERED));
+        }
+        Verdict::Remove
+    }
+
+    /// Since when a removal waits.
+    pub(crate) fn held_since(&self) -> Option<Instant> {
+        self.held.map(|held| held.since)
+    }
+
+    /// When the source has to be read again.
+    pub(crate) fn ask_at(&self) -> Option<Instant> {
+        self.held.map(|held| held.ask_at)
+    }
+
+    /// The source was asked; it is asked again if it does not answer.
+    pub(crate) fn asked(&mut self, rules: &GuardRules, now: Instant) {
+        if let Some(held) = &mut self.held {
+            held.ask_at = now + rules.confirm_after;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: GuardRules =
+        GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(10) };
+
+    fn at(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_of_more_than_the_share_waits_for_a_whole_reading_after_the_interval() {
+        let (mut guard, start) = (Guard::default(), Instant::now());
+        let mut judge = |missing, whole, seconds| guard.judge(&RULES, 8, missing, whole, at(start, seconds));
+        // P4.1
+        assert_eq!(judge(5, true, 0), Verdict::Hold);
+        // P4.2: too early, then not a whole reading, then both
+        assert_eq!(judge(5, true, 9), Verdict::Hold);
+        assert_eq!(judge(5, false, 11), Verdict::Hold);
+        assert_eq!(judge(5, true, 11), Verdict::Remove);
+        assert_eq!(judge(5, true, 12), Verdict::Hold, "the next one waits again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn workers_that_come_back_end_the_wait() {
+        let (mut guard, start) = (Guard::default(), Instant::now());
+        assert_eq!(guard.judge(&RULES, 8, 8, true, start), Verdict::Hold);
+        assert!(guard.held_since().is_some());
+        assert_eq!(guard.judge(&RULES, 8, 0, true, at(start, 1)), Verdict::Remove);
+        // P4.3
+        assert!(guard.held_since().is_none());
+        assert_eq!(guard.judge(&RULES, 8, 8, true, at(start, 11)), Verdict::Hold);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_removals_do_not_wait_and_many_one_by_one_do() {
+        let (mut guard, start) = (Guard::default(), Instant::now());
+        // P4.4
+        assert_eq!(guard.judge(&RULES, 2, 2, true, start), Verdict::Remove, "fewer than the minimum");
+        let mut guard = Guard::default();
+        let mut left = 8;
+        let verdicts = (0..8).map(|_| {
+            let verdict = guard.judge(&RULES, left, 1, false, start);
+            left -= usize::from(verdict == Verdict::Remove);
+            verdict
+        });
+        let removed = verdicts.filter(|verdict| *verdict == Verdict::Remove).count();
+        // P4.5
+        assert_eq!(removed, 4);
+        assert_eq!(guard.judge(&RULES, 4, 1, false, at(start, 30)), Verdict::Remove, "long after the others");
+    }
+}

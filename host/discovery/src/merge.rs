@@ -1,0 +1,159 @@
+//! Merges the workers of all sources: each id and each URL has one owner.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use pointsman_workers::WorkerId;
+
+use crate::found::{Found, Refusal};
+
+/// Precedence of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rank {
+    /// The configuration.
+    Configured,
+    /// Operators, through the admin listener.
+    Operator,
+    /// Any other source.
+    Discovered,
+}
+
+/// A source's wish that a worker is in the fleet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim<'a> {
+    /// Number of the source.
+    pub(crate) source: usize,
+    pub(crate) rank: Rank,
+    /// Whether the source owns this id now.
+    pub(crate) owns: bool,
+    pub(crate) found: &'a Found,
+}
+
+/// What the merge decided, each with the number of the source.
+#[derive(Debug, Default)]
+pub(crate) struct Merged<'a> {
+    pub(crate) accepted: Vec<(usize, &'a Found)>,
+    pub(crate) refused: Vec<(usize, Refusal)>,
+}
+
+/// Gives each id and URL to one source: by rank, then to the present owner, then to the source that was
+/// configured first. Accepts at most `max_workers`, apart from those of the configuration and of operators.
+pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_workers: usize) -> Merged<'a> {
+    claims.sort_by_key(|claim| (claim.rank, Reverse(claim.owns), claim.source));
+    let mut merged = Merged::default();
+    let (mut ids, mut urls) = (HashMap::new(), HashMap::new());
+    for claim in claims {
+        let Claim { source, rank, found, .. } = claim;
+        match refusal(&claim, &mut ids, &mut urls, names) {
+            Some(problem) => merged.refused.push((source, Refusal::new(&found.spec.url, &problem))),
+            None if rank == Rank::Discovered && merged.accepted.len() >= max_workers => {
+                let problem = format!(
+                    "the fleet has {max_workers} workers: raise discovery.max_workers to accept more"
+                );
+                merged.refused.push((source, Refusal::new(&found.spec.url, &problem)));
+            }
+            None => merged.accepted.push((source, found)),
+        }
+    }
+    merged
+}
+
+/// Returns why a claim is refused; otherwise its source owns the id and URL.
+fn refusal<'a>(
+    claim: &Claim<'a>,
+    ids: &mut HashMap<WorkerId, usize>,
+    urls: &mut HashMap<&'a str, (usize, WorkerId)>,
+    names: &[Arc<str>],
+) -> Option<String> {
+    let (spec, source) = (&claim.found.spec, claim.source);
+    let name = |number: usize| names.get(number).map_or("", |name| &**name);
+    let own = name(source);
+    if let Some(owner) = ids.get(&spec.id) {
+        let owner = name(*owner);
+        return Some(format!(
+            "id {} of source `{own}` belongs to source `{owner}`: remove one of them",
+            spec.id
+        ));
+    }
+    match urls.entry(&spec.url) {
+        // An operator may describe an engine twice on purpose, a source does so by mistake.
+        Entry::Occupied(owner) if owner.get().0 != source || claim.rank == Rank::Discovered => {
+            let (owner, id) = *owner.get();
+            return Some(format!(
+                "the URL of worker {} of source `{own}` is that of worker {id} of source `{}`: remove one of them",
+                spec.id,
+                name(owner)
+            ));
+        }
+        Entry::Occupied(_) => {}
+        Entry::Vacant(vacant) => drop(vacant.insert((source, spec.id))),
+    }
+    ids.insert(spec.id, source);
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_workers::WorkerSpec;
+
+    use super::*;
+
+    fn found(flag: &str) -> Found {
+        Found::staying(WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,{flag}")).unwrap())
+    }
+
+    fn names() -> Vec<Arc<str>> {
+        ["static", "admin", "etcd:a", "file:b"].map(Arc::from).to_vec()
+    }
+
+    #[test]
+    fn the_same_id_or_url_from_two_sources_is_refused_with_both_named() {
+        let (one, same_id) = (found("id=1,url=http://a:1"), found("id=1,url=http://b:1"));
+        let (same_url, other) = (found("id=2,url=http://a:1"), found("id=3,url=http://c:1"));
+        let claim = |source, found, owns| Claim { source, rank: Rank::Discovered, owns, found };
+        let claims = vec![
+            claim(3, &same_id, false),
+            claim(3, &same_url, false),
+            claim(3, &other, false),
+            claim(2, &one, false),
+        ];
+        let merged = merge(claims, &names(), 10);
+        let accepted: Vec<_> =
+            merged.accepted.iter().map(|(source, found)| (*source, found.spec.id.0)).collect();
+        assert_eq!(accepted, [(2, 1), (3, 3)]);
+        let problems: Vec<_> = merged.refused.iter().map(|(_, refusal)| refusal.problem.as_str()).collect();
+        // P2.1, P2.2
+        assert_eq!(
+            problems,
+            [
+                "id 1 of source `file:b` belongs to source `etcd:a`: remove one of them",
+                "the URL of worker 2 of source `file:b` is that of worker 1 of source `etcd:a`: remove one of them",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_configuration_comes_first_and_then_the_present_owner() {
+        let (one, two) = (found("id=1,url=http://a:1"), found("id=1,url=http://b:1"));
+        let owner = |claims: Vec<Claim<'_>>| merge(claims, &names(), 10).accepted[0].0;
+        let claim = |source, rank, owns, found| Claim { source, rank, owns, found };
+        let later = claim(3, Rank::Discovered, true, &two);
+        // P2.3: the present owner, then the configuration
+        assert_eq!(owner(vec![claim(2, Rank::Discovered, false, &one), later]), 3);
+        assert_eq!(owner(vec![claim(0, Rank::Configured, false, &one), later]), 0);
+    }
+
+    #[test]
+    fn the_number_of_discovered_workers_is_bounded() {
+        let all: Vec<Found> = (1..=4).map(|id| found(&format!("id={id},url=http://a:{id}"))).collect();
+        let claims = |rank| all.iter().map(|found| Claim { source: 2, rank, owns: false, found }).collect();
+        let merged = merge(claims(Rank::Discovered), &names(), 3);
+        // P2.4: the number of workers
+        assert_eq!((merged.accepted.len(), merged.refused.len()), (3, 1));
+        assert!(merged.refused[0].1.problem.contains("discovery.max_workers"));
+        assert_eq!(merge(claims(Rank::Configured), &names(), 3).accepted.len(), 4);
+    }
+}

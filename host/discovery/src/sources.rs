@@ -1,0 +1,3 @@
+//! The places that workers are read from.
+
+pub(crate) mod file;

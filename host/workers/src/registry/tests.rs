@@ -1,0 +1,109 @@
+use super::*;
+use crate::worker::{Health, Ineligible};
+
+fn spec(flag: &str) -> WorkerSpec {
+    WorkerSpec::parse_flag(flag).unwrap()
+}
+
+fn ids(pool: &[Candidate]) -> Vec<(u64, u32)> {
+    pool.iter().map(|candidate| (candidate.worker.id().0, candidate.rank.0)).collect()
+}
+
+#[test]
+fn pools_follow_roles_ranks_and_local_prefill() {
+    let registry = Registry::default();
+    registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1,model=m"));
+    registry.upsert(spec("id=2,role=decode,engine=vllm,url=http://a:2,model=m,dp_size=2"));
+    registry.upsert(spec("id=3,role=decode,engine=sglang,url=http://a:3,model=m"));
+    registry.upsert(spec("id=4,role=aggregated,engine=openai,url=http://a:4,model=m"));
+    let (snapshot, model) = (registry.snapshot(), ModelName::new("m"));
+    assert_eq!(ids(snapshot.pool(&model, Leg::Prefill)), [(1, 0)]);
+    assert_eq!(ids(snapshot.pool(&model, Leg::Decode)), [(2, 0), (2, 1), (3, 0)]);
+    // B1.3
+    assert_eq!(ids(snapshot.pool(&model, Leg::Aggregated)), [(2, 0), (2, 1), (4, 0)]);
+    assert!(snapshot.pool(&ModelName::new("other"), Leg::Decode).is_empty());
+}
+
+#[test]
+fn b2_activation_is_idempotent_and_survives_workers_that_leave_and_rejoin_elsewhere() {
+    let registry = Registry::default();
+    let model = ModelName::new("m");
+    let add =
+        |url: &str| registry.upsert(spec(&format!("role=prefill,engine=vllm,model=m,url=http://{url}"))).id();
+    let first = add("a:1");
+    let observe = |up| registry.snapshot().activation(&model).unwrap().observe(up);
+    // B2.1: pending
+    assert_eq!(observe(false), None, "pending until both pools were up once");
+    assert_eq!((observe(true), observe(true)), (Some(ActivationState::Active), None));
+    // B2.1, B2.2
+    assert_eq!((observe(false), observe(false)), (Some(ActivationState::Unavailable), None));
+    registry.remove(first);
+    assert!(registry.snapshot().activation(&model).is_none());
+    add("b:1");
+    let state = registry.snapshot().activation(&model).unwrap().state();
+    assert_eq!(state, ActivationState::Unavailable);
+    assert_eq!(observe(true), Some(ActivationState::Active));
+}
+
+#[test]
+fn a_worker_with_an_equal_description_keeps_its_health_and_bookings() {
+    let registry = Registry::default();
+    let worker = registry.upsert(spec("role=decode,engine=vllm,model=m,url=http://a:1"));
+    let version = registry.snapshot().version();
+    let again = registry.upsert(spec("role=decode,engine=vllm,model=m,url=http://a:1"));
+    assert!(Arc::ptr_eq(&worker, &again) && registry.snapshot().version() == version);
+}
+
+#[test]
+fn many_workers_join_and_leave_in_one_snapshot() {
+    let registry = Registry::default();
+    let of =
+        |id: u64, port: u16| spec(&format!("id={id},role=decode,engine=vllm,model=m,url=http://a:{port}"));
+    registry.apply(vec![of(1, 1), of(2, 2), of(3, 3)], &[]);
+    let before = registry.snapshot();
+    registry.apply(vec![of(1, 1), of(2, 9), of(4, 4)], &[WorkerId(3)]);
+    let after = registry.snapshot();
+    assert_eq!(after.version(), before.version() + 1);
+    let ids: BTreeSet<u64> = after.workers().iter().map(|worker| worker.id().0).collect();
+    assert_eq!(ids, [1, 2, 4].into());
+    let same = |id| Arc::ptr_eq(before.get(WorkerId(id)).unwrap(), after.get(WorkerId(id)).unwrap());
+    assert!(same(1) && !same(2), "only a worker with an equal description is kept");
+    registry.apply(vec![of(1, 1)], &[WorkerId(7)]);
+    assert_eq!(registry.snapshot().version(), after.version(), "nothing changed");
+}
+
+#[test]
+fn invariant_2_a_pinned_snapshot_does_not_see_later_changes() {
+    let registry = Registry::default();
+    registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1,model=m"));
+    let before = registry.snapshot();
+    registry.remove(WorkerId(1));
+    assert_eq!(before.workers().len(), 1);
+    assert!(registry.snapshot().workers().is_empty());
+}
+
+#[test]
+fn b2_a_worker_rejoining_under_another_address_is_found() {
+    let registry = Registry::default();
+    registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1,model=m"));
+    registry.remove(WorkerId(1));
+    registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://b:9,model=m"));
+    let snapshot = registry.snapshot();
+    // B2.4
+    assert_eq!(
+        snapshot.get(WorkerId(1)).map(|worker| worker.spec().url.to_string()),
+        Some("http://b:9".into())
+    );
+}
+
+#[test]
+fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
+    let registry = Registry::default();
+    let worker = registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
+    // B5.1
+    assert_eq!(worker.ineligible(), Some(Ineligible::NotReady));
+    registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")]);
+    worker.set_health(Health::Healthy);
+    assert_eq!(worker.ineligible(), None);
+    assert!(registry.snapshot().serves(&ModelName::new("learnt")));
+}
