@@ -128,7 +128,7 @@ impl Answer {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn refusal(&self) -> GatewayError {
+    pub(crate) fn refusal(&self) -> GatewayError {
         let quoted = |text: &str| clean(&text.chars().take(MAX_QUOTED).collect::<String>()).into_owned();
         match serde_json::from_slice::<ErrorBody>(&self.body) {
             Ok(ErrorBody { error }) => GatewayError::Refused {

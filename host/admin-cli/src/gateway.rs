@@ -163,13 +163,33 @@ impl Gateway {
         let url = format!("{}{path}", self.base);
         let exchange = async {
             let response = self.send(method, path).await?;
-            let status = response.status().as_u16();
-            let body = whole(response).await.map_err(|error| unreachable(&url, &error))?;
-            let too_large = || GatewayError::TooLarge { url: url.clone(), limit: MAX_ANSWER_BYTES };
-            Ok(Answer { url: url.clone(), status, body: body.ok_or_else(too_large)? })
+            self.answer(&url, response).await
         };
         let answer = tokio::time::timeout(self.timeout, exchange).await;
         answer.unwrap_or_else(|_| Err(GatewayError::Late { url: url.clone(), limit: self.timeout }))
+    }
+
+    /// Sends GET and returns an answer without an end, to be read chunk by chunk.
+    #[cfg(feature = "top")]
+    pub(crate) async fn stream(&self, path: &str) -> Result<Response, GatewayError> {
+        let url = format!("{}{path}", self.base);
+        let opened = async {
+            let response = self.send(Method::GET, path).await?;
+            if response.status().is_success() {
+                return Ok(response);
+            }
+            Err(self.answer(&url, response).await?.refusal())
+        };
+        let late = GatewayError::Late { url: url.clone(), limit: self.timeout };
+        tokio::time::timeout(self.timeout, opened).await.unwrap_or(Err(late))
+    }
+
+    /// Reads an answer to its end.
+    async fn answer(&self, url: &str, response: Response) -> Result<Answer, GatewayError> {
+        let status = response.status().as_u16();
+        let body = whole(response).await.map_err(|error| unreachable(url, &error))?;
+        let too_large = || GatewayError::TooLarge { url: url.to_owned(), limit: MAX_ANSWER_BYTES };
+        Ok(Answer { url: url.to_owned(), status, body: body.ok_or_else(too_large)? })
     }
 
     /// Sends a request and returns the head of its answer.
@@ -196,7 +216,7 @@ async fn whole(mut response: Response) -> reqwest::Result<Option<Vec<u8>>> {
 }
 
 /// The error of a connection, with its last cause only: those before it repeat the URL.
-fn unreachable(url: &str, error: &reqwest::Error) -> GatewayError {
+pub(crate) fn unreachable(url: &str, error: &reqwest::Error) -> GatewayError {
     let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;

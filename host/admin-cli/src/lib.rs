@@ -1,4 +1,5 @@
-//! The commands of operators for a running gateway: `pointsman status`, `workers`, `drain` and `decisions`.
+//! The commands of operators for a running gateway: `pointsman status`, `workers`, `drain`, `decisions`
+//! and `top`.
 //!
 //! They use the HTTP API of the admin listener and nothing else: this crate does not know the gateway's code.
 //! [`Gateway`] is the only client of that API; the policy commands use it, too.
@@ -15,6 +16,8 @@ mod explain;
 mod gateway;
 mod status;
 mod text;
+#[cfg(feature = "top")]
+mod top;
 mod workers;
 
 pub use answer::{Answer, GatewayError};
@@ -41,6 +44,10 @@ pub enum AdminCommand {
     /// List the last routing decisions of a running gateway, or explain one of them.
     #[command(after_help = EXIT_CODES)]
     Decisions(decisions::DecisionsArgs),
+    /// Watch a running gateway in the terminal: load, latencies, workers, slots.
+    #[cfg(feature = "top")]
+    #[command(after_help = EXIT_CODES)]
+    Top(top::TopArgs),
 }
 
 impl AdminCommand {
@@ -54,6 +61,8 @@ impl AdminCommand {
             Self::Workers(args) => args.run(),
             Self::Drain(args) => args.run(),
             Self::Decisions(args) => args.run(),
+            #[cfg(feature = "top")]
+            Self::Top(args) => args.run(),
         };
         match outcome {
             Err(error) if error.is::<GatewayError>() => {

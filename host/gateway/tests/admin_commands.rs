@@ -134,6 +134,10 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
     let table = daemon.run(&["decisions", "--last", "5", "--slot", "aggregated", "--worker", "7"]);
     assert!(table.out.lines().nth(1).unwrap().starts_with(id), "{}", table.out);
     assert_eq!(daemon.run(&["decisions", "--worker", "8"]).out, "no decision matches; the gateway keeps 1\n");
+    let frame = daemon.run(&["top", "--once"]);
+    // O3.6
+    assert_eq!((frame.code, frame.out.lines().count()), (Some(0), 24), "{}{}", frame.out, frame.err);
+    assert!(frame.out.contains(" live ") && frame.out.contains("7 127.0.0.1:"), "{}", frame.out);
     // O1.5
     let told = daemon.run(&["decisions", id]).out;
     for sentence in [
