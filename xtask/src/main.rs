@@ -11,6 +11,7 @@ mod bench;
 mod ci;
 mod client;
 mod demo;
+mod discovery;
 mod e2e_kv;
 mod e2e_sdk;
 mod e2e_vllm;
@@ -99,6 +100,10 @@ enum Command {
     E2eVllm(e2e_vllm::Args),
     /// Compare predicted with reported cached blocks on real vLLM engines with KV events.
     E2eKv(e2e_kv::Args),
+    /// Let 500 workers come and go through the real etcd, which is killed once; needs Debian's etcd-server.
+    E2eEtcd(discovery::Args),
+    /// Let 500 workers come and go through a double of the Kubernetes API server, which fails once.
+    E2eKubernetes(discovery::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
     Page,
 }
@@ -137,6 +142,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::LabFidelity(args) => lab_fidelity::run(&args).await,
         Command::LabScale(args) => lab_scale::run(&args).await,
         Command::Oracle(args) => oracle::run(&args),
+        Command::E2eEtcd(args) => discovery::run_etcd(&args).await,
+        Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
         Command::E2eSdk => e2e_sdk::run().await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,

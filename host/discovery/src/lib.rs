@@ -4,7 +4,7 @@
 //! snapshots of all sources and applies what changed to the registry:
 //!
 //! ```text
-//! file, leases, DNS, etcd, Kubernetes          the configuration    operators
+//! file, leases, etcd, Kubernetes               the configuration    operators
 //!      |  whole snapshots, or "away"                  |                 |
 //!      v                                              v                 v
 //!    guard (mass removals wait)                     merge: one owner for each id and URL
@@ -30,4 +30,10 @@ pub use found::{Found, Read, Refusal, SourceSnapshot};
 pub use guard::GuardRules;
 pub use leases::{LeaseError, LeaseRules, Leases};
 pub use source::{Source, start};
+#[cfg(feature = "etcd")]
+pub use sources::etcd::{EtcdSource, EtcdSourceConfig};
 pub use sources::file::{FileFormat, FileSource, FileSourceConfig};
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+pub use sources::http::TlsFiles;
+#[cfg(feature = "kubernetes")]
+pub use sources::kubernetes::{KubernetesSource, KubernetesSourceConfig, PortOfWorker, Resource};

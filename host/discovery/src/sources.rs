@@ -1,3 +1,11 @@
 //! The places that workers are read from.
 
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 pub(crate) mod file;
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+pub(crate) mod http;
+#[cfg(feature = "kubernetes")]
+pub(crate) mod kubernetes;
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+mod table;

@@ -42,7 +42,9 @@ mod upstream;
 
 pub use auth::{Auth, CertificateEntry, Jwt, KeyEntry, OperatorEntry, Role};
 pub(crate) use auth::{JwtAlgorithm, NameKind};
-pub use discovery::{Discovery, DiscoveryFile, DiscoveryFileFormat};
+pub use discovery::{
+    Discovery, DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat, DiscoveryKubernetes, DiscoveryResource,
+};
 pub use environment::Environment;
 pub use key_digest::KeyDigest;
 pub(crate) use key_digest::{is_key_of, sha256};

@@ -231,14 +231,24 @@ fn the_schema_has_every_key_of_the_example_with_type_default_and_text() {
                     && known.iter().zip(&path).all(|(known, key)| *known == "*" || known == key)
             };
             let free = |path: &str| {
-                ["pins.", "min_versions.", "labels.", "topology.", "models.", "slots.", "busy.", "tenants."]
-                    .iter()
-                    .any(|free| {
-                        path.contains(free)
-                            && path
-                                .rsplit_once('.')
-                                .is_some_and(|(table, _)| table.ends_with(free.trim_end_matches('.')))
-                    })
+                [
+                    "pins.",
+                    "min_versions.",
+                    "labels.",
+                    "topology.",
+                    "models.",
+                    "slots.",
+                    "busy.",
+                    "tenants.",
+                    "defaults.",
+                ]
+                .iter()
+                .any(|free| {
+                    path.contains(free)
+                        && path
+                            .rsplit_once('.')
+                            .is_some_and(|(table, _)| table.ends_with(free.trim_end_matches('.')))
+                })
             };
             described.iter().find(matches).is_none() && !free(path)
         })

@@ -13,6 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{Problem, duration};
 
+mod etcd;
+mod kubernetes;
+
+pub use etcd::DiscoveryEtcd;
+pub use kubernetes::{DiscoveryKubernetes, DiscoveryResource};
+
 /// `[discovery]`: workers that are not in this file.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -37,6 +43,10 @@ pub struct Discovery {
     pub max_lease: Duration,
     /// Files of workers.
     pub files: Vec<DiscoveryFile>,
+    /// Prefixes of keys of etcd.
+    pub etcd: Vec<DiscoveryEtcd>,
+    /// Objects of Kubernetes.
+    pub kubernetes: Vec<DiscoveryKubernetes>,
 }
 
 /// `[[discovery.files]]`: a file of workers that is read again when it changes.
@@ -78,6 +88,8 @@ impl Default for Discovery {
             confirm_after: Duration::from_secs(10),
             max_lease: Duration::from_secs(600),
             files: Vec::new(),
+            etcd: Vec::new(),
+            kubernetes: Vec::new(),
         }
     }
 }
@@ -136,13 +148,23 @@ impl Discovery {
             }
             check_defaults(&path, &file.defaults, &mut add);
         }
+        for (number, etcd) in self.etcd.iter().enumerate() {
+            etcd.check(&format!("etcd[{number}]"), &mut add);
+        }
+        for (number, kubernetes) in self.kubernetes.iter().enumerate() {
+            kubernetes.check(&format!("kubernetes[{number}]"), &mut add);
+        }
+        check_names("etcd", self.etcd.iter().map(|etcd| etcd.name.as_str()), &mut add);
+        let of_kubernetes = self.kubernetes.iter().map(|source| source.name.as_str());
+        check_names("kubernetes", of_kubernetes, &mut add);
         check_names("files", self.files.iter().map(|file| file.name.as_str()), &mut add);
         problems
     }
 
     /// Appends the dotted path of each key whose value differs in `new`.
     pub(super) fn changed_keys(&self, new: &Self, paths: &mut Vec<String>) {
-        let Self { max_workers, drain, removal_share, removal_min, confirm_after, max_lease, files } = self;
+        let Self { max_workers, drain, removal_share, removal_min, confirm_after, max_lease, .. } = self;
+        let Self { files, etcd, kubernetes, .. } = self;
         #[expect(clippy::float_cmp, reason = "compares what two files say")]
         let share = *removal_share != new.removal_share;
         let keys = [
@@ -153,6 +175,8 @@ impl Discovery {
             ("confirm_after", *confirm_after != new.confirm_after),
             ("max_lease", *max_lease != new.max_lease),
             ("files", *files != new.files),
+            ("etcd", *etcd != new.etcd),
+            ("kubernetes", *kubernetes != new.kubernetes),
         ];
         paths.extend(
             keys.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| format!("discovery.{key}")),
@@ -166,6 +190,21 @@ impl From<DiscoveryFileFormat> for FileFormat {
             DiscoveryFileFormat::Workers => Self::Workers,
             DiscoveryFileFormat::LlmD => Self::LlmD,
         }
+    }
+}
+
+/// Checks the base URL of a server.
+fn check_url(path: &str, url: &str, add: &mut impl FnMut(&str, String)) {
+    let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+    if !host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '?', '#'])) {
+        add(path, format!("`{url}` is not a URL: expected `https://HOST:PORT` or `http://HOST:PORT`"));
+    }
+}
+
+/// Checks that limits of time are not zero.
+fn check_times(path: &str, times: &[(&str, Duration)], add: &mut impl FnMut(&str, String)) {
+    for (key, _) in times.iter().filter(|(_, time)| time.is_zero()) {
+        add(&format!("{path}.{key}"), "`0s` would end everything at once: expected more than 0".to_owned());
     }
 }
 

@@ -1,11 +1,23 @@
 //! Starts the sources that workers are discovered from.
 
+#[cfg(feature = "kubernetes")]
+use std::path::PathBuf;
 use std::sync::Arc;
 
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
+use pointsman_discovery::TlsFiles;
+#[cfg(feature = "etcd")]
+use pointsman_discovery::{EtcdSource, EtcdSourceConfig};
 use pointsman_discovery::{FileSource, FileSourceConfig, Fleet, LeaseRules, Leases, start};
+#[cfg(feature = "kubernetes")]
+use pointsman_discovery::{KubernetesSource, KubernetesSourceConfig, PortOfWorker, Resource};
 use pointsman_workers::Registry;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "etcd")]
+use crate::config::DiscoveryEtcd;
+#[cfg(feature = "kubernetes")]
+use crate::config::{DiscoveryKubernetes, DiscoveryResource};
 use crate::{config::Discovery, state::State};
 
 /// Creates the fleet, and the leases as its first source.
@@ -31,4 +43,49 @@ pub(super) fn start_sources(state: &State, settings: &Discovery, stop: &Cancella
         let reporter = fleet.add_source(&format!("file:{}", file.name));
         start(FileSource::new(config), reporter, tracker, stop.clone());
     }
+    #[cfg(feature = "etcd")]
+    for etcd in &settings.etcd {
+        let reporter = fleet.add_source(&format!("etcd:{}", etcd.name));
+        start(etcd_source(etcd), reporter, tracker, stop.clone());
+    }
+    #[cfg(feature = "kubernetes")]
+    for kubernetes in &settings.kubernetes {
+        let reporter = fleet.add_source(&format!("kubernetes:{}", kubernetes.name));
+        start(kubernetes_source(kubernetes), reporter, tracker, stop.clone());
+    }
+}
+
+#[cfg(feature = "etcd")]
+fn etcd_source(etcd: &DiscoveryEtcd) -> EtcdSource {
+    EtcdSource::new(EtcdSourceConfig {
+        endpoints: etcd.endpoints.clone(),
+        prefix: etcd.prefix.clone(),
+        timeout: etcd.timeout,
+        resync: etcd.resync,
+        tls: TlsFiles { ca: etcd.ca_file.clone(), client: etcd.cert_file.clone().zip(etcd.key_file.clone()) },
+        user: etcd.username.clone().zip(etcd.password_file.clone()),
+    })
+}
+
+#[cfg(feature = "kubernetes")]
+fn kubernetes_source(kubernetes: &DiscoveryKubernetes) -> KubernetesSource {
+    let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
+    let port = &kubernetes.port;
+    // Plain HTTP has no authority that could be checked.
+    let ca = given(&kubernetes.ca_file).filter(|_| kubernetes.api.starts_with("https://"));
+    KubernetesSource::new(KubernetesSourceConfig {
+        api: kubernetes.api.clone(),
+        namespace: kubernetes.namespace.clone(),
+        resource: match kubernetes.resource {
+            DiscoveryResource::Pods => Resource::Pods,
+            DiscoveryResource::EndpointSlices => Resource::EndpointSlices,
+        },
+        selector: kubernetes.selector.clone(),
+        port: port.parse().map_or_else(|_| PortOfWorker::Name(port.clone()), PortOfWorker::Number),
+        defaults: kubernetes.defaults.clone(),
+        token_file: given(&kubernetes.token_file),
+        tls: TlsFiles { ca, client: None },
+        timeout: kubernetes.timeout,
+        watch: kubernetes.watch,
+    })
 }

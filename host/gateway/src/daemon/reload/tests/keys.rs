@@ -68,6 +68,11 @@ const FILE: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.ya
 const LLM_D: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.yaml'\n\
                      discovery.files[].format = 'llm-d'";
 
+const ETCD: &str = "discovery.etcd[].name = 'a'\ndiscovery.etcd[].endpoints = ['https://a:2379']\n\
+                    discovery.etcd[].cert_file = 'DIR/cert.pem'\ndiscovery.etcd[].key_file = 'DIR/key.pem'\n\
+                    discovery.etcd[].username = 'u'\ndiscovery.etcd[].password_file = 'DIR/p'";
+const KUBERNETES: &str = "discovery.kubernetes[].name = 'a'\ndiscovery.kubernetes[].selector = 'app=a'";
+
 /// Keys of sources of workers: what the source says besides, and the new value. A change needs a restart.
 const SOURCES: &[(&str, &str, &str)] = &[
     ("discovery.files[].name", FILE, "'b'"),
@@ -75,6 +80,27 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("discovery.files[].format", FILE, "'llm-d'"),
     ("discovery.files[].interval", FILE, "'7s'"),
     ("discovery.files[].defaults", LLM_D, "{ engine = 'vllm' }"),
+    ("discovery.etcd[].name", ETCD, "'b'"),
+    ("discovery.etcd[].endpoints", ETCD, "['https://b:2379']"),
+    ("discovery.etcd[].prefix", ETCD, "'/b/'"),
+    ("discovery.etcd[].timeout", ETCD, "'7s'"),
+    ("discovery.etcd[].resync", ETCD, "'7s'"),
+    ("discovery.etcd[].ca_file", ETCD, "'DIR/ca'"),
+    ("discovery.etcd[].cert_file", ETCD, "'DIR/cert2.pem'"),
+    ("discovery.etcd[].key_file", ETCD, "'DIR/key2.pem'"),
+    ("discovery.etcd[].username", ETCD, "'v'"),
+    ("discovery.etcd[].password_file", ETCD, "'DIR/q'"),
+    ("discovery.kubernetes[].name", KUBERNETES, "'b'"),
+    ("discovery.kubernetes[].api", KUBERNETES, "'https://b'"),
+    ("discovery.kubernetes[].namespace", KUBERNETES, "'b'"),
+    ("discovery.kubernetes[].resource", KUBERNETES, "'endpoint-slices'"),
+    ("discovery.kubernetes[].selector", KUBERNETES, "'app=b'"),
+    ("discovery.kubernetes[].port", KUBERNETES, "'8000'"),
+    ("discovery.kubernetes[].defaults", KUBERNETES, "{ engine = 'vllm' }"),
+    ("discovery.kubernetes[].token_file", KUBERNETES, "''"),
+    ("discovery.kubernetes[].ca_file", KUBERNETES, "''"),
+    ("discovery.kubernetes[].timeout", KUBERNETES, "'7s'"),
+    ("discovery.kubernetes[].watch", KUBERNETES, "'7s'"),
 ];
 
 /// What a row observes in the state that requests use.

@@ -1,0 +1,291 @@
+//! Workers of keys of etcd, over its JSON gateway.
+//!
+//! Each key below a prefix has the description of one worker as JSON. A worker writes its key with a lease
+//! and keeps the lease alive; etcd removes the key when that ends.
+//!
+//! ```text
+//! read the whole prefix at revision R --> watch from R + 1 --> changes
+//!        ^                                      |
+//!        +-- the stream ended, was compacted, or is due for a whole reading
+//! ```
+
+use std::{path::PathBuf, time::Duration};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use pointsman_workers::WorkerSpec;
+use reqwest::{Client, RequestBuilder};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{
+    http::{self, Lines, Pauses, TlsFiles},
+    table::Table,
+};
+use crate::{
+    fleet::Reporter,
+    found::{Found, Read},
+    source::Source,
+};
+
+/// Most bytes of the answer with a whole prefix.
+const MAX_WHOLE: usize = 64 * 1024 * 1024;
+/// Most bytes of one message of a watch.
+const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+/// Largest description in bytes.
+const MAX_VALUE: usize = 64 * 1024;
+
+/// Where the keys are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EtcdSourceConfig {
+    /// Base URLs of the members, tried in turn.
+    pub endpoints: Vec<String>,
+    /// Beginning of the keys.
+    pub prefix: String,
+    /// Limit of one request.
+    pub timeout: Duration,
+    /// How often the whole prefix is read, besides after each failure.
+    pub resync: Duration,
+    /// TLS.
+    pub tls: TlsFiles,
+    /// User, and the file with the password.
+    pub user: Option<(String, PathBuf)>,
+}
+
+/// Reads keys of etcd.
+#[derive(Debug)]
+pub struct EtcdSource {
+    config: EtcdSourceConfig,
+    table: Table,
+}
+
+/// The answer to a range request. Numbers are texts.
+#[derive(Deserialize)]
+struct Whole {
+    header: Header,
+    #[serde(default)]
+    kvs: Vec<KeyValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct Header {
+    #[serde(default)]
+    revision: String,
+}
+
+#[derive(Deserialize)]
+struct KeyValue {
+    key: String,
+    #[serde(default)]
+    value: String,
+}
+
+/// One message of a watch.
+#[derive(Deserialize)]
+struct Message {
+    result: Option<Watched>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Watched {
+    #[serde(default)]
+    canceled: bool,
+    #[serde(default)]
+    cancel_reason: String,
+    /// Given when the revisions that were asked for are gone.
+    compact_revision: Option<String>,
+    #[serde(default)]
+    events: Vec<Event>,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    /// `DELETE`, or missing for a key that was written.
+    #[serde(default, rename = "type")]
+    kind: String,
+    kv: KeyValue,
+}
+
+/// A connection to one member.
+struct Member<'a> {
+    client: &'a Client,
+    endpoint: &'a str,
+    token: Option<String>,
+    timeout: Duration,
+}
+
+impl EtcdSource {
+    /// Creates the source; nothing is read yet.
+    #[must_use]
+    pub fn new(config: EtcdSourceConfig) -> Self {
+        Self { config, table: Table::default() }
+    }
+
+    /// Reads everything from one member and follows its changes until they end.
+    ///
+    /// # Errors
+    /// The member could not be read.
+    async fn follow(
+        &mut self,
+        client: &Client,
+        endpoint: &str,
+        reporter: &Reporter,
+        pauses: &mut Pauses,
+    ) -> Result<(), String> {
+        let token = self.token(client, endpoint).await?;
+        let member = Member { client, endpoint, token, timeout: self.config.timeout };
+        let (key, range_end) = range(&self.config.prefix);
+        let whole: Whole =
+            member.call("/v3/kv/range", &json!({ "key": key, "range_end": range_end })).await?;
+        let revision: u64 = whole.header.revision.parse().map_err(|_| {
+            format!(
+                "{endpoint}/v3/kv/range: the answer has no revision: is this the address of etcd's clients?"
+            )
+        })?;
+        self.table.replace(whole.kvs.iter().filter_map(entry).collect());
+        reporter.present(self.table.snapshot(Read::Whole));
+        *pauses = Pauses::default();
+        let start = revision + 1;
+        let create = json!({ "key": key, "range_end": range_end, "start_revision": start.to_string() });
+        let request = member.request("/v3/watch", &json!({ "create_request": create }));
+        let response = http::send(request, self.config.timeout).await?;
+        if !response.status().is_success() {
+            return Err(http::refusal(response, self.config.timeout).await);
+        }
+        self.watch(Lines::new(response, MAX_MESSAGE), reporter).await
+    }
+
+    /// Applies changes until the stream ends or everything has to be read again.
+    async fn watch(&mut self, mut lines: Lines, reporter: &Reporter) -> Result<(), String> {
+        let resync = Instant::now() + self.config.resync;
+        loop {
+            let mut changed = false;
+            while let Some(line) = lines.next() {
+                let message: Message = serde_json::from_slice(line)
+                    .map_err(|error| format!("a message of the watch: {error}"))?;
+                if let Some(error) = message.error {
+                    return Err(format!("the watch ended: {error}"));
+                }
+                let Some(watched) = message.result else { continue };
+                if let Some(compacted) = watched.compact_revision.filter(|revision| revision != "0") {
+                    tracing::info!(compacted, "watch of etcd was compacted: everything is read again");
+                    return Ok(());
+                }
+                if watched.canceled {
+                    return Err(format!("the watch was cancelled: {}", watched.cancel_reason));
+                }
+                changed |= !watched.events.is_empty();
+                watched.events.iter().for_each(|event| self.apply(event));
+            }
+            if changed {
+                reporter.present(self.table.snapshot(Read::Changes));
+            }
+            tokio::select! {
+                more = lines.more() => if !more? { return Ok(()) },
+                () = reporter.recheck() => return Ok(()),
+                () = tokio::time::sleep_until(resync) => return Ok(()),
+            }
+        }
+    }
+
+    fn apply(&mut self, event: &Event) {
+        let Some((key, described)) = entry(&event.kv) else { return };
+        if event.kind == "DELETE" {
+            self.table.remove(&key);
+        } else {
+            self.table.set(&key, described);
+        }
+    }
+
+    /// Returns a token of the configured user.
+    async fn token(&self, client: &Client, endpoint: &str) -> Result<Option<String>, String> {
+        let Some((name, file)) = &self.config.user else { return Ok(None) };
+        let password = tokio::fs::read_to_string(file).await;
+        let password = password.map_err(|error| format!("reading {}: {error}", file.display()))?;
+        let member = Member { client, endpoint, token: None, timeout: self.config.timeout };
+        let body = json!({ "name": name, "password": password.trim_end() });
+        let answer: Value = member.call("/v3/auth/authenticate", &body).await?;
+        let token = answer.get("token").and_then(Value::as_str);
+        token
+            .map(|token| Some(token.to_owned()))
+            .ok_or_else(|| format!("{endpoint}: no token for user `{name}`"))
+    }
+}
+
+impl Member<'_> {
+    fn request(&self, path: &str, body: &Value) -> RequestBuilder {
+        let url = format!("{}{path}", self.endpoint.trim_end_matches('/'));
+        let request = self.client.post(url).body(body.to_string());
+        match &self.token {
+            Some(token) => request.header("authorization", token),
+            None => request,
+        }
+    }
+
+    async fn call<T: for<'de> Deserialize<'de>>(&self, path: &str, body: &Value) -> Result<T, String> {
+        let response = http::send(self.request(path, body), self.timeout).await?;
+        if !response.status().is_success() {
+            return Err(http::refusal(response, self.timeout).await);
+        }
+        let bytes = http::body(response, MAX_WHOLE, self.timeout).await?;
+        serde_json::from_slice(&bytes).map_err(|error| format!("{}{path}: {error}", self.endpoint))
+    }
+}
+
+impl Source for EtcdSource {
+    async fn run(mut self, reporter: Reporter) {
+        let mut pauses = Pauses::default();
+        let plain = self.config.endpoints.iter().all(|endpoint| endpoint.starts_with("http://"));
+        let client = loop {
+            match http::client(&self.config.tls, plain).await {
+                Ok(client) => break client,
+                Err(problem) => reporter.away(problem),
+            }
+            pauses.wait().await;
+        };
+        let mut endpoints = self.config.endpoints.clone().into_iter().cycle();
+        let Some(mut endpoint) = endpoints.next() else { return };
+        loop {
+            match self.follow(&client, &endpoint, &reporter, &mut pauses).await {
+                // A member that ends each watch at once must not keep both busy.
+                Ok(()) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(problem) => {
+                    reporter.away(format!("{endpoint}: {problem}"));
+                    pauses.wait().await;
+                    endpoint = endpoints.next().unwrap_or(endpoint);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the first key of a prefix and the first one after it, as the gateway wants them.
+fn range(prefix: &str) -> (String, String) {
+    let mut end = prefix.as_bytes().to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            break;
+        }
+    }
+    // `\0`: all keys.
+    let or_zero = |bytes: &[u8]| BASE64.encode(if bytes.is_empty() { &[0][..] } else { bytes });
+    (or_zero(prefix.as_bytes()), or_zero(&end))
+}
+
+/// Reads one key. A key that is not base64 does not occur.
+fn entry(pair: &KeyValue) -> Option<(String, Result<Vec<Found>, String>)> {
+    let key = String::from_utf8_lossy(&BASE64.decode(&pair.key).ok()?).into_owned();
+    let described = BASE64.decode(&pair.value).map_err(|error| error.to_string()).and_then(|value| {
+        if value.len() > MAX_VALUE {
+            return Err(format!("the value has {} bytes: at most {MAX_VALUE} are read", value.len()));
+        }
+        let spec: WorkerSpec = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
+        Ok(vec![Found::staying(spec)])
+    });
+    Some((key, described))
+}
+
+#[cfg(test)]
+mod tests;

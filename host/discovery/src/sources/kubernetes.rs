@@ -1,0 +1,321 @@
+//! Workers of Kubernetes: pods with a label, or the endpoints of a service.
+//!
+//! ```text
+//! list, in pages --> watch from its version --> changes, bookmarks --> the watch ends
+//!   ^                  ^                                                    |
+//!   |                  +----------- from the version of the last change ----+
+//!   +------------------------------ 410 Gone: that version is too old ------+
+//! ```
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{
+    http::{self, Lines, Pauses, TlsFiles},
+    table::Table,
+};
+use crate::{
+    fleet::Reporter,
+    found::{Found, Read},
+    source::Source,
+};
+
+mod objects;
+
+use objects::{Meta, Object};
+
+/// Objects of one page of a list.
+const PAGE: &str = "500";
+/// Most pages of a list.
+const MAX_PAGES: usize = 100;
+/// Most bytes of a page.
+const MAX_PAGE_BYTES: usize = 64 * 1024 * 1024;
+/// Most bytes of one event of a watch.
+const MAX_EVENT: usize = 4 * 1024 * 1024;
+/// How much longer than its own time a watch may be silent.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// What is listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Pods.
+    Pods,
+    /// EndpointSlices.
+    EndpointSlices,
+}
+
+/// Port of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortOfWorker {
+    /// This number.
+    Number(u16),
+    /// The port of this name.
+    Name(String),
+}
+
+/// What is read, and from where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KubernetesSourceConfig {
+    /// Base URL of the API server.
+    pub api: String,
+    /// Namespace.
+    pub namespace: String,
+    /// What is listed.
+    pub resource: Resource,
+    /// Label selector.
+    pub selector: String,
+    /// Port of the workers, unless an annotation names another.
+    pub port: PortOfWorker,
+    /// Values of keys that neither labels nor annotations give.
+    pub defaults: BTreeMap<String, String>,
+    /// File with the bearer token, read for each request: such tokens are replaced every hour.
+    pub token_file: Option<PathBuf>,
+    /// TLS.
+    pub tls: TlsFiles,
+    /// Limit of a list, and of the head of a watch.
+    pub timeout: Duration,
+    /// How long one watch runs.
+    pub watch: Duration,
+}
+
+/// Lists and watches objects.
+#[derive(Debug)]
+pub struct KubernetesSource {
+    config: KubernetesSourceConfig,
+    table: Table,
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+struct List {
+    metadata: Meta,
+    #[serde(default)]
+    items: Vec<Box<RawValue>>,
+}
+
+/// A line of a watch.
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Box<RawValue>,
+}
+
+/// The object of a line of type `ERROR`.
+#[derive(Deserialize)]
+struct Status {
+    #[serde(default)]
+    code: u16,
+    #[serde(default)]
+    message: String,
+}
+
+/// Why a watch ended.
+enum Ended {
+    /// Watch again from the last version.
+    Resume,
+    /// List again.
+    Relist,
+}
+
+impl KubernetesSource {
+    /// Creates the source; nothing is read yet.
+    #[must_use]
+    pub fn new(config: KubernetesSourceConfig) -> Self {
+        Self { config, table: Table::default() }
+    }
+
+    fn url(&self, query: &[(&str, &str)]) -> Result<Url, String> {
+        let KubernetesSourceConfig { api, namespace, resource, selector, .. } = &self.config;
+        let api = api.trim_end_matches('/');
+        let url = match resource {
+            Resource::Pods => format!("{api}/api/v1/namespaces/{namespace}/pods"),
+            Resource::EndpointSlices => {
+                format!("{api}/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices")
+            }
+        };
+        let mut url: Url = url.parse().map_err(|error| format!("{url}: {error}"))?;
+        url.query_pairs_mut().append_pair("labelSelector", selector).extend_pairs(query);
+        Ok(url)
+    }
+
+    async fn request(&self, client: &Client, query: &[(&str, &str)]) -> Result<RequestBuilder, String> {
+        let request = client.get(self.url(query)?).header("accept", "application/json");
+        let Some(file) = &self.config.token_file else { return Ok(request) };
+        let token = tokio::fs::read_to_string(file).await;
+        let token = token.map_err(|error| format!("reading {}: {error}", file.display()))?;
+        Ok(request.bearer_auth(token.trim_end()))
+    }
+
+    /// Reads all objects. Returns the version of the list.
+    async fn list(&mut self, client: &Client) -> Result<String, String> {
+        let limit = self.config.timeout;
+        let (mut all, mut more) = (Vec::new(), String::new());
+        for _ in 0..MAX_PAGES {
+            let mut query = vec![("limit", PAGE)];
+            if !more.is_empty() {
+                query.push(("continue", more.as_str()));
+            }
+            let response = http::send(self.request(client, &query).await?, limit).await?;
+            if response.status() == StatusCode::GONE && !more.is_empty() {
+                // The rest of the list is too old: from the beginning.
+                all.clear();
+                more.clear();
+                continue;
+            }
+            if !response.status().is_success() {
+                return Err(http::refusal(response, limit).await);
+            }
+            let bytes = http::body(response, MAX_PAGE_BYTES, limit).await?;
+            let page: List = serde_json::from_slice(&bytes).map_err(|error| format!("the list: {error}"))?;
+            all.extend(page.items.iter().filter_map(|object| self.entry(object)));
+            if page.metadata.more.is_empty() {
+                self.table.replace(all);
+                return Ok(page.metadata.resource_version);
+            }
+            more = page.metadata.more;
+        }
+        Err(format!("the list has more than {MAX_PAGES} pages of {PAGE} objects: narrow the selector"))
+    }
+
+    /// Reads one object: its name, and the workers that it describes.
+    fn entry(&self, object: &RawValue) -> Option<(String, Result<Vec<Found>, String>)> {
+        match Object::parse(object.get(), self.config.resource) {
+            Ok(object) => Some((object.meta().name.clone(), object.workers(&self.config))),
+            Err(error) => {
+                tracing::debug!(error, "an object of Kubernetes cannot be read");
+                None
+            }
+        }
+    }
+
+    /// Watches from `version`, which follows what arrives.
+    async fn watch(
+        &mut self,
+        client: &Client,
+        version: &mut String,
+        reporter: &Reporter,
+    ) -> Result<Ended, String> {
+        let seconds = self.config.watch.as_secs().max(1).to_string();
+        let query = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", seconds.as_str()),
+            ("resourceVersion", version.as_str()),
+        ];
+        let response = http::send(self.request(client, &query).await?, self.config.timeout).await?;
+        if response.status() == StatusCode::GONE {
+            return Ok(Ended::Relist);
+        }
+        if !response.status().is_success() {
+            return Err(http::refusal(response, self.config.timeout).await);
+        }
+        reporter.alive();
+        let mut lines = Lines::new(response, MAX_EVENT);
+        loop {
+            let mut changed = false;
+            while let Some(line) = lines.next() {
+                let event: Event = serde_json::from_slice(line)
+                    .map_err(|error| format!("an event of the watch: {error}"))?;
+                match self.apply(&event, version)? {
+                    Some(ended) => return Ok(ended),
+                    None => changed |= event.kind != "BOOKMARK",
+                }
+            }
+            if changed {
+                reporter.present(self.table.snapshot(Read::Changes));
+            }
+            tokio::select! {
+                more = tokio::time::timeout(self.config.watch + SILENCE, lines.more()) => {
+                    let more = more.map_err(|_| "the watch is silent although its time is over".to_owned())?;
+                    match more {
+                        Ok(true) => {}
+                        Ok(false) => return Ok(Ended::Resume),
+                        Err(problem) => {
+                            tracing::debug!(problem, "watch of Kubernetes broke");
+                            return Ok(Ended::Resume);
+                        }
+                    }
+                }
+                () = reporter.recheck() => return Ok(Ended::Relist),
+            }
+        }
+    }
+
+    /// Applies one event.
+    fn apply(&mut self, event: &Event, version: &mut String) -> Result<Option<Ended>, String> {
+        if event.kind == "ERROR" {
+            let status: Status =
+                serde_json::from_str(event.object.get()).map_err(|error| error.to_string())?;
+            if status.code == StatusCode::GONE.as_u16() {
+                return Ok(Some(Ended::Relist));
+            }
+            return Err(format!("the watch ended: status {}: {}", status.code, status.message));
+        }
+        let meta = objects::meta(event.object.get())?;
+        if !meta.resource_version.is_empty() {
+            version.clone_from(&meta.resource_version);
+        }
+        match event.kind.as_str() {
+            "ADDED" | "MODIFIED" => {
+                if let Some((name, described)) = self.entry(&event.object) {
+                    self.table.set(&name, described);
+                }
+            }
+            "DELETED" => self.table.remove(&meta.name),
+            _ => {}
+        }
+        Ok(None)
+    }
+}
+
+impl Source for KubernetesSource {
+    async fn run(mut self, reporter: Reporter) {
+        let mut pauses = Pauses::default();
+        let client = loop {
+            match http::client(&self.config.tls, self.config.api.starts_with("http://")).await {
+                Ok(client) => break client,
+                Err(problem) => reporter.away(problem),
+            }
+            pauses.wait().await;
+        };
+        let mut version: Option<String> = None;
+        loop {
+            let outcome = match &mut version {
+                None => match self.list(&client).await {
+                    Ok(listed) => {
+                        reporter.present(self.table.snapshot(Read::Whole));
+                        version = Some(listed);
+                        pauses = Pauses::default();
+                        continue;
+                    }
+                    Err(problem) => Err(problem),
+                },
+                Some(version) => self.watch(&client, version, &reporter).await,
+            };
+            match outcome {
+                Ok(Ended::Resume) => {
+                    pauses = Pauses::default();
+                    // A server that ends each watch at once must not keep both busy.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Ok(Ended::Relist) => {
+                    version = None;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(problem) => {
+                    // The server may have lost what the version names.
+                    version = None;
+                    reporter.away(format!("{}: {problem}", self.config.api));
+                    pauses.wait().await;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! What pods and EndpointSlices say of workers.
+
+use std::collections::BTreeMap;
+
+use pointsman_workers::WorkerSpec;
+use serde::Deserialize;
+
+use super::{KubernetesSourceConfig, PortOfWorker, Resource};
+use crate::found::Found;
+
+/// Prefix of the labels and annotations that are keys of a worker.
+const PREFIX: &str = "pointsman.dev/";
+/// The label of llm-d that names a role.
+const LLM_D_ROLE: &str = "llm-d.ai/role";
+/// Keys that may be given several times: their values are lists.
+const LISTS: [&str; 3] = ["model", "taint", "lora"];
+
+/// Metadata of an object or list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Meta {
+    pub(super) name: String,
+    pub(super) resource_version: String,
+    /// Where the next page of a list begins.
+    #[serde(rename = "continue")]
+    pub(super) more: String,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    deletion_timestamp: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct WithMeta {
+    #[serde(default)]
+    metadata: Meta,
+}
+
+/// A pod or an EndpointSlice.
+pub(super) enum Object {
+    Pod(Pod),
+    Slice(Slice),
+}
+
+#[derive(Deserialize)]
+pub(super) struct Pod {
+    #[serde(default)]
+    metadata: Meta,
+    #[serde(default)]
+    spec: PodSpec,
+    #[serde(default)]
+    status: PodStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodSpec {
+    containers: Vec<Container>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Container {
+    ports: Vec<ContainerPort>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ContainerPort {
+    name: String,
+    container_port: u16,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodStatus {
+    #[serde(rename = "podIP")]
+    pod_ip: String,
+    conditions: Vec<PodCondition>,
+}
+
+#[derive(Deserialize)]
+struct PodCondition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Slice {
+    #[serde(default)]
+    metadata: Meta,
+    #[serde(default)]
+    endpoints: Vec<Endpoint>,
+    #[serde(default)]
+    ports: Vec<SlicePort>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Endpoint {
+    addresses: Vec<String>,
+    conditions: Conditions,
+}
+
+/// What is missing is unknown: an endpoint of an unknown state counts as ready.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Conditions {
+    ready: Option<bool>,
+    terminating: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SlicePort {
+    name: Option<String>,
+    port: Option<u16>,
+}
+
+/// Reads the metadata of an object.
+///
+/// # Errors
+/// It is not an object.
+pub(super) fn meta(text: &str) -> Result<Meta, String> {
+    let object: WithMeta =
+        serde_json::from_str(text).map_err(|error| format!("an event of the watch: {error}"))?;
+    Ok(object.metadata)
+}
+
+impl Object {
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// It is not one of this kind.
+    pub(super) fn parse(text: &str, resource: Resource) -> Result<Self, String> {
+        let parsed = match resource {
+            Resource::Pods => serde_json::from_str(text).map(Self::Pod),
+            Resource::EndpointSlices => serde_json::from_str(text).map(Self::Slice),
+        };
+        parsed.map_err(|error| error.to_string())
+    }
+
+    pub(super) fn meta(&self) -> &Meta {
+        match self {
+            Self::Pod(pod) => &pod.metadata,
+            Self::Slice(slice) => &slice.metadata,
+        }
+    }
+
+    /// Returns the workers that the object describes. One that is not ready is none yet.
+    ///
+    /// # Errors
+    /// The labels and annotations do not describe a worker.
+    pub(super) fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, String> {
+        match self {
+            Self::Pod(pod) => pod.workers(config),
+            Self::Slice(slice) => slice.workers(config),
+        }
+    }
+}
+
+impl Pod {
+    fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, String> {
+        let leaving = self.metadata.deletion_timestamp.is_some();
+        let ready = self.status.conditions.iter().any(|one| one.kind == "Ready" && one.status == "True");
+        if self.status.pod_ip.is_empty() || !(ready || leaving) {
+            return Ok(Vec::new());
+        }
+        let ports = self.spec.containers.iter().flat_map(|container| &container.ports);
+        let named = |name: &str| ports.clone().find(|port| port.name == name).map(|port| port.container_port);
+        let spec = worker(config, &self.metadata, &self.status.pod_ip, named)?;
+        Ok(vec![Found { spec, leaving }])
+    }
+}
+
+impl Slice {
+    fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, String> {
+        let named = |name: &str| {
+            self.ports.iter().find(|port| port.name.as_deref() == Some(name)).and_then(|port| port.port)
+        };
+        let usable = self.endpoints.iter().filter_map(|endpoint| {
+            let Conditions { ready, terminating } = endpoint.conditions;
+            let leaving = terminating == Some(true);
+            // All addresses of an endpoint are the same one; clients use the first.
+            let address = endpoint.addresses.first().filter(|_| leaving || ready != Some(false))?;
+            Some((address, leaving))
+        });
+        usable
+            .map(|(address, leaving)| {
+                Ok(Found { spec: worker(config, &self.metadata, address, named)?, leaving })
+            })
+            .collect()
+    }
+}
+
+/// Describes the worker at an address: by the defaults, then by labels, then by annotations.
+fn worker(
+    config: &KubernetesSourceConfig,
+    meta: &Meta,
+    address: &str,
+    port_of: impl Fn(&str) -> Option<u16>,
+) -> Result<WorkerSpec, String> {
+    let said = |map: &BTreeMap<String, String>| -> Vec<(String, String)> {
+        let own = map.iter().filter_map(|(key, value)| Some((key.strip_prefix(PREFIX)?, value)));
+        own.map(|(key, value)| (key.to_owned(), value.clone())).collect()
+    };
+    let mut keys: BTreeMap<String, String> = config.defaults.clone();
+    if let Some(role) = meta.labels.get(LLM_D_ROLE) {
+        let role = match role.as_str() {
+            "prefill-decode" | "both" => "aggregated",
+            other => other,
+        };
+        keys.insert("role".to_owned(), role.to_owned());
+    }
+    keys.extend(said(&meta.labels));
+    keys.extend(said(&meta.annotations));
+    let port = match (keys.remove("port"), &config.port) {
+        (Some(port), _) => {
+            port.parse().map_err(|_| format!("{PREFIX}port: `{port}` is not a port: expected 1 to 65535"))?
+        }
+        (None, PortOfWorker::Number(port)) => *port,
+        (None, PortOfWorker::Name(name)) => port_of(name)
+            .ok_or_else(|| format!("no port is named `{name}`: correct discovery.kubernetes.port"))?,
+    };
+    let host = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
+    keys.insert("url".to_owned(), format!("http://{host}:{port}"));
+    let pairs = keys.iter().flat_map(|(key, value)| {
+        let values: Vec<&str> = if LISTS.contains(&key.as_str()) {
+            value.split(',').map(str::trim).collect()
+        } else {
+            vec![value]
+        };
+        values.into_iter().map(move |value| (key.as_str(), value))
+    });
+    WorkerSpec::from_pairs(pairs).map_err(|error| error.to_string())
+}

@@ -1,0 +1,211 @@
+//! Against a double of the API server.
+
+use std::sync::Arc;
+
+use pointsman_test_api_server::ApiServer;
+use pointsman_workers::{Engine, Registry, Role, Worker};
+use serde_json::{Value, json};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
+
+use super::*;
+use crate::{
+    fleet::{Fleet, FleetRules, SourceState, SourceStatus},
+    guard::GuardRules,
+    source::start,
+};
+
+struct Running {
+    fleet: Arc<Fleet>,
+    registry: Arc<Registry>,
+    _stop: DropGuard,
+}
+
+fn config(api: &ApiServer, resource: Resource) -> KubernetesSourceConfig {
+    let defaults =
+        [("engine", "vllm"), ("role", "decode")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    KubernetesSourceConfig {
+        api: api.url(),
+        namespace: "default".to_owned(),
+        resource,
+        selector: "app=vllm".to_owned(),
+        port: PortOfWorker::Name("http".to_owned()),
+        defaults: defaults.into(),
+        token_file: None,
+        tls: TlsFiles::default(),
+        timeout: Duration::from_secs(2),
+        watch: Duration::from_secs(30),
+    }
+}
+
+fn run(config: KubernetesSourceConfig) -> Running {
+    let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(1) };
+    let rules = FleetRules { max_workers: 2_000, drain: Duration::from_secs(30), guard };
+    let registry = Arc::new(Registry::default());
+    let fleet = Fleet::new(registry.clone(), rules);
+    let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+    start(KubernetesSource::new(config), fleet.add_source("kubernetes:a"), &tracker, stop.clone());
+    tracker.spawn(fleet.clone().run(stop.clone()));
+    Running { fleet, registry, _stop: stop.drop_guard() }
+}
+
+impl Running {
+    fn hosts(&self) -> Vec<String> {
+        let snapshot = self.registry.snapshot();
+        let mut hosts: Vec<String> =
+            snapshot.workers().iter().map(|worker| worker.spec().host().to_owned()).collect();
+        hosts.sort_unstable();
+        hosts
+    }
+
+    fn worker(&self, host: &str) -> Arc<Worker> {
+        self.registry.snapshot().workers().iter().find(|worker| worker.spec().host() == host).unwrap().clone()
+    }
+
+    fn status(&self) -> SourceStatus {
+        self.fleet.status().sources[2].clone()
+    }
+
+    async fn until(&self, what: &str, check: impl Fn(&Self) -> bool) {
+        for _ in 0..1_000 {
+            if check(self) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what}: {:?} {:?}", self.hosts(), self.fleet.status());
+    }
+
+    async fn until_hosts(&self, what: &str, hosts: &[&str]) {
+        self.until(what, |running| running.hosts() == hosts).await;
+    }
+}
+
+fn pod(name: &str, ip: &str, ready: bool) -> Value {
+    json!({
+        "metadata": { "name": name, "labels": { "app": "vllm" }, "annotations": {} },
+        "spec": { "containers": [{ "ports": [{ "name": "http", "containerPort": 8000 }] }] },
+        "status": {
+            "podIP": ip,
+            "conditions": [{ "type": "Ready", "status": if ready { "True" } else { "False" } }],
+        },
+    })
+}
+
+#[tokio::test]
+async fn p9_pods_become_workers_by_labels_annotations_and_readiness() {
+    let api = ApiServer::start().await.unwrap();
+    let mut prefill = pod("p", "10.0.0.1", true);
+    prefill["metadata"]["labels"]["llm-d.ai/role"] = json!("prefill");
+    prefill["metadata"]["annotations"] = json!({
+        "pointsman.dev/engine": "sglang",
+        "pointsman.dev/port": "30000",
+        "pointsman.dev/model": "a, b",
+    });
+    api.put("pods", prefill.clone());
+    api.put("pods", pod("d", "10.0.0.2", true));
+    api.put("pods", pod("starting", "10.0.0.3", false));
+    let running = run(config(&api, Resource::Pods));
+    // P9.2
+    running.until_hosts("those that are ready join", &["10.0.0.1", "10.0.0.2"]).await;
+    let (first, second) = (running.worker("10.0.0.1"), running.worker("10.0.0.2"));
+    let models: Vec<_> = first.spec().models.iter().map(ToString::to_string).collect();
+    // P9.1
+    assert_eq!((&*first.spec().url, first.spec().role), ("http://10.0.0.1:30000", Role::Prefill));
+    assert_eq!((first.spec().engine, models), (Engine::Sglang, vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!((&*second.spec().url, second.spec().role), ("http://10.0.0.2:8000", Role::Decode));
+    api.put("pods", pod("starting", "10.0.0.3", true));
+    running.until_hosts("it became ready", &["10.0.0.1", "10.0.0.2", "10.0.0.3"]).await;
+    let mut ending = pod("d", "10.0.0.2", true);
+    ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    api.put("pods", ending);
+    // P9.3
+    running.until("it drains", |_| second.leaving()).await;
+    api.delete("pods", "d");
+    running.until_hosts("it is gone", &["10.0.0.1", "10.0.0.3"]).await;
+    prefill["metadata"]["annotations"]["pointsman.dev/role"] = json!("cook");
+    api.put("pods", prefill);
+    running.until("it is refused", |running| running.status().refused_count == 1).await;
+    assert!(running.status().refused[0].problem.contains("unknown role `cook`"));
+    assert_eq!(running.hosts(), ["10.0.0.1", "10.0.0.3"]);
+}
+
+#[tokio::test]
+async fn p9_endpoints_of_slices_become_workers_by_their_conditions() {
+    let api = ApiServer::start().await.unwrap();
+    let slice = |conditions: Value| {
+        json!({
+            "metadata": { "name": "s", "labels": { "pointsman.dev/role": "prefill" } },
+            "ports": [{ "name": "http", "port": 8000 }],
+            "endpoints": [
+                { "addresses": ["10.0.0.1"], "conditions": {} },
+                { "addresses": ["fd00::2"], "conditions": conditions },
+                { "addresses": ["10.0.0.3"], "conditions": { "ready": false } },
+            ],
+        })
+    };
+    api.put("endpointslices", slice(json!({ "ready": true })));
+    let running = run(config(&api, Resource::EndpointSlices));
+    // P9.2: slices
+    running.until_hosts("those that are ready join", &["10.0.0.1", "[fd00::2]"]).await;
+    let worker = running.worker("[fd00::2]");
+    assert_eq!(worker.spec().role, Role::Prefill);
+    api.put("endpointslices", slice(json!({ "ready": false, "serving": true, "terminating": true })));
+    // P9.3: slices
+    running.until("it drains", |_| worker.leaving()).await;
+}
+
+#[tokio::test]
+async fn p9_the_watch_survives_disconnects_gone_and_an_api_server_that_is_away() {
+    let api = ApiServer::start().await.unwrap();
+    // More than one page.
+    for number in 0..1_200 {
+        let ip = format!("10.1.{}.{}", number / 250, number % 250);
+        api.put("pods", pod(&format!("pod-{number}"), &ip, true));
+    }
+    let running = run(config(&api, Resource::Pods));
+    running.until("all pages are read", |running| running.hosts().len() == 1_200).await;
+    let lists = api.counts().lists;
+    assert_eq!(lists, 3);
+    running.until("it watches", |_| api.counts().watches == 1).await;
+    api.disconnect();
+    api.delete("pods", "pod-0");
+    running.until("changes during the disconnect", |running| running.hosts().len() == 1_199).await;
+    // P9.4: the watch goes on from its version
+    assert_eq!(api.counts().lists, lists);
+    api.compact();
+    api.delete("pods", "pod-1");
+    // P9.5
+    running.until("listed again after 410", |running| running.hosts().len() == 1_198).await;
+    assert!(api.counts().gone > 0 && api.counts().lists > lists);
+    api.fail_with(Some(503));
+    api.disconnect();
+    running.until("it is away", |running| running.status().state == SourceState::Away).await;
+    // P9.6
+    assert_eq!(running.hosts().len(), 1_198);
+    api.delete("pods", "pod-2");
+    api.fail_with(None);
+    running.until("it is back", |running| running.hosts().len() == 1_197).await;
+    assert_eq!(running.status().state, SourceState::Present);
+}
+
+#[tokio::test]
+async fn p9_the_token_is_read_again_and_a_refusal_says_so() {
+    let api = ApiServer::start().await.unwrap();
+    api.put("pods", pod("d", "10.0.0.2", true));
+    api.need_token("new");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "old\n").unwrap();
+    let running = run(KubernetesSourceConfig {
+        token_file: Some(file.path().to_owned()),
+        ..config(&api, Resource::Pods)
+    });
+    running.until("it is refused", |running| running.status().state == SourceState::Away).await;
+    let problem = running.status().problem.unwrap();
+    assert!(problem.contains("status 401; check the credentials"), "{problem}");
+    std::fs::write(file.path(), "new\n").unwrap();
+    // P9.7
+    running.until_hosts("the new token serves", &["10.0.0.2"]).await;
+}

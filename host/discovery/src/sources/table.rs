@@ -1,0 +1,112 @@
+//! The entries of a source by key, of which each describes workers or is refused.
+
+use std::collections::BTreeMap;
+
+use crate::found::{Found, Read, Refusal, SourceSnapshot};
+
+/// Most entries of a source. Further ones are refused.
+const MAX_KEYS: usize = 20_000;
+
+/// Entries by key.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: BTreeMap<String, Entry>,
+    /// Entries beyond the limit.
+    dropped: usize,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// Workers of the last valid description.
+    workers: Vec<Found>,
+    /// What is wrong with the description now.
+    problem: Option<String>,
+}
+
+impl Table {
+    /// Sets an entry. One that is not valid any more keeps its last workers: its key is still there.
+    pub(super) fn set(&mut self, key: &str, described: Result<Vec<Found>, String>) {
+        if self.entries.len() >= MAX_KEYS && !self.entries.contains_key(key) {
+            self.dropped += 1;
+            return;
+        }
+        let entry = self.entries.entry(key.to_owned()).or_default();
+        match described {
+            Ok(workers) => *entry = Entry { workers, problem: None },
+            Err(problem) => entry.problem = Some(problem),
+        }
+    }
+
+    /// Removes an entry.
+    pub(super) fn remove(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+
+    /// Replaces all entries by those of a whole reading.
+    pub(super) fn replace(&mut self, all: Vec<(String, Result<Vec<Found>, String>)>) {
+        let mut before = std::mem::take(&mut self.entries);
+        self.dropped = 0;
+        for (key, described) in all {
+            if let Some(entry) = before.remove(&key) {
+                self.entries.insert(key.clone(), entry);
+            }
+            self.set(&key, described);
+        }
+    }
+
+    /// Returns all workers. Of several entries with one URL, one that stays is taken.
+    pub(super) fn snapshot(&self, read: Read) -> SourceSnapshot {
+        let mut by_url: BTreeMap<&str, &Found> = BTreeMap::new();
+        for found in self.entries.values().flat_map(|entry| &entry.workers) {
+            let present = by_url.entry(&found.spec.url).or_insert(found);
+            if present.leaving {
+                *present = found;
+            }
+        }
+        let problems = self.entries.iter().filter_map(|(key, entry)| Some((key, entry.problem.as_ref()?)));
+        let mut refused: Vec<Refusal> = problems.map(|(key, problem)| Refusal::new(key, problem)).collect();
+        if self.dropped > 0 {
+            let problem = format!("{} entries more than the limit of {MAX_KEYS} are not read", self.dropped);
+            refused.push(Refusal::new("*", &problem));
+        }
+        SourceSnapshot { workers: by_url.into_values().cloned().collect(), refused, read }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_workers::WorkerSpec;
+
+    use super::*;
+
+    fn found(url: &str, leaving: bool) -> Found {
+        let spec = WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap();
+        Found { spec, leaving }
+    }
+
+    #[test]
+    fn an_entry_that_becomes_invalid_keeps_its_worker_and_is_listed() {
+        let mut table = Table::default();
+        table.set("a", Ok(vec![found("http://a:1", false)]));
+        table.set("a", Err("garbage".to_owned()));
+        table.replace(vec![
+            ("a".to_owned(), Err("garbage".to_owned())),
+            ("b".to_owned(), Err("x".to_owned())),
+        ]);
+        let snapshot = table.snapshot(Read::Whole);
+        // P2.5
+        assert_eq!(snapshot.workers.len(), 1);
+        assert_eq!(snapshot.refused.len(), 2);
+        table.remove("a");
+        assert!(table.snapshot(Read::Changes).workers.is_empty());
+    }
+
+    #[test]
+    fn of_two_entries_with_one_url_the_one_that_stays_is_taken() {
+        let mut table = Table::default();
+        table.set("a", Ok(vec![found("http://a:1", true)]));
+        table.set("b", Ok(vec![found("http://a:1", false)]));
+        let workers = table.snapshot(Read::Whole).workers;
+        assert!(workers.len() == 1 && !workers[0].leaving);
+    }
+}

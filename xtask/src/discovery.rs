@@ -1,0 +1,283 @@
+//! `e2e-etcd` and `e2e-kubernetes`: 500 workers come and go through the real etcd, or through a double of
+//! the Kubernetes API server, while the server fails. No worker may be lost, no request may fail, and
+//! decisions may take hardly longer than with workers that stay.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use anyhow::Context as _;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    fleet::{self, Fleet, Process},
+    load::FixedRate,
+    proc::Memory,
+    sh,
+    stats::{quantile, sorted},
+    table::Checks,
+};
+
+mod etcd;
+mod kubernetes;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Workers.
+    #[arg(long, default_value_t = 500)]
+    workers: u64,
+    /// Seconds of each phase.
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+    /// Requests a second.
+    #[arg(long, default_value_t = 50)]
+    rate: u32,
+    /// Seed of the workers that come and go.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Largest allowed ratio of the p99 of decisions while workers come and go to that of workers that stay.
+const RATIO: f64 = 1.2;
+/// Largest allowed growth of resident memory from the first to the second time that workers come and go.
+const GROWTH: f64 = 0.05;
+/// Time between two changes.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Largest share of the workers that is away at a time.
+const AWAY: u64 = 4;
+/// Limit of waiting for all workers.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server that workers are registered at.
+trait Server {
+    /// Registers a worker at an address.
+    async fn put(&mut self, id: u64, address: &str) -> anyhow::Result<()>;
+    /// Removes it.
+    async fn delete(&mut self, id: u64) -> anyhow::Result<()>;
+    /// Takes the server away.
+    async fn fail(&mut self) -> anyhow::Result<()>;
+    /// Brings it back, and forgets old revisions.
+    async fn recover(&mut self) -> anyhow::Result<()>;
+    /// The section of the configuration.
+    fn config(&self) -> String;
+    /// Name of the source.
+    fn source(&self) -> &'static str;
+}
+
+/// Runs the check with the real etcd.
+pub(crate) async fn run_etcd(args: &Args) -> anyhow::Result<()> {
+    let dir = tempfile::Builder::new().prefix("pointsman-etcd-").tempdir()?;
+    let server = etcd::Etcd::start(dir.path()).await?;
+    run(args, dir.path(), server).await
+}
+
+/// Runs the check with a double of the Kubernetes API server.
+pub(crate) async fn run_kubernetes(args: &Args) -> anyhow::Result<()> {
+    let dir = tempfile::Builder::new().prefix("pointsman-kubernetes-").tempdir()?;
+    let server = kubernetes::Double::start().await?;
+    run(args, dir.path(), server).await
+}
+
+/// The gateway, and the server that its workers are registered at.
+struct Rig<S> {
+    server: S,
+    fleet: Fleet,
+    /// Addresses of the workers, all of one engine: it listens on every loopback address.
+    addresses: Vec<String>,
+    args: (u64, Duration, u32),
+    random: StdRng,
+    checks: Checks,
+}
+
+async fn run(args: &Args, dir: &Path, mut server: impl Server) -> anyhow::Result<()> {
+    let bin = fleet::build("release")?;
+    let engine = start_engine(&bin, dir)?;
+    let port = engine.listening().rsplit(':').next().unwrap_or_default().to_owned();
+    let addresses: Vec<String> =
+        (0..args.workers).map(|n| format!("127.1.{}.{}:{port}", n / 250, n % 250 + 1)).collect();
+    for (id, address) in (1..).zip(&addresses) {
+        server.put(id, address).await?;
+    }
+    let config = format!(
+        "[decisions]\nkeep = 20000\n[probe]\ninterval = \"5s\"\nload_interval = \"0s\"\n\
+         [discovery]\nconfirm_after = \"3s\"\n{}",
+        server.config()
+    );
+    let began = Instant::now();
+    let fleet = fleet::gateway(&bin, dir, &config, &[]).await?;
+    let mut rig = Rig {
+        server,
+        fleet,
+        addresses,
+        args: (args.workers, Duration::from_secs(args.seconds), args.rate),
+        random: StdRng::seed_from_u64(args.seed),
+        checks: Checks::default(),
+    };
+    let all = rig.eligible(args.workers).await?;
+    rig.checks.check(
+        "workers eligible after the start",
+        format!("{all} of {}", args.workers),
+        all == args.workers,
+    );
+    rig.checks.show("time from the start of the gateway", format!("{:.1} s", began.elapsed().as_secs_f64()));
+    rig.phases().await?;
+    drop(engine);
+    rig.checks.finish()
+}
+
+fn start_engine(bin: &Path, dir: &Path) -> anyhow::Result<Process> {
+    let mut command = Command::new(bin.join("pointsman-sim"));
+    command.args(["--listen", "0.0.0.0:0", "--engine", "vllm", "--role", "aggregated"]);
+    command.args(["--overhead-ms", "1", "--prefill-ms-per-token", "0", "--itl-ms", "1"]);
+    Process::announcing("engine", command, dir)
+}
+
+impl<S: Server> Rig<S> {
+    async fn phases(&mut self) -> anyhow::Result<()> {
+        // Caches of the allocator and of connections fill once.
+        self.come_and_go(false).await?;
+        self.settle("after the first round").await?;
+        let before = Memory::of(self.fleet.gateway.pid())?;
+        let still = self.stay().await?;
+        let moving = self.come_and_go(false).await?;
+        self.settle("after workers came and went").await?;
+        let ratio = moving / still;
+        self.checks
+            .show("p99 of decisions, workers stay / come and go", format!("{still:.0} / {moving:.0} µs"));
+        self.checks.check("their ratio (limit 1.2)", format!("{ratio:.2}"), ratio <= RATIO);
+        self.come_and_go(true).await?;
+        self.settle("after the server failed and came back").await?;
+        let after = Memory::of(self.fleet.gateway.pid())?;
+        let growth = after.resident / before.resident - 1.0;
+        let row = format!("growth of {:.1} MB resident (limit 5 %)", before.resident);
+        self.checks.check(&row, format!("{:+.1} %", growth * 100.0), growth <= GROWTH);
+        let booked = self.fleet.booked(Duration::from_secs(10)).await?;
+        self.checks.none("requests still booked", booked);
+        Ok(())
+    }
+
+    /// Sends requests while nothing changes. Returns the p99 of decisions in microseconds.
+    async fn stay(&mut self) -> anyhow::Result<f64> {
+        let since = now_us()?;
+        let load = FixedRate::start(&self.fleet.client, self.args.2, 8);
+        sleep(self.args.1).await;
+        self.judge(load, "requests while workers stay").await;
+        self.p99_since(since).await
+    }
+
+    /// Sends requests while workers come and go, and with `fails` while the server is away for a third of the
+    /// time. Returns the p99 of decisions in microseconds.
+    async fn come_and_go(&mut self, fails: bool) -> anyhow::Result<f64> {
+        let (count, time, rate) = self.args;
+        let since = now_us()?;
+        let load = FixedRate::start(&self.fleet.client, rate, 8);
+        let (began, mut gone) = (Instant::now(), Vec::new());
+        let (mut failed, mut changes, mut fewest) = (false, 0_u64, count);
+        while began.elapsed() < time {
+            if fails && !failed && began.elapsed() > time / 3 {
+                failed = true;
+                self.server.fail().await?;
+                sleep(time / 3).await;
+                fewest = self.workers().await?;
+                self.server.recover().await?;
+            }
+            let full = gone.len() as u64 >= count / AWAY;
+            if !gone.is_empty() && (full || self.random.random_bool(0.5)) {
+                let id = gone.swap_remove(self.random.random_range(0..gone.len()));
+                self.put(id).await?;
+            } else {
+                let id = self.random.random_range(1..=count);
+                if !gone.contains(&id) {
+                    self.server.delete(id).await?;
+                    gone.push(id);
+                }
+            }
+            changes += 1;
+            sleep(PAUSE).await;
+        }
+        for id in gone {
+            self.put(id).await?;
+        }
+        let what =
+            if fails { "requests while the server fails" } else { "requests while workers come and go" };
+        self.judge(load, what).await;
+        self.checks.check("changes of workers", changes, changes > 0);
+        if fails {
+            let most = count - count / AWAY;
+            self.checks.check("fewest workers while the server was away", fewest, fewest >= most);
+        }
+        self.p99_since(since).await
+    }
+
+    async fn put(&mut self, id: u64) -> anyhow::Result<()> {
+        let place = usize::try_from(id)? - 1;
+        let address = self.addresses.get(place).context("a worker without an address")?.clone();
+        self.server.put(id, &address).await
+    }
+
+    async fn judge(&mut self, load: FixedRate, what: &str) {
+        let summary = load.stop().await;
+        let shown = format!("{}, {}", summary.sent, summary.failed);
+        self.checks.check(&format!("{what}: sent, failed"), shown, summary.sent > 0 && summary.failed == 0);
+        if let Some(problem) = &summary.problem {
+            sh::status(&format!("first failed request: {problem}"));
+        }
+    }
+
+    /// Waits until every worker is eligible and nothing waits.
+    async fn settle(&mut self, when: &str) -> anyhow::Result<()> {
+        let count = self.args.0;
+        let eligible = self.eligible(count).await?;
+        self.checks.check(
+            &format!("workers eligible {when}"),
+            format!("{eligible} of {count}"),
+            eligible == count,
+        );
+        let status = self.fleet.admin.json("/discovery").await?;
+        let sources = status["sources"].as_array().context("/discovery lists no sources")?;
+        let source =
+            sources.iter().find(|source| source["name"] == self.server.source()).context("no source")?;
+        let shown = format!("{}, {}, {}", source["state"], source["refused_count"], status["leaving"]);
+        let settled = source["state"] == "present" && source["refused_count"] == 0 && status["leaving"] == 0;
+        self.checks.check("source: state, refused; workers that leave", shown, settled);
+        Ok(())
+    }
+
+    /// Returns the number of eligible workers when all are, or after a while.
+    async fn eligible(&self, count: u64) -> anyhow::Result<u64> {
+        let began = Instant::now();
+        loop {
+            let list = self.fleet.admin.json("/workers").await?;
+            let workers = list["workers"].as_array().context("/workers lists no workers")?;
+            let eligible = workers.iter().filter(|worker| worker["ineligible"].is_null()).count() as u64;
+            if (eligible == count && workers.len() as u64 == count) || began.elapsed() > PATIENCE {
+                return Ok(eligible);
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn workers(&self) -> anyhow::Result<u64> {
+        let list = self.fleet.admin.json("/workers").await?;
+        Ok(list["workers"].as_array().map_or(0, Vec::len) as u64)
+    }
+
+    /// Returns the p99 of the decisions since a time, in microseconds.
+    async fn p99_since(&self, since: u64) -> anyhow::Result<f64> {
+        let text = self.fleet.admin.get("/decisions/export?limit=20000").await?;
+        let mut took = Vec::new();
+        for line in text.lines() {
+            let one: Value = serde_json::from_str(line)?;
+            if one["call"]["now_us"].as_u64().is_some_and(|at| at >= since) {
+                took.extend(one["took_us"].as_f64());
+            }
+        }
+        anyhow::ensure!(!took.is_empty(), "no decision was recorded");
+        Ok(quantile(&sorted(took), 0.99))
+    }
+}
+
+fn now_us() -> anyhow::Result<u64> {
+    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH)?;
+    Ok(u64::try_from(now.as_micros())?)
+}
