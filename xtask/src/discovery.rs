@@ -2,7 +2,7 @@
 //! the Kubernetes API server, while the server fails. No worker may be lost, no request may fail, and
 //! decisions may take hardly longer than with workers that stay.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{collections::HashMap, path::Path, process::Command, time::Duration};
 
 use anyhow::Context as _;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -43,6 +43,8 @@ const RATIO: f64 = 1.2;
 const GROWTH: f64 = 0.05;
 /// Time between two changes.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Time between two readings of decisions: receipts of 500 candidates are large, and few of them are kept.
+const READ: Duration = Duration::from_secs(1);
 /// Largest share of the workers that is away at a time.
 const AWAY: u64 = 4;
 /// Limit of waiting for all workers.
@@ -86,6 +88,8 @@ struct Rig<S> {
     addresses: Vec<String>,
     args: (u64, Duration, u32),
     random: StdRng,
+    /// Time and duration of each decision by its id, microseconds.
+    decisions: HashMap<String, (u64, f64)>,
     checks: Checks,
 }
 
@@ -99,7 +103,7 @@ async fn run(args: &Args, dir: &Path, mut server: impl Server) -> anyhow::Result
         server.put(id, address).await?;
     }
     let config = format!(
-        "[decisions]\nkeep = 20000\n[probe]\ninterval = \"5s\"\nload_interval = \"0s\"\n\
+        "[decisions]\nkeep = 20000\nbytes = 4194304\n[probe]\ninterval = \"5s\"\nload_interval = \"0s\"\n\
          [discovery]\nconfirm_after = \"3s\"\n{}",
         server.config()
     );
@@ -111,6 +115,7 @@ async fn run(args: &Args, dir: &Path, mut server: impl Server) -> anyhow::Result
         addresses,
         args: (args.workers, Duration::from_secs(args.seconds), args.rate),
         random: StdRng::seed_from_u64(args.seed),
+        decisions: HashMap::new(),
         checks: Checks::default(),
     };
     let all = rig.eligible(args.workers).await?;
@@ -160,7 +165,11 @@ impl<S: Server> Rig<S> {
     async fn stay(&mut self) -> anyhow::Result<f64> {
         let since = now_us()?;
         let load = FixedRate::start(&self.fleet.client, self.args.2, 8);
-        sleep(self.args.1).await;
+        let began = Instant::now();
+        while began.elapsed() < self.args.1 {
+            sleep(READ).await;
+            self.read_decisions().await?;
+        }
         self.judge(load, "requests while workers stay").await;
         self.p99_since(since).await
     }
@@ -173,7 +182,12 @@ impl<S: Server> Rig<S> {
         let load = FixedRate::start(&self.fleet.client, rate, 8);
         let (began, mut gone) = (Instant::now(), Vec::new());
         let (mut failed, mut changes, mut fewest) = (false, 0_u64, count);
+        let mut read = Instant::now();
         while began.elapsed() < time {
+            if read.elapsed() > READ {
+                read = Instant::now();
+                self.read_decisions().await?;
+            }
             if fails && !failed && began.elapsed() > time / 3 {
                 failed = true;
                 self.server.fail().await?;
@@ -262,16 +276,23 @@ impl<S: Server> Rig<S> {
         Ok(list["workers"].as_array().map_or(0, Vec::len) as u64)
     }
 
-    /// Returns the p99 of the decisions since a time, in microseconds.
-    async fn p99_since(&self, since: u64) -> anyhow::Result<f64> {
-        let text = self.fleet.admin.get("/decisions/export?limit=20000").await?;
-        let mut took = Vec::new();
-        for line in text.lines() {
+    /// Reads the decisions that are kept.
+    async fn read_decisions(&mut self) -> anyhow::Result<()> {
+        for line in self.fleet.admin.get("/decisions/export?limit=1000").await?.lines() {
             let one: Value = serde_json::from_str(line)?;
-            if one["call"]["now_us"].as_u64().is_some_and(|at| at >= since) {
-                took.extend(one["took_us"].as_f64());
+            let (id, at) = (one["id"].as_str(), one["call"]["now_us"].as_u64());
+            if let (Some(id), Some(at), Some(took)) = (id, at, one["took_us"].as_f64()) {
+                self.decisions.insert(id.to_owned(), (at, took));
             }
         }
+        Ok(())
+    }
+
+    /// Returns the p99 of the decisions since a time, in microseconds.
+    async fn p99_since(&mut self, since: u64) -> anyhow::Result<f64> {
+        self.read_decisions().await?;
+        let took: Vec<f64> =
+            self.decisions.values().filter(|(at, _)| *at >= since).map(|(_, took)| *took).collect();
         anyhow::ensure!(!took.is_empty(), "no decision was recorded");
         Ok(quantile(&sorted(took), 0.99))
     }
