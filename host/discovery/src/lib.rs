@@ -4,7 +4,7 @@
 //! snapshots of all sources and applies what changed to the registry:
 //!
 //! ```text
-//! file, leases, etcd, Kubernetes               the configuration    operators
+//! file, leases, DNS, etcd, Kubernetes          the configuration    operators
 //!      |  whole snapshots, or "away"                  |                 |
 //!      v                                              v                 v
 //!    guard (mass removals wait)                     merge: one owner for each id and URL
@@ -30,6 +30,7 @@ pub use found::{Found, Read, Refusal, SourceSnapshot};
 pub use guard::GuardRules;
 pub use leases::{LeaseError, LeaseRules, Leases};
 pub use source::{Source, start};
+pub use sources::dns::{DnsSource, DnsSourceConfig};
 #[cfg(feature = "etcd")]
 pub use sources::etcd::{EtcdSource, EtcdSourceConfig};
 pub use sources::file::{FileFormat, FileSource, FileSourceConfig};

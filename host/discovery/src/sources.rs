@@ -1,5 +1,6 @@
 //! The places that workers are read from.
 
+pub(crate) mod dns;
 #[cfg(feature = "etcd")]
 pub(crate) mod etcd;
 pub(crate) mod file;

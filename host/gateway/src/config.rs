@@ -43,7 +43,8 @@ mod upstream;
 pub use auth::{Auth, CertificateEntry, Jwt, KeyEntry, OperatorEntry, Role};
 pub(crate) use auth::{JwtAlgorithm, NameKind};
 pub use discovery::{
-    Discovery, DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat, DiscoveryKubernetes, DiscoveryResource,
+    Discovery, DiscoveryDns, DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat, DiscoveryKubernetes,
+    DiscoveryResource,
 };
 pub use environment::Environment;
 pub use key_digest::KeyDigest;

@@ -226,7 +226,7 @@ impl KubernetesSource {
                 }
             }
             if changed {
-                reporter.present(self.table.snapshot(Read::Changes));
+                reporter.present(self.table.snapshot_by_url(Read::Changes));
             }
             tokio::select! {
                 more = tokio::time::timeout(self.config.watch + SILENCE, lines.more()) => {
@@ -287,7 +287,7 @@ impl Source for KubernetesSource {
             let outcome = match &mut version {
                 None => match self.list(&client).await {
                     Ok(listed) => {
-                        reporter.present(self.table.snapshot(Read::Whole));
+                        reporter.present(self.table.snapshot_by_url(Read::Whole));
                         version = Some(listed);
                         pauses = Pauses::default();
                         continue;

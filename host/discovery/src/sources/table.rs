@@ -54,22 +54,31 @@ impl Table {
         }
     }
 
-    /// Returns all workers. Of several entries with one URL, one that stays is taken.
+    /// Returns all workers.
     pub(super) fn snapshot(&self, read: Read) -> SourceSnapshot {
-        let mut by_url: BTreeMap<&str, &Found> = BTreeMap::new();
-        for found in self.entries.values().flat_map(|entry| &entry.workers) {
-            let present = by_url.entry(&found.spec.url).or_insert(found);
-            if present.leaving {
-                *present = found;
-            }
-        }
         let problems = self.entries.iter().filter_map(|(key, entry)| Some((key, entry.problem.as_ref()?)));
         let mut refused: Vec<Refusal> = problems.map(|(key, problem)| Refusal::new(key, problem)).collect();
         if self.dropped > 0 {
             let problem = format!("{} entries more than the limit of {MAX_KEYS} are not read", self.dropped);
             refused.push(Refusal::new("*", &problem));
         }
-        SourceSnapshot { workers: by_url.into_values().cloned().collect(), refused, read }
+        let workers = self.entries.values().flat_map(|entry| &entry.workers).cloned().collect();
+        SourceSnapshot { workers, refused, read }
+    }
+
+    /// Returns all workers, and of several with one URL one that stays: an endpoint that moves from one
+    /// EndpointSlice to another is in both for a moment.
+    #[cfg(feature = "kubernetes")]
+    pub(super) fn snapshot_by_url(&self, read: Read) -> SourceSnapshot {
+        let snapshot = self.snapshot(read);
+        let mut by_url: BTreeMap<std::sync::Arc<str>, Found> = BTreeMap::new();
+        for found in snapshot.workers {
+            let present = by_url.get(&found.spec.url);
+            if present.is_none_or(|present| present.leaving) {
+                by_url.insert(found.spec.url.clone(), found);
+            }
+        }
+        SourceSnapshot { workers: by_url.into_values().collect(), ..snapshot }
     }
 }
 
@@ -101,12 +110,13 @@ mod tests {
         assert!(table.snapshot(Read::Changes).workers.is_empty());
     }
 
+    #[cfg(feature = "kubernetes")]
     #[test]
     fn of_two_entries_with_one_url_the_one_that_stays_is_taken() {
         let mut table = Table::default();
         table.set("a", Ok(vec![found("http://a:1", true)]));
         table.set("b", Ok(vec![found("http://a:1", false)]));
-        let workers = table.snapshot(Read::Whole).workers;
+        let workers = table.snapshot_by_url(Read::Whole).workers;
         assert!(workers.len() == 1 && !workers[0].leaving);
     }
 }

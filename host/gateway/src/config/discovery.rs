@@ -13,9 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Problem, duration};
 
+mod dns;
 mod etcd;
 mod kubernetes;
 
+pub use dns::DiscoveryDns;
 pub use etcd::DiscoveryEtcd;
 pub use kubernetes::{DiscoveryKubernetes, DiscoveryResource};
 
@@ -43,6 +45,8 @@ pub struct Discovery {
     pub max_lease: Duration,
     /// Files of workers.
     pub files: Vec<DiscoveryFile>,
+    /// Names with SRV records.
+    pub dns: Vec<DiscoveryDns>,
     /// Prefixes of keys of etcd.
     pub etcd: Vec<DiscoveryEtcd>,
     /// Objects of Kubernetes.
@@ -88,6 +92,7 @@ impl Default for Discovery {
             confirm_after: Duration::from_secs(10),
             max_lease: Duration::from_secs(600),
             files: Vec::new(),
+            dns: Vec::new(),
             etcd: Vec::new(),
             kubernetes: Vec::new(),
         }
@@ -148,6 +153,10 @@ impl Discovery {
             }
             check_defaults(&path, &file.defaults, &mut add);
         }
+        for (number, dns) in self.dns.iter().enumerate() {
+            dns.check(&format!("dns[{number}]"), &mut add);
+        }
+        check_names("dns", self.dns.iter().map(|dns| dns.name.as_str()), &mut add);
         for (number, etcd) in self.etcd.iter().enumerate() {
             etcd.check(&format!("etcd[{number}]"), &mut add);
         }
@@ -164,7 +173,7 @@ impl Discovery {
     /// Appends the dotted path of each key whose value differs in `new`.
     pub(super) fn changed_keys(&self, new: &Self, paths: &mut Vec<String>) {
         let Self { max_workers, drain, removal_share, removal_min, confirm_after, max_lease, .. } = self;
-        let Self { files, etcd, kubernetes, .. } = self;
+        let Self { files, dns, etcd, kubernetes, .. } = self;
         #[expect(clippy::float_cmp, reason = "compares what two files say")]
         let share = *removal_share != new.removal_share;
         let keys = [
@@ -175,6 +184,7 @@ impl Discovery {
             ("confirm_after", *confirm_after != new.confirm_after),
             ("max_lease", *max_lease != new.max_lease),
             ("files", *files != new.files),
+            ("dns", *dns != new.dns),
             ("etcd", *etcd != new.etcd),
             ("kubernetes", *kubernetes != new.kubernetes),
         ];

@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 use pointsman_discovery::TlsFiles;
+use pointsman_discovery::{
+    DnsSource, DnsSourceConfig, FileSource, FileSourceConfig, Fleet, LeaseRules, Leases, start,
+};
 #[cfg(feature = "etcd")]
 use pointsman_discovery::{EtcdSource, EtcdSourceConfig};
-use pointsman_discovery::{FileSource, FileSourceConfig, Fleet, LeaseRules, Leases, start};
 #[cfg(feature = "kubernetes")]
 use pointsman_discovery::{KubernetesSource, KubernetesSourceConfig, PortOfWorker, Resource};
 use pointsman_workers::Registry;
@@ -42,6 +44,17 @@ pub(super) fn start_sources(state: &State, settings: &Discovery, stop: &Cancella
         };
         let reporter = fleet.add_source(&format!("file:{}", file.name));
         start(FileSource::new(config), reporter, tracker, stop.clone());
+    }
+    for dns in &settings.dns {
+        let config = DnsSourceConfig {
+            record: dns.record.clone(),
+            servers: dns.servers.clone(),
+            interval: dns.interval,
+            timeout: dns.timeout,
+            defaults: dns.defaults.clone(),
+        };
+        let reporter = fleet.add_source(&format!("dns:{}", dns.name));
+        start(DnsSource::new(config), reporter, tracker, stop.clone());
     }
     #[cfg(feature = "etcd")]
     for etcd in &settings.etcd {

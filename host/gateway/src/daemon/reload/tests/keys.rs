@@ -68,6 +68,7 @@ const FILE: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.ya
 const LLM_D: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.yaml'\n\
                      discovery.files[].format = 'llm-d'";
 
+const DNS: &str = "discovery.dns[].name = 'a'\ndiscovery.dns[].record = '_a._tcp.example'";
 const ETCD: &str = "discovery.etcd[].name = 'a'\ndiscovery.etcd[].endpoints = ['https://a:2379']\n\
                     discovery.etcd[].cert_file = 'DIR/cert.pem'\ndiscovery.etcd[].key_file = 'DIR/key.pem'\n\
                     discovery.etcd[].username = 'u'\ndiscovery.etcd[].password_file = 'DIR/p'";
@@ -80,6 +81,12 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("discovery.files[].format", FILE, "'llm-d'"),
     ("discovery.files[].interval", FILE, "'7s'"),
     ("discovery.files[].defaults", LLM_D, "{ engine = 'vllm' }"),
+    ("discovery.dns[].name", DNS, "'b'"),
+    ("discovery.dns[].record", DNS, "'_b._tcp.example'"),
+    ("discovery.dns[].servers", DNS, "['127.0.0.1:53']"),
+    ("discovery.dns[].interval", DNS, "'7s'"),
+    ("discovery.dns[].timeout", DNS, "'7s'"),
+    ("discovery.dns[].defaults", DNS, "{ engine = 'vllm' }"),
     ("discovery.etcd[].name", ETCD, "'b'"),
     ("discovery.etcd[].endpoints", ETCD, "['https://b:2379']"),
     ("discovery.etcd[].prefix", ETCD, "'/b/'"),

@@ -1,0 +1,122 @@
+//! Workers of DNS SRV records.
+//!
+//! Each record names a host and a port. The records are looked up again when their time to live is over. A
+//! name that does not exist, or has no records, tells nothing about the workers: the source is away then.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Duration};
+
+use pointsman_workers::WorkerSpec;
+
+use crate::{
+    fleet::Reporter,
+    found::{Found, Read, Refusal, SourceSnapshot},
+    source::Source,
+};
+
+mod lookup;
+
+use lookup::Records;
+
+/// Longest time between two lookups.
+const MAX_INTERVAL: Duration = Duration::from_secs(300);
+/// Port of name servers.
+const PORT: u16 = 53;
+/// The file that names the servers of this host.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Most name servers that are tried.
+const MAX_SERVERS: usize = 8;
+
+/// Where the records are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DnsSourceConfig {
+    /// Absolute name of the records, for example `_http._tcp.engines.example`.
+    pub record: String,
+    /// Name servers, tried in turn; empty: those of `/etc/resolv.conf`.
+    pub servers: Vec<SocketAddr>,
+    /// Shortest time between two lookups, whatever the records say.
+    pub interval: Duration,
+    /// Limit of waiting for one server.
+    pub timeout: Duration,
+    /// Values of the keys that a record does not have: engine, role and others.
+    pub defaults: BTreeMap<String, String>,
+}
+
+/// Looks up SRV records.
+#[derive(Debug)]
+pub struct DnsSource {
+    config: DnsSourceConfig,
+}
+
+impl DnsSource {
+    /// Creates the source; nothing is looked up yet.
+    #[must_use]
+    pub fn new(config: DnsSourceConfig) -> Self {
+        Self { config }
+    }
+
+    /// Asks the servers in turn.
+    async fn look_up(&self) -> Result<Records, String> {
+        let DnsSourceConfig { record, servers, timeout, .. } = &self.config;
+        let servers =
+            if servers.is_empty() { system_servers(Path::new(RESOLV_CONF)).await? } else { servers.clone() };
+        let mut problems = Vec::new();
+        for server in servers.into_iter().take(MAX_SERVERS) {
+            match tokio::time::timeout(*timeout, lookup::srv(record, server)).await {
+                Ok(Ok(records)) => return Ok(records),
+                Ok(Err(problem)) => problems.push(format!("{server}: {problem}")),
+                Err(_) => problems.push(format!("{server}: no answer within {timeout:?}")),
+            }
+        }
+        Err(format!("looking up SRV records of `{record}`: {}", problems.join("; ")))
+    }
+
+    fn snapshot(&self, records: &Records) -> SourceSnapshot {
+        let (mut workers, mut refused) = (Vec::new(), Vec::new());
+        for (host, port) in &records.targets {
+            let url = format!("http://{host}:{port}");
+            let pairs = self.config.defaults.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+            match WorkerSpec::from_pairs(pairs.chain([("url", url.as_str())])) {
+                Ok(spec) => workers.push(Found::staying(spec)),
+                Err(error) => refused.push(Refusal::new(&url, &error.to_string())),
+            }
+        }
+        SourceSnapshot { workers, refused, read: Read::Whole }
+    }
+}
+
+impl Source for DnsSource {
+    async fn run(self, reporter: Reporter) {
+        loop {
+            let pause = match self.look_up().await {
+                Ok(records) => {
+                    reporter.present(self.snapshot(&records));
+                    records.ttl.clamp(self.config.interval, MAX_INTERVAL.max(self.config.interval))
+                }
+                Err(problem) => {
+                    reporter.away(problem);
+                    self.config.interval
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = reporter.recheck() => {}
+            }
+        }
+    }
+}
+
+/// Reads the name servers of this host.
+async fn system_servers(path: &Path) -> Result<Vec<SocketAddr>, String> {
+    let text = tokio::fs::read_to_string(path).await;
+    let text = text.map_err(|error| format!("reading {}: {error}", path.display()))?;
+    let named = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    let servers: Vec<SocketAddr> =
+        named.filter_map(|address| Some(SocketAddr::new(address.trim().parse().ok()?, PORT))).collect();
+    if servers.is_empty() {
+        return Err(format!("{} names no server: set `servers` of the source", path.display()));
+    }
+    Ok(servers)
+}
+
+#[cfg(test)]
+mod tests;

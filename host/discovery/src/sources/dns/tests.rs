@@ -1,0 +1,220 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+use pointsman_workers::Registry;
+use simple_dns::{
+    CLASS, Name, Packet, PacketFlag, RCODE, ResourceRecord,
+    rdata::{RData, SRV},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, UdpSocket},
+};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
+
+use super::*;
+use crate::{
+    fleet::{Fleet, FleetRules, SourceState},
+    guard::GuardRules,
+    source::start,
+};
+
+/// What the server says.
+#[derive(Clone, Debug)]
+enum Says {
+    Targets(Vec<(String, u16)>),
+    NoSuchName,
+    Nothing,
+    Silence,
+}
+
+struct Server {
+    address: SocketAddr,
+    says: Arc<Mutex<Says>>,
+    asked: Arc<AtomicU64>,
+    over_tcp: Arc<AtomicU64>,
+}
+
+impl Server {
+    async fn start(tracker: &TaskTracker) -> Self {
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = tcp.local_addr().unwrap();
+        let udp = UdpSocket::bind(address).await.unwrap();
+        let server = Self {
+            address,
+            says: Arc::new(Mutex::new(Says::NoSuchName)),
+            asked: Arc::default(),
+            over_tcp: Arc::default(),
+        };
+        let (says, asked) = (server.says.clone(), server.asked.clone());
+        tracker.spawn(async move {
+            let mut buffer = [0; 1_024];
+            while let Ok((length, from)) = udp.recv_from(&mut buffer).await {
+                asked.fetch_add(1, Ordering::Relaxed);
+                let said = says.lock().clone();
+                // Something else first: an answer to another question.
+                let mut stray = buffer[..length].to_vec();
+                stray[0] ^= 1;
+                stray[2] |= 0x80;
+                let _ = udp.send_to(&stray, from).await;
+                if let Some(answer) = answer(&buffer[..length], &said, 512) {
+                    let _ = udp.send_to(&answer, from).await;
+                }
+            }
+        });
+        let (says, count) = (server.says.clone(), server.over_tcp.clone());
+        tracker.spawn(async move {
+            while let Ok((mut stream, _)) = tcp.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
+                let length = stream.read_u16().await.unwrap();
+                let mut query = vec![0; length.into()];
+                stream.read_exact(&mut query).await.unwrap();
+                let said = says.lock().clone();
+                let answer = answer(&query, &said, 65_535).unwrap();
+                stream.write_u16(u16::try_from(answer.len()).unwrap()).await.unwrap();
+                stream.write_all(&answer).await.unwrap();
+            }
+        });
+        server
+    }
+
+    fn say(&self, targets: impl IntoIterator<Item = u16>) {
+        let targets = targets.into_iter().map(|port| (format!("engine-{port}.example"), port));
+        *self.says.lock() = Says::Targets(targets.collect());
+    }
+}
+
+fn answer(query: &[u8], says: &Says, most: usize) -> Option<Vec<u8>> {
+    let query = Packet::parse(query).unwrap();
+    let mut reply = query.clone().into_reply();
+    match says {
+        Says::Silence => return None,
+        Says::NoSuchName => *reply.rcode_mut() = RCODE::NameError,
+        Says::Nothing => {}
+        Says::Targets(targets) => {
+            for (target, port) in targets {
+                let target = Name::new(target).unwrap();
+                let srv = RData::SRV(SRV { priority: 0, weight: 0, port: *port, target });
+                let name = query.questions[0].qname.clone();
+                reply.answers.push(ResourceRecord::new(name, CLASS::IN, 0, srv));
+            }
+        }
+    }
+    let bytes = reply.build_bytes_vec().unwrap();
+    if bytes.len() <= most {
+        return Some(bytes);
+    }
+    reply.answers.clear();
+    reply.set_flags(PacketFlag::TRUNCATION);
+    Some(reply.build_bytes_vec().unwrap())
+}
+
+struct Running {
+    fleet: Arc<Fleet>,
+    registry: Arc<Registry>,
+    _stop: DropGuard,
+}
+
+fn run(servers: Vec<SocketAddr>, tracker: &TaskTracker) -> Running {
+    let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_millis(200) };
+    let rules = FleetRules { max_workers: 200, drain: Duration::from_secs(30), guard };
+    let registry = Arc::new(Registry::default());
+    let fleet = Fleet::new(registry.clone(), rules);
+    let stop = CancellationToken::new();
+    let defaults =
+        [("engine", "vllm"), ("role", "decode")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let config = DnsSourceConfig {
+        record: "_http._tcp.engines.example.".to_owned(),
+        servers,
+        interval: Duration::from_millis(20),
+        timeout: Duration::from_millis(300),
+        defaults: defaults.into(),
+    };
+    start(DnsSource::new(config), fleet.add_source("dns:a"), tracker, stop.clone());
+    tracker.spawn(fleet.clone().run(stop.clone()));
+    Running { fleet, registry, _stop: stop.drop_guard() }
+}
+
+impl Running {
+    fn urls(&self) -> Vec<String> {
+        let snapshot = self.registry.snapshot();
+        let mut urls: Vec<String> =
+            snapshot.workers().iter().map(|worker| worker.spec().url.to_string()).collect();
+        urls.sort_unstable();
+        urls
+    }
+
+    fn problem(&self) -> String {
+        self.fleet.status().sources[2].problem.clone().unwrap_or_default()
+    }
+
+    async fn until(&self, what: &str, check: impl Fn(&Self) -> bool) {
+        for _ in 0..1_000 {
+            if check(self) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what}: {:?} {:?}", self.urls(), self.fleet.status());
+    }
+}
+
+#[tokio::test]
+async fn p7_records_are_followed_and_a_name_that_is_gone_changes_nothing() {
+    let tracker = TaskTracker::new();
+    let (server, silent) = (Server::start(&tracker).await, Server::start(&tracker).await);
+    *silent.says.lock() = Says::Silence;
+    let running = run(vec![silent.address, server.address], &tracker);
+    running.until("it is away", |running| running.problem().contains("NXDOMAIN")).await;
+    server.say([1, 2]);
+    // P7.1: the second server answers, and the changes are followed
+    running.until("they joined", |running| running.urls().len() == 2).await;
+    assert_eq!(running.urls()[0], "http://engine-1.example:1");
+    server.say([1, 2, 3, 4]);
+    running.until("others joined", |running| running.urls().len() == 4).await;
+    for (says, expected) in [
+        (Says::NoSuchName, "does not exist (NXDOMAIN)"),
+        (Says::Nothing, "has no SRV records"),
+        (Says::Silence, "no answer within"),
+    ] {
+        *server.says.lock() = says;
+        running.until("the problem is told", |running| running.problem().contains(expected)).await;
+        // P7.2
+        assert_eq!(running.urls().len(), 4);
+    }
+    server.say([4]);
+    running.until("it is back, and the removal confirmed", |running| running.urls().len() == 1).await;
+    assert_eq!(running.fleet.status().sources[2].state, SourceState::Present);
+}
+
+#[tokio::test]
+async fn p7_an_answer_that_does_not_fit_a_datagram_is_asked_for_over_tcp() {
+    let tracker = TaskTracker::new();
+    let server = Server::start(&tracker).await;
+    server.say(1..=100);
+    let running = run(vec![server.address], &tracker);
+    // P7.3
+    running.until("all joined", |running| running.urls().len() == 100).await;
+    assert!(server.over_tcp.load(Ordering::Relaxed) > 0 && server.asked.load(Ordering::Relaxed) > 0);
+}
+
+#[tokio::test]
+async fn the_servers_of_this_host_are_read_from_resolv_conf() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        file.path(),
+        "search a.example\nnameserver 10.0.0.1\n nameserver ::1\n#nameserver 10.9.9.9\n",
+    )
+    .unwrap();
+    let servers = system_servers(file.path()).await.unwrap();
+    let shown: Vec<String> = servers.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["10.0.0.1:53", "[::1]:53"]);
+    std::fs::write(file.path(), "").unwrap();
+    assert!(system_servers(file.path()).await.unwrap_err().contains("names no server"));
+}
