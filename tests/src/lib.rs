@@ -5,6 +5,7 @@ pub mod client;
 pub mod cluster;
 pub mod collector;
 pub mod fountain;
+pub mod http2;
 pub mod raw;
 pub mod raw_engine;
 pub mod tls;

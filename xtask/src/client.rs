@@ -2,16 +2,22 @@
 //!
 //! It is hyper's pooled client. A command that measures latency reads the clock here, in its own process.
 
-use std::time::Duration;
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client as Pooled, connect::HttpConnector},
     rt::TokioExecutor,
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, pem::PemObject as _},
 };
 use tokio::time::{Instant, timeout};
 
@@ -28,10 +34,20 @@ pub(crate) const CHAT: &str = "/v1/chat/completions";
 /// Longest wait for a whole answer. No command sends a request that takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 
+type Plain = Pooled<HttpConnector, Full<Bytes>>;
+type Secure = Pooled<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Connections with or without TLS. Those without do not pay for it.
+#[derive(Clone, Debug)]
+enum Pool {
+    Plain(Plain),
+    Secure(Secure),
+}
+
 /// Client of one address. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    pool: Pooled<HttpConnector, Full<Bytes>>,
+    pool: Pool,
     base: String,
 }
 
@@ -60,10 +76,26 @@ impl Client {
     pub(crate) fn new(address: &str) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        Self {
-            pool: Pooled::builder(TokioExecutor::new()).build(connector),
-            base: format!("http://{address}"),
-        }
+        let pool = Pool::Plain(Pooled::builder(TokioExecutor::new()).build(connector));
+        Self { pool, base: format!("http://{address}") }
+    }
+
+    /// Creates a client of `host:port` with TLS, which trusts the authority of a PEM file. It speaks
+    /// HTTP/1.1.
+    pub(crate) fn secure(address: &str, authority: &Path) -> anyhow::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        roots.add(
+            CertificateDer::from_pem_file(authority).with_context(|| authority.display().to_string())?,
+        )?;
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let config = builder.with_root_certificates(roots).with_no_client_auth();
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.enforce_http(false);
+        let connector = HttpsConnector::from((connector, config));
+        let pool = Pool::Secure(Pooled::builder(TokioExecutor::new()).build(connector));
+        Ok(Self { pool, base: format!("https://{address}") })
     }
 
     /// Sends GET and returns the body of a 200.
@@ -115,7 +147,11 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let answer = self.pool.request(request.body(Full::new(body))?).await;
+        let request = request.body(Full::new(body))?;
+        let answer = match &self.pool {
+            Pool::Plain(pool) => pool.request(request).await,
+            Pool::Secure(pool) => pool.request(request).await,
+        };
         answer.with_context(|| format!("could not send a request to {}{path}", self.base))
     }
 

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod certificates;
 mod ci;
 mod client;
 mod demo;
@@ -41,6 +42,7 @@ mod storm;
 mod structure;
 mod table;
 mod test;
+mod tls_scan;
 
 /// Developer and set-up commands of Pointsman.
 #[derive(Debug, Parser)]
@@ -104,6 +106,8 @@ enum Command {
     E2eEtcd(discovery::Args),
     /// Let 500 workers come and go through a double of the Kubernetes API server, which fails once.
     E2eKubernetes(discovery::Args),
+    /// Scan the TLS of both listeners with testssl.sh and sslscan.
+    TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
     Page,
 }
@@ -147,6 +151,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eSdk => e2e_sdk::run().await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,
+        Command::TlsScan(args) => tls_scan::run(&args),
         Command::Page => page::run().await,
     }
 }

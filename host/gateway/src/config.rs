@@ -20,6 +20,7 @@ mod auth;
 mod discovery;
 mod duration;
 mod environment;
+mod http2;
 mod key_digest;
 mod models;
 mod policies;
@@ -47,6 +48,7 @@ pub use discovery::{
     DiscoveryResource,
 };
 pub use environment::Environment;
+pub use http2::Http2;
 pub use key_digest::KeyDigest;
 pub(crate) use key_digest::{is_key_of, sha256};
 pub use models::{Model, TokenSource};

@@ -28,7 +28,7 @@ use crate::{
     state::{Settings, SharedState, State},
     telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
-    tls::Certificates,
+    tls::TlsContext,
     tokenization::Tokens,
 };
 
@@ -313,7 +313,7 @@ fn build(
     let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
     let opened = opened.map_err(|problem| refused(vec![problem]))?;
     let tokens = Tokens::load(&reloadable.models, &registry, None);
-    let tls = Certificates::new();
+    let tls = TlsContext::new();
     let certificates = tls.load(&reloadable.server, &reloadable.upstream);
     let (opened, tokens, certificates) = match (opened, tokens, certificates) {
         (opened, Ok(tokens), Ok(certificates)) if opened.problems.is_empty() => {

@@ -1,4 +1,4 @@
-//! The clients' listener: OpenAI endpoints over HTTP/1.1, with or without TLS.
+//! The clients' listener: OpenAI endpoints over HTTP/1.1, with or without TLS, and over HTTP/2 with it.
 //!
 //! It authenticates a request, reads its body within the limits, and passes it on. `listener`, `auth` and
 //! `request_id` serve the operators' listener, too.
@@ -30,9 +30,11 @@ pub(crate) mod body;
 mod client_socket;
 mod client_stream;
 mod completion;
+mod connected;
 pub(crate) mod credentials;
 mod first_byte;
 mod handshake;
+mod http2;
 pub(crate) mod listener;
 mod models;
 pub(crate) mod peer;

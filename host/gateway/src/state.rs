@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     budget::Budget, config::reload::ConfigReloader, telemetry::decision_log::DecisionLog,
     telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics, telemetry::tenants::Tenants,
-    telemetry::traces::Traces, tenant_limits::TenantLimits, tls::Certificates, tokenization::Tokens,
+    telemetry::traces::Traces, tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
 };
 
 pub(crate) mod address_budget;
@@ -98,7 +98,7 @@ pub struct State {
     /// Tells the prober another configuration.
     pub(crate) probe: Arc<watch::Sender<ProbeConfig>>,
     /// TLS of the listeners and towards engines.
-    pub(crate) tls: Arc<Certificates>,
+    pub(crate) tls: Arc<TlsContext>,
     /// Reloads the configuration.
     pub(crate) config: Arc<ConfigReloader>,
     /// Tasks that may outlive the request that started them.

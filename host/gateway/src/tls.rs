@@ -6,8 +6,8 @@
 //!                              -> engines (check, build) -> `EngineTls` of the workers
 //! ```
 
-mod certificates;
 mod changes;
+mod context;
 mod engines;
 mod listeners;
 mod names;
@@ -16,6 +16,7 @@ mod provider;
 mod server;
 mod x509;
 
-pub(crate) use certificates::{Certificates, Loaded};
+pub(crate) use context::{Loaded, TlsContext};
+pub(crate) use engines::{engine_client, no_trust};
 pub(crate) use listeners::{Handshake, ListenerTls};
 pub(crate) use names::CertificateNames;

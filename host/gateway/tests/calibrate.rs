@@ -30,6 +30,8 @@ use tokio::{net::TcpListener, process::Command, sync::mpsc};
 
 #[path = "calibrate/pair.rs"]
 mod pair;
+#[path = "calibrate/tls.rs"]
+mod tls;
 
 /// What is wrong with an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -113,7 +113,7 @@ fn described(error: &TlsError) -> String {
     match error {
         TlsError::InvalidCertificate(problem) => match problem {
             CertificateError::UnknownIssuer => "no trusted authority signed the engine's certificate: name the \
-                                                file of its authority in upstream.tls.ca_file"
+                                                file of its authority (upstream.tls.ca_file, or --tls-ca)"
                 .to_owned(),
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                 "the engine's certificate has expired: renew it".to_owned()
@@ -126,7 +126,8 @@ fn described(error: &TlsError) -> String {
             problem => format!("the engine's certificate cannot be used: {problem}"),
         },
         TlsError::AlertReceived(AlertDescription::CertificateRequired) => {
-            "the engine wants a certificate of its clients: set upstream.tls.cert_file and upstream.tls.key_file"
+            "the engine wants a certificate of its clients: name its files (upstream.tls.cert_file and key_file, \
+             or --tls-cert and --tls-key)"
                 .to_owned()
         }
         TlsError::AlertReceived(AlertDescription::ProtocolVersion) => {

@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Model directory with tokenizer.json; required by the scenarios that count tokens.
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
+    /// Clients speak TLS to the routers, over HTTP/1.1. Engines stay plain, so there is no direct row.
+    #[arg(long)]
+    tls: bool,
     /// File to which one JSON line a router and scenario is appended.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
@@ -67,6 +70,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         versus: args.versus.clone(),
         rivals: args.rivals.clone(),
         tokenizer: args.tokenizer.clone(),
+        tls: args.tls,
     };
     let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some());
     ensure!(!chosen.is_empty(), "no scenario is called {:?}: expected {}", args.scenarios, scenario::names());
@@ -83,7 +87,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         }
         for (name, figures) in figures::table(scenario, &programs.routers(scenario), &rounds) {
             let line = json!({
-                "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds,
+                "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds, "tls": args.tls,
                 "figures": figures,
             });
             writeln!(out, "{line}")?;
@@ -103,6 +107,8 @@ struct Programs {
     versus: Option<PathBuf>,
     rivals: Option<PathBuf>,
     tokenizer: Option<PathBuf>,
+    /// Clients speak TLS to the routers.
+    tls: bool,
 }
 
 impl Programs {
@@ -111,6 +117,9 @@ impl Programs {
         let installed = |router: &Router| match router {
             Router::Versus => self.versus.is_some(),
             Router::Nginx => routers::nginx_program().is_some(),
+            Router::Direct => !self.tls,
+            // They are measured without TLS only.
+            other if self.tls && other.is_rival() => false,
             other => !other.is_rival() || self.rivals.is_some(),
         };
         Router::ALL.into_iter().filter(|router| installed(router) && router.can_serve(scenario)).collect()

@@ -15,12 +15,13 @@ use serde::Deserialize;
 use tokio::time::Duration;
 
 use self::{
+    access::AccessArgs,
     capacity::CapacityArgs,
     plan::{Kind, Phase, WARM_UP},
-    target::Target,
 };
 use super::print;
 
+mod access;
 mod capacity;
 mod plan;
 mod send;
@@ -70,9 +71,8 @@ pub(super) struct CalibrateArgs {
     /// Model [default: the only one that the server or the log has].
     #[arg(long)]
     model: Option<String>,
-    /// Environment variable that holds the API key.
-    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
-    api_key_env: String,
+    #[command(flatten)]
+    access: AccessArgs,
     /// Most requests in all [default: 200]; with --log, number of its last requests that are used
     /// [default: 5000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..=100_000))]
@@ -154,7 +154,7 @@ impl CalibrateArgs {
     /// Measures; `None` after a dry run.
     async fn measure(&self) -> anyhow::Result<Option<Measurements>> {
         let url = self.url.as_deref().context("--url is missing")?;
-        let server = plan::Server::find(&Target::new(url, &self.api_key_env)?, self.model.as_deref()).await?;
+        let server = plan::Server::find(&self.access.target(url)?, self.model.as_deref()).await?;
         let phases = self.phases(url, &server).await?;
         print(&plan::text(&phases, &server.model, self.max_seconds))?;
         if self.dry_run {
@@ -179,7 +179,7 @@ impl CalibrateArgs {
         let (mut phases, mut beside) = (Vec::new(), Vec::new());
         let (mut smallest, mut longest, mut decode_url) = (u64::MAX, server.max_length, None);
         for (role, url) in engines {
-            let target = Target::new(url, &self.api_key_env)?;
+            let target = self.access.target(url)?;
             // A gateway does not tell the length that its engines take.
             let length = plan::Server::find(&target, Some(&server.model)).await?.max_length;
             longest = [longest, length].into_iter().flatten().min();
@@ -193,7 +193,7 @@ impl CalibrateArgs {
             if together {
                 let lone = DesignLimits { burst_requests: budget.alone, max_concurrency: 1, ..bursts };
                 phases.push(Phase { kind: Kind::Alone(role), target, design: design(&lone) });
-                let target = Target::new(url, &self.api_key_env)?;
+                let target = self.access.target(url)?;
                 beside.push(Phase { kind: Kind::Together(role, capacity), target, design: design(&bursts) });
             } else {
                 phases.push(Phase { kind: Kind::Engine(role, capacity), target, design: design(&bursts) });
@@ -202,14 +202,14 @@ impl CalibrateArgs {
         phases.append(&mut beside);
         let limits = self.limits(longest, smallest)?;
         if let Some(decode_url) = decode_url.filter(|_| is_pair) {
-            let kind = Kind::Pair(Target::new(decode_url, &self.api_key_env)?);
+            let kind = Kind::Pair(self.access.target(decode_url)?);
             let lone =
                 DesignLimits { burst_requests: budget.pair, mix_requests: 0, max_concurrency: 1, ..limits };
-            let target = Target::new(url, &self.api_key_env)?;
+            let target = self.access.target(url)?;
             phases.push(Phase { kind, target, design: design(&lone) });
         }
         let mix = DesignLimits { burst_requests: 0, mix_requests: budget.mix, seed: self.seed + 1, ..limits };
-        let target = Target::new(url, &self.api_key_env)?;
+        let target = self.access.target(url)?;
         phases.push(Phase { kind: Kind::Mix, target, design: design(&mix) });
         Ok(phases)
     }

@@ -12,10 +12,10 @@ use http::{HeaderName, HeaderValue};
 use pointsman_workers::WorkerSpec;
 
 use super::{
-    Config, Index, Policies, Probe, Problem, Routing, Secret, Server, Timeouts, Upstream,
+    Config, Index, Policies, Problem, Routing, Secret, Server, Timeouts,
     settings::{
-        AuthSettings, IndexSettings, Listeners, PolicyRuntime, PolicySettings, ProbeSettings, Reloadable,
-        RoutingSettings, ServerSettings, Settings, Static, TimeoutSettings, UpstreamSettings,
+        AuthSettings, IndexSettings, Listeners, PolicyRuntime, PolicySettings, Reloadable, RoutingSettings,
+        ServerSettings, Settings, Static, TimeoutSettings,
     },
 };
 
@@ -26,6 +26,7 @@ mod jwt;
 mod limits;
 mod model;
 mod traces;
+mod upstream;
 
 /// Validates `config`. Returns the settings with all problems. If there are problems, the settings serve only
 /// to look for more.
@@ -146,6 +147,7 @@ impl Problems {
             admin_insecure,
             ref admin_names,
             ref tls,
+            http2,
             ref admin_tls,
         } = *server;
         self.0.extend(server.bad_names());
@@ -157,6 +159,7 @@ impl Problems {
             let message = format!("`{admin_listen}` is also the address of server.listen: use another port");
             self.add("server.admin_listen", message);
         }
+        http2.check(&mut self.0);
         for (path, tls) in [("server.tls", tls), ("server.admin_tls", admin_tls)] {
             if let Some(tls) = tls {
                 tls.check(path, &mut self.0);
@@ -176,6 +179,7 @@ impl Problems {
             admin_token_reads,
             admin_names: admin_names.clone(),
             tls: tls.clone(),
+            http2,
             admin_tls: admin_tls.clone(),
         };
         let cors_origins = self.origins(cors_origins);
@@ -366,22 +370,6 @@ impl Problems {
             realtime_idle: self.limit("timeouts.realtime_idle", realtime_idle),
             booking: self.limit("timeouts.booking", booking),
             drain,
-        }
-    }
-
-    fn upstream(&mut self, upstream: &Upstream) -> UpstreamSettings {
-        let Upstream { idle_timeout, idle_connections, forward_authorization, ref tls } = *upstream;
-        let idle_timeout = self.limit("upstream.idle_timeout", idle_timeout);
-        tls.check(&mut self.0);
-        UpstreamSettings { idle_timeout, idle_connections, forward_authorization, tls: tls.clone() }
-    }
-
-    fn probe(&mut self, probe: &Probe) -> ProbeSettings {
-        let Probe { interval, timeout, load_interval } = *probe;
-        ProbeSettings {
-            interval: self.limit("probe.interval", interval),
-            timeout: self.limit("probe.timeout", timeout),
-            load_interval,
         }
     }
 

@@ -7,7 +7,7 @@ use pointsman_routing::{BusyByLeg, RouterConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{HashSalt, Secret, Tls, duration};
+use super::{HashSalt, Http2, Secret, Tls, duration};
 
 /// `[server]`: the listeners, and what clients and operators may do.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -48,6 +48,8 @@ pub struct Server {
     pub admin_names: Vec<String>,
     /// TLS of the clients' listener; `None`: plain HTTP.
     pub tls: Option<Tls>,
+    /// HTTP/2 for clients, on a listener with TLS.
+    pub http2: Http2,
     /// TLS of the operators' listener; `None`: plain HTTP.
     pub admin_tls: Option<Tls>,
 }
@@ -238,6 +240,7 @@ impl Default for Server {
             admin_insecure: false,
             admin_names: Vec::new(),
             tls: None,
+            http2: Http2::default(),
             admin_tls: None,
         }
     }

@@ -16,7 +16,7 @@ use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
 use super::{
-    Discovery, HashSalt, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls, tenants,
+    Discovery, HashSalt, Http2, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls, tenants,
 };
 
 mod model;
@@ -193,6 +193,8 @@ settings! {
         "server.admin_names" admin_names: Vec<String>,
         /// TLS of the clients' listener; `None`: plain HTTP.
         "server.tls" tls: Option<Tls>,
+        /// HTTP/2 for clients.
+        "server.http2" http2: Http2,
         /// TLS of the operators' listener; `None`: plain HTTP.
         "server.admin_tls" admin_tls: Option<Tls>,
     }

@@ -82,3 +82,25 @@ impl UpstreamTls {
         self.min_version == tls::TLS_1_3
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_needs_its_key_and_a_version_is_one_that_is_spoken() {
+        let paths = |tls: UpstreamTls| {
+            let mut problems = Vec::new();
+            tls.check(&mut problems);
+            problems.into_iter().map(|problem| problem.path).collect::<Vec<_>>()
+        };
+        let file = Some(PathBuf::from("x"));
+        let without_key = UpstreamTls { cert_file: file.clone(), ..UpstreamTls::default() };
+        assert_eq!(paths(without_key), ["upstream.tls.key_file"]);
+        let without_certificate = UpstreamTls { key_file: file.clone(), ..UpstreamTls::default() };
+        assert_eq!(paths(without_certificate), ["upstream.tls.cert_file"]);
+        let old = UpstreamTls { min_version: "1.1".to_owned(), ..UpstreamTls::default() };
+        assert_eq!(paths(old), ["upstream.tls.min_version"]);
+        assert!(paths(UpstreamTls { ca_file: file, ..UpstreamTls::default() }).is_empty());
+    }
+}

@@ -8,7 +8,7 @@ use pointsman_workers::{ModelName, Registry, Role, WorkerSpec};
 use super::{CLIENT_SEND_BUFFER, bind, cannot_listen, slots};
 use crate::{
     config::{Config, ConfigErrors, Problem, settings::Settings},
-    tls::Certificates,
+    tls::TlsContext,
     tokenization::Tokens,
 };
 
@@ -31,7 +31,7 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     ports(&settings, &mut problems, &mut warnings)?;
     let tokens = Tokens::load(&settings.reloadable.models, &Arc::new(Registry::default()), None);
     problems.extend(tokens.err().unwrap_or_default());
-    let certificates = Certificates::new().load(&settings.reloadable.server, &settings.reloadable.upstream);
+    let certificates = TlsContext::new().load(&settings.reloadable.server, &settings.reloadable.upstream);
     problems.extend(certificates.err().unwrap_or_default());
     policies(config, settings, &mut problems, &mut warnings)?;
     let known = |problem: &Problem| found.iter().any(|old| old.path == problem.path);

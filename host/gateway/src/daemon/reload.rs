@@ -134,7 +134,7 @@ async fn load_certificates(
 ) -> Result<Option<Loaded>, ReloadError> {
     let of = |settings: &Reloadable| {
         let Reloadable { server, upstream, .. } = settings;
-        (server.tls.clone(), server.admin_tls.clone(), upstream.tls.clone())
+        (server.tls.clone(), server.http2.enabled, server.admin_tls.clone(), upstream.tls.clone())
     };
     if of(before) == of(after) {
         return Ok(None);

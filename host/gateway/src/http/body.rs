@@ -137,7 +137,10 @@ fn is_cut(error: &(dyn Error + 'static)) -> bool {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         let incomplete =
             error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message);
-        if incomplete || matches!(kind, Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)) {
+        // The client reset the stream, or its connection ended.
+        let reset = error.downcast_ref::<h2::Error>().is_some_and(|error| error.is_remote() || error.is_io());
+        if incomplete || reset || matches!(kind, Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset))
+        {
             return true;
         }
         cause = error.source();

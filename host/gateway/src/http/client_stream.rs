@@ -21,6 +21,16 @@ pub(super) enum ClientStream {
     Tls(Box<TlsStream<ClientSocket>>),
 }
 
+impl ClientStream {
+    /// Whether the handshake of TLS agreed on HTTP/2.
+    pub(super) fn speaks_http2(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(b"h2"),
+        }
+    }
+}
+
 impl AsyncRead for ClientStream {
     fn poll_read(
         mut self: Pin<&mut Self>,

@@ -1,4 +1,4 @@
-//! Accepts connections and serves HTTP/1.1 on them, with or without TLS, for clients and for operators.
+//! Accepts connections and serves them, with or without TLS, for clients and for operators.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,15 +17,18 @@ use super::{
     audience::Audience,
     client_socket::ClientSocket,
     client_stream::ClientStream,
-    first_byte::FirstByte,
+    connected::Connected,
     handshake::{self, Secured},
+    http2::{self, Limits},
     peer::Peer,
     pieces::Pieces,
     refuse_connection::{Refusals, TooMany},
 };
 use crate::{
-    budget::Share, orchestrate::client_connection::ClientConnection, state::SharedState,
-    state::address_budget::AddressShare, telemetry::metrics::Metrics,
+    budget::Share,
+    orchestrate::client_connection::ClientConnection,
+    state::{Settings, SharedState, address_budget::AddressShare},
+    telemetry::metrics::Metrics,
 };
 
 /// Pause after a failed accept: connections that end in it free their file descriptors.
@@ -80,7 +83,8 @@ pub(crate) async fn serve(
         let shares = (share, of_address);
         let open = Open { metrics: metrics.clone(), audience, peer: Peer(peer.ip()), _shares: shares };
         open.metrics.connections.inc();
-        tasks.spawn(serve_connection(stream, open, routes.clone(), shared.clone(), stop.clone()));
+        let (shared, of_streams, stop) = (shared.clone(), tasks.clone(), stop.clone());
+        tasks.spawn(serve_connection(stream, open, routes.clone(), shared, of_streams, stop));
     }
     drop(listener);
     tasks.close();
@@ -113,18 +117,18 @@ async fn serve_connection(
     open: Open,
     routes: Router,
     shared: SharedState,
+    tasks: TaskTracker,
     stop: CancellationToken,
 ) {
     // Without Nagle's algorithm an event does not wait for the acknowledgement of the event before it.
     let _ = stream.set_nodelay(true);
-    let (idle, write, tls) = {
+    let (limits, tls, draining) = {
         let state = shared.get();
-        let settings = &state.settings;
-        let tls = open.audience.tls(&state).handshake();
-        (settings.client_idle_timeout, settings.client_write_timeout, tls)
+        let Settings { http2, client_idle_timeout: idle, client_write_timeout: write, .. } = state.settings;
+        (Limits { http2, idle, write }, open.audience.tls(&state).handshake(), state.draining.clone())
     };
     let (client, peer) = (ClientConnection::default(), open.peer);
-    let socket = ClientSocket::new(stream, client.clone(), write, stop.clone());
+    let socket = ClientSocket::new(stream, client.clone(), limits.write, stop.clone());
     let (io, certificate) = match tls {
         None => (ClientStream::Plain(socket), None),
         Some(tls) => {
@@ -138,15 +142,30 @@ async fn serve_connection(
             }
         }
     };
-    let (routes, of_requests) = (TowerToHyperService::new(routes), client.clone());
+    let connected = Connected { routes, peer, certificate };
+    let ended = if io.speaks_http2() {
+        // Its state is large, and connections of HTTP/1.1 need no room for it.
+        Box::pin(http2::serve(io, connected, limits, tasks, draining)).await
+    } else {
+        serve_http1(io, connected, client.clone(), limits.idle, stop).await
+    };
+    let ended = if client.is_too_slow() { Some("write_timeout") } else { ended };
+    if let Some(reason) = ended {
+        open.metrics.connection_ended(reason);
+    }
+}
+
+/// Serves HTTP/1.1 until the connection ends. Returns why the gateway ended it; `None`: the client did.
+async fn serve_http1(
+    io: ClientStream,
+    connected: Connected,
+    client: ClientConnection,
+    idle: Duration,
+    stop: CancellationToken,
+) -> Option<&'static str> {
+    let routes = TowerToHyperService::new(connected.routes.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        let extensions = request.extensions_mut();
-        extensions.insert(FirstByte(of_requests.begin_request()));
-        extensions.insert(of_requests.clone());
-        extensions.insert(peer);
-        if let Some(certificate) = &certificate {
-            extensions.insert(certificate.clone());
-        }
+        connected.introduce(&mut request, client.begin_request(), &client);
         routes.call(request).map_ok(|answer| answer.map(Pieces::of))
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
@@ -160,16 +179,8 @@ async fn serve_connection(
             connection.await
         }
     };
-    if let Some(reason) = ended.err().and_then(|error| reason(&error, &client)) {
-        open.metrics.connection_ended(reason);
-    }
-}
-
-/// Why the gateway ended a connection; `None`: the client did.
-fn reason(error: &hyper::Error, client: &ClientConnection) -> Option<&'static str> {
-    if client.is_too_slow() {
-        Some("write_timeout")
-    } else if error.is_parse() {
+    let error = ended.err()?;
+    if error.is_parse() {
         Some("malformed")
     } else if error.is_timeout() {
         Some("idle")

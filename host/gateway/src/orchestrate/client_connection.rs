@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A client's connection. The socket writes it, and the answers on it read it. Both run in the same task.
+/// Over HTTP/2 each stream has its own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClientConnection(Arc<Shared>);
 

@@ -14,6 +14,7 @@ use super::{
     keys::Keys,
 };
 use crate::{
+    config::Http2,
     config::settings::{
         ModelSettings, Reloadable, RoutingSettings, ServerSettings, TimeoutSettings, UpstreamSettings,
     },
@@ -43,6 +44,8 @@ pub(crate) struct Settings {
     pub quarantine: Duration,
     /// How long a connection may stay without a whole request head.
     pub client_idle_timeout: Duration,
+    /// HTTP/2 for clients.
+    pub http2: Http2,
     /// How long a client may accept no byte of an answer.
     pub client_write_timeout: Duration,
     /// How long both ends of a WebSocket connection may be silent.
@@ -172,6 +175,7 @@ impl Settings {
             admin_token_reads,
             admin_names,
             tls: _,
+            http2,
             admin_tls: _,
         } = reloadable.server.clone();
         let auth = &reloadable.auth;
@@ -200,6 +204,7 @@ impl Settings {
             upstream: reloadable.upstream.clone(),
             quarantine,
             client_idle_timeout: timeouts.client_idle,
+            http2,
             client_write_timeout: timeouts.client_write,
             realtime_idle_timeout: timeouts.realtime_idle,
             connections_per_address: reloadable.limits.connections_per_address,

@@ -143,6 +143,29 @@ impl Contents {
     }
 }
 
+/// Returns what a command uses to connect with the files of `settings`.
+///
+/// # Errors
+/// All problems of the files.
+pub(crate) fn engine_client(settings: &UpstreamTls) -> Result<Arc<ClientConfig>, String> {
+    let loaded = Contents::read(settings).and_then(|contents| contents.load(settings));
+    let loaded = loaded.map_err(|problems| {
+        let messages: Vec<String> = problems.into_iter().map(|problem| problem.message).collect();
+        messages.join("; ")
+    })?;
+    let tls = EngineTls::default();
+    tls.install(loaded.client);
+    tls.config()
+}
+
+/// Returns what a command uses that connects without TLS only.
+///
+/// # Errors
+/// TLS cannot be set up.
+pub(crate) fn no_trust() -> Result<Arc<ClientConfig>, Error> {
+    client_config(Arc::new(RootCertStore::empty()), None, &UpstreamTls::default())
+}
+
 fn client_config(
     roots: Arc<RootCertStore>,
     own: Option<Arc<CertifiedKey>>,

@@ -22,8 +22,6 @@ pub(crate) struct ListenerTls {
     path: &'static str,
     /// Its label in metrics.
     label: &'static str,
-    /// Protocols that it offers (ALPN).
-    protocols: &'static [&'static [u8]],
     /// What is in force; nothing: plain HTTP.
     current: ArcSwapOption<InForce>,
 }
@@ -32,6 +30,8 @@ pub(crate) struct ListenerTls {
 #[derive(Debug)]
 pub(super) struct InForce {
     settings: Tls,
+    /// Protocols that it offers (ALPN).
+    protocols: &'static [&'static [u8]],
     /// Digest of the files' content.
     digest: [u8; 32],
     built: Built,
@@ -55,7 +55,7 @@ impl ListenerTls {
     /// Returns a listener with plain HTTP. `path` is its table in the configuration, `label` its name in
     /// metrics.
     pub(super) fn new(path: &'static str, label: &'static str) -> Self {
-        Self { path, label, protocols: &[b"http/1.1"], current: ArcSwapOption::empty() }
+        Self { path, label, current: ArcSwapOption::empty() }
     }
 
     /// Returns what a handshake uses now; `None`: the listener speaks plain HTTP.
@@ -69,15 +69,24 @@ impl ListenerTls {
         })
     }
 
-    pub(super) fn load(&self, settings: Option<&Tls>) -> Result<LoadedListener, Vec<Problem>> {
+    pub(super) fn load(
+        &self,
+        settings: Option<&Tls>,
+        protocols: &'static [&'static [u8]],
+    ) -> Result<LoadedListener, Vec<Problem>> {
         let Some(settings) = settings else { return Ok(None) };
         let contents = Contents::read(settings, self.path)?;
-        self.build(settings, &contents).map(Some)
+        self.build(settings, protocols, &contents).map(Some)
     }
 
-    fn build(&self, settings: &Tls, contents: &Contents) -> Result<Arc<InForce>, Vec<Problem>> {
-        let built = contents.build(settings, self.path, self.protocols)?;
-        Ok(Arc::new(InForce { settings: settings.clone(), digest: contents.digest(), built }))
+    fn build(
+        &self,
+        settings: &Tls,
+        protocols: &'static [&'static [u8]],
+        contents: &Contents,
+    ) -> Result<Arc<InForce>, Vec<Problem>> {
+        let built = contents.build(settings, self.path, protocols)?;
+        Ok(Arc::new(InForce { settings: settings.clone(), protocols, digest: contents.digest(), built }))
     }
 
     pub(super) fn install(&self, loaded: LoadedListener, metrics: &TlsMetrics) {
@@ -93,7 +102,7 @@ impl ListenerTls {
         if !seen.is_due(found, current.digest) {
             return;
         }
-        match contents.and_then(|contents| self.build(&current.settings, &contents)) {
+        match contents.and_then(|contents| self.build(&current.settings, current.protocols, &contents)) {
             Ok(new) => {
                 let expires = new.built.expires;
                 let replaced = self.current.compare_and_swap(&Some(current.clone()), Some(new));

@@ -11,6 +11,8 @@ use super::{
     scenario::{Handshake, Scenario, Shape},
 };
 use crate::{
+    certificates::Certificates,
+    client::Client,
     fleet::{self, End, Process, free_port},
     proc,
 };
@@ -37,8 +39,9 @@ pub(super) enum Router {
 /// A running router.
 #[derive(Debug)]
 pub(super) struct Running {
-    pub(super) address: String,
     pub(super) kind: Router,
+    /// Client of the router.
+    pub(super) client: Client,
     /// Resident memory before the first request, megabytes.
     pub(super) idle_mb: f64,
     process: Option<Process>,
@@ -90,20 +93,28 @@ impl Router {
     ) -> anyhow::Result<Running> {
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
         let targets = engines.relay_targets();
+        let tls = programs.tls.then(|| Certificates::write(dir.path())).transpose()?;
+        let tls = tls.as_ref();
         let (address, process) = match self {
             Self::Direct => (targets.first().context("the scenario has no engine")?.address.clone(), None),
-            Self::Nginx => some(nginx(dir.path(), targets).await?),
-            Self::Pointsman => some(gateway(&programs.bin, dir.path(), scenario, engines, programs).await?),
+            Self::Nginx => some(nginx(dir.path(), targets, tls).await?),
+            Self::Pointsman => {
+                some(gateway(&programs.bin, dir.path(), (scenario, tls), engines, programs).await?)
+            }
             Self::Versus => {
                 let bin = programs.versus.as_ref().context("--versus is not set")?;
-                some(gateway(bin, dir.path(), scenario, engines, programs).await?)
+                some(gateway(bin, dir.path(), (scenario, tls), engines, programs).await?)
             }
             Self::Vllm | Self::Sglang => {
                 let venv = programs.rivals.as_ref().context("--rivals is not set")?;
                 some(rivals::start(self, &venv.join("bin/python"), dir.path(), scenario, engines).await?)
             }
         };
-        let mut running = Running { address, kind: self, idle_mb: 0.0, process, _dir: dir };
+        let client = match tls {
+            Some(tls) => Client::secure(&address, &tls.authority)?,
+            None => Client::new(&address),
+        };
+        let mut running = Running { client, kind: self, idle_mb: 0.0, process, _dir: dir };
         running.idle_mb = running.resident_mb();
         Ok(running)
     }
@@ -128,16 +139,28 @@ fn some((address, process): (String, Process)) -> (String, Option<Process>) {
 async fn gateway(
     bin: &Path,
     dir: &Path,
-    scenario: &Scenario,
+    (scenario, tls): (&Scenario, Option<&Certificates>),
     engines: &Engines,
     programs: &Programs,
 ) -> anyhow::Result<(String, Process)> {
-    let config = match &programs.tokenizer {
+    let mut config = match &programs.tokenizer {
         Some(folder) if scenario.tokens => format!("[models.tiny]\ntokenizer = {folder:?}\n"),
         _ => String::new(),
     };
+    if let Some(tls) = tls {
+        config.push_str(&format!("[server.tls]\n{}", tls.table()));
+    }
     let fleet = fleet::gateway(bin, dir, &config, &engines.worker_flags(scenario.shape)).await?;
     Ok((fleet.gateway.listening(), fleet.gateway))
+}
+
+/// TLS as the gateway offers it: versions 1.2 and 1.3, and tickets.
+fn nginx_tls(tls: &Certificates) -> String {
+    format!(
+        " ssl_certificate {}; ssl_certificate_key {}; ssl_protocols TLSv1.2 TLSv1.3; ssl_session_tickets on;",
+        tls.certificate.display(),
+        tls.key.display()
+    )
 }
 
 /// Path of nginx, when it is installed.
@@ -145,8 +168,16 @@ pub(super) fn nginx_program() -> Option<&'static str> {
     ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists())
 }
 
-async fn nginx(dir: &Path, engines: &[Engine]) -> anyhow::Result<(String, Process)> {
+async fn nginx(
+    dir: &Path,
+    engines: &[Engine],
+    tls: Option<&Certificates>,
+) -> anyhow::Result<(String, Process)> {
     let address = format!("127.0.0.1:{}", free_port()?);
+    let (ssl, tls) = match tls {
+        Some(tls) => (" ssl", nginx_tls(tls)),
+        None => ("", String::new()),
+    };
     let at = dir.display();
     let servers: String = engines.iter().map(|engine| format!("server {}; ", engine.address)).collect();
     let config = format!(
@@ -158,7 +189,7 @@ http {{
   scgi_temp_path {at}/s;
   upstream engine {{ {servers}keepalive 1024; keepalive_requests 1000000; }}
   server {{
-    listen {address};
+    listen {address}{ssl};{tls}
     location / {{
       proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_buffering off;
     }}

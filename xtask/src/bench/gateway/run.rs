@@ -96,7 +96,7 @@ impl Work {
         let bodies = (0..16).map(|turn| body(&prompt(turn, scenario.prompt_bytes), stream, scenario.events));
         let relayed = matches!(scenario.shape, Shape::Disaggregated(_)) && !router.kind.knows_legs();
         Self {
-            client: Client::new(&router.address),
+            client: router.client.clone(),
             load: scenario.load,
             requests,
             bodies: bodies.collect(),

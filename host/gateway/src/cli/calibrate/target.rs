@@ -1,20 +1,28 @@
 //! An engine or a gateway that is measured, over the OpenAI API.
 
+use std::sync::Arc;
+
 use anyhow::Context as _;
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
 use pointsman_lab::calibrate::Sample;
+use pointsman_workers::tls_problem;
+use rustls::ClientConfig;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
-use crate::openai::sse::{self, Splitter};
+use crate::{
+    openai::sse::{self, Splitter},
+    tls,
+};
 
 /// Limit of an answer that is not streamed, bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
@@ -26,7 +34,7 @@ const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server of the OpenAI API.
 #[derive(Debug)]
 pub(super) struct Target {
-    http: Client<HttpConnector, Full<Bytes>>,
+    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     url: String,
     authorization: Option<HeaderValue>,
     /// Environment variable of the API key, for messages.
@@ -36,7 +44,7 @@ pub(super) struct Target {
 /// Why a request gave no measurement.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TargetError {
-    #[error("{0}: not the address of an HTTP server; expected http://HOST:PORT")]
+    #[error("{0}: not the address of an HTTP server; expected http://HOST:PORT or https://HOST:PORT")]
     Address(String),
     #[error("{0}: cannot be reached: {1}; check the address, and that the server runs")]
     Unreachable(String, String),
@@ -86,17 +94,19 @@ struct Seen {
 }
 
 impl Target {
-    /// Creates a client of `url`. The value of the environment variable `key_name` goes into the
-    /// `Authorization` header.
-    pub(super) fn new(url: &str, key_name: &str) -> anyhow::Result<Self> {
+    /// Creates a client of `url`, which has https:// when there is `tls`. The value of the environment
+    /// variable `key_name` goes into the `Authorization` header.
+    pub(super) fn new(url: &str, key_name: &str, tls: Option<Arc<ClientConfig>>) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         let parsed = url.parse::<Uri>().ok();
-        let parsed = parsed.filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some());
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let parsed = parsed.filter(|uri| uri.scheme_str() == Some(scheme) && uri.host().is_some());
         if parsed.is_none() {
             return Err(TargetError::Address(url).into());
         }
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
+        connector.enforce_http(false);
         connector.set_connect_timeout(Some(FACTS_TIMEOUT));
         let authorization = match std::env::var(key_name) {
             Ok(key) if !key.is_empty() => {
@@ -107,6 +117,8 @@ impl Target {
             }
             _ => None,
         };
+        let tls = tls.map_or_else(tls::no_trust, Ok)?;
+        let connector = HttpsConnector::from((connector, tls));
         let http = Client::builder(TokioExecutor::new()).build(connector);
         Ok(Self { http, url, authorization, key_name: key_name.to_owned() })
     }
@@ -244,7 +256,10 @@ fn beginning(body: &[u8]) -> String {
 }
 
 /// An error with its innermost cause, which says what happened.
-fn with_cause(error: &dyn std::error::Error) -> String {
+fn with_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(problem) = tls_problem(error) {
+        return problem;
+    }
     let mut innermost = error;
     while let Some(cause) = innermost.source() {
         innermost = cause;

@@ -21,9 +21,13 @@ use crate::{
 /// Interval of reading the files. A change is applied when two reads in a row find the same content.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Protocols that a listener offers (ALPN), in the order of preference.
+static HTTP1: [&[u8]; 1] = [b"http/1.1"];
+static HTTP2_OR_1: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
 /// What TLS uses. New handshakes use the newest; connections keep theirs.
 #[derive(Debug)]
-pub(crate) struct Certificates {
+pub(crate) struct TlsContext {
     /// The clients' listener.
     pub(crate) clients: ListenerTls,
     /// The operators' listener.
@@ -39,7 +43,7 @@ pub(crate) struct Loaded {
     engines: LoadedEngines,
 }
 
-impl Certificates {
+impl TlsContext {
     /// Returns listeners with plain HTTP, and trust in no engine.
     pub(crate) fn new() -> Self {
         Self {
@@ -63,8 +67,9 @@ impl Certificates {
         server: &ServerSettings,
         upstream: &UpstreamSettings,
     ) -> Result<Loaded, Vec<Problem>> {
-        let clients = self.clients.load(server.tls.as_ref());
-        let operators = self.operators.load(server.admin_tls.as_ref());
+        let protocols = if server.http2.enabled { &HTTP2_OR_1[..] } else { &HTTP1[..] };
+        let clients = self.clients.load(server.tls.as_ref(), protocols);
+        let operators = self.operators.load(server.admin_tls.as_ref(), &HTTP1);
         let engines = self.engines.load(&upstream.tls);
         match (clients, operators, engines) {
             (Ok(clients), Ok(operators), Ok(engines)) => Ok(Loaded { clients, operators, engines }),
@@ -86,12 +91,12 @@ impl Certificates {
     pub(crate) async fn watch(self: Arc<Self>, metrics: Arc<Metrics>, stop: CancellationToken) {
         let mut seen = [Seen::default(), Seen::default(), Seen::default()];
         while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
-            let (certificates, metrics) = (self.clone(), metrics.clone());
+            let (context, metrics) = (self.clone(), metrics.clone());
             let looked = tokio::task::spawn_blocking(move || {
                 let [clients, operators, engines] = &mut seen;
-                certificates.clients.look(clients, &metrics.tls);
-                certificates.operators.look(operators, &metrics.tls);
-                certificates.engines.look(engines, &metrics.tls);
+                context.clients.look(clients, &metrics.tls);
+                context.operators.look(operators, &metrics.tls);
+                context.engines.look(engines, &metrics.tls);
                 seen
             });
             let Ok(now) = looked.await else { return };

@@ -1,0 +1,111 @@
+//! Serves HTTP/2 on a connection of a client.
+//!
+//! [`ClientSocket`](super::client_socket::ClientSocket) bounds the connection as a whole. Here each stream is
+//! bounded: what waits for it, for how long, and how often a client may abandon one.
+
+use std::time::Duration;
+
+use futures_util::TryFutureExt as _;
+use hyper::{Request, body::Incoming, server::conn::http2::Builder, service::Service as _};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{client_stream::ClientStream, connected::Connected, pieces::Pieces};
+use crate::config::Http2;
+
+mod spawn;
+mod streams;
+
+use spawn::Spawn;
+use streams::{StreamBody, Streams};
+
+/// Largest list of header fields of a request: names, values and 32 bytes for each.
+const MAX_HEADERS: u32 = 32 * 1024;
+/// Bytes of a request body that a client may send before the gateway reads them: for one stream, and for all
+/// streams of a connection.
+const STREAM_WINDOW: u32 = 128 * 1024;
+const CONNECTION_WINDOW: u32 = 256 * 1024;
+/// Bytes of an answer that wait for the window of one stream, besides one piece.
+const MAX_UNSENT: usize = 32 * 1024;
+/// How long an idle connection may take to end after it was told to.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Limits of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) http2: Http2,
+    /// How long no request may be open.
+    pub(super) idle: Duration,
+    /// How long a client may accept nothing of an answer.
+    pub(super) write: Duration,
+}
+
+/// Serves a connection until it ends. When `draining` is cancelled, the client is told to open no further
+/// requests, and the open ones finish. Returns why the gateway ended it; `None`: the client did.
+pub(super) async fn serve(
+    io: ClientStream,
+    connected: Connected,
+    limits: Limits,
+    tasks: TaskTracker,
+    draining: CancellationToken,
+) -> Option<&'static str> {
+    let Limits { http2, idle, write } = limits;
+    let streams = Streams::new(http2.max_resets);
+    let (of_requests, routes) = (streams.clone(), TowerToHyperService::new(connected.routes.clone()));
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        // A stream has no bytes before its head, which arrives whole.
+        let stream = of_requests.open();
+        connected.introduce(&mut request, Instant::now(), stream.client());
+        let body = StreamBody::of(stream, &request);
+        routes.call(request).map_ok(move |answer| answer.map(|answer| body.with(Pieces::of(answer))))
+    });
+    let mut builder = Builder::new(Spawn { streams: streams.clone(), tasks, write });
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(http2.max_concurrent_streams)
+        .max_header_list_size(MAX_HEADERS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(MAX_UNSENT)
+        .keep_alive_interval(http2.keep_alive_interval)
+        .keep_alive_timeout(http2.keep_alive_timeout);
+    let connection = builder.serve_connection(TokioIo::new(io), service);
+    tokio::pin!(connection);
+    // Since when, and for how long, no request may be open.
+    let (mut since, mut idle, mut is_ending, mut why) = (Instant::now(), idle, false, None);
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => return ended.err().and_then(|error| reason(&error)).or(why),
+            () = streams.abandoned_too_often() => return Some("resets"),
+            () = streams.idle(since, idle) => {
+                if is_ending {
+                    return why;
+                }
+                why = Some("idle");
+            }
+            () = draining.cancelled(), if !is_ending => {}
+        }
+        is_ending = true;
+        (since, idle) = (Instant::now(), GOODBYE);
+        connection.as_mut().graceful_shutdown();
+    }
+}
+
+/// Why a connection failed: one of a fixed list; `None`: the client ended it.
+fn reason(error: &hyper::Error) -> Option<&'static str> {
+    if error.is_timeout() {
+        return Some("keep_alive");
+    }
+    // The library ends a connection without an error only when a ping was not answered.
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>())?;
+    match cause.reason() {
+        Some(h2::Reason::NO_ERROR) if cause.is_library() => Some("keep_alive"),
+        Some(h2::Reason::ENHANCE_YOUR_CALM) if cause.is_library() => Some("resets"),
+        Some(_) if cause.is_library() => Some("malformed"),
+        _ => None,
+    }
+}

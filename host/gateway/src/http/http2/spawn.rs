@@ -1,0 +1,50 @@
+//! Runs the streams of a connection, and ends one whose client does not read.
+
+use std::{pin::Pin, sync::Arc, task::Poll};
+
+use hyper::rt::Executor;
+use tokio::time::{Duration, Instant, Sleep};
+use tokio_util::task::TaskTracker;
+
+use super::streams::{Stream, Streams};
+
+/// Spawns what the HTTP server runs for each stream.
+#[derive(Clone)]
+pub(super) struct Spawn {
+    pub(super) streams: Arc<Streams>,
+    pub(super) tasks: TaskTracker,
+    /// How long a client may accept nothing of an answer.
+    pub(super) write: Duration,
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Spawn {
+    fn execute(&self, future: F) {
+        // Without a stream it is the task of an upgrade, and no endpoint accepts one over HTTP/2.
+        let Some(stream) = self.streams.take_opened() else { return };
+        let write = self.write;
+        self.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = future => {}
+                () = stuck(&stream, write) => stream.client().set_too_slow(),
+            }
+        });
+    }
+}
+
+/// Waits until the client has accepted nothing for `write`. The task that runs the stream polls it after the
+/// stream itself, so that it sees every change.
+async fn stuck(stream: &Stream, write: Duration) {
+    let mut timer: Option<(Instant, Pin<Box<Sleep>>)> = None;
+    std::future::poll_fn(|cx| {
+        let Some(since) = stream.blocked_since() else { return Poll::Pending };
+        let until = stream.client().deadline().map_or(since + write, |deadline| deadline.min(since + write));
+        let (armed, sleep) = timer.get_or_insert_with(|| (until, Box::pin(tokio::time::sleep_until(until))));
+        if *armed != until {
+            sleep.as_mut().reset(until);
+            *armed = until;
+        }
+        sleep.as_mut().poll(cx)
+    })
+    .await;
+}

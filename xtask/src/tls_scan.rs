@@ -1,0 +1,145 @@
+//! `tls-scan`: scanners that are not ours judge the TLS of both listeners.
+//!
+//! testssl.sh reports findings with a severity; sslscan, written by others, repeats what decides most: the
+//! protocols and ciphers that are accepted.
+
+use std::{path::Path, process::Command};
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+
+use crate::{
+    certificates::Certificates,
+    fleet::{self, Process},
+    sh,
+    table::Checks,
+};
+
+mod sslscan;
+
+/// Beginnings of findings that say nothing about the listener: about the certificate of this run, which no
+/// public authority signed, and about what browsers want of sites.
+const OF_THE_TEST: [&str; 8] =
+    ["cert", "HSTS", "HPKP", "DNS_CAArecord", "OCSP_", "security_headers", "overall_grade", "grade_cap"];
+/// All ciphers are strong, and a client knows best which of them it computes quickly.
+const LEFT_TO_CLIENTS: &str = "cipher_order";
+/// What testssl.sh only mentions, and what is not offered here.
+const NOT_OFFERED: [&str; 4] = ["TLS1", "TLS1_1", "cipherlist_3DES_IDEA", "cipherlist_AVERAGE"];
+/// A scan that could not connect has fewer findings.
+const MIN_FINDINGS: u32 = 20;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Also scan a gateway that speaks TLS 1.3 only.
+    #[arg(long)]
+    tls13: bool,
+}
+
+/// A finding of testssl.sh.
+#[derive(Debug, Deserialize)]
+struct Finding {
+    id: String,
+    severity: String,
+    finding: String,
+}
+
+/// Scans and prints a table; an error when a row falls short.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let testssl = ["testssl", "testssl.sh"].into_iter().find(|name| is_installed(name));
+    let has_sslscan = is_installed("sslscan");
+    if testssl.is_none() && !has_sslscan {
+        bail!("neither testssl.sh nor sslscan is installed: apt-get install testssl.sh sslscan");
+    }
+    let bin = fleet::build("release")?;
+    let mut checks = Checks::default();
+    for min_version in if args.tls13 { &["1.2", "1.3"][..] } else { &["1.2"] } {
+        let dir = tempfile::Builder::new().prefix("pointsman-tls-").tempdir()?;
+        let gateway = gateway(&bin, dir.path(), min_version)?;
+        let admin = gateway.announced["admin"].as_str().context("the gateway announced no admin port")?;
+        for (listener, address) in [("clients", gateway.listening()), ("operators", admin.to_owned())] {
+            let name = format!("{listener}, TLS {min_version} at least");
+            sh::print(&format!("\n{name} ({address})"));
+            match testssl {
+                Some(program) => judge(&findings(program, &address, dir.path())?, &mut checks),
+                None => sh::print("testssl.sh is not installed: its rows are missing"),
+            }
+            if has_sslscan {
+                sslscan::judge(&sslscan::scan(&address)?, *min_version == "1.3", &mut checks);
+            } else {
+                sh::print("sslscan is not installed: its rows are missing");
+            }
+        }
+    }
+    checks.finish()
+}
+
+fn is_installed(program: &str) -> bool {
+    sh::succeeds(Command::new("sh").args(["-c", &format!("command -v {program}")]))
+}
+
+fn gateway(bin: &Path, dir: &Path, min_version: &str) -> anyhow::Result<Process> {
+    let tls = format!("{}min_version = {min_version:?}\n", Certificates::write(dir)?.table());
+    let file = dir.join("pointsman.toml");
+    std::fs::write(&file, format!("[server.tls]\n{tls}[server.admin_tls]\n{tls}"))?;
+    let mut command = Command::new(bin.join("pointsman"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+    command.arg("--config").arg(file);
+    Process::announcing("gateway", command, dir)
+}
+
+fn findings(program: &str, address: &str, dir: &Path) -> anyhow::Result<Vec<Finding>> {
+    let file = dir.join(format!("testssl-{}.json", address.replace(':', "-")));
+    let mut command = Command::new(program);
+    command.args(["--quiet", "--color", "0", "--warnings", "batch", "--ip", "one", "--jsonfile"]);
+    command.arg(&file).arg(format!("https://{address}"));
+    sh::status(&format!("$ {program} https://{address}"));
+    let output = command.output().with_context(|| format!("starting {program}"))?;
+    let text = std::fs::read(&file)
+        .with_context(|| format!("{program} wrote no report: {}", String::from_utf8_lossy(&output.stdout)))?;
+    serde_json::from_slice(&text)
+        .with_context(|| format!("the report of {program} is not a list of findings"))
+}
+
+/// Prints each finding that says something about the listener.
+fn judge(findings: &[Finding], checks: &mut Checks) {
+    let mut judged = 0;
+    for Finding { id, severity, finding } in findings {
+        if id == LEFT_TO_CLIENTS || OF_THE_TEST.iter().any(|start| id.starts_with(start)) {
+            continue;
+        }
+        let passes = match severity.as_str() {
+            "OK" => true,
+            _ if NOT_OFFERED.contains(&id.as_str()) => finding.starts_with("not offered"),
+            "LOW" | "MEDIUM" | "HIGH" | "CRITICAL" | "WARN" | "FATAL" => false,
+            // INFO and DEBUG describe the server.
+            _ => continue,
+        };
+        judged += 1;
+        checks.check(&format!("testssl {id}"), finding.chars().take(24).collect::<String>(), passes);
+    }
+    checks.check("testssl findings", judged, judged >= MIN_FINDINGS);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(id: &str, severity: &str) -> Finding {
+        Finding { id: id.to_owned(), severity: severity.to_owned(), finding: "x".to_owned() }
+    }
+
+    #[test]
+    fn a_weakness_and_an_empty_report_fall_short() {
+        let verdict = |findings: &[Finding]| {
+            let mut checks = Checks::default();
+            judge(findings, &mut checks);
+            checks.finish().is_ok()
+        };
+        let mut good: Vec<Finding> = (0..20).map(|n| finding(&format!("f{n}"), "OK")).collect();
+        good.push(finding("cert_trust", "CRITICAL"));
+        assert!(verdict(&good));
+        assert!(!verdict(&good[..10]));
+        good.push(finding("TLS1", "LOW"));
+        assert!(!verdict(&good));
+    }
+}
