@@ -2,13 +2,14 @@
 
 use std::{
     io::{IsTerminal as _, Write as _},
+    panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use parking_lot::Mutex;
 use ratatui::{
@@ -79,7 +80,10 @@ impl TopArgs {
         thread::Builder::new().name("events".to_owned()).spawn({
             let (model, inputs) = (model.clone(), inputs.clone());
             move || {
-                let ended = block_on(feed::run(&gateway, &model, wanted, &inputs));
+                let reading = || block_on(feed::run(&gateway, &model, wanted, &inputs));
+                // Without events the view would show old figures for ever.
+                let ended = catch_unwind(AssertUnwindSafe(reading));
+                let ended = ended.unwrap_or_else(|_| Err(anyhow!("reading events failed; report this")));
                 let _ = inputs.send(Input::End(ended));
             }
         })?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::State as Extract,
     http::{HeaderMap, StatusCode, header},
     middleware,
@@ -13,6 +13,7 @@ use axum::{
 
 use crate::{
     http::body,
+    openapi,
     state::{SharedState, State},
     telemetry::exposition::{self, Sources, TextFormat},
 };
@@ -32,13 +33,21 @@ mod status;
 mod summary;
 mod workers;
 
-/// The operators' endpoints.
+/// The operators' endpoints with their state, behind the checks of access.
 pub(crate) fn routes(state: SharedState) -> Router {
-    let events = Router::new().route("/events", get(events::stream));
-    let events = events.with_state((state.clone(), Arc::default()));
+    endpoints()
+        .layer(middleware::from_fn_with_state(state.clone(), body::whole))
+        .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
+        .with_state(state)
+}
+
+/// The operators' endpoints. `openapi/admin.json` describes them.
+pub(crate) fn endpoints() -> Router<SharedState> {
+    let events = get(events::stream).layer(Extension(Arc::<events::Feed>::default()));
     Router::new()
         .merge(page::routes())
-        .merge(events)
+        .route("/events", events)
+        .route("/openapi.json", get(|| openapi::document(openapi::ADMIN)))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(status::ready))
         .route("/metrics", get(metrics))
@@ -58,9 +67,6 @@ pub(crate) fn routes(state: SharedState) -> Router {
         .route("/workers/{id}/drain", post(workers::drain).delete(workers::undrain))
         .fallback(refuse::unknown_url)
         .method_not_allowed_fallback(refuse::other_method)
-        .layer(middleware::from_fn_with_state(state.clone(), body::whole))
-        .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
-        .with_state(state)
 }
 
 async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> impl IntoResponse {

@@ -56,6 +56,7 @@ Examples:
   pointsman workers --watch
   pointsman drain 3 --wait --timeout 5m
   pointsman decisions --last 20 --slot prefill
+  pointsman top
 
 The log level is set by the environment variable RUST_LOG (default: info).";
 

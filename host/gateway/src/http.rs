@@ -18,6 +18,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
     openai::{endpoint::Endpoint, error::ApiError, json::shortened},
+    openapi,
     state::{SharedState, State},
     upstream::{ConnectionPool, Upstream},
 };
@@ -87,8 +88,14 @@ impl DataThread {
     }
 }
 
-/// Returns the clients' endpoints.
+/// Returns the clients' endpoints with their state.
 pub(crate) fn routes(thread: DataThread, cors_origins: &[HeaderValue]) -> Router {
+    let routes = endpoints().with_state(thread);
+    if cors_origins.is_empty() { routes } else { routes.layer(cors(cors_origins)) }
+}
+
+/// Returns the clients' endpoints. `openapi/clients.json` describes them.
+pub(crate) fn endpoints() -> Router<DataThread> {
     let mut routes = Router::new();
     for endpoint in Endpoint::POSTED {
         let serve = move |thread: Extract<DataThread>, request: HttpRequest<Body>| async move {
@@ -96,7 +103,7 @@ pub(crate) fn routes(thread: DataThread, cors_origins: &[HeaderValue]) -> Router
         };
         routes = routes.route(endpoint.path(), post(serve));
     }
-    let routes = routes
+    routes
         .route(Endpoint::Realtime.path(), get(realtime::serve))
         .route("/v1/route", post(preview::route))
         .route("/v1/models", get(models::list))
@@ -104,10 +111,9 @@ pub(crate) fn routes(thread: DataThread, cors_origins: &[HeaderValue]) -> Router
         .route("/version", get(version))
         .route("/health", get(|| async { "ok" }))
         .route("/healthz", get(|| async { "ok" }))
+        .route("/openapi.json", get(|| openapi::document(openapi::CLIENTS)))
         .fallback(unknown_url)
         .method_not_allowed_fallback(other_method)
-        .with_state(thread);
-    if cors_origins.is_empty() { routes } else { routes.layer(cors(cors_origins)) }
 }
 
 /// The gateway's version, in the shape of vLLM's.

@@ -5,7 +5,8 @@
 //! its prompt, `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's
 //! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
 //! operators. `state` is what they share, `tls` the certificates of listeners, `budget` a limit on something
-//! that many use together, `tenant_limits` what tenants may use; `daemon` assembles it. No module names
+//! that many use together, `tenant_limits` what tenants may use; `openapi` describes the API; `daemon`
+//! assembles it. No module names
 //! wasmtime.
 
 mod admin;
@@ -16,6 +17,7 @@ mod connectors;
 pub mod daemon;
 mod http;
 mod openai;
+mod openapi;
 mod orchestrate;
 mod state;
 mod telemetry;

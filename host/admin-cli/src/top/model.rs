@@ -23,7 +23,7 @@ pub(super) struct Model {
     /// How the last command ended.
     pub(super) message: Option<String>,
     /// Kinds of events that came.
-    pub(super) seen: [bool; 4],
+    pub(super) seen: [bool; 5],
 }
 
 #[derive(Deserialize)]
@@ -88,7 +88,7 @@ impl Model {
             }
             "decisions" => {
                 self.prefix_hits = hits(&serde_json::from_str::<Newest>(&event.data)?.decisions);
-                return Ok(());
+                4
             }
             _ => return Ok(()),
         };

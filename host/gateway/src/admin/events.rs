@@ -65,7 +65,8 @@ impl Default for Feed {
 
 /// Streams events until the reader leaves or the daemon drains.
 pub(super) async fn stream(
-    Extract((shared, feed)): Extract<(SharedState, Arc<Feed>)>,
+    Extract(shared): Extract<SharedState>,
+    Extension(feed): Extension<Arc<Feed>>,
     Extension(MayChange(may_change)): Extension<MayChange>,
     headers: HeaderMap,
 ) -> Response {
