@@ -38,11 +38,18 @@ pub struct EngineMeasurements {
     pub role: Role,
     /// Its limits.
     pub capacity: Capacity,
-    /// What is fitted.
+    /// Requests of one engine, or beside the load of the other engine of the pair.
     pub experiments: Vec<Experiment>,
     /// Lone requests while the other engine of the pair was idle, when `experiments` ran beside its load.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alone: Vec<Experiment>,
+}
+
+impl EngineMeasurements {
+    /// Returns what is fitted. In traffic, an engine works now beside the other one and now without.
+    fn all(&self) -> Vec<Experiment> {
+        self.experiments.iter().chain(&self.alone).cloned().collect()
+    }
 }
 
 /// Everything that was measured.
@@ -119,7 +126,7 @@ pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError>
     let (mut groups, mut fits) = (Vec::new(), Vec::new());
     for engine in &measured.engines {
         let mut group = engine.capacity.group(engine.role);
-        let fit = fit_engine(&engine.experiments, &group, block_tokens);
+        let fit = fit_engine(&engine.all(), &group, block_tokens);
         let fit = fit.ok_or(CalibrateError::NoSamples(engine.role.as_str()))?;
         fit.apply(&mut group);
         groups.push(group);
@@ -152,7 +159,7 @@ fn alone(measured: &Measurements, fleet: &Fleet, fits: &[(Role, Fit)]) -> (Fleet
         if one > 0.0 && both / one > SLOWED {
             slowed.push(format!(
                 "{} engine: a decode step of one sequence takes {both:.1} ms beside the load of the other engine and \
-                 {one:.1} ms without; the file holds for the former",
+                 {one:.1} ms without; the file holds for what is in between",
                 role.as_str()
             ));
         }
