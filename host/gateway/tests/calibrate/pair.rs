@@ -70,7 +70,7 @@ async fn engines_that_slow_each_other_down_are_measured_together_and_their_link_
     let (together, apart) = (read("together.toml"), read("apart.toml"));
     for place in 0..2 {
         let (one, both) = (step(&apart, place), step(&together, place));
-        // Between a step that meets none of the other engine and one that does, which takes 1.6 times as long.
+        // Between a step that meets none of the other engine and one that does: 1.6 times as long.
         assert!((1.05..1.6).contains(&(both.0 / one.0)), "{one:?} {both:?}: {told} {told_apart}");
     }
     assert!(told.contains("beside the load of the other engine and"), "{told}");
