@@ -17,10 +17,20 @@ use crate::{
 
 mod sslscan;
 
-/// Beginnings of findings that say nothing about the listener: about the certificate of this run, which no
-/// public authority signed, and about what browsers want of sites.
-const OF_THE_TEST: [&str; 8] =
-    ["cert", "HSTS", "HPKP", "DNS_CAArecord", "OCSP_", "security_headers", "overall_grade", "grade_cap"];
+/// Beginnings of findings that say nothing about the strength of the listener: about the certificate of this
+/// run, which no public authority signed, about what browsers want of sites, and about the resumption of
+/// sessions, which testssl.sh cannot always try.
+const OF_THE_TEST: [&str; 9] = [
+    "cert",
+    "HSTS",
+    "HPKP",
+    "DNS_CAArecord",
+    "OCSP_",
+    "security_headers",
+    "overall_grade",
+    "grade_cap",
+    "sessionresumption_",
+];
 /// All ciphers are strong, and a client knows best which of them it computes quickly.
 const LEFT_TO_CLIENTS: &str = "cipher_order";
 /// What testssl.sh only mentions, and what is not offered here.
