@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod api_fuzz;
 mod bench;
 mod certificates;
 mod ci;
@@ -98,6 +99,8 @@ enum Command {
     LabScale(lab_scale::Args),
     /// Call every endpoint with the OpenAI and Anthropic Python SDKs through a gateway.
     E2eSdk,
+    /// Compare answers to generated requests with the OpenAPI documents (schemathesis).
+    ApiFuzz(api_fuzz::Args),
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
     E2eVllm(e2e_vllm::Args),
     /// Compare predicted with reported cached blocks on real vLLM engines with KV events.
@@ -149,6 +152,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eEtcd(args) => discovery::run_etcd(&args).await,
         Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
         Command::E2eSdk => e2e_sdk::run().await,
+        Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,
         Command::TlsScan(args) => tls_scan::run(&args),

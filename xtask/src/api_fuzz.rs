@@ -1,0 +1,133 @@
+//! `api-fuzz`: schemathesis sends requests that it makes from the OpenAPI documents of both listeners, and
+//! compares every answer with them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+
+use crate::{
+    fleet::{self, EngineSpec},
+    setup, sh,
+    table::Checks,
+};
+
+/// What has to hold for every answer. A 5xx that is documented is an answer like others.
+const CHECKS: &str = "status_code_conformance,content_type_conformance,response_schema_conformance";
+/// Version of schemathesis; another one may find other things.
+const SCHEMATHESIS: &str = "schemathesis==4.*";
+/// Stands for characters in the names of test cases.
+const ENTITIES: [(&str, &str); 3] = [("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")];
+
+/// Arguments of `api-fuzz`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Requests for each operation and phase.
+    #[arg(long, default_value_t = 50)]
+    examples: u32,
+    /// Longest time for each document, minutes.
+    #[arg(long, default_value_t = 5)]
+    minutes: u64,
+    /// Seed of the requests.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Runs schemathesis over both documents.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    setup::run()?;
+    let bin = fleet::build("release")?;
+    let program = install()?;
+    let dir = tempfile::Builder::new().prefix("pointsman-api-fuzz-").tempdir()?;
+    let engines = ["prefill", "decode"].map(|role| EngineSpec::new("vllm", role, "--speedup 100"));
+    let fleet = fleet::start(&bin, dir.path(), &engines, "").await?;
+    let admin = fleet.gateway.announced["admin"].as_str().context("the gateway announced no admin port")?;
+    let mut checks = Checks::default();
+    // The operators' document comes last: its requests remove workers.
+    for (name, address) in [("clients", fleet.gateway.listening()), ("operators", admin.to_owned())] {
+        let ran = fuzz(&program, args, dir.path(), name, &address).await?;
+        for (operation, failure) in &ran {
+            checks.check(operation, if *failure { "failed" } else { "as documented" }, !failure);
+        }
+        checks.check(&format!("operations of the {name}' document"), ran.len(), ran.len() > 10);
+    }
+    checks.finish()
+}
+
+/// Installs schemathesis into a virtual environment of its own and returns the program.
+fn install() -> anyhow::Result<PathBuf> {
+    let venv = fleet::target_dir().join("venv-api-fuzz");
+    let program = venv.join("bin/schemathesis");
+    if !sh::succeeds(std::process::Command::new(&program).arg("--version")) {
+        sh::run(std::process::Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+        let mut pip = std::process::Command::new(venv.join("bin/pip"));
+        sh::run(pip.args(["install", "--quiet", "--only-binary", ":all:", SCHEMATHESIS]))?;
+    }
+    Ok(program)
+}
+
+/// Runs schemathesis on one document. Returns each operation and whether it failed.
+async fn fuzz(
+    program: &Path,
+    args: &Args,
+    dir: &Path,
+    name: &str,
+    address: &str,
+) -> anyhow::Result<Vec<(String, bool)>> {
+    let report = dir.join(format!("{name}.xml"));
+    let log = fs::File::create(dir.join(format!("{name}.log")))?;
+    let mut command = tokio::process::Command::new(program);
+    command
+        .args(["run", &format!("http://{address}/openapi.json"), "--checks", CHECKS])
+        .args(["--phases", "examples,coverage,fuzzing", "--continue-on-failure", "--no-color"])
+        .args(["--max-examples", &args.examples.to_string(), "--seed", &args.seed.to_string()])
+        // The events have no end; a WebSocket needs another client.
+        .args(["--exclude-path", "/events", "--exclude-path", "/v1/realtime", "--request-timeout", "20"])
+        .args(["--report", "junit", "--report-junit-path"])
+        .arg(&report)
+        .current_dir(dir)
+        .stdout(Stdio::from(log.try_clone()?))
+        .stderr(Stdio::from(log))
+        .kill_on_drop(true);
+    sh::status(&format!("schemathesis on the {name}' document"));
+    let mut child = command.spawn().context("starting schemathesis")?;
+    let limit = Duration::from_secs(args.minutes * 60);
+    let ended = tokio::time::timeout(limit, child.wait()).await;
+    let log = fs::read_to_string(dir.join(format!("{name}.log")))?;
+    let ended = ended
+        .with_context(|| format!("schemathesis did not end within {limit:?}; give more --minutes\n{log}"))?;
+    if !ended?.success() {
+        sh::print(&log);
+    }
+    let report =
+        fs::read_to_string(&report).with_context(|| format!("schemathesis wrote no report\n{log}"))?;
+    Ok(cases(&report))
+}
+
+/// Reads names and results out of a JUnit report.
+fn cases(report: &str) -> Vec<(String, bool)> {
+    let case = |part: &str| {
+        let (_, rest) = part.split_once("name=\"")?;
+        let (name, _) = rest.split_once('"')?;
+        let name = ENTITIES.iter().fold(name.to_owned(), |name, (entity, text)| name.replace(entity, text));
+        Some((name, part.contains("<failure") || part.contains("<error")))
+    };
+    report.split("<testcase ").skip(1).filter_map(case).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cases;
+
+    #[test]
+    fn failures_and_errors_of_a_report_are_found() {
+        let report = "<testsuite name=\"s\"><testcase name=\"GET /a\" time=\"1\"/><testcase time=\"1\" \
+                      name=\"POST /b&lt;c\"><failure message=\"x\"/></testcase><testcase name=\"D\"><error/></testcase>";
+        let expected = [("GET /a", false), ("POST /b<c", true), ("D", true)];
+        assert_eq!(cases(report), expected.map(|(name, failed)| (name.to_owned(), failed)));
+    }
+}
