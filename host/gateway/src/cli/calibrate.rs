@@ -202,7 +202,7 @@ impl CalibrateArgs {
         phases.append(&mut beside);
         let limits = self.limits(longest, smallest)?;
         if let Some(decode_url) = decode_url.filter(|_| is_pair) {
-            let kind = Kind::Pair(self.access.target(decode_url)?);
+            let kind = Kind::Pair(Box::new(self.access.target(decode_url)?));
             let lone =
                 DesignLimits { burst_requests: budget.pair, mix_requests: 0, max_concurrency: 1, ..limits };
             let target = self.access.target(url)?;

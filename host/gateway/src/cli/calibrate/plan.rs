@@ -39,7 +39,7 @@ pub(super) enum Kind {
     /// Bursts for the step time of an engine of a pair, while the other engine gets bursts too.
     Together(Role, Capacity),
     /// Lone requests through a pair. The decode engine counts the transferred bytes.
-    Pair(Target),
+    Pair(Box<Target>),
     /// The requests of the check.
     Mix,
 }
