@@ -159,7 +159,7 @@ mod tests {
         for id in ["B1.2", "C7a.1", "A5.12", "I_shed", "I1.3"] {
             assert!(is_clause(id), "{id}");
         }
-        for id in ["B1", "O1.1", "B.1", "B1.", "I_", "I_Shed", "B1.2a", "b1.2", "B123.1"] {
+        for id in ["B1", "Q1.1", "B.1", "B1.", "I_", "I_Shed", "B1.2a", "b1.2", "B123.1"] {
             assert!(!is_clause(id), "{id}");
         }
     }

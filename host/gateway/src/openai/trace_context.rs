@@ -77,6 +77,7 @@ impl TraceContext {
 
     /// Returns the id of the trace as its bytes.
     #[must_use]
+    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only the exporter reads it"))]
     pub(crate) fn id_bytes(&self) -> [u8; 16] {
         self.id.to_be_bytes()
     }
@@ -89,6 +90,7 @@ impl TraceContext {
 
     /// Returns the trace state of other systems.
     #[must_use]
+    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only the exporter reads it"))]
     pub(crate) fn state(&self) -> &str {
         &self.state
     }
@@ -122,6 +124,7 @@ impl Span {
 
     /// Returns the span's id as its bytes.
     #[must_use]
+    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only the exporter reads it"))]
     pub(crate) fn bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }

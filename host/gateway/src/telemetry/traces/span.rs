@@ -12,6 +12,7 @@ const MAX_TEXT: usize = 256;
 
 /// A finished span.
 #[derive(Debug)]
+#[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only the exporter reads it"))]
 pub(super) struct SpanRecord {
     pub(super) id: Span,
     pub(super) parent: Option<Span>,
