@@ -20,8 +20,8 @@ pub struct EngineTls(ArcSwap<TlsClient>);
 
 type Build = dyn Fn() -> Result<Arc<ClientConfig>, String> + Send + Sync;
 
-/// What connections use. It is built for the first of them: without an engine that has TLS, nobody reads the
-/// authorities of the system.
+/// The TLS configuration of connections. The first connection builds it, so that a gateway whose engines have
+/// no TLS does not read the authorities of the system.
 pub struct TlsClient {
     build: Box<Build>,
     built: OnceLock<Arc<ClientConfig>>,

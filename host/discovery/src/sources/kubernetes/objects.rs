@@ -147,7 +147,7 @@ impl Object {
         }
     }
 
-    /// Returns the workers that the object describes. One that is not ready is none yet.
+    /// Returns the workers that the object describes, without those that are neither ready nor leaving.
     ///
     /// # Errors
     /// The labels and annotations do not describe a worker.
