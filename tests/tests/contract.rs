@@ -99,6 +99,8 @@ fn invariant_1_crates_depend_one_way_only() {
         &["axum", "hyper", "http", "wasmtime", "pointsman-gateway", "pointsman-policy-runtime"],
     );
     absent("host/discovery", &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway"]);
+    absent("host/replicas", &["axum", "hyper", "http", "wasmtime", "pointsman-gateway"]);
+    absent("host/endpoint-picker", &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway"]);
     absent("host/policy-runtime", &["axum", "hyper", "http", "pointsman-gateway"]);
     absent("host/gateway", &["wasmtime", "wasmtime-wasi"]);
     absent("host/lab", &["axum", "hyper", "http", "wasmtime", "pointsman-gateway"]);

@@ -75,7 +75,7 @@ pub(super) fn is_clause(text: &str) -> bool {
 
 /// Whether a text is the id of a rule: `B1`, `C7a`.
 fn is_rule(text: &str) -> bool {
-    let Some(rest) = text.strip_prefix(|letter: char| ('A'..='P').contains(&letter)) else { return false };
+    let Some(rest) = text.strip_prefix(|letter: char| ('A'..='S').contains(&letter)) else { return false };
     let digits = rest.strip_suffix(|letter: char| letter.is_ascii_lowercase()).unwrap_or(rest);
     !digits.is_empty() && digits.len() <= 2 && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -159,7 +159,7 @@ mod tests {
         for id in ["B1.2", "C7a.1", "A5.12", "I_shed", "I1.3"] {
             assert!(is_clause(id), "{id}");
         }
-        for id in ["B1", "Q1.1", "B.1", "B1.", "I_", "I_Shed", "B1.2a", "b1.2", "B123.1"] {
+        for id in ["B1", "T1.1", "B.1", "B1.", "I_", "I_Shed", "B1.2a", "b1.2", "B123.1"] {
             assert!(!is_clause(id), "{id}");
         }
     }

@@ -18,10 +18,12 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-config-file",
             "pointsman-discovery",
             "pointsman-embedded-policies",
+            "pointsman-endpoint-picker",
             "pointsman-lab",
             "pointsman-orchestration",
             "pointsman-policy-runtime",
             "pointsman-policy-tools",
+            "pointsman-replicas",
             "pointsman-routing",
             "pointsman-tokens",
             "pointsman-workers",
@@ -53,6 +55,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("pointsman-discovery", &["pointsman-workers"]),
     ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-policy-runtime", &["pointsman-routing", "pointsman-workers"]),
+    ("pointsman-replicas", &["pointsman-orchestration", "pointsman-routing", "pointsman-workers"]),
     ("pointsman-routing", &["pointsman-workers"]),
 ];
 

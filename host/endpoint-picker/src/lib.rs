@@ -1,0 +1,1 @@
+//! The endpoint picker that Envoy asks over `ext_proc`.

@@ -1,0 +1,1 @@
+//! What gateways of one fleet tell each other over NATS.
