@@ -3,13 +3,16 @@
 //! Each tenant has a counter for each model: the weighted tokens that it was served since requests of the
 //! model began to wait, divided by its weight. Of the tenants in a band, the one with the smallest counter is
 //! next. This is the virtual token counter of "Fairness in Serving Large Language Models" (OSDI 2024) with
-//! the virtual time of weighted fair queueing. A tenant that comes back begins at the virtual time, so it
-//! builds no credit while it is idle, and new names cannot hold back a tenant that waits.
+//! the virtual time of weighted fair queueing. A new tenant begins at the virtual time, so new names cannot
+//! hold back a tenant that waits. One that comes back begins a little earlier, if it was served so much less:
+//! its next requests pass those of a tenant that takes more than its share, and do not take turns with them.
 //!
 //! ```text
 //! admission:  counter += cost / weight       virtual time += cost / sum of the weights that wait
 //! end:        both += (real cost - estimated cost) / the same
-//! return:     counter = max(counter, virtual time, within the counters that wait)
+//! arrival:    begin = virtual time, within the counters that wait
+//!             counter = begin                of a new tenant
+//!             counter = max(counter, begin - CREDIT * average cost / weight)
 //! ```
 
 use std::{
@@ -23,6 +26,11 @@ use super::rules::LineId;
 
 /// One of so many admissions goes to the band of the request that waits longest.
 const AGEING_TURN: u64 = 4;
+/// What a tenant that was idle is ahead at most, in requests of average cost. Fewer than two do not make up for
+/// the request of another tenant that is admitted first at equal counters.
+const CREDIT: f64 = 2.0;
+/// Weight of the last admission in the average cost.
+const AVERAGE_WEIGHT: f64 = 1.0 / 16.0;
 /// Tenants of a model that are told apart while requests wait. Further ones share one counter.
 const MAX_TENANTS: usize = 1_024;
 /// The tenant that those share.
@@ -78,6 +86,8 @@ struct Line<T> {
 struct Model {
     period: u64,
     virtual_time: f64,
+    /// Moving average of the costs of admissions; 0 before the first.
+    average_cost: f64,
     tenants: HashMap<u64, Tenant>,
     waiting: usize,
 }
@@ -119,8 +129,9 @@ impl Model {
         let least = waiting().map(|tenant| tenant.counter).fold(f64::INFINITY, f64::min);
         let most = waiting().map(|tenant| tenant.counter).fold(f64::NEG_INFINITY, f64::max);
         let begin = if least <= most { self.virtual_time.clamp(least, most) } else { self.virtual_time };
+        let credit = CREDIT * self.average_cost / weight;
         let entry = self.tenants.entry(tenant).or_insert(Tenant { counter: begin, weight, waiting: 0 });
-        entry.counter = entry.counter.max(begin);
+        entry.counter = entry.counter.max(begin - credit);
         entry.weight = weight;
         entry.waiting = 1;
     }
@@ -130,6 +141,12 @@ impl Model {
         if let Some(entry) = self.tenants.get_mut(&tenant) {
             entry.waiting = entry.waiting.saturating_sub(1);
         }
+    }
+
+    fn admit(&mut self, tenant: u64, cost: f64) {
+        let weight = if self.average_cost > 0.0 { AVERAGE_WEIGHT } else { 1.0 };
+        self.average_cost += (cost - self.average_cost) * weight;
+        self.charge(tenant, cost);
     }
 
     fn charge(&mut self, tenant: u64, cost: f64) {
@@ -216,7 +233,7 @@ impl<T: Clone> FairOrder<T> {
             // A reload may have changed it.
             tenant.weight = weight;
         }
-        model.charge(position.tenant, cost);
+        model.admit(position.tenant, cost);
         let name = position.line.model.clone();
         Some(Charge { model: name, tenant: position.tenant, period: model.period, cost })
     }
@@ -232,7 +249,7 @@ impl<T: Clone> FairOrder<T> {
         let model = self.models.get_mut(name)?;
         let tenant = model.known(tenant.unwrap_or(NO_TENANT));
         model.enter(tenant, weight);
-        model.charge(tenant, cost);
+        model.admit(tenant, cost);
         model.leave(tenant);
         Some(Charge { model: name.clone(), tenant, period: model.period, cost })
     }

@@ -169,47 +169,63 @@ async fn l3_no_band_starves_and_a_tenant_s_priority_is_clamped() {
     assert_eq!(first.position.key.priority, second.position.key.priority);
 }
 
+/// Adds a request of a tenant, for tests of the order alone.
+fn add(order: &mut FairOrder<Weak<Turn>>, ticket: u64, tenant: u64) {
+    let key = Key { priority: std::cmp::Reverse(0), due_us: 0, ticket };
+    let (name, one) = (model(), request(tenant, 1, 1));
+    let entrant = Entrant { model: &name, request: &one, pin: None, arrived: Instant::now(), bytes: 0 };
+    order.insert(entrant.line(LEG, &[]), Some(tenant), 1.0, key, Weak::new());
+}
+
+/// Admits the next request at a cost of 100, and returns its tenant.
+fn take(order: &mut FairOrder<Weak<Turn>>) -> u64 {
+    let (position, _) = order.next(|_| true).unwrap();
+    order.charge(&position, 1.0, 100.0);
+    order.remove(&position);
+    position.tenant
+}
+
 #[tokio::test(start_paused = true)]
-async fn l3_a_tenant_that_was_idle_has_no_credit_and_new_names_hold_nobody_back() {
+async fn l3_a_new_tenant_has_no_credit_and_new_names_hold_nobody_back() {
     let queue = AdmissionQueue::new(QueueRules::waiting(10_000));
-    let mut inner = queue.inner.lock();
-    let order = &mut inner.order;
-    let mut ticket = 0;
-    let mut add = |order: &mut FairOrder<Weak<Turn>>, tenant: u64| {
-        ticket += 1;
-        let key = Key { priority: std::cmp::Reverse(0), due_us: 0, ticket };
-        let one = request(tenant, 1, 1);
-        let name = model();
-        let entrant = Entrant { model: &name, request: &one, pin: None, arrived: Instant::now(), bytes: 0 };
-        order.insert(entrant.line(LEG, &[]), Some(tenant), 1.0, key, Weak::new())
-    };
-    let take = |order: &mut FairOrder<Weak<Turn>>| {
-        let (position, _) = order.next(|_| true).unwrap();
-        order.charge(&position, 1.0, 100.0);
-        order.remove(&position);
-        position.tenant
-    };
-    for _ in 0..50 {
-        add(order, 1);
-        add(order, 2);
+    let order = &mut queue.inner.lock().order;
+    for ticket in 0..100 {
+        add(order, ticket, 1 + ticket % 2);
     }
     for _ in 0..60 {
         take(order);
     }
-    // Tenant 3 was idle while the others were served 30 requests each.
-    (0..30).for_each(|_| drop(add(order, 3)));
+    // Tenant 3 is new after the others were served 30 requests each.
+    (100..130).for_each(|ticket| add(order, ticket, 3));
     let mut served = HashMap::<u64, u32>::new();
     (0..30).for_each(|_| *served.entry(take(order)).or_default() += 1);
     // L3.5
     assert!(served.values().all(|count| (9..=11).contains(count)), "{served:?}");
     // New names arrive faster than requests are served. Tenant 1 still gets its turns.
     let waited = (0..3_000_u64).filter(|name| {
-        add(order, 1_000 + 2 * name);
-        add(order, 1_001 + 2 * name);
+        add(order, 200 + 2 * name, 1_000 + 2 * name);
+        add(order, 201 + 2 * name, 1_001 + 2 * name);
         take(order) == 1
     });
     // L3.8
     assert!(waited.count() >= 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn l3_a_tenant_that_comes_back_passes_others_twice_and_then_shares() {
+    let queue = AdmissionQueue::new(QueueRules::waiting(10_000));
+    let order = &mut queue.inner.lock().order;
+    add(order, 0, 2);
+    (1..100).for_each(|ticket| add(order, ticket, 1));
+    // Tenant 2 is served once, then only tenant 1, which always waits.
+    assert_eq!(take(order), 2);
+    (0..20).for_each(|_| assert_eq!(take(order), 1));
+    (100..130).for_each(|ticket| add(order, ticket, 2));
+    let served: Vec<u64> = (0..30).map(|_| take(order)).collect();
+    // L3.5
+    assert_eq!(served[..2], [2, 2], "{served:?}");
+    let of_two = served[2..].iter().filter(|tenant| **tenant == 2).count();
+    assert!((13..=15).contains(&of_two), "{served:?}");
 }
 
 /// One step of a random run.
