@@ -37,6 +37,7 @@ mod reload_soak;
 mod setup;
 mod sh;
 mod shadow;
+mod soak;
 mod spec;
 mod stats;
 mod storm;
@@ -83,6 +84,8 @@ enum Command {
     Hostile(hostile::Args),
     /// Reload policies a thousand times under load: nothing fails, decisions stay quick, memory stays.
     ReloadSoak(reload_soak::Args),
+    /// Send requests for hours while workers, policies, certificates and configuration change.
+    Soak(soak::Args),
     /// Compare the decisions of a shadow policy with those of the same policy on the recorded receipts.
     Shadow(shadow::Args),
     /// Check lock-free code in every order of its threads' steps, with the loom model checker.
@@ -142,6 +145,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Overload(args) => overload::run(&args).await,
         Command::Hostile(args) => hostile::run(&args).await,
         Command::ReloadSoak(args) => reload_soak::run(&args).await,
+        Command::Soak(args) => soak::run(&args).await,
         Command::Shadow(args) => shadow::run(&args).await,
         Command::Models(args) => models::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
