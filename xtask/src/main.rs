@@ -12,6 +12,7 @@ mod bench;
 mod certificates;
 mod ci;
 mod client;
+mod curl_errors;
 mod demo;
 mod discovery;
 mod e2e_kv;
@@ -104,6 +105,8 @@ enum Command {
     E2eSdk,
     /// Compare answers to generated requests with the OpenAPI documents (schemathesis).
     ApiFuzz(api_fuzz::Args),
+    /// Show every error of the gateway with curl, and check status and code.
+    CurlErrors(curl_errors::Args),
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
     E2eVllm(e2e_vllm::Args),
     /// Compare predicted with reported cached blocks on real vLLM engines with KV events.
@@ -145,6 +148,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Overload(args) => overload::run(&args).await,
         Command::Hostile(args) => hostile::run(&args).await,
         Command::ReloadSoak(args) => reload_soak::run(&args).await,
+        Command::CurlErrors(args) => curl_errors::run(&args).await,
         Command::Soak(args) => soak::run(&args).await,
         Command::Shadow(args) => shadow::run(&args).await,
         Command::Models(args) => models::run(&args),

@@ -1,6 +1,6 @@
-//! `soak`: half of what the engines can serve, for hours, with workers that come, go and die, and with policies,
-//! certificates and configuration that change. No error may be unexplained, and memory, file descriptors and
-//! threads of the gateway may not grow.
+//! `soak`: half of what the engines can serve, for hours, with workers that come, go and die, and with
+//! policies, certificates and configuration that change. No error may be unexplained, and memory, file
+//! descriptors and threads of the gateway may not grow.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -15,7 +15,7 @@ use crate::{
     table::Checks,
 };
 
-/// Engines: four of ten places for decode and two for prefill.
+/// Number of engines of each role.
 const DECODE: usize = 5;
 const PREFILL: usize = 3;
 /// A decode leg takes about 250 ms, so five engines with two places each serve 40 requests a second.
@@ -141,7 +141,7 @@ impl Changes {
         for (place, (spec, engine)) in all.filter(|(place, _)| Some(*place) != self.left_out) {
             let Some(engine) = engine else { continue };
             text.push_str(&format!(
-                "[[workers]]\nurl = 'http://{}'\nrole = '{}'\nengine = 'vllm'\nlabels = {{ place = '{place}' }}\n",
+                "[[workers]]\nurl = 'http://{}'\nrole = '{}'\nengine = 'vllm'\nlabels.place = '{place}'\n",
                 engine.listening(),
                 spec.role
             ));

@@ -19,8 +19,9 @@ pub(super) fn svg(readings: &Readings) -> String {
     ];
     let height = 3.0 * (PANEL + GAP) + 20.0;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     for (place, (title, figure)) in panels.into_iter().enumerate() {
         let top = GAP + f64::from(u32::try_from(place).unwrap_or_default()) * (PANEL + GAP);
