@@ -26,8 +26,8 @@ use super::rules::LineId;
 
 /// One of so many admissions goes to the band of the request that waits longest.
 const AGEING_TURN: u64 = 4;
-/// What a tenant that was idle is ahead at most, in requests of average cost. Fewer than two do not make up for
-/// the request of another tenant that is admitted first at equal counters.
+/// What a tenant that was idle is ahead at most, in requests of average cost. With less than two, the oldest
+/// request of another tenant still goes first when the counters are equal.
 const CREDIT: f64 = 2.0;
 /// Weight of the last admission in the average cost.
 const AVERAGE_WEIGHT: f64 = 1.0 / 16.0;
