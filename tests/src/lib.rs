@@ -4,8 +4,10 @@
 pub mod client;
 pub mod cluster;
 pub mod collector;
+pub mod envoy;
 pub mod fountain;
 pub mod http2;
+pub mod picker;
 pub mod raw;
 pub mod raw_engine;
 pub mod tls;

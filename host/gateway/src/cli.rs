@@ -222,7 +222,10 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         crate::state::open_files::raise_limit();
         let running = Daemon::start_from(&config, source, InheritedSockets::of_process()?).await?;
-        print(&format!("{{\"listening\":\"{}\",\"admin\":\"{}\"}}\n", running.address, running.admin))?;
+        let ext_proc =
+            running.ext_proc.map(|address| format!(",\"ext_proc\":\"{address}\"")).unwrap_or_default();
+        let (address, admin) = (running.address, running.admin);
+        print(&format!("{{\"listening\":\"{address}\",\"admin\":\"{admin}\"{ext_proc}}}\n"))?;
         service_manager::ready();
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = signal(SignalKind::hangup())?;

@@ -20,6 +20,7 @@ mod auth;
 mod discovery;
 mod duration;
 mod environment;
+mod ext_proc;
 mod http2;
 mod key_digest;
 mod models;
@@ -48,6 +49,7 @@ pub use discovery::{
     DiscoveryResource,
 };
 pub use environment::Environment;
+pub use ext_proc::ExtProc;
 pub use http2::Http2;
 pub use key_digest::KeyDigest;
 pub(crate) use key_digest::{is_key_of, sha256};
@@ -101,6 +103,8 @@ pub struct Config {
     pub probe: Probe,
     /// Workers that are not in this file.
     pub discovery: Discovery,
+    /// The endpoint picker for Envoy.
+    pub ext_proc: ExtProc,
     /// Models, by name.
     pub models: BTreeMap<String, Model>,
     /// Workers.

@@ -34,6 +34,8 @@ use crate::{
 
 mod check;
 mod discovery;
+#[cfg_attr(not(feature = "ext-proc"), path = "daemon/ext_proc/off.rs")]
+mod ext_proc;
 mod reload;
 pub(crate) mod service_manager;
 mod slots;
@@ -59,6 +61,8 @@ pub struct Daemon {
     pub address: SocketAddr,
     /// Address of the operators' listener.
     pub admin: SocketAddr,
+    /// Address of the endpoint picker's listener, if there is one.
+    pub ext_proc: Option<SocketAddr>,
     stop: CancellationToken,
     servers: TaskTracker,
 }
@@ -89,10 +93,11 @@ impl Daemon {
         let client = client.map_err(cannot_listen("server.listen"));
         let admin = listen(sockets.admin, listeners.admin_listen, ADMIN_SEND_BUFFER);
         let admin = admin.map_err(cannot_listen("server.admin_listen"));
-        let (client, admin_listener) = match (client, admin) {
-            (Ok(client), Ok(admin)) => (client, admin),
-            (client, admin) => {
-                let problems = client.err().into_iter().chain(admin.err());
+        let ext_proc = ext_proc::listen(&settings.fixed.ext_proc);
+        let (client, admin_listener, ext_proc) = match (client, admin, ext_proc) {
+            (Ok(client), Ok(admin), Ok(ext_proc)) => (client, admin, ext_proc),
+            (client, admin, ext_proc) => {
+                let problems = client.err().into_iter().chain(admin.err()).chain(ext_proc.err());
                 return Err(config.errors(config.in_file(problems.collect())).into());
             }
         };
@@ -116,12 +121,13 @@ impl Daemon {
         for number in 0..listeners.client_threads() {
             let beat = beats.clone().beat(number);
             let (shared, listener) = (shared.clone(), listener.try_clone()?);
+            let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::try_clone).transpose()?;
             let (stop, alive) = (stop.clone(), servers.token());
             let origins = listeners.cors_origins.clone();
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
-                serve_on_this_thread(&shared, listener, &origins, beat, stop);
+                serve_on_this_thread(&shared, (listener, ext_proc), &origins, beat, stop);
             })?;
         }
         let routes = admin::routes(shared.clone());
@@ -129,8 +135,9 @@ impl Daemon {
             http::listener::serve(admin_listener, Audience::Operators, routes, shared.clone(), stop.clone());
         servers.spawn(serve);
         servers.close();
-        tracing::info!(%address, %admin, enforce_disagg = state.settings.split.enforce_disagg, "serving");
-        Ok(Self { state: shared, address, admin, stop, servers })
+        let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::address).transpose()?;
+        tracing::info!(%address, %admin, ?ext_proc, enforce_disagg = state.settings.split.enforce_disagg, "serving");
+        Ok(Self { state: shared, address, admin, ext_proc, stop, servers })
     }
 
     /// Returns the state in force now.
@@ -195,7 +202,7 @@ fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker
 /// engines, so that an event wakes no other thread.
 fn serve_on_this_thread(
     shared: &SharedState,
-    listener: std::net::TcpListener,
+    (listener, ext_proc): (std::net::TcpListener, Option<ext_proc::PickerListener>),
     cors_origins: &[HeaderValue],
     beat: impl Future<Output = ()>,
     stop: CancellationToken,
@@ -212,10 +219,11 @@ fn serve_on_this_thread(
             Ok(listener) => {
                 let (thread, shared) = (DataThread::new(shared.clone()), shared.clone());
                 let sweeper = thread.clone().close_idle_connections();
-                let routes = http::routes(thread, cors_origins);
+                let routes = http::routes(thread.clone(), cors_origins);
+                let picking = ext_proc::serve(ext_proc, thread, routes.clone(), shared.clone(), stop.clone());
                 let serving = http::listener::serve(listener, Audience::Clients, routes, shared, stop);
                 tokio::select! {
-                    () = serving => {}
+                    _ = async { tokio::join!(serving, picking) } => {}
                     () = sweeper => {}
                     () = beat => {}
                 }
@@ -315,12 +323,14 @@ fn build(
     let tokens = Tokens::load(&reloadable.models, &registry, None);
     let tls = TlsContext::new();
     let certificates = tls.load(&reloadable.server, &reloadable.upstream);
-    let (opened, tokens, certificates) = match (opened, tokens, certificates) {
-        (opened, Ok(tokens), Ok(certificates)) if opened.problems.is_empty() => {
-            (opened, tokens, certificates)
+    let proxies = tls.load_proxies(fixed.ext_proc.tls.as_ref());
+    let (opened, tokens, certificates, proxies) = match (opened, tokens, certificates, proxies) {
+        (opened, Ok(tokens), Ok(certificates), Ok(proxies)) if opened.problems.is_empty() => {
+            (opened, tokens, certificates, proxies)
         }
-        (opened, tokens, certificates) => {
-            let others = [tokens.err().unwrap_or_default(), certificates.err().unwrap_or_default()];
+        (opened, tokens, certificates, proxies) => {
+            let certificates = [certificates.err(), proxies.err()].into_iter().flatten().flatten().collect();
+            let others = [tokens.err().unwrap_or_default(), certificates];
             return Err(refused([opened.problems, others.concat()].concat()).into());
         }
     };
@@ -332,6 +342,7 @@ fn build(
     })?;
     let metrics = Arc::new(Metrics::default());
     tls.install(certificates, &metrics);
+    tls.install_proxies(proxies, &metrics);
     let router = Router::new(slots, Arc::new(index), reloadable.routing.cost, reloadable.policies.on_failure);
     let router = router
         .with_busy(reload::busy_rules(reloadable))

@@ -24,7 +24,7 @@ use crate::{
 };
 
 mod accept_errors;
-mod admit;
+pub(crate) mod admit;
 pub(crate) mod audience;
 pub(crate) mod auth;
 pub(crate) mod body;
@@ -40,6 +40,7 @@ pub(crate) mod listener;
 mod models;
 pub(crate) mod peer;
 mod pieces;
+pub(crate) mod prepare;
 mod preview;
 mod realtime;
 mod refuse_connection;
@@ -80,7 +81,7 @@ impl DataThread {
     }
 
     /// Returns what one request uses: the state in force now, and a client for calls to workers.
-    fn context(&self) -> (Arc<State>, Upstream) {
+    pub(crate) fn context(&self) -> (Arc<State>, Upstream) {
         let state = self.state.get();
         let connections = self.connections.limited((&state.settings.upstream).into());
         let upstream = Upstream::new(connections, state.settings.connect_timeout);

@@ -5,9 +5,8 @@
 //! its prompt, `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's
 //! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
 //! operators. `state` is what they share, `tls` the certificates of listeners, `budget` a limit on something
-//! that many use together, `tenant_limits` what tenants may use; `openapi` describes the API; `daemon`
-//! assembles it. No module names
-//! wasmtime.
+//! that many use together, `tenant_limits` what tenants may use; `openapi` describes the API; `picker`
+//! answers Envoy's questions for an endpoint; `daemon` assembles it. No module names wasmtime.
 
 mod admin;
 mod budget;
@@ -19,6 +18,8 @@ mod http;
 mod openai;
 mod openapi;
 mod orchestrate;
+#[cfg(feature = "ext-proc")]
+mod picker;
 mod state;
 mod telemetry;
 mod tenant_limits;

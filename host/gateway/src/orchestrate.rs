@@ -32,7 +32,11 @@ pub(crate) mod client_connection;
 mod drain_prefill;
 mod next_event;
 mod outcome;
+#[cfg(feature = "ext-proc")]
+pub(crate) mod passing_answer;
 mod pending_head;
+#[cfg(feature = "ext-proc")]
+pub(crate) mod pick;
 mod plan;
 pub(crate) mod preview;
 pub(crate) mod realtime;

@@ -4,6 +4,8 @@ pub(crate) mod account;
 pub(crate) mod decision_log;
 pub(crate) mod decision_stats;
 pub(crate) mod exposition;
+#[cfg(feature = "ext-proc")]
+pub(crate) mod ext_proc_metrics;
 pub(crate) mod histogram;
 pub(crate) mod labels;
 pub(crate) mod live_stats;

@@ -47,6 +47,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         upstream,
         probe,
         discovery,
+        ext_proc,
         models,
         workers,
         origin: _,
@@ -76,11 +77,13 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
     let models =
         models.iter().map(|(name, model)| (name.clone(), problems.model(name, model, has_dir))).collect();
     problems.0.extend(discovery.problems());
+    let others = [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)];
+    problems.0.extend(ext_proc.problems(others));
     problems.0.extend(queue.problems());
     problems.0.extend(super::tenants::problems(tenants));
     let (queue, tenants) = (queue.clone(), tenants.clone());
-    let discovery = discovery.clone();
-    let fixed = Static { listeners, block_size, policies: runtime, index, discovery, model_slots };
+    let (discovery, ext_proc) = (discovery.clone(), ext_proc.clone());
+    let fixed = Static { listeners, block_size, policies: runtime, index, discovery, ext_proc, model_slots };
     let reloadable = Reloadable {
         server,
         auth,

@@ -16,7 +16,8 @@ use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
 use super::{
-    Discovery, HashSalt, Http2, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls, tenants,
+    Discovery, ExtProc, HashSalt, Http2, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls,
+    tenants,
 };
 
 mod model;
@@ -26,6 +27,7 @@ pub(crate) use auth::{
 };
 pub use decisions::{DecisionLogSettings, DecisionSettings};
 pub use model::ModelSettings;
+pub use probe::ProbeSettings;
 pub use traces::TraceSettings;
 
 /// A validated configuration.
@@ -56,6 +58,7 @@ macro_rules! settings {
 
 mod auth;
 mod decisions;
+mod probe;
 mod traces;
 
 /// Values that only a restart changes.
@@ -71,6 +74,8 @@ pub struct Static {
     pub index: IndexSettings,
     /// `[discovery]`.
     pub discovery: Discovery,
+    /// `[ext_proc]`.
+    pub ext_proc: ExtProc,
     /// Slots that single models have; their content is reloadable.
     pub model_slots: BTreeMap<String, BTreeSet<SlotKind>>,
 }
@@ -319,23 +324,11 @@ settings! {
     }
 }
 
-settings! {
-    /// How workers are probed.
-    ProbeSettings {
-        /// Interval of health checks.
-        "probe.interval" interval: Duration,
-        /// Limit of one health check.
-        "probe.timeout" timeout: Duration,
-        /// Interval of reading a worker's own load figures; 0: never.
-        "probe.load_interval" load_interval: Duration,
-    }
-}
-
 impl Static {
     /// Returns the dotted paths of the keys that need a restart to change from `self` to `new`.
     #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<String> {
-        let Self { listeners, block_size, policies, index, discovery, model_slots } = self;
+        let Self { listeners, block_size, policies, index, discovery, ext_proc, model_slots } = self;
         let mut paths = Vec::new();
         listeners.changed_keys(&new.listeners, &mut paths);
         if *block_size != new.block_size {
@@ -344,6 +337,7 @@ impl Static {
         policies.changed_keys(&new.policies, &mut paths);
         index.changed_keys(&new.index, &mut paths);
         discovery.changed_keys(&new.discovery, &mut paths);
+        ext_proc.changed_keys(&new.ext_proc, &mut paths);
         paths.extend(model::changed_slots(model_slots, &new.model_slots));
         paths
     }

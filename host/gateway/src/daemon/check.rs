@@ -33,6 +33,8 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     problems.extend(tokens.err().unwrap_or_default());
     let certificates = TlsContext::new().load(&settings.reloadable.server, &settings.reloadable.upstream);
     problems.extend(certificates.err().unwrap_or_default());
+    let proxies = TlsContext::new().load_proxies(settings.fixed.ext_proc.tls.as_ref());
+    problems.extend(proxies.err().unwrap_or_default());
     policies(config, settings, &mut problems, &mut warnings)?;
     let known = |problem: &Problem| found.iter().any(|old| old.path == problem.path);
     let mut problems = config.in_file(problems);
@@ -51,9 +53,10 @@ fn ports(
     let listeners = &settings.fixed.listeners;
     // A socket is registered with a runtime.
     tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
-        for (path, address) in
-            [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)]
-        {
+        let ext_proc = settings.fixed.ext_proc.listen.map(|address| ("ext_proc.listen", address));
+        let listeners =
+            [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)];
+        for (path, address) in listeners.into_iter().chain(ext_proc) {
             if let Err(refused) = bind(address, CLIENT_SEND_BUFFER) {
                 let in_use = refused.error.kind() == ErrorKind::AddrInUse;
                 let list = if in_use { &mut *warnings } else { &mut *problems };

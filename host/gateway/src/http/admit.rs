@@ -36,6 +36,17 @@ pub(super) async fn admit(
     started: Instant,
     sender: &Sender,
 ) -> Result<Admitted, ApiError> {
+    let caller = let_in(state, headers, sender).await?;
+    let mut held = state.body_bytes.share();
+    let body = body::read(body, BodyLimits::of(state, started), &mut held).await?;
+    Ok(Admitted { body, caller, held })
+}
+
+/// Checks that the daemon takes requests, the API key and the rate limit. Returns who sent the request.
+///
+/// # Errors
+/// [`ApiError`] that names the check.
+pub(crate) async fn let_in(state: &State, headers: &HeaderMap, sender: &Sender) -> Result<Caller, ApiError> {
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
@@ -45,7 +56,5 @@ pub(super) async fn admit(
             .check(caller.id.as_deref().unwrap_or_default())
             .map_err(|error| ApiError::RateLimited(error.per_second))?;
     }
-    let mut held = state.body_bytes.share();
-    let body = body::read(body, BodyLimits::of(state, started), &mut held).await?;
-    Ok(Admitted { body, caller, held })
+    Ok(caller)
 }

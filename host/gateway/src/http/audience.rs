@@ -10,6 +10,9 @@ use crate::{
 
 /// Limit of operators' connections.
 const OPERATORS_CONNECTIONS: usize = 256;
+/// Limit of proxies' connections to one data thread.
+#[cfg(feature = "ext-proc")]
+const PROXIES_CONNECTIONS: usize = 1_024;
 
 /// Who connects to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +21,9 @@ pub(crate) enum Audience {
     Clients,
     /// Operators.
     Operators,
+    /// Proxies that ask for endpoints. They speak HTTP/2, also without TLS.
+    #[cfg(feature = "ext-proc")]
+    Proxies,
 }
 
 impl Audience {
@@ -26,6 +32,8 @@ impl Audience {
         match self {
             Self::Clients => shared.get().connections.clone(),
             Self::Operators => Budget::new(OPERATORS_CONNECTIONS),
+            #[cfg(feature = "ext-proc")]
+            Self::Proxies => Budget::new(PROXIES_CONNECTIONS),
         }
     }
 
@@ -41,7 +49,7 @@ impl Audience {
     ) -> Result<Option<AddressShare>, usize> {
         let state = shared.get();
         let limit = state.settings.connections_per_address;
-        if self == Self::Operators || limit == 0 || state.settings.is_trusted_proxy(address) {
+        if self != Self::Clients || limit == 0 || state.settings.is_trusted_proxy(address) {
             return Ok(None);
         }
         state.connections_by_address.take(address, limit).map(Some).ok_or(limit)
@@ -52,7 +60,14 @@ impl Audience {
         match self {
             Self::Clients => &state.tls.clients,
             Self::Operators => &state.tls.operators,
+            #[cfg(feature = "ext-proc")]
+            Self::Proxies => &state.tls.proxies,
         }
+    }
+
+    /// Whether its connections speak HTTP/2 without agreeing on it.
+    pub(super) fn speaks_http2_only(self) -> bool {
+        !matches!(self, Self::Clients | Self::Operators)
     }
 
     /// Returns the label of this audience's listeners.
@@ -60,6 +75,8 @@ impl Audience {
         match self {
             Self::Clients => "clients",
             Self::Operators => "operators",
+            #[cfg(feature = "ext-proc")]
+            Self::Proxies => "ext_proc",
         }
     }
 }

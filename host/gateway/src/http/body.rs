@@ -114,7 +114,11 @@ pub(super) async fn read(body: Body, limits: BodyLimits, held: &mut Share) -> Re
     Ok(if joined.is_empty() { first } else { joined.freeze() })
 }
 
-fn reserve(held: &mut Share, more: usize) -> Result<(), ApiError> {
+/// Counts bytes of a body that arrived.
+///
+/// # Errors
+/// The bodies of all requests in flight take too much memory.
+pub(crate) fn reserve(held: &mut Share, more: usize) -> Result<(), ApiError> {
     let is_small = held.amount() + more <= SMALL_BODY;
     let kept_free = if is_small { 0 } else { held.limit() / SMALL_BODIES_PART };
     if held.grow(more, kept_free) { Ok(()) } else { Err(ApiError::BodyBytesInFlight(held.limit())) }

@@ -29,6 +29,10 @@ const MAX_HEADERS: u32 = 32 * 1024;
 /// streams of a connection.
 const STREAM_WINDOW: u32 = 128 * 1024;
 const CONNECTION_WINDOW: u32 = 256 * 1024;
+/// The same for all streams of a proxy's connection.
+const PROXY_WINDOW: u32 = 16 * 1024 * 1024;
+/// Requests on one connection of a proxy at the same time. It opens another connection for more.
+const PROXY_STREAMS: u32 = 1_000;
 /// Bytes of an answer that wait for the window of one stream, besides one piece.
 const MAX_UNSENT: usize = 32 * 1024;
 /// How long an idle connection may take to end after it was told to.
@@ -42,6 +46,22 @@ pub(super) struct Limits {
     pub(super) idle: Duration,
     /// How long a client may accept nothing of an answer.
     pub(super) write: Duration,
+    /// Bytes that a client may send on all streams before the gateway reads them.
+    connection_window: u32,
+}
+
+impl Limits {
+    /// Returns the limits of a client's connection.
+    pub(super) fn of_clients(http2: Http2, idle: Duration, write: Duration) -> Self {
+        Self { http2, idle, write, connection_window: CONNECTION_WINDOW }
+    }
+
+    /// Returns the limits of a proxy's connection, which has the requests of many clients: those that these
+    /// abandon are not counted, and one that waits for its endpoint does not stop the others.
+    pub(super) fn of_proxies(self) -> Self {
+        let http2 = Http2 { max_concurrent_streams: PROXY_STREAMS, max_resets: u32::MAX, ..self.http2 };
+        Self { http2, connection_window: PROXY_WINDOW, ..self }
+    }
 }
 
 /// Serves a connection until it ends. When `draining` is cancelled, the client is told to open no further
@@ -53,7 +73,7 @@ pub(super) async fn serve(
     tasks: TaskTracker,
     draining: CancellationToken,
 ) -> Option<&'static str> {
-    let Limits { http2, idle, write } = limits;
+    let Limits { http2, idle, write, connection_window } = limits;
     let streams = Streams::new(http2.max_resets);
     let (of_requests, routes) = (streams.clone(), TowerToHyperService::new(connected.routes.clone()));
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
@@ -69,7 +89,7 @@ pub(super) async fn serve(
         .max_concurrent_streams(http2.max_concurrent_streams)
         .max_header_list_size(MAX_HEADERS)
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_connection_window_size(connection_window)
         .max_send_buf_size(MAX_UNSENT)
         .keep_alive_interval(http2.keep_alive_interval)
         .keep_alive_timeout(http2.keep_alive_timeout);

@@ -125,7 +125,9 @@ async fn serve_connection(
     let (limits, tls, draining) = {
         let state = shared.get();
         let Settings { http2, client_idle_timeout: idle, client_write_timeout: write, .. } = state.settings;
-        (Limits { http2, idle, write }, open.audience.tls(&state).handshake(), state.draining.clone())
+        let limits = Limits::of_clients(http2, idle, write);
+        let limits = if open.audience.speaks_http2_only() { limits.of_proxies() } else { limits };
+        (limits, open.audience.tls(&state).handshake(), state.draining.clone())
     };
     let (client, peer) = (ClientConnection::default(), open.peer);
     let socket = ClientSocket::new(stream, client.clone(), limits.write, stop.clone());
@@ -143,7 +145,7 @@ async fn serve_connection(
         }
     };
     let connected = Connected { routes, peer, certificate };
-    let ended = if io.speaks_http2() {
+    let ended = if io.speaks_http2() || open.audience.speaks_http2_only() {
         // Its state is large, and connections of HTTP/1.1 need no room for it.
         Box::pin(http2::serve(io, connected, limits, tasks, draining)).await
     } else {

@@ -94,10 +94,14 @@ fn answer(audience: Audience, limit: TooMany) -> String {
         (Audience::Operators, TooMany::InAll(limit) | TooMany::OfAddress(limit)) => {
             format!("{limit} connections of operators are open, the limit")
         }
-        (_, TooMany::InAll(limit)) => {
+        #[cfg(feature = "ext-proc")]
+        (Audience::Proxies, TooMany::InAll(limit) | TooMany::OfAddress(limit)) => {
+            format!("{limit} connections of proxies are open to this thread, the limit")
+        }
+        (Audience::Clients, TooMany::InAll(limit)) => {
             format!("{limit} connections are open, the limit of limits.connections")
         }
-        (_, TooMany::OfAddress(limit)) => {
+        (Audience::Clients, TooMany::OfAddress(limit)) => {
             format!("this address has {limit} open, the limit of limits.connections_per_address")
         }
     };

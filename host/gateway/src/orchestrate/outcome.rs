@@ -217,13 +217,7 @@ impl Drive {
 
     /// Returns why the request is refused before it is sent, if an equal one broke two workers.
     pub(super) fn quarantined(&self) -> Option<ApiError> {
-        let quarantine = &self.state.quarantine;
-        if quarantine.is_empty() || self.state.settings.quarantine.is_zero() {
-            return None;
-        }
-        let left = quarantine.refuses(quarantine.hash(self.request.bytes()))?;
-        self.state.metrics.poison("refused");
-        Some(ApiError::Poison { cause: "an equal request was sent a moment ago".to_owned(), left })
+        quarantined(&self.state, &self.request)
     }
 
     /// Records that the request was served: it does not break engines.
@@ -239,6 +233,17 @@ impl Drive {
     fn client_error(&self, error: CallError) -> ApiError {
         if self.hides_id() { relay::hide_ids_in_error(error, self.token).into() } else { error.into() }
     }
+}
+
+/// Returns why a request is refused before it is sent, if an equal one broke two workers.
+pub(super) fn quarantined(state: &State, request: &Request) -> Option<ApiError> {
+    let quarantine = &state.quarantine;
+    if quarantine.is_empty() || state.settings.quarantine.is_zero() {
+        return None;
+    }
+    let left = quarantine.refuses(quarantine.hash(request.bytes()))?;
+    state.metrics.poison("refused");
+    Some(ApiError::Poison { cause: "an equal request was sent a moment ago".to_owned(), left })
 }
 
 /// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream

@@ -13,7 +13,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
 use pointsman_orchestration::{Action, Event};
-use tokio::time::{Instant, Sleep};
+use pointsman_workers::Booking;
+use tokio::time::{Duration, Instant, Sleep};
 
 use crate::{
     connectors::connector_for,
@@ -22,7 +23,8 @@ use crate::{
     openai::seen,
     openai::sse::{self, Seen, Splitter},
     orchestrate::Drive,
-    telemetry::metrics::seconds,
+    telemetry::account::Account,
+    telemetry::metrics::{Metrics, seconds},
     upstream::{self, CallError},
 };
 
@@ -84,6 +86,28 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
 /// Reads the stream of a client that left, until the state machine ends the request.
 pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
     Box::new(Relay::new(drive, head.into_body())).drain().await;
+}
+
+/// Brings a booking up to the tokens that `account` has counted by `now`. `first`: these are the first, after
+/// this time, and whether their worker computed the prompt. A new block yields the mean inter-token latency
+/// (F4).
+pub(super) fn book(
+    booking: &mut Booking,
+    account: &mut Account,
+    metrics: &Metrics,
+    now: Instant,
+    first: Option<(Duration, bool)>,
+) {
+    if let Some((took, computed_prompt)) = first {
+        booking.first_token(took, computed_prompt);
+    }
+    let begins = booking.output_tokens(account.tokens());
+    if (first.is_some() || begins)
+        && let Some(itl) = account.block_begins(now)
+    {
+        booking.load().observe_itl(itl);
+        metrics.itl.observe(seconds(itl));
+    }
 }
 
 impl Relay {
@@ -266,20 +290,11 @@ impl Relay {
 
     /// Brings the booking up to the tokens so far. A new block yields the mean inter-token latency (F4).
     fn book(&mut self, first: bool) {
-        let total = self.drive.account.tokens();
         let computed_prompt = self.drive.answering() != pointsman_workers::Leg::Decode;
         let Drive { decode, account, state, .. } = &mut *self.drive;
         let Some(booking) = decode.booking.as_mut() else { return };
-        if first && let Some(sent) = decode.sent {
-            booking.first_token(self.read_at - sent, computed_prompt);
-        }
-        let begins = booking.output_tokens(total);
-        if (first || begins)
-            && let Some(itl) = account.block_begins(self.read_at)
-        {
-            booking.load().observe_itl(itl);
-            state.metrics.itl.observe(seconds(itl));
-        }
+        let first = decode.sent.filter(|_| first).map(|sent| (self.read_at - sent, computed_prompt));
+        book(booking, account, &state.metrics, self.read_at, first);
     }
 
     fn end(&mut self) {

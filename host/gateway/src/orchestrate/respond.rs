@@ -1,11 +1,14 @@
 //! Answers the client with a body that is complete: an engine's whole answer, or an error.
 
 use bytes::Bytes;
-use http::{HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response};
 use pointsman_orchestration::Action;
 
 use super::{Drive, relay::Answer};
-use crate::openai::error::ApiError;
+use crate::{
+    openai::{error::ApiError, request::Request},
+    telemetry::account::Account,
+};
 
 /// The answer of a request that is not relayed.
 pub(super) enum Ending {
@@ -54,18 +57,21 @@ impl Drive {
     }
 
     /// Adds the gateway's own headers.
-    pub(crate) fn decorate(&self, headers: &mut http::HeaderMap) {
-        if let Ok(id) = HeaderValue::from_str(&self.account.request_id) {
-            headers.insert("x-request-id", id);
-        }
-        self.account.tell_limits(headers);
-        if let Some(warning) = &self.request.hints.warning {
-            headers.insert("x-pointsman-warning", warning.clone());
-        }
-        if self.explain
-            && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
-        {
-            headers.insert("x-pointsman-decision", decisions);
-        }
+    pub(crate) fn decorate(&self, headers: &mut HeaderMap) {
+        decorate(headers, &self.account, &self.request, self.explain);
+    }
+}
+
+/// Adds the gateway's own headers to the answer of a request. `explain`: the client asked for the decisions.
+pub(super) fn decorate(headers: &mut HeaderMap, account: &Account, request: &Request, explain: bool) {
+    if let Ok(id) = HeaderValue::from_str(&account.request_id) {
+        headers.insert("x-request-id", id);
+    }
+    account.tell_limits(headers);
+    if let Some(warning) = &request.hints.warning {
+        headers.insert("x-pointsman-warning", warning.clone());
+    }
+    if explain && let Ok(decisions) = HeaderValue::from_str(&account.decisions()) {
+        headers.insert("x-pointsman-decision", decisions);
     }
 }

@@ -182,7 +182,7 @@ impl Drive {
 }
 
 /// How the request would enter the queue.
-fn parking<'a>(
+pub(super) fn parking<'a>(
     state: &'a State,
     request: &'a Request,
     routing_request: &'a RoutingRequest,

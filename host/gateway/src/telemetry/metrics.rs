@@ -19,6 +19,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+#[cfg(feature = "ext-proc")]
+use super::ext_proc_metrics::ExtProcMetrics;
 use super::{
     labels::{Name, TraceLabel},
     live_stats::LiveStats,
@@ -206,6 +208,9 @@ pub struct Metrics {
     pub(crate) trace_spans_dropped: Family<ReasonLabels, Counter>,
     /// TLS of the listeners.
     pub(crate) tls: TlsMetrics,
+    /// The endpoint picker.
+    #[cfg(feature = "ext-proc")]
+    pub(crate) ext_proc: ExtProcMetrics,
     /// The last minute, for operators.
     pub live_stats: LiveStats,
 }
@@ -250,6 +255,8 @@ impl Default for Metrics {
             trace_spans_exported: Counter::default(),
             trace_spans_dropped: Family::default(),
             tls: TlsMetrics::default(),
+            #[cfg(feature = "ext-proc")]
+            ext_proc: ExtProcMetrics::default(),
             live_stats: LiveStats::default(),
         }
     }
@@ -303,6 +310,8 @@ impl Metrics {
             decision_log_dropped "decision_log_dropped" "Number of requests that the decision log lacks, by reason",
         }
         self.tls.register(registry);
+        #[cfg(feature = "ext-proc")]
+        self.ext_proc.register(registry);
     }
 
     /// Counts a leg.

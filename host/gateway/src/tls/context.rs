@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     config::{
-        Problem,
+        Problem, Tls,
         settings::{ServerSettings, UpstreamSettings},
     },
     telemetry::metrics::Metrics,
@@ -23,6 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Protocols that a listener offers (ALPN), in the order of preference.
 static HTTP1: [&[u8]; 1] = [b"http/1.1"];
+static HTTP2: [&[u8]; 1] = [b"h2"];
 static HTTP2_OR_1: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// What TLS uses. New handshakes use the newest; connections keep theirs.
@@ -32,6 +33,8 @@ pub(crate) struct TlsContext {
     pub(crate) clients: ListenerTls,
     /// The operators' listener.
     pub(crate) operators: ListenerTls,
+    /// The listener of the endpoint picker.
+    pub(crate) proxies: ListenerTls,
     engines: EngineFiles,
 }
 
@@ -49,6 +52,7 @@ impl TlsContext {
         Self {
             clients: ListenerTls::new("server.tls", "clients"),
             operators: ListenerTls::new("server.admin_tls", "operators"),
+            proxies: ListenerTls::new("ext_proc.tls", "ext_proc"),
             engines: EngineFiles::new(),
         }
     }
@@ -80,6 +84,19 @@ impl TlsContext {
         }
     }
 
+    /// Reads and checks the files of the endpoint picker's listener, whose settings only a restart changes.
+    ///
+    /// # Errors
+    /// All problems.
+    pub(crate) fn load_proxies(&self, settings: Option<&Tls>) -> Result<LoadedListener, Vec<Problem>> {
+        self.proxies.load(settings, &HTTP2)
+    }
+
+    /// Puts them in force, for new handshakes.
+    pub(crate) fn install_proxies(&self, loaded: LoadedListener, metrics: &Metrics) {
+        self.proxies.install(loaded, &metrics.tls);
+    }
+
     /// Puts what was loaded in force, for new handshakes.
     pub(crate) fn install(&self, loaded: Loaded, metrics: &Metrics) {
         self.clients.install(loaded.clients, &metrics.tls);
@@ -89,13 +106,14 @@ impl TlsContext {
 
     /// Reads the files again until `stop`, and puts changed ones in force.
     pub(crate) async fn watch(self: Arc<Self>, metrics: Arc<Metrics>, stop: CancellationToken) {
-        let mut seen = [Seen::default(), Seen::default(), Seen::default()];
+        let mut seen = <[Seen; 4]>::default();
         while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
             let (context, metrics) = (self.clone(), metrics.clone());
             let looked = tokio::task::spawn_blocking(move || {
-                let [clients, operators, engines] = &mut seen;
+                let [clients, operators, proxies, engines] = &mut seen;
                 context.clients.look(clients, &metrics.tls);
                 context.operators.look(operators, &metrics.tls);
+                context.proxies.look(proxies, &metrics.tls);
                 context.engines.look(engines, &metrics.tls);
                 seen
             });

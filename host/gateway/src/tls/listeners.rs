@@ -28,7 +28,7 @@ pub(crate) struct ListenerTls {
 
 /// What is in force on a listener.
 #[derive(Debug)]
-pub(super) struct InForce {
+pub(crate) struct InForce {
     settings: Tls,
     /// Protocols that it offers (ALPN).
     protocols: &'static [&'static [u8]],
@@ -38,7 +38,7 @@ pub(super) struct InForce {
 }
 
 /// TLS of a listener, read from files and not in force yet; nothing: plain HTTP.
-pub(super) type LoadedListener = Option<Arc<InForce>>;
+pub(crate) type LoadedListener = Option<Arc<InForce>>;
 
 /// What one handshake uses.
 #[derive(Clone, Debug)]

@@ -18,6 +18,11 @@ impl Metrics {
         self.tls.failed("clients", "x");
         self.tls.reloaded("clients", "x");
         self.tls.expires("clients", Some(0));
+        #[cfg(feature = "ext-proc")]
+        {
+            self.ext_proc.picked("picked");
+            self.ext_proc.served("picked");
+        }
         let reasons = [
             &self.connections_ended,
             &self.retries,

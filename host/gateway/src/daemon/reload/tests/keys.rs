@@ -56,6 +56,8 @@ const STATIC: &[(&str, &str)] = &[
     ("policies.compile_timeout", "'20s'"),
     ("index.byte_budget", "1048576"),
     ("index.ttl", "'7s'"),
+    ("ext_proc.listen", "'127.0.0.1:1'"),
+    ("ext_proc.max_streams", "7"),
     ("discovery.max_workers", "7"),
     ("discovery.drain", "'7s'"),
     ("discovery.removal_share", "0.25"),
@@ -73,6 +75,20 @@ const ETCD: &str = "discovery.etcd[].name = 'a'\ndiscovery.etcd[].endpoints = ['
                     discovery.etcd[].cert_file = 'DIR/cert.pem'\ndiscovery.etcd[].key_file = 'DIR/key.pem'\n\
                     discovery.etcd[].username = 'u'\ndiscovery.etcd[].password_file = 'DIR/p'";
 const KUBERNETES: &str = "discovery.kubernetes[].name = 'a'\ndiscovery.kubernetes[].selector = 'app=a'";
+
+const EXT_PROC_TLS: &str = "ext_proc.tls.cert_file = 'DIR/cert.pem'\next_proc.tls.key_file = 'DIR/key.pem'\n\
+                            ext_proc.tls.client_ca_file = 'DIR/ca'";
+
+/// Keys of TLS of the endpoint picker. A change needs a restart.
+const PICKER_TLS: &[(&str, &str)] = &[
+    ("ext_proc.tls.cert_file", "'DIR/cert2.pem'"),
+    ("ext_proc.tls.key_file", "'DIR/key2.pem'"),
+    ("ext_proc.tls.client_ca_file", "'DIR/cert.pem'"),
+    ("ext_proc.tls.require_client_cert", "true"),
+    ("ext_proc.tls.client_names", "['a.example']"),
+    ("ext_proc.tls.min_version", "'1.3'"),
+    ("ext_proc.tls.handshake_timeout", "'7s'"),
+];
 
 /// Keys of sources of workers: what the source says besides, and the new value. A change needs a restart.
 const SOURCES: &[(&str, &str, &str)] = &[
@@ -533,6 +549,7 @@ fn slot_rows() -> Vec<(String, String, &'static str)> {
 fn every_key_of_the_schema_is_in_one_table() {
     let schema: BTreeSet<String> = leaves::<Config>().into_iter().collect();
     let mut listed: Vec<String> = STATIC.iter().map(|(key, _)| (*key).to_owned()).collect();
+    listed.extend(PICKER_TLS.iter().map(|(key, _)| (*key).to_owned()));
     listed.extend(SOURCES.iter().map(|(key, ..)| (*key).to_owned()));
     listed.extend(rows().iter().map(|row| row.0.to_owned()));
     listed.extend(slot_rows().into_iter().map(|(key, ..)| key));
@@ -721,6 +738,14 @@ async fn every_static_key_is_reported_and_not_applied() {
         let reloaded = reloading.reload(&document).await;
         assert_eq!((&reloaded.needs_restart[..], reloaded.applied.len()), (&[(*key).to_owned()][..], 0));
         assert_eq!(settings(&reloading.shared.get()), before, "{key}");
+    }
+    for (key, value) in PICKER_TLS {
+        let mut document = base();
+        set_lines(&mut document, EXT_PROC_TLS);
+        set(&mut document, key, value);
+        let reloaded = reloading.reload(&document).await;
+        let expected = &["ext_proc.tls".to_owned()][..];
+        assert_eq!((&reloaded.needs_restart[..], reloaded.applied.len()), (expected, 0), "{key}");
     }
     for (key, besides, value) in SOURCES {
         let mut document = base();

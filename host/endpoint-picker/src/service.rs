@@ -1,0 +1,78 @@
+//! The gRPC service: runs one conversation for each stream.
+//!
+//! A stream needs no task and no queue. Its answers are polled by the connection: a peer that reads nothing
+//! is not read from either.
+
+use std::{pin::Pin, sync::Arc};
+
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    ProcessingRequest, ProcessingResponse,
+    external_processor_server::{ExternalProcessor, ExternalProcessorServer, SERVICE_NAME},
+};
+use futures_util::{Stream, stream};
+use tokio::time::timeout_at;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{Picker, conversation::Conversation};
+
+/// Name of the service.
+pub const EXT_PROC_SERVICE: &str = SERVICE_NAME;
+
+/// Bytes of a message besides the body that it carries.
+pub const MAX_OVERHEAD: usize = 256 * 1024;
+
+/// Returns the service. A message may carry `max_body` bytes of a body.
+pub fn ext_proc_service<P: Picker>(
+    picker: P,
+    max_body: usize,
+) -> ExternalProcessorServer<impl ExternalProcessor> {
+    ExternalProcessorServer::new(Service(Arc::new(picker)))
+        .max_decoding_message_size(max_body.saturating_add(MAX_OVERHEAD))
+}
+
+struct Service<P>(Arc<P>);
+
+type Answers = Pin<Box<dyn Stream<Item = Result<ProcessingResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl<P: Picker> ExternalProcessor for Service<P> {
+    type ProcessStream = Answers;
+
+    async fn process(
+        &self,
+        request: Request<Streaming<ProcessingRequest>>,
+    ) -> Result<Response<Answers>, Status> {
+        let (_, connection, messages) = request.into_parts();
+        let talk = (messages, Conversation::new(self.0.clone(), connection));
+        Ok(Response::new(Box::pin(stream::unfold(Some(talk), |talk| async move {
+            let (mut messages, mut conversation) = talk?;
+            let answer = next(&mut messages, &mut conversation).await?;
+            let rest = answer.is_ok().then_some((messages, conversation));
+            Some((answer, rest))
+        }))))
+    }
+}
+
+/// Returns the next answer; `None`: the stream ends.
+async fn next<P: Picker>(
+    messages: &mut Streaming<ProcessingRequest>,
+    conversation: &mut Conversation<P>,
+) -> Option<Result<ProcessingResponse, Status>> {
+    loop {
+        if let Some(answer) = conversation.next_answer() {
+            return Some(Ok(answer));
+        }
+        if conversation.is_over() {
+            return None;
+        }
+        let taken = match timeout_at(conversation.deadline(), messages.message()).await {
+            Err(_) => conversation.time_passed(),
+            Ok(Ok(Some(message))) => conversation.on(message).await,
+            Ok(Ok(None)) => return None,
+            Ok(Err(status)) => Err(status),
+        };
+        if let Err(status) = taken {
+            return Some(Err(status));
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! `[probe]`, validated.
+
+use std::time::Duration;
+
+settings! {
+    /// How workers are probed.
+    ProbeSettings {
+        /// Interval of health checks.
+        "probe.interval" interval: Duration,
+        /// Limit of one health check.
+        "probe.timeout" timeout: Duration,
+        /// Interval of reading a worker's own load figures; 0: never.
+        "probe.load_interval" load_interval: Duration,
+    }
+}

@@ -1,0 +1,66 @@
+//! The listener of the endpoint picker. Each data thread serves it beside the clients' listener.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{CLIENT_SEND_BUFFER, bind, cannot_listen};
+use crate::{
+    budget::Budget,
+    config::{ExtProc, Problem},
+    http::{self, DataThread, audience::Audience},
+    picker,
+    state::SharedState,
+};
+
+/// The listener, and the limit of the requests on it.
+#[derive(Debug)]
+pub(super) struct PickerListener {
+    socket: std::net::TcpListener,
+    streams: Arc<Budget>,
+}
+
+/// Listens on the configured address, if there is one.
+pub(super) fn listen(settings: &ExtProc) -> Result<Option<PickerListener>, Problem> {
+    let Some(address) = settings.listen else { return Ok(None) };
+    let socket = bind(address, CLIENT_SEND_BUFFER);
+    let socket =
+        socket.and_then(|socket| socket.into_std().map_err(|error| super::BindError { address, error }));
+    let socket = socket.map_err(cannot_listen("ext_proc.listen"))?;
+    Ok(Some(PickerListener { socket, streams: Budget::new(settings.max_streams) }))
+}
+
+impl PickerListener {
+    /// Returns the same listener for another thread.
+    pub(super) fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self { socket: self.socket.try_clone()?, streams: self.streams.clone() })
+    }
+
+    /// Returns its address.
+    pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+/// Serves proxies until `stop` is cancelled. `own` are the clients' endpoints.
+pub(super) async fn serve(
+    listener: Option<PickerListener>,
+    thread: DataThread,
+    own: Router,
+    shared: SharedState,
+    stop: CancellationToken,
+) {
+    let Some(PickerListener { socket, streams }) = listener else { return };
+    let max_body = shared.get().settings.max_body_bytes;
+    match TcpListener::from_std(socket) {
+        Ok(listener) => {
+            let routes = picker::routes(thread, shared.clone(), own, streams, max_body);
+            http::listener::serve(listener, Audience::Proxies, routes, shared, stop).await;
+        }
+        Err(error) => {
+            tracing::error!(%error, "endpoint picker not started: its listener cannot be registered")
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Prepares a request whose body was read: parsed, counted against the limits of its tenant, measured and
+//! planned.
+
+use std::sync::Arc;
+
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use pointsman_routing::{Purpose, RoutingRequest};
+use pointsman_workers::{Leg, ModelName, WorkerId};
+use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    openai::{
+        canary,
+        error::ApiError,
+        hints::Hints,
+        json::JsonBody,
+        request::{Endpoint, Request},
+        request_error::RequestError,
+    },
+    orchestrate::{self, PlannedRequest, Unplanned, preview},
+    state::{
+        State,
+        caller::{Caller, Tenant},
+    },
+    telemetry::account::Account,
+    tokenization::routing_request::{TenantLoad, routing_request},
+    upstream::Upstream,
+};
+
+/// Time from which a search for tokens that found none is worth a span.
+const SLOW_TOKENS: Duration = Duration::from_millis(1);
+
+/// A request whose body was read.
+pub(crate) struct Received {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) caller: Caller,
+    pub(crate) account: Account,
+    /// Workers of which one must be chosen; `None`: any.
+    pub(crate) only: Option<Vec<WorkerId>>,
+}
+
+/// A request that can be answered.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
+pub(crate) enum Prepared {
+    /// It is going to be run.
+    Planned { planned: PlannedRequest, account: Account },
+    /// The client asked where it would run.
+    Preview { answer: serde_json::Value, account: Box<Account> },
+}
+
+/// A request that is refused, with its record.
+pub(crate) struct Refused {
+    pub(crate) account: Box<Account>,
+    pub(crate) error: ApiError,
+}
+
+impl Refused {
+    pub(crate) fn new(account: Account, error: impl Into<ApiError>) -> Self {
+        Self { account: Box::new(account), error: error.into() }
+    }
+}
+
+/// Prepares a request. `gone` is cancelled when its client leaves.
+///
+/// # Errors
+/// [`Refused`]: the request fails.
+#[expect(clippy::too_many_lines, reason = "the steps of a request in their order")]
+pub(crate) async fn prepare(
+    state: &State,
+    upstream: &Upstream,
+    received: Received,
+    gone: &CancellationToken,
+) -> Result<Prepared, Refused> {
+    let Received { endpoint, headers, body, caller, mut account, only } = received;
+    let request = match read(state, endpoint, &headers, body).await {
+        Ok(request) => request,
+        Err(error) => return Err(Refused::new(account, error)),
+    };
+    account.set_model(&request.model, state.registry.snapshot().activation(&request.model).is_some());
+    if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
+        match limits.request(caller.tenant.as_ref().map(|tenant| tenant.hash), &request.model) {
+            Ok(reservation) => account.reserved(reservation),
+            Err(exceeded) => return Err(Refused::new(account, ApiError::TenantLimit(exceeded))),
+        }
+    }
+    let tokens = match tokens_of(state, upstream, &request, gone, &mut account).await {
+        Ok(tokens) => tokens,
+        Err(error) => return Err(Refused::new(account, error)),
+    };
+    let tenant = caller.tenant.map(|Tenant { hash, .. }| {
+        account.of_tenant(state.tenants.enter(hash));
+        TenantLoad { hash, active_requests: state.tenants.active(hash) }
+    });
+    let mut routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
+    if let Some(error) = only.and_then(|only| restrict(&mut routing_request, only)) {
+        return Err(Refused::new(account, error));
+    }
+    if let Err(exceeded) = account.reserve_tokens(&routing_request, request.endpoint) {
+        return Err(Refused::new(account, ApiError::TenantLimit(exceeded)));
+    }
+    account.of_request(&request);
+    account.logging(state.decision_log.as_ref(), &routing_request);
+    let snapshot = state.registry.snapshot();
+    if request.hints.query_only {
+        let plan = orchestrate::plan(state, &request, &routing_request, &snapshot, Purpose::Preview, None);
+        let tokens = tokens.as_deref();
+        let show_plan = |plan| preview::preview(state, &request, tokens, &routing_request, &snapshot, &plan);
+        return match plan.map_err(ApiError::from).and_then(show_plan) {
+            Ok(answer) => Ok(Prepared::Preview { answer, account: Box::new(account) }),
+            Err(error) => Err(Refused::new(account, error)),
+        };
+    }
+    if request.hints.session_control.is_some_and(|control| control.open) {
+        // The session begins anew (A2).
+        routing_request.session_hash.inspect(|session| state.sessions.close(*session));
+    }
+    let planning = Instant::now();
+    let id = Some(account.request_id.as_str());
+    let plan = orchestrate::plan(state, &request, &routing_request, &snapshot, Purpose::Route, id);
+    let decode_override = match &plan {
+        Ok(plan) => plan.decode_override.clone(),
+        Err(unplanned) => unplanned.decode_override.as_deref().cloned(),
+    };
+    let mut account =
+        account.recording(state.router.decisions(), &state.learning, &state.decision_stats, decode_override);
+    account.planned(planning);
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(Unplanned { error, .. }) => return Err(Refused::new(account, *error)),
+    };
+    let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
+    let planned = PlannedRequest { request, routing_request, snapshot, plan, explain };
+    Ok(Prepared::Planned { planned, account })
+}
+
+/// Restricts a request to workers, besides those that it allows itself. Returns why none is left.
+fn restrict(request: &mut RoutingRequest, only: Vec<WorkerId>) -> Option<ApiError> {
+    let allowed = std::mem::take(&mut request.allowed_workers);
+    request.allowed_workers =
+        only.into_iter().filter(|id| allowed.is_empty() || allowed.contains(id)).collect();
+    let text = "no worker is among those that the proxy and the request allow; check the proxy's endpoints";
+    request.allowed_workers.is_empty().then(|| ApiError::NoWorker(text.to_owned()))
+}
+
+/// Returns the tokens of the prompt, if they can be had before the client leaves and the deadline passes.
+async fn tokens_of(
+    state: &State,
+    upstream: &Upstream,
+    request: &Arc<Request>,
+    gone: &CancellationToken,
+    account: &mut Account,
+) -> Result<Option<Vec<u32>>, ApiError> {
+    let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
+    let tokens = tokio::select! {
+        biased;
+        tokens = state.tokens.of(request, upstream, &state.metrics) => tokens,
+        () = gone.cancelled() => None,
+        () = tokio::time::sleep_until(deadline) => return Err(ApiError::Deadline),
+    };
+    if tokens.is_some() || begun.elapsed() > SLOW_TOKENS {
+        account.stage("tokenize", begun);
+    }
+    // Nothing was sent for a client that left: planning and prefill would be wasted.
+    if gone.is_cancelled() { Err(ApiError::ClientClosed) } else { Ok(tokens) }
+}
+
+/// Parses a request. A canary is a completion.
+async fn read(
+    state: &State,
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<Arc<Request>, RequestError> {
+    let canary =
+        endpoint.splits().then(|| canary::completion(&body, |body| probed_model(state, headers, body)));
+    let (endpoint, body) = match canary.flatten() {
+        Some(completion) => (Endpoint::Completions, completion),
+        None => (endpoint, body),
+    };
+    Request::read(endpoint, headers, body, &state.settings.request_rules).await
+}
+
+/// The model of a canary that names none: its worker's, or the only one.
+fn probed_model(state: &State, headers: &HeaderMap, body: &JsonBody) -> Option<String> {
+    let snapshot = state.registry.snapshot();
+    let hints = Hints::parse(headers, body, state.settings.request_rules.trust).ok()?;
+    let models = snapshot.models();
+    if let Some((worker, _)) = hints.pinned(Leg::Aggregated) {
+        let legs = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
+        let is_its = |model: &ModelName, leg| {
+            snapshot.pool(model, leg).iter().any(|candidate| candidate.worker.id() == worker)
+        };
+        let its = models.iter().find(|model| legs.into_iter().any(|leg| is_its(model, leg)));
+        return its.map(ToString::to_string);
+    }
+    let mut models = models.into_iter();
+    models.next().filter(|_| models.next().is_none()).map(ToString::to_string)
+}

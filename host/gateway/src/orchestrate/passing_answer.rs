@@ -1,0 +1,280 @@
+//! Watches an answer that a proxy carries: counts its tokens, judges its worker, and releases the bookings.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use pointsman_workers::{Booking, Leg};
+use tokio::time::Instant;
+
+use super::{
+    PlannedRequest, id_of,
+    outcome::note_failure,
+    pick::{PickedWorker, PickedWorkers},
+    relay::book,
+    respond::decorate,
+};
+use crate::{
+    openai::{
+        error::ApiError,
+        request::Request,
+        seen,
+        sse::{self, Seen, Splitter},
+    },
+    state::State,
+    telemetry::account::Account,
+    upstream::CallError,
+};
+
+/// Largest answer without a stream whose usage is read, bytes.
+const MAX_WHOLE: usize = 4 * 1024 * 1024;
+
+/// An answer on its way. When it is dropped before its end, the client has left.
+#[derive(Debug)]
+pub(crate) struct PassingAnswer {
+    state: Arc<State>,
+    account: Account,
+    request: Arc<Request>,
+    session: Option<u64>,
+    /// Whether the client asked for the decisions.
+    explain: bool,
+    leg: Leg,
+    answering: PickedWorker,
+    prefill: Option<PickedWorker>,
+    picked_at: Instant,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// The head has not come.
+    Nothing,
+    /// Events. `closed`: the one that ends an answer came.
+    Stream { splitter: Splitter, closed: bool },
+    /// Bytes of a whole answer, until there are too many.
+    Whole(Vec<u8>),
+    /// Nothing more is read: the answer is too large, or its outcome is known.
+    Ignored { failed: bool },
+}
+
+impl PassingAnswer {
+    pub(crate) fn new(
+        state: Arc<State>,
+        account: Account,
+        planned: &PlannedRequest,
+        workers: PickedWorkers,
+    ) -> Self {
+        let PlannedRequest { request, routing_request, explain, .. } = planned;
+        let (request, session, explain) = (request.clone(), routing_request.session_hash, *explain);
+        let PickedWorkers { leg, answering, prefill, .. } = workers;
+        let picked_at = Instant::now();
+        let content = Content::Nothing;
+        Self { state, account, request, session, explain, leg, answering, prefill, picked_at, content }
+    }
+
+    /// The id the client knows the request by.
+    pub(crate) fn request_id(&self) -> &str {
+        &self.account.request_id
+    }
+
+    /// Returns the gateway's own headers for the answer.
+    pub(crate) fn own_headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        decorate(&mut headers, &self.account, &self.request, self.explain);
+        headers
+    }
+
+    /// The worker that answers.
+    pub(crate) fn worker(&self) -> &pointsman_workers::Worker {
+        &self.answering.candidate.worker
+    }
+
+    /// Returns until when something has to happen: the end of the request, or a token before the bookings
+    /// expire.
+    pub(crate) fn deadline(&self) -> Instant {
+        let end = self.account.started() + self.state.settings.request_timeout;
+        let is_booked = self.answering.booking.is_some();
+        let stale = self.account.last_life().max(self.picked_at) + self.state.settings.booking_ttl;
+        if is_booked { end.min(stale) } else { end }
+    }
+
+    /// Takes note that the deadline has passed. Returns the error that ends the request, if it has ended.
+    pub(crate) fn time_passed(&mut self) -> Option<ApiError> {
+        if Instant::now() < self.account.started() + self.state.settings.request_timeout {
+            self.state.metrics.expired_bookings.inc();
+            self.release();
+            return None;
+        }
+        let error = ApiError::Deadline;
+        self.account.ended(error.status().as_u16(), error.code());
+        Some(error)
+    }
+
+    /// Takes note of the head.
+    pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap) {
+        self.account.relay_begins();
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+        let content_type = headers.get(header::CONTENT_TYPE);
+        self.end_prefill(status);
+        if !status.is_success() {
+            let content_type = content_type.cloned();
+            let retry_after = headers.get(header::RETRY_AFTER).cloned();
+            return self.fail(&CallError::Status { status, content_type, retry_after, body: Bytes::new() });
+        }
+        self.bind(self.leg);
+        let is_stream = content_type.is_some_and(|kind| sse::is_stream(kind.as_bytes()));
+        self.content = if is_stream {
+            Content::Stream { splitter: Splitter::default(), closed: false }
+        } else {
+            Content::Whole(Vec::new())
+        };
+    }
+
+    /// Takes note of bytes of the body.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.state.metrics.relayed_bytes.inc_by(bytes.len() as u64);
+        match std::mem::replace(&mut self.content, Content::Ignored { failed: false }) {
+            Content::Stream { mut splitter, closed } => {
+                splitter.room().extend_from_slice(bytes);
+                self.content = match splitter.whole() {
+                    Ok(whole) => {
+                        let (closed, error) = self.look(splitter.first(whole), closed);
+                        splitter.pass(whole);
+                        match error {
+                            Some(error) => return self.fail(&error),
+                            None => Content::Stream { splitter, closed },
+                        }
+                    }
+                    Err(error) => return self.fail(&CallError::Protocol(error.to_string())),
+                };
+            }
+            Content::Whole(mut body) if body.len() + bytes.len() <= MAX_WHOLE => {
+                body.extend_from_slice(bytes);
+                self.content = Content::Whole(body);
+            }
+            Content::Whole(_) => {}
+            other => self.content = other,
+        }
+    }
+
+    /// Looks at whole events. Returns whether the one that ends the answer came, and an error event.
+    fn look(&mut self, events: &[u8], mut closed: bool) -> (bool, Option<CallError>) {
+        let format = self.request.endpoint.format();
+        for place in sse::events(events) {
+            let event = events.get(place).unwrap_or_default();
+            let seen = seen::event(format, event);
+            if seen.error {
+                return (closed, Some(CallError::of_error_body(sse::object(event))));
+            }
+            closed |= seen.done;
+            self.count(&seen);
+        }
+        (closed, None)
+    }
+
+    fn count(&mut self, seen: &Seen) {
+        let now = Instant::now();
+        let first = seen.tokens > 0 && self.account.output(seen.tokens, now);
+        if let Some(usage) = seen.usage {
+            self.account.usage(usage);
+        }
+        let Some(booking) = self.answering.booking.as_mut() else { return };
+        if seen.tokens > 0 || seen.usage.is_some() {
+            let first = first.then(|| (now - self.picked_at, self.leg != Leg::Decode));
+            book(booking, &mut self.account, &self.state.metrics, now, first);
+        }
+    }
+
+    /// Takes note of the end.
+    pub(crate) fn end(mut self) {
+        match std::mem::replace(&mut self.content, Content::Ignored { failed: false }) {
+            Content::Stream { closed: true, .. } | Content::Ignored { failed: false } => self.served(),
+            Content::Stream { .. } | Content::Nothing => {
+                self.fail(&CallError::Broken("the stream ended before its last event".to_owned()));
+            }
+            Content::Whole(body) => {
+                let seen = seen::whole(self.request.is_chat(), &body);
+                if seen.error {
+                    return self.fail(&CallError::of_error_body(&body));
+                }
+                if let Some(usage) = seen.usage {
+                    self.account.usage(usage);
+                }
+                self.served();
+            }
+            Content::Ignored { failed: true } => {}
+        }
+    }
+
+    fn served(&mut self) {
+        let candidate = &self.answering.candidate;
+        let engine = candidate.worker.spec().engine.as_str();
+        self.state.metrics.leg(self.leg.as_str(), engine, "ok");
+        self.account.leg_ended(self.leg, Ok(()));
+        candidate.load().observe_outcome(true);
+        candidate.worker.note_outcome(true);
+        if let Some(itl) = self.account.rest_itl() {
+            candidate.load().observe_itl(itl);
+        }
+        self.account.ended(200, "ok");
+    }
+
+    /// Records a failed answer with its worker, and releases the bookings.
+    fn fail(&mut self, error: &CallError) {
+        self.content = Content::Ignored { failed: true };
+        note_failure(&self.state, self.leg, &self.answering.candidate, error, false);
+        self.account.leg_ended(self.leg, Err(error.kind()));
+        let (status, code) = match error {
+            CallError::Status { status, .. } if status.is_client_error() => (status.as_u16(), "engine_4xx"),
+            CallError::Status { status, .. } => (status.as_u16(), "bad_upstream"),
+            _ => (StatusCode::BAD_GATEWAY.as_u16(), "bad_upstream"),
+        };
+        self.account.ended(status, code);
+        self.release();
+    }
+
+    /// Releases the prefill worker: the answer has begun.
+    fn end_prefill(&mut self, status: StatusCode) {
+        let Some(prefill) = &mut self.prefill else { return };
+        let Some(mut booking) = prefill.booking.take() else { return };
+        if status.is_success() {
+            booking.first_token(self.picked_at.elapsed(), true);
+            let engine = prefill.candidate.worker.spec().engine.as_str();
+            self.state.metrics.leg(Leg::Prefill.as_str(), engine, "ok");
+            prefill.candidate.load().observe_outcome(true);
+        }
+        drop(booking);
+        self.state.queue.wake();
+        if status.is_success() {
+            self.bind(Leg::Prefill);
+        }
+    }
+
+    /// Binds the session to the worker that a leg reached (F8).
+    fn bind(&self, leg: Leg) {
+        let worker = if leg == Leg::Prefill { self.prefill.as_ref() } else { Some(&self.answering) };
+        let ttl = self.state.settings.affinity(&self.request.hints);
+        if let (Some(ttl), Some(session), Some(worker)) = (ttl, self.session, worker) {
+            self.state.sessions.bind(session, leg, id_of(&worker.candidate), ttl);
+        }
+    }
+
+    fn release(&mut self) {
+        let of_prefill = self.prefill.as_mut().and_then(|prefill| prefill.booking.take());
+        let released: [Option<Booking>; 2] = [self.answering.booking.take(), of_prefill];
+        if released.iter().any(Option::is_some) {
+            drop(released);
+            self.state.queue.wake();
+        }
+    }
+}
+
+impl Drop for PassingAnswer {
+    fn drop(&mut self) {
+        self.release();
+        let control = self.request.hints.session_control;
+        if let Some(session) = self.session.filter(|_| control.is_some_and(|control| control.close)) {
+            self.state.sessions.close(session);
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! One request that Envoy carries: let in, read, picked an endpoint for, and watched until its answer ends.
+
+use std::sync::Arc;
+
+use axum::Router;
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use pointsman_endpoint_picker::{AnswerHead, Exchange, Pick, Refusal, RequestHead};
+use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    endpoints::{address_of, workers_of},
+    own_answer::{own_answer, refusal},
+};
+use crate::{
+    budget::{Budget, Share},
+    http::{
+        DataThread,
+        admit::let_in,
+        body::reserve,
+        peer::{Peer, Sender},
+        prepare::{Prepared, Received, Refused, prepare},
+        request_id,
+    },
+    openai::{endpoint::Endpoint, error::ApiError},
+    orchestrate::{
+        PlannedRequest,
+        passing_answer::PassingAnswer,
+        pick::{PickedWorker, pick, removed_headers},
+    },
+    state::{State, caller::Caller},
+    telemetry::account::Account,
+    upstream::Upstream,
+};
+
+/// Header that tells llm-d's sidecar before a decode engine which engine prefills.
+const PREFILLER: HeaderName = HeaderName::from_static("x-prefiller-host-port");
+
+/// One request.
+pub(super) struct GatewayExchange {
+    state: Arc<State>,
+    upstream: Upstream,
+    own: Router,
+    head: RequestHead,
+    peer: Peer,
+    /// The endpoint of engines that is called; `None`: the gateway answers itself.
+    endpoint: Option<Endpoint>,
+    /// The request's place among all of them; `None`: there are too many.
+    place: Option<Share>,
+    started: Instant,
+    /// When bytes of the body came last.
+    read_at: Instant,
+    account: Option<Account>,
+    caller: Caller,
+    held: Share,
+    answer: Option<PassingAnswer>,
+}
+
+impl GatewayExchange {
+    pub(super) fn begin(
+        thread: &DataThread,
+        own: Router,
+        streams: &Arc<Budget>,
+        head: RequestHead,
+        peer: Peer,
+    ) -> Self {
+        let (state, upstream) = thread.context();
+        let started = Instant::now();
+        let endpoint = endpoint_of(&head);
+        let account = endpoint.map(|endpoint| {
+            let id = request_id(&head.headers);
+            let mut account = Account::new(state.metrics.clone(), id, endpoint, started);
+            if let Some(traces) = &state.traces {
+                account.traced(traces.begin(&head.headers, state.settings.request_rules.trust, started));
+            }
+            account
+        });
+        let (place, held) = (streams.take(1), state.body_bytes.share());
+        state.metrics.ext_proc.begun();
+        Self {
+            state,
+            upstream,
+            own,
+            peer,
+            head,
+            endpoint,
+            place,
+            started,
+            read_at: started,
+            account,
+            caller: Caller::default(),
+            held,
+            answer: None,
+        }
+    }
+
+    /// Records the failure of the request, and returns the answer to it.
+    fn refuse(&mut self, error: &ApiError) -> Refusal {
+        let Some(account) = self.account.take() else { return refusal(error.response(""), error.code()) };
+        self.refuse_recorded(account, error)
+    }
+
+    fn refuse_recorded(&self, mut account: Account, error: &ApiError) -> Refusal {
+        self.state.metrics.ext_proc.picked("refused");
+        let mut answer = error.response_as(account.endpoint.format(), &account.request_id);
+        account.tell_limits(answer.headers_mut());
+        let refusal = refusal(answer, error.code());
+        account.ended(refusal.status, error.code());
+        refusal
+    }
+
+    /// Picks the workers of a planned request.
+    async fn pick_workers(&mut self, planned: PlannedRequest, mut account: Account) -> Result<Pick, Refusal> {
+        let mut workers = match pick(&self.state, &planned, &mut account).await {
+            Ok(workers) => workers,
+            Err(error) => return Err(self.refuse_recorded(account, &error)),
+        };
+        let address = |worker: &PickedWorker| address_of(worker.candidate.worker.spec());
+        let prefiller = workers.prefill.as_ref().map(address);
+        let (Some(endpoint), None | Some(Some(_))) = (address(&workers.answering), prefiller) else {
+            return Err(self.refuse_recorded(account, &no_address()));
+        };
+        let mut set_headers = std::mem::take(&mut workers.headers);
+        let prefiller =
+            prefiller.flatten().and_then(|address| HeaderValue::try_from(address.to_string()).ok());
+        set_headers.extend(prefiller.map(|address| (PREFILLER, address)));
+        let (body, remove_headers) = (std::mem::take(&mut workers.body), removed_headers(&set_headers));
+        self.state.metrics.ext_proc.picked("picked");
+        self.answer = Some(PassingAnswer::new(self.state.clone(), account, &planned, workers));
+        Ok(Pick { endpoint: endpoint.to_string(), set_headers, remove_headers, body })
+    }
+}
+
+impl Exchange for GatewayExchange {
+    async fn admit(&mut self) -> Result<(), Refusal> {
+        if self.place.is_none() {
+            let text = "picking an endpoint: as many requests are open as ext_proc.max_streams allows; retry after \
+                        the time in `retry-after`";
+            let (status, retry_after) = (StatusCode::SERVICE_UNAVAILABLE, Duration::from_secs(1));
+            return Err(self.refuse(&ApiError::Overloaded { text: text.to_owned(), status, retry_after }));
+        }
+        // The gateway's own endpoints do this themselves.
+        if self.endpoint.is_none() {
+            return Ok(());
+        }
+        // The proxy's certificate is not the client's.
+        let sender = Sender { address: self.peer.0, certificate: None };
+        match let_in(&self.state, &self.head.headers, &sender).await {
+            Ok(caller) => {
+                self.caller = caller;
+                Ok(())
+            }
+            Err(error) => Err(self.refuse(&error)),
+        }
+    }
+
+    fn receive(&mut self, bytes: usize) -> Result<(), Refusal> {
+        self.read_at = Instant::now();
+        let limit = self.state.settings.max_body_bytes;
+        if self.held.amount() + bytes > limit {
+            return Err(self.refuse(&ApiError::PayloadTooLarge(limit)));
+        }
+        reserve(&mut self.held, bytes).map_err(|error| self.refuse(&error))
+    }
+
+    async fn pick(&mut self, body: Bytes) -> Result<Pick, Refusal> {
+        let (Some(endpoint), Some(mut account)) = (self.endpoint, self.account.take()) else {
+            self.state.metrics.ext_proc.picked("own");
+            return Err(own_answer(self.own.clone(), &self.head, body, self.peer).await);
+        };
+        account.stage("receive", self.started);
+        account.holds(std::mem::replace(&mut self.held, self.state.body_bytes.share()));
+        let snapshot = self.state.registry.snapshot();
+        let only = self.head.subset.as_ref().map(|subset| workers_of(subset, &snapshot));
+        let (headers, caller) = (self.head.headers.clone(), std::mem::take(&mut self.caller));
+        let received = Received { endpoint, headers, body, caller, account, only };
+        // Envoy's reset drops this future; nothing has to go on then.
+        match prepare(&self.state, &self.upstream, received, &CancellationToken::new()).await {
+            Ok(Prepared::Planned { planned, account }) => self.pick_workers(planned, account).await,
+            Ok(Prepared::Preview { answer, account }) => {
+                account.discard();
+                let mut response = Response::new(Bytes::from(answer.to_string()));
+                let json = HeaderValue::from_static("application/json");
+                response.headers_mut().insert(header::CONTENT_TYPE, json);
+                Err(refusal(response, "preview"))
+            }
+            Err(Refused { account, error }) => Err(self.refuse_recorded(*account, &error)),
+        }
+    }
+
+    fn answered(&mut self, head: AnswerHead<'_>) -> Vec<(HeaderName, HeaderValue)> {
+        let Some(answer) = &mut self.answer else { return Vec::new() };
+        let picked = address_of(answer.worker().spec()).map(|address| address.to_string());
+        self.state.metrics.ext_proc.served(match head.served {
+            None => "unknown",
+            Some(served) if picked.as_deref() == Some(served) => "picked",
+            Some(_) => "other",
+        });
+        answer.head(head.status, &head.headers);
+        answer.own_headers().into_iter().filter_map(|(name, value)| Some((name?, value))).collect()
+    }
+
+    fn answer_bytes(&mut self, bytes: &[u8]) {
+        if let Some(answer) = &mut self.answer {
+            answer.bytes(bytes);
+        }
+    }
+
+    fn ended(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            answer.end();
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        match &self.answer {
+            Some(answer) => answer.deadline(),
+            None => {
+                let end = self.started + self.state.settings.request_timeout;
+                end.min(self.read_at + self.state.settings.body_idle_timeout)
+            }
+        }
+    }
+
+    fn time_passed(&mut self) -> Option<Refusal> {
+        if let Some(answer) = &mut self.answer {
+            let error = answer.time_passed()?;
+            return Some(refusal(error.response(answer.request_id()), error.code()));
+        }
+        let idle = self.state.settings.body_idle_timeout;
+        let is_late = self.started.elapsed() >= self.state.settings.request_timeout;
+        let error = if is_late { ApiError::Deadline } else { ApiError::RequestTimeout(idle) };
+        Some(self.refuse(&error))
+    }
+}
+
+impl Drop for GatewayExchange {
+    fn drop(&mut self) {
+        self.state.metrics.ext_proc.ended();
+    }
+}
+
+/// Returns the endpoint of engines that a request calls; `None`: no engine answers it.
+fn endpoint_of(head: &RequestHead) -> Option<Endpoint> {
+    let path = head.path.split('?').next().unwrap_or_default();
+    let posted = || Endpoint::POSTED.into_iter().find(|endpoint| endpoint.path() == path);
+    if head.method == "POST" { posted() } else { None }
+}
+
+fn no_address() -> ApiError {
+    let text = "picking an endpoint: the url of the chosen worker has a name, and Envoy needs an address; write \
+                `http://IP:PORT` as the url of each worker";
+    ApiError::NoWorker(text.to_owned())
+}
