@@ -233,6 +233,24 @@ async fn k2_a_token_of_the_identity_server_names_the_tenant() {
 }
 
 #[tokio::test]
+async fn m4_tokens_with_new_tenants_make_no_series() {
+    let key = Key::new("k1");
+    let server = IdentityServer::start(&[&key]).await;
+    let cluster = cluster(server.jwt()).await;
+    until_served(&cluster, &key.token(&claims(json!({})))).await;
+    let served =
+        cluster.metric("pointsman_tenant_requests_total{tenant=\"other\",code=\"ok\"}").await.unwrap();
+    for count in 0..200 {
+        let tenant = format!("new-{count}");
+        assert_eq!(ask(&cluster, &key.token(&claims(json!({ "tenant": tenant })))).await.0, 200);
+    }
+    cluster.at_rest().await.unwrap();
+    // M4.5
+    let others = cluster.metric("pointsman_tenant_requests_total{").await.unwrap();
+    assert_eq!(others, [served[0] + 200.0], "no tenant is named in the configuration");
+}
+
+#[tokio::test]
 async fn k2_a_wrong_token_is_refused_with_the_reason() {
     let (key, foreign) = (Key::new("k1"), Key::new("k1"));
     let server = IdentityServer::start(&[&key]).await;

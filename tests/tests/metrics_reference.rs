@@ -26,9 +26,10 @@ const INTRODUCTION: &str = "# Metrics
 
 `GET /metrics` of the admin listener. The format is OpenMetrics with exemplars, or Prometheus text for
 scrapers that ask for nothing else. The number of series is bounded: models are those that a worker serves or
-`other`, policies those that the operator installed, and all other values come from fixed lists. The buckets
-of latencies are those of vLLM with smaller ones below. The folder `deploy` of the repository has alert rules
-and a dashboard.
+`other`, policies those that the operator installed, tenants those that the configuration names (at most 1,000 until
+a restart) or `other`, and all other values come from fixed lists. Requests without a
+tenant are `none`. The buckets of latencies are those of vLLM with smaller ones below. The folder `deploy` of the
+repository has alert rules and a dashboard.
 
 `UPDATE_DOCS=1 cargo nextest run --workspace --test metrics_reference` writes this table from a scrape.
 
@@ -142,6 +143,9 @@ async fn m4_the_table_of_metrics_is_that_of_a_scrape() {
         let text: String = series.iter().map(|(series, value)| format!("{series} {value}\n")).collect();
         std::fs::write(file("deploy/prometheus/recorded-scrape.txt"), text).unwrap();
     }
+    let build = cluster.metric("pointsman_build_info{version=\"0.").await.unwrap();
+    // M4.6
+    assert_eq!(build, [1.0]);
     // M4.1
     assert_eq!(read("docs/metrics.md"), text, "the table is stale: its head says how to write it");
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
+use std::time::Duration;
+
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_test_guests::TENANT_LIMIT;
@@ -125,6 +127,64 @@ async fn k4_the_tenants_header_counts_from_trusted_proxies_only() {
     let seen = other.sims[0].recorded();
     assert!(!seen.is_empty());
     assert!(seen.iter().flat_map(|request| &request.headers).all(|(name, _)| name != HEADER), "{seen:?}");
+}
+
+#[tokio::test]
+async fn m4_tenants_have_series_when_the_configuration_names_them() {
+    let text = r#"
+        [server]
+        tenant_header = "x-llm-d-inference-fairness-id"
+        [auth]
+        trusted_proxies = ["127.0.0.1"]
+        [queue]
+        limit = 4
+        max_inflight = 1
+        [tenants.team-a]
+        [tenants.team-b]
+        requests_per_minute = 1
+    "#;
+    let from: Config = toml::from_str(text).unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.server.tenant_header = from.server.tenant_header;
+            (config.auth, config.queue, config.tenants) = (from.auth, from.queue, from.tenants);
+        })
+        .sim_with(
+            SimConfig {
+                overhead: Duration::from_millis(50),
+                ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+            },
+            "",
+        )
+        .start()
+        .await
+        .unwrap();
+    let of = |name: &'static str| [(HEADER, name)];
+    let a = of("team-a");
+    let (first, second) = tokio::join!(ask(&cluster, &a), ask(&cluster, &a));
+    assert_eq!((first.0, second.0), (200, 200));
+    assert_eq!(ask(&cluster, &of("team-b")).await.0, 200);
+    assert_eq!(ask(&cluster, &of("team-b")).await.1, "rate_limit_exceeded");
+    assert_eq!(ask(&cluster, &of("stranger")).await.0, 200);
+    assert_eq!(ask(&cluster, &of("another")).await.0, 200);
+    assert_eq!(ask(&cluster, &[]).await.0, 200);
+    cluster.at_rest().await.unwrap();
+    let metric = async |series: &str| cluster.metric(&format!("pointsman_tenant_{series}")).await.unwrap();
+    for (labels, count) in [
+        (r#"tenant="team-a",code="ok""#, 2.0),
+        (r#"tenant="team-b",code="ok""#, 1.0),
+        (r#"tenant="team-b",code="rate_limit_exceeded""#, 1.0),
+        (r#"tenant="other",code="ok""#, 2.0),
+        (r#"tenant="none",code="ok""#, 1.0),
+    ] {
+        // M4.5
+        assert_eq!(metric(&format!("requests_total{{{labels}}}")).await, [count], "{labels}");
+    }
+    assert_eq!(metric("requests_total{").await.len(), 5);
+    assert_eq!(metric("output_tokens_total{tenant=\"team-a\"}").await, [4.0]);
+    assert!(metric("prompt_tokens_total{tenant=\"team-a\"}").await[0] > 0.0);
+    assert_eq!(metric("queue_seconds_count{tenant=\"team-a\"}").await, [1.0], "one of the two waited");
+    assert!(metric("queue_seconds_sum{tenant=\"team-a\"}").await[0] > 0.01);
 }
 
 #[test]

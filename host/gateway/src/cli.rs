@@ -14,6 +14,7 @@ use crate::{
     config::{Config, Environment, reload::ConfigSource},
     daemon::{Daemon, InheritedSockets, service_manager},
     telemetry::text_log,
+    version::VERSION,
 };
 
 mod calibrate;
@@ -24,7 +25,7 @@ mod key;
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
-#[command(name = "pointsman", version, after_help = EXAMPLES)]
+#[command(name = "pointsman", version = VERSION, after_help = EXAMPLES)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -356,6 +356,7 @@ fn build(
         learning: Arc::new(Learning::start(router.slots().clone())?),
         limiter: reload::rate_limiter(reloadable),
         tenant_limits: TenantLimits::new(&reloadable.tenants, reloadable.routing.hash_salt.expose(), None),
+        tenant_metrics: reload::tenant_metrics(reloadable, &metrics),
         bad_keys: Arc::default(),
         slow_keys: Arc::default(),
         jwt: reload::token_verifier(None, reloadable, &metrics).map_err(|error| anyhow::anyhow!(error))?,

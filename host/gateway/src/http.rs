@@ -21,6 +21,7 @@ use crate::{
     openapi,
     state::{SharedState, State},
     upstream::{ConnectionPool, Upstream},
+    version::RELEASE,
 };
 
 mod accept_errors;
@@ -117,9 +118,9 @@ pub(crate) fn endpoints() -> Router<DataThread> {
         .method_not_allowed_fallback(other_method)
 }
 
-/// The gateway's version, in the shape of vLLM's.
+/// The gateway's release, in the shape of vLLM's. Which commit it was built from is for operators.
 async fn version() -> Json<serde_json::Value> {
-    Json(json!({ "version": env!("CARGO_PKG_VERSION"), "server": "pointsman" }))
+    Json(json!({ "version": RELEASE, "server": "pointsman" }))
 }
 
 async fn unknown_url(request: HttpRequest<Body>) -> Response<Body> {

@@ -22,7 +22,7 @@ use crate::{
     openai::sse::Usage,
     openai::trace_context::Span,
     state::State,
-    telemetry::{account::Account, metrics::seconds},
+    telemetry::account::Account,
     upstream::{Body, CallError, Upstream},
 };
 
@@ -298,7 +298,7 @@ impl Drive {
             self.state.metrics.handoff("stranded");
         }
         if !self.attempts.queued().is_zero() {
-            self.state.metrics.queue_wait.observe(seconds(self.attempts.queued()));
+            self.account.queued(self.attempts.queued());
         }
         self.over.cancel();
         self.attempts.stop();

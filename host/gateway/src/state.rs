@@ -15,8 +15,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     budget::Budget, config::reload::ConfigReloader, telemetry::decision_log::DecisionLog,
-    telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics, telemetry::tenants::Tenants,
-    telemetry::traces::Traces, tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
+    telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics,
+    telemetry::tenant_metrics::TenantMetrics, telemetry::tenants::Tenants, telemetry::traces::Traces,
+    tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
 };
 
 pub(crate) mod address_budget;
@@ -59,6 +60,8 @@ pub struct State {
     pub(crate) limiter: Option<Arc<RateLimiter>>,
     /// Limits of tenants; `None` when none is configured.
     pub(crate) tenant_limits: Option<TenantLimits>,
+    /// Metrics of the tenants that the configuration names.
+    pub(crate) tenant_metrics: Arc<TenantMetrics>,
     /// Addresses that sent wrong keys.
     pub(crate) bad_keys: Arc<BadKeys>,
     /// Verifies tokens of an identity server; `None` when no server is configured.

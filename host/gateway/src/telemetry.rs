@@ -11,6 +11,7 @@ pub(crate) mod labels;
 pub(crate) mod live_stats;
 pub(crate) mod metrics;
 pub(crate) mod prediction_checks;
+pub(crate) mod tenant_metrics;
 pub(crate) mod tenants;
 pub(crate) mod text_log;
 pub(crate) mod tls_metrics;

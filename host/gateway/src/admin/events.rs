@@ -26,6 +26,7 @@ use crate::{
     http::request_id,
     openai::error,
     state::{SharedState, State},
+    version::VERSION,
 };
 
 /// Time between two polls: at most one event of a kind is sent in this time.
@@ -82,7 +83,7 @@ pub(super) async fn stream(
         return refuse("too_many_readers", "too many event readers (limit 32); close one and connect again");
     };
     let hello = json!({
-        "version": env!("CARGO_PKG_VERSION"), "token": state.settings.operators_are_known,
+        "version": VERSION, "token": state.settings.operators_are_known,
         "may_change": may_change,
     });
     let reader = Reader { hello: event("hello", &hello), channels, state };

@@ -9,7 +9,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::big_numbers::with_texts;
-use crate::{orchestrate::availability::servable_models, state::State, telemetry::live_stats::LiveSummary};
+use crate::{
+    orchestrate::availability::servable_models, state::State, telemetry::live_stats::LiveSummary,
+    version::VERSION,
+};
 
 /// Limit of the reasons in an answer.
 const MAX_REASONS: usize = 32;
@@ -54,7 +57,7 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
     let snapshot = state.registry.snapshot();
     let readiness = Readiness::of(&state, &snapshot);
     let status = json!({
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": VERSION,
         "uptime_s": state.metrics.live_stats.age().as_secs(),
         "ready": readiness.ready,
         "reasons": reasons(&readiness, &snapshot),

@@ -21,7 +21,7 @@ use crate::{
         Settings, SharedState, State, certificates::Certificates, jwt::TokenVerifier, keys::Keys,
         open_files::connection_limit, rate_limit::RateLimiter,
     },
-    telemetry::{decision_log::DecisionLog, metrics::Metrics, traces::Traces},
+    telemetry::{decision_log::DecisionLog, metrics::Metrics, tenant_metrics::TenantMetrics, traces::Traces},
     tenant_limits::TenantLimits,
     tls::Loaded,
     tokenization::Tokens,
@@ -100,6 +100,7 @@ impl ReloadTarget for SharedState {
                 routing.hash_salt.expose(),
                 state.tenant_limits.as_ref(),
             ),
+            tenant_metrics: tenant_metrics(after, &state.metrics),
             jwt,
             decision_log: log,
             traces,
@@ -222,6 +223,15 @@ pub(super) fn rate_limiter(settings: &Reloadable) -> Option<Arc<RateLimiter>> {
     let certificates = Certificates::of_clients(&settings.auth.certificates, 0);
     let ids = keys.owners().chain(certificates.owners()).filter_map(|caller| caller.id.as_deref());
     Some(Arc::new(RateLimiter::new(per_second, ids)))
+}
+
+/// Returns the series of the tenants that the configuration names.
+pub(super) fn tenant_metrics(settings: &Reloadable, metrics: &Metrics) -> Arc<TenantMetrics> {
+    let Reloadable { auth, server, tenants, .. } = settings;
+    let limited = tenants.keys().filter(|name| *name != ALL_TENANTS).chain(server.tenants.keys());
+    let keys = auth.keys.iter().chain(&auth.dir_keys).filter_map(|key| key.tenant.as_ref());
+    let certificates = auth.certificates.iter().filter_map(|entry| entry.tenant.as_ref());
+    Arc::new(metrics.tenants.named(limited.chain(keys).chain(certificates).map(String::as_str)))
 }
 
 pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {

@@ -24,37 +24,43 @@ pub(super) struct Admitted {
     pub(super) held: Share,
 }
 
-/// Checks that the daemon takes requests, the API key and the rate limit, and reads the body. `started` is
-/// when the first byte of the request arrived.
+/// Returns who sent a request.
 ///
 /// # Errors
-/// [`ApiError`] that names the check or the limit.
-pub(super) async fn admit(
+/// The daemon drains, or the credentials are wrong.
+pub(crate) async fn identify(
     state: &State,
     headers: &HeaderMap,
+    sender: &Sender,
+) -> Result<Caller, ApiError> {
+    if state.draining.is_cancelled() {
+        return Err(ApiError::Draining);
+    }
+    authorize_client(state, headers, sender).await
+}
+
+/// Checks the rate limit of the caller and reads the body. `started` is when the first byte of the request arrived.
+///
+/// # Errors
+/// [`ApiError`] that names the limit.
+pub(super) async fn admit(
+    state: &State,
+    caller: Caller,
     body: Body,
     started: Instant,
-    sender: &Sender,
 ) -> Result<Admitted, ApiError> {
-    let caller = let_in(state, headers, sender).await?;
+    check_rate(state, &caller)?;
     let mut held = state.body_bytes.share();
     let body = body::read(body, BodyLimits::of(state, started), &mut held).await?;
     Ok(Admitted { body, caller, held })
 }
 
-/// Checks that the daemon takes requests, the API key and the rate limit. Returns who sent the request.
+/// Checks the rate limit of the caller.
 ///
 /// # Errors
-/// [`ApiError`] that names the check.
-pub(crate) async fn let_in(state: &State, headers: &HeaderMap, sender: &Sender) -> Result<Caller, ApiError> {
-    if state.draining.is_cancelled() {
-        return Err(ApiError::Draining);
-    }
-    let caller = authorize_client(state, headers, sender).await?;
-    if let Some(limiter) = &state.limiter {
-        limiter
-            .check(caller.id.as_deref().unwrap_or_default())
-            .map_err(|error| ApiError::RateLimited(error.per_second))?;
-    }
-    Ok(caller)
+/// The limit is reached.
+pub(crate) fn check_rate(state: &State, caller: &Caller) -> Result<(), ApiError> {
+    let Some(limiter) = &state.limiter else { return Ok(()) };
+    let key = caller.id.as_deref().unwrap_or_default();
+    limiter.check(key).map_err(|error| ApiError::RateLimited(error.per_second))
 }

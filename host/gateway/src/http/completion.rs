@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     DataThread,
-    admit::{Admitted, admit},
+    admit::{Admitted, admit, identify},
     first_byte::FirstByte,
     peer::Sender,
     prepare::{Prepared, Received, Refused, prepare},
@@ -47,7 +47,12 @@ pub(super) async fn serve(
     if let Some(traces) = &state.traces {
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
-    let answer = match admit(&state, &parts.headers, body, started, &Sender::of(&parts.extensions)).await {
+    let admitted = async {
+        let caller = identify(&state, &parts.headers, &Sender::of(&parts.extensions)).await?;
+        account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
+        admit(&state, caller, body, started).await
+    };
+    let answer = match admitted.await {
         Err(error) => refuse(account, &error),
         Ok(Admitted { body, caller, held }) => {
             account.stage("receive", started);

@@ -11,7 +11,7 @@ use pointsman_routing::Purpose;
 
 use super::{
     DataThread,
-    admit::{Admitted, admit},
+    admit::{Admitted, admit, identify},
     first_byte::FirstByte,
     peer::Sender,
     request_id,
@@ -31,9 +31,8 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let (parts, body) = request.into_parts();
     let started = FirstByte::of(&parts.extensions);
     let answered = async {
-        let sender = Sender::of(&parts.extensions);
-        let Admitted { body, caller, held: _held } =
-            admit(&state, &parts.headers, body, started, &sender).await?;
+        let caller = identify(&state, &parts.headers, &Sender::of(&parts.extensions)).await?;
+        let Admitted { body, caller, held: _held } = admit(&state, caller, body, started).await?;
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let request = Request::parse(endpoint, &parts.headers, body, &state.settings.request_rules)?;

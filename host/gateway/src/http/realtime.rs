@@ -90,6 +90,7 @@ async fn open(
     }
     let headers = &request.headers;
     let caller = authorize_client(state, headers, &Sender::of(&request.extensions)).await?;
+    account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
     if let Some(limiter) = &state.limiter {
         let key = caller.id.as_deref().unwrap_or_default();
         limiter.check(key).map_err(|error| ApiError::RateLimited(error.per_second))?;

@@ -17,7 +17,7 @@ use crate::{
     budget::{Budget, Share},
     http::{
         DataThread,
-        admit::let_in,
+        admit::{check_rate, identify},
         body::reserve,
         peer::{Peer, Sender},
         prepare::{Prepared, Received, Refused, prepare},
@@ -146,13 +146,14 @@ impl Exchange for GatewayExchange {
         }
         // The proxy's certificate is not the client's.
         let sender = Sender { address: self.peer.0, certificate: None };
-        match let_in(&self.state, &self.head.headers, &sender).await {
-            Ok(caller) => {
-                self.caller = caller;
-                Ok(())
-            }
-            Err(error) => Err(self.refuse(&error)),
+        let identified = identify(&self.state, &self.head.headers, &sender).await;
+        let caller = identified.map_err(|error| self.refuse(&error))?;
+        if let Some(account) = &mut self.account {
+            account.counts_for(self.state.tenant_metrics.of(caller.tenant_name()));
         }
+        check_rate(&self.state, &caller).map_err(|error| self.refuse(&error))?;
+        self.caller = caller;
+        Ok(())
     }
 
     fn receive(&mut self, bytes: usize) -> Result<(), Refusal> {

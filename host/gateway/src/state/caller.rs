@@ -34,6 +34,14 @@ pub(crate) struct Operator {
     pub(crate) role: Role,
 }
 
+impl Caller {
+    /// Returns the name of the tenant.
+    #[must_use]
+    pub(crate) fn tenant_name(&self) -> Option<&str> {
+        self.tenant.as_ref().map(|tenant| &*tenant.name)
+    }
+}
+
 impl Tenant {
     /// Returns the tenant of this name. `salt` is `routing.hash_salt`.
     #[must_use]

@@ -1,7 +1,7 @@
 //! Record of one request: when it ends, updates metrics and decisions and writes one line of the access log.
 //! It never contains prompt text.
 
-use std::{cmp::Ordering, sync::Arc};
+use std::sync::Arc;
 
 use pointsman_orchestration::Admission;
 use pointsman_routing::{Decider, Decisions, Learning, Receipt, RefusedDecision, RoutingRequest};
@@ -11,11 +11,12 @@ use tokio::time::{Duration, Instant};
 use super::{
     decision_stats::DecisionStats,
     labels::Name,
-    metrics::{DecisionLabels, Metrics, NATIVE, OTHER, ReasonLabels, RequestLabels, seconds},
-    prediction_checks::tell,
+    metrics::{DecisionLabels, Metrics, NATIVE, OTHER, seconds},
+    tenant_metrics::TenantSeries,
     tenants::TenantRequest,
     traces::RequestTrace,
 };
+mod end;
 mod log;
 mod outcome;
 mod override_record;
@@ -74,6 +75,8 @@ pub(crate) struct Account {
     stats: Option<Arc<DecisionStats>>,
     /// Counts the request as its tenant's until it ends.
     tenant: Option<TenantRequest>,
+    /// Metrics of the tenant; `None` until the sender is known.
+    tenant_series: Option<Arc<TenantSeries>>,
     outcome: Outcome,
     /// The request's part of the bytes that all bodies may take.
     body: Option<Share>,
@@ -132,6 +135,7 @@ impl Account {
             learning: None,
             stats: None,
             tenant: None,
+            tenant_series: None,
             outcome: Outcome { status: 499, code: "client_closed" },
             body: None,
             admission: None,
@@ -221,6 +225,11 @@ impl Account {
         self.tenant = Some(request);
     }
 
+    /// Adds the request to the metrics of its tenant.
+    pub(crate) fn counts_for(&mut self, series: &Arc<TenantSeries>) {
+        self.tenant_series = Some(series.clone());
+    }
+
     /// Keeps the body's bytes counted until the request ended.
     pub(crate) fn holds(&mut self, body: Share) {
         self.body = Some(body);
@@ -272,6 +281,14 @@ impl Account {
         });
     }
 
+    /// Records the time that the request waited in the admission queue.
+    pub(crate) fn queued(&self, waited: Duration) {
+        self.metrics.queue_wait.observe(seconds(waited));
+        if let Some(series) = &self.tenant_series {
+            series.queued(waited);
+        }
+    }
+
     /// Notes that a block of the output begins at `now`. Returns the mean time between tokens since the last
     /// one began.
     pub(crate) fn block_begins(&mut self, now: Instant) -> Option<Duration> {
@@ -318,74 +335,4 @@ impl Account {
 fn mean((from, before): (Instant, u32), (to, after): (Instant, u32)) -> Option<Duration> {
     let tokens = after.checked_sub(before).filter(|tokens| *tokens > 0)?;
     Some(to.checked_duration_since(from)? / tokens)
-}
-
-impl Drop for Account {
-    #[expect(clippy::too_many_lines, reason = "every consumer of an outcome in one place")]
-    fn drop(&mut self) {
-        self.settle();
-        let metrics = &self.metrics;
-        metrics.inflight.dec();
-        if self.discarded {
-            return;
-        }
-        self.report_decisions();
-        let Outcome { status, code } = self.outcome;
-        let took = self.started.elapsed();
-        let exemplar = self.exemplar();
-        metrics.duration.observe(seconds(took), exemplar.clone(), None);
-        let ttft = self.first_token.map(|first| first - self.started);
-        if let Some(ttft) = ttft {
-            metrics.ttft.observe(seconds(ttft), exemplar, None);
-        }
-        metrics.live_stats.note(status, ttft, self.itl());
-        if let Some(itl) = self.rest_itl() {
-            metrics.itl.observe(seconds(itl));
-        }
-        self.observe_lengths();
-        metrics.output_tokens.inc_by(u64::from(self.tokens));
-        let usage = self.usage.unwrap_or_default();
-        metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
-        metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
-        metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));
-        if let (Some(block), Some(cached)) = (self.exact_block, usage.cached_tokens) {
-            // Only whole blocks of the gateway's are predicted.
-            let reason = match (self.predicted_tokens / block).cmp(&(cached / block)) {
-                Ordering::Equal => "equal",
-                Ordering::Greater => "over",
-                Ordering::Less => "under",
-            };
-            metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
-            tell(&self.model, metrics.prediction_checks.take(&self.model, reason != "equal"));
-        }
-        let model = Name(if self.model_is_served { self.model.0.clone() } else { OTHER.clone() });
-        let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
-        metrics.requests.get_or_create(&labels).inc();
-        let origin = self.origin.as_deref();
-        let hints = origin.map(|request| &request.hints);
-        let agent = hints.map(|hints| &hints.agent);
-        tracing::info!(
-            target: "pointsman::access",
-            request = self.request_id,
-            endpoint = self.endpoint.label(),
-            model = self.model.as_str(),
-            status,
-            code,
-            decisions = self.decisions(),
-            prompt_tokens = usage.prompt_tokens,
-            output_tokens = self.tokens,
-            cached_tokens = usage.cached_tokens,
-            ttft_ms = ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
-            took_ms = took.as_secs_f64() * 1e3,
-            trace = origin.map(|request| self.trace_context(request).id()),
-            agent_session = agent.and_then(|agent| agent.session_id.as_deref()),
-            agent_parent = agent.and_then(|agent| agent.parent_session_id.as_deref()),
-            agent_final = agent.and_then(|agent| agent.session_final),
-            sent_ms = hints.and_then(|hints| hints.request_timestamp_ms),
-            mdc_sum = hints.and_then(|hints| hints.mdc_sum.as_deref()),
-            "request"
-        );
-        self.finish_trace();
-        self.log();
-    }
 }

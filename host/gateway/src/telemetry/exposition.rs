@@ -21,6 +21,7 @@ use prometheus_client::{
 };
 
 use super::metrics::Metrics;
+use crate::version::{RELEASE, commit};
 
 mod families;
 mod prometheus_text;
@@ -94,6 +95,10 @@ pub(crate) fn encode(metrics: &Metrics, sources: Sources, format: TextFormat) ->
 impl Collector for Sources {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let out = &mut Families(encoder);
+        let build =
+            vec![("version", RELEASE.to_owned()), ("commit", commit().unwrap_or("unknown").to_owned())];
+        let help = "1, with the release and the commit that the gateway was built from";
+        out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
         self.encode_workers(out)?;
         sources::encode(out, &self.fleet)?;
         slots::encode(out, &self.policies, &self.learning)?;

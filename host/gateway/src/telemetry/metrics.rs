@@ -1,7 +1,7 @@
 //! Counters and histograms of requests, decisions and legs.
 //!
-//! Label values are bounded: models are those of the registry, policies those that the operator installed,
-//! and all others come from a fixed list. A generation is not a label, because each reload of a slot would
+//! Label values are bounded: models are those of the registry, policies those that the operator installed, tenants
+//! those that the configuration names, and all others come from a fixed list. A generation is not a label, because each reload of a slot would
 //! add series.
 
 use std::{
@@ -25,6 +25,7 @@ use super::{
     labels::{Name, TraceLabel},
     live_stats::LiveStats,
     prediction_checks::PredictionChecks,
+    tenant_metrics::TenantFamilies,
     tls_metrics::TlsMetrics,
 };
 
@@ -211,6 +212,8 @@ pub struct Metrics {
     /// The endpoint picker.
     #[cfg(feature = "ext-proc")]
     pub(crate) ext_proc: ExtProcMetrics,
+    /// Requests, tokens and waits of tenants.
+    pub(crate) tenants: TenantFamilies,
     /// The last minute, for operators.
     pub live_stats: LiveStats,
 }
@@ -257,6 +260,7 @@ impl Default for Metrics {
             tls: TlsMetrics::default(),
             #[cfg(feature = "ext-proc")]
             ext_proc: ExtProcMetrics::default(),
+            tenants: TenantFamilies::default(),
             live_stats: LiveStats::default(),
         }
     }
@@ -312,6 +316,7 @@ impl Metrics {
         self.tls.register(registry);
         #[cfg(feature = "ext-proc")]
         self.ext_proc.register(registry);
+        self.tenants.register(registry);
     }
 
     /// Counts a leg.

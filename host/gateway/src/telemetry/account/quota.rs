@@ -60,7 +60,7 @@ impl Account {
 
     /// Tokens of the prompt and the output: as the engine reported them, else as they were counted. A request
     /// that no worker was chosen for used none.
-    fn used_tokens(&self) -> (u64, u64) {
+    pub(super) fn used_tokens(&self) -> (u64, u64) {
         if self.receipts.is_empty() {
             return (0, 0);
         }

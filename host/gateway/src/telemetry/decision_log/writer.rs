@@ -17,7 +17,7 @@ use tokio::time::{Duration, Instant};
 use zstd::bulk::Compressor;
 
 use super::{Entry, Message, files::Files, salt::Salt};
-use crate::{config::settings::DecisionLogSettings, telemetry::metrics::Metrics};
+use crate::{config::settings::DecisionLogSettings, telemetry::metrics::Metrics, version::VERSION};
 
 /// Bytes of lines from which on they are written.
 const FRAME_BYTES: usize = 256 * 1024;
@@ -161,7 +161,7 @@ impl Writer {
             version: LOG_VERSION,
             block_tokens: self.block_tokens,
             started_at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-            gateway: env!("CARGO_PKG_VERSION").to_owned(),
+            gateway: VERSION.to_owned(),
         };
         let mut line = Vec::new();
         push_line(&header, &mut line)?;

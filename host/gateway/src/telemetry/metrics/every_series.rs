@@ -15,6 +15,7 @@ impl Metrics {
         self.leg("prefill", "vllm", "ok");
         self.fell_back(pointsman_routing::SlotKind::Prefill, "abstain");
         self.admin_change(Name(OTHER.clone()), 200);
+        self.tenants.ended(self.tenants.named([]).of(None), "ok", 0, 0);
         self.tls.failed("clients", "x");
         self.tls.reloaded("clients", "x");
         self.tls.expires("clients", Some(0));

@@ -6,7 +6,10 @@ use super::{
     request_trace::RequestTrace,
     span::{SpanKind, SpanRecord, Value},
 };
-use crate::config::{SemconvVersion, settings::TraceSettings};
+use crate::{
+    config::{SemconvVersion, settings::TraceSettings},
+    version::VERSION,
+};
 
 /// Flags of a span or link: sampled, whether the remote flag is known, and whether the parent is remote.
 const SAMPLED: u32 = 0x1;
@@ -27,7 +30,7 @@ impl Envelope {
     pub(super) fn new(settings: &TraceSettings) -> Self {
         let own = [
             ("service.name", settings.service_name.as_str()),
-            ("service.version", env!("CARGO_PKG_VERSION")),
+            ("service.version", VERSION),
             ("telemetry.sdk.name", "pointsman"),
             ("telemetry.sdk.language", "rust"),
         ];
@@ -39,7 +42,7 @@ impl Envelope {
         }
         let mut scope = Message::default();
         scope.bytes(1, "pointsman");
-        scope.bytes(2, env!("CARGO_PKG_VERSION"));
+        scope.bytes(2, VERSION);
         let schema_url = match settings.semconv {
             SemconvVersion::V1_36 => "https://opentelemetry.io/schemas/1.36.0",
             SemconvVersion::V1_37 => "https://opentelemetry.io/schemas/1.37.0",

@@ -1,0 +1,110 @@
+//! The end of a request: what it adds to the metrics, and its line of the access log.
+
+use std::cmp::Ordering;
+
+use tokio::time::Duration;
+
+use super::Account;
+use crate::{
+    openai::sse::Usage,
+    telemetry::{
+        labels::Name,
+        metrics::{OTHER, ReasonLabels, RequestLabels, seconds},
+        prediction_checks::tell,
+    },
+};
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.settle();
+        self.metrics.inflight.dec();
+        if self.discarded {
+            return;
+        }
+        self.report_decisions();
+        let took = self.started.elapsed();
+        self.observe_times(took);
+        self.observe_lengths();
+        self.count_tokens();
+        self.count_request();
+        self.write_line(took);
+        self.finish_trace();
+        self.log();
+    }
+}
+
+impl Account {
+    /// Time to the first token, if there was one.
+    fn ttft(&self) -> Option<Duration> {
+        self.first_token.map(|first| first - self.started)
+    }
+
+    fn observe_times(&self, took: Duration) {
+        let (metrics, exemplar, ttft) = (&self.metrics, self.exemplar(), self.ttft());
+        metrics.duration.observe(seconds(took), exemplar.clone(), None);
+        if let Some(ttft) = ttft {
+            metrics.ttft.observe(seconds(ttft), exemplar, None);
+        }
+        metrics.live_stats.note(self.outcome.status, ttft, self.itl());
+        if let Some(itl) = self.rest_itl() {
+            metrics.itl.observe(seconds(itl));
+        }
+    }
+
+    fn count_tokens(&self) {
+        let (metrics, usage) = (&self.metrics, self.usage.unwrap_or_default());
+        metrics.output_tokens.inc_by(u64::from(self.tokens));
+        metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+        metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
+        metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));
+        if let (Some(block), Some(cached)) = (self.exact_block, usage.cached_tokens) {
+            // Only whole blocks of the gateway's are predicted.
+            let reason = match (self.predicted_tokens / block).cmp(&(cached / block)) {
+                Ordering::Equal => "equal",
+                Ordering::Greater => "over",
+                Ordering::Less => "under",
+            };
+            metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
+            tell(&self.model, metrics.prediction_checks.take(&self.model, reason != "equal"));
+        }
+    }
+
+    fn count_request(&self) {
+        let model = Name(if self.model_is_served { self.model.0.clone() } else { OTHER.clone() });
+        let (status, code) = (self.outcome.status, self.outcome.code);
+        let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
+        self.metrics.requests.get_or_create(&labels).inc();
+        if let Some(series) = &self.tenant_series {
+            let (input, output) = self.used_tokens();
+            self.metrics.tenants.ended(series, code, input, output);
+        }
+    }
+
+    fn write_line(&self, took: Duration) {
+        let Usage { prompt_tokens, cached_tokens, .. } = self.usage.unwrap_or_default();
+        let origin = self.origin.as_deref();
+        let hints = origin.map(|request| &request.hints);
+        let agent = hints.map(|hints| &hints.agent);
+        tracing::info!(
+            target: "pointsman::access",
+            request = self.request_id,
+            endpoint = self.endpoint.label(),
+            model = self.model.as_str(),
+            status = self.outcome.status,
+            code = self.outcome.code,
+            decisions = self.decisions(),
+            prompt_tokens,
+            output_tokens = self.tokens,
+            cached_tokens,
+            ttft_ms = self.ttft().map(|ttft| ttft.as_secs_f64() * 1e3),
+            took_ms = took.as_secs_f64() * 1e3,
+            trace = origin.map(|request| self.trace_context(request).id()),
+            agent_session = agent.and_then(|agent| agent.session_id.as_deref()),
+            agent_parent = agent.and_then(|agent| agent.parent_session_id.as_deref()),
+            agent_final = agent.and_then(|agent| agent.session_final),
+            sent_ms = hints.and_then(|hints| hints.request_timestamp_ms),
+            mdc_sum = hints.and_then(|hints| hints.mdc_sum.as_deref()),
+            "request"
+        );
+    }
+}
