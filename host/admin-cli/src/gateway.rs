@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{
-    Certificate, Client, Method, Response, Url,
+    Certificate, Client, Identity, Method, Response, Url,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
     redirect::Policy,
 };
@@ -41,6 +41,12 @@ pub struct GatewayArgs {
     /// PEM file with the roots of the gateway's certificate, besides those of the system.
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
+    /// PEM file with the certificate that tells the gateway who calls.
+    #[arg(long, value_name = "FILE", env = "POINTSMAN_ADMIN_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file with the private key of --tls-cert.
+    #[arg(long, value_name = "FILE", env = "POINTSMAN_ADMIN_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
 }
 
 /// A client of one gateway.
@@ -95,6 +101,20 @@ impl GatewayArgs {
         Ok(Some(value))
     }
 
+    /// The certificate and key that are shown to the gateway.
+    fn identity(&self) -> anyhow::Result<Option<Identity>> {
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let read = |flag: &str, file: &PathBuf| {
+            fs::read(file).with_context(|| format!("reading {flag} {}", file.display()))
+        };
+        let pem = [read("--tls-key", key)?, b"\n".to_vec(), read("--tls-cert", cert)?].concat();
+        let identity = Identity::from_pem(&pem).with_context(|| {
+            let (cert, key) = (cert.display(), key.display());
+            format!("--tls-cert {cert}, --tls-key {key}: expected a certificate and its private key as PEM")
+        });
+        identity.map(Some)
+    }
+
     /// An HTTP client that follows no redirect and uses no proxy: the token is for the gateway only.
     fn http(&self, url: &Url) -> anyhow::Result<Client> {
         // Only the first call installs the provider; whichever is installed serves.
@@ -105,6 +125,13 @@ impl GatewayArgs {
             .referer(false)
             .no_proxy()
             .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")));
+        let builder = match self.identity()? {
+            Some(_) if url.scheme() == "http" => {
+                bail!("--tls-cert: {url} has no TLS; give the https:// URL of the listener")
+            }
+            Some(identity) => builder.identity(identity),
+            None => builder,
+        };
         let builder = match &self.tls_ca {
             Some(file) => {
                 let context = || format!("reading the certificates of --tls-ca {}", file.display());
@@ -281,7 +308,7 @@ mod tests {
     }
 
     fn args(url: &str) -> GatewayArgs {
-        GatewayArgs { url: url.to_owned(), token_file: None, tls_ca: None }
+        GatewayArgs { url: url.to_owned(), token_file: None, tls_ca: None, tls_cert: None, tls_key: None }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The commands of operators for a running gateway: `pointsman status`, `workers`, `drain`, `decisions`
-//! and `top`.
+//! The commands of operators for a running gateway: `pointsman health`, `status`, `workers`, `drain`,
+//! `decisions` and `top`.
 //!
 //! They use the HTTP API of the admin listener and nothing else: this crate does not know the gateway's code.
 //! [`Gateway`] is the only client of that API; the policy commands use it, too.
@@ -14,6 +14,7 @@ mod decisions;
 mod drain;
 mod explain;
 mod gateway;
+mod health;
 mod status;
 mod text;
 #[cfg(feature = "top")]
@@ -32,6 +33,8 @@ The token comes from --token-file, POINTSMAN_ADMIN_TOKEN_FILE or POINTSMAN_ADMIN
 /// Commands for a running gateway.
 #[derive(Debug, Subcommand)]
 pub enum AdminCommand {
+    /// Check that a running gateway answers, for container runtimes: exit code 0 or 1.
+    Health(health::HealthArgs),
     /// Show whether a running gateway is ready, and its load, slots, queue and workers.
     #[command(after_help = EXIT_CODES)]
     Status(status::StatusArgs),
@@ -57,6 +60,7 @@ impl AdminCommand {
     /// The command was used wrongly; the caller prints the error and exits with code 2.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let outcome = match self {
+            Self::Health(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Workers(args) => args.run(),
             Self::Drain(args) => args.run(),

@@ -11,12 +11,14 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
 
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
 /// A daemon in a process of its own. Dropping it ends the process.
@@ -270,4 +272,87 @@ fn a_missing_token_a_wrong_one_another_server_and_wrong_use_are_told_apart() {
         // O1.1
         assert_eq!(pointsman(arguments, &[]).code, Some(2), "{arguments:?}");
     }
+}
+
+/// Writes `ca.pem`, and for each name its certificate and key. The first name is a server's.
+fn certificates(dir: &Path, names: &[&str]) {
+    let write = |name: String, pem: String| fs::write(dir.join(name), pem).unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "test authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    write("ca.pem".to_owned(), params.self_signed(&key).unwrap().pem());
+    let issuer = Issuer::new(params, key);
+    for name in names {
+        let key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(vec![(*name).to_owned()]).unwrap();
+        write(format!("{name}.pem"), leaf.signed_by(&key, &issuer).unwrap().pem());
+        write(format!("{name}.key"), key.serialize_pem());
+    }
+}
+
+#[test]
+fn o1_a_certificate_tells_the_gateway_who_runs_a_command() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path(), &["127.0.0.1", "reader.example", "operator.example"]);
+    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let entry = |role: &str, name: &str| format!("[[auth.certificates]]\nname = '{name}'\nrole = '{role}'\n");
+    let daemon = Daemon::start(&format!(
+        "admin_token_reads = true\n[server.admin_tls]\ncert_file = '{}'\nkey_file = '{}'\nclient_ca_file = '{}'\n\
+         require_client_cert = true\n{}{}[[workers]]\nid = 7\nurl = 'http://127.0.0.1:9'\nrole = 'decode'\n\
+         engine = 'vllm'\n",
+        file("127.0.0.1.pem"),
+        file("127.0.0.1.key"),
+        file("ca.pem"),
+        entry("viewer", "reader.example"),
+        entry("operator", "operator.example"),
+    ));
+    let url = format!("https://{}", daemon.admin);
+    let run = |command: &[&str], who: Option<&str>| {
+        let ca = file("ca.pem");
+        let mut arguments = [command, &["--gateway", &url, "--tls-ca", &ca]].concat();
+        let (cert, key) = (
+            file(&format!("{}.pem", who.unwrap_or_default())),
+            file(&format!("{}.key", who.unwrap_or_default())),
+        );
+        if who.is_some() {
+            arguments.extend(["--tls-cert", &cert, "--tls-key", &key]);
+        }
+        pointsman(&arguments, &[])
+    };
+    let none = run(&["workers"], None);
+    // O1.7
+    assert!(none.code == Some(1) && none.err.contains("ertificate"), "{}", none.err);
+    assert_eq!(run(&["workers"], Some("reader.example")).code, Some(0));
+    let refused = run(&["drain", "7"], Some("reader.example"));
+    // O1.7
+    assert!(refused.code == Some(1) && refused.err.contains("(403"), "{}", refused.err);
+    let drained = run(&["drain", "7"], Some("operator.example"));
+    // O1.7
+    assert_eq!((drained.code, &*drained.err), (Some(0), ""));
+    // O1.7: a missing key, and files that are not there, are wrong use.
+    assert_eq!(pointsman(&["workers", "--gateway", &url, "--tls-cert", &file("ca.pem")], &[]).code, Some(2));
+    let missing = run(&["workers"], Some("nobody.example"));
+    assert!(missing.code == Some(2) && missing.err.contains("nobody.example.key"), "{}", missing.err);
+    let variables = ["CERT", "KEY"].map(|name| format!("POINTSMAN_ADMIN_TLS_{name}"));
+    let (cert, key, ca) = (file("reader.example.pem"), file("reader.example.key"), file("ca.pem"));
+    let variables = [(&*variables[0], &*cert), (&*variables[1], &*key)];
+    // O1.8
+    assert_eq!(pointsman(&["health", "--gateway", &url, "--tls-ca", &ca], &variables).code, Some(0));
+}
+
+#[test]
+fn o1_health_tells_whether_the_process_answers_and_whether_it_can_serve() {
+    let daemon = Daemon::start("");
+    let alive = daemon.run(&["health"]);
+    // O1.8
+    assert_eq!((alive.code, &*alive.out), (Some(0), "ok\n"), "{}", alive.err);
+    let ready = daemon.run(&["health", "--ready"]);
+    // O1.8: no worker, so nothing can be served.
+    assert_eq!(ready.code, Some(1), "{}", ready.out);
+    assert!(ready.out.contains("\"ready\":false"), "{}", ready.out);
+    let url = format!("http://{}", daemon.admin);
+    drop(daemon);
+    // O1.8
+    assert_eq!(pointsman(&["health", "--gateway", &url], &[]).code, Some(1));
 }
