@@ -31,6 +31,7 @@ mod models;
 mod nightly;
 mod oracle;
 mod overload;
+mod package;
 mod page;
 mod policies;
 mod proc;
@@ -69,6 +70,8 @@ enum Command {
     Nightly(nightly::Args),
     /// Run the benches.
     Bench(bench::Args),
+    /// Build what a release consists of: binary, Debian package, SBOM and digests; --verify: twice, with the same bytes.
+    Package(package::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
     /// Print the sizes of the source tree and check the module rules.
@@ -140,6 +143,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Ci(args) => ci::run(&args),
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
+        Command::Package(args) => package::run(&args),
         Command::Policies(args) => policies::run(&args),
         Command::Structure(args) => structure::run(&args),
         Command::Spec(args) => spec::run(&args),

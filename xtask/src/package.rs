@@ -1,0 +1,130 @@
+//! `package`: what a release consists of: the binary, a Debian package, a list of what is in them (SBOM), and digests.
+//!
+//! It builds the commit that is checked out, in a clone, so that changed files cannot get in. Paths of the machine are
+//! mapped to fixed ones and times are those of the commit, so each build of a commit has the same bytes.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, ensure};
+use sha2::{Digest as _, Sha256};
+
+use crate::{fleet, setup, sh, table::Checks};
+
+mod build;
+mod commit;
+
+use build::{Build, Files};
+use commit::Commit;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the files; default: `package` in the target directory.
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Build a second time, in another directory and with another cargo home: every file must have the same bytes.
+    #[arg(long)]
+    verify: bool,
+    /// Profile of the build. `demo` takes a fifth of the time, to try the command itself.
+    #[arg(long, default_value = "dist")]
+    profile: String,
+}
+
+/// Builds and prints a table; an error when a check fails.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    for (program, install) in [
+        ("cargo-deb", "cargo install --locked cargo-deb"),
+        ("cargo-cyclonedx", "cargo install --locked cargo-cyclonedx"),
+        ("dpkg-shlibdeps", "apt install dpkg-dev"),
+        ("gzip", "apt install gzip"),
+    ] {
+        let found = sh::succeeds(Command::new("sh").args(["-c", &format!("command -v {program}")]));
+        ensure!(found, "`{program}` is missing; install it with `{install}`");
+    }
+    setup::run()?;
+    let target = fleet::target_dir();
+    fs::create_dir_all(&target)?;
+    let target = target.canonicalize()?;
+    let output = args.output.clone().unwrap_or_else(|| target.join("package"));
+    let commit = Commit::of_head()?;
+    let work = target.join("package-build");
+    let build = Build { commit: &commit, profile: &args.profile };
+    let files = build.run(&work.join("first"), None)?;
+    let mut checks = Checks::default();
+    check(&files, &commit, &mut checks)?;
+    if args.verify {
+        // A build that takes over files of an earlier one would prove less.
+        let second = work.join("a-second-one/in-a-directory-of-another-length");
+        remove(&second)?;
+        let home = second.join("cargo-home");
+        build::link_cargo_home(&home)?;
+        let again = build.run(&second, Some(&home))?;
+        for (first, second) in files.all().into_iter().zip(again.all()) {
+            let (first, second) = (digest(first)?, digest(second)?);
+            checks.check(&format!("both builds: {}", first.name), &first.hex[..24], first.hex == second.hex);
+        }
+    }
+    collect(&files, &output)?;
+    sh::print(&format!("{} is in {}", commit.version, output.display()));
+    checks.finish()
+}
+
+/// Checks the binary itself: its version, and that it names no directory of this machine.
+fn check(files: &Files, commit: &Commit, checks: &mut Checks) -> anyhow::Result<()> {
+    let told = Command::new(&files.binary).arg("--version").output().context("starting the binary")?;
+    let told = String::from_utf8_lossy(&told.stdout).trim().to_owned();
+    checks.check("version of the binary", &told, told == format!("pointsman {}", commit.version));
+    let bytes = fs::read(&files.binary)?;
+    let named = files.mapped.iter().filter(|path| contains(&bytes, path.as_os_str().as_encoded_bytes()));
+    checks.none("directories of this machine in the binary", named.count() as u64);
+    for file in files.all() {
+        let kib = fs::metadata(file)?.len() / 1024;
+        checks.show(&format!("size of {}", name(file)), format!("{kib} KiB"));
+    }
+    Ok(())
+}
+
+fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|window| window == wanted)
+}
+
+/// A file's name with the SHA-256 of its content.
+struct NamedDigest {
+    name: String,
+    hex: String,
+}
+
+fn digest(file: &Path) -> anyhow::Result<NamedDigest> {
+    let content = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+    let hex = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(NamedDigest { name: name(file), hex })
+}
+
+/// Copies the files into the output directory and writes `SHA256SUMS`, which `sha256sum --check` reads.
+fn collect(files: &Files, output: &Path) -> anyhow::Result<()> {
+    remove(output)?;
+    fs::create_dir_all(output)?;
+    let mut sums = String::new();
+    for file in files.all() {
+        let NamedDigest { name, hex } = digest(file)?;
+        fs::copy(file, output.join(&name))?;
+        sums.push_str(&format!("{hex}  {name}\n"));
+    }
+    fs::write(output.join("SHA256SUMS"), sums)?;
+    Ok(())
+}
+
+fn name(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Removes a directory, if it is there.
+fn remove(dir: &Path) -> anyhow::Result<()> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| format!("removing {}", dir.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! One build of a commit.
+
+use std::{
+    env, fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, ensure};
+
+use super::{Commit, remove};
+use crate::sh;
+
+/// Commit and profile to build.
+pub(super) struct Build<'a> {
+    pub(super) commit: &'a Commit,
+    pub(super) profile: &'a str,
+}
+
+/// What a build made.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub(super) binary: PathBuf,
+    deb: PathBuf,
+    sbom: PathBuf,
+    /// Directories of this machine that no file may name.
+    pub(super) mapped: Vec<PathBuf>,
+}
+
+/// Directories of one build.
+struct Dirs {
+    source: PathBuf,
+    target: PathBuf,
+    cargo_home: PathBuf,
+    /// What the binary wrote: manual pages and completions; and the changelog.
+    generated: PathBuf,
+}
+
+impl Files {
+    /// What is published, in the order of `SHA256SUMS`.
+    pub(super) fn all(&self) -> [&Path; 3] {
+        [&self.binary, &self.deb, &self.sbom]
+    }
+}
+
+impl Build<'_> {
+    /// Clones the commit into a directory and builds it there. `home`: cargo's home, unless the usual one.
+    pub(super) fn run(&self, dir: &Path, home: Option<&Path>) -> anyhow::Result<Files> {
+        let (source, target) = (dir.join("source"), dir.join("target"));
+        remove(&source)?;
+        fs::create_dir_all(dir)?;
+        let mut clone = Command::new("git");
+        clone.args(["clone", "--quiet", "--shared", "--no-checkout"]).arg(sh::root()).arg(&source);
+        sh::run(&mut clone)?;
+        let mut checkout = Command::new("git");
+        checkout.arg("-C").arg(&source).args(["checkout", "--quiet", "--detach", &self.commit.hash]);
+        sh::run(&mut checkout)?;
+        let cargo_home = home.map_or_else(usual_cargo_home, |home| Ok(home.to_owned()))?;
+        let profile_dir = target.join(self.profile);
+        let dirs = Dirs { source, target, cargo_home, generated: profile_dir.join("package") };
+        let mapped = self.mapped(&dirs)?;
+        let mut build = self.cargo(&dirs, &mapped);
+        build.args(["build", "--locked", "--profile", self.profile, "--package", "pointsman-gateway"]);
+        sh::run(&mut build)?;
+        let binary = profile_dir.join("pointsman");
+        remove(&dirs.generated)?;
+        self.generate(&binary, &dirs)?;
+        let sbom = self.sbom(&dirs, &mapped)?;
+        let deb = self.deb(&dirs, &mapped)?;
+        Ok(Files { binary, deb, sbom, mapped: mapped.into_iter().map(|(path, _)| path).collect() })
+    }
+
+    /// Directories, and what stands for them in the files. rustc takes the last one that fits.
+    fn mapped(&self, dirs: &Dirs) -> anyhow::Result<Vec<(PathBuf, String)>> {
+        let rustc = |arguments: &[&str]| -> anyhow::Result<String> {
+            let mut rustc = command("rustc", &dirs.source);
+            let output = rustc.args(arguments).output().context("could not start rustc")?;
+            ensure!(output.status.success(), "`rustc {}` failed", arguments.join(" "));
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let sysroot = PathBuf::from(rustc(&["--print", "sysroot"])?.trim());
+        let verbose = rustc(&["--version", "--verbose"])?;
+        let commit = verbose.lines().find_map(|line| line.strip_prefix("commit-hash: ")).unwrap_or("unknown");
+        Ok(vec![
+            (dirs.source.clone(), "/usr/src/pointsman".to_owned()),
+            (dirs.target.clone(), "/usr/src/target".to_owned()),
+            (dirs.cargo_home.clone(), "/usr/src/cargo".to_owned()),
+            (sysroot.join("lib/rustlib/src/rust"), format!("/rustc/{commit}")),
+        ])
+    }
+
+    /// A cargo command in the clone whose output depends on the commit and the toolchain only.
+    fn cargo(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> Command {
+        let each = |flag: &str| -> Vec<String> {
+            mapped.iter().map(|(from, to)| format!("{flag}={}={to}", from.display())).collect()
+        };
+        let mut cargo = command("cargo", &dirs.source);
+        cargo
+            .env("CARGO_HOME", &dirs.cargo_home)
+            .env("CARGO_TARGET_DIR", &dirs.target)
+            .env("CARGO_INCREMENTAL", "0")
+            .env("CARGO_ENCODED_RUSTFLAGS", each("--remap-path-prefix").join("\u{1f}"))
+            .env("CFLAGS", each("-ffile-prefix-map").join(" "))
+            .env("POINTSMAN_VERSION", &self.commit.version);
+        self.dated(&mut cargo);
+        cargo
+    }
+
+    fn dated<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("SOURCE_DATE_EPOCH", &self.commit.time).env("TZ", "UTC").env("LC_ALL", "C.UTF-8")
+    }
+
+    /// Writes what the package has besides the binary and files of the repository.
+    fn generate(&self, binary: &Path, dirs: &Dirs) -> anyhow::Result<()> {
+        let generated = &dirs.generated;
+        let pointsman = |arguments: &[&str]| -> anyhow::Result<Vec<u8>> {
+            let mut command = Command::new(binary);
+            let output = self.dated(command.args(arguments).current_dir(generated)).output()?;
+            ensure!(output.status.success(), "`pointsman {}` failed", arguments.join(" "));
+            Ok(output.stdout)
+        };
+        fs::create_dir_all(generated.join("completions"))?;
+        pointsman(&["man", "man"])?;
+        for (shell, file) in [("bash", "pointsman"), ("zsh", "_pointsman"), ("fish", "pointsman.fish")] {
+            fs::write(generated.join("completions").join(file), pointsman(&["completions", shell])?)?;
+        }
+        fs::write(generated.join("example.toml"), pointsman(&["config", "example"])?)?;
+        let Commit { deb_version, date, .. } = self.commit;
+        let changelog = format!(
+            "pointsman ({deb_version}) unstable; urgency=medium\n\n  * /usr/share/doc/pointsman/CHANGELOG.md tells what \
+             changed.\n\n -- {MAINTAINER}  {date}\n"
+        );
+        fs::write(generated.join("changelog.Debian"), changelog)?;
+        let mut gzip = Command::new("gzip");
+        sh::run(gzip.args(["--best", "--no-name", "changelog.Debian"]).current_dir(generated))
+    }
+
+    /// Lists the crates in the binary with versions and licences, as CycloneDX.
+    fn sbom(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> anyhow::Result<PathBuf> {
+        let mut cargo = self.cargo(dirs, mapped);
+        cargo.args([
+            "cyclonedx",
+            "--quiet",
+            "--manifest-path",
+            "host/gateway/Cargo.toml",
+            "--format",
+            "json",
+        ]);
+        sh::run(cargo.args(["--spec-version", "1.5", "--override-filename", "sbom"]))?;
+        let written = dirs.source.join("host/gateway/sbom.json");
+        let mut text = fs::read_to_string(&written).with_context(|| written.display().to_string())?;
+        for (from, to) in mapped {
+            text = text.replace(&*from.to_string_lossy(), to);
+        }
+        let sbom = dirs.generated.join("pointsman.cdx.json");
+        fs::write(&sbom, text)?;
+        Ok(sbom)
+    }
+
+    fn deb(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> anyhow::Result<PathBuf> {
+        let output = dirs.target.join("debian");
+        remove(&output)?;
+        let mut cargo = self.cargo(dirs, mapped);
+        cargo.args(["deb", "--no-build", "--no-strip", "--locked", "--profile", self.profile]);
+        cargo.args(["--manifest-path", "host/gateway/Cargo.toml", "--deb-version", &self.commit.deb_version]);
+        sh::run(cargo.arg("--output").arg(&output))?;
+        let made = fs::read_dir(&output)?.filter_map(|entry| Some(entry.ok()?.path()));
+        made.into_iter()
+            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+            .with_context(|| format!("cargo-deb left no package in {}", output.display()))
+    }
+}
+
+/// Who answers for the package. The manifest of the gateway repeats it.
+const MAINTAINER: &str = "The Pointsman maintainers <maintainers@pointsman.dev>";
+
+/// A command in a clone, with the toolchain that its `rust-toolchain.toml` names.
+fn command(program: &str, source: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(source).env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS").env_remove("CARGO");
+    command
+}
+
+fn usual_cargo_home() -> anyhow::Result<PathBuf> {
+    let home = || Some(PathBuf::from(env::var_os("HOME")?).join(".cargo"));
+    env::var_os("CARGO_HOME").map(PathBuf::from).or_else(home).context("neither CARGO_HOME nor HOME is set")
+}
+
+/// Makes a cargo home at another path that shares the downloads of the usual one.
+pub(super) fn link_cargo_home(dir: &Path) -> anyhow::Result<()> {
+    let usual = usual_cargo_home()?;
+    fs::create_dir_all(dir)?;
+    for name in ["registry", "git", "config.toml"] {
+        let shared = usual.join(name);
+        if shared.exists() {
+            symlink(&shared, dir.join(name)).with_context(|| format!("linking {}", shared.display()))?;
+        }
+    }
+    Ok(())
+}
