@@ -9,7 +9,10 @@ use std::{
 
 use parking_lot::Mutex;
 use pointsman_workers::{Registry, WorkerId, WorkerSpec};
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -159,14 +162,8 @@ impl Fleet {
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         loop {
             let next = self.tick(Instant::now());
-            let pause = async {
-                match next {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = pause => {}
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
                 () = self.changed.notified() => {}
                 () = stop.cancelled() => return,
             }

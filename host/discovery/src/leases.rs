@@ -4,7 +4,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use pointsman_workers::{WorkerId, WorkerSpec};
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     fleet::Reporter,
@@ -170,14 +173,8 @@ impl Source for Arc<Leases> {
         let mut recheck = false;
         loop {
             let next = self.expire(Instant::now(), std::mem::take(&mut recheck));
-            let pause = async {
-                match next {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = pause => {}
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
                 () = self.changed.notified() => {}
                 () = reporter.recheck() => recheck = true,
             }

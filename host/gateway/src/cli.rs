@@ -3,7 +3,7 @@
 use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::{Args, Parser, Subcommand};
-use pointsman_admin_cli::{AdminCommand, print};
+use pointsman_admin_cli::{AdminCommand, print, with_causes};
 use pointsman_lab::cli::{CompareArgs, TraceCommand};
 use pointsman_policy_runtime::run_compiler_process;
 use pointsman_policy_tools::PolicyCommand;
@@ -161,7 +161,7 @@ impl Cli {
         match outcome {
             Ok(code) => code,
             Err(error) => {
-                let _ = writeln!(std::io::stderr(), "pointsman: {}", text_of(&error));
+                let _ = writeln!(std::io::stderr(), "pointsman: {}", with_causes(error.as_ref()));
                 ExitCode::from(2)
             }
         }
@@ -257,18 +257,6 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         running.drain().await;
         Ok(ExitCode::SUCCESS)
     })
-}
-
-/// An error with its causes, each once: the text of an error may contain that of its cause.
-fn text_of(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
 }
 
 /// A worker flag without its API key, for messages.

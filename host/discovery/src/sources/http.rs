@@ -160,7 +160,7 @@ impl Lines {
     }
 }
 
-/// An error with its causes.
+/// An error with its causes, as `anyhow` writes it, which this crate needs for nothing else.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

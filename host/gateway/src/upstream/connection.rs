@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
     destination::{Destination, Parts},
-    stream::{EngineStream, Verified},
+    stream::{self, EngineStream, Verified},
     wire::{self, Head},
     wire_error::WireError,
 };
@@ -68,7 +68,7 @@ impl Connection {
 
     /// Connects.
     pub(super) async fn open(to: &Destination, parts: Parts<'_>, tls: &EngineTls) -> io::Result<Box<Self>> {
-        let (stream, verified) = EngineStream::open(to, parts, tls).await?;
+        let (stream, verified) = stream::open(to, parts, tls).await?;
         Ok(Box::new(Self { stream, origin: parts.origin.into(), verified, answered: false }))
     }
 

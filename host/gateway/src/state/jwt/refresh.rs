@@ -124,7 +124,7 @@ impl Refresh {
 
 /// Fetches the set once.
 async fn fetch(client: &reqwest::Client, url: &reqwest::Url) -> Result<(KeySet, Vec<u8>), String> {
-    let failed = |error: reqwest::Error| chain(&error.without_url());
+    let failed = |error: reqwest::Error| format!("{:#}", anyhow::Error::from(error.without_url()));
     let mut response = client.get(url.clone()).send().await.map_err(failed)?;
     if response.status() != reqwest::StatusCode::OK {
         return Err(format!("status {}", response.status().as_u16()));
@@ -138,16 +138,4 @@ async fn fetch(client: &reqwest::Client, url: &reqwest::Url) -> Result<(KeySet, 
     }
     let keys = KeySet::parse(&bytes)?;
     Ok((keys, bytes))
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
 }

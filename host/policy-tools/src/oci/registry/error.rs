@@ -1,6 +1,6 @@
 //! Errors of registries, and text of strangers in them.
 
-use std::error::Error as _;
+use pointsman_admin_cli::with_causes;
 
 use super::super::error::OciError;
 
@@ -23,7 +23,7 @@ impl RegistryError {
     /// Describes a request that failed without an answer, or in the middle of one.
     pub(super) fn transport(call: &str, error: reqwest::Error) -> Self {
         let connect = error.is_connect();
-        let chain = chain(&error.without_url());
+        let chain = clean(&with_causes(&error.without_url()));
         let advice = if ["UnknownIssuer", "BadSignature"].iter().any(|name| chain.contains(name)) {
             "give the registry's root certificate with --tls-ca"
         } else if chain.contains("certificate") {
@@ -43,21 +43,6 @@ impl From<OciError> for RegistryError {
     fn from(error: OciError) -> Self {
         Self::new(error.to_string(), "push the policy again, and check what stands before the registry")
     }
-}
-
-/// Joins the messages of an error and its sources, without repetitions.
-fn chain(error: &reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        source = error.source();
-    }
-    clean(&text)
 }
 
 /// Returns a stranger's text as one printable line of limited length.
