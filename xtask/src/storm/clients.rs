@@ -8,6 +8,8 @@ use anyhow::Context as _;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    certificates::Certificates,
+    client::Client,
     fleet::{self, EngineSpec, Fleet},
     load::FixedRate,
     metrics_text, proc, sh,
@@ -17,6 +19,7 @@ use crate::{
 
 mod attacks;
 mod fountain;
+mod http2;
 mod sockets;
 
 use fountain::Fountain;
@@ -59,6 +62,8 @@ tokenizer_timeout = "500ms"
 /// What a group of clients works with.
 struct Target<'a> {
     fleet: &'a Fleet,
+    /// Authority of the listener's certificate; `None`: it has no TLS.
+    authority: Option<&'a Path>,
     scale: f64,
 }
 
@@ -80,6 +85,25 @@ struct Seen {
 pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
     raise_file_limit()?;
     let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;
+    let (fleet, _fountain) = start(bin, dir.path(), "").await?;
+    let target = Target { fleet: &fleet, authority: None, scale: args.scale };
+    let mut storm = Storm { target, args, rows: Vec::new() };
+    storm.groups().await?;
+    let rows = storm.rows;
+    drop(fleet);
+    let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;
+    let certificates = Certificates::write(dir.path())?;
+    let (mut fleet, _fountain) =
+        start(bin, dir.path(), &format!("[server.tls]\n{}", certificates.table())).await?;
+    fleet.client = Client::secure(&fleet.gateway.listening(), &certificates.authority)?;
+    let target = Target { fleet: &fleet, authority: Some(&certificates.authority), scale: args.scale };
+    let mut storm = Storm { target, args, rows };
+    storm.groups_of_http2().await?;
+    storm.finish()
+}
+
+/// Starts an engine, one whose answers do not end, and the gateway with further configuration.
+async fn start(bin: &Path, dir: &Path, more: &str) -> anyhow::Result<(Fleet, Fountain)> {
     let flags =
         "--overhead-ms 2 --prefill-ms-per-token 0 --itl-ms 1 --jitter 0 --load-factor 1 --record 10000";
     let spec = EngineSpec::new(
@@ -87,16 +111,14 @@ pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
         "aggregated",
         &format!("{flags} --max-model-len 100000000 --blocks 10000000"),
     );
-    let engine = spec.start(bin, dir.path(), 1)?;
+    let engine = spec.start(bin, dir, 1)?;
     let fountain = Fountain::start().await?;
     let workers = [spec.worker_flag(1, &engine.announced), fountain.worker_flag(2)];
     let tokenizer = sh::root().join("host/tokens/fixtures/model");
-    let config = CONFIG.replace("TOKENIZER", &tokenizer.to_string_lossy());
-    let mut fleet = fleet::gateway(bin, dir.path(), &config, &workers).await?;
+    let config = CONFIG.replace("TOKENIZER", &tokenizer.to_string_lossy()) + more;
+    let mut fleet = fleet::gateway(bin, dir, &config, &workers).await?;
     fleet.engines = vec![engine];
-    let mut storm = Storm { target: Target { fleet: &fleet, scale: args.scale }, args, rows: Vec::new() };
-    storm.groups().await?;
-    storm.finish()
+    Ok((fleet, fountain))
 }
 
 struct Storm<'a> {
@@ -117,6 +139,15 @@ impl Storm<'_> {
         self.group("malformed requests", attacks::malformed).await?;
         self.group("clients that leave", attacks::departing).await?;
         self.group("connections without a request", attacks::idle_connections).await
+    }
+
+    /// Groups that speak HTTP/2 over TLS.
+    async fn groups_of_http2(&mut self) -> anyhow::Result<()> {
+        self.group("http2: requests that are reset", http2::rapid_reset).await?;
+        self.group("http2: heads without an end", http2::continuation).await?;
+        self.group("http2: closed windows", http2::closed_windows).await?;
+        self.group("http2: settings, unread", http2::settings).await?;
+        self.group("http2: pings, unread", http2::pings).await
     }
 
     /// Runs one group beside the well-behaved client.
