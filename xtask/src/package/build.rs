@@ -128,12 +128,14 @@ impl Build<'_> {
         fs::write(generated.join("example.toml"), pointsman(&["config", "example"])?)?;
         let Commit { deb_version, date, .. } = self.commit;
         let changelog = format!(
-            "pointsman ({deb_version}) unstable; urgency=medium\n\n  * /usr/share/doc/pointsman/CHANGELOG.md tells what \
+            "pointsman ({deb_version}) unstable; urgency=medium\n\n  * /usr/share/doc/pointsman/changelog.gz tells what \
              changed.\n\n -- {MAINTAINER}  {date}\n"
         );
         fs::write(generated.join("changelog.Debian"), changelog)?;
+        fs::copy(dirs.source.join("CHANGELOG.md"), generated.join("changelog"))?;
         let mut gzip = Command::new("gzip");
-        sh::run(gzip.args(["--best", "--no-name", "changelog.Debian"]).current_dir(generated))
+        gzip.args(["--best", "--no-name", "--recursive", "man", "changelog", "changelog.Debian"]);
+        sh::run(gzip.current_dir(generated))
     }
 
     /// Lists the crates in the binary with versions and licences, as CycloneDX.
