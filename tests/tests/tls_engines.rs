@@ -5,10 +5,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use pointsman_gateway::config::{Config, UpstreamTls};
+use pointsman_gateway::config::{Config, Model, TokenSource, UpstreamTls};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    Client, TestCluster, TestClusterBuilder,
     tls::{Authority, Issued, Leaf, TlsFiles},
     tls_proxy::TlsProxy,
 };
@@ -113,6 +113,34 @@ async fn j4_engines_are_called_over_tls_and_connections_are_used_again() {
     // J4.1
     assert_eq!(engine.proxy.handshakes(), handshakes, "connections are kept");
     assert_eq!(engine.proxy.plain(), 0);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn j4_tokens_come_from_an_engine_over_tls() {
+    let authority = Authority::new().unwrap();
+    let engine = Engine::start(&authority.server().unwrap(), None).await;
+    let (_files, tls) = files(&authority, None);
+    let cluster = cluster(|config| {
+        config.upstream.tls = tls;
+        config.workers.push(engine.spec(",model=tiny"));
+        let model = Model {
+            tokenizer: Some(TokenSource::Engine),
+            tokenizer_timeout: LIMIT,
+            tokenizer_cache_bytes: 1 << 20,
+            ..Model::default()
+        };
+        config.models.insert("tiny".to_owned(), model);
+    })
+    .await;
+    let direct = Client::new(engine.sim.addr());
+    let expected = direct.post("/tokenize", &[], CHAT).await.unwrap().json().unwrap();
+    let routed = cluster.client.post("/v1/route", &[], CHAT).await.unwrap().json().unwrap();
+    // J4.1: the tokens are the engine's, and it speaks nothing but TLS
+    assert_eq!(routed["token_ids"], expected["tokens"]);
+    assert!(!expected["tokens"].as_array().unwrap().is_empty());
+    assert!(chat(&cluster).await.contains("[DONE]"));
+    assert!(cluster.metric("pointsman_not_tokenized_total{").await.unwrap().is_empty());
     cluster.at_rest().await.unwrap();
 }
 
