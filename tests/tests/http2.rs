@@ -212,6 +212,36 @@ async fn j5_streams_of_a_connection_are_limited() {
 }
 
 #[tokio::test]
+async fn j5_requests_of_all_connections_are_limited_together() {
+    let builder = TestClusterBuilder::new().sim_with(slow_engine(), "");
+    let secure = Secure::start(builder, |config| config.limits.http2_requests = 2).await;
+    let (mut first, mut second) = (secure.client().await, secure.client().await);
+    let mut streams = [
+        first.send("POST", CHAT, &chat(30)).await.unwrap(),
+        second.send("POST", CHAT, &chat(30)).await.unwrap(),
+    ];
+    let mut refused = second.send("POST", CHAT, &chat(3)).await.unwrap();
+    // J5.10, I_too_many_streams
+    assert_eq!(
+        (refused.status().as_u16(), refused.head.headers()["retry-after"].to_str().unwrap()),
+        (503, "1")
+    );
+    let body = refused.text().await.unwrap();
+    assert!(body.contains("too_many_streams") && body.contains("limits.http2_requests"), "{body}");
+    for stream in &mut streams {
+        assert!(stream.text().await.unwrap().contains("[DONE]"));
+    }
+    let until = Instant::now() + LIMIT;
+    while secure.cluster.gateway.state().http2_requests.used() > 0 {
+        assert!(Instant::now() < until, "places are not given back");
+        sleep(Duration::from_millis(10)).await;
+    }
+    // J5.10: the connection goes on.
+    assert!(second.send("POST", CHAT, &chat(3)).await.unwrap().text().await.unwrap().contains("[DONE]"));
+    secure.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn j5_a_client_that_abandons_too_many_requests_is_ended() {
     let builder = TestClusterBuilder::new().sim_with(slow_engine(), "");
     let secure = Secure::start(builder, |config| config.server.http2.max_resets = 20).await;

@@ -364,6 +364,7 @@ fn build(
         queue: AdmissionQueue::new(reload::queue_rules(reloadable)),
         connections: Budget::new(connection_limit(reloadable.limits.connections)),
         connections_by_address: Arc::default(),
+        http2_requests: Budget::new(reloadable.limits.http2_requests),
         realtime: Budget::new(reloadable.limits.realtime_connections),
         body_bytes: Budget::new(reloadable.limits.body_bytes_in_flight),
         sessions: Arc::new(Sessions::default()),

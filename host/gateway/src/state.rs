@@ -78,6 +78,8 @@ pub struct State {
     pub connections: Arc<Budget>,
     /// Open connections of clients by address.
     pub(crate) connections_by_address: Arc<AddressBudget>,
+    /// Requests over HTTP/2 that are open, in all connections.
+    pub http2_requests: Arc<Budget>,
     /// Open WebSocket connections of clients.
     pub(crate) realtime: Arc<Budget>,
     /// Bytes of the bodies of all requests in flight.

@@ -116,6 +116,8 @@ pub struct Limits {
     pub connections: usize,
     /// Number of open connections of one address, of IPv6 of a /64 network; 0: no limit.
     pub connections_per_address: usize,
+    /// Number of requests over HTTP/2, in all connections together.
+    pub http2_requests: usize,
     /// Number of open WebSocket connections of clients.
     pub realtime_connections: usize,
     /// Size of the bodies of all requests in flight in bytes.
@@ -280,6 +282,7 @@ impl Default for Limits {
             sequences: 4_096,
             connections: 10_000,
             connections_per_address: 0,
+            http2_requests: 10_000,
             realtime_connections: 256,
             body_bytes_in_flight: 512 * 1024 * 1024,
             min_body_rate: 1_024,

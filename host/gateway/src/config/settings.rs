@@ -269,6 +269,8 @@ settings! {
         "limits.connections" connections: usize,
         /// Number of open connections of one address; 0: no limit.
         "limits.connections_per_address" connections_per_address: usize,
+        /// Number of requests over HTTP/2, in all connections together.
+        "limits.http2_requests" http2_requests: usize,
         /// Number of open WebSocket connections of clients.
         "limits.realtime_connections" realtime_connections: usize,
         /// Size of the bodies of all requests in flight in bytes.

@@ -81,6 +81,7 @@ impl ReloadTarget for SharedState {
         }
         state.queue.set_rules(queue_rules(after));
         state.body_bytes.set_limit(limits.body_bytes_in_flight);
+        state.http2_requests.set_limit(limits.http2_requests);
         state.realtime.set_limit(limits.realtime_connections);
         state.connections.set_limit(connection_limit(limits.connections));
         state.probe.send_if_modified(|config| {

@@ -3,10 +3,14 @@
 //! [`ClientSocket`](super::client_socket::ClientSocket) bounds the connection as a whole. Here each stream is
 //! bounded: what waits for it, for how long, and how often a client may abandon one.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use futures_util::TryFutureExt as _;
-use hyper::{Request, body::Incoming, server::conn::http2::Builder, service::Service as _};
+use axum::body::Body;
+use futures_util::{
+    TryFutureExt as _,
+    future::{Either, ready},
+};
+use hyper::{Request, Response, body::Incoming, server::conn::http2::Builder, service::Service as _};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -14,8 +18,8 @@ use hyper_util::{
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{client_stream::ClientStream, connected::Connected, pieces::Pieces};
-use crate::config::Http2;
+use super::{client_stream::ClientStream, connected::Connected, pieces::Pieces, request_id};
+use crate::{budget::Budget, config::Http2, openai::error::ApiError};
 
 mod spawn;
 mod streams;
@@ -39,7 +43,7 @@ const MAX_UNSENT: usize = 32 * 1024;
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Limits of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Limits {
     pub(super) http2: Http2,
     /// How long no request may be open.
@@ -62,6 +66,8 @@ impl Limits {
         let http2 = Http2 { max_concurrent_streams: PROXY_STREAMS, max_resets: u32::MAX, ..self.http2 };
         Self { http2, connection_window: PROXY_WINDOW, ..self }
     }
+    /// Open requests of all connections.
+    pub(super) requests: Arc<Budget>,
 }
 
 /// Serves a connection until it ends. When `draining` is cancelled, the client is told to open no further
@@ -74,14 +80,21 @@ pub(super) async fn serve(
     draining: CancellationToken,
 ) -> Option<&'static str> {
     let Limits { http2, idle, write, connection_window } = limits;
+    let Limits { http2, idle, write, requests } = limits;
     let streams = Streams::new(http2.max_resets);
     let (of_requests, routes) = (streams.clone(), TowerToHyperService::new(connected.routes.clone()));
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         // A stream has no bytes before its head, which arrives whole.
         let stream = of_requests.open();
         connected.introduce(&mut request, Instant::now(), stream.client());
-        let body = StreamBody::of(stream, &request);
-        routes.call(request).map_ok(move |answer| answer.map(|answer| body.with(Pieces::of(answer))))
+        let place = requests.take(1);
+        let refused = place.is_none().then(|| refusal(&request, requests.limit()));
+        let body = StreamBody::of(stream, &request, place);
+        let answer = match refused {
+            Some(refused) => Either::Left(ready(Ok(refused))),
+            None => Either::Right(routes.call(request)),
+        };
+        answer.map_ok(move |answer| answer.map(|answer| body.with(Pieces::of(answer))))
     });
     let mut builder = Builder::new(Spawn { streams: streams.clone(), tasks, write });
     builder
@@ -113,6 +126,11 @@ pub(super) async fn serve(
         (since, idle) = (Instant::now(), GOODBYE);
         connection.as_mut().graceful_shutdown();
     }
+}
+
+/// Answers a request that is one too many.
+fn refusal(request: &Request<Incoming>, limit: usize) -> Response<Body> {
+    ApiError::TooManyStreams(limit).response(&request_id(request.headers())).map(Body::from)
 }
 
 /// Why a connection failed: one of a fixed list; `None`: the client ended it.

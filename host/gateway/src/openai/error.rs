@@ -92,6 +92,12 @@ pub(crate) enum ApiError {
          `retry-after`"
     )]
     TooManyConnections(usize),
+    /// Too many requests are open over HTTP/2.
+    #[error(
+        "opening the request: {0} are open over HTTP/2, the limit of limits.http2_requests; retry after the time in \
+         `retry-after`"
+    )]
+    TooManyStreams(usize),
     /// No worker serves this model.
     #[error("the model `{0}` does not exist; GET /v1/models lists the models")]
     ModelNotFound(String),
@@ -220,6 +226,7 @@ impl ApiError {
             | Self::KeysBusy
             | Self::NoKeySet
             | Self::TooManyConnections(_)
+            | Self::TooManyStreams(_)
             | Self::BodyBytesInFlight(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline | Self::EngineTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Overloaded { status, .. } | Self::Engine { status, .. } => *status,
@@ -244,6 +251,7 @@ impl ApiError {
             Self::WrongMethod(_) => "method_not_allowed",
             Self::UpgradeRequired(_) => "upgrade_required",
             Self::TooManyConnections(_) => "too_many_connections",
+            Self::TooManyStreams(_) => "too_many_streams",
             Self::ModelNotFound(_) => "model_not_found",
             Self::WorkerNotFound(_) => "worker_not_found",
             Self::WorkerNotEligible(_) => "worker_not_eligible",
@@ -302,6 +310,7 @@ impl ApiError {
                 | Self::NoKeySet
                 | Self::BodyBytesInFlight(_)
                 | Self::TooManyConnections(_)
+                | Self::TooManyStreams(_)
                 | Self::NoWorker(_)
                 | Self::PrefillUnavailable
                 | Self::Draining

@@ -14,12 +14,18 @@ impl Problems {
             sequences,
             connections,
             connections_per_address,
+            http2_requests,
             realtime_connections,
             body_bytes_in_flight,
             min_body_rate,
         } = *limits;
         if connections == 0 {
             self.add("limits.connections", "`0` would refuse every client: expected 1 or more");
+        }
+        if http2_requests == 0 {
+            let message = "`0` would refuse every request over HTTP/2: expected 1 or more, or \
+                           server.http2.enabled = false";
+            self.add("limits.http2_requests", message);
         }
         // Large bodies use at most seven eighths.
         if body_bytes_in_flight / 8 * 7 < max_body_bytes {
@@ -35,6 +41,7 @@ impl Problems {
             sequences: self.bound("limits.sequences", sequences),
             connections,
             connections_per_address,
+            http2_requests,
             realtime_connections,
             body_bytes_in_flight,
             min_body_rate,

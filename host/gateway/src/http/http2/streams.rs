@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{http::pieces::Pieces, orchestrate::client_connection::ClientConnection};
+use crate::{budget::Share, http::pieces::Pieces, orchestrate::client_connection::ClientConnection};
 
 /// Time in which abandoned requests are counted together.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -144,6 +144,8 @@ impl Drop for Stream {
 #[derive(Debug)]
 pub(super) struct StreamBody {
     stream: Arc<Stream>,
+    /// The request's part of those that all connections may have open.
+    _place: Option<Share>,
     pieces: Option<Pieces>,
     /// The client needs no more of it.
     is_complete: bool,
@@ -152,8 +154,14 @@ pub(super) struct StreamBody {
 }
 
 impl StreamBody {
-    pub(super) fn of<T>(stream: Arc<Stream>, request: &Request<T>) -> Self {
-        Self { stream, pieces: None, is_complete: false, is_head: request.method() == Method::HEAD }
+    pub(super) fn of<T>(stream: Arc<Stream>, request: &Request<T>, place: Option<Share>) -> Self {
+        Self {
+            stream,
+            _place: place,
+            pieces: None,
+            is_complete: false,
+            is_head: request.method() == Method::HEAD,
+        }
     }
 
     pub(super) fn with(mut self, pieces: Pieces) -> Self {
@@ -221,7 +229,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_that_a_client_abandons_are_counted_for_ten_seconds() {
         let streams = Streams::new(2);
-        let abandon = || drop(StreamBody::of(streams.open(), &Request::new(())));
+        let abandon = || drop(StreamBody::of(streams.open(), &Request::new(()), None));
         let is_flooded = || streams.flooded.is_cancelled();
         abandon();
         abandon();
@@ -229,7 +237,7 @@ mod tests {
         abandon();
         abandon();
         assert!(!is_flooded());
-        let answered = StreamBody::of(streams.open(), &Request::new(()));
+        let answered = StreamBody::of(streams.open(), &Request::new(()), None);
         drop(answered.with(Pieces::of(axum::body::Body::empty())));
         assert!(!is_flooded());
         abandon();

@@ -192,7 +192,7 @@ fn tenant_limits(state: &State) -> String {
 }
 
 fn budgets(state: &State) -> String {
-    format!("{:?} {:?} {:?}", state.connections, state.body_bytes, state.realtime)
+    format!("{:?} {:?} {:?} {:?}", state.connections, state.body_bytes, state.http2_requests, state.realtime)
 }
 
 fn probe(state: &State) -> String {
@@ -359,6 +359,7 @@ fn rows() -> Vec<Row> {
         row("limits.connections_per_address", "7", settings),
         row("limits.body_bytes_in_flight", "70000000", budgets),
         row("limits.min_body_rate", "7", settings),
+        row("limits.http2_requests", "7", budgets),
         row("limits.realtime_connections", "7", budgets),
         row("timeouts.realtime_idle", "'7s'", settings),
         row("timeouts.body_idle", "'7s'", settings),
