@@ -175,7 +175,7 @@ mod tests {
         let body = r#"{"error":{"code":"unauthorized","message":"needs \u001b[2J a token"}}"#;
         let error = answer(401, body).read::<serde_json::Value>().unwrap_err().to_string();
         let expected = "the gateway refused (401 unauthorized): needs \u{fffd}[2J a token; give it with \
-                        --token-file FILE or POINTSMAN_ADMIN_TOKEN";
+                        --token-file FILE or POINTSMAN_ADMIN_TOKEN, or a certificate with --tls-cert and --tls-key";
         assert_eq!(error, expected);
     }
 
