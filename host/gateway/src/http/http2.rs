@@ -52,22 +52,23 @@ pub(super) struct Limits {
     pub(super) write: Duration,
     /// Bytes that a client may send on all streams before the gateway reads them.
     connection_window: u32,
+    /// Open requests of all connections of clients; `None`: those of this one do not count.
+    requests: Option<Arc<Budget>>,
 }
 
 impl Limits {
-    /// Returns the limits of a client's connection.
-    pub(super) fn of_clients(http2: Http2, idle: Duration, write: Duration) -> Self {
-        Self { http2, idle, write, connection_window: CONNECTION_WINDOW }
+    /// Returns the limits of a client's connection. `requests` are those of all clients.
+    pub(super) fn of_clients(http2: Http2, idle: Duration, write: Duration, requests: Arc<Budget>) -> Self {
+        Self { http2, idle, write, connection_window: CONNECTION_WINDOW, requests: Some(requests) }
     }
 
     /// Returns the limits of a proxy's connection, which has the requests of many clients: those that these
-    /// abandon are not counted, and one that waits for its endpoint does not stop the others.
+    /// abandon are not counted, and one that waits for its endpoint does not stop the others. The picker has a limit of
+    /// its own.
     pub(super) fn of_proxies(self) -> Self {
         let http2 = Http2 { max_concurrent_streams: PROXY_STREAMS, max_resets: u32::MAX, ..self.http2 };
-        Self { http2, connection_window: PROXY_WINDOW, ..self }
+        Self { http2, connection_window: PROXY_WINDOW, requests: None, ..self }
     }
-    /// Open requests of all connections.
-    pub(super) requests: Arc<Budget>,
 }
 
 /// Serves a connection until it ends. When `draining` is cancelled, the client is told to open no further
@@ -79,16 +80,16 @@ pub(super) async fn serve(
     tasks: TaskTracker,
     draining: CancellationToken,
 ) -> Option<&'static str> {
-    let Limits { http2, idle, write, connection_window } = limits;
-    let Limits { http2, idle, write, requests } = limits;
+    let Limits { http2, idle, write, connection_window, requests } = limits;
     let streams = Streams::new(http2.max_resets);
     let (of_requests, routes) = (streams.clone(), TowerToHyperService::new(connected.routes.clone()));
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         // A stream has no bytes before its head, which arrives whole.
         let stream = of_requests.open();
         connected.introduce(&mut request, Instant::now(), stream.client());
-        let place = requests.take(1);
-        let refused = place.is_none().then(|| refusal(&request, requests.limit()));
+        let place = requests.as_ref().and_then(|requests| requests.take(1));
+        let refused = requests.as_ref().filter(|_| place.is_none());
+        let refused = refused.map(|requests| refusal(&request, requests.limit()));
         let body = StreamBody::of(stream, &request, place);
         let answer = match refused {
             Some(refused) => Either::Left(ready(Ok(refused))),

@@ -125,15 +125,9 @@ async fn serve_connection(
     let (limits, tls, draining) = {
         let state = shared.get();
         let Settings { http2, client_idle_timeout: idle, client_write_timeout: write, .. } = state.settings;
-        let limits = Limits::of_clients(http2, idle, write);
+        let limits = Limits::of_clients(http2, idle, write, state.http2_requests.clone());
         let limits = if open.audience.speaks_http2_only() { limits.of_proxies() } else { limits };
         (limits, open.audience.tls(&state).handshake(), state.draining.clone())
-        let requests = state.http2_requests.clone();
-        (
-            Limits { http2, idle, write, requests },
-            open.audience.tls(&state).handshake(),
-            state.draining.clone(),
-        )
     };
     let (client, peer) = (ClientConnection::default(), open.peer);
     let socket = ClientSocket::new(stream, client.clone(), limits.write, stop.clone());
