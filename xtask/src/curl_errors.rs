@@ -13,6 +13,7 @@ use anyhow::{Context as _, ensure};
 use pointsman_guest_build::GuestBuild;
 
 use crate::{
+    certificates::Certificates,
     fleet::{self, EngineSpec, Fleet},
     setup, sh,
     table::Checks,
@@ -96,7 +97,9 @@ async fn show(row: &Row, bin: &Path, policy: &[u8]) -> anyhow::Result<String> {
     std::fs::create_dir_all(&parts)?;
     std::fs::write(parts.join("tenant-limit.wasm"), policy)?;
     let engines: Vec<EngineSpec> = row.engines.iter().map(|(role, flags)| engine(role, flags)).collect();
-    let fleet = fleet::start(bin, dir.path(), &engines, row.config).await?;
+    Certificates::write(dir.path())?;
+    let config = row.config.replace("$DIR", &dir.path().to_string_lossy());
+    let fleet = fleet::start(bin, dir.path(), &engines, &config).await?;
     let output = script(&fleet, row.script, dir.path()).await?;
     Ok(tidy(row.script, &output))
 }

@@ -228,6 +228,19 @@ ask $CHAT -d '{"model":"tiny","messages":[]}'"#,
         expects: &["503 Service Unavailable", "\"too_many_connections\"", "retry-after:"],
     },
     Row {
+        code: "too_many_streams",
+        condition: "More requests over HTTP/2, in all connections, than `limits.http2_requests`. `$DIR` has a certificate.",
+        config: "[server.tls]\ncert_file = \"$DIR/certificate.pem\"\nkey_file = \"$DIR/key.pem\"\n\
+                 [limits]\nhttp2_requests = 1",
+        engines: ONE_PLACE,
+        script: r#"
+long='{"model":"tiny","stream":true,"ignore_eos":true,"max_tokens":200'
+curl -skN --http2 -o /dev/null ${CHAT/http:/https:} -d "$long,"'"messages":[{"role":"user","content":"hi"}]}' &
+sleep 0.5
+ask -k --http2 ${CHAT/http:/https:} -d '{"model":"tiny","messages":[]}'"#,
+        expects: &["HTTP/2 503", "\"too_many_streams\"", "retry-after:"],
+    },
+    Row {
         code: "body_bytes_in_flight",
         condition: "The bodies of all requests in flight are above `limits.body_bytes_in_flight`.",
         config: "[server]\nmax_body_bytes = 1000000\n[limits]\nbody_bytes_in_flight = 1200000\n\
