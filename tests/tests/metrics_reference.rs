@@ -26,9 +26,9 @@ const INTRODUCTION: &str = "# Metrics
 
 `GET /metrics` of the admin listener. The format is OpenMetrics with exemplars, or Prometheus text for
 scrapers that ask for nothing else. The number of series is bounded: models are those that a worker serves or
-`other`, policies those that the operator installed, tenants those that the configuration names (at most 1,000 until
-a restart) or `other`, and all other values come from fixed lists. Requests without a
-tenant are `none`. The buckets of latencies are those of vLLM with smaller ones below. The folder `deploy` of the
+`other`, policies those that the operator installed, tenants those that the configuration names (at most
+1,000 until a restart) or `other`, and all other values come from fixed lists. Requests without a tenant are
+`none`. The buckets of latencies are those of vLLM with smaller ones below. The folder `deploy` of the
 repository has alert rules and a dashboard.
 
 `UPDATE_DOCS=1 cargo nextest run --workspace --test metrics_reference` writes this table from a scrape.

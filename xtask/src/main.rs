@@ -70,7 +70,7 @@ enum Command {
     Nightly(nightly::Args),
     /// Run the benches.
     Bench(bench::Args),
-    /// Build what a release consists of: binary, Debian package, SBOM and digests; --verify: twice, with the same bytes.
+    /// Build what a release consists of: binary, Debian package, SBOM and digests.
     Package(package::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),

@@ -1,7 +1,9 @@
-//! `package`: what a release consists of: the binary, a Debian package, a list of what is in them (SBOM), and digests.
+//! `package`: what a release consists of: the binary, a Debian package, a list of what is in them (SBOM),
+//! and digests.
 //!
-//! It builds the commit that is checked out, in a clone, so that changed files cannot get in. Paths of the machine are
-//! mapped to fixed ones and times are those of the commit, so each build of a commit has the same bytes.
+//! It builds the commit that is checked out, in a clone, so that changed files cannot get in. Paths of the
+//! machine are mapped to fixed ones and times are those of the commit, so each build of a commit has the
+//! same bytes.
 
 use std::{
     fs,
@@ -25,7 +27,8 @@ pub(crate) struct Args {
     /// Directory of the files; default: `package` in the target directory.
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Build a second time, in another directory and with another cargo home: every file must have the same bytes.
+    /// Build a second time, in another directory and with another cargo home: every file must have the same
+    /// bytes.
     #[arg(long)]
     verify: bool,
     /// Profile of the build. `demo` takes a fifth of the time, to try the command itself.

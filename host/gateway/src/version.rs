@@ -3,8 +3,8 @@
 /// Release, as in `Cargo.toml`.
 pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Release, and behind `+` the commit, where the build was told it: `0.1.0+6032306ab12c`. `cargo xtask package` sets
-/// the variable; a build script that asked git would run again after each commit.
+/// Release, and behind `+` the commit, where the build was told it: `0.1.0+6032306ab12c`. `cargo xtask
+/// package` sets the variable; a build script that asked git would run again after each commit.
 pub(crate) const VERSION: &str = match option_env!("POINTSMAN_VERSION") {
     Some(version) if !version.is_empty() => version,
     _ => RELEASE,

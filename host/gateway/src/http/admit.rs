@@ -39,7 +39,8 @@ pub(crate) async fn identify(
     authorize_client(state, headers, sender).await
 }
 
-/// Checks the rate limit of the caller and reads the body. `started` is when the first byte of the request arrived.
+/// Checks the rate limit of the caller and reads the body. `started` is when the first byte of the request
+/// arrived.
 ///
 /// # Errors
 /// [`ApiError`] that names the limit.

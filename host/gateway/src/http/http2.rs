@@ -63,8 +63,8 @@ impl Limits {
     }
 
     /// Returns the limits of a proxy's connection, which has the requests of many clients: those that these
-    /// abandon are not counted, and one that waits for its endpoint does not stop the others. The picker has a limit of
-    /// its own.
+    /// abandon are not counted, and one that waits for its endpoint does not stop the others. The picker
+    /// has a limit of its own.
     pub(super) fn of_proxies(self) -> Self {
         let http2 = Http2 { max_concurrent_streams: PROXY_STREAMS, max_resets: u32::MAX, ..self.http2 };
         Self { http2, connection_window: PROXY_WINDOW, requests: None, ..self }

@@ -1,8 +1,8 @@
 //! Counters and histograms of requests, decisions and legs.
 //!
-//! Label values are bounded: models are those of the registry, policies those that the operator installed, tenants
-//! those that the configuration names, and all others come from a fixed list. A generation is not a label, because each reload of a slot would
-//! add series.
+//! Label values are bounded: models are those of the registry, policies those that the operator installed,
+//! tenants those that the configuration names, and all others come from a fixed list. A generation is not a
+//! label, because each reload of a slot would add series.
 
 use std::{
     sync::{Arc, LazyLock, atomic::AtomicU64},

@@ -1,5 +1,5 @@
-//! Metrics of tenants. A label names a tenant only when the configuration does: tokens of an identity server and proxies
-//! may name any number of others.
+//! Metrics of tenants. A label names a tenant only when the configuration does: tokens of an identity
+//! server and proxies may name any number of others.
 
 use std::{
     collections::HashMap,
