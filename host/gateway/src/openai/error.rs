@@ -276,21 +276,6 @@ impl ApiError {
         }
     }
 
-    /// The error of a request that the queue does not take.
-    pub(crate) fn queue_full(busy_status: u16, retry_after: Duration) -> Self {
-        let text = "waiting for a worker: as many requests wait or are in flight as [queue] allows, or the request \
-                    waited for queue.timeout; retry after the time in `retry-after`";
-        Self::Overloaded { text: text.to_owned(), status: status(busy_status), retry_after }
-    }
-
-    /// Changes when a client should try again because all workers are busy.
-    pub(crate) fn retried_after(mut self, when: Duration) -> Self {
-        if let Self::Overloaded { retry_after, .. } = &mut self {
-            *retry_after = when;
-        }
-        self
-    }
-
     fn retry_after(&self) -> Option<u64> {
         let measured = match self {
             Self::Overloaded { retry_after, .. } => Some(retry_after),

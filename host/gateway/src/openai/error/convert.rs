@@ -15,6 +15,21 @@ impl From<RequestError> for ApiError {
 }
 
 impl ApiError {
+    /// The error of a request that the queue does not take.
+    pub(crate) fn queue_full(busy_status: u16, retry_after: Duration) -> Self {
+        let text = "waiting for a worker: as many requests wait or are in flight as [queue] allows, or the request \
+                    waited for queue.timeout; retry after the time in `retry-after`";
+        Self::Overloaded { text: text.to_owned(), status: status(busy_status), retry_after }
+    }
+
+    /// Changes when a client should try again because all workers are busy.
+    pub(crate) fn retried_after(mut self, when: Duration) -> Self {
+        if let Self::Overloaded { retry_after, .. } = &mut self {
+            *retry_after = when;
+        }
+        self
+    }
+
     /// Converts a routing error; `busy_status` is the status when every eligible worker is busy.
     #[must_use]
     pub(crate) fn of_route(error: RouteError, busy_status: u16) -> Self {
