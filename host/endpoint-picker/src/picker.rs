@@ -92,7 +92,7 @@ pub struct Refusal {
     /// What the proxy's log says: a stable code.
     pub code: &'static str,
     /// Headers of the answer.
-    pub headers: HeaderMap,
+    pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Its body.
     pub body: Bytes,
 }

@@ -11,7 +11,7 @@ use envoy_types::pb::envoy::{
         body_mutation::Mutation, processing_request::Request, processing_response::Response,
     },
 };
-use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
+use http::{Extensions, HeaderName, HeaderValue};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::{Duration, Instant},
@@ -41,7 +41,7 @@ impl Picker for Recorder {
 }
 
 fn refused(status: u16) -> Refusal {
-    Refusal { status, code: "refused", headers: HeaderMap::new(), body: Bytes::from_static(b"{}") }
+    Refusal { status, code: "refused", headers: Vec::new(), body: Bytes::from_static(b"{}") }
 }
 
 impl Exchange for Recorded {

@@ -55,12 +55,12 @@ pub(crate) enum Prepared {
 /// A request that is refused, with its record.
 pub(crate) struct Refused {
     pub(crate) account: Box<Account>,
-    pub(crate) error: ApiError,
+    pub(crate) error: Box<ApiError>,
 }
 
 impl Refused {
     pub(crate) fn new(account: Account, error: impl Into<ApiError>) -> Self {
-        Self { account: Box::new(account), error: error.into() }
+        Self { account: Box::new(account), error: Box::new(error.into()) }
     }
 }
 

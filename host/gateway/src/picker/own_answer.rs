@@ -42,5 +42,6 @@ pub(super) fn refusal(answer: Response<Bytes>, code: &'static str) -> Refusal {
     parts.headers.remove(header::CONTENT_LENGTH);
     // The protocol has 429 for requests that are dropped because of load; proxies know no 529.
     let status = if parts.status.as_u16() == 529 { 429 } else { parts.status.as_u16() };
-    Refusal { status, code, headers: parts.headers, body }
+    let headers = parts.headers.into_iter().filter_map(|(name, value)| Some((name?, value))).collect();
+    Refusal { status, code, headers, body }
 }

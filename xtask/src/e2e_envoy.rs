@@ -1,0 +1,234 @@
+//! `e2e-envoy`: a real Envoy with two gateways as endpoint pickers, beside one of the gateways in gateway
+//! mode. The same clients send the same requests to both. Then policies are swapped under load through Envoy.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use parking_lot::Mutex;
+use pointsman_guest_build::GuestBuild;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    client::Client,
+    fleet::{self, EngineSpec, Fleet, Process, free_port},
+    load::closed_loop,
+    metrics_text::sum_with,
+    proc, setup, sh,
+    stats::{quantile, sorted},
+    table::Checks,
+};
+
+mod program;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Requests of each measurement.
+    #[arg(long, default_value_t = 4_000)]
+    requests: u64,
+    /// Requests at once.
+    #[arg(long, default_value_t = 16)]
+    clients: usize,
+    /// Policies that are swapped under load.
+    #[arg(long, default_value_t = 20)]
+    swaps: u64,
+    /// Tokens of an answer.
+    #[arg(long, default_value_t = 8)]
+    tokens: u32,
+    /// Profile of the binaries.
+    #[arg(long, default_value = "release")]
+    profile: String,
+}
+
+/// Engines behind both.
+const ENGINES: usize = 4;
+/// Largest time that Envoy and the picker may add to the median time to the first token of lone requests.
+const MAX_ADDED_TTFT: Duration = Duration::from_millis(20);
+/// Limit of the time until a swapped policy is in force.
+const SWAP_TIME: Duration = Duration::from_secs(60);
+/// The second one serves without a file: it must not come first, since nothing would change.
+const POLICIES: [&str; 2] = ["least-loaded", "kv-aware"];
+const SLOT: &str = "aggregated";
+
+/// What one measurement found.
+#[derive(Debug)]
+struct Measured {
+    per_second: f64,
+    /// Times to the first token, sorted, milliseconds.
+    ttft: Vec<f64>,
+    failed: u64,
+    problem: Option<String>,
+    /// CPU time of a request in each process, microseconds.
+    cpu: Vec<f64>,
+}
+
+/// Runs the check.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    setup::run()?;
+    let program = program::find()?;
+    let bin = fleet::build(&args.profile)?;
+    let dir = tempfile::Builder::new().prefix("pointsman-envoy-").tempdir()?;
+    let spec = EngineSpec::new("vllm", SLOT, "--overhead-ms 2 --prefill-ms-per-token 0 --itl-ms 1");
+    let (mut engines, mut workers) = (Vec::new(), Vec::new());
+    for place in 1..=ENGINES {
+        let engine = spec.start(&bin, dir.path(), place)?;
+        workers.push(spec.worker_flag(place, &engine.announced));
+        engines.push(engine);
+    }
+    let mut gateways = Vec::new();
+    for name in ["a", "b"] {
+        let dir = dir.path().join(name);
+        std::fs::create_dir_all(&dir)?;
+        let config = format!("[ext_proc]\nlisten = \"127.0.0.1:{}\"\n", free_port()?);
+        gateways.push(fleet::gateway(&bin, &dir, &config, &workers).await?);
+    }
+    let (envoy, address) = program::start(&program, dir.path(), &gateways).await?;
+    let mut checks = Checks::default();
+    checks.show("Envoy", program::version(&program)?);
+    compare(args, &gateways, &envoy, &address, &mut checks).await?;
+    swap(args, &gateways, &address, &mut checks).await?;
+    for gateway in &gateways {
+        checks.none("bookings left", gateway.booked(Duration::from_secs(10)).await?);
+    }
+    checks.finish()
+}
+
+/// Measures gateway mode and Envoy with the same requests.
+async fn compare(
+    args: &Args,
+    gateways: &[Fleet],
+    envoy: &Process,
+    address: &str,
+    checks: &mut Checks,
+) -> anyhow::Result<()> {
+    let first = gateways.first().context("no gateway runs")?;
+    let pids: Vec<u32> = gateways.iter().map(|gateway| gateway.gateway.pid()).collect();
+    let through = Client::new(address);
+    let mut alone = Vec::new();
+    for client in [&first.client, &through] {
+        // Connections and caches fill.
+        measure(args, client, &[], (args.requests / 10, args.clients)).await;
+        // With one request at a time nothing waits for a processor.
+        alone.push(measure(args, client, &[], (args.requests / 10, 1)).await);
+    }
+    let load = (args.requests, args.clients);
+    let own = measure(args, &first.client, pids.get(..1).unwrap_or_default(), load).await;
+    let all = [&[envoy.pid()][..], &pids].concat();
+    let carried = measure(args, &through, &all, load).await;
+    for (name, measured) in [("gateway mode", &own), ("through Envoy", &carried)] {
+        let problem = measured.problem.as_deref().unwrap_or_default();
+        checks.none(&format!("{name}: failed requests {problem}"), measured.failed);
+        checks.show(&format!("{name}: requests/s"), format!("{:.0}", measured.per_second));
+        let ttft = [0.5, 0.99].map(|share| quantile(&measured.ttft, share));
+        checks.show(&format!("{name}: TTFT p50, p99"), format!("{:.2} ms, {:.2} ms", ttft[0], ttft[1]));
+        let cpu: Vec<String> = measured.cpu.iter().map(|cpu| format!("{cpu:.0}")).collect();
+        let of = if measured.cpu.len() == 1 { "the gateway" } else { "Envoy, pickers" };
+        checks.show(&format!("{name}: CPU of a request ({of})"), format!("{} µs", cpu.join(" + ")));
+    }
+    let lone: Vec<f64> = alone.iter().map(|measured| quantile(&measured.ttft, 0.5)).collect();
+    checks.show(
+        "one request at a time: TTFT p50, through Envoy",
+        format!("{:.2} ms, {:.2} ms", lone[0], lone[1]),
+    );
+    let (added, limit) = (lone[1] - lone[0], MAX_ADDED_TTFT.as_secs_f64() * 1e3);
+    checks.check("TTFT p50 that Envoy and the picker add to one", format!("{added:.2} ms"), added <= limit);
+    for (name, gateway) in ["first", "second"].into_iter().zip(gateways) {
+        let metrics = gateway.metrics().await?;
+        let picked = sum_with(&metrics, "pointsman_ext_proc_picks_total", &[("result", "picked")]);
+        checks.check(&format!("endpoints picked by the {name} gateway"), picked, picked > 0.0);
+    }
+    Ok(())
+}
+
+/// Sends `requests`, `clients` at once, and measures them and the CPU time of the processes `pids`.
+async fn measure(args: &Args, client: &Client, pids: &[u32], (requests, clients): (u64, usize)) -> Measured {
+    let found = Mutex::new((Vec::new(), 0, None));
+    let used: Vec<u64> = pids.iter().map(|pid| proc::cpu_nanos(*pid)).collect();
+    let begun = Instant::now();
+    closed_loop(requests, clients, |turn| {
+        let found = &found;
+        async move {
+            let streamed = client.stream_chat(&[], body(args, turn)).await;
+            let mut found = found.lock();
+            match (streamed.problem, streamed.ttft) {
+                (None, Some(ttft)) => found.0.push(ttft.as_secs_f64() * 1e3),
+                (problem, _) => {
+                    found.1 += 1;
+                    found.2 = found.2.take().or(problem);
+                }
+            }
+        }
+    })
+    .await;
+    let took = begun.elapsed();
+    #[expect(clippy::cast_precision_loss, reason = "counts and times of a run")]
+    let per_request = |nanos: u64| nanos as f64 / 1e3 / requests.max(1) as f64;
+    let spent = pids.iter().zip(used).map(|(pid, before)| per_request(proc::cpu_nanos(*pid) - before));
+    let cpu = spent.collect();
+    let (ttft, failed, problem) = found.into_inner();
+    #[expect(clippy::cast_precision_loss, reason = "a count")]
+    let per_second = requests as f64 / took.as_secs_f64();
+    Measured { per_second, ttft: sorted(ttft), failed, problem, cpu }
+}
+
+fn body(args: &Args, turn: u64) -> String {
+    json!({
+        "model": "tiny", "stream": true, "max_tokens": args.tokens, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": format!("question {turn} of a conversation") }],
+    })
+    .to_string()
+}
+
+/// Swaps policies in both gateways while requests come through Envoy.
+async fn swap(args: &Args, gateways: &[Fleet], address: &str, checks: &mut Checks) -> anyhow::Result<()> {
+    let mut policies = Vec::new();
+    for name in POLICIES {
+        policies.push(GuestBuild::new(&sh::root(), &format!("policy-{name}")).build()?);
+    }
+    let (client, counts) = (Client::new(address), Mutex::new((0, 0, None)));
+    let load = closed_loop(u64::MAX, args.clients, |turn| {
+        let (client, counts) = (&client, &counts);
+        async move {
+            let streamed = client.stream_chat(&[], body(args, turn)).await;
+            let mut counts = counts.lock();
+            counts.0 += 1;
+            if let Some(problem) = streamed.problem {
+                counts.1 += 1;
+                counts.2 = counts.2.take().or(Some(problem));
+            }
+        }
+    });
+    // The load has no end of its own.
+    let swapped = tokio::select! {
+        swapped = install(args, gateways, &policies) => swapped?,
+        () = load => 0,
+    };
+    let (sent, failed, problem) = counts.into_inner();
+    checks.check("policies swapped under load in both gateways", swapped, swapped == args.swaps);
+    checks.check("requests through Envoy meanwhile", sent, sent > args.swaps);
+    checks.none(&format!("failed requests {}", problem.unwrap_or_default()), failed);
+    Ok(())
+}
+
+/// Installs the policies in turn; each has to be in force in both gateways before the next one.
+async fn install(args: &Args, gateways: &[Fleet], policies: &[Vec<u8>]) -> anyhow::Result<u64> {
+    for (turn, policy) in (0..args.swaps).zip(policies.iter().cycle()) {
+        let mut before = Vec::new();
+        for gateway in gateways {
+            before.push(generation(gateway).await?);
+            gateway.drop_policy(&format!("{SLOT}.wasm"), policy)?;
+        }
+        let begun = Instant::now();
+        for (gateway, before) in gateways.iter().zip(before) {
+            while generation(gateway).await? == before {
+                ensure!(begun.elapsed() < SWAP_TIME, "swap {turn}: the policy is not in force");
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+    Ok(args.swaps)
+}
+
+async fn generation(gateway: &Fleet) -> anyhow::Result<Option<u64>> {
+    Ok(gateway.slot(SLOT).await?["generation"].as_u64())
+}

