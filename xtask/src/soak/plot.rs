@@ -10,9 +10,12 @@ const PANEL: f64 = 120.0;
 const GAP: f64 = 44.0;
 const LEFT: f64 = 60.0;
 
+/// A figure of a reading.
+type Figure = fn(&Reading) -> f64;
+
 /// Draws one panel for each figure, one above the other, over the same time.
 pub(super) fn svg(readings: &Readings) -> String {
-    let panels: [(&str, fn(&Reading) -> f64); 3] = [
+    let panels: [(&str, Figure); 3] = [
         ("anonymous memory, MB", |reading| reading.memory),
         ("file descriptors without connections of clients", |reading| reading.descriptors),
         ("threads", |reading| reading.threads),

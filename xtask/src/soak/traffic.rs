@@ -41,7 +41,7 @@ pub(super) struct Seen {
 /// A running load.
 pub(super) struct Traffic {
     stop: CancellationToken,
-    load: tokio::task::JoinHandle<()>,
+    load: JoinSet<()>,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -62,14 +62,15 @@ impl Traffic {
         let address = fleet.gateway.listening();
         let client = Client::secure(&address, authority)?;
         let authority = authority.to_owned();
-        let load = tokio::spawn(run((stop.clone(), seen.clone()), (address, authority), client, rate));
+        let mut load = JoinSet::new();
+        load.spawn(run((stop.clone(), seen.clone()), (address, authority), client, rate));
         Ok(Self { stop, load, seen })
     }
 
     /// Ends the load, and waits for the open requests.
     pub(super) async fn stop(self) -> Seen {
         self.stop.cancel();
-        let _ = self.load.await;
+        self.load.join_all().await;
         std::mem::take(&mut *self.seen.lock())
     }
 }
