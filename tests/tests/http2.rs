@@ -384,3 +384,16 @@ async fn j5_heads_are_bounded() {
     // J5.9
     assert!(refused.as_ref().is_ok_and(|answer| answer.status() == 431) || refused.is_err());
 }
+
+#[tokio::test]
+async fn j5_a_stream_whose_window_never_opens_is_ended() {
+    let builder = TestClusterBuilder::new().sim_with(slow_engine(), "");
+    let secure = Secure::start(builder, |config| config.timeouts.client_write = Duration::from_secs(1)).await;
+    let fields = [&[0x83, 0x87, 0x04, u8::try_from(CHAT.len()).unwrap()], CHAT.as_bytes()].concat();
+    let no_window = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let frames = [no_window, frame(1, 4, 1, &fields), frame(0, 1, 1, chat(2_000).as_bytes())].concat();
+    let _client = secure.raw(&frames).await;
+    secure.cluster.until("the request runs", |cluster| cluster.booked() == 1).await.unwrap();
+    // J5.6
+    secure.cluster.until("the request is ended", |cluster| cluster.booked() == 0).await.unwrap();
+}

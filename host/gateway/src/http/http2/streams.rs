@@ -166,6 +166,8 @@ impl StreamBody {
 
     pub(super) fn with(mut self, pieces: Pieces) -> Self {
         self.is_complete = self.is_head || pieces.is_end_stream();
+        // The HTTP server asks for the first piece when the client has a window for it, which may be never.
+        *self.stream.blocked_since.lock() = (!self.is_complete).then(Instant::now);
         self.pieces = Some(pieces);
         self
     }
