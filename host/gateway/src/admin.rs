@@ -78,6 +78,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         policies: state.policies.clone(),
         learning: state.learning.clone(),
         fleet: state.fleet.clone(),
+        queued: state.queue.waiting(),
     };
     match exposition::encode(&state.metrics, sources, format) {
         Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),

@@ -1,5 +1,5 @@
 //! A double of the Kubernetes API server: pods and EndpointSlices in memory, with list in pages, watch,
-//! bookmarks, 410 Gone after a compaction, and disconnects.
+//! bookmarks, 410 Gone after a compaction, 403 for what a role does not grant, and disconnects.
 //!
 //! Versions rise with each change of any object, as those of etcd do. The shapes follow the API reference.
 //! The double demands a label selector and does not apply it.
@@ -51,6 +51,8 @@ struct Store {
     /// Answer of all requests, if not a real one.
     failure: Option<StatusCode>,
     token: Option<String>,
+    /// Resources and verbs that the caller's role grants; `None`: all.
+    granted: Option<Vec<(String, String)>>,
     counts: Counts,
 }
 
@@ -161,6 +163,12 @@ impl ApiServer {
         self.shared.store.lock().token = Some(token.to_owned());
     }
 
+    /// Answers 403 unless the role grants the resource and the verb, such as `("pods", "list")`.
+    pub fn grant_only(&self, granted: &[(&str, &str)]) {
+        let granted = granted.iter().map(|(kind, verb)| ((*kind).to_owned(), (*verb).to_owned()));
+        self.shared.store.lock().granted = Some(granted.collect());
+    }
+
     /// Returns what was asked.
     #[must_use]
     pub fn counts(&self) -> Counts {
@@ -194,6 +202,12 @@ async fn answer(
     }
     if let Some(failure) = store.failure {
         return status(failure, "the double was told to fail");
+    }
+    let verb = if asked.watch.is_some() { "watch" } else { "list" };
+    if let Some(granted) = &store.granted
+        && !granted.iter().any(|(resource, own)| *resource == kind && own == verb)
+    {
+        return status(StatusCode::FORBIDDEN, &format!("{kind} is forbidden: the user cannot {verb} it"));
     }
     if asked.label_selector.is_none() {
         return status(StatusCode::BAD_REQUEST, "the source sends a selector");

@@ -45,6 +45,8 @@ pub(crate) struct Sources {
     pub(crate) learning: Arc<Learning>,
     /// Where workers come from.
     pub(crate) fleet: Arc<Fleet>,
+    /// Number of requests in the admission queue.
+    pub(crate) queued: usize,
 }
 
 /// A text format of `/metrics`.
@@ -99,6 +101,8 @@ impl Collector for Sources {
             vec![("version", RELEASE.to_owned()), ("commit", commit().unwrap_or("unknown").to_owned())];
         let help = "1, with the release and the commit that the gateway was built from";
         out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
+        let help = "Number of requests that wait in the admission queue now";
+        out.gauge("pointsman_queued_requests", help, self.queued as u64)?;
         self.encode_workers(out)?;
         sources::encode(out, &self.fleet)?;
         slots::encode(out, &self.policies, &self.learning)?;
