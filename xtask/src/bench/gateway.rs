@@ -15,6 +15,7 @@ use crate::{fleet, setup, sh};
 mod clients;
 mod engines;
 mod figures;
+mod prompts;
 mod routers;
 mod run;
 mod scenario;
@@ -144,6 +145,9 @@ async fn one_round(
         let name = kind.name();
         let router = kind.start(scenario, &engines, programs).await.with_context(|| name.to_owned())?;
         tokio::time::sleep(Duration::from_millis(300)).await;
+        if scenario.fill {
+            run::fill(&router).await.with_context(|| name.to_owned())?;
+        }
         run::run(scenario, &router, (scale * 0.1).min(0.1)).await.with_context(|| name.to_owned())?;
         let measured = run::run(scenario, &router, scale).await.with_context(|| name.to_owned())?;
         sh::status(&format!("  round {round} {name:<13} {}", measured.short()));

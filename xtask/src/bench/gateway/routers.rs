@@ -42,6 +42,8 @@ pub(super) struct Running {
     pub(super) kind: Router,
     /// Client of the router.
     pub(super) client: Client,
+    /// Client of the gateway's admin port.
+    pub(super) admin: Option<Client>,
     /// Resident memory before the first request, megabytes.
     pub(super) idle_mb: f64,
     process: Option<Process>,
@@ -114,7 +116,8 @@ impl Router {
             Some(tls) => Client::secure(&address, &tls.authority)?,
             None => Client::new(&address),
         };
-        let mut running = Running { client, kind: self, idle_mb: 0.0, process, _dir: dir };
+        let admin = process.as_ref().and_then(|process| process.announced["admin"].as_str()).map(Client::new);
+        let mut running = Running { client, admin, kind: self, idle_mb: 0.0, process, _dir: dir };
         running.idle_mb = running.resident_mb();
         Ok(running)
     }

@@ -8,31 +8,35 @@ use std::{
     time::Duration,
 };
 
+use anyhow::ensure;
 use bytes::Bytes;
 use tokio::{
     task::JoinSet,
-    time::{Instant, interval, sleep_until},
+    time::{Instant, interval, sleep, sleep_until},
 };
 
 use super::{
     clients::{Seen, post},
     figures::Figures,
+    prompts::{Bodies, body, prompt},
     routers::Running,
     scenario::{Load, Scenario, Shape},
 };
 use crate::{
     client::Client,
+    metrics_text,
     stats::{quantile, sorted},
 };
+
+/// Most prompts of 220 KB that are sent to fill an index; it is full after about 1,000.
+const FILL_REQUESTS: u64 = 20_000;
 
 /// What the clients of a run share.
 struct Work {
     client: Client,
     load: Load,
     requests: u64,
-    bodies: Vec<Bytes>,
-    /// Seeds the random prompts of scenarios that ask for them.
-    unique: Option<u64>,
+    bodies: Bodies,
     /// Sent before each request to a router that does not know legs.
     prefill: Option<Bytes>,
     next: AtomicU64,
@@ -50,13 +54,17 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
     let requests = ((scenario.requests as f64 * scale) as u64).max(1);
     let work = Arc::new(Work::new(scenario, router, requests));
     let clients = match scenario.load {
-        Load::Closed(clients) => clients,
+        Load::Closed(clients) | Load::Ramped(clients, _) => clients,
         Load::Open(rate) => rate * 3,
     };
     let cpu = router.cpu_nanos();
     let mut tasks = JoinSet::new();
-    for _ in 0..clients {
-        tasks.spawn(work.clone().send());
+    for client in 0..clients {
+        let delay = match scenario.load {
+            Load::Ramped(_, over) => over * client / clients,
+            _ => Duration::ZERO,
+        };
+        tasks.spawn(work.clone().send(client, delay));
     }
     let (mut seen, mut rss_mb) = (Seen::default(), 0.0_f64);
     let mut sample = interval(Duration::from_millis(20));
@@ -91,29 +99,28 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
 
 impl Work {
     fn new(scenario: &Scenario, router: &Running, requests: u64) -> Self {
-        let stream = scenario.events > 0;
-        // Several prompts, so that the gateway's index has something to distinguish.
-        let bodies = (0..16).map(|turn| body(&prompt(turn, scenario.prompt_bytes), stream, scenario.events));
         let relayed = matches!(scenario.shape, Shape::Disaggregated(_)) && !router.kind.knows_legs();
         Self {
             client: router.client.clone(),
             load: scenario.load,
             requests,
-            bodies: bodies.collect(),
-            unique: scenario.unique.then(rand::random),
+            bodies: Bodies::new(scenario),
             prefill: relayed.then(|| body(&prompt(0, scenario.prompt_bytes), false, 1)),
             next: AtomicU64::new(0),
             started: Instant::now(),
         }
     }
 
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a turn is small")]
-    async fn send(self: Arc<Self>) -> anyhow::Result<Seen> {
+    #[expect(clippy::cast_precision_loss, reason = "a turn is small")]
+    async fn send(self: Arc<Self>, client: u32, delay: Duration) -> anyhow::Result<Seen> {
         let (mut seen, mut uncounted) = (Seen::default(), Seen::default());
-        loop {
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        for own in 0.. {
             let turn = self.next.fetch_add(1, Ordering::Relaxed);
             if turn >= self.requests {
-                return Ok(seen);
+                break;
             }
             if let Load::Open(rate) = self.load {
                 sleep_until(self.started + Duration::from_secs_f64(turn as f64 / f64::from(rate))).await;
@@ -121,60 +128,26 @@ impl Work {
             if let Some(prefill) = &self.prefill {
                 post(&self.client, prefill.clone(), &mut uncounted).await?;
             }
-            let body = self.bodies.get(turn as usize % self.bodies.len()).cloned().unwrap_or_default();
-            let body = self.unique.map_or(body.clone(), |seed| with_random_words(&body, seed ^ turn));
-            post(&self.client, body, &mut seen).await?;
+            post(&self.client, self.bodies.of(turn, client.into(), own), &mut seen).await?;
+        }
+        Ok(seen)
+    }
+}
+
+/// Sends long new prompts until the gateway's prefix index evicts. Other routers have none.
+pub(super) async fn fill(router: &Running) -> anyhow::Result<()> {
+    let Some(admin) = &router.admin else { return Ok(()) };
+    let (bodies, mut unused) = (Bodies::to_fill(), Seen::default());
+    for turn in 0..FILL_REQUESTS {
+        post(&router.client, bodies.of(turn, 0, turn), &mut unused).await?;
+        if turn % 50 == 49 {
+            let metrics = admin.get("/metrics").await?;
+            let evicted = metrics_text::samples(&metrics, "pointsman_index_evicted_total");
+            if evicted.iter().any(|sample| sample.value > 0.0) {
+                return Ok(());
+            }
         }
     }
-}
-
-fn body(prompt: &str, stream: bool, events: u32) -> Bytes {
-    let tokens = events.max(1);
-    let message = format!(r#"[{{"role":"user","content":"{prompt}"}}]"#);
-    format!(r#"{{"model":"tiny","stream":{stream},"max_tokens":{tokens},"messages":{message}}}"#).into()
-}
-
-/// Where the prompt of a body begins, for [`with_random_words`].
-const START: &str = "prompt ";
-
-/// Replaces the prompt of a body by random words of the same length.
-fn with_random_words(body: &[u8], seed: u64) -> Bytes {
-    let mut body = body.to_vec();
-    let start = body.windows(START.len()).position(|window| window == START.as_bytes()).unwrap_or(0);
-    let end = body.len().saturating_sub(br#""}]}"#.len());
-    // A linear congruential generator (Knuth, MMIX): quick without optimisation, and good enough for letters.
-    let mut state = seed | 1;
-    for (place, letter) in body.get_mut(start..end).unwrap_or_default().iter_mut().enumerate() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        *letter = if place % 6 == 5 { b' ' } else { b'a' + u8::try_from((state >> 40) % 26).unwrap_or(0) };
-    }
-    body.into()
-}
-
-fn prompt(turn: usize, bytes: usize) -> String {
-    let mut text = format!("{START}{turn} ");
-    while text.len() < bytes {
-        text.push_str("the quick brown fox jumps over the lazy dog ");
-    }
-    text.truncate(bytes);
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::Value;
-
-    use super::{body, prompt, with_random_words};
-
-    #[test]
-    fn bodies_with_random_words_stay_json_and_differ() {
-        let original = body(&prompt(3, 500), true, 8);
-        let [one, other] = [1_u64 << 8, 2 << 8].map(|seed| with_random_words(&original, seed));
-        assert_ne!(one, other);
-        for body in [&original, &one, &other] {
-            let json: Value = serde_json::from_slice(body).unwrap();
-            assert_eq!(json["max_tokens"], 8);
-            assert_eq!(json["messages"][0]["content"].as_str().map(str::len), Some(500));
-        }
-    }
+    ensure!(false, "the prefix index was not full after {FILL_REQUESTS} prompts of 220 KB");
+    Ok(())
 }

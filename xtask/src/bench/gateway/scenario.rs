@@ -25,6 +25,21 @@ pub(super) enum Load {
     Closed(u32),
     /// This many a second, independent of answers.
     Open(u32),
+    /// As `Closed`, but the clients begin one after the other, spread evenly over this time.
+    Ramped(u32, Duration),
+}
+
+/// What the prompts of a run have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prompts {
+    /// The same 16 prompts over and over: the index has them, and so has a cache of tokens.
+    Repeated,
+    /// Each begins with new words, so that no block of it is known. What follows is always the same text.
+    Distinct,
+    /// Each consists of new random words.
+    NewWords,
+    /// Each client holds conversations of 20 turns: every turn repeats the earlier ones and adds to them.
+    Conversations,
 }
 
 /// One scenario.
@@ -40,10 +55,11 @@ pub(super) struct Scenario {
     pub(super) load: Load,
     pub(super) requests: u64,
     pub(super) prompt_bytes: usize,
+    pub(super) prompts: Prompts,
     /// The gateway counts tokens, which requires `--tokenizer`.
     pub(super) tokens: bool,
-    /// Every prompt consists of new random words.
-    pub(super) unique: bool,
+    /// Before the measurement, long new prompts fill the gateway's prefix index up to its limit.
+    pub(super) fill: bool,
 }
 
 const BASE: Scenario = Scenario {
@@ -55,11 +71,12 @@ const BASE: Scenario = Scenario {
     load: Load::Closed(16),
     requests: 0,
     prompt_bytes: 60,
+    prompts: Prompts::Distinct,
     tokens: false,
-    unique: false,
+    fill: false,
 };
 
-const ALL: [Scenario; 10] = [
+const ALL: [Scenario; 16] = [
     Scenario { name: "a", description: "tiny, not streamed, closed loop 16", requests: 20_000, ..BASE },
     Scenario {
         name: "b",
@@ -86,21 +103,40 @@ const ALL: [Scenario; 10] = [
         ..BASE
     },
     Scenario {
+        name: "dr",
+        description: "220 KB prompts, the same 16 over and over, closed loop 16",
+        requests: 3_000,
+        prompt_bytes: 220_000,
+        prompts: Prompts::Repeated,
+        ..BASE
+    },
+    Scenario {
         name: "dt",
-        description: "220 KB prompts in tokens, the same 16 prompts over and over, closed loop 16",
+        description: "220 KB prompts in tokens, the same 16 over and over, closed loop 16",
         requests: 1_000,
         prompt_bytes: 220_000,
+        prompts: Prompts::Repeated,
         tokens: true,
         ..BASE
     },
     Scenario {
-        name: "dc",
+        name: "dn",
         description: "220 KB prompts in tokens, each of new random words, closed loop 4",
         load: Load::Closed(4),
         requests: 100,
         prompt_bytes: 220_000,
+        prompts: Prompts::NewWords,
         tokens: true,
-        unique: true,
+        ..BASE
+    },
+    Scenario {
+        name: "conv",
+        description: "conversations of 20 turns in tokens, from 40 KB by 2.5 KB a turn, closed loop 4",
+        load: Load::Closed(4),
+        requests: 800,
+        prompt_bytes: 40_000,
+        prompts: Prompts::Conversations,
+        tokens: true,
         ..BASE
     },
     Scenario {
@@ -123,7 +159,16 @@ const ALL: [Scenario; 10] = [
     },
     Scenario {
         name: "f",
-        description: "500 streams of 25 events at 200 ms",
+        description: "500 streams of 25 events at 200 ms, begun within 5 s",
+        events: 25,
+        pace: Duration::from_millis(200),
+        load: Load::Ramped(500, Duration::from_secs(5)),
+        requests: 1_000,
+        ..BASE
+    },
+    Scenario {
+        name: "f0",
+        description: "500 streams of 25 events at 200 ms, begun in one instant",
         events: 25,
         pace: Duration::from_millis(200),
         load: Load::Closed(500),
@@ -131,10 +176,34 @@ const ALL: [Scenario; 10] = [
         ..BASE
     },
     Scenario {
+        name: "ff",
+        description: "as f, after the index is full",
+        events: 25,
+        pace: Duration::from_millis(200),
+        load: Load::Ramped(500, Duration::from_secs(5)),
+        requests: 1_000,
+        fill: true,
+        ..BASE
+    },
+    Scenario {
         name: "g",
         description: "1,000 workers, tiny, not streamed, closed loop 16",
         shape: Shape::Aggregated { workers: 1_000 },
         requests: 10_000,
+        ..BASE
+    },
+    Scenario {
+        name: "g4",
+        description: "4,096 workers, tiny, not streamed, closed loop 16",
+        shape: Shape::Aggregated { workers: 4_096 },
+        requests: 5_000,
+        ..BASE
+    },
+    Scenario {
+        name: "g10",
+        description: "10,000 workers, tiny, not streamed, closed loop 16",
+        shape: Shape::Aggregated { workers: 10_000 },
+        requests: 5_000,
         ..BASE
     },
 ];
@@ -163,9 +232,9 @@ mod tests {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             choose(&names, tokenizer).iter().map(|one| one.name).collect::<Vec<_>>()
         };
-        assert_eq!(names(&["a", "dc"], false), ["a"]);
-        assert_eq!(names(&["a", "dc"], true), ["a", "dc"]);
-        assert_eq!(names(&[], true).len(), 10);
+        assert_eq!(names(&["a", "dn"], false), ["a"]);
+        assert_eq!(names(&["a", "dn"], true), ["a", "dn"]);
+        assert_eq!(names(&[], true).len(), 16);
         assert!(names(&["z"], true).is_empty());
     }
 }
