@@ -72,6 +72,8 @@ struct Turn {
     notify: Arc<Notify>,
     /// Whether it is the request's turn.
     has_come: AtomicBool,
+    /// Whether capacity was released since the request began its attempt. Changed under the queue's lock.
+    has_come_again: AtomicBool,
 }
 
 /// A place in the queue. Dropping it releases the place.
@@ -136,6 +138,10 @@ impl AdmissionQueue {
         };
         if others_first || !inner.may_run(entrant.model) {
             return Admit::Wait;
+        }
+        if let Some(place) = place {
+            // The attempt that begins now sees all capacity that was released so far.
+            place.turn.has_come_again.store(false, Ordering::SeqCst);
         }
         inner.inflight += 1;
         *inner.inflight_of.entry(entrant.model.clone()).or_insert(0) += 1;
@@ -254,11 +260,13 @@ impl Inner {
 
     /// Gives the turn to one request, and takes it from the one that has it.
     fn call(&mut self, turn: &Arc<Turn>) {
-        if let Some(before) = self.called.upgrade() {
+        if let Some(before) = self.called.upgrade().filter(|before| !Arc::ptr_eq(before, turn)) {
             before.has_come.store(false, Ordering::SeqCst);
         }
         self.called = Arc::downgrade(turn);
-        turn.has_come.store(true, Ordering::SeqCst);
+        if turn.has_come.swap(true, Ordering::SeqCst) {
+            turn.has_come_again.store(true, Ordering::SeqCst);
+        }
         turn.notify.notify_one();
     }
 
@@ -290,12 +298,19 @@ impl Place {
     }
 
     /// Keeps waiting. A turn that came was in vain: the released capacity did not fit this request. The next
-    /// one that other workers may serve is woken.
+    /// one that other workers may serve is woken. When capacity was released during the attempt, it is this
+    /// request's turn again, at once.
     pub fn try_later(&self) {
-        if !self.turn.has_come.swap(false, Ordering::SeqCst) {
+        let mut inner = self.queue.inner.lock();
+        if !self.is_its_turn() {
+            drop(inner);
             return self.queue.poll();
         }
-        let mut inner = self.queue.inner.lock();
+        if self.turn.has_come_again.swap(false, Ordering::SeqCst) {
+            self.turn.notify.notify_one();
+            return;
+        }
+        self.turn.has_come.store(false, Ordering::SeqCst);
         inner.refused.insert(self.position.line.clone());
         inner.call_next();
     }

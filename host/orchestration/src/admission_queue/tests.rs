@@ -117,6 +117,28 @@ async fn f7_a_wake_up_reaches_the_first_and_is_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn f7_capacity_that_is_released_during_an_attempt_is_not_lost() {
+    let queue = AdmissionQueue::new(QueueRules::waiting(8));
+    let request = request(1, 10, 10);
+    let place = park(&queue, &request).unwrap();
+    let is_woken_at_once = async || tokio::time::timeout(Duration::ZERO, place.woken()).await.is_ok();
+    assert!(is_woken_at_once().await, "the first attempt");
+    let attempt = admit(&queue, &request, Some(&place));
+    // The attempt finds every worker busy. Before it says so, another thread releases one.
+    queue.wake();
+    let Admit::Now(attempt) = attempt else { panic!("it was its turn") };
+    attempt.withdraw();
+    place.try_later();
+    // F7.5
+    assert!(is_woken_at_once().await && place.is_its_turn());
+    // The second attempt is in vain, too, and nothing was released: it waits.
+    let Admit::Now(attempt) = admit(&queue, &request, Some(&place)) else { panic!("its turn") };
+    attempt.withdraw();
+    place.try_later();
+    assert!(!is_woken_at_once().await && !place.is_its_turn());
+}
+
+#[tokio::test(start_paused = true)]
 async fn l3_requests_in_flight_are_bounded_and_their_end_wakes_the_next() {
     let bounds = ModelBounds { limit: 0, max_inflight: 1 };
     let rules = QueueRules { models: [(model(), bounds)].into(), ..QueueRules::waiting(4) };
