@@ -233,6 +233,39 @@ async fn k2_a_token_of_the_identity_server_names_the_tenant() {
 }
 
 #[tokio::test]
+async fn k2_each_subject_of_tokens_has_a_rate_of_its_own() {
+    let key = Key::new("k1");
+    let server = IdentityServer::start(&[&key]).await;
+    let jwt = server.jwt();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.auth = Auth { jwt: Some(jwt), ..Auth::default() };
+            config.server.requests_per_second = 1;
+        })
+        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap();
+    let token = |subject: &str| key.token(&claims(json!({ "sub": subject })));
+    until_served(&cluster, &token("the first")).await;
+    let flood = async || {
+        let mut refused = 0;
+        for _ in 0..10 {
+            refused += usize::from(ask(&cluster, &token("the loud one")).await.0 == 429);
+        }
+        refused
+    };
+    assert!(flood().await >= 5);
+    let others = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let mut served = 0;
+    for subject in others {
+        served += usize::from(ask(&cluster, &token(subject)).await.0 == 200);
+    }
+    // K2.8: two of nine may share a bucket by chance.
+    assert!(served >= others.len() - 2, "{served} of {}", others.len());
+}
+
+#[tokio::test]
 async fn m4_tokens_with_new_tenants_make_no_series() {
     let key = Key::new("k1");
     let server = IdentityServer::start(&[&key]).await;

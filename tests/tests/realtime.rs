@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use pointsman_gateway::config::Config;
+use pointsman_gateway::config::{Config, TenantEntry};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
@@ -190,4 +190,27 @@ async fn b12_a_drain_closes_realtime_sessions_before_it_ends() {
     let (took, ()) = tokio::join!(drained, closed);
     assert!(took < Duration::from_millis(2_300), "{took:?}");
     drop(sims);
+}
+
+#[tokio::test]
+async fn l1_a_realtime_session_counts_as_a_request_in_flight_of_its_tenant() {
+    let cluster = cluster(1, |config| {
+        let everyone = TenantEntry { concurrency: Some(1), ..TenantEntry::default() };
+        config.tenants = [("*".to_owned(), everyone)].into();
+    })
+    .await;
+    let mut first = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+    assert_eq!(event(&mut first).await["type"], "session.created");
+    let (status, body) = refusal(connect(&cluster, "?model=tiny", &[]).await.unwrap_err());
+    assert_eq!((status, &body["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+    // A completion of the same tenant is beyond the limit, too.
+    let body = json!({ "model": "tiny", "prompt": "hi", "max_tokens": 1 }).to_string();
+    let answer = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+    // L1.9
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (429, "rate_limit_exceeded"));
+    first.close(None).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let second = connect(&cluster, "?model=tiny", &[]).await;
+    // L1.9
+    assert!(second.is_ok(), "the first session ended: {second:?}");
 }

@@ -11,7 +11,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use pointsman_gateway::config::{Config, SemconvVersion};
+use pointsman_gateway::config::{Config, SemconvVersion, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{Behaviour, Collector, ReceivedSpan, TestCluster, TestClusterBuilder};
 use serde_json::json;
@@ -216,6 +216,41 @@ async fn m1_retries_refusals_and_clients_that_leave_have_whole_traces() {
     // M1.11
     assert_eq!(attribute(root, "error.type"), "client_closed");
     assert_eq!(attribute(named(&left, "aggregated"), "error.type"), "cancelled");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn m1_a_request_that_waits_for_tokens_and_a_place_has_a_span_of_each() {
+    let collector = Collector::accepting().await.unwrap();
+    let slow = SimConfig { itl: Duration::from_millis(20), ..sim(Dialect::Vllm, Role::Aggregated) };
+    let cluster = TestClusterBuilder::new()
+        .config(tracing_to(collector.endpoint()))
+        .config(|config| {
+            config.traces.semconv = SemconvVersion::V1_37;
+            config.queue.limit = 4;
+            let model = config.models.entry("tiny".to_owned()).or_default();
+            (model.tokenizer, model.tokenizer_timeout) = (Some(TokenSource::Engine), Duration::from_secs(2));
+        })
+        .sim_with(slow, ",max_concurrency=1")
+        .start()
+        .await
+        .unwrap();
+    let mut first = cluster.client.stream(CHAT, &[], body(true, 30)).await.unwrap();
+    first.next().await.unwrap();
+    let second = cluster.client.post(CHAT, &[("traceparent", PARENT)], body(true, 2)).await.unwrap();
+    assert_eq!(second.status.as_u16(), 200, "{:?}", second.body);
+    drop(first);
+    let spans = collector.traces(2).await.unwrap();
+    let spans: Vec<_> = spans.into_iter().filter(|span| span.trace == TRACE).collect();
+    let root = check_tree(&spans);
+    let (tokenize, queue) = (named(&spans, "tokenize"), named(&spans, "queue aggregated"));
+    // M1.1
+    assert!(tokenize.end <= queue.start && queue.end <= named(&spans, "aggregated").start);
+    assert!(queue.end - queue.start > 20_000_000, "it waited for at least one token: {queue:?}");
+    // M2.3
+    assert_eq!(attribute(root, "gen_ai.provider.name"), "vllm");
+    let newer = ["gen_ai.request.stream", "gen_ai.response.time_to_first_chunk", "gen_ai.system"];
+    newer.iter().for_each(|key| assert!(!root.attributes.contains_key(*key), "{key} is not of 1.37"));
     cluster.at_rest().await.unwrap();
 }
 

@@ -15,6 +15,7 @@ use hyper_util::rt::TokioIo;
 
 use super::{
     DataThread,
+    admit::check_rate,
     auth::authorize_client,
     first_byte::FirstByte,
     peer::Sender,
@@ -91,10 +92,7 @@ async fn open(
     let headers = &request.headers;
     let caller = authorize_client(state, headers, &Sender::of(&request.extensions)).await?;
     account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
-    if let Some(limiter) = &state.limiter {
-        let key = caller.id.as_deref().unwrap_or_default();
-        limiter.check(key).map_err(|error| ApiError::RateLimited(error.per_second))?;
-    }
+    check_rate(state, &caller)?;
     if !upgradable || !asks_for_websocket(headers) {
         let problem = "opening a realtime session: no WebSocket upgrade was asked for; send `connection: upgrade`, \
                        `upgrade: websocket` and `sec-websocket-key`";
@@ -105,6 +103,11 @@ async fn open(
     let (model, headers) = named(&request.uri, headers)?;
     let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
     account.set_model(&parsed.model, state.registry.snapshot().activation(&parsed.model).is_some());
+    if let Some(limits) = &state.tenant_limits {
+        // Held by the account until the session ends. What is said in it is not counted in tokens.
+        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+        account.reserved(limits.request(tenant, &parsed.model).map_err(ApiError::TenantLimit)?);
+    }
     let tenant = caller.tenant.map(|Tenant { hash, .. }| {
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }

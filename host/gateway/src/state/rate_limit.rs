@@ -1,15 +1,26 @@
-//! Rate limit of clients: so many requests per second for each API key and each name of a certificate, and
-//! for all other clients together.
+//! Rate limit of clients: so many requests per second for each API key, each name of a certificate and each
+//! subject of a token, and for all other clients together.
 
-use std::{collections::HashMap, fmt, num::NonZeroU32};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    num::NonZeroU32,
+};
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter as Bucket};
 
-/// Rate limit of clients. It has one bucket for each configured key and one for all other requests, so what
-/// clients send cannot make it grow.
+/// Buckets of the subjects of tokens.
+const SUBJECT_BUCKETS: usize = 1_024;
+
+/// Rate limit of clients. It has one bucket for each configured key, a fixed number for the subjects of tokens
+/// and one for all other requests, so what clients send cannot make it grow.
 pub(crate) struct RateLimiter {
     per_second: NonZeroU32,
     by_key: HashMap<String, DefaultDirectRateLimiter>,
+    /// By the hash of the subject, whose key is random: nobody can choose whose bucket to share.
+    by_subject: Box<[DefaultDirectRateLimiter]>,
+    hasher: RandomState,
     others: DefaultDirectRateLimiter,
 }
 
@@ -27,16 +38,25 @@ impl RateLimiter {
     pub(crate) fn new<'a>(per_second: NonZeroU32, keys: impl IntoIterator<Item = &'a str>) -> Self {
         let bucket = || Bucket::direct(Quota::per_second(per_second));
         let by_key = keys.into_iter().map(|key| (key.to_owned(), bucket())).collect();
-        Self { per_second, by_key, others: bucket() }
+        let by_subject = (0..SUBJECT_BUCKETS).map(|_| bucket()).collect();
+        Self { per_second, by_key, by_subject, hasher: RandomState::new(), others: bucket() }
     }
 
-    /// Admits one request of the key with this id.
+    /// Admits one request of the caller with this id; `None`: the caller has no name.
     ///
     /// # Errors
     /// [`RateExceeded`].
-    pub(crate) fn check(&self, key: &str) -> Result<(), RateExceeded> {
-        let bucket = self.by_key.get(key).unwrap_or(&self.others);
+    pub(crate) fn check(&self, caller: Option<&str>) -> Result<(), RateExceeded> {
+        let bucket = caller.map_or(&self.others, |name| self.bucket_of(name));
         bucket.check().map_err(|_| RateExceeded { per_second: self.per_second.get() })
+    }
+
+    fn bucket_of(&self, name: &str) -> &DefaultDirectRateLimiter {
+        let of_subject = || {
+            let hash = self.hasher.hash_one(name) % SUBJECT_BUCKETS as u64;
+            usize::try_from(hash).ok().and_then(|place| self.by_subject.get(place))
+        };
+        self.by_key.get(name).or_else(of_subject).unwrap_or(&self.others)
     }
 }
 
@@ -52,15 +72,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_has_its_own_bucket_and_unknown_keys_share_one() {
+    fn each_name_has_its_own_bucket_and_callers_without_one_share_one() {
         let keys = ["a", "b"];
         let limiter = RateLimiter::new(NonZeroU32::new(2).unwrap(), keys);
         let exceeded = Err(RateExceeded { per_second: 2 });
-        for key in ["a", "b"] {
-            assert_eq!([0; 3].map(|_| limiter.check(key)), [Ok(()), Ok(()), exceeded], "{key}");
+        for name in [Some("a"), Some("b"), Some("subject of a token"), None] {
+            assert_eq!([0; 3].map(|_| limiter.check(name)), [Ok(()), Ok(()), exceeded], "{name:?}");
         }
-        let unknown: Vec<_> = (0..1_000).map(|number| limiter.check(&format!("key-{number}"))).collect();
-        assert_eq!(unknown.iter().filter(|outcome| outcome.is_ok()).count(), 2, "one bucket for all");
-        assert_eq!(limiter.by_key.len(), 2, "unknown keys are not stored");
+        for number in 0..100_000 {
+            _ = limiter.check(Some(&format!("subject-{number}")));
+        }
+        let kept = (limiter.by_key.len(), limiter.by_subject.len());
+        assert_eq!(kept, (2, SUBJECT_BUCKETS), "names of tokens are not stored");
     }
 }
