@@ -362,22 +362,28 @@ async fn j5_a_drain_lets_streams_finish_and_says_goodbye() {
 async fn j5_heads_are_bounded() {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
     let secure = Secure::start(builder, |_| {}).await;
-    // A head that never ends: HEADERS without END_HEADERS, then CONTINUATION with fields of 16 KB each.
-    let mut frames = frame(1, 0, 1, &[0x83, 0x87, 0x84]);
-    let mut field = vec![0, 1, b'a', 0x7F, 0x80, 0x7F];
-    field.extend_from_slice(&[b'x'; 16_255]);
-    for _ in 0..40 {
-        frames.extend(frame(9, 0, 1, &field));
+    // Heads that never end: HEADERS without END_HEADERS, then CONTINUATION with a field of 16 KB, or with
+    // many small ones.
+    let mut large = vec![0, 1, b'a', 0x7F, 0x80, 0x7F];
+    large.extend_from_slice(&[b'x'; 16_255]);
+    let small = [&[0x10, 1, b'x', 100][..], &[b'y'; 100]].concat().repeat(150);
+    for (fields, reason) in [(large, "malformed"), (small, "flood")] {
+        let mut frames = frame(1, 0, 1, &[0x83, 0x87, 0x84]);
+        for _ in 0..500 {
+            frames.extend(frame(9, 0, 1, &fields));
+        }
+        let config = secure.authority.client(None, &["h2"]).unwrap();
+        let mut flood = connect(secure.cluster.gateway.address, &config).await.unwrap();
+        flood.write_all(PREFACE).await.unwrap();
+        // The gateway may end the connection before it has read everything.
+        let _ = flood.write_all(&frames).await;
+        // J5.9
+        timeout(LIMIT, flood.read_to_end(&mut Vec::new())).await.unwrap().ok();
+        let over = |cluster: &TestCluster| cluster.gateway.state().connections.used() == 0;
+        secure.cluster.until("the connection is closed", over).await.unwrap();
+        // J5.9
+        assert_eq!(secure.ended(reason).await, 1.0);
     }
-    let config = secure.authority.client(None, &["h2"]).unwrap();
-    let mut flood = connect(secure.cluster.gateway.address, &config).await.unwrap();
-    flood.write_all(PREFACE).await.unwrap();
-    // The gateway may end the connection before it has read everything.
-    let _ = flood.write_all(&frames).await;
-    // J5.9
-    timeout(LIMIT, flood.read_to_end(&mut Vec::new())).await.unwrap().ok();
-    let over = |cluster: &TestCluster| cluster.gateway.state().connections.used() == 0;
-    secure.cluster.until("the connection is closed", over).await.unwrap();
     let mut client = secure.client().await;
     let long = format!("/v1/models?{}", "x".repeat(40_000));
     let refused = client.send("GET", &long, "").await;
@@ -396,4 +402,10 @@ async fn j5_a_stream_whose_window_never_opens_is_ended() {
     secure.cluster.until("the request runs", |cluster| cluster.booked() == 1).await.unwrap();
     // J5.6
     secure.cluster.until("the request is ended", |cluster| cluster.booked() == 0).await.unwrap();
+    let metrics = secure.cluster.admin.get("/metrics").await.unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let ended: Vec<_> =
+        metrics.lines().filter(|line| line.starts_with("pointsman_requests_total{")).collect();
+    // J5.6
+    assert!(ended.len() == 1 && ended[0].contains("code=\"client_too_slow\""), "{ended:?}");
 }

@@ -33,8 +33,8 @@ pub(crate) struct Args {
 
 const PLACES: u32 = 5;
 const ENGINES: u32 = 2;
-/// 20 tokens of 10 ms. A prompt takes no time: while one is computed, the engine's other requests stand still, and
-/// its capacity would depend on whether requests begin together.
+/// 20 tokens of 10 ms. A prompt takes no time: while one is computed, the engine's other requests stand
+/// still, and its capacity would depend on whether requests begin together.
 const FLAGS: &str =
     "--overhead-ms 0 --itl-ms 10 --prefill-ms-per-token 0 --jitter 0 --load-factor 1 --natural-len 20";
 /// The refused requests are answered at once: the queue is full.

@@ -25,8 +25,8 @@ pub struct Server {
     pub trust_hints: bool,
     /// Whether a client may see why a worker was chosen.
     pub tell_decisions: bool,
-    /// Requests per second for each key and each subject of a token, or for all clients together when there are
-    /// no keys; 0: no limit.
+    /// Requests per second for each key and each subject of a token, or for all clients together when there
+    /// are no keys; 0: no limit.
     pub requests_per_second: u32,
     /// Bearer tokens of clients; empty: no token is needed.
     pub api_keys: Vec<Secret>,

@@ -13,8 +13,8 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter as Bucket};
 /// Buckets of the subjects of tokens.
 const SUBJECT_BUCKETS: usize = 1_024;
 
-/// Rate limit of clients. It has one bucket for each configured key, a fixed number for the subjects of tokens
-/// and one for all other requests, so what clients send cannot make it grow.
+/// Rate limit of clients. It has one bucket for each configured key, a fixed number for the subjects of
+/// tokens and one for all other requests, so what clients send cannot make it grow.
 pub(crate) struct RateLimiter {
     per_second: NonZeroU32,
     by_key: HashMap<String, DefaultDirectRateLimiter>,

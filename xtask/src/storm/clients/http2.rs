@@ -54,7 +54,7 @@ pub(super) async fn continuation(target: &Target<'_>) -> anyhow::Result<Seen> {
     for _ in 0..500 {
         frames.extend(frame(CONTINUATION, 0, 1, &field.repeat(150)));
     }
-    flood(target, 50, "8 MB of CONTINUATION", "malformed", &frames).await
+    flood(target, 50, "8 MB of CONTINUATION", "flood", &frames).await
 }
 
 /// Settings that are to be acknowledged, by clients that do not read.

@@ -23,9 +23,11 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Spawn {
         let Some(stream) = self.streams.take_opened() else { return };
         let write = self.write;
         self.tasks.spawn(async move {
+            // It ends with the task, and says then why its answer ended: that has to be known before.
+            let mut future = std::pin::pin!(future);
             tokio::select! {
                 biased;
-                () = future => {}
+                () = future.as_mut() => {}
                 () = stuck(&stream, write) => stream.client().set_too_slow(),
             }
         });
