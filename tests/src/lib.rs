@@ -7,6 +7,7 @@ pub mod collector;
 pub mod envoy;
 pub mod fountain;
 pub mod http2;
+pub mod nats;
 pub mod picker;
 pub mod raw;
 pub mod raw_engine;

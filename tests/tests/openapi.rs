@@ -210,6 +210,7 @@ async fn answers_to_operators_are_as_documented() {
         ("PUT", "/workers/{id}", "/workers/7", JSON, String::new(), 404),
         ("PUT", "/workers/{id}", "/workers/7?ttl=soon", JSON, String::new(), 400),
         get("/discovery", "/discovery", 200),
+        get("/replicas", "/replicas", 200),
         get("/metrics", "/metrics", 200),
         get("/healthz", "/healthz", 200),
         get("/openapi.json", "/openapi.json", 200),

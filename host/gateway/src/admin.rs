@@ -29,6 +29,7 @@ mod origin;
 mod page;
 mod policies;
 mod refuse;
+mod replicas;
 mod status;
 mod summary;
 mod workers;
@@ -64,6 +65,7 @@ pub(crate) fn endpoints() -> Router<SharedState> {
         .route("/workers", get(workers::list).post(workers::join))
         .route("/workers/{id}", delete(workers::leave).put(leases::put))
         .route("/discovery", get(leases::sources))
+        .route("/replicas", get(replicas::get))
         .route("/workers/{id}/drain", post(workers::drain).delete(workers::undrain))
         .fallback(refuse::unknown_url)
         .method_not_allowed_fallback(refuse::other_method)
@@ -79,6 +81,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         learning: state.learning.clone(),
         fleet: state.fleet.clone(),
         queued: state.queue.waiting(),
+        replicas: state.replicas.figures(),
     };
     match exposition::encode(&state.metrics, sources, format) {
         Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),

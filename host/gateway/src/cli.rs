@@ -143,7 +143,10 @@ impl Cli {
         }
         // What `check-config` finds is its output, not its log.
         let quiet = matches!(self.command, Command::CheckConfig(_));
-        start_log(self.log_json, if quiet { "off" } else { "info,rustls_platform_verifier=off" });
+        start_log(
+            self.log_json,
+            if quiet { "off" } else { "info,async_nats=off,rustls_platform_verifier=off" },
+        );
         let outcome = match self.command {
             Command::Serve(args) => serve(*args),
             Command::CheckConfig(args) => args.run(),
@@ -270,7 +273,7 @@ fn without_key(flag: &str) -> String {
 }
 
 /// Writes log lines to stderr: those that `RUST_LOG` selects, else those of `default`. The error of a command
-/// says what the TLS verifier logs.
+/// says what the TLS verifier logs, and the exchange with other gateways what its NATS client logs.
 fn start_log(json: bool, default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));

@@ -27,6 +27,7 @@ mod models;
 mod policies;
 mod queue;
 pub mod reload;
+mod replicas;
 mod resolve;
 mod salt;
 mod secret;
@@ -58,6 +59,7 @@ pub use pointsman_config_file::{ConfigErrors, Problem};
 pub use pointsman_orchestration::LegOrder;
 pub use policies::Policies;
 pub use queue::{Queue, QueueOfModel};
+pub use replicas::{Replicas, ReplicasTls};
 pub use salt::HashSalt;
 pub use secret::Secret;
 pub use sections::{Decisions, Index, Limits, Probe, Routing, Server, Timeouts};
@@ -105,6 +107,8 @@ pub struct Config {
     pub discovery: Discovery,
     /// The endpoint picker for Envoy.
     pub ext_proc: ExtProc,
+    /// Load that gateways of one fleet tell each other.
+    pub replicas: Replicas,
     /// Models, by name.
     pub models: BTreeMap<String, Model>,
     /// Workers.

@@ -24,6 +24,7 @@ use crate::{
         settings::Settings as Configured,
     },
     http::{self, DataThread, audience::Audience},
+    replicas::Replicas,
     state::open_files::connection_limit,
     state::{Settings, SharedState, State},
     telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
@@ -104,7 +105,8 @@ impl Daemon {
         let listener = client.into_std()?;
         let stop = CancellationToken::new();
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable.probe));
-        let discovery = settings.fixed.discovery.clone();
+        let (discovery, replicas) = (settings.fixed.discovery.clone(), settings.fixed.replicas.clone());
+        let block_size = settings.fixed.block_size;
         let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
         discovery::start_sources(&state, &discovery, &stop);
@@ -114,8 +116,11 @@ impl Daemon {
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
         state.tracker.spawn(state.tls.clone().watch(state.metrics.clone(), stop.clone()));
         start_feeds(&state, &stop, &state.tracker)?;
+        let (tables, token) = ((state.registry.clone(), state.router.index().clone()), stop.clone());
+        let (address, settings) = (listener.local_addr()?, (&replicas, block_size));
+        state.replicas.start(settings, address, tables, token, &state.tracker)?;
         let servers = TaskTracker::new();
-        let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
+        let admin = admin_listener.local_addr()?;
         let beats = Heartbeats::new(listeners.client_threads());
         state.tracker.spawn(beats.clone().report(stop.clone()));
         for number in 0..listeners.client_threads() {
@@ -313,7 +318,8 @@ fn build(
     probe: watch::Sender<ProbeConfig>,
 ) -> anyhow::Result<State> {
     let Configured { fixed, reloadable } = &settings;
-    let registry = Arc::new(Registry::default());
+    let replicas = Replicas::new(&fixed.replicas);
+    let registry = Arc::new(Registry::with_journal(replicas.journal()));
     let (fleet, leases) = discovery::fleet(&registry, &fixed.discovery);
     fleet.set_configured(&reloadable.workers);
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -351,6 +357,7 @@ fn build(
         settings: Settings::new(fixed.block_size, reloadable),
         tokens: Arc::new(tokens),
         registry,
+        replicas,
         fleet,
         leases,
         learning: Arc::new(Learning::start(router.slots().clone())?),

@@ -6,8 +6,8 @@
 //! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
 //! operators. `state` is what they share, `tls` the certificates of listeners, `budget` a limit on something
 //! that many use together, `tenant_limits` what tenants may use; `openapi` describes the API; `picker`
-//! answers Envoy's questions for an endpoint; `version` is what the build was told of its commit; `daemon`
-//! assembles it. No module names wasmtime.
+//! answers Envoy's questions for an endpoint; `replicas` is the load of other gateways; `version` is what
+//! the build was told of its commit; `daemon` assembles it. No module names wasmtime.
 
 mod admin;
 mod budget;
@@ -21,6 +21,8 @@ mod openapi;
 mod orchestrate;
 #[cfg(feature = "ext-proc")]
 mod picker;
+#[cfg_attr(not(feature = "replicas"), path = "replicas/off.rs")]
+mod replicas;
 mod state;
 mod telemetry;
 mod tenant_limits;

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    budget::Budget, config::reload::ConfigReloader, telemetry::decision_log::DecisionLog,
+    budget::Budget, config::reload::ConfigReloader, replicas::Replicas, telemetry::decision_log::DecisionLog,
     telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics,
     telemetry::tenant_metrics::TenantMetrics, telemetry::tenants::Tenants, telemetry::traces::Traces,
     tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
@@ -48,6 +48,8 @@ pub struct State {
     pub(crate) settings: Settings,
     /// Workers that serve models.
     pub registry: Arc<Registry>,
+    /// Load of other gateways.
+    pub(crate) replicas: Replicas,
     /// Where workers come from.
     pub(crate) fleet: Arc<Fleet>,
     /// Workers that registered themselves.

@@ -16,8 +16,14 @@ use parking_lot::Mutex;
 use crate::{average::Average, id::Leg, prefix::Prefix};
 
 mod booked;
+mod journal;
+mod remote;
 
 use booked::Booked;
+pub(crate) use journal::RankJournal;
+pub use journal::{Journal, JournalEntry, LoadValues, WorkerKey};
+use remote::RemoteLoad;
+pub use remote::{RemoteBooking, RemoteFigures};
 
 /// Load that a decision books.
 #[derive(Clone, Debug)]
@@ -53,6 +59,10 @@ pub struct RankLoad {
     /// Number of distinct blocks with a hash.
     named: AtomicU32,
     blocks: Mutex<Booked>,
+    /// Load that other gateways book.
+    remote: RemoteLoad,
+    /// Where the bookings are noted for other gateways; `None`: no other gateway is told.
+    journal: Option<RankJournal>,
     ttft: Average,
     /// Microseconds for each 1,000 prompt tokens.
     prefill: Average,
@@ -79,40 +89,59 @@ pub struct Booking {
     reached_blocks: u32,
     /// Load of the output's blocks, thousandths.
     output_millis: i64,
+    /// What other gateways are told.
+    entry: Option<Arc<JournalEntry>>,
 }
 
 const MILLIS: i64 = 1_000;
 
 impl RankLoad {
-    /// Returns the number of booked requests.
+    /// Creates the load of a rank whose bookings are noted for other gateways.
+    pub(crate) fn noted(journal: Option<RankJournal>) -> Self {
+        Self { journal, ..Self::default() }
+    }
+
+    /// Returns the number of booked requests, here and by other gateways.
     #[must_use]
     pub fn active_requests(&self) -> u32 {
+        self.own_requests().saturating_add(self.remote.requests())
+    }
+
+    /// Returns the number of requests that are booked here.
+    #[must_use]
+    pub fn own_requests(&self) -> u32 {
         self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Returns the load that other gateways book. It is part of the other figures.
+    #[must_use]
+    pub fn remote(&self) -> RemoteFigures {
+        self.remote.figures()
     }
 
     /// Returns the number of prompt tokens whose prefill has not completed.
     #[must_use]
     pub fn active_prefill_tokens(&self) -> u32 {
-        self.prefill_tokens.load(Ordering::Relaxed)
+        self.prefill_tokens.load(Ordering::Relaxed).saturating_add(self.remote.prefill_tokens())
     }
 
-    /// Returns the number of booked blocks.
+    /// Returns the number of booked blocks. A block that is booked here and by another gateway counts twice.
     #[must_use]
     pub fn decode_blocks(&self) -> u32 {
-        let unnamed = self.unnamed_millis.load(Ordering::Relaxed).max(0);
-        let unnamed = u32::try_from((unnamed + MILLIS / 2) / MILLIS).unwrap_or(u32::MAX);
-        self.named.load(Ordering::Relaxed).saturating_add(unnamed)
+        let unnamed = in_blocks(self.unnamed_millis.load(Ordering::Relaxed));
+        self.named.load(Ordering::Relaxed).saturating_add(unnamed).saturating_add(self.remote.blocks())
     }
 
     /// Returns the number of booked blocks if a request with these blocks were added. A shared prefix counts
     /// once (G).
     #[must_use]
     pub fn blocks_after_admission(&self, prefix: &Prefix, total: u32, assume_kv_reuse: bool) -> u32 {
-        let shared = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {
+        let here = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {
             self.blocks.lock().shared(prefix.hashes())
         } else {
             0
         };
+        let shared = if assume_kv_reuse { here.max(self.remote.shared(prefix)) } else { 0 };
         let new = total.saturating_sub(prefix.blocks(u32::try_from(shared).unwrap_or(u32::MAX)));
         self.decode_blocks().saturating_add(new)
     }
@@ -190,8 +219,14 @@ impl Booking {
         };
         let unnamed_millis = i64::from(unnamed) * MILLIS;
         load.unnamed_millis.fetch_add(unnamed_millis, Ordering::Relaxed);
+        let values = LoadValues { prefill_tokens, unnamed_millis };
+        let entry = load
+            .journal
+            .as_ref()
+            .map(|journal| journal.add(&request.prefix, request.assume_kv_reuse, values));
         Self {
             load,
+            entry,
             blocks,
             unnamed_millis,
             prefill_tokens,
@@ -216,6 +251,7 @@ impl Booking {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         if tokens > 0 {
             self.load.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+            self.note();
         }
     }
 
@@ -265,11 +301,23 @@ impl Booking {
     fn add_unnamed(&mut self, millis: i64) {
         self.unnamed_millis += millis;
         self.load.unnamed_millis.fetch_add(millis, Ordering::Relaxed);
+        self.note();
+    }
+
+    /// Notes the booking's values for other gateways.
+    fn note(&self) {
+        if let (Some(entry), Some(journal)) = (&self.entry, &self.load.journal) {
+            let (prefill_tokens, unnamed_millis) = (self.prefill_tokens, self.unnamed_millis);
+            journal.update(entry, LoadValues { prefill_tokens, unnamed_millis });
+        }
     }
 }
 
 impl Drop for Booking {
     fn drop(&mut self) {
+        if let (Some(entry), Some(journal)) = (self.entry.take(), &self.load.journal) {
+            journal.end(&entry);
+        }
         self.prefill_done();
         if let Some(blocks) = self.blocks.take() {
             self.load.release_blocks(&blocks);
@@ -277,6 +325,11 @@ impl Drop for Booking {
         self.load.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
         self.load.requests.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Returns thousandths of blocks as blocks.
+fn in_blocks(millis: i64) -> u32 {
+    u32::try_from(millis.max(0).saturating_add(MILLIS / 2) / MILLIS).unwrap_or(u32::MAX)
 }
 
 fn micros(duration: Duration) -> u32 {

@@ -22,7 +22,10 @@ mod sync;
 mod tls;
 mod worker;
 
-pub use booking::{Booking, BookingRequest, RankLoad};
+pub use booking::{
+    Booking, BookingRequest, Journal, JournalEntry, LoadValues, RankLoad, RemoteBooking, RemoteFigures,
+    WorkerKey,
+};
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use facts::{Contradiction, EngineFacts, FactName};
 pub use feeds::{FeedStatus, Feeds};

@@ -39,6 +39,19 @@ impl Prefix {
         Self { hashes: byte_piece_hashes(bytes, ends, salt).into(), sparse: true }
     }
 
+    /// Returns a prefix of hashes that another gateway computed. `sparse`: as [`Prefix::of_bytes`] spaces
+    /// them.
+    #[must_use]
+    pub fn of_hashes(hashes: Arc<[BlockHash]>, sparse: bool) -> Self {
+        Self { hashes, sparse }
+    }
+
+    /// Returns whether deep hashes are further apart, as those of [`Prefix::of_bytes`] are.
+    #[must_use]
+    pub fn is_sparse(&self) -> bool {
+        self.sparse
+    }
+
     /// Returns the hashes, each deeper than the one before.
     #[must_use]
     pub fn hashes(&self) -> &Arc<[BlockHash]> {

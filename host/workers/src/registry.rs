@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
+    booking::Journal,
     id::{Leg, ModelName, Role, WorkerId},
     spec::WorkerSpec,
     worker::{Candidate, Worker},
@@ -98,6 +99,8 @@ pub struct Registry {
     /// By model. Entries stay when workers leave.
     activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
     changed: watch::Sender<u64>,
+    /// Where bookings are noted for other gateways.
+    journal: Option<Arc<Journal>>,
 }
 
 #[derive(Debug, Clone)]
@@ -115,11 +118,22 @@ impl Default for Registry {
             members: Mutex::default(),
             activations: Mutex::default(),
             changed: watch::Sender::new(0),
+            journal: None,
         }
     }
 }
 
 impl Registry {
+    /// Creates an empty registry that notes the bookings of all workers in `journal`.
+    #[must_use]
+    pub fn with_journal(journal: Option<Arc<Journal>>) -> Self {
+        Self { journal, ..Self::default() }
+    }
+
+    fn worker(&self, spec: WorkerSpec) -> Worker {
+        Worker::noted(spec, self.journal.as_ref())
+    }
+
     /// Returns the current snapshot. Never waits.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
@@ -134,7 +148,7 @@ impl Registry {
             return present.worker.clone();
         }
         let models = spec.models.clone();
-        let worker = Arc::new(Worker::new(spec.clone()));
+        let worker = Arc::new(self.worker(spec.clone()));
         members.retain(|member| member.worker.id() != worker.id());
         members.push(Member { worker: worker.clone(), configured: spec, models });
         self.publish(&members);
@@ -156,7 +170,7 @@ impl Registry {
             return;
         }
         members.extend(joining.into_iter().map(|spec| Member {
-            worker: Arc::new(Worker::new(spec.clone())),
+            worker: Arc::new(self.worker(spec.clone())),
             models: spec.models.clone(),
             configured: spec,
         }));
@@ -170,7 +184,7 @@ impl Registry {
         let Some(member) = members.iter_mut().find(|member| Arc::ptr_eq(&member.worker, worker)) else {
             return;
         };
-        let completed = Worker::new(spec);
+        let completed = self.worker(spec);
         completed.set_draining(worker.draining());
         completed.set_leaving(worker.leaving());
         member.worker = Arc::new(completed);

@@ -10,7 +10,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    booking::{Booking, BookingRequest, RankLoad},
+    booking::{Booking, BookingRequest, Journal, RankJournal, RankLoad, WorkerKey},
     breaker::{Breaker, BreakerRules},
     facts::{Contradiction, EngineFacts},
     id::{DpRank, WorkerId},
@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod reported;
+mod shared_load;
 
 /// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +110,15 @@ impl Worker {
     /// Creates a worker whose health and facts are unknown.
     #[must_use]
     pub fn new(spec: WorkerSpec) -> Self {
-        let ranks = (0..spec.dp_size.max(1)).map(|_| Arc::new(RankLoad::default())).collect();
+        Self::noted(spec, None)
+    }
+
+    /// As [`Worker::new`]. Notes the bookings of the worker in `journal`.
+    #[must_use]
+    pub(crate) fn noted(spec: WorkerSpec, journal: Option<&Arc<Journal>>) -> Self {
+        let worker = WorkerKey::of(&spec);
+        let journal = |rank| Some(RankJournal { journal: journal?.clone(), worker, rank: DpRank(rank) });
+        let ranks = (0..spec.dp_size.max(1)).map(|rank| Arc::new(RankLoad::noted(journal(rank)))).collect();
         Self {
             total_blocks: AtomicU32::new(spec.total_blocks.unwrap_or(0)),
             block_size: AtomicU32::new(spec.block_size.unwrap_or(0)),
@@ -207,7 +216,7 @@ impl Worker {
         self.engine_load.store(load.map(Arc::new));
     }
 
-    /// Returns the number of requests booked on all ranks.
+    /// Returns the number of requests booked on all ranks, here and by other gateways.
     #[must_use]
     pub fn active_requests(&self) -> u32 {
         self.ranks.iter().map(|rank| rank.active_requests()).sum()
@@ -324,7 +333,7 @@ impl Worker {
         if self.draining() || self.leaving() {
             return Some(Ineligible::Draining);
         }
-        let on_trial = self.suspect.load(Ordering::Acquire) && self.active_requests() > 0;
+        let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
         if on_trial || self.breaker.is_paused() {
             return Some(Ineligible::Failing);
         }

@@ -115,7 +115,7 @@ impl Members {
         let mut gone = Vec::new();
         self.by_id.retain(|id, member| {
             let Some(at) = member.leaves_at.filter(|_| member.unlisted) else { return true };
-            let requests = registered.get(*id).map_or(0, |worker| worker.active_requests());
+            let requests = registered.get(*id).map_or(0, |worker| worker.own_requests());
             if requests > 0 && now < at {
                 return true;
             }

@@ -24,6 +24,9 @@ struct Readiness {
     models: Vec<String>,
     remote_prefill: BTreeMap<String, &'static str>,
     draining: bool,
+    /// Whether the load of other gateways is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<Value>,
 }
 
 /// Load of the whole gateway now, with the rates and latencies of the last minute.
@@ -64,6 +67,7 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
         "models": readiness.models,
         "remote_prefill": readiness.remote_prefill,
         "draining": readiness.draining,
+        "replicas": readiness.replicas,
         "live": load(&state),
         "workers": worker_counts(&snapshot),
         "slots": state.policies.status().slots,
@@ -94,7 +98,8 @@ impl Readiness {
             Some((model.to_string(), activation.state().as_str()))
         };
         let remote_prefill = snapshot.models().into_iter().filter_map(activation_of).collect();
-        Self { ready: !models.is_empty() && !draining, models, remote_prefill, draining }
+        let replicas = state.replicas.readiness();
+        Self { ready: !models.is_empty() && !draining, models, remote_prefill, draining, replicas }
     }
 }
 

@@ -49,6 +49,7 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
                     "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
                     "ttft_ewma_us": load.ttft_ewma_us(), "itl_ewma_us": load.itl_ewma_us(),
                     "prefill_us_per_ktoken": load.prefill_us_per_ktoken(), "error_ppm": load.error_ppm(),
+                    "remote": load.remote(),
                 })
             })
             .collect();

@@ -48,6 +48,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         probe,
         discovery,
         ext_proc,
+        replicas,
         models,
         workers,
         origin: _,
@@ -76,14 +77,22 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         .collect();
     let models =
         models.iter().map(|(name, model)| (name.clone(), problems.model(name, model, has_dir))).collect();
-    problems.0.extend(discovery.problems());
+    problems.0.extend([discovery.problems(), replicas.problems(), queue.problems()].concat());
     let others = [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)];
     problems.0.extend(ext_proc.problems(others));
-    problems.0.extend(queue.problems());
     problems.0.extend(super::tenants::problems(tenants));
     let (queue, tenants) = (queue.clone(), tenants.clone());
-    let (discovery, ext_proc) = (discovery.clone(), ext_proc.clone());
-    let fixed = Static { listeners, block_size, policies: runtime, index, discovery, ext_proc, model_slots };
+    let (discovery, ext_proc, replicas) = (discovery.clone(), ext_proc.clone(), replicas.clone());
+    let fixed = Static {
+        listeners,
+        block_size,
+        policies: runtime,
+        index,
+        discovery,
+        ext_proc,
+        replicas,
+        model_slots,
+    };
     let reloadable = Reloadable {
         server,
         auth,

@@ -16,8 +16,8 @@ use pointsman_routing::{BusyByLeg, Digest, OnFailure, RouterConfig, SlotKind};
 use pointsman_workers::WorkerSpec;
 
 use super::{
-    Discovery, ExtProc, HashSalt, Http2, LegOrder, Queue, Secret, SlotEntry, TenantEntry, Tls, UpstreamTls,
-    tenants,
+    Discovery, ExtProc, HashSalt, Http2, LegOrder, Queue, Replicas, Secret, SlotEntry, TenantEntry, Tls,
+    UpstreamTls, tenants,
 };
 
 mod model;
@@ -76,6 +76,8 @@ pub struct Static {
     pub discovery: Discovery,
     /// `[ext_proc]`.
     pub ext_proc: ExtProc,
+    /// `[replicas]`.
+    pub replicas: Replicas,
     /// Slots that single models have; their content is reloadable.
     pub model_slots: BTreeMap<String, BTreeSet<SlotKind>>,
 }
@@ -330,7 +332,8 @@ impl Static {
     /// Returns the dotted paths of the keys that need a restart to change from `self` to `new`.
     #[must_use]
     pub fn changed(&self, new: &Self) -> Vec<String> {
-        let Self { listeners, block_size, policies, index, discovery, ext_proc, model_slots } = self;
+        let Self { listeners, block_size, policies, index, discovery, ext_proc, replicas, model_slots } =
+            self;
         let mut paths = Vec::new();
         listeners.changed_keys(&new.listeners, &mut paths);
         if *block_size != new.block_size {
@@ -340,6 +343,7 @@ impl Static {
         index.changed_keys(&new.index, &mut paths);
         discovery.changed_keys(&new.discovery, &mut paths);
         ext_proc.changed_keys(&new.ext_proc, &mut paths);
+        replicas.changed_keys(&new.replicas, &mut paths);
         paths.extend(model::changed_slots(model_slots, &new.model_slots));
         paths
     }

@@ -25,10 +25,12 @@ use crate::version::{RELEASE, commit};
 
 mod families;
 mod prometheus_text;
+mod replicas;
 mod slots;
 mod sources;
 
 use families::{Families, Labels};
+pub(crate) use replicas::ReplicaFigures;
 
 /// What the metrics are read from.
 #[derive(Clone, Debug)]
@@ -47,6 +49,8 @@ pub(crate) struct Sources {
     pub(crate) fleet: Arc<Fleet>,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,
+    /// The exchange with other gateways.
+    pub(crate) replicas: ReplicaFigures,
 }
 
 /// A text format of `/metrics`.
@@ -105,6 +109,7 @@ impl Collector for Sources {
         out.gauge("pointsman_queued_requests", help, self.queued as u64)?;
         self.encode_workers(out)?;
         sources::encode(out, &self.fleet)?;
+        replicas::encode(out, &self.replicas)?;
         slots::encode(out, &self.policies, &self.learning)?;
         self.encode_index(out)?;
         self.encode_feeds(out)

@@ -4,6 +4,8 @@
 //! bookings therefore form a tree. It is kept as runs, each between two positions where prompts diverge, and
 //! a run is found by its first hash. Booking, releasing and looking up cost one bisection for each run of the
 //! prompt, not one step for each block.
+//!
+//! Hashes of other gateways may be wrong: no hashes make a count underflow.
 
 use std::sync::Arc;
 
@@ -69,7 +71,7 @@ impl Booked {
         }
         if let Some(first) = hashes.get(place) {
             let run = Run { hashes: hashes.clone(), start: place, end: hashes.len(), bookings: 1 };
-            self.blocks += weight(prefix, &run);
+            self.blocks = self.blocks.saturating_add(weight(prefix, &run));
             self.runs.insert(*first, run);
         }
     }
@@ -80,10 +82,11 @@ impl Booked {
         let mut place = 0;
         while let Some(first) = hashes.get(place) {
             let Some(run) = self.runs.get_mut(first) else { return };
-            place = run.end;
-            run.bookings -= 1;
+            // The position rises, also when wrong hashes lead to a run of another position.
+            place = run.end.max(place + 1);
+            run.bookings = run.bookings.saturating_sub(1);
             if run.bookings == 0 {
-                self.blocks -= weight(prefix, run);
+                self.blocks = self.blocks.saturating_sub(weight(prefix, run));
                 self.runs.remove(first);
             }
         }
@@ -116,7 +119,7 @@ impl Run {
 /// Returns the number of blocks that a run of this prompt covers.
 fn weight(prefix: &Prefix, run: &Run) -> u32 {
     let blocks = |mark: usize| prefix.blocks(u32::try_from(mark).unwrap_or(u32::MAX));
-    blocks(run.end) - blocks(run.start)
+    blocks(run.end).saturating_sub(blocks(run.start))
 }
 
 #[cfg(test)]

@@ -58,6 +58,14 @@ const STATIC: &[(&str, &str)] = &[
     ("index.ttl", "'7s'"),
     ("ext_proc.listen", "'127.0.0.1:1'"),
     ("ext_proc.max_streams", "7"),
+    ("replicas.servers", "['nats://a:4222']"),
+    ("replicas.fleet", "'b'"),
+    ("replicas.name", "'b'"),
+    ("replicas.interval", "'7ms'"),
+    ("replicas.snapshot_interval", "'7s'"),
+    ("replicas.lease", "'7s'"),
+    ("replicas.token_file", "'DIR/t'"),
+    ("replicas.credentials_file", "'DIR/c'"),
     ("discovery.max_workers", "7"),
     ("discovery.drain", "'7s'"),
     ("discovery.removal_share", "0.25"),
@@ -88,6 +96,18 @@ const PICKER_TLS: &[(&str, &str)] = &[
     ("ext_proc.tls.client_names", "['a.example']"),
     ("ext_proc.tls.min_version", "'1.3'"),
     ("ext_proc.tls.handshake_timeout", "'7s'"),
+];
+
+const USER: &str = "replicas.username = 'u'\nreplicas.password_file = 'DIR/p'";
+const NATS_TLS: &str = "replicas.tls.cert_file = 'DIR/cert.pem'\nreplicas.tls.key_file = 'DIR/key.pem'";
+
+/// Keys of `[replicas]` that need others: these, the new value, and the path that is reported.
+const REPLICAS: &[(&str, &str, &str, &str)] = &[
+    ("replicas.username", USER, "'v'", "replicas.username"),
+    ("replicas.password_file", USER, "'DIR/q'", "replicas.password_file"),
+    ("replicas.tls.ca_file", NATS_TLS, "'DIR/ca'", "replicas.tls"),
+    ("replicas.tls.cert_file", NATS_TLS, "'DIR/cert2.pem'", "replicas.tls"),
+    ("replicas.tls.key_file", NATS_TLS, "'DIR/key2.pem'", "replicas.tls"),
 ];
 
 /// Keys of sources of workers: what the source says besides, and the new value. A change needs a restart.
@@ -551,6 +571,7 @@ fn every_key_of_the_schema_is_in_one_table() {
     let schema: BTreeSet<String> = leaves::<Config>().into_iter().collect();
     let mut listed: Vec<String> = STATIC.iter().map(|(key, _)| (*key).to_owned()).collect();
     listed.extend(PICKER_TLS.iter().map(|(key, _)| (*key).to_owned()));
+    listed.extend(REPLICAS.iter().map(|(key, ..)| (*key).to_owned()));
     listed.extend(SOURCES.iter().map(|(key, ..)| (*key).to_owned()));
     listed.extend(rows().iter().map(|row| row.0.to_owned()));
     listed.extend(slot_rows().into_iter().map(|(key, ..)| key));
@@ -747,6 +768,14 @@ async fn every_static_key_is_reported_and_not_applied() {
         let reloaded = reloading.reload(&document).await;
         let expected = &["ext_proc.tls".to_owned()][..];
         assert_eq!((&reloaded.needs_restart[..], reloaded.applied.len()), (expected, 0), "{key}");
+    }
+    for (key, besides, value, reported) in REPLICAS {
+        let mut document = base();
+        set_lines(&mut document, besides);
+        set(&mut document, key, value);
+        let reloaded = reloading.reload(&document).await;
+        let named = reloaded.needs_restart.iter().any(|path| path == reported);
+        assert!(named && reloaded.applied.is_empty(), "{key}: {reloaded:?}");
     }
     for (key, besides, value) in SOURCES {
         let mut document = base();

@@ -1,0 +1,14 @@
+//! `GET /replicas`: the exchange with other gateways.
+
+use std::sync::Arc;
+
+use axum::{Json, extract::State as Extract};
+use serde_json::Value;
+
+use super::big_numbers::with_texts;
+use crate::state::State;
+
+/// `GET /replicas`.
+pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
+    Json(with_texts(state.replicas.describe()))
+}

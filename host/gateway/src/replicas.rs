@@ -1,0 +1,169 @@
+//! The load of other gateways: starts the exchange and says how it goes.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed, mpsc::Receiver},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use pointsman_replicas::{Credentials, Exchange, MAX_NAME, ReplicasConfig, Status, TlsFiles};
+use pointsman_workers::{Journal, JournalEntry, PrefixIndex, Registry};
+use serde_json::{Value, json};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{config, telemetry::exposition::ReplicaFigures};
+
+/// Most changed bookings that wait for the next batch.
+const JOURNAL_LENGTH: usize = 65_536;
+
+/// The exchange with other gateways; without settings there is none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Replicas(Option<Arc<Parts>>);
+
+#[derive(Debug)]
+struct Parts {
+    status: Arc<Status>,
+    journal: Arc<Journal>,
+    /// Until the exchange starts.
+    changed: Mutex<Option<Receiver<Arc<JournalEntry>>>>,
+}
+
+impl Replicas {
+    /// Creates what the exchange needs of the registry. Nothing connects before [`Replicas::start`].
+    pub(crate) fn new(settings: &config::Replicas) -> Self {
+        if settings.servers.is_empty() {
+            return Self(None);
+        }
+        let (journal, changed) = Journal::new(JOURNAL_LENGTH);
+        Self(Some(Arc::new(Parts { status: Arc::default(), journal, changed: Mutex::new(Some(changed)) })))
+    }
+
+    /// Returns where bookings are noted for the others.
+    pub(crate) fn journal(&self) -> Option<Arc<Journal>> {
+        Some(self.0.as_ref()?.journal.clone())
+    }
+
+    /// Starts the exchange on a thread of its own, until `stop`. `address`: that of the clients' listener.
+    pub(crate) fn start(
+        &self,
+        (settings, block_size): (&config::Replicas, u32),
+        address: SocketAddr,
+        (registry, index): (Arc<Registry>, Arc<PrefixIndex>),
+        stop: CancellationToken,
+        alive: &TaskTracker,
+    ) -> std::io::Result<()> {
+        let Some(parts) = &self.0 else { return Ok(()) };
+        let Some(changed) = parts.changed.lock().take() else { return Ok(()) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let incarnation = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
+        let (journal, status) = ((parts.journal.clone(), changed), parts.status.clone());
+        let config = exchange_config(settings, block_size, address);
+        let alive = alive.token();
+        std::thread::Builder::new().name("pointsman-replicas".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                Exchange::new(config, journal, incarnation, registry, index, status).run(stop).await;
+            });
+            drop(alive);
+        })?;
+        Ok(())
+    }
+
+    /// Describes the exchange for `GET /replicas`.
+    pub(crate) fn describe(&self) -> Value {
+        let Some(parts) = &self.0 else { return json!({ "enabled": false }) };
+        let mut view = serde_json::to_value(&*parts.status.view()).unwrap_or_default();
+        if let Some(view) = view.as_object_mut() {
+            view.insert("enabled".to_owned(), true.into());
+        }
+        view
+    }
+
+    /// Says for `GET /readyz` whether the load of others is known; `None` without an exchange.
+    pub(crate) fn readiness(&self) -> Option<Value> {
+        let view = self.0.as_ref()?.status.view();
+        let (connected, peers) = (view.connected, view.peers.len());
+        let name_conflict = view.name_conflict;
+        Some(json!({
+            "connected": connected, "peers": peers, "alone": peers == 0, "name_conflict": name_conflict,
+        }))
+    }
+
+    /// Returns the figures of `GET /metrics`.
+    pub(crate) fn figures(&self) -> ReplicaFigures {
+        let Some(parts) = &self.0 else { return ReplicaFigures::default() };
+        let (view, counters) = (parts.status.view(), &parts.status.counters);
+        ReplicaFigures {
+            connected: view.connected,
+            peers: view.peers.len() as u64,
+            bookings: view.peers.iter().map(|peer| peer.bookings as u64).sum(),
+            unknown_worker: view.peers.iter().map(|peer| peer.unknown_worker as u64).sum(),
+            messages: [counters.sent.load(Relaxed), counters.received.load(Relaxed)],
+            bytes: [counters.sent_bytes.load(Relaxed), counters.received_bytes.load(Relaxed)],
+            snapshots: counters.snapshots.load(Relaxed),
+            lost: counters.lost.load(Relaxed),
+            refused: counters.refused.load(Relaxed),
+            over_limit: counters.over_limit.load(Relaxed),
+            unsent: counters.unsent.load(Relaxed),
+            journal_full: parts.journal.lost(),
+            expired: counters.expired.load(Relaxed),
+            disconnects: counters.disconnects.load(Relaxed),
+        }
+    }
+}
+
+fn exchange_config(settings: &config::Replicas, block_size: u32, address: SocketAddr) -> ReplicasConfig {
+    let config::Replicas { servers, fleet, name, interval, snapshot_interval, lease, .. } = settings;
+    let config::Replicas { username, password_file, token_file, credentials_file, tls, .. } = settings;
+    let credentials = match (username.clone().zip(password_file.clone()), token_file, credentials_file) {
+        (Some((user, file)), _, _) => Credentials::User(user, file),
+        (None, Some(file), _) => Credentials::Token(file.clone()),
+        (None, None, Some(file)) => Credentials::Jwt(file.clone()),
+        (None, None, None) => Credentials::None,
+    };
+    let tls = tls.as_ref().map(|tls| TlsFiles {
+        ca: tls.ca_file.clone(),
+        client: tls.cert_file.clone().zip(tls.key_file.clone()),
+    });
+    ReplicasConfig {
+        servers: servers.clone(),
+        fleet: fleet.clone(),
+        name: if name.is_empty() { default_name(address) } else { name.clone() },
+        block_size,
+        interval: *interval,
+        snapshot_interval: *snapshot_interval,
+        lease: *lease,
+        credentials,
+        tls,
+    }
+}
+
+/// Returns the names of the host and the port, which a restart keeps.
+fn default_name(address: SocketAddr) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = Some(host.trim()).filter(|host| !host.is_empty()).unwrap_or("gateway");
+    let port = format!("-{}", address.port());
+    let fits = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
+    let host: String = host.chars().map(fits).take(MAX_NAME - port.len()).collect();
+    host + &port
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn q1_without_servers_nothing_is_noted_or_sent() {
+        let replicas = Replicas::new(&config::Replicas::default());
+        // Q1.5
+        assert!(replicas.journal().is_none() && replicas.readiness().is_none());
+        assert_eq!(replicas.describe(), json!({ "enabled": false }));
+    }
+
+    #[test]
+    fn a_name_of_its_own_fits_into_a_subject() {
+        let name = default_name("127.0.0.1:8080".parse().unwrap());
+        assert!(pointsman_replicas::is_name(&name) && name.ends_with("-8080"), "{name}");
+    }
+}

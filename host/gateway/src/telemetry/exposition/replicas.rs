@@ -1,0 +1,63 @@
+//! Metrics of the exchange with other gateways.
+
+use std::fmt;
+
+use super::families::Families;
+
+/// What the exchange counts. All is 0 without one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReplicaFigures {
+    pub(crate) connected: bool,
+    pub(crate) peers: u64,
+    pub(crate) bookings: u64,
+    pub(crate) unknown_worker: u64,
+    /// Sent and received.
+    pub(crate) messages: [u64; 2],
+    /// Sent and received.
+    pub(crate) bytes: [u64; 2],
+    pub(crate) snapshots: u64,
+    pub(crate) lost: u64,
+    pub(crate) refused: u64,
+    pub(crate) over_limit: u64,
+    pub(crate) unsent: u64,
+    pub(crate) journal_full: u64,
+    pub(crate) expired: u64,
+    pub(crate) disconnects: u64,
+}
+
+/// Writes the metrics.
+pub(super) fn encode(out: &mut Families<'_>, figures: &ReplicaFigures) -> fmt::Result {
+    let help = "1 if the gateway is connected to NATS, else 0";
+    out.gauge("pointsman_replicas_connected", help, u64::from(figures.connected))?;
+    let help = "Number of other gateways whose load counts here";
+    out.gauge("pointsman_replicas_peers", help, figures.peers)?;
+    let help = "Number of requests that other gateways have booked";
+    out.gauge("pointsman_replicas_remote_bookings", help, figures.bookings)?;
+    let help = "Number of these on workers that this gateway does not have";
+    out.gauge("pointsman_replicas_unknown_worker_bookings", help, figures.unknown_worker)?;
+    let both = |[sent, received]: [u64; 2]| {
+        [("sent", sent), ("received", received)]
+            .map(|(direction, count)| (vec![("direction", direction.to_owned())], count))
+    };
+    let help = "Number of messages between gateways by direction: sent or received";
+    out.counters("pointsman_replicas_messages", help, both(figures.messages))?;
+    let help = "Bytes of messages between gateways by direction: sent or received";
+    out.counters("pointsman_replicas_bytes", help, both(figures.bytes))?;
+    let help = "Number of snapshots of all own bookings that were sent";
+    out.counter("pointsman_replicas_snapshots", help, figures.snapshots)?;
+    let help = "Number of messages of other gateways that never arrived; a snapshot repairs them";
+    out.counter("pointsman_replicas_lost_messages", help, figures.lost)?;
+    let dropped = [
+        ("refused", figures.refused),
+        ("over_limit", figures.over_limit),
+        ("unsent", figures.unsent),
+        ("journal_full", figures.journal_full),
+    ];
+    let dropped = dropped.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
+    let help = "Number of messages (refused, unsent) and bookings (over_limit, journal_full) that were dropped, by reason";
+    out.counters("pointsman_replicas_dropped", help, dropped)?;
+    let help = "Number of times that another gateway was forgotten because it was silent";
+    out.counter("pointsman_replicas_expired", help, figures.expired)?;
+    let help = "Number of times that NATS could not be reached, or the connection was lost";
+    out.counter("pointsman_replicas_disconnects", help, figures.disconnects)
+}

@@ -1,0 +1,358 @@
+//! Connects the outbox and the table of peers to NATS, and connects again when the server is away.
+//!
+//! Runs on a thread of its own. While there is no connection, journals are still read and leases still end.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering::Relaxed, mpsc::Receiver},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use pointsman_workers::{Journal, JournalEntry, LogLimit, PrefixIndex, Registry};
+use rand::RngExt as _;
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::ReplicasConfig,
+    outbox::Outbox,
+    peers::{Effect, PeerLimits, Peers, Refused},
+    status::{Status, StatusView},
+};
+
+mod connect;
+mod link;
+
+use connect::{Connection, connect};
+use link::{Event, Link};
+
+/// Bounds of what is kept of other gateways.
+const LIMITS: PeerLimits = PeerLimits { peers: 64, bookings: 65_536, hashes: 8_000_000 };
+/// Most bytes of messages that wait for the connection. Beyond it they are dropped, and a snapshot follows.
+const MAX_WAITING: usize = 32 * 1024 * 1024;
+/// Pauses between two attempts to connect.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// A connection that lasted longer is replaced without a growing pause.
+const STABLE: Duration = Duration::from_secs(5);
+/// Shortest pause between two snapshots that others ask for.
+const ASKED_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest age of the view that operators see.
+const VIEW_INTERVAL: Duration = Duration::from_millis(200);
+/// How long the last message may take when the gateway stops.
+const BYE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The exchange of bookings with the other gateways of the fleet.
+pub struct Exchange {
+    config: ReplicasConfig,
+    journal: Arc<Journal>,
+    outbox: Outbox,
+    peers: Peers,
+    registry: Arc<Registry>,
+    index: Arc<PrefixIndex>,
+    status: Arc<Status>,
+    link: Link,
+    /// Numbered messages that were not handed to the connection.
+    waiting: VecDeque<Bytes>,
+    waiting_bytes: usize,
+    times: Times,
+    /// Changes that the journal lost, when last looked at.
+    journal_lost: u64,
+    problem: Option<String>,
+    name_conflict: Option<Instant>,
+    refusals: LogLimit,
+}
+
+/// When what was done last.
+struct Times {
+    sent: Instant,
+    snapshot: Instant,
+    view: Instant,
+    connected: Instant,
+    backoff: Duration,
+    /// Whether a snapshot has to be sent soon.
+    snapshot_due: bool,
+}
+
+impl std::fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exchange").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Exchange {
+    /// Creates the exchange of a process that began at `incarnation`, in microseconds since 1970.
+    #[must_use]
+    pub fn new(
+        config: ReplicasConfig,
+        (journal, changed): (Arc<Journal>, Receiver<Arc<JournalEntry>>),
+        incarnation: u64,
+        registry: Arc<Registry>,
+        index: Arc<PrefixIndex>,
+        status: Arc<Status>,
+    ) -> Self {
+        let lease_ms = u64::try_from(config.lease.as_millis()).unwrap_or(u64::MAX);
+        let name: Arc<str> = config.name.as_str().into();
+        let now = Instant::now();
+        let times = Times {
+            sent: now,
+            snapshot: now,
+            view: now,
+            connected: now,
+            backoff: BACKOFF.0,
+            snapshot_due: false,
+        };
+        Self {
+            outbox: Outbox::new(changed, incarnation, lease_ms, config.block_size),
+            peers: Peers::new((name, incarnation), config.block_size, LIMITS, status.counters.clone()),
+            config,
+            journal,
+            registry,
+            index,
+            status,
+            link: Link::Waiting(now),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            times,
+            journal_lost: 0,
+            problem: None,
+            name_conflict: None,
+            refusals: LogLimit::new(Duration::from_secs(60)),
+        }
+    }
+
+    /// Runs until `stop`, then tells the others that this gateway stops.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut changes = self.registry.subscribe();
+        let mut tick = tokio::time::interval(self.config.interval);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        self.peers.set_workers(&self.registry.snapshot());
+        self.show(Instant::now());
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                changed = changed(&mut changes) => {
+                    if changed {
+                        self.peers.set_workers(&self.registry.snapshot());
+                    }
+                }
+                _ = tick.tick() => self.tick(Instant::now()),
+                event = self.link.event() => self.on_event(event),
+            }
+        }
+        self.say_bye().await;
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Due => self.link = Link::Connecting(Box::pin(connect(self.config.clone()))),
+            Event::Connected(connection) => self.on_connected(connection),
+            Event::Messages(messages) => {
+                let now = Instant::now();
+                for message in messages {
+                    self.receive(&message.subject, &message.payload, now);
+                }
+            }
+            Event::Lost(error) => self.on_lost(&error),
+        }
+    }
+
+    fn on_connected(&mut self, connection: Box<Connection>) {
+        tracing::info!(server = connection.server, fleet = self.config.fleet, "connected to NATS");
+        self.outbox.set_limit(connection.client.max_payload());
+        self.link = Link::Up(connection);
+        self.problem = None;
+        self.waiting.clear();
+        self.waiting_bytes = 0;
+        let now = Instant::now();
+        self.times.connected = now;
+        let ask = self.outbox.ask("");
+        self.enqueue(vec![ask]);
+        self.send(now);
+        self.send_snapshot(now);
+        self.show(now);
+    }
+
+    fn on_lost(&mut self, error: &str) {
+        self.status.counters.disconnects.fetch_add(1, Relaxed);
+        // A server that ends each connection at once must not be called without a pause.
+        if matches!(self.link, Link::Up(_)) && self.times.connected.elapsed() > STABLE {
+            self.times.backoff = BACKOFF.0;
+        }
+        // Jitter: many gateways lose a server at the same moment.
+        let pause = self.times.backoff.mul_f64(rand::rng().random_range(0.5..1.0));
+        self.times.backoff = (self.times.backoff * 2).min(BACKOFF.1);
+        self.link = Link::Waiting(Instant::now() + pause);
+        if self.problem.as_deref() != Some(error) {
+            tracing::warn!(
+                error,
+                servers = self.config.servers.join(","),
+                "not connected to NATS: this gateway routes without the load of the others"
+            );
+            self.problem = Some(error.to_owned());
+        }
+        self.show(Instant::now());
+    }
+
+    /// Applies a message of another gateway.
+    fn receive(&mut self, subject: &str, payload: &[u8], now: Instant) {
+        let counters = &self.status.counters;
+        counters.received.fetch_add(1, Relaxed);
+        counters.received_bytes.fetch_add(payload.len() as u64, Relaxed);
+        let from = subject.rsplit('.').next().unwrap_or_default();
+        match self.peers.receive(from, payload, now) {
+            Ok(effects) => effects.into_iter().for_each(|effect| self.on_effect(effect, now)),
+            Err(refused) => {
+                counters.refused.fetch_add(1, Relaxed);
+                if refused == Refused::OwnName {
+                    self.name_conflict = Some(now);
+                }
+                if let Some(suppressed) = self.refusals.due() {
+                    let peer: String = from.chars().take(crate::names::MAX_NAME).collect();
+                    tracing::warn!(peer, error = %refused, suppressed, "message of another gateway refused");
+                }
+            }
+        }
+    }
+
+    fn on_effect(&mut self, effect: Effect, now: Instant) {
+        match effect {
+            Effect::Asked => self.times.snapshot_due = true,
+            Effect::Sent { worker, rank, prefix } => {
+                self.index.record(worker, rank, prefix.hashes(), now);
+                return;
+            }
+            Effect::Joined(peer) => tracing::info!(%peer, "gateway joined the fleet"),
+            Effect::Restarted(peer) => {
+                tracing::info!(%peer, "gateway was restarted: its bookings are forgotten")
+            }
+            Effect::Left(peer) => tracing::info!(%peer, "gateway left the fleet"),
+            Effect::Silent(peer) => {
+                tracing::warn!(%peer, "gateway was silent for its lease: its bookings are forgotten");
+            }
+        }
+        self.show(now);
+    }
+
+    /// Sends what changed, and does what is due.
+    fn tick(&mut self, now: Instant) {
+        for effect in self.peers.expire(now) {
+            self.on_effect(effect, now);
+        }
+        let lost = self.journal.lost();
+        if lost != self.journal_lost {
+            self.journal_lost = lost;
+            self.times.snapshot_due = true;
+        }
+        if matches!(self.link, Link::Up(_)) {
+            let messages = self.outbox.batch();
+            self.enqueue(messages);
+            for peer in self.peers.to_ask(now) {
+                let ask = self.outbox.ask(&peer);
+                self.enqueue(vec![ask]);
+            }
+            let since = now.saturating_duration_since(self.times.snapshot);
+            let due = if self.times.snapshot_due { ASKED_INTERVAL } else { self.config.snapshot_interval };
+            if since >= due {
+                self.send_snapshot(now);
+            }
+            if now.saturating_duration_since(self.times.sent) >= self.config.lease / 4 {
+                let heartbeat = self.outbox.heartbeat();
+                self.enqueue(vec![heartbeat]);
+            }
+            self.send(now);
+        } else {
+            self.outbox.skip();
+        }
+        if now.saturating_duration_since(self.times.view) >= VIEW_INTERVAL {
+            self.show(now);
+        }
+    }
+
+    fn send_snapshot(&mut self, now: Instant) {
+        // The connection is behind: a snapshot would make it worse, and be old when it is sent.
+        if !self.waiting.is_empty() {
+            self.times.snapshot_due = true;
+            return;
+        }
+        self.times.snapshot = now;
+        self.times.snapshot_due = false;
+        self.status.counters.snapshots.fetch_add(1, Relaxed);
+        let messages = self.outbox.snapshot();
+        self.enqueue(messages);
+        self.send(now);
+    }
+
+    fn enqueue(&mut self, messages: Vec<Bytes>) {
+        for message in messages {
+            self.waiting_bytes += message.len();
+            self.waiting.push_back(message);
+        }
+        if self.waiting_bytes > MAX_WAITING {
+            self.status.counters.unsent.fetch_add(self.waiting.len() as u64, Relaxed);
+            self.waiting.clear();
+            self.waiting_bytes = 0;
+            self.times.snapshot_due = true;
+        }
+    }
+
+    /// Hands messages to the connection as long as it takes them at once.
+    fn send(&mut self, now: Instant) {
+        let Link::Up(connection) = &self.link else { return };
+        let counters = &self.status.counters;
+        while let Some(message) = self.waiting.front() {
+            let publish = connection.client.publish(connection.subject.clone(), message.clone());
+            let sent = match publish.now_or_never() {
+                None => break,
+                Some(sent) => sent,
+            };
+            let length = message.len();
+            self.waiting.pop_front();
+            self.waiting_bytes = self.waiting_bytes.saturating_sub(length);
+            if sent.is_ok() {
+                self.times.sent = now;
+                counters.sent.fetch_add(1, Relaxed);
+                counters.sent_bytes.fetch_add(length as u64, Relaxed);
+            } else {
+                counters.unsent.fetch_add(1, Relaxed);
+                self.times.snapshot_due = true;
+            }
+        }
+    }
+
+    /// Puts the state where operators see it.
+    fn show(&mut self, now: Instant) {
+        self.times.view = now;
+        let recent = |seen: Instant| now.saturating_duration_since(seen) < Duration::from_secs(30);
+        self.status.set(StatusView {
+            name: self.config.name.as_str().into(),
+            fleet: self.config.fleet.as_str().into(),
+            connected: matches!(self.link, Link::Up(_)),
+            name_conflict: self.name_conflict.is_some_and(recent),
+            problem: self.problem.clone(),
+            own_bookings: self.outbox.bookings(),
+            peers: self.peers.status(now),
+        });
+    }
+
+    /// Tells the others that this gateway stops, so that they need not wait for its lease.
+    async fn say_bye(mut self) {
+        let messages = self.outbox.batch();
+        self.enqueue(messages);
+        let bye = self.outbox.bye();
+        self.enqueue(vec![bye]);
+        self.send(Instant::now());
+        if let Link::Up(connection) = self.link {
+            let _ = tokio::time::timeout(BYE_TIMEOUT, connection.client.flush()).await;
+        }
+    }
+}
+
+/// Waits for the registry to change. Returns false, late, when it is gone.
+async fn changed(changes: &mut watch::Receiver<u64>) -> bool {
+    if changes.changed().await.is_ok() {
+        return true;
+    }
+    std::future::pending().await
+}

@@ -1,0 +1,219 @@
+//! What this gateway tells the others: turns changed bookings into messages.
+//!
+//! Entries have whole values, not differences. A booking that changed many times since the last batch is told
+//! once, and a reader that missed a batch is right again with the next entry of the booking.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, mpsc::Receiver},
+};
+
+use bytes::Bytes;
+use pointsman_workers::{BlockHash, JournalEntry, LoadValues};
+
+use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
+
+/// Most changed bookings of one batch; the others follow with the next one.
+const MAX_CHANGES: usize = 65_536;
+/// Room of a header in a message.
+const HEADER_BYTES: usize = 128;
+
+/// Bookings of this gateway as the others know them.
+#[derive(Debug)]
+pub struct Outbox {
+    changed: Receiver<Arc<JournalEntry>>,
+    live: HashMap<u64, Live>,
+    header: Header,
+    /// Number of the next snapshot.
+    snapshot: u32,
+    /// Most bytes of a message.
+    limit: usize,
+}
+
+/// A booking that has not ended.
+#[derive(Debug)]
+struct Live {
+    entry: Arc<JournalEntry>,
+    told: LoadValues,
+}
+
+impl Outbox {
+    /// Creates the outbox of a process that began at `incarnation`, which reads the changes of a journal.
+    #[must_use]
+    pub fn new(
+        changed: Receiver<Arc<JournalEntry>>,
+        incarnation: u64,
+        lease_ms: u64,
+        block_size: u32,
+    ) -> Self {
+        let header = Header { incarnation, sequence: 1, lease_ms, block_size };
+        Self { changed, live: HashMap::new(), header, snapshot: 0, limit: 256 * 1024 }
+    }
+
+    /// Sets the most bytes that the server takes in a message.
+    pub fn set_limit(&mut self, max_payload: usize) {
+        self.limit = max_payload.clamp(4 * 1024, 256 * 1024);
+    }
+
+    /// Returns the number of own bookings.
+    #[must_use]
+    pub fn bookings(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Returns messages with the bookings that changed since the last call. None if nothing changed.
+    pub fn batch(&mut self) -> Vec<Bytes> {
+        let mut messages = Vec::new();
+        let mut open: Option<MessageWriter> = None;
+        for _ in 0..MAX_CHANGES {
+            let Ok(entry) = self.changed.try_recv() else { break };
+            entry.take();
+            let Some(change) = self.change(entry) else { continue };
+            let hashes = change.hashes(self.max_hashes());
+            let full = open.as_ref().is_some_and(|open| !open.has_room(hashes.len(), self.limit));
+            if full {
+                messages.extend(open.take().map(MessageWriter::finish));
+            }
+            let writer = open.get_or_insert_with(|| MessageWriter::new(next(&mut self.header), &Kind::Batch));
+            change.write(writer, hashes);
+        }
+        messages.extend(open.map(MessageWriter::finish));
+        messages
+    }
+
+    /// Takes changes without telling anybody, while there is no connection.
+    pub fn skip(&mut self) {
+        for _ in 0..MAX_CHANGES {
+            let Ok(entry) = self.changed.try_recv() else { break };
+            entry.take();
+            let _ = self.change(entry);
+        }
+    }
+
+    /// Updates the table. Returns what to tell.
+    fn change(&mut self, entry: Arc<JournalEntry>) -> Option<Change> {
+        if entry.ended() {
+            return self.live.remove(&entry.id()).map(|live| Change::Free(live.entry.id()));
+        }
+        let values = values(&entry, self.max_hashes());
+        if let Some(live) = self.live.get_mut(&entry.id()) {
+            let told = std::mem::replace(&mut live.told, values);
+            return (told != values).then(|| Change::Update(entry.id(), values));
+        }
+        self.live.insert(entry.id(), Live { entry: entry.clone(), told: values });
+        Some(Change::Add(entry, values))
+    }
+
+    /// Returns the messages of a snapshot: every booking that has not ended.
+    pub fn snapshot(&mut self) -> Vec<Bytes> {
+        // Ends that found the journal full are noticed here.
+        self.live.retain(|_, live| !live.entry.ended());
+        let max_hashes = self.max_hashes();
+        let changes: Vec<Change> = self
+            .live
+            .values_mut()
+            .map(|live| {
+                live.told = values(&live.entry, max_hashes);
+                Change::Add(live.entry.clone(), live.told)
+            })
+            .collect();
+        let mut parts: Vec<&[Change]> = Vec::new();
+        let mut rest = changes.as_slice();
+        loop {
+            let mut bytes = HEADER_BYTES;
+            let fits = rest.iter().take(crate::wire::MAX_ENTRIES).take_while(|change| {
+                bytes += entry_bytes(change.hashes(max_hashes).len());
+                bytes <= self.limit
+            });
+            let (part, after) = rest.split_at_checked(fits.count().max(1)).unwrap_or((rest, &[]));
+            parts.push(part);
+            rest = after;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        self.snapshot = self.snapshot.wrapping_add(1);
+        let (number, count) = (self.snapshot, u32::try_from(parts.len()).unwrap_or(u32::MAX));
+        let header = &mut self.header;
+        let message = |(part, changes): (u32, &[Change])| {
+            let kind = Kind::Snapshot { number, part, parts: count };
+            let mut writer = MessageWriter::new(next(header), &kind);
+            changes.iter().for_each(|change| change.write(&mut writer, change.hashes(max_hashes)));
+            writer.finish()
+        };
+        (0..).zip(parts).map(message).collect()
+    }
+
+    /// Returns a message that says that this gateway is alive.
+    pub fn heartbeat(&mut self) -> Bytes {
+        self.empty(&Kind::Batch)
+    }
+
+    /// Returns a message that asks a gateway for a snapshot; an empty name: all gateways.
+    pub fn ask(&mut self, name: &str) -> Bytes {
+        self.empty(&Kind::Ask(name.to_owned()))
+    }
+
+    /// Returns a message that says that this gateway stops.
+    pub fn bye(&mut self) -> Bytes {
+        self.empty(&Kind::Bye)
+    }
+
+    fn empty(&mut self, kind: &Kind) -> Bytes {
+        MessageWriter::new(next(&mut self.header), kind).finish()
+    }
+
+    /// Returns the most hashes of a booking that fit into a message.
+    fn max_hashes(&self) -> usize {
+        MAX_HASHES.min(self.limit.saturating_sub(HEADER_BYTES + entry_bytes(0)) / 8)
+    }
+}
+
+/// What to tell of one booking.
+#[derive(Debug)]
+enum Change {
+    Add(Arc<JournalEntry>, LoadValues),
+    Update(u64, LoadValues),
+    Free(u64),
+}
+
+impl Change {
+    /// Returns the first hashes of a new booking, at most `most`.
+    fn hashes(&self, most: usize) -> &[BlockHash] {
+        match self {
+            Self::Add(entry, _) => first(entry, most),
+            Self::Update(..) | Self::Free(_) => &[],
+        }
+    }
+
+    fn write(&self, writer: &mut MessageWriter, hashes: &[BlockHash]) {
+        match self {
+            Self::Add(entry, values) => writer.add(entry, hashes, *values),
+            Self::Update(id, values) => writer.update(*id, *values),
+            Self::Free(id) => writer.free(*id),
+        }
+    }
+}
+
+fn first(entry: &JournalEntry, most: usize) -> &[BlockHash] {
+    let hashes = entry.prefix().hashes();
+    hashes.get(..most).unwrap_or(hashes)
+}
+
+/// Returns the load of a booking. Blocks whose hashes are not told count without hashes.
+fn values(entry: &JournalEntry, most: usize) -> LoadValues {
+    let mut values = entry.values();
+    let prefix = entry.prefix();
+    if entry.shares_blocks() && prefix.hashes().len() > most {
+        let told = prefix.blocks(u32::try_from(most).unwrap_or(u32::MAX));
+        values.unnamed_millis += i64::from(prefix.named_blocks().saturating_sub(told)) * 1_000;
+    }
+    values
+}
+
+/// Returns the header of the next message.
+fn next(header: &mut Header) -> Header {
+    let this = *header;
+    header.sequence += 1;
+    this
+}

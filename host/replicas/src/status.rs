@@ -1,0 +1,98 @@
+//! What operators see: whether the gateway is connected, the other gateways, and counters.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use arc_swap::ArcSwap;
+use serde::Serialize;
+
+/// Counters of the exchange. All rise only.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Messages that were sent.
+    pub sent: AtomicU64,
+    /// Bytes of these.
+    pub sent_bytes: AtomicU64,
+    /// Messages that were received.
+    pub received: AtomicU64,
+    /// Bytes of these.
+    pub received_bytes: AtomicU64,
+    /// Snapshots that were sent.
+    pub snapshots: AtomicU64,
+    /// Messages that were never received, by the gaps in their numbers.
+    pub lost: AtomicU64,
+    /// Messages that are not used: garbage, of an old process, repeated, of too many gateways.
+    pub refused: AtomicU64,
+    /// Bookings of others beyond the limit of one gateway.
+    pub over_limit: AtomicU64,
+    /// Own messages that could not be sent.
+    pub unsent: AtomicU64,
+    /// Gateways that were silent for their lease.
+    pub expired: AtomicU64,
+    /// Times that the connection to NATS was lost, or could not be made.
+    pub disconnects: AtomicU64,
+}
+
+/// What other parts of the gateway may read at any time.
+#[derive(Debug, Default)]
+pub struct Status {
+    /// Counters.
+    pub counters: Arc<Counters>,
+    view: ArcSwap<StatusView>,
+}
+
+/// The exchange as it was a moment ago.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StatusView {
+    /// Name of this gateway.
+    pub name: Arc<str>,
+    /// Name of the fleet.
+    pub fleet: Arc<str>,
+    /// Whether it is connected to NATS.
+    pub connected: bool,
+    /// Whether another process uses the name of this gateway.
+    pub name_conflict: bool,
+    /// Why it is not connected.
+    pub problem: Option<String>,
+    /// Own bookings that others are told.
+    pub own_bookings: usize,
+    /// The other gateways, by name.
+    pub peers: Vec<PeerStatus>,
+}
+
+/// One other gateway.
+#[derive(Clone, Debug, Serialize)]
+pub struct PeerStatus {
+    /// Name.
+    pub name: Arc<str>,
+    /// When its process began, in microseconds of its clock.
+    pub started_us: u64,
+    /// Whether all of its bookings are known.
+    pub in_sync: bool,
+    /// Time since its last message in milliseconds.
+    pub silent_ms: u64,
+    /// Lease that it asks for, in milliseconds.
+    pub lease_ms: u64,
+    /// Number of bookings.
+    pub bookings: usize,
+    /// Number of these on workers that this gateway does not have. They are kept and count nowhere.
+    pub unknown_worker: usize,
+    /// Messages of it that were never received.
+    pub lost_messages: u64,
+    /// Tokens in one of its blocks.
+    pub block_size: u32,
+    /// Whether that is the block size here. Otherwise its blocks are only counted.
+    pub same_block_size: bool,
+}
+
+impl Status {
+    /// Returns the latest view.
+    #[must_use]
+    pub fn view(&self) -> Arc<StatusView> {
+        self.view.load_full()
+    }
+
+    /// Replaces the view.
+    pub(crate) fn set(&self, view: StatusView) {
+        self.view.store(Arc::new(view));
+    }
+}

@@ -1,0 +1,122 @@
+//! Load that other gateways book on one rank. It counts beside the load that is booked here, and never in it:
+//! wrong figures of another gateway end with its bookings.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, AtomicU32, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use super::{RankLoad, booked::Booked, in_blocks, journal::LoadValues};
+use crate::prefix::Prefix;
+
+/// Load of all other gateways on one rank.
+#[derive(Debug, Default)]
+pub(super) struct RemoteLoad {
+    requests: AtomicU32,
+    prefill_tokens: AtomicU32,
+    unnamed_millis: AtomicI64,
+    /// Number of distinct blocks with a hash.
+    named: AtomicU32,
+    blocks: Mutex<Booked>,
+}
+
+/// Load of other gateways on one rank, for display.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RemoteFigures {
+    /// Number of requests.
+    pub active_requests: u32,
+    /// Prompt tokens whose prefill has not completed.
+    pub active_prefill_tokens: u32,
+    /// Number of blocks.
+    pub decode_blocks: u32,
+}
+
+/// A booking of another gateway. Dropping it releases its load.
+#[derive(Debug)]
+pub struct RemoteBooking {
+    load: Arc<RankLoad>,
+    /// Blocks with a hash.
+    blocks: Option<Prefix>,
+    values: LoadValues,
+}
+
+impl RemoteLoad {
+    pub(super) fn requests(&self) -> u32 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn prefill_tokens(&self) -> u32 {
+        self.prefill_tokens.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn blocks(&self) -> u32 {
+        let unnamed = in_blocks(self.unnamed_millis.load(Ordering::Relaxed));
+        self.named.load(Ordering::Relaxed).saturating_add(unnamed)
+    }
+
+    /// Returns how many of a prompt's hashes are booked, counted from the first one.
+    pub(super) fn shared(&self, prefix: &Prefix) -> usize {
+        if self.named.load(Ordering::Relaxed) == 0 { 0 } else { self.blocks.lock().shared(prefix.hashes()) }
+    }
+
+    pub(super) fn figures(&self) -> RemoteFigures {
+        RemoteFigures {
+            active_requests: self.requests(),
+            active_prefill_tokens: self.prefill_tokens(),
+            decode_blocks: self.blocks(),
+        }
+    }
+
+    fn change(&self, from: LoadValues, to: LoadValues) {
+        // Wraps: additions and releases of different bookings interleave, and their sum is exact.
+        self.prefill_tokens.fetch_add(to.prefill_tokens.wrapping_sub(from.prefill_tokens), Ordering::Relaxed);
+        self.unnamed_millis.fetch_add(to.unnamed_millis.wrapping_sub(from.unnamed_millis), Ordering::Relaxed);
+    }
+}
+
+impl RemoteBooking {
+    /// Books the load of another gateway's booking. `blocks`: blocks that count once however many of the
+    /// other gateways' bookings have them.
+    pub(crate) fn new(load: Arc<RankLoad>, blocks: Option<Prefix>, values: LoadValues) -> Self {
+        let remote = &load.remote;
+        remote.requests.fetch_add(1, Ordering::Relaxed);
+        remote.change(LoadValues::default(), values);
+        if let Some(prefix) = &blocks {
+            let mut booked = remote.blocks.lock();
+            booked.add(prefix);
+            remote.named.store(booked.blocks(), Ordering::Relaxed);
+        }
+        Self { load, blocks, values }
+    }
+
+    /// Replaces the values.
+    pub fn update(&mut self, values: LoadValues) {
+        let before = std::mem::replace(&mut self.values, values);
+        self.load.remote.change(before, values);
+    }
+
+    /// Returns whether the booking counts on this rank.
+    #[must_use]
+    pub fn is_on(&self, load: &RankLoad) -> bool {
+        std::ptr::eq(&*self.load, load)
+    }
+}
+
+impl Drop for RemoteBooking {
+    fn drop(&mut self) {
+        let remote = &self.load.remote;
+        remote.change(self.values, LoadValues::default());
+        let left = remote.requests.fetch_sub(1, Ordering::Relaxed).saturating_sub(1);
+        if let Some(prefix) = self.blocks.take() {
+            let mut booked = remote.blocks.lock();
+            booked.release(&prefix);
+            if left == 0 {
+                // What wrong hashes left behind ends here.
+                *booked = Booked::default();
+            }
+            remote.named.store(booked.blocks(), Ordering::Relaxed);
+        }
+    }
+}
