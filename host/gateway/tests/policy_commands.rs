@@ -45,10 +45,10 @@ fn all_shipped_cases_pass_on_the_compiled_component() {
         ("least-loaded", 6),
         ("kv-aware", 7),
         ("predicted-latency", 15),
-        ("queue-kv-prefix", 19),
+        ("queue-kv-prefix", 28),
         ("cache-aware", 17),
         ("longest-prefix", 10),
-        ("conditional-disagg", 11),
+        ("conditional-disagg", 16),
     ] {
         embedded(dir.path(), name);
         let file = policies().join(name).join("cases.toml");

@@ -10,12 +10,16 @@ pub struct Settings {
     pub enabled: bool,
     /// Local only below this number of new prompt tokens, those that are not cached.
     pub max_new_tokens: u32,
-    /// Local only when new tokens are below this share of the prompt, 0 to 1.
+    /// Local only when new tokens are below this share of the prompt, 0 to 1; 1: any share.
     pub max_new_share: f32,
+    /// Local also when the prompt has fewer tokens than this, whatever is new; 0: none.
+    pub local_prompt_tokens: u32,
     /// Local also when every prefill worker has more waiting prompt tokens than this; 0: never.
     pub prefill_busy_tokens: u32,
     /// Never local when the decode worker has more waiting prompt tokens than this.
     pub decode_busy_tokens: u32,
+    /// Never local when more requests than this wait in the decode worker's engine.
+    pub decode_busy_queue: u32,
     /// Never local when the decode worker uses more than this share of its KV cache, 0 to 1.
     pub decode_busy_kv_usage: f32,
     /// Never local when the engine's load figures are missing, or older than this many milliseconds.
@@ -28,8 +32,10 @@ impl Default for Settings {
             enabled: false,
             max_new_tokens: 2_048,
             max_new_share: 0.7,
+            local_prompt_tokens: 0,
             prefill_busy_tokens: 0,
             decode_busy_tokens: 4_096,
+            decode_busy_queue: 0,
             decode_busy_kv_usage: 0.9,
             max_load_age_ms: 30_000,
         }
@@ -66,7 +72,8 @@ impl Settings {
     }
 }
 
-/// Whether to prefill on the decode worker: when there are few new tokens, or the prefill pool is busy. Never
+/// Whether to prefill on the decode worker: when the prompt is short or has few new tokens, or the prefill pool
+/// is busy. Never
 /// when the decode worker cannot prefill, is busy, or has no recent figures.
 #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^24 where the share matters")]
 pub(crate) fn local(
@@ -78,13 +85,15 @@ pub(crate) fn local(
 ) -> bool {
     let known = decode.load_age_ms <= settings.max_load_age_ms;
     let busy = decode.prefill_tokens > settings.decode_busy_tokens
-        || decode.queue > 0
+        || decode.queue > settings.decode_busy_queue
         || decode.kv_usage > settings.decode_busy_kv_usage;
     if !decode.can_prefill || !known || busy {
         return false;
     }
-    let few = new_tokens < settings.max_new_tokens
-        && (new_tokens as f32) < settings.max_new_share * prompt_tokens as f32;
+    let small_share =
+        settings.max_new_share >= 1.0 || (new_tokens as f32) < settings.max_new_share * prompt_tokens as f32;
+    let few =
+        prompt_tokens < settings.local_prompt_tokens || (new_tokens < settings.max_new_tokens && small_share);
     let pool_busy = settings.prefill_busy_tokens > 0
         && least_busy_prefill.is_some_and(|tokens| tokens > settings.prefill_busy_tokens);
     few || pool_busy

@@ -1,9 +1,9 @@
-//! Scorer: engine queue, KV usage and cached prefix, weighted as llm-d does by default.
+//! Scorer: engine queue, KV usage, cached prefix and further scores of llm-d, weighted as it does by default.
 
 mod scores;
 
 use pointsman_policy_sdk::{Call, Column, Error, Facts, Policy, Scorer, Slot, Wants, facts};
-use scores::{Columns, Settings};
+use scores::{Columns, Prompt, Settings};
 
 /// The configured policy.
 #[derive(Debug)]
@@ -16,6 +16,17 @@ pub struct QueueKvPrefix {
     device: Column<u32>,
     host: Column<u32>,
     disk: Column<u32>,
+    extra: Extra,
+}
+
+/// Facts of the scores that have no weight by default.
+#[derive(Debug)]
+struct Extra {
+    block_size: Option<Slot<u32>>,
+    running: Option<Column<u32>>,
+    active: Option<Column<u32>>,
+    prefill_tokens: Option<Column<u32>>,
+    lora_loaded: Option<Column<u32>>,
 }
 
 impl Policy for QueueKvPrefix {
@@ -24,8 +35,17 @@ impl Policy for QueueKvPrefix {
 
     fn configure(settings: Settings, wants: &mut Wants) -> Result<Self, String> {
         settings.check()?;
+        let mut column = |weight: f32, fact| (weight > 0.0).then(|| wants.worker(fact));
+        let extra = Extra {
+            running: column(settings.running, facts::ENGINE_RUNNING),
+            active: column(settings.active, facts::ACTIVE_REQUESTS),
+            prefill_tokens: column(settings.tokens, facts::ACTIVE_PREFILL_TOKENS),
+            lora_loaded: column(settings.lora, facts::LORA_LOADED),
+            block_size: (settings.tokens > 0.0).then(|| wants.request(facts::BLOCK_SIZE)),
+        };
         Ok(Self {
             settings,
+            extra,
             request_blocks: wants.request(facts::REQUEST_BLOCKS),
             queue: wants.worker(facts::ENGINE_QUEUE),
             kv_usage: wants.worker(facts::KV_USAGE),
@@ -46,8 +66,14 @@ impl Scorer for QueueKvPrefix {
             device: self.device.slice(facts),
             host: self.host.slice(facts),
             disk: self.disk.slice(facts),
+            running: self.extra.running.map_or(&[], |column| column.slice(facts)),
+            active: self.extra.active.map_or(&[], |column| column.slice(facts)),
+            prefill_tokens: self.extra.prefill_tokens.map_or(&[], |column| column.slice(facts)),
+            lora_loaded: self.extra.lora_loaded.map_or(&[], |column| column.slice(facts)),
         };
-        Ok(self.settings.costs(self.request_blocks.get(facts), &columns))
+        let block_size = self.extra.block_size.map_or(0, |slot| slot.get(facts));
+        let prompt = Prompt { blocks: self.request_blocks.get(facts), block_size };
+        Ok(self.settings.costs(prompt, &columns))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Three scores in [0, 1], higher is better, and the cost that combines them. Knows columns of numbers, no
-//! facts and no calls.
+//! Scores in [0, 1], higher is better, and the cost that combines them. Knows columns of numbers, no facts and
+//! no calls.
 //!
 //! The passes over columns have no branches, so that the compiler uses SIMD.
 
@@ -18,6 +18,24 @@ pub struct Settings {
     pub kv: f32,
     /// Weight of the prefix score.
     pub prefix: f32,
+    /// Weight of the load score: the engine queue against a threshold.
+    pub load: f32,
+    /// Queue at which the load score is 0, requests.
+    pub load_threshold: u32,
+    /// Weight of the score of running requests.
+    pub running: f32,
+    /// Weight of the score of active requests.
+    pub active: f32,
+    /// Most active requests of an idle worker, whose score is 1.
+    pub idle_threshold: u32,
+    /// Largest score of a worker that is not idle, 0 to 1.
+    pub max_busy_score: f32,
+    /// Weight of the score of prompt tokens that wait for their prefill.
+    pub tokens: f32,
+    /// Tokens at which that score is 0.
+    pub token_threshold: u32,
+    /// Weight of the score of a loaded LoRA adapter.
+    pub lora: f32,
     /// Age above which load figures count as unknown, milliseconds.
     pub max_load_age_ms: u32,
     /// Leading blocks of a prompt that the prefix score looks at; 0: all.
@@ -25,7 +43,7 @@ pub struct Settings {
 }
 
 /// Worker facts, one slice for each fact, all of equal length.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Columns<'a> {
     /// Waiting requests in the engine.
     pub(crate) queue: &'a [u32],
@@ -39,11 +57,43 @@ pub(crate) struct Columns<'a> {
     pub(crate) host: &'a [u32],
     /// Cached prefix blocks on disk, beyond the host's.
     pub(crate) disk: &'a [u32],
+    /// Running requests in the engine. This and the columns below are empty unless their score has a weight.
+    pub(crate) running: &'a [u32],
+    /// Active requests.
+    pub(crate) active: &'a [u32],
+    /// Prompt tokens that wait for their prefill.
+    pub(crate) prefill_tokens: &'a [u32],
+    /// 1: the request's LoRA adapter is loaded.
+    pub(crate) lora_loaded: &'a [u32],
+}
+
+/// Size of the request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Prompt {
+    /// Blocks of the prompt.
+    pub(crate) blocks: u32,
+    /// Tokens of a block.
+    pub(crate) block_size: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { queue: 2.0, kv: 2.0, prefix: 3.0, max_load_age_ms: 30_000, max_prefix_blocks: 256 }
+        Self {
+            queue: 2.0,
+            kv: 2.0,
+            prefix: 3.0,
+            load: 0.0,
+            load_threshold: 128,
+            running: 0.0,
+            active: 0.0,
+            idle_threshold: 0,
+            max_busy_score: 1.0,
+            tokens: 0.0,
+            token_threshold: 4_194_304,
+            lora: 0.0,
+            max_load_age_ms: 30_000,
+            max_prefix_blocks: 256,
+        }
     }
 }
 
@@ -53,31 +103,68 @@ impl Settings {
     /// # Errors
     /// Names the first weight that is not.
     pub fn check(&self) -> Result<(), String> {
-        let all = [("queue", self.queue), ("kv", self.kv), ("prefix", self.prefix)];
+        let all = [
+            ("queue", self.queue),
+            ("kv", self.kv),
+            ("prefix", self.prefix),
+            ("load", self.load),
+            ("running", self.running),
+            ("active", self.active),
+            ("tokens", self.tokens),
+            ("lora", self.lora),
+        ];
         if let Some((name, weight)) = all.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
             return Err(format!("{name}: {weight} is not a finite number of 0 or more"));
         }
-        if (self.queue + self.kv + self.prefix).is_finite() {
-            Ok(())
-        } else {
-            Err("queue + kv + prefix: the sum is not finite".to_owned())
+        if !all.iter().map(|(_, weight)| weight).sum::<f32>().is_finite() {
+            return Err("the sum of the weights is not finite".to_owned());
         }
+        if !(0.0..=1.0).contains(&self.max_busy_score) {
+            return Err(format!("max-busy-score: {} is not between 0 and 1", self.max_busy_score));
+        }
+        for (name, threshold) in [("load", self.load_threshold), ("token", self.token_threshold)] {
+            if threshold == 0 {
+                return Err(format!("{name}-threshold: 0 is not a threshold: expected 1 or more"));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the cost of each row: the sum of `weight * (1 - score)`. Rows of unknown load get the mean of
     /// the known ones.
-    pub(crate) fn costs(&self, request_blocks: u32, columns: &Columns<'_>) -> Vec<f32> {
+    pub(crate) fn costs(&self, prompt: Prompt, columns: &Columns<'_>) -> Vec<f32> {
         let mut costs = self.load_costs(columns);
         let blocks = match self.max_prefix_blocks {
-            0 => single(request_blocks),
-            most => single(request_blocks.min(most)),
+            0 => single(prompt.blocks),
+            most => single(prompt.blocks.min(most)),
         };
         let cached = columns.device.iter().zip(columns.host).zip(columns.disk);
         for (cost, ((device, host), disk)) in costs.iter_mut().zip(cached) {
             let cached = single(*device) + single(*host) + single(*disk);
             *cost += self.prefix * (1.0 - prefix_score(cached, blocks));
         }
+        self.add_gateway_scores(prompt, columns, &mut costs);
         costs
+    }
+
+    /// Adds the terms of what the gateway knows itself, which is never unknown.
+    fn add_gateway_scores(&self, prompt: Prompt, columns: &Columns<'_>, costs: &mut [f32]) {
+        let most = columns.active.iter().copied().max().unwrap_or(0);
+        for (cost, active) in costs.iter_mut().zip(columns.active) {
+            let busy = single(most.saturating_sub(*active)) / single(most.max(1)) * self.max_busy_score;
+            *cost += self.active * (1.0 - if *active <= self.idle_threshold { 1.0 } else { busy });
+        }
+        let cached = columns.device.iter().zip(columns.host).zip(columns.disk);
+        for ((cost, waiting), ((device, host), disk)) in
+            costs.iter_mut().zip(columns.prefill_tokens).zip(cached)
+        {
+            let cached = device.saturating_add(*host).saturating_add(*disk);
+            let own = prompt.blocks.saturating_sub(cached).saturating_mul(prompt.block_size);
+            *cost += self.tokens * share_of(waiting.saturating_add(own), self.token_threshold);
+        }
+        for (cost, loaded) in costs.iter_mut().zip(columns.lora_loaded) {
+            *cost += self.lora * (1.0 - single((*loaded).min(1)));
+        }
     }
 
     /// Returns the queue and KV terms of each row.
@@ -96,6 +183,7 @@ impl Settings {
             if self.known(*usage, *age) { cost } else { 0.0 }
         });
         let mut costs: Vec<f32> = costs.collect();
+        self.add_engine_scores(columns, &mut costs);
         if unknown > 0 {
             let mean = mean(&costs, columns.queue.len().saturating_sub(unknown as usize));
             for (cost, (usage, age)) in costs.iter_mut().zip(columns.kv_usage.iter().zip(columns.load_age_ms))
@@ -104,6 +192,29 @@ impl Settings {
             }
         }
         costs
+    }
+
+    /// Adds the terms of further figures of the engines, to the rows of known load.
+    fn add_engine_scores(&self, columns: &Columns<'_>, costs: &mut [f32]) {
+        let known = || {
+            let figures = columns.kv_usage.iter().zip(columns.load_age_ms);
+            figures.map(|(usage, age)| self.known(*usage, *age))
+        };
+        if self.load > 0.0 {
+            for ((cost, queue), _) in
+                costs.iter_mut().zip(columns.queue).zip(known()).filter(|(_, known)| *known)
+            {
+                *cost += self.load * (0.5 + 0.5 * share_of(*queue, self.load_threshold));
+            }
+        }
+        let running = || columns.running.iter().zip(known()).filter(|(_, known)| *known);
+        let fewest = running().map(|(running, _)| *running).min().unwrap_or(0);
+        let most = running().map(|(running, _)| *running).max().unwrap_or(0);
+        for ((cost, running), _) in
+            costs.iter_mut().zip(columns.running).zip(known()).filter(|(_, known)| *known)
+        {
+            *cost += self.running * (1.0 - queue_score(*running, fewest, most));
+        }
     }
 
     /// Whether the engine's figures are recent and valid.
@@ -116,6 +227,11 @@ impl Settings {
 fn queue_score(queue: u32, shortest: u32, longest: u32) -> f32 {
     let score = single(longest.wrapping_sub(queue)) / single(longest.wrapping_sub(shortest));
     if longest == shortest { 1.0 } else { score }
+}
+
+/// Returns `count / threshold`, at most 1.
+fn share_of(count: u32, threshold: u32) -> f32 {
+    single(count.min(threshold)) / single(threshold)
 }
 
 fn kv_score(usage: f32) -> f32 {
@@ -153,6 +269,10 @@ mod tests {
 
     use super::*;
 
+    fn prompt(blocks: u32) -> Prompt {
+        Prompt { blocks, block_size: 16 }
+    }
+
     #[test]
     fn the_shortest_queue_scores_one_and_the_longest_zero() {
         assert_eq!(queue_score(3, 3, 11), 1.0);
@@ -170,11 +290,12 @@ mod tests {
             device: &[1_000, 256, 128],
             host: &[0; 3],
             disk: &[0; 3],
+            ..Columns::default()
         };
-        assert_eq!(Settings::default().costs(1_000, &columns), [0.0, 0.0, 1.5]);
+        assert_eq!(Settings::default().costs(prompt(1_000), &columns), [0.0, 0.0, 1.5]);
         let all = Settings { max_prefix_blocks: 0, ..Settings::default() };
-        assert_eq!(all.costs(1_000, &columns)[0], 0.0);
-        assert!(all.costs(1_000, &columns)[1] > 2.0);
+        assert_eq!(all.costs(prompt(1_000), &columns)[0], 0.0);
+        assert!(all.costs(prompt(1_000), &columns)[1] > 2.0);
     }
 
     #[test]
@@ -191,8 +312,9 @@ mod tests {
             device: &[1; 3],
             host: &[0; 3],
             disk: &[0; 3],
+            ..Columns::default()
         };
-        assert_eq!(Settings::default().costs(1, &columns), [0.0, 2.0, 1.0]);
+        assert_eq!(Settings::default().costs(prompt(1), &columns), [0.0, 2.0, 1.0]);
     }
 
     #[test]
@@ -215,14 +337,26 @@ mod tests {
             device: &[u32::MAX],
             host: &[u32::MAX],
             disk: &[1],
+            ..Columns::default()
         };
-        assert_eq!(Settings::default().costs(4, &columns), [0.0]);
+        assert_eq!(Settings::default().costs(prompt(4), &columns), [0.0]);
     }
 
     #[test]
     fn any_bits_and_the_largest_weights_give_finite_costs() {
-        let largest =
-            Settings { queue: 1e38, kv: 1e38, prefix: 1e38, max_load_age_ms: u32::MAX, max_prefix_blocks: 0 };
+        let largest = Settings {
+            queue: 4e37,
+            kv: 4e37,
+            prefix: 4e37,
+            load: 4e37,
+            running: 4e37,
+            active: 4e37,
+            tokens: 4e37,
+            lora: 4e37,
+            max_load_age_ms: u32::MAX,
+            max_prefix_blocks: 0,
+            ..Settings::default()
+        };
         assert_eq!(largest.check(), Ok(()));
         for seed in 0..2_000 {
             let mut rng = Rng::new(seed);
@@ -236,9 +370,13 @@ mod tests {
                 device: &device,
                 host: &host,
                 disk: &disk,
+                running: &device,
+                active: &disk,
+                prefill_tokens: &host,
+                lora_loaded: &queue,
             };
             for settings in [Settings::default(), largest] {
-                let costs = settings.costs(queue[0], &columns);
+                let costs = settings.costs(Prompt { blocks: queue[0], block_size: age[0] }, &columns);
                 assert_eq!(costs.len(), 8);
                 assert!(costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0), "seed {seed}: {costs:?}");
             }
