@@ -99,6 +99,7 @@ fn invariant_1_crates_depend_one_way_only() {
         &["axum", "hyper", "http", "wasmtime", "pointsman-gateway", "pointsman-policy-runtime"],
     );
     absent("host/discovery", &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway"]);
+    absent("host/import", &["axum", "hyper", "http", "wasmtime", "pointsman-routing", "pointsman-gateway"]);
     absent("host/replicas", &["axum", "hyper", "http", "wasmtime", "pointsman-gateway"]);
     absent("host/endpoint-picker", &["axum", "wasmtime", "pointsman-routing", "pointsman-gateway"]);
     absent("host/policy-runtime", &["axum", "hyper", "http", "pointsman-gateway"]);

@@ -4,6 +4,7 @@ use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::ExitCode, syn
 
 use clap::{Args, Parser, Subcommand};
 use pointsman_admin_cli::{AdminCommand, print, with_causes};
+use pointsman_import::ImportCommand;
 use pointsman_lab::cli::{CompareArgs, TraceCommand};
 use pointsman_policy_runtime::run_compiler_process;
 use pointsman_policy_tools::PolicyCommand;
@@ -42,6 +43,8 @@ Examples:
   pointsman config example > pointsman.toml
   pointsman check-config pointsman.toml
   pointsman config show --config pointsman.toml
+  pointsman import llm-d epp.yaml > pointsman.toml
+  pointsman import vllm-router -- --worker-urls http://10.0.0.1:8000 --policy cache_aware > pointsman.toml
   pointsman key new --id team-a-1 --tenant team-a >> pointsman.toml
   pointsman policy new shortest-queue --world selector
   pointsman policy test shortest_queue.wasm --cases cases.toml
@@ -71,6 +74,9 @@ enum Command {
     /// Print the schema of the configuration, an example, or the values in force.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Turn the configuration of another router into one of Pointsman, with a report of what differs.
+    #[command(subcommand)]
+    Import(ImportCommand),
     /// Make API keys and tokens of operators, and the digests that the configuration has of them.
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -151,6 +157,7 @@ impl Cli {
             Command::Serve(args) => serve(*args),
             Command::CheckConfig(args) => args.run(),
             Command::Config(command) => command.run(),
+            Command::Import(command) => command.run(),
             Command::Key(command) => command.run(),
             Command::Policy(command) => command.run(),
             Command::Admin(command) => command.run(),

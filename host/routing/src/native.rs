@@ -139,6 +139,20 @@ mod tests {
         assert_eq!(random(4, 9), random(4, 9));
     }
 
+    /// The published rule (Mitzenmacher 2001; `power_of_two.rs` of SGLang's and vLLM's routers): each pair of
+    /// different workers with equal probability, then the less loaded of the two.
+    #[test]
+    fn s4_power_of_two_has_the_shares_of_the_published_rule() {
+        let (loads, mut counts) = ([5_u32, 1, 9], [0_u32; 3]);
+        for seed in 0..30_000 {
+            counts[power_of_two(&[0, 1, 2], |row| loads[row as usize], seed).unwrap()] += 1;
+        }
+        // S4.4: of the three pairs, two have the least loaded and one the second.
+        assert!((19_700..20_300).contains(&counts[1]), "{counts:?}");
+        // S4.4
+        assert!((9_700..10_300).contains(&counts[0]) && counts[2] == 0, "{counts:?}");
+    }
+
     #[test]
     fn f1_power_of_two_never_takes_the_most_loaded_of_three() {
         let loads = [5_u32, 1, 9];

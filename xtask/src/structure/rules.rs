@@ -19,6 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-discovery",
             "pointsman-embedded-policies",
             "pointsman-endpoint-picker",
+            "pointsman-import",
             "pointsman-lab",
             "pointsman-orchestration",
             "pointsman-policy-runtime",

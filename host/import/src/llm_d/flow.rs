@@ -1,0 +1,202 @@
+//! Flow control: the queue, and when workers count as busy.
+
+use super::{
+    Import,
+    config::{Plugin, number},
+};
+use crate::{
+    report::{Kind, Place, plain},
+    yaml::Node,
+};
+
+/// llm-d's limits of a request's wait and of a priority band.
+const DEFAULT_TTL: &str = "60s";
+const DEFAULT_REQUESTS: i64 = 5_000;
+
+/// All legs.
+const LEGS: [&str; 3] = ["prefill", "decode", "aggregated"];
+
+impl Import<'_> {
+    /// Translates `flowControl` and the saturation detector.
+    pub(super) fn flow_control(&mut self) -> anyhow::Result<()> {
+        let config = self.config;
+        let section = config.root.get("flowControl").filter(|node| !node.is_null());
+        let is_on = config.has_gate("flowControl");
+        if let Some(section) = section.filter(|_| !is_on) {
+            let ours = "left out: llm-d reads it only with the feature gate flowControl";
+            let place = Place::Line(section.line);
+            let detector = section.get("saturationDetector");
+            let only_detector = section.entries().len() == 1 && detector.is_some();
+            let kind = if only_detector { Kind::Approximated } else { Kind::Translated };
+            self.report.add(kind, place, "flowControl", ours);
+        } else if is_on {
+            self.queue(section)?;
+        }
+        let of_section = section.and_then(|section| section.get("saturationDetector"));
+        let detector = of_section.or_else(|| config.root.get("saturationDetector"));
+        let name = detector.and_then(|it| it.get("pluginRef")).and_then(Node::text);
+        self.detector(name.unwrap_or("utilization-detector"), is_on)
+    }
+
+    fn queue(&mut self, section: Option<&Node>) -> anyhow::Result<()> {
+        let place = Place::Line(section.map_or(1, |section| section.line));
+        let get = |key: &str| section.and_then(|section| section.get(key)).filter(|node| !node.is_null());
+        let requests = get("maxRequests").map(quantity).transpose()?.filter(|requests| *requests > 0);
+        let bytes = get("maxBytes").map(quantity).transpose()?.filter(|bytes| *bytes > 0);
+        let ttl = get("defaultRequestTTL").and_then(Node::text);
+        let source =
+            |given: bool, key: &str| if given { key.to_owned() } else { format!("default of {key}") };
+        self.draft
+            .table("queue")
+            .set("limit", requests.unwrap_or(DEFAULT_REQUESTS), source(requests.is_some(), "maxRequests"))
+            .set("timeout", duration(ttl), source(ttl.is_some(), "defaultRequestTTL"));
+        if let Some(bytes) = bytes {
+            self.draft.set("queue", "bytes", bytes, "maxBytes");
+        }
+        self.report.add(
+            Kind::Approximated,
+            place,
+            "flowControl",
+            "[queue]: requests wait while every eligible worker is busy (routing.busy, max_concurrency) or \
+             queue.max_inflight is reached; llm-d's limits count requests in flight, too",
+        );
+        for (key, node) in section.map(Node::entries).unwrap_or_default() {
+            let (kind, ours) = match key.text.as_str() {
+                "maxRequests" | "maxBytes" | "defaultRequestTTL" | "saturationDetector" => continue,
+                "noEndpointRequestTTL" => (Kind::Missing, "without a worker the answer is 503 at once"),
+                "usageLimitPolicyPluginRef" => (Kind::Missing, "thresholds are fixed: set routing.busy"),
+                "enableEviction" if node.text() == Some("false") => (Kind::Translated, "requests stay"),
+                "enableEviction" => (Kind::Missing, "requests in flight are not ended for others"),
+                "defaultPriorityBand" | "defaultNegativePriorityBand" | "priorityBands" => (
+                    Kind::Missing,
+                    "priorities order the queue and share one limit; bound tenants with [tenants.NAME]",
+                ),
+                _ => (Kind::Missing, "it is not known: leave it out"),
+            };
+            self.report.add(kind, Place::Line(key.line), format!("flowControl.{}", key.text), ours);
+        }
+        Ok(())
+    }
+
+    /// The saturation detector, given or llm-d's own.
+    fn detector(&mut self, name: &str, is_on: bool) -> anyhow::Result<()> {
+        let config = self.config;
+        let plugin = config.plugin(name).or_else(|| config.of_kind(name));
+        match plugin {
+            Some(plugin) if plugin.kind == "utilization-detector" => self.utilization_detector(plugin, is_on),
+            Some(plugin) if plugin.kind == "concurrency-detector" => self.concurrency_detector(plugin),
+            Some(_) => Ok(()),
+            None if is_on => {
+                for leg in LEGS {
+                    let table = format!("routing.busy.{leg}");
+                    self.draft.table(&table).set("engine_queue", 5, "llm-d's default").set(
+                        "kv_usage",
+                        0.8,
+                        "llm-d's default",
+                    );
+                }
+                let ours = "routing.busy with llm-d's thresholds: each worker is judged alone, not the \
+                            average of the pool";
+                self.report.add(Kind::Approximated, Place::Default, "utilization-detector", ours);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn utilization_detector(&mut self, plugin: &Plugin<'_>, is_on: bool) -> anyhow::Result<()> {
+        if is_on {
+            let (kind, ours) = self.detector_thresholds(plugin, &LEGS)?;
+            self.tell(plugin, kind, ours);
+        } else if !plugin.is_told.get() {
+            plugin.read_all();
+            let ours = "left out: without flow control, llm-d sheds only requests of negative priority by \
+                        it; set routing.busy to keep requests from busy workers";
+            self.tell(plugin, Kind::Approximated, ours);
+        }
+        Ok(())
+    }
+
+    fn concurrency_detector(&mut self, plugin: &Plugin<'_>) -> anyhow::Result<()> {
+        let headroom = 1.0 + plugin.number("headroom")?.unwrap_or(0.0);
+        let most = plugin.number("maxConcurrency")?.unwrap_or(100.0) * headroom;
+        let in_tokens = plugin.text("concurrencyMode") == Some("tokens");
+        plugin.param("maxTokenConcurrency");
+        plugin.param("inFlightLoadProducerName");
+        if in_tokens {
+            let ours =
+                "limit requests instead: max_concurrency of each worker; or routing.busy.LEG.prefill_tokens";
+            self.tell(plugin, Kind::Missing, ours);
+            return Ok(());
+        }
+        let limit = u32::try_from(whole(most)).unwrap_or(u32::MAX).max(1);
+        self.max_concurrency = Some((limit, format!("maxConcurrency of {}", plain(plugin.name))));
+        let ours =
+            format!("max_concurrency = {limit} of each worker: each is judged alone, not the whole pool");
+        self.tell(plugin, Kind::Approximated, ours);
+        Ok(())
+    }
+}
+
+/// A duration as Go writes it; llm-d's default for anything that is not a positive one.
+fn duration(text: Option<&str>) -> String {
+    let text = text.unwrap_or(DEFAULT_TTL);
+    let plain = |text: &str, unit: &str| {
+        let number = text.strip_suffix(unit)?;
+        number.parse::<u32>().ok().filter(|number| *number > 0).map(|number| format!("{number}{unit}"))
+    };
+    let known = ["ms", "s", "m", "h"].iter().find_map(|unit| plain(text, unit));
+    known.unwrap_or_else(|| DEFAULT_TTL.to_owned())
+}
+
+/// A quantity of Kubernetes: `100`, `1k`, `500M`, `1Gi`.
+///
+/// # Errors
+/// The text is something else, or does not fit.
+fn quantity(node: &Node) -> anyhow::Result<i64> {
+    const UNITS: [(&str, f64); 8] = [
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+    ];
+    let text = node.text().unwrap_or_default();
+    let unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let Some((digits, factor)) = unit else {
+        return Ok(whole(number(node, "quantity")?));
+    };
+    let count = digits.parse::<f64>().ok().filter(|count| count.is_finite());
+    let count = count.ok_or_else(|| {
+        anyhow::anyhow!("line {}: `{}` is not a quantity: expected 100, 1k or 1Gi", node.line, plain(text))
+    })?;
+    Ok(whole(count * factor))
+}
+
+/// A whole number up to what a double has exactly.
+#[expect(clippy::cast_possible_truncation, reason = "clamped to the whole numbers of a double")]
+fn whole(number: f64) -> i64 {
+    number.clamp(0.0, 9e15) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_and_durations_of_kubernetes_are_read() {
+        let node = |text: &str| crate::yaml::parse(text).unwrap().remove(0);
+        for (text, count) in [("100", 100), ("1k", 1_000), ("\"1Gi\"", 1 << 30), ("1.5Mi", 1_572_864)] {
+            assert_eq!(quantity(&node(text)).unwrap(), count, "{text}");
+        }
+        for text in ["many", "1Xi", "inf"] {
+            assert!(quantity(&node(text)).is_err(), "{text}");
+        }
+        for (text, seconds) in [("30s", "30s"), ("2m", "2m"), ("0s", "60s"), ("1h30m", "60s"), ("", "60s")] {
+            assert_eq!(duration(Some(text)), seconds, "{text}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Where the knowledge of cached prefixes comes from, and how much of a prompt counts.
+
+use super::{Import, config::Plugin, slot::SlotPlan};
+use crate::report::{Kind, Place, plain};
+
+/// llm-d's defaults: tokens and blocks of a prompt that are matched, and tokens in a block.
+const MAX_TOKENS: u32 = 131_072;
+const MAX_BLOCKS: u32 = 2_048;
+const BLOCK_TOKENS: u32 = 16;
+
+/// Producers of prefix matches.
+const APPROXIMATE: &str = "approx-prefix-cache-producer";
+const PRECISE: &str = "precise-prefix-cache-producer";
+
+impl Import<'_> {
+    /// Sets how many blocks of a prompt the prefix score looks at. Returns whether it fits another scorer's.
+    pub(super) fn prefix_limit(&mut self, plan: &mut SlotPlan, plugin: &Plugin<'_>) -> anyhow::Result<bool> {
+        let (blocks, source) = self.max_blocks(plugin)?;
+        Ok(plan.option("max-prefix-blocks", i64::from(blocks), source))
+    }
+
+    /// Reports a prefix scorer.
+    pub(super) fn prefix_score(
+        &mut self,
+        plugin: &Plugin<'_>,
+        setting: &str,
+    ) -> anyhow::Result<(Kind, String)> {
+        let length = plugin.number("matchLengthWeight")?.unwrap_or(0.0);
+        plugin.param("matchLengthScaleTokens");
+        let precise = self.is_precise(plugin);
+        let source = if precise {
+            "cached blocks come from KV events: give each worker kv_events"
+        } else {
+            "cached blocks are predicted from decisions, for index.ttl and within index.byte_budget, and \
+             come from KV events where a worker has kv_events"
+        };
+        let more =
+            if length > 0.0 { "; the length of the match (matchLengthWeight) does not count" } else { "" };
+        Ok((Kind::Approximated, format!("{setting}: {source}{more}")))
+    }
+
+    /// Whether the scorer reads the engines' KV events.
+    fn is_precise(&self, plugin: &Plugin<'_>) -> bool {
+        plugin.kind == "precise-prefix-cache-scorer"
+            || self.producer(plugin).is_some_and(|it| it.kind == PRECISE)
+    }
+
+    /// The producer that the scorer names, or the one that it has by default.
+    fn producer(&self, plugin: &Plugin<'_>) -> Option<&Plugin<'_>> {
+        match plugin.text("prefixMatchInfoProducerName") {
+            Some(name) => self.config.plugin(name),
+            None => self.config.of_kind(APPROXIMATE),
+        }
+    }
+
+    /// Returns the number of blocks, 0 for all, and what it comes from.
+    fn max_blocks(&mut self, plugin: &Plugin<'_>) -> anyhow::Result<(u32, &'static str)> {
+        let config = self.config;
+        let named = plugin.text("prefixMatchInfoProducerName");
+        let producer = match named {
+            Some(name) => config.plugin(name),
+            None => config.of_kind(APPROXIMATE),
+        };
+        if plugin.kind == "precise-prefix-cache-scorer" {
+            self.precise(plugin)?;
+            return Ok((0, "KV events: all blocks"));
+        }
+        // Earlier versions had the producer's parameters on the scorer.
+        let own = plugin.count("maxPrefixBlocksToMatch")?;
+        let holder = match producer {
+            Some(producer) if producer.kind == PRECISE => {
+                self.precise(producer)?;
+                return Ok((0, "KV events: all blocks"));
+            }
+            Some(producer) if producer.kind == APPROXIMATE => producer,
+            _ => plugin,
+        };
+        let size = self.approximate(holder)?;
+        let tokens = holder.count("maxPrefixTokensToMatch")?;
+        let blocks = holder.count("maxPrefixBlocksToMatch")?;
+        Ok(match (tokens, own.or(blocks)) {
+            (Some(0), blocks) => (blocks.unwrap_or(MAX_BLOCKS), "maxPrefixBlocksToMatch"),
+            (Some(tokens), _) => ((tokens / size).max(1), "maxPrefixTokensToMatch / block size"),
+            // A scorer of an earlier version, which had blocks only.
+            (None, Some(blocks)) if own.is_some() => (blocks, "maxPrefixBlocksToMatch"),
+            (None, _) => (MAX_TOKENS / size, "llm-d's default: 131072 tokens / block size"),
+        })
+    }
+
+    /// Reads a producer that predicts caches from decisions, once. Returns the tokens in a block.
+    fn approximate(&mut self, holder: &Plugin<'_>) -> anyhow::Result<u32> {
+        let size = holder.count("blockSizeTokens")?.filter(|size| *size > 0);
+        for key in ["autoTune", "blockSize", "hashBlockSize"] {
+            holder.param(key);
+        }
+        let capacity = holder.count("lruCapacityPerServer")?;
+        if let Some(size) = size {
+            let source = format!("blockSizeTokens of {}", plain(holder.name));
+            self.block_size(size, holder, &source);
+        }
+        if !holder.is_told.get() && (holder.kind == APPROXIMATE || capacity.is_some()) {
+            let limit = capacity
+                .map_or_else(String::new, |blocks| format!(", and not {blocks} blocks for each worker"));
+            let ours = format!("the prefix index: index.ttl and index.byte_budget bound it{limit}");
+            self.tell(holder, Kind::Approximated, ours);
+        }
+        Ok(size.unwrap_or(BLOCK_TOKENS))
+    }
+
+    fn block_size(&mut self, tokens: u32, producer: &Plugin<'_>, source: &str) {
+        if !self.draft.set("routing", "block_size", i64::from(tokens), source) {
+            let ours = "another producer gave another size, and the index has one (routing.block_size)";
+            self.report.add(Kind::Approximated, producer.place, format!("{tokens} tokens in a block"), ours);
+        }
+    }
+
+    /// Reads a producer that follows the engines' KV events, once.
+    fn precise(&mut self, producer: &Plugin<'_>) -> anyhow::Result<()> {
+        if producer.is_told.get() {
+            return Ok(());
+        }
+        let processor = producer.param("tokenProcessorConfig");
+        let size = processor.and_then(|it| it.get("blockSizeTokens").or_else(|| it.get("blockSize")));
+        if let Some(size) = size {
+            let tokens = super::config::count(size, "blockSize")?;
+            if tokens > 0 {
+                let source = format!("tokenProcessorConfig of {}", plain(producer.name));
+                self.block_size(tokens, producer, &source);
+            }
+        }
+        for key in ["indexerConfig", "kvEventsConfig", "speculativeIndexing", "speculativeTTL"] {
+            producer.param(key);
+        }
+        self.tell(
+            producer,
+            Kind::Approximated,
+            "the prefix index follows the KV events of each worker with kv_events = \"tcp://HOST:PORT\" \
+             (pods: the annotation pointsman.dev/kv_events); hash seeds need not agree; decisions are \
+             predicted, too",
+        );
+        if self.config.of_kind("token-producer").is_none() && self.config.of_kind("tokenizer").is_none() {
+            self.report.add(
+                Kind::Approximated,
+                Place::Default,
+                "tokens of prompts",
+                "prompts are measured in bytes: set models.NAME.tokenizer, so that blocks match the engines'",
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+//! `import vllm-router` and `import sglang-router`: a command line becomes workers, slots, limits and
+//! timeouts.
+//!
+//! The flags are those of vllm-router 0.1.17, sglang-router 0.3.2 and `smg` (lightseekorg/smg). The two
+//! routers have a common origin, so one table serves both. docs/import.md has it.
+
+use anyhow::{Context as _, bail};
+
+use crate::{
+    Imported,
+    draft::Draft,
+    report::{Kind, Place, Report, plain},
+};
+
+mod arguments;
+mod discovery;
+mod flags;
+mod limits;
+mod listen;
+mod policies;
+mod workers;
+
+use arguments::{CommandLine, Given};
+
+/// Whose command line it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavor {
+    Vllm,
+    Sglang,
+}
+
+impl Flavor {
+    /// Returns the name of the program.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm-router",
+            Self::Sglang => "sglang-router",
+        }
+    }
+
+    /// Returns the dialect of its engines.
+    fn engine(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+        }
+    }
+}
+
+/// An import in progress.
+struct Import<'a> {
+    flavor: Flavor,
+    line: &'a CommandLine,
+    /// Dialect of the engines.
+    engine: &'static str,
+    draft: Draft,
+    report: Report,
+}
+
+/// Translates the arguments of a command line.
+///
+/// # Errors
+/// A flag has a value that the router would refuse.
+pub(crate) fn import(flavor: Flavor, arguments: &[String]) -> anyhow::Result<Imported> {
+    let line = CommandLine::parse(arguments)?;
+    let draft = Draft::default();
+    let mut import =
+        Import { flavor, line: &line, engine: flavor.engine(), draft, report: Report::default() };
+    import.all()?;
+    Ok(Imported { draft: import.draft, report: import.report })
+}
+
+impl<'a> Import<'a> {
+    fn all(&mut self) -> anyhow::Result<()> {
+        self.backend();
+        self.listeners()?;
+        self.limits()?;
+        self.security()?;
+        self.policies()?;
+        self.workers()?;
+        self.discovery()?;
+        self.notes();
+        Ok(())
+    }
+
+    /// The engines' dialect, where a flag names it.
+    fn backend(&mut self) {
+        let Some(given) = self.line.last("backend") else { return };
+        let (kind, ours) = match given.value() {
+            "sglang" => (Kind::Translated, "engine = \"sglang\""),
+            "vllm" => (Kind::Translated, "engine = \"vllm\""),
+            "trtllm" => (Kind::Translated, "engine = \"trtllm\""),
+            "openai" => (Kind::Translated, "engine = \"openai\""),
+            _ => (Kind::Missing, "this dialect is not spoken: engines need an OpenAI server"),
+        };
+        self.engine = match given.value() {
+            "vllm" => "vllm",
+            "trtllm" => "trtllm",
+            "openai" => "openai",
+            _ => self.engine,
+        };
+        self.tell(given, kind, ours);
+    }
+
+    /// Reports the flags of which the name alone tells what becomes of them, those that are not known, and
+    /// those of which an earlier value does not count.
+    fn notes(&mut self) {
+        for given in &self.line.given {
+            if given.is_told.get() {
+                continue;
+            }
+            match flags::note(&given.name) {
+                Some((kind, ours)) => self.tell(given, kind, ours),
+                None if self.line.last(&given.name).is_some_and(|last| last.place != given.place) => {
+                    self.tell(
+                        given,
+                        Kind::Translated,
+                        "left out: a later one of the same name takes its place",
+                    );
+                }
+                None if flags::find(&given.name).is_some() => {
+                    self.tell(
+                        given,
+                        Kind::Translated,
+                        "left out: it has no effect without its counterpart flag",
+                    );
+                }
+                None => {
+                    let ours = format!(
+                        "it is not a flag of {} that is known: check its spelling",
+                        self.flavor.name()
+                    );
+                    self.tell(given, Kind::Missing, ours);
+                }
+            }
+        }
+    }
+
+    /// Reports what became of a flag.
+    fn tell(&mut self, given: &Given, kind: Kind, ours: impl Into<String>) {
+        given.is_told.set(true);
+        self.report.add(kind, given.place, given.shown(), ours);
+    }
+
+    /// Returns the number of a flag, or its default, with what it comes from.
+    fn number(&self, flag: &str, default: i64) -> anyhow::Result<(i64, String, Option<&'a Given>)> {
+        let Some(given) = self.line.last(flag) else {
+            let source = format!("default of --{flag} in {}", self.flavor.name());
+            return Ok((default, source, None));
+        };
+        let number = given.value().parse().ok();
+        let number = number.with_context(|| {
+            format!("{}: --{flag}: `{}` is not a whole number", given.place, plain(given.value()))
+        })?;
+        Ok((number, format!("--{flag}"), Some(given)))
+    }
+
+    /// Returns the number of a flag of which the value has a fraction.
+    fn fraction(&self, flag: &str, default: f64) -> anyhow::Result<(f64, String, Option<&'a Given>)> {
+        let Some(given) = self.line.last(flag) else {
+            let source = format!("default of --{flag} in {}", self.flavor.name());
+            return Ok((default, source, None));
+        };
+        match given.value().parse() {
+            Ok(number) if f64::is_finite(number) => Ok((number, format!("--{flag}"), Some(given))),
+            _ => bail!("{}: --{flag}: `{}` is not a number", given.place, plain(given.value())),
+        }
+    }
+
+    /// Reports a flag that became a key, when it was given, or else its default.
+    fn tell_number(&mut self, flag: &str, given: Option<&Given>, ours: &str) {
+        match given {
+            Some(given) => self.tell(given, Kind::Translated, ours),
+            None => self.report.add(Kind::Translated, Place::Default, format!("--{flag}"), ours),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

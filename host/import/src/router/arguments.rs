@@ -1,0 +1,145 @@
+//! Splits a command line into flags with their values, as argparse and clap do.
+
+use std::cell::Cell;
+
+use anyhow::bail;
+
+use super::flags::{self, Arity};
+use crate::report::{Place, plain};
+
+/// Limits of a command line: arguments, and bytes of all of them.
+const MAX_ARGUMENTS: usize = 20_000;
+const MAX_BYTES: usize = 1024 * 1024;
+
+/// What may stand before the first flag.
+const PROGRAMS: [&str; 14] = [
+    "vllm-router",
+    "sglang-router",
+    "sglang_router",
+    "smg",
+    "amg",
+    "launch",
+    "start",
+    "launch_router",
+    "vllm_router.launch_router",
+    "sglang_router.launch_router",
+    "smg.launch_router",
+    "exec",
+    "uv",
+    "run",
+];
+
+/// A command line.
+#[derive(Debug)]
+pub(super) struct CommandLine {
+    /// Flags in their order.
+    pub(super) given: Vec<Given>,
+}
+
+/// A flag with its values.
+#[derive(Debug)]
+pub(super) struct Given {
+    /// Name without dashes.
+    pub(super) name: String,
+    pub(super) values: Vec<String>,
+    pub(super) place: Place,
+    /// Whether the report says what became of it.
+    pub(super) is_told: Cell<bool>,
+}
+
+impl CommandLine {
+    /// Parses arguments, with or without the program before them.
+    ///
+    /// # Errors
+    /// There are too many, one is not a flag where one is expected, or a flag lacks its value.
+    pub(super) fn parse(arguments: &[String]) -> anyhow::Result<Self> {
+        let bytes: usize = arguments.iter().map(String::len).sum();
+        if arguments.len() > MAX_ARGUMENTS || bytes > MAX_BYTES {
+            bail!("a command line has at most {MAX_ARGUMENTS} arguments of {MAX_BYTES} bytes together");
+        }
+        let mut rest =
+            arguments.iter().enumerate().map(|(index, text)| (index + 1, text.as_str())).peekable();
+        while let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--")) {
+            if !is_program(text) {
+                bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
+            }
+        }
+        let mut given = Vec::new();
+        while let Some((number, text)) = rest.next() {
+            let place = Place::Argument(number);
+            let Some(flag) = text.strip_prefix("--").filter(|flag| !flag.is_empty()) else {
+                bail!("{place}: `{}` is not a flag and belongs to none", plain(text));
+            };
+            let (name, value) = match flag.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (flag, None),
+            };
+            // `--router-policy` is the form of `sglang_router.launch_server`.
+            let short = name.strip_prefix("router-").filter(|short| flags::find(short).is_some());
+            let name = flags::alias(if flags::find(name).is_none() { short.unwrap_or(name) } else { name });
+            let arity = flags::find(name).map_or(Arity::Many, |flag| flag.arity);
+            let mut values: Vec<String> = value.into_iter().collect();
+            while values.len() < arity.most()
+                && let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--"))
+            {
+                values.push(text.to_owned());
+            }
+            if values.len() < arity.least() {
+                bail!("{place}: --{} needs a value", plain(name));
+            }
+            if values.len() > arity.most() {
+                bail!("{place}: --{} takes no value", plain(name));
+            }
+            given.push(Given { name: name.to_owned(), values, place, is_told: Cell::new(false) });
+        }
+        Ok(Self { given })
+    }
+
+    /// Returns the last flag of this name, which counts.
+    pub(super) fn last(&self, name: &str) -> Option<&Given> {
+        self.given.iter().rev().find(|given| given.name == name)
+    }
+
+    /// Returns all flags of this name.
+    pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Given> {
+        self.given.iter().filter(move |given| given.name == name)
+    }
+
+    /// Returns whether a switch is on.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.last(name).is_some()
+    }
+}
+
+impl Given {
+    /// Returns the only value.
+    pub(super) fn value(&self) -> &str {
+        self.values.first().map_or("", String::as_str)
+    }
+
+    /// Returns the flag for a report: no secret.
+    pub(super) fn shown(&self) -> String {
+        match self.values.as_slice() {
+            [] => format!("--{}", self.name),
+            _ if flags::is_secret(&self.name) => format!("--{} [secret]", self.name),
+            values => format!("--{} {}", self.name, without_passwords(&values.join(" "))),
+        }
+    }
+}
+
+/// A text without what stands between `//` and `@` of a URL.
+fn without_passwords(text: &str) -> String {
+    let shown = text.split(' ').map(|part| match part.split_once("://") {
+        Some((scheme, rest)) if rest.contains('@') => {
+            let host = rest.rsplit_once('@').map_or("", |(_, host)| host);
+            format!("{scheme}://[secret]@{host}")
+        }
+        _ => part.to_owned(),
+    });
+    shown.collect::<Vec<_>>().join(" ")
+}
+
+fn is_program(text: &str) -> bool {
+    let name = text.rsplit('/').next().unwrap_or(text);
+    name == "-m" || name.starts_with("python") || PROGRAMS.contains(&name)
+}

@@ -1,0 +1,93 @@
+//! Workers that Kubernetes knows.
+
+use toml::{Table, Value};
+
+use super::{Flavor, Import, arguments::Given};
+use crate::report::{Kind, plain};
+
+impl Import<'_> {
+    /// Translates service discovery.
+    pub(super) fn discovery(&mut self) -> anyhow::Result<()> {
+        let Some(on) = self.line.last("service-discovery") else { return Ok(()) };
+        let namespace = self.line.last("service-discovery-namespace");
+        let (port, port_source, given_port) = self.number("service-discovery-port", 80)?;
+        let sources: &[(&str, Option<&str>)] = if self.splits() {
+            &[("prefill-selector", Some("prefill")), ("decode-selector", Some("decode"))]
+        } else {
+            &[("selector", Some("aggregated"))]
+        };
+        let of_namespace =
+            if namespace.is_some() { "--service-discovery-namespace" } else { "not given: all namespaces" };
+        let mut written = 0;
+        for (flag, role) in sources {
+            let Some(given) = self.line.last(flag).filter(|given| !given.values.is_empty()) else { continue };
+            let Some(selector) = selector(given) else {
+                self.tell(given, Kind::Missing, "no KEY=VALUE is in it: give the pods' labels");
+                continue;
+            };
+            written += 1;
+            let defaults = self.defaults(*role)?;
+            self.draft
+                .element("discovery.kubernetes", "--service-discovery")
+                .set("name", flag.strip_suffix("-selector").unwrap_or("pods"), "")
+                .set("namespace", namespace.map_or("default", Given::value), of_namespace)
+                .set("selector", selector, format!("--{flag}"))
+                .set("port", port.to_string(), &port_source)
+                .set("defaults", defaults, "what labels and annotations do not tell");
+            self.tell(given, Kind::Translated, "selector of [[discovery.kubernetes]]");
+        }
+        let ours = "[[discovery.kubernetes]]: a source has one namespace; bootstrap ports come from the \
+                    engine or the annotation pointsman.dev/bootstrap_port";
+        match (written, namespace) {
+            (0, _) => {
+                let ours = "no selector: add [[discovery.kubernetes]] with the labels of the pods";
+                self.tell(on, Kind::Missing, ours);
+            }
+            (_, Some(given)) => {
+                self.tell(on, Kind::Approximated, ours);
+                self.tell(given, Kind::Translated, "namespace of [[discovery.kubernetes]]");
+            }
+            (_, None) => {
+                let ours = format!("{ours}. All namespaces are not watched: `default` is, set namespace");
+                self.tell(on, Kind::Approximated, ours);
+            }
+        }
+        if let Some(given) = given_port {
+            self.tell(given, Kind::Translated, "port of [[discovery.kubernetes]]");
+        }
+        Ok(())
+    }
+
+    /// Keys of workers that Kubernetes does not tell.
+    fn defaults(&self, role: Option<&str>) -> anyhow::Result<Value> {
+        let mut defaults = Table::new();
+        defaults.insert("engine".to_owned(), self.engine.into());
+        if let Some(role) = role {
+            defaults.insert("role".to_owned(), role.into());
+        }
+        if self.flavor == Flavor::Vllm && self.splits() {
+            let transport = self.line.last("kv-connector").map_or("nixl", Given::value);
+            if matches!(transport, "nixl" | "mooncake") {
+                defaults.insert("transport".to_owned(), transport.into());
+            }
+            if transport == "mooncake" && role == Some("prefill") {
+                defaults.insert("bootstrap_port".to_owned(), "8998".into());
+            }
+        }
+        let ranks = self.number("intra-node-data-parallel-size", 1)?.0;
+        if ranks > 1 {
+            defaults.insert("dp_size".to_owned(), ranks.to_string().into());
+        }
+        if let Some(key) = self.line.last("api-key") {
+            defaults.insert("api_key".to_owned(), key.value().into());
+        }
+        Ok(Value::Table(defaults))
+    }
+}
+
+/// The values `KEY=VALUE` as a selector of Kubernetes; `None` without any.
+fn selector(given: &Given) -> Option<String> {
+    let labels = given.values.iter().flat_map(|value| value.split(' ')).filter(|label| label.contains('='));
+    let labels: Vec<String> = labels.map(plain).collect();
+    (!labels.is_empty()).then(|| labels.join(","))
+}

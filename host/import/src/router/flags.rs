@@ -1,0 +1,315 @@
+//! The flags of both routers: how many values each takes, and what becomes of those that need no translation.
+
+use crate::report::Kind::{self, Approximated, Missing, Translated};
+
+/// Number of values of a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arity {
+    Switch,
+    One,
+    /// A URL and perhaps a port.
+    Pair,
+    Many,
+}
+
+/// A flag that is known.
+#[derive(Debug)]
+pub(super) struct Flag {
+    name: &'static str,
+    pub(super) arity: Arity,
+    /// What becomes of it; `None` when that depends on its value.
+    note: Option<(Kind, &'static str)>,
+}
+
+impl Arity {
+    pub(super) fn least(self) -> usize {
+        usize::from(matches!(self, Self::One | Self::Pair))
+    }
+
+    pub(super) fn most(self) -> usize {
+        match self {
+            Self::Switch => 0,
+            Self::One => 1,
+            Self::Pair => 2,
+            Self::Many => usize::MAX,
+        }
+    }
+}
+
+const fn read(name: &'static str, arity: Arity) -> Flag {
+    Flag { name, arity, note: None }
+}
+
+const fn told(name: &'static str, arity: Arity, kind: Kind, ours: &'static str) -> Flag {
+    Flag { name, arity, note: Some((kind, ours)) }
+}
+
+const BREAKER: &str = "the breaker of each worker has fixed rules (behaviour F6): it opens on failures in a \
+                       row and lets one request try after a pause";
+const BACKOFF: &str = "pauses between retries are fixed (behaviour I2)";
+const HEALTH: &str = "a worker is left out after two failed checks and used again after a good one";
+const STORE: &str = "stored responses are not served (behaviour I6)";
+const CACHE: &str = "set models.NAME.tokenizer_cache_bytes with models.NAME.tokenizer";
+const PARSER: &str = "not needed: the engine parses (its own flag of this name)";
+const NO_MESH: &str = "gateways do not share their state yet: keep sessions on one gateway";
+const JWT: &str = "[auth.jwt] would also ask clients for tokens: set it by hand if they have some";
+const INDEX: &str = "index.byte_budget and index.ttl bound the prefix index";
+
+/// All flags.
+const FLAGS: &[Flag] = &[
+    // Read by the translation.
+    read("host", Arity::One),
+    read("port", Arity::One),
+    read("worker-urls", Arity::Many),
+    read("prefill", Arity::Pair),
+    read("decode", Arity::One),
+    read("vllm-pd-disaggregation", Arity::Switch),
+    read("pd-disaggregation", Arity::Switch),
+    read("intra-node-data-parallel-size", Arity::One),
+    read("kv-connector", Arity::One),
+    read("pd-kv-events", Arity::One),
+    read("kv-event-source", Arity::One),
+    read("kv-event-replay-source", Arity::One),
+    read("kv-event-block-size", Arity::One),
+    read("block-size", Arity::One),
+    read("kv-event-model", Arity::One),
+    read("api-key", Arity::One),
+    read("backend", Arity::One),
+    read("policy", Arity::One),
+    read("prefill-policy", Arity::One),
+    read("decode-policy", Arity::One),
+    read("cache-threshold", Arity::One),
+    read("balance-abs-threshold", Arity::One),
+    read("balance-rel-threshold", Arity::One),
+    read("router-temperature", Arity::One),
+    read("kv-penalty-host", Arity::One),
+    read("kv-penalty-disk", Arity::One),
+    read("kv-aware-session-affinity-ttl-secs", Arity::One),
+    read("max-idle-secs", Arity::One),
+    read("assignment-mode", Arity::One),
+    read("max-payload-size", Arity::One),
+    read("request-timeout-secs", Arity::One),
+    read("shutdown-grace-period-secs", Arity::One),
+    read("max-concurrent-requests", Arity::One),
+    read("queue-size", Arity::One),
+    read("queue-timeout-secs", Arity::One),
+    read("rate-limit-tokens-per-second", Arity::One),
+    read("retry-max-retries", Arity::One),
+    read("disable-retries", Arity::Switch),
+    read("health-check-interval-secs", Arity::One),
+    read("health-check-timeout-secs", Arity::One),
+    read("health-check-endpoint", Arity::One),
+    read("prometheus-port", Arity::One),
+    read("prometheus-host", Arity::One),
+    read("cors-allowed-origins", Arity::Many),
+    read("request-id-headers", Arity::Many),
+    read("service-discovery", Arity::Switch),
+    read("selector", Arity::Many),
+    read("prefill-selector", Arity::Many),
+    read("decode-selector", Arity::Many),
+    read("service-discovery-port", Arity::One),
+    read("service-discovery-namespace", Arity::One),
+    read("tls-cert-path", Arity::One),
+    read("tls-key-path", Arity::One),
+    read("client-cert-path", Arity::One),
+    read("client-key-path", Arity::One),
+    read("ca-cert-paths", Arity::Many),
+    read("control-plane-api-keys", Arity::Many),
+    read("enable-trace", Arity::Switch),
+    read("otlp-traces-endpoint", Arity::One),
+    read("history-backend", Arity::One),
+    // What the gateway does anyway, or otherwise.
+    told("enable-igw", Arity::Switch, Translated, "built in: several models at once, each with its workers"),
+    told(
+        "dp-aware",
+        Arity::Switch,
+        Translated,
+        "built in: SGLang reports its ranks, and the gateway chooses one",
+    ),
+    told("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
+    told("log-json", Arity::Switch, Approximated, "start the gateway with --log-json"),
+    told("log-dir", Arity::One, Approximated, "logs go to stderr: let the service manager keep them"),
+    told("prometheus-duration-buckets", Arity::Many, Missing, "buckets are fixed (docs/metrics.md)"),
+    told(
+        "worker-startup-timeout-secs",
+        Arity::One,
+        Approximated,
+        "the gateway starts at once and waits for workers",
+    ),
+    told("worker-startup-check-interval", Arity::One, Approximated, "workers are asked every probe.interval"),
+    told("worker-startup-delay", Arity::One, Approximated, "workers are asked every probe.interval"),
+    told("remove-unhealthy-workers", Arity::Switch, Approximated, "they stay listed and get no requests"),
+    told(
+        "load-monitor-interval",
+        Arity::One,
+        Approximated,
+        "engine figures are read every probe.load_interval",
+    ),
+    told("health-failure-threshold", Arity::One, Approximated, HEALTH),
+    told("health-success-threshold", Arity::One, Approximated, HEALTH),
+    told(
+        "disable-health-check",
+        Arity::Switch,
+        Missing,
+        "workers are always asked: an engine has to answer /health",
+    ),
+    told(
+        "health-check-port",
+        Arity::One,
+        Approximated,
+        "probes ask /healthz and /readyz of server.admin_listen",
+    ),
+    told("retry-initial-backoff-ms", Arity::One, Approximated, BACKOFF),
+    told("retry-max-backoff-ms", Arity::One, Approximated, BACKOFF),
+    told("retry-backoff-multiplier", Arity::One, Approximated, BACKOFF),
+    told("retry-jitter-factor", Arity::One, Approximated, BACKOFF),
+    told("cb-failure-threshold", Arity::One, Approximated, BREAKER),
+    told("cb-success-threshold", Arity::One, Approximated, BREAKER),
+    told("cb-timeout-duration-secs", Arity::One, Approximated, BREAKER),
+    told("cb-window-duration-secs", Arity::One, Approximated, BREAKER),
+    told("disable-circuit-breaker", Arity::Switch, Missing, "the breaker of a worker cannot be turned off"),
+    told("eviction-interval-secs", Arity::One, Approximated, INDEX),
+    told("eviction-interval", Arity::One, Approximated, INDEX),
+    told("max-tree-size", Arity::One, Approximated, INDEX),
+    told("reasoning-parser", Arity::One, Approximated, PARSER),
+    told("tool-call-parser", Arity::One, Approximated, PARSER),
+    told(
+        "model-path",
+        Arity::One,
+        Approximated,
+        "set models.NAME.tokenizer to a directory, or leave prompts in bytes",
+    ),
+    told("tokenizer-path", Arity::One, Approximated, "set models.NAME.tokenizer to its directory"),
+    told("chat-template", Arity::One, Approximated, "it is read from the directory of models.NAME.tokenizer"),
+    told(
+        "disable-tokenizer-autoload",
+        Arity::Switch,
+        Translated,
+        "no tokenizer is loaded unless models.NAME names it",
+    ),
+    told("tokenizer-cache-enable-l0", Arity::Switch, Approximated, CACHE),
+    told("tokenizer-cache-l0-max-entries", Arity::One, Approximated, CACHE),
+    told("tokenizer-cache-enable-l1", Arity::Switch, Approximated, CACHE),
+    told("tokenizer-cache-l1-max-memory", Arity::One, Approximated, CACHE),
+    told("control-plane-audit-enabled", Arity::Switch, Translated, "built in: the log target `audit`"),
+    // What has no counterpart.
+    told("mini-lb", Arity::Switch, Missing, "a load balancer for debugging: leave it out"),
+    told(
+        "kv-penalty-external",
+        Arity::One,
+        Missing,
+        "the cost knows device, host and disk, no external tier",
+    ),
+    told("bucket-adjust-interval-secs", Arity::One, Missing, "no policy has buckets of prompt lengths"),
+    told(
+        "prefix-token-count",
+        Arity::One,
+        Missing,
+        "no policy hashes prefixes: cache-aware follows what is cached",
+    ),
+    told(
+        "prefix-hash-load-factor",
+        Arity::One,
+        Missing,
+        "no policy hashes prefixes: cache-aware has thresholds",
+    ),
+    told(
+        "vllm-discovery-address",
+        Arity::One,
+        Missing,
+        "let workers register themselves: PUT /workers/{id}?ttl=SECONDS",
+    ),
+    told(
+        "enable-program-scheduling",
+        Arity::Switch,
+        Missing,
+        "requests are not grouped into programs: use sessions",
+    ),
+    told(
+        "program-scheduling-config-json",
+        Arity::One,
+        Missing,
+        "requests are not grouped into programs: use sessions",
+    ),
+    told("wasm-middleware", Arity::One, Missing, "policies choose workers and do not change requests"),
+    told("wasm-middleware-sha256", Arity::One, Missing, "policies choose workers and do not change requests"),
+    told("wasm-middleware-route", Arity::One, Missing, "policies choose workers and do not change requests"),
+    told("enable-wasm", Arity::Switch, Missing, "policies choose workers and do not change requests"),
+    told(
+        "api-key-validation-urls",
+        Arity::One,
+        Missing,
+        "keys are checked here: [[auth.keys]], or [auth.jwt]",
+    ),
+    told("mcp-config-path", Arity::One, Missing, "tools of MCP servers are not called"),
+    told("oracle-wallet-path", Arity::One, Missing, STORE),
+    told("oracle-tns-alias", Arity::One, Missing, STORE),
+    told("oracle-connect-descriptor", Arity::One, Missing, STORE),
+    told("oracle-external-auth", Arity::Switch, Missing, STORE),
+    told("oracle-username", Arity::One, Missing, STORE),
+    told("oracle-password", Arity::One, Missing, STORE),
+    told("oracle-pool-min", Arity::One, Missing, STORE),
+    told("oracle-pool-max", Arity::One, Missing, STORE),
+    told("oracle-pool-timeout-secs", Arity::One, Missing, STORE),
+    told("postgres-db-url", Arity::One, Missing, STORE),
+    told("postgres-pool-max", Arity::One, Missing, STORE),
+    told("redis-url", Arity::One, Missing, STORE),
+    told("redis-pool-max", Arity::One, Missing, STORE),
+    told("redis-retention-days", Arity::One, Missing, STORE),
+    told("schema-config", Arity::One, Missing, STORE),
+    told("storage-hook-wasm-path", Arity::One, Missing, STORE),
+    told("storage-context-headers", Arity::Many, Missing, STORE),
+    told("jwt-issuer", Arity::One, Missing, JWT),
+    told("jwt-audience", Arity::One, Missing, JWT),
+    told("jwt-jwks-uri", Arity::One, Missing, JWT),
+    told("jwt-role-mapping", Arity::Many, Missing, JWT),
+    told("enable-mesh", Arity::Switch, Missing, NO_MESH),
+    told("mesh-advertise-host", Arity::One, Missing, NO_MESH),
+    told("mesh-host", Arity::One, Missing, NO_MESH),
+    told("mesh-port", Arity::One, Missing, NO_MESH),
+    told("mesh-peer-urls", Arity::Many, Missing, NO_MESH),
+    told("mesh-server-name", Arity::One, Missing, NO_MESH),
+    told("router-selector", Arity::Many, Missing, NO_MESH),
+    told(
+        "epd-disaggregation",
+        Arity::Switch,
+        Missing,
+        "there is no encode leg: prefill workers encode images",
+    ),
+    told("encode", Arity::Pair, Missing, "there is no encode leg: prefill workers encode images"),
+    told("encode-policy", Arity::One, Missing, "there is no encode leg: prefill workers encode images"),
+    told("encode-selector", Arity::Many, Missing, "there is no encode leg: prefill workers encode images"),
+];
+
+/// Secrets.
+const SECRETS: [&str; 5] =
+    ["api-key", "control-plane-api-keys", "oracle-password", "postgres-db-url", "redis-url"];
+
+/// Returns a flag by its name.
+pub(super) fn find(name: &str) -> Option<&'static Flag> {
+    FLAGS.iter().find(|flag| flag.name == name)
+}
+
+/// Returns what becomes of a flag, whatever its value.
+pub(super) fn note(name: &str) -> Option<(Kind, &'static str)> {
+    find(name)?.note
+}
+
+/// Returns the name that a flag has in the table.
+pub(super) fn alias(name: &str) -> &str {
+    match name {
+        "runtime" => "backend",
+        name => name,
+    }
+}
+
+/// Whether the value of a flag is a secret.
+pub(super) fn is_secret(name: &str) -> bool {
+    SECRETS.contains(&name)
+}
+
+/// Returns the names of all flags.
+#[cfg(test)]
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    FLAGS.iter().map(|flag| flag.name)
+}

@@ -1,0 +1,171 @@
+//! Listeners, certificates, tokens of operators, and traces.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::bail;
+use sha2::{Digest as _, Sha256};
+
+use super::{Flavor, Import, arguments::Given};
+use crate::report::{Kind, Place, plain};
+
+/// The gateway's local address for operators.
+const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+impl Import<'_> {
+    /// Addresses of clients and operators.
+    pub(super) fn listeners(&mut self) -> anyhow::Result<()> {
+        let default = if self.flavor == Flavor::Vllm { "127.0.0.1" } else { "0.0.0.0" };
+        let (port, source, given_port) = self.number("port", 30_000)?;
+        let port = to_port(port, "port")?;
+        let given_host = self.line.last("host");
+        let host = given_host.map_or(default, Given::value);
+        let (ip, exact) = address(host);
+        let listen = SocketAddr::new(ip, port).to_string();
+        let comment = if given_host.is_some() { format!("--host, {source}") } else { source };
+        self.draft.set("server", "listen", listen, comment);
+        self.tell_number("port", given_port, "server.listen");
+        if let Some(given) = given_host {
+            let ours =
+                format!("server.listen: `{}` is not an address, so all of this machine listen", plain(host));
+            if exact {
+                self.tell(given, Kind::Translated, "server.listen");
+            } else {
+                self.tell(given, Kind::Approximated, ours);
+            }
+        }
+        self.metrics()?;
+        self.cors();
+        self.request_ids();
+        self.traces();
+        Ok(())
+    }
+
+    /// The address of the metrics becomes that of the operators' listener, which also changes things.
+    fn metrics(&mut self) -> anyhow::Result<()> {
+        let (port, source, given) = self.number("prometheus-port", 29_000)?;
+        let listen = SocketAddr::new(LOCAL, to_port(port, "prometheus-port")?).to_string();
+        self.draft.set("server", "admin_listen", listen, format!("{source}: metrics are at /metrics"));
+        let ours = "server.admin_listen: metrics are at /metrics, with other names (docs/metrics.md)";
+        match given {
+            Some(given) => self.tell(given, Kind::Approximated, ours),
+            None => self.report.add(Kind::Approximated, Place::Default, "--prometheus-port", ours),
+        }
+        if let Some(given) = self.line.last("prometheus-host") {
+            let is_local = address(given.value()).0.is_loopback();
+            let ours = "server.admin_listen stays on this machine, because it can change the gateway: for a \
+                        network, set it with admin_token_file, and admin_token_reads = false for the scraper";
+            self.tell(given, if is_local { Kind::Translated } else { Kind::Approximated }, ours);
+        }
+        Ok(())
+    }
+
+    fn cors(&mut self) {
+        let Some(given) = self.line.last("cors-allowed-origins") else { return };
+        self.draft.set("server", "cors_origins", given.values.clone(), "--cors-allowed-origins");
+        self.tell(given, Kind::Translated, "server.cors_origins");
+    }
+
+    fn request_ids(&mut self) {
+        let Some(given) = self.line.last("request-id-headers") else { return };
+        let known = given.values.iter().any(|header| header.eq_ignore_ascii_case("x-request-id"));
+        let ours = "the request id is read from x-request-id only";
+        self.tell(given, if known { Kind::Approximated } else { Kind::Missing }, ours);
+    }
+
+    fn traces(&mut self) {
+        if let Some(given) = self.line.last("enable-trace") {
+            let endpoint = self.line.last("otlp-traces-endpoint").map_or("localhost:4317", Given::value);
+            let endpoint = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
+            // The port of OTLP over gRPC, and that of OTLP over HTTP.
+            let endpoint = match endpoint.strip_suffix(":4317") {
+                Some(host) => format!("http://{host}:4318"),
+                None => format!("http://{endpoint}"),
+            };
+            self.draft.set(
+                "traces",
+                "endpoint",
+                endpoint,
+                "--otlp-traces-endpoint, over HTTP instead of gRPC",
+            );
+            let ours = "[traces]: OTLP over HTTP, usually port 4318; set sample_ratio";
+            self.tell(given, Kind::Approximated, ours);
+            if let Some(given) = self.line.last("otlp-traces-endpoint") {
+                self.tell(given, Kind::Approximated, "traces.endpoint: OTLP over HTTP, usually port 4318");
+            }
+        }
+    }
+
+    /// Certificates, and keys of operators.
+    pub(super) fn security(&mut self) -> anyhow::Result<()> {
+        let pairs = [
+            ("tls-cert-path", "server.tls", "cert_file"),
+            ("tls-key-path", "server.tls", "key_file"),
+            ("client-cert-path", "upstream.tls", "cert_file"),
+            ("client-key-path", "upstream.tls", "key_file"),
+        ];
+        for (flag, table, key) in pairs {
+            if let Some(given) = self.line.last(flag) {
+                self.draft.set(table, key, given.value(), format!("--{flag}"));
+                self.tell(given, Kind::Translated, format!("{table}.{key}"));
+            }
+        }
+        if let Some(given) = self.line.last("ca-cert-paths") {
+            match given.values.as_slice() {
+                [one] => {
+                    self.draft.set("upstream.tls", "ca_file", one.as_str(), "--ca-cert-paths");
+                    self.tell(given, Kind::Translated, "upstream.tls.ca_file");
+                }
+                [] => self.tell(given, Kind::Translated, "no authorities"),
+                _ => {
+                    let ours = "upstream.tls.ca_file is one file: put the certificates of all into it";
+                    self.tell(given, Kind::Missing, ours);
+                }
+            }
+        }
+        self.operators()
+    }
+
+    /// Keys of the control plane become digests, so that no key is in the file.
+    fn operators(&mut self) -> anyhow::Result<()> {
+        let Some(given) = self.line.last("control-plane-api-keys") else { return Ok(()) };
+        for entry in &given.values {
+            let parts: Vec<&str> = entry.splitn(4, ':').collect();
+            let [id, _name, role, key] = parts.as_slice() else {
+                bail!("{}: --control-plane-api-keys: expected ID:NAME:ROLE:KEY", given.place)
+            };
+            let role = match role.to_ascii_lowercase().as_str() {
+                "admin" => "operator",
+                "user" => "viewer",
+                _ => bail!("{}: --control-plane-api-keys: the role is neither admin nor user", given.place),
+            };
+            let fits = |letter: char| letter.is_ascii_alphanumeric() || letter == '-' || letter == '_';
+            let id: String =
+                id.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(64).collect();
+            let digest: String =
+                Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+            self.draft
+                .element("auth.operators", "--control-plane-api-keys")
+                .set("id", id, "")
+                .set("role", role, "")
+                .set("digest", format!("sha256:{digest}"), "");
+        }
+        self.tell(given, Kind::Translated, "[[auth.operators]]: their digests");
+        Ok(())
+    }
+}
+
+/// An address of this machine, and whether it is what the text says.
+fn address(host: &str) -> (IpAddr, bool) {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match host {
+        "localhost" => (LOCAL, true),
+        host => host.parse().map_or((IpAddr::V4(Ipv4Addr::UNSPECIFIED), false), |ip| (ip, true)),
+    }
+}
+
+fn to_port(port: i64, flag: &str) -> anyhow::Result<u16> {
+    match u16::try_from(port) {
+        Ok(port) if port > 0 => Ok(port),
+        _ => bail!("--{flag}: `{port}` is not a port: expected 1 to 65535"),
+    }
+}

@@ -1,0 +1,238 @@
+use super::*;
+use crate::report::Place;
+
+fn imported(flavor: Flavor, line: &str) -> (toml::Table, String) {
+    let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    let imported = import(flavor, &arguments).unwrap();
+    (imported.draft.text("x").parse().unwrap(), imported.report.text())
+}
+
+fn refused(line: &str) -> String {
+    let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    format!("{:#}", import(Flavor::Vllm, &arguments).unwrap_err())
+}
+
+#[test]
+fn s3_policies_become_slots() {
+    for (flavor, policy, key, value) in [
+        (Flavor::Vllm, "random", "native", "random"),
+        (Flavor::Vllm, "round_robin", "native", "round-robin"),
+        (Flavor::Sglang, "power_of_two", "native", "power-of-two"),
+        (Flavor::Sglang, "cache_aware", "builtin", "cache-aware"),
+        (Flavor::Vllm, "kv_aware", "builtin", "kv-aware"),
+        (Flavor::Vllm, "consistent_hash", "builtin", "least-loaded"),
+        (Flavor::Vllm, "sticky_least_loaded", "builtin", "least-loaded"),
+        (Flavor::Sglang, "manual", "native", "random"),
+        (Flavor::Sglang, "prefix_hash", "builtin", "cache-aware"),
+        (Flavor::Sglang, "least_load", "builtin", "least-loaded"),
+    ] {
+        let (table, report) = imported(flavor, &format!("--worker-urls http://a:1 --policy {policy}"));
+        // S3.2
+        assert_eq!(table["policies"]["slots"]["aggregated"][key].as_str(), Some(value), "{policy}");
+        assert!(report.contains("0 without counterpart"), "{report}");
+    }
+    for policy in ["bucket", "passthrough", "of_tomorrow"] {
+        let (_, report) = imported(Flavor::Sglang, &format!("--worker-urls http://a:1 --policy {policy}"));
+        // S3.4
+        assert!(report.contains("1 without counterpart"), "{report}");
+    }
+    let line = "--pd-disaggregation --prefill http://a:1 --decode http://b:1 --policy random \
+                --decode-policy round_robin";
+    let (table, _) = imported(Flavor::Sglang, line);
+    // S3.2
+    assert_eq!(table["policies"]["slots"]["prefill"]["native"].as_str(), Some("random"));
+    assert_eq!(table["policies"]["slots"]["decode"]["native"].as_str(), Some("round-robin"));
+    assert!(table["policies"]["slots"].get("aggregated").is_none());
+}
+
+#[test]
+fn s3_thresholds_are_those_of_the_flags_or_the_router_s_own() {
+    let (table, _) = imported(Flavor::Vllm, "--worker-urls http://a:1 --cache-threshold 0.7");
+    let settings = &table["policies"]["slots"]["aggregated"]["settings"];
+    // S3.2
+    assert_eq!(settings["cache-threshold"].as_float(), Some(0.7));
+    assert_eq!(settings["balance-abs-threshold"].as_integer(), Some(64));
+    assert_eq!(settings["balance-rel-threshold"].as_float(), Some(1.5));
+}
+
+#[test]
+fn s3_workers_have_the_dialect_the_role_and_the_connector() {
+    let line =
+        "--vllm-pd-disaggregation --prefill http://a:1 9000 --prefill http://b:1/ none --decode http://c:1";
+    let (table, _) = imported(Flavor::Vllm, &format!("{line} --kv-connector mooncake"));
+    let workers = table["workers"].as_array().unwrap();
+    let of = |key: &str| -> Vec<_> { workers.iter().map(|worker| worker.get(key).cloned()).collect() };
+    // S3.1
+    assert_eq!(of("role"), ["prefill", "prefill", "decode"].map(|role| Some(role.into())));
+    assert_eq!(of("url"), ["http://a:1", "http://b:1", "http://c:1"].map(|url| Some(url.into())));
+    assert_eq!(of("bootstrap_port"), [Some(9_000.into()), Some(8_998.into()), None]);
+    assert!(of("transport").iter().all(|transport| *transport == Some("mooncake".into())));
+    let (table, _) = imported(Flavor::Sglang, "--pd-disaggregation --prefill http://a:1 --decode http://b:1");
+    // S3.1
+    assert_eq!(table["workers"][0]["engine"].as_str(), Some("sglang"));
+    assert!(table["workers"][0].get("transport").is_none());
+    let (table, report) = imported(Flavor::Sglang, "--worker-urls grpc://a:1 http://b:1 http://b:1");
+    // S3.4
+    assert_eq!(table["workers"].as_array().unwrap().len(), 1);
+    assert!(
+        report.contains("grpc://a:1: engines are called over HTTP; http://b:1: it is there already"),
+        "{report}"
+    );
+}
+
+#[test]
+fn s3_limits_and_times_are_those_of_the_router() {
+    let (table, _) =
+        imported(Flavor::Vllm, "--worker-urls http://a:1 --host localhost --port 8080 --queue-size 5");
+    // S3.3
+    assert_eq!(table["server"]["listen"].as_str(), Some("127.0.0.1:8080"));
+    assert_eq!(table["timeouts"]["request"].as_str(), Some("1800s"));
+    assert_eq!(table["routing"]["retries"].as_integer(), Some(4));
+    assert_eq!(table["queue"]["max_inflight"].as_integer(), Some(32_768));
+    assert_eq!(table["queue"]["limit"].as_integer(), Some(5));
+    let (table, _) = imported(Flavor::Sglang, "--worker-urls http://a:1 --disable-retries");
+    // S3.3
+    assert!(table.get("queue").is_none(), "sglang-router has no limit by default");
+    assert_eq!(table["routing"]["retries"].as_integer(), Some(0));
+    assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:30000"));
+}
+
+#[test]
+fn s3_every_known_flag_is_reported_and_an_unknown_one_is_named_with_its_position() {
+    let mut arguments = Vec::new();
+    for flag in flags::names() {
+        arguments.push(format!("--{flag}"));
+        let value = match flag {
+            "prefill" | "decode" | "encode" => "http://a:1",
+            "worker-urls" => "http://b:1",
+            "pd-kv-events" | "kv-event-source" | "kv-event-replay-source" => "http://a:1=tcp://a:2",
+            "control-plane-api-keys" => "id:name:admin:sk-admin-secret",
+            "api-key" => "sk-worker-secret",
+            "postgres-db-url" => "postgres://user:sk-db-secret@db/x",
+            "selector" | "prefill-selector" | "decode-selector" => "app=x",
+            "cache-threshold" => "0.5",
+            _ => "1",
+        };
+        if flags::find(flag).unwrap().arity.least() > 0 || value != "1" {
+            arguments.push(value.to_owned());
+        }
+    }
+    arguments.extend(["--of-tomorrow", "a", "b", "--port=7"].map(str::to_owned));
+    for flavor in [Flavor::Vllm, Flavor::Sglang] {
+        let line = CommandLine::parse(&arguments).unwrap();
+        let report = import(flavor, &arguments).unwrap().report.text();
+        for given in &line.given {
+            // S3.4
+            assert!(
+                report.contains(&format!("  {}: --{}", given.place, given.name)),
+                "{}\n{report}",
+                given.name
+            );
+        }
+        let last = arguments.len() - 3;
+        // S3.4
+        assert!(
+            report.contains(&format!("argument {last}: --of-tomorrow a b -> it is not a flag")),
+            "{report}"
+        );
+        // S3.5
+        assert!(!report.contains("secret@") && !report.contains("sk-"), "{report}");
+    }
+}
+
+#[test]
+fn s3_operators_keys_are_digests_and_texts_of_urls_have_no_password() {
+    let line =
+        "--worker-urls http://user:sk-1@a:1 --control-plane-api-keys k1:Ann:admin:sk-2:x k2:Bob:user:sk-3";
+    let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    let made = import(Flavor::Sglang, &arguments).unwrap();
+    let (text, report) = (made.draft.text("x"), made.report.text());
+    // S3.5
+    assert!(!text.contains("sk-2") && !report.contains("sk-"), "{text}{report}");
+    let table: toml::Table = text.parse().unwrap();
+    assert_eq!(table["auth"]["operators"][0]["role"].as_str(), Some("operator"));
+    assert_eq!(table["auth"]["operators"][1]["role"].as_str(), Some("viewer"));
+    // printf %s sk-3 | sha256sum
+    let digest = "sha256:";
+    assert!(table["auth"]["operators"][1]["digest"].as_str().unwrap().starts_with(digest));
+}
+
+#[test]
+fn s3_a_pasted_command_is_read_with_its_program() {
+    for program in [
+        "",
+        "vllm-router",
+        "/usr/bin/python3.11 -m vllm_router.launch_router",
+        "uv run vllm-router",
+        "smg launch",
+    ] {
+        let (table, _) =
+            imported(Flavor::Vllm, &format!("{program} --router-policy=random --worker-urls http://a:1"));
+        // S3.1
+        assert_eq!(table["policies"]["slots"]["aggregated"]["native"].as_str(), Some("random"), "{program}");
+    }
+}
+
+#[test]
+fn s3_values_that_the_router_would_refuse_are_refused() {
+    for (line, part) in [
+        ("--port x", "argument 1: --port: `x` is not a whole number"),
+        ("--port 70000", "`70000` is not a port"),
+        ("--port", "argument 1: --port needs a value"),
+        ("--mini-lb=1", "--mini-lb takes no value"),
+        ("rm -rf /", "`rm` is not a flag"),
+        ("--port 1 2", "argument 3: `2` is not a flag"),
+        ("--cache-threshold 2 --worker-urls http://a:1", "`2` is not between 0 and 1"),
+        ("--cache-threshold inf --worker-urls http://a:1", "`inf` is not a number"),
+        ("--worker-urls a:1", "worker `a:1`: expected http://"),
+        ("--prefill http://a:1 x", "`x` is not a bootstrap port"),
+        ("--kv-event-source tcp://a", "expected WORKER_URL=ENDPOINT"),
+        ("--control-plane-api-keys a:b", "expected ID:NAME:ROLE:KEY"),
+        ("--retry-max-retries -1", "is not a number of attempts"),
+    ] {
+        let refused = refused(line);
+        // S3.4
+        assert!(refused.contains(part), "{line}: {refused}");
+    }
+    let many = vec!["--selector".to_owned(); 20_001];
+    // S1.6
+    assert!(import(Flavor::Vllm, &many).unwrap_err().to_string().contains("at most 20000 arguments"));
+    let long = vec![format!("--selector={}", "x".repeat(1 << 20))];
+    // S1.6
+    assert!(import(Flavor::Vllm, &long).unwrap_err().to_string().contains("at most"));
+    assert_eq!(Place::Argument(3).to_string(), "argument 3");
+}
+
+#[test]
+fn s3_kubernetes_selectors_become_sources() {
+    let line = "--service-discovery --selector app=a tier=b --service-discovery-port 8000";
+    let (table, report) = imported(Flavor::Vllm, line);
+    let source = &table["discovery"]["kubernetes"][0];
+    // S3.1
+    assert_eq!(source["selector"].as_str(), Some("app=a,tier=b"));
+    assert_eq!((source["port"].as_str(), source["namespace"].as_str()), (Some("8000"), Some("default")));
+    assert!(report.contains("All namespaces are not watched"), "{report}");
+    let line = "--service-discovery --pd-disaggregation --prefill-selector r=p --decode-selector r=d";
+    let (table, _) = imported(Flavor::Sglang, line);
+    let roles: Vec<_> = table["discovery"]["kubernetes"].as_array().unwrap().iter().collect();
+    // S3.1
+    assert_eq!(roles[0]["defaults"]["role"].as_str(), Some("prefill"));
+    assert_eq!(roles[1]["name"].as_str(), Some("decode"));
+    let (_, report) = imported(Flavor::Vllm, "--service-discovery");
+    // S3.4
+    assert!(report.contains("--service-discovery -> no selector"), "{report}");
+}
+
+#[test]
+fn s3_kv_events_join_their_workers() {
+    let line = "--worker-urls http://a:1 http://b:1 --kv-event-source http://a:1=tcp://a:5,tcp://a:6 \
+                --kv-event-source http://b:1=tcp://b:5,tcp://b:7 --kv-event-source http://c:1=tcp://c:5";
+    let (table, report) = imported(Flavor::Vllm, line);
+    // S3.1
+    assert_eq!(table["workers"][0]["kv_events"].as_str(), Some("tcp://a:5"));
+    assert!(table["workers"][1].get("kv_events").is_none());
+    // S3.4
+    assert!(
+        report.contains("have to follow each other") && report.contains("no worker has the url `http://c:1`")
+    );
+}

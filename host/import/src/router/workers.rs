@@ -1,0 +1,228 @@
+//! Workers that the command line names.
+
+use std::collections::BTreeSet;
+
+use anyhow::bail;
+
+use super::{Import, arguments::Given};
+use crate::{
+    draft::Section,
+    report::{Kind, plain},
+};
+
+/// Port of the bootstrap server of vLLM's Mooncake connector.
+const MOONCAKE_PORT: u16 = 8_998;
+
+/// One worker.
+struct Worker<'a> {
+    url: &'a str,
+    role: &'static str,
+    bootstrap_port: Option<u16>,
+}
+
+/// Keys that all workers have in common.
+struct Common {
+    engine: &'static str,
+    transport: Option<&'static str>,
+    ranks: i64,
+    model: Option<String>,
+    block_size: Option<i64>,
+    api_key: Option<String>,
+}
+
+impl<'a> Import<'a> {
+    /// Writes all workers.
+    pub(super) fn workers(&mut self) -> anyhow::Result<()> {
+        let common = self.common()?;
+        let mut known = BTreeSet::new();
+        for given in self.line.all("worker-urls") {
+            let workers =
+                given.values.iter().map(|url| Worker { url, role: "aggregated", bootstrap_port: None });
+            self.add(given, workers.collect(), &common, &mut known)?;
+        }
+        for given in self.line.all("prefill") {
+            let bootstrap_port = self.bootstrap_port(given, &common)?;
+            let worker = Worker { url: given.value(), role: "prefill", bootstrap_port };
+            self.add(given, vec![worker], &common, &mut known)?;
+        }
+        for given in self.line.all("decode") {
+            let worker = Worker { url: given.value(), role: "decode", bootstrap_port: None };
+            self.add(given, vec![worker], &common, &mut known)?;
+        }
+        self.events(&known)?;
+        for given in
+            ["vllm-pd-disaggregation", "pd-disaggregation"].iter().filter_map(|flag| self.line.last(flag))
+        {
+            self.tell(given, Kind::Translated, "the roles prefill and decode of the workers");
+        }
+        Ok(())
+    }
+
+    fn common(&mut self) -> anyhow::Result<Common> {
+        let transport = self.line.last("kv-connector");
+        let splits_vllm = self.engine == "vllm" && self.splits();
+        let transport = match transport.map(|given| (given, given.value())) {
+            None if splits_vllm => Some("nixl"),
+            None => None,
+            Some((given, "nixl")) => {
+                self.tell(given, Kind::Translated, "transport = \"nixl\"");
+                Some("nixl")
+            }
+            Some((given, "mooncake")) => {
+                self.tell(given, Kind::Translated, "transport = \"mooncake\"");
+                Some("mooncake")
+            }
+            Some((given, _)) => {
+                let ours = "this connector is not spoken: nixl, mooncake and p2p_nccl are";
+                self.tell(given, Kind::Missing, ours);
+                None
+            }
+        };
+        let (ranks, _, given) = self.number("intra-node-data-parallel-size", 1)?;
+        if let Some(given) = given {
+            self.tell(given, Kind::Translated, "dp_size of each worker");
+        }
+        let model = self.line.last("kv-event-model");
+        if let Some(given) = model {
+            self.tell(given, Kind::Translated, "models of each worker");
+        }
+        let size = self.line.last("kv-event-block-size").or_else(|| self.line.last("block-size"));
+        let mut block_size = None;
+        if let Some(given) = size {
+            let tokens = self.number(&given.name, 16)?.0;
+            self.draft.set("routing", "block_size", tokens, format!("--{}", given.name));
+            self.tell(given, Kind::Translated, "block_size of each worker, and routing.block_size");
+            block_size = Some(tokens);
+        }
+        let key = self.line.last("api-key");
+        if let Some(given) = key {
+            let ours = "api_key of each worker, in plain text: better { file = \"PATH\" } or { env = \
+                        \"NAME\" }. Clients need no key: see [[auth.keys]]";
+            self.tell(given, Kind::Approximated, ours);
+        }
+        Ok(Common {
+            engine: self.engine,
+            transport,
+            ranks,
+            model: model.map(|given| given.value().to_owned()),
+            block_size,
+            api_key: key.map(|given| given.value().to_owned()),
+        })
+    }
+
+    fn add(
+        &mut self,
+        given: &Given,
+        workers: Vec<Worker<'a>>,
+        common: &Common,
+        known: &mut BTreeSet<&'a str>,
+    ) -> anyhow::Result<()> {
+        let mut refused = Vec::new();
+        for worker in &workers {
+            let url = worker.url.trim_end_matches('/');
+            if url.starts_with("grpc://") {
+                refused.push(format!("{}: engines are called over HTTP", plain(url)));
+            } else if !url.starts_with("http://") && !url.starts_with("https://") {
+                bail!("{}: worker `{}`: expected http://HOST:PORT", given.place, plain(url));
+            } else if !known.insert(url) {
+                refused.push(format!("{}: it is there already", plain(url)));
+            } else {
+                let source = format!("--{}, {}", given.name, given.place);
+                worker.write(url, common, self.draft.element("workers", source));
+            }
+        }
+        if refused.is_empty() {
+            let count = workers.len();
+            self.tell(given, Kind::Translated, format!("{count} of [[workers]]"));
+        } else {
+            self.tell(given, Kind::Missing, format!("left out: {}", refused.join("; ")));
+        }
+        Ok(())
+    }
+
+    fn bootstrap_port(&mut self, given: &Given, common: &Common) -> anyhow::Result<Option<u16>> {
+        let given_port = match given.values.get(1).map(String::as_str) {
+            None => None,
+            Some(port) if port.eq_ignore_ascii_case("none") => None,
+            Some(port) => match port.parse() {
+                Ok(port) => Some(port),
+                Err(_) => bail!("{}: --prefill: `{}` is not a bootstrap port", given.place, plain(port)),
+            },
+        };
+        Ok(match common.transport {
+            Some("mooncake") => given_port.or(Some(MOONCAKE_PORT)),
+            // vLLM's other connectors have no bootstrap server.
+            Some(_) => None,
+            None => given_port,
+        })
+    }
+
+    /// Adds the addresses of KV events to the workers.
+    fn events(&mut self, known: &BTreeSet<&'a str>) -> anyhow::Result<()> {
+        for (flag, key) in [
+            ("pd-kv-events", "kv_events"),
+            ("kv-event-source", "kv_events"),
+            ("kv-event-replay-source", "kv_replay"),
+        ] {
+            for given in self.line.all(flag) {
+                let Some((url, endpoints)) = given.value().split_once('=') else {
+                    bail!("{}: --{flag}: expected WORKER_URL=ENDPOINT", given.place)
+                };
+                let url = url.trim_end_matches('/');
+                let first = endpoints.split(',').next().unwrap_or_default();
+                if !known.contains(url) {
+                    self.tell(given, Kind::Missing, format!("no worker has the url `{}`", plain(url)));
+                } else if !are_consecutive(endpoints) {
+                    let ours = format!("{key} of a worker: the ports of its ranks have to follow each other");
+                    self.tell(given, Kind::Missing, ours);
+                } else {
+                    let source = format!("--{flag}, {}", given.place);
+                    self.draft.of_element("workers", "url", url, |worker| {
+                        worker.set(key, first, source);
+                    });
+                    self.tell(given, Kind::Translated, format!("{key} of the worker"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Worker<'_> {
+    fn write(&self, url: &str, common: &Common, section: &mut Section) {
+        section.set("role", self.role, "").set("engine", common.engine, "").set("url", url, "");
+        if let Some(port) = self.bootstrap_port {
+            section.set("bootstrap_port", i64::from(port), "");
+        }
+        if let Some(transport) = common.transport {
+            section.set("transport", transport, "");
+        }
+        if common.ranks > 1 {
+            section.set("dp_size", common.ranks, "--intra-node-data-parallel-size");
+        }
+        if let Some(model) = &common.model {
+            section.set("models", vec![model.as_str()], "--kv-event-model");
+        }
+        if let Some(tokens) = common.block_size {
+            section.set("block_size", tokens, "");
+        }
+        if let Some(key) = &common.api_key {
+            section.set("api_key", key.as_str(), "--api-key");
+        }
+    }
+}
+
+/// Whether the ports of `tcp://HOST:PORT,…` rise by one from rank to rank, on one host.
+fn are_consecutive(endpoints: &str) -> bool {
+    let parts = endpoints.split(',').map(|endpoint| {
+        let (host, port) = endpoint.rsplit_once(':')?;
+        Some((host, port.parse::<u16>().ok()?))
+    });
+    let parts: Option<Vec<_>> = parts.collect();
+    parts.is_some_and(|parts| {
+        let follows = |(host, port): &(&str, u16), (next_host, next): &(&str, u16)| {
+            host == next_host && port.checked_add(1) == Some(*next)
+        };
+        parts.iter().zip(parts.iter().skip(1)).all(|(one, next)| follows(one, next))
+    })
+}
