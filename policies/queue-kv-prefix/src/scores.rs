@@ -1,5 +1,5 @@
-//! Scores in [0, 1], higher is better, and the cost that combines them. Knows columns of numbers, no facts and
-//! no calls.
+//! Scores in [0, 1], higher is better, and the cost that combines them. Knows columns of numbers, no facts
+//! and no calls.
 //!
 //! The passes over columns have no branches, so that the compiler uses SIMD.
 
