@@ -6,12 +6,11 @@ use pointsman_sim::core::{BatchEngine, BatchLimits, CacheChange, StepTime};
 use pointsman_workers::{
     DpRank, Health, Registry, Role, SpecError, Worker, WorkerId, WorkerSpec,
     events::{Batch, KvEvent, Stored, Tier},
-    probe::HealthChecks,
 };
 use tokio::time::Duration;
 
 use crate::{
-    fleet::Fleet,
+    fleet::{EngineGroup, Fleet},
     prepared::block_token_ids,
     trace::{Trace, TraceRequest},
 };
@@ -22,7 +21,6 @@ pub(crate) const MODEL: &str = "model";
 /// One engine.
 pub(crate) struct Engine {
     pub(crate) core: BatchEngine,
-    pub(crate) worker: Arc<Worker>,
     /// Time of a request between its arrival and the scheduler's queue.
     pub(crate) request_overhead: Duration,
     /// When the link to other engines is free again, from the start of the run.
@@ -35,19 +33,40 @@ pub(crate) struct Engine {
     pub(crate) incarnation: u32,
     /// Outages that last now; they may overlap.
     pub(crate) outages: u32,
-    pub(crate) checks: HealthChecks,
     pub(crate) last_check: Option<Duration>,
     pub(crate) next_check: Option<Duration>,
     /// Load figures that could not be read, in a row.
     pub(crate) load_failures: u32,
 }
 
-/// Builds the engines of a fleet and registers their workers, healthy and with their capacity.
-pub(crate) fn build(fleet: &Fleet, registry: &Registry) -> Result<Vec<Engine>, SpecError> {
-    let mut engines = Vec::new();
+/// Builds the engines of a fleet.
+pub(crate) fn build(fleet: &Fleet) -> Vec<Engine> {
+    let engine = |group: &EngineGroup| {
+        let (limits, step_time) = (group.limits(fleet.block_tokens), group.step_time());
+        Engine {
+            core: BatchEngine::new(limits, step_time),
+            request_overhead: group.request_overhead(),
+            link_free: Duration::ZERO,
+            limits,
+            step_time,
+            step_ends: None,
+            incarnation: 0,
+            outages: 0,
+            last_check: None,
+            next_check: None,
+            load_failures: 0,
+        }
+    };
+    let groups = fleet.engines.iter();
+    groups.flat_map(|group| (0..group.count).map(move |_| engine(group))).collect()
+}
+
+/// Registers the engines of a fleet with a gateway, healthy and with their capacity.
+pub(crate) fn register(fleet: &Fleet, registry: &Registry) -> Result<Vec<Arc<Worker>>, SpecError> {
+    let mut workers = Vec::new();
     for group in &fleet.engines {
         for _ in 0..group.count {
-            let id = engines.len() + 1;
+            let id = workers.len() + 1;
             let role = match group.role {
                 Role::Prefill => "prefill",
                 Role::Decode => "decode",
@@ -61,30 +80,20 @@ pub(crate) fn build(fleet: &Fleet, registry: &Registry) -> Result<Vec<Engine>, S
             ))?;
             let worker = registry.upsert(spec);
             worker.set_health(Health::Healthy);
-            let (limits, step_time) = (group.limits(fleet.block_tokens), group.step_time());
-            engines.push(Engine {
-                core: BatchEngine::new(limits, step_time),
-                worker,
-                request_overhead: group.request_overhead(),
-                link_free: Duration::ZERO,
-                limits,
-                step_time,
-                step_ends: None,
-                incarnation: 0,
-                outages: 0,
-                checks: HealthChecks::default(),
-                last_check: None,
-                next_check: None,
-                load_failures: 0,
-            });
+            workers.push(worker);
         }
     }
-    Ok(engines)
+    Ok(workers)
 }
 
 /// Returns the position of the engine that a worker id names.
 pub(crate) fn position(worker: WorkerId) -> usize {
     usize::try_from(worker.0).unwrap_or(usize::MAX).wrapping_sub(1)
+}
+
+/// Returns the worker id of the engine at a position.
+pub(crate) fn id(place: usize) -> WorkerId {
+    WorkerId(place as u64 + 1)
 }
 
 /// The rank of an engine: each has one.

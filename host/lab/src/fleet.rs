@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 mod routing;
 
-pub use routing::{Outage, Probe, Queue, Routing};
+pub use routing::{GatewayGroup, Outage, Probe, Queue, Routing};
 
 /// Longest transfer, seconds.
 const MAX_TRANSFER_S: f64 = 86_400.0;
@@ -40,6 +40,8 @@ pub struct Fleet {
     pub queue: Queue,
     /// How workers are probed, as in the daemon's configuration.
     pub probe: Probe,
+    /// The gateways.
+    pub gateways: GatewayGroup,
     /// Engines that go away for a time.
     pub outages: Vec<Outage>,
 }
@@ -156,6 +158,7 @@ impl Default for Fleet {
             routing: Routing::default(),
             queue: Queue::default(),
             probe: Probe::default(),
+            gateways: GatewayGroup::default(),
             outages: Vec::new(),
         }
     }
@@ -320,6 +323,7 @@ impl Fleet {
             self.routing.problems(),
             self.queue.problems(),
             self.probe.problems(),
+            self.gateways.problems(),
             routing::problems_of_outages(&self.outages, u64::from(self.count())),
         ];
         problems.extend(routing.into_iter().flatten());

@@ -7,7 +7,9 @@
 //! paused clock of a tokio runtime. Only engines and links are models ([`pointsman_sim::core`]).
 
 pub use arm::{Arm, ArmError};
-pub use fleet::{EngineGroup, Fleet, FleetError, Links, Outage, Probe, Queue, Routing, StepTimeSpec};
+pub use fleet::{
+    EngineGroup, Fleet, FleetError, GatewayGroup, Links, Outage, Probe, Queue, Routing, StepTimeSpec,
+};
 pub use max_load::{ArmMaxLoad, MaxLoad, max_load};
 pub use monitor::Monitor;
 pub use outcome::{Ended, Outcome};

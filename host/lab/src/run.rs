@@ -7,19 +7,17 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap},
-    sync::Arc,
 };
 
-use pointsman_orchestration::{AdmissionQueue, QueueRules, Sessions, SplitRules};
-use pointsman_routing::{BatchedLearning, BusyRules, OnFailure, Router, RouterConfig, SlotEvent};
+use pointsman_orchestration::SplitRules;
 use pointsman_sim::core::Token;
-use pointsman_workers::{IndexConfig, ModelName, PrefixIndex, Registry, Snapshot, SpecError};
+use pointsman_workers::{ModelName, SpecError};
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
-use tokio::{sync::mpsc::UnboundedReceiver, time::Duration};
+use tokio::time::Duration;
 
 use crate::{
     arm::{Arm, ArmError},
-    engines::{self, Engine, MODEL, RANK},
+    engines::{self, Engine, MODEL},
     fleet::{Fleet, FleetError},
     monitor::Monitor,
     outcome::Outcome,
@@ -31,6 +29,7 @@ mod draws;
 mod ending;
 mod event;
 mod flight;
+mod gateway;
 mod health;
 mod legs;
 mod oracle;
@@ -41,8 +40,8 @@ pub(crate) use draws::read as read_draws;
 pub use draws::{Draws, DrawsError, run_with_draws};
 use event::{Event, Planned};
 use flight::{Flight, followers};
+use gateway::Gateways;
 use health::Imbalance;
-use wake::WakeList;
 
 /// Bytes of the prefix index. A simulated fleet may be large, and its index is one of many.
 const INDEX_BYTES: usize = 1 << 30;
@@ -124,15 +123,9 @@ struct Lab<'a> {
     prepared: &'a [Prepared],
     options: RunOptions,
     monitor: &'a Monitor,
-    router: Router,
-    snapshot: Arc<Snapshot>,
+    gateways: Gateways,
     model: ModelName,
     split: SplitRules,
-    queue: Arc<AdmissionQueue>,
-    sessions: Sessions,
-    learning: BatchedLearning,
-    /// Failed calls of policies.
-    failures: UnboundedReceiver<SlotEvent>,
     /// Whether the arm is the oracle.
     oracle: bool,
     engines: Vec<Engine>,
@@ -148,8 +141,6 @@ struct Lab<'a> {
     /// Time to which the runtime's clock was moved.
     clock: Duration,
     flights: HashMap<usize, Flight>,
-    /// Requests that the queue may have woken.
-    woken: WakeList,
     outcomes: Vec<Option<Outcome>>,
     /// The next request of the same session, for each request that has one.
     follower: HashMap<usize, usize>,
@@ -203,34 +194,16 @@ impl<'a> Lab<'a> {
         options: RunOptions,
         monitor: &'a Monitor,
     ) -> Result<Self, RunError> {
-        let registry = Registry::default();
-        let engines = engines::build(fleet, &registry)?;
-        let index = Arc::new(PrefixIndex::synchronous(IndexConfig {
-            byte_budget: INDEX_BYTES,
-            block_size: fleet.block_tokens as usize,
-            ..IndexConfig::default()
-        }));
-        for engine in engines.iter().filter(|_| fleet.kv_events) {
-            index.set_live(engine.worker.id(), RANK, true);
-        }
-        let (slots, failures) = arm.slots()?;
-        let learning = BatchedLearning::new(slots.clone());
-        let router = Router::new(slots, index, RouterConfig::default(), OnFailure::Fallback)
-            .with_busy(BusyRules::new(fleet.routing.busy.clone(), []));
+        let engines = engines::build(fleet);
         let mut lab = Self {
             trace,
             fleet,
             prepared,
             options,
             monitor,
-            router,
-            snapshot: registry.snapshot(),
+            gateways: Gateways::new(arm, fleet, options.seed)?,
             model: ModelName::new(MODEL),
             split: fleet.routing.split_rules(),
-            queue: AdmissionQueue::new(QueueRules::waiting(fleet.queue.limit)),
-            sessions: Sessions::default(),
-            learning,
-            failures,
             oracle: arm.is_oracle(),
             smallest: smallest(&engines),
             engines,
@@ -241,7 +214,6 @@ impl<'a> Lab<'a> {
             now: Duration::ZERO,
             clock: Duration::ZERO,
             flights: HashMap::new(),
-            woken: WakeList::default(),
             outcomes: vec![None; trace.requests.len()],
             follower: followers(trace),
             tenants: HashMap::new(),
@@ -323,7 +295,7 @@ impl<'a> Lab<'a> {
             Event::Leaves(engine) => self.leave(engine),
             Event::Returns(engine) => self.come_back(engine),
             Event::Check(engine) => self.check(engine),
-            Event::Learn => self.learn(),
+            Event::Learn(gateway) => self.learn(gateway),
         }
     }
 

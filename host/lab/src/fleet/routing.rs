@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 const MAX_S: f64 = 31_622_400.0;
 /// Limit of the number of outages.
 const MAX_OUTAGES: usize = 10_000;
+/// Limit of the number of gateways. Each has a prefix index of its own.
+const MAX_GATEWAYS: u32 = 64;
 
 /// `[routing]`: as in the daemon's configuration, and the handoff that its engines would determine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +46,14 @@ pub struct Queue {
     /// How long a request may wait.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
+}
+
+/// `[gateways]`: the gateways between clients and engines. A load balancer spreads the requests at random.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GatewayGroup {
+    /// Number of gateways.
+    pub count: u32,
 }
 
 /// `[probe]`: how workers are probed.
@@ -89,6 +99,13 @@ impl Default for Queue {
     }
 }
 
+impl Default for GatewayGroup {
+    /// One gateway.
+    fn default() -> Self {
+        Self { count: 1 }
+    }
+}
+
 impl Default for Probe {
     /// The daemon's default.
     fn default() -> Self {
@@ -121,6 +138,16 @@ impl Queue {
     pub(super) fn problems(&self) -> Vec<Problem> {
         let long = self.timeout.as_secs_f64() > MAX_S;
         long.then(|| too_long("queue.timeout", self.timeout)).into_iter().collect()
+    }
+}
+
+impl GatewayGroup {
+    /// Returns what is wrong with the values.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let within = (1..=MAX_GATEWAYS).contains(&self.count);
+        let problem =
+            || Problem::new("gateways.count", format!("{} is not within 1 to {MAX_GATEWAYS}", self.count));
+        (!within).then(problem).into_iter().collect()
     }
 }
 

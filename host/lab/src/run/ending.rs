@@ -1,13 +1,13 @@
 //! The end of a request: its outcome, what policies learn from it, and the next request of its session.
 
 use pointsman_routing::{
-    BatchedLearning, DecisionSource, Failure, Moment, NativeMode, ObservedOutcome, Program, Receipt, SlotKind,
+    BatchedLearning, DecisionSource, Failure, Moment, ObservedOutcome, Receipt, SlotKind,
 };
 use pointsman_workers::Leg;
 use rand::RngExt as _;
 use tokio::time::Duration;
 
-use super::{Event, Lab, flight::Flight};
+use super::{Event, Lab, flight::Flight, gateway::Gateway};
 use crate::outcome::{Ended, Outcome};
 
 /// Calls over the limit of CPU time after which a run goes on without the policy. Each takes as long as the
@@ -65,7 +65,7 @@ impl Lab<'_> {
         if let Some(admission) = flight.admission.as_mut() {
             admission.used(u64::from(request.input_tokens), u64::from(flight.last_token.1));
         }
-        self.teach(&flight, ended);
+        self.teach(number, &flight, ended);
         self.close(number, outcome);
     }
 
@@ -90,14 +90,15 @@ impl Lab<'_> {
     }
 
     /// Queues the outcome for the policies that learn, as the gateway does.
-    fn teach(&mut self, flight: &Flight, ended: Ended) {
+    fn teach(&mut self, number: usize, flight: &Flight, ended: Ended) {
         let mut first = false;
         let source = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
         for (receipt, retried) in
             Receipt::with_retried(&flight.receipts).filter(|(receipt, _)| receipt.learns)
         {
             let observed = self.observed(flight, ended, receipt, retried);
-            first |= self.learning.submit(source(receipt.slot, receipt.lane), observed);
+            first |=
+                self.gateways.of_mut(number).learning.submit(source(receipt.slot, receipt.lane), observed);
         }
         // A decode override is judged by the leg that answered, or was to.
         let answering = flight.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
@@ -108,10 +109,12 @@ impl Lab<'_> {
                 by_policy: decided.by_policy,
                 ..self.observed(flight, ended, receipt, false)
             };
-            first |= self.learning.submit(source(SlotKind::DecodeOverride, decided.lane), observed);
+            let learning = &mut self.gateways.of_mut(number).learning;
+            first |= learning.submit(source(SlotKind::DecodeOverride, decided.lane), observed);
         }
         if first {
-            self.plan(self.now + BatchedLearning::DELAY, Event::Learn);
+            let gateway = self.gateways.place_of(number);
+            self.plan(self.now + BatchedLearning::DELAY, Event::Learn(gateway));
         }
     }
 
@@ -142,23 +145,26 @@ impl Lab<'_> {
         }
     }
 
-    /// Delivers outcomes to the policies that learn.
-    pub(super) fn learn(&mut self) {
+    /// Delivers outcomes to the policies of a gateway that learn.
+    pub(super) fn learn(&mut self, gateway: usize) {
         let (now_us, rng) = (self.now_us(), &mut self.rng);
-        self.learning.deliver(|| Moment { now_us, seed: rng.random() });
+        self.gateways.at_mut(gateway).learning.deliver(|| Moment { now_us, seed: rng.random() });
     }
 
     /// Goes on without a policy that exceeds its limit of CPU time again and again: a simulation has no
     /// policy manager that would roll it back.
     pub(super) fn withdraw_loops(&mut self) {
-        while let Ok(event) = self.failures.try_recv() {
-            self.timeouts += u32::from(event.failure == Failure::Timeout);
-            if self.timeouts == MAX_TIMEOUTS {
-                for slot in self.router.slots().iter() {
-                    slot.install(Program::Native(NativeMode::Kv));
-                }
-                self.withdrawn = true;
-            }
+        let failures =
+            self.gateways.iter_mut().flat_map(|gateway| std::iter::from_fn(|| gateway.next_failure()));
+        let timeouts = failures.filter(|event| event.failure == Failure::Timeout).count();
+        if timeouts == 0 {
+            return;
+        }
+        let before = self.timeouts;
+        self.timeouts = before.saturating_add(u32::try_from(timeouts).unwrap_or(u32::MAX));
+        if before < MAX_TIMEOUTS && self.timeouts >= MAX_TIMEOUTS {
+            self.gateways.iter().for_each(Gateway::withdraw);
+            self.withdrawn = true;
         }
     }
 }

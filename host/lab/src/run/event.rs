@@ -29,8 +29,8 @@ pub(super) enum Event {
     Returns(usize),
     /// The health of an engine is checked.
     Check(usize),
-    /// Outcomes are delivered to policies.
-    Learn,
+    /// Outcomes are delivered to the policies of a gateway.
+    Learn(usize),
 }
 
 /// An event in the order of the loop.

@@ -9,7 +9,10 @@ use pointsman_workers::{
 use tokio::time::{Duration, Instant};
 
 use super::{Event, Lab};
-use crate::{engines::RANK, outcome::Ended};
+use crate::{
+    engines::{self, RANK},
+    outcome::Ended,
+};
 
 /// Samples of the imbalance that a result has at most.
 const MAX_SAMPLES: usize = 2_000;
@@ -96,10 +99,11 @@ impl Lab<'_> {
         self.steps += counts.steps;
         engine.core = BatchEngine::new(engine.limits, engine.step_time);
         engine.step_ends = None;
-        let id = engine.worker.id();
         if self.fleet.kv_events {
-            self.router.index().forget(id, RANK);
-            self.router.index().set_live(id, RANK, false);
+            for gateway in self.gateways.iter() {
+                gateway.router.index().forget(engines::id(place), RANK);
+                gateway.router.index().set_live(engines::id(place), RANK, false);
+            }
         }
         // The next check is the one of the regular interval.
         let interval = self.fleet.probe.interval;
@@ -197,15 +201,19 @@ impl Lab<'_> {
         }
         (engine.last_check, engine.next_check) = (Some(self.now), None);
         if engine.outages == 0 {
-            engine.checks.passed(&engine.worker);
             engine.load_failures = 0;
-            if self.fleet.kv_events {
-                self.router.index().set_live(engine.worker.id(), RANK, true);
+            for watched in self.gateways.watched(place) {
+                watched.checks.passed(&watched.worker);
+            }
+            for gateway in self.gateways.iter().filter(|_| self.fleet.kv_events) {
+                gateway.router.index().set_live(engines::id(place), RANK, true);
             }
             return;
         }
-        engine.checks.requested(&engine.worker);
-        engine.checks.failed(&engine.worker);
+        for watched in self.gateways.watched(place) {
+            watched.checks.requested(&watched.worker);
+            watched.checks.failed(&watched.worker);
+        }
         self.plan_check(place, self.now + self.fleet.probe.interval);
     }
 
@@ -213,23 +221,20 @@ impl Lab<'_> {
     #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
     pub(super) fn read_loads(&mut self, age: Duration) {
         let (mut most, mut all) = (0, 0);
-        for engine in &mut self.engines {
+        for (place, engine) in self.engines.iter_mut().enumerate() {
             if engine.outages > 0 {
                 engine.load_failures += 1;
                 if engine.load_failures >= MAX_LOAD_FAILURES {
-                    engine.worker.set_engine_load(None);
+                    self.gateways.watched(place).for_each(|watched| watched.worker.set_engine_load(None));
                 }
                 continue;
             }
             let (running, waiting) = engine.core.sequences();
             most = most.max(running + waiting);
             all += u64::from(running + waiting);
-            engine.worker.set_engine_load(Some(EngineLoad {
-                running,
-                waiting,
-                kv_usage: engine.core.kv_usage() as f32,
-                read_at: Instant::now() - age,
-            }));
+            let kv_usage = engine.core.kv_usage() as f32;
+            let load = EngineLoad { running, waiting, kv_usage, read_at: Instant::now() - age };
+            self.gateways.watched(place).for_each(|watched| watched.worker.set_engine_load(Some(load)));
         }
         if all > 0 {
             let value = f64::from(most) * self.engines.len() as f64 / all as f64;

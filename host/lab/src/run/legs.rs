@@ -53,7 +53,7 @@ impl Lab<'_> {
         if !self.engines.get(self.smallest).is_some_and(fits) {
             return self.refuse(number, Ended::TooLarge);
         }
-        match self.plan_request(&routing_request) {
+        match self.plan_request(number, &routing_request) {
             Err(ended) => self.refuse(number, ended),
             Ok(plan) => {
                 let legs = Legs::new(plan.shape, self.split.retry_policy);
@@ -68,19 +68,21 @@ impl Lab<'_> {
     }
 
     /// Decides between one worker and two.
-    fn plan_request(&mut self, request: &RoutingRequest) -> Result<RequestPlan, Ended> {
-        let local = !self.snapshot.pool(&self.model, Leg::Aggregated).is_empty();
+    fn plan_request(&mut self, number: usize, request: &RoutingRequest) -> Result<RequestPlan, Ended> {
+        let snapshot = &self.gateways.of(number).snapshot;
+        let local = !snapshot.pool(&self.model, Leg::Aggregated).is_empty();
         let enforce_disagg = self.split.enforce_disagg;
         let splittable = Splittable { enforce_disagg, pins_prefill: false, local };
         let plan = |shape| RequestPlan { shape, planned: None, decode_override: None, fell_back: false };
-        if pair_that_is_up(&self.snapshot, &self.model).is_none() {
+        if pair_that_is_up(snapshot, &self.model).is_none() {
             return match splittable.without_pair() {
                 Ok(shape) => Ok(plan(shape)),
                 Err(NoPair::Enforced | NoPair::NoWorker) => Err(Ended::NoWorker),
             };
         }
         let seed = self.rng.random();
-        let decided = self.router.plan(&self.query(request, Leg::Decode, seed), Purpose::Route);
+        let query = self.query(number, request, Leg::Decode, seed);
+        let decided = self.gateways.of(number).router.plan(&query, Purpose::Route);
         if let Some(reason) = decided.fallback {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
         }
@@ -101,16 +103,17 @@ impl Lab<'_> {
         })
     }
 
-    fn query<'q>(&'q self, request: &'q RoutingRequest, leg: Leg, seed: u64) -> Query<'q> {
+    fn query<'q>(&'q self, number: usize, request: &'q RoutingRequest, leg: Leg, seed: u64) -> Query<'q> {
+        let gateway = self.gateways.of(number);
         let affinity = request.session_hash.filter(|_| !self.fleet.routing.session_affinity.is_zero());
         Query {
-            snapshot: &self.snapshot,
+            snapshot: &gateway.snapshot,
             model: &self.model,
             leg,
             attempt: 0,
             request,
             pin: None,
-            session: affinity.and_then(|session| self.sessions.get(session, leg)),
+            session: affinity.and_then(|session| gateway.sessions.get(session, leg)),
             planned: None,
             tried: &[],
             other_leg: None,
@@ -166,7 +169,7 @@ impl Lab<'_> {
     pub(super) fn route(&mut self, number: usize, leg: Leg, place: Option<Queued>) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
-            queue: &self.queue,
+            queue: &self.gateways.of(number).queue,
             entrant: entrant(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
@@ -197,13 +200,14 @@ impl Lab<'_> {
             tried: flight.attempts.tried(),
             other_leg: flight.other_leg(leg),
             queue_us: u32::try_from(flight.attempts.queued().as_micros()).unwrap_or(u32::MAX),
-            ..self.query(&flight.request, leg, seed)
+            ..self.query(number, &flight.request, leg, seed)
         };
+        let router = &self.gateways.of(number).router;
         let (over, fallback) = match leg {
-            Leg::Decode => self.router.decode_config(&query, Purpose::Route),
+            Leg::Decode => router.decode_config(&query, Purpose::Route),
             _ => (RouterConfigOverride::default(), None),
         };
-        let routed = self.router.route(&query, &over);
+        let routed = router.route(&query, &over);
         if let Some(reason) = fallback {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
         }
@@ -223,7 +227,7 @@ impl Lab<'_> {
     fn not_routed(&mut self, number: usize, leg: Leg, error: &RouteError, place: Option<Queued>) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
-            queue: &self.queue,
+            queue: &self.gateways.of(number).queue,
             entrant: entrant(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
@@ -310,7 +314,7 @@ impl Lab<'_> {
     pub(super) fn free(&mut self, number: usize, leg: Leg) {
         let run = self.flights.get_mut(&number).and_then(|flight| flight.leg(leg).as_mut());
         if run.and_then(|run| run.booking.take()).is_some() {
-            self.queue.wake();
+            self.gateways.of(number).queue.wake();
         }
     }
 
@@ -320,7 +324,7 @@ impl Lab<'_> {
         let Some(flight) = self.flights.get(&number).filter(|_| !ttl.is_zero()) else { return };
         let run = if leg == Leg::Prefill { &flight.prefill } else { &flight.decode };
         if let (Some(session), Some(run)) = (flight.request.session_hash, run) {
-            self.sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
+            self.gateways.of(number).sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
         }
     }
 
@@ -333,7 +337,7 @@ impl Lab<'_> {
         flight.waits += 1;
         let waits = flight.waits;
         if woken.is_some() {
-            self.woken.push(number);
+            self.gateways.of(number).woken.push(number);
         }
         flight.woken = woken;
         self.plan(self.now + left, Event::Retry(number, waits));

@@ -24,8 +24,9 @@ impl Lab<'_> {
     pub(super) fn earliest(&self, number: usize, leg: Leg) -> Option<WorkerId> {
         let (request, flight) = (self.trace.requests.get(number)?, self.flights.get(&number)?);
         let tried = flight.attempts.tried();
-        let pool = self.snapshot.pool(&self.model, leg);
-        let thresholds = self.router.busy().of(&self.model, leg);
+        let gateway = self.gateways.of(number);
+        let pool = gateway.snapshot.pool(&self.model, leg);
+        let thresholds = gateway.router.busy().of(&self.model, leg);
         let candidates = pool.iter().filter(|candidate| {
             candidate.ineligible().is_none()
                 && thresholds.exceeded(candidate).is_none()

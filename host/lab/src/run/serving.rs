@@ -103,8 +103,12 @@ impl Lab<'_> {
     pub(super) fn apply_events(&self, place: usize, incarnation: u32, batch: Batch) {
         let Some(engine) = self.engines.get(place) else { return };
         if engine.incarnation == incarnation {
+            let (first, others) = self.gateways.split();
+            for gateway in others {
+                let _ = gateway.router.index().events(engines::id(place), RANK, batch.clone());
+            }
             // A synchronous index has no queue that could be full.
-            let _ = self.router.index().events(engine.worker.id(), RANK, batch);
+            let _ = first.router.index().events(engines::id(place), RANK, batch);
         }
     }
 

@@ -42,10 +42,14 @@ impl WakeList {
 }
 
 impl Lab<'_> {
+    fn next_woken(&self) -> Option<usize> {
+        self.gateways.iter().find_map(|gateway| gateway.woken.pop())
+    }
+
     /// Routes the requests in the queue whose turn has come.
     pub(super) fn resume_woken(&mut self) {
-        while let Some(number) = self.woken.pop() {
-            let waker = self.woken.waker(number);
+        while let Some(number) = self.next_woken() {
+            let waker = self.gateways.of(number).woken.waker(number);
             let woken = self.flights.get_mut(&number).and_then(|flight| flight.woken.as_mut());
             if let Some(woken) = woken
                 && let Poll::Ready(()) = woken.as_mut().poll(&mut Context::from_waker(&waker))
