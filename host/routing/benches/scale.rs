@@ -1,7 +1,12 @@
 //! Unit costs of docs/scale.md: a native decision among up to 10,000 candidates, and the memory that a worker
 //! takes in the registry.
 
-#![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    missing_docs,
+    reason = "a bench; criterion's macros write undocumented items"
+)]
 
 use std::{hint::black_box, sync::Arc};
 
@@ -11,12 +16,14 @@ use pointsman_routing::{
     RoutingRequest, Slot, SlotSet, Slots, facts::Wants,
 };
 use pointsman_workers::{
-    DpRank, Health, IndexConfig, Leg, ModelName, Prefix, PrefixIndex, Registry, Salt, WorkerId, WorkerSpec,
+    DpRank, Health, IndexConfig, Leg, ModelName, Overlaps, Prefix, PrefixIndex, Registry, Salt, WorkerId,
+    WorkerSpec,
     events::{Batch, KvEvent, Stored},
 };
 
 const BLOCK: usize = 16;
-const SIZES: [u64; 3] = [1_024, 4_096, 10_000];
+const LARGEST: u64 = 10_000;
+const SIZES: [u64; 4] = [1_024, 4_096, 8_000, LARGEST];
 
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -68,17 +75,20 @@ fn bench(c: &mut Criterion) {
     };
     let mut group = c.benchmark_group("scale");
     group.sample_size(30);
+    // First of all: later ones reuse memory that was freed.
+    let before = resident_bytes();
+    let registry = fleet(LARGEST);
+    println!("registry: {} bytes for each worker", resident_bytes().saturating_sub(before) / LARGEST);
+    drop(registry);
     for workers in SIZES {
-        let before = resident_bytes();
         let registry = fleet(workers);
-        let each = resident_bytes().saturating_sub(before) / workers;
-        println!("registry with {workers} workers: {each} bytes each");
         let (snapshot, model, index) = (registry.snapshot(), ModelName::new("m"), index(workers, &tokens));
         let (events, _) = tokio::sync::mpsc::unbounded_channel();
         let program = Program::Native(NativeMode::Kv);
         let slots = SlotSet::build(|kind| Slot::new(kind, None, program.clone(), events.clone()));
-        let router = Router::new(Slots::new(slots, []), index, RouterConfig::default(), OnFailure::Fallback)
-            .recording(Decisions::new(10_000, 32 << 20, Wants::default()));
+        let router =
+            Router::new(Slots::new(slots, []), index.clone(), RouterConfig::default(), OnFailure::Fallback)
+                .recording(Decisions::new(10_000, 32 << 20, Wants::default()));
         let query = Query {
             snapshot: &snapshot,
             model: &model,
@@ -97,6 +107,10 @@ fn bench(c: &mut Criterion) {
             now_us: 0,
             request_id: Some("0123456789abcdef0123456789abcdef"),
         };
+        let mut found = Overlaps::default();
+        group.bench_function(BenchmarkId::new("index lookup", workers), |b| {
+            b.iter(|| index.matches(black_box(request.prefix.hashes()), &mut found));
+        });
         let over = RouterConfigOverride::default();
         group.bench_function(BenchmarkId::new("native decision", workers), |b| {
             b.iter(|| black_box(router.route(&query, &over).unwrap()));

@@ -48,6 +48,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-embedded-policies",
             "pointsman-orchestration",
             "pointsman-policy-runtime",
+            "pointsman-replicas",
             "pointsman-routing",
             "pointsman-sim",
             "pointsman-workers",

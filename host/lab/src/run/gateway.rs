@@ -1,4 +1,5 @@
-//! The gateways of a run. Each routes its share of the requests with what it knows itself; engines are shared.
+//! The gateways of a run. Each routes its share of the requests with what it knows itself. They share the
+//! engines.
 
 use std::sync::Arc;
 
