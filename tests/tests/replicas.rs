@@ -198,6 +198,26 @@ async fn q3_a_partition_is_noticed_and_heals() {
     until_remote(&two, 0).await;
 }
 
+#[tokio::test]
+async fn q6_a_session_bound_at_one_gateway_is_bound_at_the_others() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    let two = second(&one, replicas("two", &nats.url())).await;
+    until_peers(&one, 1).await;
+    until_peers(&two, 1).await;
+    let body = json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hi" }] });
+    let headers = [("x-session-id", "s1")];
+    let sent = one.client.post("/v1/chat/completions", &headers, body.to_string()).await.unwrap();
+    assert_eq!(sent.status, 200);
+    let bound = |status: &Value| status["live"]["session_bindings"] == 1;
+    // Q6.1
+    until(&two, "/status", "bound", bound).await;
+    // A gateway that joins later learns it, too.
+    let three = second(&one, replicas("three", &nats.url())).await;
+    // Q6.1
+    until(&three, "/status", "bound", bound).await;
+}
+
 /// Publishes raw bytes as any client of the server can.
 async fn publish(nats: &Nats, subject: &str, payloads: &[Vec<u8>]) {
     let mut stream = TcpStream::connect(("127.0.0.1", nats.port)).await.unwrap();

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use ::http::HeaderValue;
-use pointsman_orchestration::{AdmissionQueue, Sessions};
+use pointsman_orchestration::AdmissionQueue;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
@@ -357,7 +357,6 @@ fn build(
         settings: Settings::new(fixed.block_size, reloadable),
         tokens: Arc::new(tokens),
         registry,
-        replicas,
         fleet,
         leases,
         learning: Arc::new(Learning::start(router.slots().clone())?),
@@ -374,7 +373,8 @@ fn build(
         http2_requests: Budget::new(reloadable.limits.http2_requests),
         realtime: Budget::new(reloadable.limits.realtime_connections),
         body_bytes: Budget::new(reloadable.limits.body_bytes_in_flight),
-        sessions: Arc::new(Sessions::default()),
+        sessions: replicas.sessions(),
+        replicas,
         quarantine: Arc::default(),
         tenants: Arc::default(),
         decision_stats: Arc::new(DecisionStats::new(router.slots())),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use pointsman_orchestration::{SessionChange, Sessions};
 use pointsman_replicas::{Credentials, Exchange, MAX_NAME, ReplicasConfig, Status, TlsFiles};
 use pointsman_workers::{Journal, JournalEntry, PrefixIndex, Registry};
 use serde_json::{Value, json};
@@ -16,6 +17,8 @@ use crate::{config, telemetry::exposition::ReplicaFigures};
 
 /// Most changed bookings that wait for the next batch.
 const JOURNAL_LENGTH: usize = 65_536;
+/// Most changes of sessions that wait for the next batch.
+const SESSION_QUEUE: usize = 16_384;
 
 /// The exchange with other gateways; without settings there is none.
 #[derive(Clone, Debug, Default)]
@@ -25,8 +28,9 @@ pub(crate) struct Replicas(Option<Arc<Parts>>);
 struct Parts {
     status: Arc<Status>,
     journal: Arc<Journal>,
+    sessions: Arc<Sessions>,
     /// Until the exchange starts.
-    changed: Mutex<Option<Receiver<Arc<JournalEntry>>>>,
+    changed: Mutex<Option<(Receiver<Arc<JournalEntry>>, Receiver<SessionChange>)>>,
 }
 
 impl Replicas {
@@ -36,12 +40,23 @@ impl Replicas {
             return Self(None);
         }
         let (journal, changed) = Journal::new(JOURNAL_LENGTH);
-        Self(Some(Arc::new(Parts { status: Arc::default(), journal, changed: Mutex::new(Some(changed)) })))
+        let (sessions, bound) = Sessions::shared(SESSION_QUEUE);
+        Self(Some(Arc::new(Parts {
+            status: Arc::default(),
+            journal,
+            sessions: Arc::new(sessions),
+            changed: Mutex::new(Some((changed, bound))),
+        })))
     }
 
     /// Returns where bookings are noted for the others.
     pub(crate) fn journal(&self) -> Option<Arc<Journal>> {
         Some(self.0.as_ref()?.journal.clone())
+    }
+
+    /// Returns the bindings of sessions, which others are told of.
+    pub(crate) fn sessions(&self) -> Arc<Sessions> {
+        self.0.as_ref().map(|parts| parts.sessions.clone()).unwrap_or_default()
     }
 
     /// Starts the exchange on a thread of its own, until `stop`. `address`: that of the clients' listener.
@@ -54,16 +69,19 @@ impl Replicas {
         alive: &TaskTracker,
     ) -> std::io::Result<()> {
         let Some(parts) = &self.0 else { return Ok(()) };
-        let Some(changed) = parts.changed.lock().take() else { return Ok(()) };
+        let Some((changed, bound)) = parts.changed.lock().take() else { return Ok(()) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let incarnation = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
         let (journal, status) = ((parts.journal.clone(), changed), parts.status.clone());
+        let sessions = (parts.sessions.clone(), bound);
         let config = exchange_config(settings, block_size, address);
         let alive = alive.token();
         std::thread::Builder::new().name("pointsman-replicas".to_owned()).spawn(move || {
             runtime.block_on(async {
-                Exchange::new(config, journal, incarnation, registry, index, status).run(stop).await;
+                Exchange::new(config, journal, sessions, incarnation, registry, index, status)
+                    .run(stop)
+                    .await;
             });
             drop(alive);
         })?;
@@ -107,6 +125,7 @@ impl Replicas {
             over_limit: counters.over_limit.load(Relaxed),
             unsent: counters.unsent.load(Relaxed),
             journal_full: parts.journal.lost(),
+            sessions_full: parts.sessions.untold(),
             expired: counters.expired.load(Relaxed),
             disconnects: counters.disconnects.load(Relaxed),
         }

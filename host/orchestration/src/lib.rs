@@ -13,7 +13,7 @@ pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};
 pub use legs::{
     Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, PrefillTraits, RetryPolicy, Shape,
 };
-pub use sessions::Sessions;
+pub use sessions::{CLOSED_FOR, SessionChange, Sessions, Stamp};
 pub use split::{NoPair, SplitRules, Splittable, is_up, pair_that_is_up};
 
 mod admission_queue;

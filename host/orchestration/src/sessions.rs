@@ -2,6 +2,9 @@
 //!
 //! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
 //! is routed again, and the new dispatch replaces the binding.
+//!
+//! Gateways of a fleet may tell each other their bindings. The last writer wins: a binding has a [`Stamp`],
+//! and a change with an older one is ignored.
 
 use std::collections::HashMap;
 
@@ -10,19 +13,30 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
+mod shared;
+
+use shared::Sharing;
+pub use shared::{CLOSED_FOR, SessionChange, Stamp};
+
 /// Limit of bindings. Above it, the quarter that expires first is evicted.
 const MAX_SESSIONS: usize = 100_000;
+/// The legs of a session.
+const LEGS: [Leg; 3] = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
 
 /// The bindings.
 #[derive(Debug, Default)]
 pub struct Sessions {
     bound: Mutex<HashMap<(u64, Leg), Binding>>,
+    /// `None`: no other gateway is told.
+    sharing: Option<Sharing>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Binding {
-    candidate: CandidateId,
+    /// `None`: the session was closed. Such an entry keeps an older binding of another gateway away.
+    candidate: Option<CandidateId>,
     until: Instant,
+    stamp: Stamp,
 }
 
 impl Sessions {
@@ -30,24 +44,20 @@ impl Sessions {
     #[must_use]
     pub fn get(&self, session: u64, leg: Leg) -> Option<CandidateId> {
         let bound = self.bound.lock();
-        bound
-            .get(&(session, leg))
-            .filter(|binding| binding.until > Instant::now())
-            .map(|binding| binding.candidate)
+        bound.get(&(session, leg)).filter(|binding| binding.until > Instant::now())?.candidate
     }
 
     /// Binds a session's leg, or extends its binding, for `ttl` from now.
     pub fn bind(&self, session: u64, leg: Leg, candidate: CandidateId, ttl: Duration) {
         let now = Instant::now();
         let mut bound = self.bound.lock();
-        bound.insert((session, leg), Binding { candidate, until: now + ttl });
-        if bound.len() > MAX_SESSIONS {
-            // Evicts the quarter of the bindings that expire first: a sweep reads all of them, so it must be
-            // rare.
-            let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
-            let (_, quarter, _) = ends.select_nth_unstable(MAX_SESSIONS / 4);
-            let from = (*quarter).max(now);
-            bound.retain(|_, binding| binding.until > from);
+        let known = bound.get(&(session, leg)).map(|binding| binding.stamp);
+        let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(known)).unwrap_or_default();
+        bound.insert((session, leg), Binding { candidate: Some(candidate), until: now + ttl, stamp });
+        limit(&mut bound, now);
+        drop(bound);
+        if let Some(sharing) = &self.sharing {
+            sharing.tell(SessionChange { session, leg, candidate: Some(candidate), ttl, stamp });
         }
     }
 
@@ -60,9 +70,31 @@ impl Sessions {
     /// Ends a session's bindings.
     pub fn close(&self, session: u64) {
         let mut bound = self.bound.lock();
-        for leg in [Leg::Aggregated, Leg::Prefill, Leg::Decode] {
-            bound.remove(&(session, leg));
+        let Some(sharing) = &self.sharing else {
+            for leg in LEGS {
+                bound.remove(&(session, leg));
+            }
+            return;
+        };
+        let now = Instant::now();
+        for leg in LEGS {
+            let known = bound.get(&(session, leg)).map(|binding| binding.stamp);
+            let (stamp, ttl) = (sharing.stamp(known), shared::CLOSED_FOR);
+            bound.insert((session, leg), Binding { candidate: None, until: now + ttl, stamp });
+            sharing.tell(SessionChange { session, leg, candidate: None, ttl, stamp });
         }
+        limit(&mut bound, now);
+    }
+}
+
+/// Evicts the quarter of the bindings that expire first, when there are too many: a sweep reads all of them,
+/// so it must be rare.
+fn limit(bound: &mut HashMap<(u64, Leg), Binding>, now: Instant) {
+    if bound.len() > MAX_SESSIONS {
+        let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
+        let (_, quarter, _) = ends.select_nth_unstable(MAX_SESSIONS / 4);
+        let from = (*quarter).max(now);
+        bound.retain(|_, binding| binding.until > from);
     }
 }
 

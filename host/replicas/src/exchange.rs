@@ -10,6 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use pointsman_orchestration::{SessionChange, Sessions};
 use pointsman_workers::{Journal, JournalEntry, LogLimit, PrefixIndex, Registry};
 use rand::RngExt as _;
 use tokio::{sync::watch, time::Instant};
@@ -18,10 +19,11 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::ReplicasConfig,
     outbox::Outbox,
-    peers::{Effect, PeerLimits, Peers, Refused},
+    peers::{Effect, PeerLimits, Peers, Refused, writer_of},
     status::{Status, StatusView},
 };
 
+mod bound;
 mod connect;
 mod link;
 
@@ -47,6 +49,8 @@ const BYE_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct Exchange {
     config: ReplicasConfig,
     journal: Arc<Journal>,
+    sessions: Arc<Sessions>,
+    session_changes: Receiver<SessionChange>,
     outbox: Outbox,
     peers: Peers,
     registry: Arc<Registry>,
@@ -73,6 +77,9 @@ struct Times {
     backoff: Duration,
     /// Whether a snapshot has to be sent soon.
     snapshot_due: bool,
+    /// Whether the next snapshot has the bindings of sessions, too: another gateway asked, or the connection
+    /// is new.
+    sessions_due: bool,
 }
 
 impl std::fmt::Debug for Exchange {
@@ -87,6 +94,7 @@ impl Exchange {
     pub fn new(
         config: ReplicasConfig,
         (journal, changed): (Arc<Journal>, Receiver<Arc<JournalEntry>>),
+        (sessions, session_changes): (Arc<Sessions>, Receiver<SessionChange>),
         incarnation: u64,
         registry: Arc<Registry>,
         index: Arc<PrefixIndex>,
@@ -94,6 +102,7 @@ impl Exchange {
     ) -> Self {
         let lease_ms = u64::try_from(config.lease.as_millis()).unwrap_or(u64::MAX);
         let name: Arc<str> = config.name.as_str().into();
+        sessions.set_writer(writer_of(&name));
         let now = Instant::now();
         let times = Times {
             sent: now,
@@ -102,12 +111,15 @@ impl Exchange {
             connected: now,
             backoff: BACKOFF.0,
             snapshot_due: false,
+            sessions_due: true,
         };
         Self {
             outbox: Outbox::new(changed, incarnation, lease_ms, config.block_size),
             peers: Peers::new((name, incarnation), config.block_size, LIMITS, status.counters.clone()),
             config,
             journal,
+            sessions,
+            session_changes,
             registry,
             index,
             status,
@@ -167,6 +179,7 @@ impl Exchange {
         self.waiting_bytes = 0;
         let now = Instant::now();
         self.times.connected = now;
+        self.times.sessions_due = true;
         let ask = self.outbox.ask("");
         self.enqueue(vec![ask]);
         self.send(now);
@@ -218,7 +231,15 @@ impl Exchange {
 
     fn on_effect(&mut self, effect: Effect, now: Instant) {
         match effect {
-            Effect::Asked => self.times.snapshot_due = true,
+            Effect::Asked => {
+                self.times.snapshot_due = true;
+                self.times.sessions_due = true;
+                return;
+            }
+            Effect::Session(change) => {
+                self.sessions.apply(change);
+                return;
+            }
             Effect::Sent { worker, rank, prefix } => {
                 self.index.record(worker, rank, prefix.hashes(), now);
                 return;
@@ -246,7 +267,8 @@ impl Exchange {
             self.times.snapshot_due = true;
         }
         if matches!(self.link, Link::Up(_)) {
-            let messages = self.outbox.batch();
+            let sessions = bound::take(&self.session_changes, &self.registry);
+            let messages = self.outbox.batch(sessions);
             self.enqueue(messages);
             for peer in self.peers.to_ask(now) {
                 let ask = self.outbox.ask(&peer);
@@ -263,7 +285,8 @@ impl Exchange {
             }
             self.send(now);
         } else {
-            self.outbox.skip();
+            let sessions = bound::take(&self.session_changes, &self.registry);
+            self.outbox.skip(sessions);
         }
         if now.saturating_duration_since(self.times.view) >= VIEW_INTERVAL {
             self.show(now);
@@ -279,7 +302,8 @@ impl Exchange {
         self.times.snapshot = now;
         self.times.snapshot_due = false;
         self.status.counters.snapshots.fetch_add(1, Relaxed);
-        let messages = self.outbox.snapshot();
+        let sessions = std::mem::take(&mut self.times.sessions_due);
+        let messages = self.outbox.snapshot(sessions);
         self.enqueue(messages);
         self.send(now);
     }
@@ -338,7 +362,7 @@ impl Exchange {
 
     /// Tells the others that this gateway stops, so that they need not wait for its lease.
     async fn say_bye(mut self) {
-        let messages = self.outbox.batch();
+        let messages = self.outbox.batch(Vec::new());
         self.enqueue(messages);
         let bye = self.outbox.bye();
         self.enqueue(vec![bye]);

@@ -13,7 +13,7 @@
 pub use config::{Credentials, ReplicasConfig, TlsFiles};
 pub use exchange::Exchange;
 pub use names::{MAX_NAME, is_name};
-pub use outbox::Outbox;
+pub use outbox::{NamedSession, Outbox};
 pub use peers::{Effect, PeerLimits, Peers, Refused};
 pub use status::{Counters, PeerStatus, Status, StatusView};
 pub use wire::{Entry, Kind, Message, WireError};

@@ -9,12 +9,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use pointsman_workers::{BlockHash, JournalEntry, LoadValues};
+use pointsman_orchestration::SessionChange;
+use pointsman_workers::{BlockHash, DpRank, JournalEntry, Leg, LoadValues, WorkerKey};
+use tokio::time::Instant;
 
 use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
 
 /// Most changed bookings of one batch; the others follow with the next one.
 const MAX_CHANGES: usize = 65_536;
+/// Most bindings of sessions that a gateway which joins is told.
+const MAX_SESSIONS: usize = 50_000;
 /// Room of a header in a message.
 const HEADER_BYTES: usize = 128;
 
@@ -23,11 +27,23 @@ const HEADER_BYTES: usize = 128;
 pub struct Outbox {
     changed: Receiver<Arc<JournalEntry>>,
     live: HashMap<u64, Live>,
+    sessions: HashMap<(u64, Leg), LiveSession>,
     header: Header,
     /// Number of the next snapshot.
     snapshot: u32,
     /// Most bytes of a message.
     limit: usize,
+}
+
+/// A change of a session with the names of its worker, unless it was closed.
+pub type NamedSession = (SessionChange, Option<(WorkerKey, DpRank)>);
+
+/// The newest change of a session here.
+#[derive(Clone, Copy, Debug)]
+struct LiveSession {
+    change: SessionChange,
+    worker: Option<(WorkerKey, DpRank)>,
+    until: Instant,
 }
 
 /// A booking that has not ended.
@@ -47,7 +63,14 @@ impl Outbox {
         block_size: u32,
     ) -> Self {
         let header = Header { incarnation, sequence: 1, lease_ms, block_size };
-        Self { changed, live: HashMap::new(), header, snapshot: 0, limit: 256 * 1024 }
+        Self {
+            changed,
+            live: HashMap::new(),
+            sessions: HashMap::new(),
+            header,
+            snapshot: 0,
+            limit: 256 * 1024,
+        }
     }
 
     /// Sets the most bytes that the server takes in a message.
@@ -61,14 +84,22 @@ impl Outbox {
         self.live.len()
     }
 
-    /// Returns messages with the bookings that changed since the last call. None if nothing changed.
-    pub fn batch(&mut self) -> Vec<Bytes> {
+    /// Returns messages with the bookings that changed since the last call, and with `sessions`. None if
+    /// nothing changed.
+    pub fn batch(&mut self, sessions: Vec<NamedSession>) -> Vec<Bytes> {
         let mut messages = Vec::new();
         let mut open: Option<MessageWriter> = None;
+        let mut sessions = sessions.into_iter();
         for _ in 0..MAX_CHANGES {
-            let Ok(entry) = self.changed.try_recv() else { break };
-            entry.take();
-            let Some(change) = self.change(entry) else { continue };
+            let change = if let Some((change, worker)) = sessions.next() {
+                Some(self.bind(change, worker))
+            } else if let Ok(entry) = self.changed.try_recv() {
+                entry.take();
+                self.change(entry)
+            } else {
+                break;
+            };
+            let Some(change) = change else { continue };
             let hashes = change.hashes(self.max_hashes());
             let full = open.as_ref().is_some_and(|open| !open.has_room(hashes.len(), self.limit));
             if full {
@@ -82,12 +113,25 @@ impl Outbox {
     }
 
     /// Takes changes without telling anybody, while there is no connection.
-    pub fn skip(&mut self) {
+    pub fn skip(&mut self, sessions: Vec<NamedSession>) {
+        for (change, worker) in sessions {
+            let _ = self.bind(change, worker);
+        }
         for _ in 0..MAX_CHANGES {
             let Ok(entry) = self.changed.try_recv() else { break };
             entry.take();
             let _ = self.change(entry);
         }
+    }
+
+    /// Notes a change of a session. Returns what to tell.
+    fn bind(&mut self, change: SessionChange, worker: Option<(WorkerKey, DpRank)>) -> Change {
+        let live = LiveSession { change, worker, until: Instant::now() + change.ttl };
+        let key = (change.session, change.leg);
+        if self.sessions.len() < MAX_SESSIONS || self.sessions.contains_key(&key) {
+            self.sessions.insert(key, live);
+        }
+        Change::Session(live)
     }
 
     /// Updates the table. Returns what to tell.
@@ -104,12 +148,15 @@ impl Outbox {
         Some(Change::Add(entry, values))
     }
 
-    /// Returns the messages of a snapshot: every booking that has not ended.
-    pub fn snapshot(&mut self) -> Vec<Bytes> {
+    /// Returns the messages of a snapshot: every booking that has not ended. With `sessions`, also the newest
+    /// bindings of sessions that hold.
+    pub fn snapshot(&mut self, sessions: bool) -> Vec<Bytes> {
         // Ends that found the journal full are noticed here.
         self.live.retain(|_, live| !live.entry.ended());
+        let now = Instant::now();
+        self.sessions.retain(|_, live| live.until > now);
         let max_hashes = self.max_hashes();
-        let changes: Vec<Change> = self
+        let mut changes: Vec<Change> = self
             .live
             .values_mut()
             .map(|live| {
@@ -117,6 +164,9 @@ impl Outbox {
                 Change::Add(live.entry.clone(), live.told)
             })
             .collect();
+        if sessions {
+            changes.extend(self.sessions.values().map(|live| Change::Session(live.left(now))));
+        }
         let mut parts: Vec<&[Change]> = Vec::new();
         let mut rest = changes.as_slice();
         loop {
@@ -175,6 +225,15 @@ enum Change {
     Add(Arc<JournalEntry>, LoadValues),
     Update(u64, LoadValues),
     Free(u64),
+    Session(LiveSession),
+}
+
+impl LiveSession {
+    /// Returns the change with the time that it still holds.
+    fn left(mut self, now: Instant) -> Self {
+        self.change.ttl = self.until.saturating_duration_since(now);
+        self
+    }
 }
 
 impl Change {
@@ -182,7 +241,7 @@ impl Change {
     fn hashes(&self, most: usize) -> &[BlockHash] {
         match self {
             Self::Add(entry, _) => first(entry, most),
-            Self::Update(..) | Self::Free(_) => &[],
+            Self::Update(..) | Self::Free(_) | Self::Session(_) => &[],
         }
     }
 
@@ -191,6 +250,10 @@ impl Change {
             Self::Add(entry, values) => writer.add(entry, hashes, *values),
             Self::Update(id, values) => writer.update(*id, *values),
             Self::Free(id) => writer.free(*id),
+            Self::Session(live) => match live.worker {
+                Some((worker, rank)) => writer.bind(&live.change, worker, rank),
+                None => writer.close(&live.change),
+            },
         }
     }
 }

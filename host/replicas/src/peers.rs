@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use pointsman_workers::{DpRank, Prefix, Snapshot, WorkerId};
+use pointsman_orchestration::SessionChange;
+use pointsman_workers::{DpRank, Prefix, Snapshot, WorkerId, name_hash};
 use tokio::time::Instant;
 
 use crate::{
@@ -76,6 +77,8 @@ pub enum Effect {
         /// Blocks of the prompt.
         prefix: Prefix,
     },
+    /// A session was bound or closed.
+    Session(SessionChange),
 }
 
 /// Why a message is not used.
@@ -158,6 +161,7 @@ impl Peers {
                 limits: self.limits,
                 block_size: self.block_size,
                 counters: &self.counters,
+                writer: writer_of(&name),
                 effects: &mut effects,
             };
             peer.apply(message, &mut table);
@@ -254,6 +258,11 @@ impl Peers {
             self.hashes = self.hashes.saturating_sub(peer.hashes());
         }
     }
+}
+
+/// Returns a gateway as the writer of bindings.
+pub(crate) fn writer_of(name: &str) -> u64 {
+    name_hash(name.as_bytes(), 0)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{BlockHash, DpRank, LoadValues, Prefix, WorkerId, WorkerKey};
+use pointsman_workers::{BlockHash, DpRank, Leg, LoadValues, Prefix, WorkerId, WorkerKey};
 
 mod reader;
 mod writer;
@@ -37,6 +37,8 @@ const BYE: u8 = 3;
 const ADD: u8 = 1;
 const UPDATE: u8 = 2;
 const FREE: u8 = 3;
+const BIND: u8 = 4;
+const CLOSE: u8 = 5;
 
 const SHARES_BLOCKS: u8 = 1;
 const SPARSE: u8 = 2;
@@ -109,6 +111,30 @@ pub enum Entry {
     Free {
         /// Id of the booking.
         id: u64,
+    },
+    /// A session was bound to a worker.
+    Bind {
+        /// The session.
+        session: u64,
+        /// The leg.
+        leg: Leg,
+        /// Names of the worker.
+        worker: WorkerKey,
+        /// Rank of the worker.
+        rank: DpRank,
+        /// How long the binding holds, in milliseconds.
+        ttl_ms: u64,
+        /// When it was made, in microseconds of the sender's clock.
+        at_us: u64,
+    },
+    /// A session was closed.
+    Close {
+        /// The session.
+        session: u64,
+        /// The leg.
+        leg: Leg,
+        /// When it was closed, in microseconds of the sender's clock.
+        at_us: u64,
     },
 }
 
@@ -201,8 +227,28 @@ impl Entry {
             }
             UPDATE => Ok(Self::Update { id: reader.number()?, values: decode_values(reader)? }),
             FREE => Ok(Self::Free { id: reader.number()? }),
+            BIND => {
+                let (session, at_us) = (reader.word()?, reader.word()?);
+                let leg = decode_leg(reader)?;
+                let (id, url) = (WorkerId(reader.word()?), reader.word()?);
+                let (rank, ttl_ms) = (DpRank(reader.small("rank")?), reader.number()?);
+                Ok(Self::Bind { session, leg, worker: WorkerKey { id, url }, rank, ttl_ms, at_us })
+            }
+            CLOSE => {
+                let (session, at_us) = (reader.word()?, reader.word()?);
+                Ok(Self::Close { session, leg: decode_leg(reader)?, at_us })
+            }
             value => Err(WireError::Unknown { what: "entry", value }),
         }
+    }
+}
+
+fn decode_leg(reader: &mut Reader<'_>) -> Result<Leg, WireError> {
+    match reader.byte()? {
+        0 => Ok(Leg::Aggregated),
+        1 => Ok(Leg::Prefill),
+        2 => Ok(Leg::Decode),
+        value => Err(WireError::Unknown { what: "leg", value }),
     }
 }
 

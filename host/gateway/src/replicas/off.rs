@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use pointsman_orchestration::Sessions;
 use pointsman_workers::{Journal, PrefixIndex, Registry};
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -19,6 +20,10 @@ impl Replicas {
 
     pub(crate) fn journal(&self) -> Option<Arc<Journal>> {
         None
+    }
+
+    pub(crate) fn sessions(&self) -> Arc<Sessions> {
+        Arc::default()
     }
 
     pub(crate) fn start(

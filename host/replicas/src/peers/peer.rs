@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use pointsman_orchestration::{CLOSED_FOR, SessionChange, Stamp};
 use pointsman_workers::{DpRank, LoadValues, Prefix, RemoteBooking, WorkerKey};
 use tokio::time::Instant;
 
@@ -71,6 +72,8 @@ pub(super) struct Table<'a> {
     pub(super) limits: PeerLimits,
     pub(super) block_size: u32,
     pub(super) counters: &'a Counters,
+    /// The sender as the writer of bindings.
+    pub(super) writer: u64,
     pub(super) effects: &'a mut Vec<Effect>,
 }
 
@@ -168,6 +171,20 @@ impl Peer {
                 self.update(id, values);
             }
             Entry::Free { id } => self.end(id, table.hashes),
+            Entry::Bind { session, leg, worker, rank, ttl_ms, at_us } => {
+                // A binding to a worker that this gateway does not have would bind to nothing.
+                if let Some(worker) = table.workers.find(worker) {
+                    let candidate = Some((worker.id(), rank));
+                    let (ttl, stamp) = (Duration::from_millis(ttl_ms), Stamp { at_us, writer: table.writer });
+                    let change = SessionChange { session, leg, candidate, ttl, stamp };
+                    table.effects.push(Effect::Session(change));
+                }
+            }
+            Entry::Close { session, leg, at_us } => {
+                let (ttl, stamp) = (CLOSED_FOR, Stamp { at_us, writer: table.writer });
+                let change = SessionChange { session, leg, candidate: None, ttl, stamp };
+                table.effects.push(Effect::Session(change));
+            }
         }
     }
 

@@ -1,8 +1,9 @@
 use std::sync::mpsc::Receiver;
 
+use pointsman_orchestration::{SessionChange, Stamp};
 use pointsman_workers::{
     BlockHash, Booking, BookingRequest, Candidate, Journal, JournalEntry, Leg, ModelName, Registry,
-    WorkerSpec,
+    WorkerKey, WorkerSpec,
 };
 use proptest::prelude::*;
 
@@ -108,7 +109,7 @@ impl Reader {
 fn q1_load_of_another_gateway_counts_in_the_facts_of_a_rank() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1, 2]));
     let mut booking = sender.book(1, &[1, 2, 3], true);
-    assert_eq!(reader.receive(sender.outbox.batch())[0], Effect::Joined("a".into()));
+    assert_eq!(reader.receive(sender.outbox.batch(Vec::new()))[0], Effect::Joined("a".into()));
     let load = candidates(&reader.registry)[1].load().remote();
     assert_eq!((load.active_requests, load.active_prefill_tokens, load.decode_blocks), (1, 80, 4));
     let (candidate, own) = (candidates(&reader.registry)[1].clone(), sender.book(1, &[], false));
@@ -121,11 +122,11 @@ fn q1_load_of_another_gateway_counts_in_the_facts_of_a_rank() {
     drop(own);
     booking.prefill_done();
     booking.output_tokens(40);
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     // 140 tokens are 9 blocks.
     assert_eq!(reader.loads()[1], (1, 0, 9));
     drop(booking);
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     assert_eq!(reader.loads(), [(0, 0, 0); 4]);
 }
 
@@ -137,7 +138,7 @@ fn q1_a_worker_is_found_by_its_url_and_otherwise_by_its_id() {
     reader.registry.apply(vec![renamed, moved], &[]);
     reader.peers.set_workers(&reader.registry.snapshot());
     let _bookings = [sender.book(0, &[], false), sender.book(2, &[], false)];
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     // Q1.4
     assert_eq!(reader.loads(), [(1, 80, 1), (0, 0, 0), (1, 80, 1), (0, 0, 0)]);
 }
@@ -146,7 +147,7 @@ fn q1_a_worker_is_found_by_its_url_and_otherwise_by_its_id() {
 fn q1_bookings_of_an_unknown_worker_wait_until_it_is_registered() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1]));
     let _booking = sender.book(2, &[1], true);
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     // Q1.3
     assert_eq!((reader.loads(), reader.peers.status(reader.now)[0].unknown_worker), (vec![(0, 0, 0); 2], 1));
     reader.registry.apply(vec![spec(2)], &[]);
@@ -164,7 +165,7 @@ fn q1_blocks_of_another_size_are_counted_without_hashes() {
     reader.peers = Peers::new(("me".into(), 1), 64, LIMITS, reader.counters.clone());
     reader.peers.set_workers(&reader.registry.snapshot());
     let _bookings = [sender.book(0, &[1, 2, 3, 4, 5, 6, 7], true), sender.book(0, &[1, 2, 3], false)];
-    let effects = reader.receive(sender.outbox.batch());
+    let effects = reader.receive(sender.outbox.batch(Vec::new()));
     // 12 blocks of 16 tokens are 3 of 64.
     // Q1.6
     assert_eq!(reader.loads()[0], (2, 160, 3));
@@ -175,35 +176,62 @@ fn q1_blocks_of_another_size_are_counted_without_hashes() {
 fn q5_a_reader_learns_what_a_worker_was_sent_once() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1, 2]));
     let _booking = sender.book(3, &[1, 2], false);
-    let effects = reader.receive(sender.outbox.batch());
+    let effects = reader.receive(sender.outbox.batch(Vec::new()));
     let prefix: Prefix = [1, 2].map(BlockHash).to_vec().into();
     // Q5.1
     assert_eq!(effects[1], Effect::Sent { worker: WorkerId(2), rank: DpRank(1), prefix });
-    assert_eq!(reader.receive(sender.outbox.snapshot()), []);
+    assert_eq!(reader.receive(sender.outbox.snapshot(false)), []);
+}
+
+#[test]
+fn q6_bindings_reach_gateways_that_have_the_worker() {
+    let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[]));
+    let renamed = WorkerSpec { id: WorkerId(77), ..spec(1) };
+    reader.registry.apply(vec![renamed], &[]);
+    reader.peers.set_workers(&reader.registry.snapshot());
+    let stamp = Stamp { at_us: 12, writer: 99 };
+    let (leg, ttl) = (Leg::Decode, Duration::from_secs(60));
+    let change = |session, candidate| SessionChange { session, leg, candidate, ttl, stamp };
+    let named = |worker| Some((WorkerKey::of(&spec(worker)), DpRank(1)));
+    let told = vec![
+        (change(1, Some((WorkerId(1), DpRank(1)))), named(1)),
+        (change(2, Some((WorkerId(2), DpRank(1)))), named(2)),
+        (change(3, None), None),
+    ];
+    let mut effects = reader.receive(sender.outbox.batch(told));
+    effects.remove(0);
+    let stamp = Stamp { at_us: 12, writer: writer_of("a") };
+    let bound = SessionChange { candidate: Some((WorkerId(77), DpRank(1))), stamp, ..change(1, None) };
+    let closed = SessionChange { stamp, ..change(3, None) };
+    // Q6.1: the worker has another id here, and the other worker is unknown
+    assert_eq!(effects, [Effect::Session(bound), Effect::Session(closed)]);
+    let asked = reader.receive(sender.outbox.snapshot(true));
+    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert_eq!(reader.receive(sender.outbox.snapshot(false)), []);
 }
 
 #[test]
 fn q2_a_lost_message_is_repaired_by_the_next_snapshot() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1, 2]));
-    reader.receive(sender.outbox.snapshot());
+    reader.receive(sender.outbox.snapshot(false));
     assert_eq!(reader.peers.to_ask(reader.now), []);
     let (kept, ended) = (sender.book(0, &[1], true), sender.book(0, &[2], true));
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     drop(ended);
     let hidden = sender.book(3, &[3], true);
-    drop(sender.outbox.batch());
+    drop(sender.outbox.batch(Vec::new()));
     reader.receive(vec![sender.outbox.heartbeat()]);
     // The free was lost, and the new booking.
     assert_eq!((reader.loads()[0].0, reader.loads()[3].0), (2, 0));
     // Q2.1
     assert_eq!(reader.peers.to_ask(reader.now), ["a".into()]);
     assert_eq!(reader.peers.to_ask(reader.now), []);
-    reader.receive(sender.outbox.snapshot());
+    reader.receive(sender.outbox.snapshot(false));
     // Q2.1
     assert_eq!((reader.loads(), reader.peers.to_ask(reader.now + LEASE)), (sender.loads(), vec![]));
     assert_eq!(reader.counters.lost.load(Relaxed), 1);
     drop((kept, hidden));
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     assert_eq!(reader.loads(), [(0, 0, 0); 4]);
 }
 
@@ -211,7 +239,7 @@ fn q2_a_lost_message_is_repaired_by_the_next_snapshot() {
 fn q2_a_silent_gateway_is_forgotten_within_its_lease() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1, 2]));
     let _booking = sender.book(0, &[1], true);
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     assert_eq!(reader.peers.expire(reader.now + LEASE - Duration::from_millis(1)), []);
     assert_eq!(reader.loads()[0].0, 1);
     // Q2.2
@@ -223,7 +251,7 @@ fn q2_a_silent_gateway_is_forgotten_within_its_lease() {
 fn q2_the_bookings_of_a_restarted_gateway_end_with_its_first_message() {
     let (mut old, mut new, mut reader) = (Sender::new(5, 100), Sender::new(6, 100), Reader::new(&[1, 2]));
     let _booking = old.book(0, &[1], true);
-    reader.receive(old.outbox.batch());
+    reader.receive(old.outbox.batch(Vec::new()));
     // Q2.3
     assert_eq!(reader.receive(vec![new.outbox.heartbeat()]), [Effect::Restarted("a".into())]);
     assert_eq!((reader.loads(), reader.peers.hashes), (vec![(0, 0, 0); 4], 0));
@@ -235,7 +263,7 @@ fn q2_the_bookings_of_a_restarted_gateway_end_with_its_first_message() {
 fn q2_a_gateway_that_stops_is_forgotten_at_once() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1, 2]));
     let _booking = sender.book(0, &[1], true);
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     // Q2.4
     assert_eq!(reader.receive(vec![sender.outbox.bye()]), [Effect::Left("a".into())]);
     assert_eq!(reader.loads(), [(0, 0, 0); 4]);
@@ -256,14 +284,14 @@ fn q4_a_full_journal_delays_no_booking_and_loses_no_end() {
     let mut bookings: Vec<Booking> = (0..4).map(|which| sender.book(which, &[1], true)).collect();
     // Q4.4
     assert_eq!(sender.journal.lost(), 2);
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     // The next change tells a booking that was lost.
     bookings[3].prefill_done();
-    reader.receive(sender.outbox.batch());
+    reader.receive(sender.outbox.batch(Vec::new()));
     assert_eq!(reader.loads().iter().map(|load| load.0).collect::<Vec<_>>(), [1, 1, 0, 1]);
     bookings.clear();
-    reader.receive(sender.outbox.batch());
-    reader.receive(sender.outbox.snapshot());
+    reader.receive(sender.outbox.batch(Vec::new()));
+    reader.receive(sender.outbox.snapshot(false));
     // Q4.4
     assert_eq!((reader.loads(), sender.outbox.bookings()), (vec![(0, 0, 0); 4], 0));
 }
@@ -285,19 +313,19 @@ proptest! {
                 3 if !held.is_empty() => held[one].prefill_done(),
                 4 if !held.is_empty() => drop(held[one].output_tokens(prompt as u32 * 40)),
                 _ => {
-                    let messages = sender.outbox.batch();
+                    let messages = sender.outbox.batch(Vec::new());
                     if !lost {
                         reader.receive(messages);
                     }
                 }
             }
         }
-        reader.receive(sender.outbox.batch());
-        reader.receive(sender.outbox.snapshot());
+        reader.receive(sender.outbox.batch(Vec::new()));
+        reader.receive(sender.outbox.snapshot(false));
         // Q1.2
         prop_assert_eq!(reader.loads(), sender.loads());
         held.clear();
-        reader.receive(sender.outbox.batch());
+        reader.receive(sender.outbox.batch(Vec::new()));
         prop_assert_eq!(reader.loads(), vec![(0, 0, 0); 4]);
         prop_assert_eq!(reader.peers.hashes, 0);
     }

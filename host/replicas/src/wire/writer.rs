@@ -1,11 +1,12 @@
 //! Writes messages.
 
 use bytes::Bytes;
-use pointsman_workers::{BlockHash, JournalEntry, LoadValues};
+use pointsman_orchestration::SessionChange;
+use pointsman_workers::{BlockHash, DpRank, JournalEntry, Leg, LoadValues, WorkerKey};
 
 use super::{
-    ADD, ASK, BATCH, BYE, FREE, HAS_URL, Kind, MAX_ENTRIES, SHARES_BLOCKS, SNAPSHOT, SPARSE, UPDATE, VERSION,
-    bounded,
+    ADD, ASK, BATCH, BIND, BYE, CLOSE, FREE, HAS_URL, Kind, MAX_ENTRIES, SHARES_BLOCKS, SNAPSHOT, SPARSE,
+    UPDATE, VERSION, bounded,
 };
 use crate::names::MAX_NAME;
 
@@ -83,6 +84,32 @@ impl MessageWriter {
 
     pub(crate) fn free(&mut self, id: u64) {
         self.entry(FREE, id);
+    }
+
+    /// Writes a binding to a worker.
+    pub(crate) fn bind(&mut self, change: &SessionChange, worker: WorkerKey, rank: DpRank) {
+        self.session(BIND, change);
+        self.word(worker.id.0);
+        self.word(worker.url);
+        self.number(u64::from(rank.0));
+        self.number(u64::try_from(change.ttl.as_millis()).unwrap_or(u64::MAX));
+    }
+
+    /// Writes the end of a session.
+    pub(crate) fn close(&mut self, change: &SessionChange) {
+        self.session(CLOSE, change);
+    }
+
+    fn session(&mut self, tag: u8, change: &SessionChange) {
+        self.entries += 1;
+        self.bytes.push(tag);
+        self.word(change.session);
+        self.word(change.stamp.at_us);
+        self.bytes.push(match change.leg {
+            Leg::Aggregated => 0,
+            Leg::Prefill => 1,
+            Leg::Decode => 2,
+        });
     }
 
     pub(crate) fn finish(self) -> Bytes {

@@ -21,6 +21,7 @@ pub(crate) struct ReplicaFigures {
     pub(crate) over_limit: u64,
     pub(crate) unsent: u64,
     pub(crate) journal_full: u64,
+    pub(crate) sessions_full: u64,
     pub(crate) expired: u64,
     pub(crate) disconnects: u64,
 }
@@ -52,9 +53,10 @@ pub(super) fn encode(out: &mut Families<'_>, figures: &ReplicaFigures) -> fmt::R
         ("over_limit", figures.over_limit),
         ("unsent", figures.unsent),
         ("journal_full", figures.journal_full),
+        ("sessions_full", figures.sessions_full),
     ];
     let dropped = dropped.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
-    let help = "Number of messages (refused, unsent) and bookings (over_limit, journal_full) that were dropped, by reason";
+    let help = "Number of messages (refused, unsent), bookings (over_limit, journal_full) and bindings of sessions (sessions_full) that were dropped, by reason";
     out.counters("pointsman_replicas_dropped", help, dropped)?;
     let help = "Number of times that another gateway was forgotten because it was silent";
     out.counter("pointsman_replicas_expired", help, figures.expired)?;

@@ -1,0 +1,207 @@
+//! Bindings that gateways of a fleet tell each other.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use pointsman_routing::CandidateId;
+use pointsman_workers::Leg;
+use tokio::time::{Duration, Instant};
+
+use super::{Binding, Sessions, limit};
+
+/// How long the end of a session keeps older bindings away.
+pub const CLOSED_FOR: Duration = Duration::from_secs(60);
+/// How far the clock of another gateway may be ahead: a later stamp would win for ever.
+const MAX_AHEAD: Duration = Duration::from_secs(10);
+/// Longest time that another gateway may bind a session for.
+const MAX_TTL: Duration = Duration::from_secs(24 * 3_600);
+
+/// When and by whom a binding was made. The larger one wins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// Microseconds since 1970, on the writer's clock.
+    pub at_us: u64,
+    /// The gateway, as a hash of its name.
+    pub writer: u64,
+}
+
+/// A binding that was made, or its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionChange {
+    /// The session.
+    pub session: u64,
+    /// The leg.
+    pub leg: Leg,
+    /// The worker; `None`: the session was closed.
+    pub candidate: Option<CandidateId>,
+    /// How long it holds.
+    pub ttl: Duration,
+    /// When and by whom it was made.
+    pub stamp: Stamp,
+}
+
+/// Where changes go.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    queue: SyncSender<SessionChange>,
+    writer: Arc<AtomicU64>,
+    lost: AtomicU64,
+}
+
+impl Sharing {
+    /// Returns the stamp of a change now, which wins over what is known.
+    pub(super) fn stamp(&self, known: Option<Stamp>) -> Stamp {
+        let after = known.map_or(0, |known| known.at_us.saturating_add(1));
+        Stamp { at_us: now_us().max(after), writer: self.writer.load(Relaxed) }
+    }
+
+    /// Hands a change over. When the queue is full, the others do not learn of it before the next one.
+    pub(super) fn tell(&self, change: SessionChange) {
+        if self.queue.try_send(change).is_err() {
+            self.lost.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Sessions {
+    /// Creates bindings whose changes are put into a queue of this length.
+    #[must_use]
+    pub fn shared(length: usize) -> (Self, Receiver<SessionChange>) {
+        let (queue, changes) = sync_channel(length);
+        let sharing = Sharing { queue, writer: Arc::default(), lost: AtomicU64::new(0) };
+        (Self { sharing: Some(sharing), ..Self::default() }, changes)
+    }
+
+    /// Sets who makes changes here, as a hash of the gateway's name.
+    pub fn set_writer(&self, writer: u64) {
+        if let Some(sharing) = &self.sharing {
+            sharing.writer.store(writer, Relaxed);
+        }
+    }
+
+    /// Returns the number of changes that the others were not told, because the queue was full.
+    #[must_use]
+    pub fn untold(&self) -> u64 {
+        self.sharing.as_ref().map_or(0, |sharing| sharing.lost.load(Relaxed))
+    }
+
+    /// Applies a change of another gateway, unless a newer one is known.
+    pub fn apply(&self, change: SessionChange) {
+        let SessionChange { session, leg, candidate, ttl, mut stamp } = change;
+        let ahead = u64::try_from(MAX_AHEAD.as_micros()).unwrap_or(u64::MAX);
+        stamp.at_us = stamp.at_us.min(now_us().saturating_add(ahead));
+        let now = Instant::now();
+        let mut bound = self.bound.lock();
+        if bound.get(&(session, leg)).is_some_and(|known| known.until > now && known.stamp >= stamp) {
+            return;
+        }
+        bound.insert((session, leg), Binding { candidate, until: now + ttl.min(MAX_TTL), stamp });
+        limit(&mut bound, now);
+    }
+}
+
+fn now_us() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_workers::{DpRank, WorkerId};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(300);
+
+    fn changes(queue: &Receiver<SessionChange>) -> Vec<SessionChange> {
+        queue.try_iter().collect()
+    }
+
+    fn gateway(writer: u64) -> (Sessions, Receiver<SessionChange>) {
+        let (sessions, queue) = Sessions::shared(1_000);
+        sessions.set_writer(writer);
+        (sessions, queue)
+    }
+
+    #[test]
+    fn q6_a_binding_of_another_gateway_holds_here_and_its_end_too() {
+        let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
+        one.bind(7, Leg::Decode, (WorkerId(3), DpRank(1)), TTL);
+        changes(&queue).into_iter().for_each(|change| two.apply(change));
+        // Q6.1
+        assert_eq!(two.get(7, Leg::Decode), Some((WorkerId(3), DpRank(1))));
+        let late = SessionChange {
+            session: 7,
+            leg: Leg::Decode,
+            candidate: Some((WorkerId(9), DpRank(0))),
+            ttl: TTL,
+            stamp: Stamp { at_us: 1, writer: 3 },
+        };
+        one.close(7);
+        changes(&queue).into_iter().for_each(|change| two.apply(change));
+        two.apply(late);
+        // Q6.2
+        assert_eq!((one.get(7, Leg::Decode), two.get(7, Leg::Decode)), (None, None));
+    }
+
+    #[test]
+    fn q6_a_clock_that_is_ahead_wins_for_seconds_only() {
+        let (one, _queue) = gateway(1);
+        let ahead = Stamp { at_us: u64::MAX, writer: 3 };
+        let candidate = Some((WorkerId(9), DpRank(0)));
+        one.apply(SessionChange { session: 7, leg: Leg::Decode, candidate, ttl: TTL * 1_000, stamp: ahead });
+        let binding = *one.bound.lock().get(&(7, Leg::Decode)).unwrap();
+        // Q6.3
+        assert!(binding.stamp.at_us <= now_us() + 10_000_000);
+        assert!(binding.until <= Instant::now() + MAX_TTL);
+        // What is bound here is newer than what is known.
+        one.bind(7, Leg::Decode, (WorkerId(2), DpRank(0)), TTL);
+        assert_eq!(one.get(7, Leg::Decode), Some((WorkerId(2), DpRank(0))));
+    }
+
+    #[test]
+    fn q6_a_full_queue_delays_no_request() {
+        let (one, _queue) = Sessions::shared(2);
+        (0..5).for_each(|session| one.bind(session, Leg::Decode, (WorkerId(2), DpRank(0)), TTL));
+        // Q6.4
+        assert_eq!((one.untold(), one.bindings()), (3, 5));
+    }
+
+    proptest! {
+        #[test]
+        fn q6_gateways_agree_whatever_the_order_of_changes(
+            steps in proptest::collection::vec((0_usize..2, 0_u64..3, 0_u64..4), 1..30),
+            order in proptest::collection::vec(any::<prop::sample::Index>(), 100),
+        ) {
+            let gateways = [gateway(1), gateway(2)];
+            for (which, session, worker) in steps {
+                match worker {
+                    0 => gateways[which].0.close(session),
+                    worker => gateways[which].0.bind(session, Leg::Prefill, (WorkerId(worker), DpRank(0)), TTL),
+                }
+            }
+            let told = [changes(&gateways[0].1), changes(&gateways[1].1)];
+            for (which, mut told) in [(0, told[1].clone()), (1, told[0].clone())] {
+                for place in &order {
+                    if told.is_empty() {
+                        break;
+                    }
+                    gateways[which].0.apply(told.swap_remove(place.index(told.len())));
+                }
+                told.into_iter().for_each(|change| gateways[which].0.apply(change));
+            }
+            for session in 0..3 {
+                let bound = |which: usize| gateways[which].0.get(session, Leg::Prefill);
+                // Q6.2
+                prop_assert_eq!(bound(0), bound(1));
+            }
+        }
+    }
+}
