@@ -205,9 +205,10 @@ async fn q6_a_session_bound_at_one_gateway_is_bound_at_the_others() {
     let two = second(&one, replicas("two", &nats.url())).await;
     until_peers(&one, 1).await;
     until_peers(&two, 1).await;
-    let body = json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hi" }] });
-    let headers = [("x-session-id", "s1")];
-    let sent = one.client.post("/v1/chat/completions", &headers, body.to_string()).await.unwrap();
+    let control = json!({ "session_control": { "session_id": "s", "action": "bind" } });
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let body = json!({ "model": "tiny", "max_tokens": 2, "messages": messages, "nvext": control });
+    let sent = one.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
     assert_eq!(sent.status, 200);
     let bound = |status: &Value| status["live"]["session_bindings"] == 1;
     // Q6.1

@@ -17,6 +17,7 @@ mod demo;
 mod discovery;
 mod e2e_envoy;
 mod e2e_kv;
+mod e2e_nats;
 mod e2e_sdk;
 mod e2e_vllm;
 mod fairness;
@@ -124,6 +125,8 @@ enum Command {
     E2eEnvoy(e2e_envoy::Args),
     /// Render the files of deploy/kubernetes and check them against the published schemas; needs kubectl.
     KubernetesFiles(kubernetes_files::Args),
+    /// Let gateways tell each other their load over the real NATS (Debian's nats-server); compare, and kill parts.
+    E2eNats(e2e_nats::Args),
     /// Scan the TLS of both listeners with testssl.sh and sslscan.
     TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
@@ -170,6 +173,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eEtcd(args) => discovery::run_etcd(&args).await,
         Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
         Command::E2eEnvoy(args) => e2e_envoy::run(&args).await,
+        Command::E2eNats(args) => e2e_nats::run(&args).await,
         Command::E2eSdk => e2e_sdk::run().await,
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,

@@ -20,6 +20,9 @@ const JOURNAL_LENGTH: usize = 65_536;
 /// Most changes of sessions that wait for the next batch.
 const SESSION_QUEUE: usize = 16_384;
 
+/// Changed bookings and sessions.
+type Queues = (Receiver<Arc<JournalEntry>>, Receiver<SessionChange>);
+
 /// The exchange with other gateways; without settings there is none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Replicas(Option<Arc<Parts>>);
@@ -30,7 +33,7 @@ struct Parts {
     journal: Arc<Journal>,
     sessions: Arc<Sessions>,
     /// Until the exchange starts.
-    changed: Mutex<Option<(Receiver<Arc<JournalEntry>>, Receiver<SessionChange>)>>,
+    changed: Mutex<Option<Queues>>,
 }
 
 impl Replicas {

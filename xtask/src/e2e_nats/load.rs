@@ -1,0 +1,89 @@
+//! Requests that arrive at random times, many with a common beginning, at a random gateway each.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::json;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use crate::client::Client;
+
+/// Common beginnings.
+const GROUPS: usize = 32;
+/// Characters of a common beginning.
+const COMMON: usize = 6_000;
+
+/// One request.
+pub(super) struct Planned {
+    at: Duration,
+    /// Chooses the gateway.
+    draw: usize,
+    body: String,
+}
+
+/// What the clients saw.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Times to the first token, milliseconds.
+    pub(super) ttft: Vec<f64>,
+    pub(super) failed: u64,
+    pub(super) problem: Option<String>,
+}
+
+/// Plans the requests of a seed.
+pub(super) fn plan(seed: u64, rate: f64, time: Duration) -> Vec<Planned> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let beginnings: Vec<String> = (0..GROUPS).map(|_| words(&mut random, COMMON)).collect();
+    let (mut at, mut plan) = (0.0_f64, Vec::new());
+    loop {
+        at -= random.random_range(f64::MIN_POSITIVE..1.0).ln() / rate;
+        if at > time.as_secs_f64() {
+            return plan;
+        }
+        // Some beginnings are more common than others.
+        let group = random.random_range(0..GROUPS).min(random.random_range(0..GROUPS));
+        let own = random.random_range(200..800);
+        let beginning = beginnings.get(group).map_or("", String::as_str);
+        let prompt = format!("{beginning}{}", words(&mut random, own));
+        let body = json!({
+            "model": "tiny", "stream": true, "ignore_eos": true, "max_tokens": random.random_range(20..100),
+            "messages": [{ "role": "user", "content": prompt }],
+        });
+        let draw = random.random_range(0..1_000_000);
+        plan.push(Planned { at: Duration::from_secs_f64(at), draw, body: body.to_string() });
+    }
+}
+
+fn words(random: &mut StdRng, length: usize) -> String {
+    (0..length)
+        .map(|place| if place % 7 == 6 { ' ' } else { char::from(b'a' + random.random_range(0..26_u8)) })
+        .collect()
+}
+
+/// Sends the requests when they are due, and waits for all answers.
+pub(super) async fn send(plan: Vec<Planned>, gateways: &[Client]) -> Seen {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let (began, mut tasks) = (Instant::now(), JoinSet::new());
+    for request in plan {
+        let Some(client) = gateways.get(request.draw % gateways.len().max(1)).cloned() else { continue };
+        sleep_until(began + request.at).await;
+        let seen = seen.clone();
+        tasks.spawn(async move {
+            let streamed = client.stream_chat(&[], request.body).await;
+            let mut seen = seen.lock();
+            match streamed.ttft.filter(|_| streamed.complete) {
+                Some(ttft) => seen.ttft.push(ttft.as_secs_f64() * 1_000.0),
+                None => {
+                    seen.failed += 1;
+                    seen.problem = seen.problem.take().or(streamed.problem);
+                }
+            }
+        });
+    }
+    while tasks.join_next().await.is_some() {}
+    std::mem::take(&mut *seen.lock())
+}

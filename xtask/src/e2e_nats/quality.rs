@@ -1,0 +1,182 @@
+//! One gateway, three that tell each other their load, and three that do not, under the same load.
+
+use std::{path::Path, time::Duration};
+
+use serde_json::Value;
+use tokio::time::sleep;
+
+use super::{
+    Args,
+    load::{self, Seen},
+    rig::{Engines, Nats, agree, gateway},
+};
+use crate::{
+    sh,
+    stats::{median, quantile, sorted},
+    table::Checks,
+};
+
+/// Largest deviation of three gateways that tell each other their load from one.
+const LIMIT: f64 = 0.05;
+/// Time between two readings of the engines' load.
+const SAMPLE: Duration = Duration::from_millis(200);
+
+/// How gateways run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    One,
+    Exchange,
+    Apart,
+}
+
+/// What a case achieved.
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    /// Mean of the busiest engine's requests over the engines' mean.
+    imbalance: f64,
+    /// Share of prompt tokens that engines found in their caches.
+    hit_rate: f64,
+    /// Milliseconds.
+    ttft_p90: f64,
+}
+
+const CASES: [Case; 3] = [Case::One, Case::Exchange, Case::Apart];
+
+/// Runs all cases of all seeds, in a rotating order, and judges them.
+pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let mut all: Vec<[Option<Figures>; 3]> = Vec::new();
+    for seed in 1..=args.seeds {
+        let mut row = [None; 3];
+        for turn in 0..3 {
+            let place = (usize::try_from(seed)? + turn) % 3;
+            let Some(case) = CASES.get(place) else { continue };
+            let (figures, seen) = one(args, bin, *case, seed).await?;
+            checks.none(&format!("seed {seed}, {}: requests that failed", case.name()), seen.failed);
+            if let Some(problem) = seen.problem {
+                sh::status(&format!("the first failure: {problem}"));
+            }
+            let shown =
+                format!("{:.3}, {:.3}, {:.0} ms", figures.imbalance, figures.hit_rate, figures.ttft_p90);
+            checks.show(&format!("seed {seed}, {}: imbalance, hit rate, TTFT p90", case.name()), shown);
+            if let Some(cell) = row.get_mut(place) {
+                *cell = Some(figures);
+            }
+        }
+        all.push(row);
+    }
+    judge(&all, checks);
+    Ok(())
+}
+
+async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(Figures, Seen)> {
+    let dir = tempfile::Builder::new().prefix("pointsman-nats-").tempdir()?;
+    let engines = Engines::start(bin, dir.path(), args.engines)?;
+    let nats = if case == Case::Exchange { Some(Nats::start(dir.path()).await?) } else { None };
+    let port = nats.as_ref().map(|nats| nats.port);
+    let count = if case == Case::One { 1 } else { 3 };
+    let mut gateways = Vec::new();
+    for number in 1..=count {
+        gateways.push(gateway(bin, dir.path(), number, &engines.flags, port).await?);
+    }
+    if case == Case::Exchange {
+        agree(&gateways.iter().collect::<Vec<_>>()).await?;
+    }
+    let clients: Vec<_> = gateways.iter().map(|gateway| gateway.client.clone()).collect();
+    let plan = load::plan(seed, args.rate, Duration::from_secs(args.seconds));
+    let mut samples = Vec::new();
+    let sampling = async {
+        loop {
+            samples.extend(imbalance(&engines.states().await));
+            sleep(SAMPLE).await;
+        }
+    };
+    let seen = tokio::select! {
+        seen = load::send(plan, &clients) => seen,
+        () = sampling => Seen::default(),
+    };
+    let states = engines.states().await;
+    let total =
+        |pointer: &str| -> f64 { states.iter().filter_map(|state| state.pointer(pointer)?.as_f64()).sum() };
+    let figures = Figures {
+        imbalance: mean(&samples),
+        hit_rate: total("/prefix_hits") / total("/prefix_queries").max(1.0),
+        ttft_p90: quantile(&sorted(seen.ttft.clone()), 0.9),
+    };
+    Ok((figures, seen))
+}
+
+/// Returns the busiest engine's requests over the mean, when there is more than one for each engine.
+fn imbalance(states: &[Value]) -> Option<f64> {
+    let count = |state: &Value, key: &str| state.get(key).and_then(Value::as_f64).unwrap_or(0.0);
+    let loads: Vec<f64> = states.iter().map(|one| count(one, "running") + count(one, "waiting")).collect();
+    let mean = mean(&loads);
+    (mean >= 1.0).then(|| loads.iter().copied().fold(0.0, f64::max) / mean)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count")]
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Compares three gateways with one, seed by seed.
+fn judge(all: &[[Option<Figures>; 3]], checks: &mut Checks) {
+    type Read = fn(&Figures) -> f64;
+    let figures: [(&str, Read, bool); 3] = [
+        ("imbalance", |figures| figures.imbalance, false),
+        ("hit rate", |figures| figures.hit_rate, true),
+        ("TTFT p90", |figures| figures.ttft_p90, false),
+    ];
+    for (case, judged) in [(1, true), (2, false)] {
+        let name = CASES.get(case).map_or("", |case| case.name());
+        for (figure, read, more_is_better) in figures {
+            let ratio = |row: &[Option<Figures>; 3]| {
+                let (one, other) = (row.first()?.as_ref()?, row.get(case)?.as_ref()?);
+                Some(read(other) / read(one))
+            };
+            let ratios = sorted(all.iter().filter_map(ratio).collect());
+            let middle = median(ratios.clone());
+            let (low, high) = (quantile(&ratios, 0.0), quantile(&ratios, 1.0));
+            let good = if more_is_better { middle >= 1.0 - LIMIT } else { middle <= 1.0 + LIMIT };
+            let shown = format!("{middle:.3} ({low:.3} to {high:.3})");
+            let limit = if judged { " (limit 5 %)" } else { "" };
+            checks.check(&format!("{figure}, {name} / one{limit}"), shown, good || !judged);
+        }
+    }
+}
+
+impl Case {
+    fn name(self) -> &'static str {
+        match self {
+            Self::One => "one gateway",
+            Self::Exchange => "three with exchange",
+            Self::Apart => "three without",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn imbalance_is_that_of_loaded_engines() {
+        let states = |loads: [u32; 2]| loads.map(|load| json!({ "running": load, "waiting": 0 }));
+        assert_eq!(imbalance(&states([3, 1])), Some(1.5));
+        assert_eq!(imbalance(&states([1, 0])), None);
+    }
+
+    #[test]
+    fn a_worse_median_fails_and_an_apart_one_does_not() {
+        let figures = |factor: f64| {
+            Some(Figures { imbalance: 1.2 * factor, hit_rate: 0.5 / factor, ttft_p90: 100.0 * factor })
+        };
+        let judged = |exchange: f64, apart: f64| {
+            let mut checks = Checks::default();
+            judge(&[[figures(1.0), figures(exchange), figures(apart)]], &mut checks);
+            checks.finish().is_ok()
+        };
+        assert!(judged(1.04, 2.0) && !judged(1.1, 1.0));
+    }
+}
