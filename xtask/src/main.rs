@@ -125,7 +125,7 @@ enum Command {
     E2eEnvoy(e2e_envoy::Args),
     /// Render the files of deploy/kubernetes and check them against the published schemas; needs kubectl.
     KubernetesFiles(kubernetes_files::Args),
-    /// Let gateways tell each other their load over the real NATS (Debian's nats-server); compare, and kill parts.
+    /// Let gateways tell each other their load over the real NATS (nats-server); compare, and kill parts.
     E2eNats(e2e_nats::Args),
     /// Scan the TLS of both listeners with testssl.sh and sslscan.
     TlsScan(tls_scan::Args),

@@ -15,7 +15,8 @@ use tokio::{
 
 use crate::fleet::{self, End, EngineSpec, Fleet, Process, free_port};
 
-/// Engines whose caches hold about a third of the prompts' common beginnings each: where a request goes matters.
+/// Engines whose caches hold about a third of the prompts' common beginnings each: where a request goes
+/// matters.
 const ENGINE: &str = "--blocks 1500 --max-num-seqs 64 --jitter 0.05 --threads 1";
 /// Longest wait for gateways to agree.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -184,7 +184,10 @@ mod tests {
             for (which, session, worker) in steps {
                 match worker {
                     0 => gateways[which].0.close(session),
-                    worker => gateways[which].0.bind(session, Leg::Prefill, (WorkerId(worker), DpRank(0)), TTL),
+                    worker => {
+                        let candidate = (WorkerId(worker), DpRank(0));
+                        gateways[which].0.bind(session, Leg::Prefill, candidate, TTL);
+                    }
                 }
             }
             let told = [changes(&gateways[0].1), changes(&gateways[1].1)];
