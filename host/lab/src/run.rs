@@ -28,6 +28,7 @@ use crate::{
 mod draws;
 mod ending;
 mod event;
+mod exchange;
 mod flight;
 mod gateway;
 mod health;
@@ -39,6 +40,7 @@ mod wake;
 pub(crate) use draws::read as read_draws;
 pub use draws::{Draws, DrawsError, run_with_draws};
 use event::{Event, Planned};
+pub use exchange::Told;
 use flight::{Flight, followers};
 use gateway::Gateways;
 use health::Imbalance;
@@ -91,6 +93,8 @@ pub struct RunResult {
     /// Whether the run went on without the policies, because they exceeded their limit of CPU time again and
     /// again.
     pub withdrawn: bool,
+    /// What gateways told each other.
+    pub told: Told,
 }
 
 /// Why a run cannot start.
@@ -150,6 +154,9 @@ struct Lab<'a> {
     open: usize,
     /// Whether the next reading of load figures is planned. While no request runs, figures do not change.
     scraping: bool,
+    /// Whether the next batches of bookings are planned.
+    telling: bool,
+    told: Told,
     imbalance: Imbalance,
     preemptions: u64,
     steps: u64,
@@ -219,6 +226,8 @@ impl<'a> Lab<'a> {
             tenants: HashMap::new(),
             open: trace.requests.len(),
             scraping: false,
+            telling: false,
+            told: Told::default(),
             imbalance: Imbalance::default(),
             preemptions: 0,
             steps: 0,
@@ -257,8 +266,8 @@ impl<'a> Lab<'a> {
             if self.monitor.is_stopped() {
                 return Err(RunError::Interrupted);
             }
-            // Reading load figures alone changes nothing.
-            if self.events.len() <= usize::from(self.scraping) {
+            // Reading load figures and telling bookings brings no request on.
+            if self.events.len() <= usize::from(self.scraping) + usize::from(self.telling) {
                 return Err(RunError::Stalled(self.open));
             }
             let Some(Reverse(Planned { at, event, .. })) = self.events.pop() else { break };
@@ -270,6 +279,7 @@ impl<'a> Lab<'a> {
             }
             self.handle(event);
             self.resume_woken();
+            self.tell_changes();
         }
         Ok(())
     }
@@ -295,6 +305,8 @@ impl<'a> Lab<'a> {
             Event::Leaves(engine) => self.leave(engine),
             Event::Returns(engine) => self.come_back(engine),
             Event::Check(engine) => self.check(engine),
+            Event::Tell => self.tell(),
+            Event::Told(from, message) => self.hear(from, &message),
             Event::Learn(gateway) => self.learn(gateway),
         }
     }
@@ -341,6 +353,7 @@ impl<'a> Lab<'a> {
             stranded: self.stranded,
             fallbacks: self.fallbacks,
             withdrawn: self.withdrawn,
+            told: self.told,
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use pointsman_lab::{
-    Arm, Ended, EngineGroup, Fleet, GatewayGroup, RunOptions, RunResult, Trace,
+    Arm, Ended, EngineGroup, Fleet, GatewayGroup, RunOptions, RunResult, Told, Trace,
     generate::{Shape, Workload, generate},
     run,
 };
@@ -34,13 +34,28 @@ fn mean_ttft(result: &RunResult) -> Duration {
 
 #[test]
 fn gateways_that_do_not_tell_their_bookings_route_worse_than_one_and_runs_repeat() {
-    let alone = GatewayGroup { count: 8, ..GatewayGroup::default() };
-    let [one, eight] = [GatewayGroup::default(), alone].map(result);
-    for result in [&one, &eight] {
+    let told = GatewayGroup { count: 8, ..GatewayGroup::default() };
+    let alone = GatewayGroup { exchange: false, ..told };
+    let [one, eight, informed] = [GatewayGroup::default(), alone, told].map(result);
+    for result in [&one, &eight, &informed] {
         assert!(result.outcomes.iter().all(|outcome| outcome.ended == Ended::Complete));
     }
     assert!(mean_ttft(&eight) > mean_ttft(&one), "{:?} {:?}", mean_ttft(&eight), mean_ttft(&one));
-    assert_eq!(eight, result(alone));
+    assert!(mean_ttft(&eight) > mean_ttft(&informed), "{:?} {:?}", mean_ttft(&eight), mean_ttft(&informed));
+    assert_eq!(informed, result(told));
+    // A booking begins, its prefill completes, and it ends.
+    let requests = informed.outcomes.len() as u64;
+    assert!(informed.told.messages > requests && informed.told.bytes > 50 * requests, "{:?}", informed.told);
+    assert_eq!((one.told, eight.told), (Told::default(), Told::default()));
+}
+
+#[test]
+fn gateways_that_hear_of_each_booking_at_once_share_one_view_of_the_load() {
+    let at_once = GatewayGroup { count: 8, interval: Duration::ZERO, ..GatewayGroup::default() };
+    let late = GatewayGroup { delay: Duration::from_secs(2), ..at_once };
+    let [one, at_once, late] = [GatewayGroup::default(), at_once, late].map(result);
+    assert!(mean_ttft(&at_once).as_secs_f64() < mean_ttft(&one).as_secs_f64() * 1.02);
+    assert!(mean_ttft(&late) > mean_ttft(&at_once));
 }
 
 #[test]

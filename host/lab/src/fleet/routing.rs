@@ -14,6 +14,8 @@ const MAX_S: f64 = 31_622_400.0;
 const MAX_OUTAGES: usize = 10_000;
 /// Limit of the number of gateways. Each has a prefix index of its own.
 const MAX_GATEWAYS: u32 = 64;
+/// Longest delay of a message between gateways.
+const MAX_DELAY: Duration = Duration::from_secs(3_600);
 
 /// `[routing]`: as in the daemon's configuration, and the handoff that its engines would determine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +56,14 @@ pub struct Queue {
 pub struct GatewayGroup {
     /// Number of gateways.
     pub count: u32,
+    /// Whether they tell each other their bookings, as `[replicas]` of the daemon does.
+    pub exchange: bool,
+    /// Time between two batches of bookings; 0: each change is told at once.
+    #[serde(with = "humantime_serde")]
+    pub interval: Duration,
+    /// Time from sending a message to its arrival at the other gateways.
+    #[serde(with = "humantime_serde")]
+    pub delay: Duration,
 }
 
 /// `[probe]`: how workers are probed.
@@ -100,9 +110,9 @@ impl Default for Queue {
 }
 
 impl Default for GatewayGroup {
-    /// One gateway.
+    /// One gateway. Several tell each other their bookings at the daemon's interval.
     fn default() -> Self {
-        Self { count: 1 }
+        Self { count: 1, exchange: true, interval: Duration::from_millis(5), delay: Duration::ZERO }
     }
 }
 
@@ -147,7 +157,19 @@ impl GatewayGroup {
         let within = (1..=MAX_GATEWAYS).contains(&self.count);
         let problem =
             || Problem::new("gateways.count", format!("{} is not within 1 to {MAX_GATEWAYS}", self.count));
-        (!within).then(problem).into_iter().collect()
+        let mut problems: Vec<Problem> = (!within).then(problem).into_iter().collect();
+        for (key, value) in [("gateways.interval", self.interval), ("gateways.delay", self.delay)] {
+            if value > MAX_DELAY {
+                let value = humantime_serde::re::humantime::format_duration(value);
+                problems.push(Problem::new(key, format!("{value} is longer than an hour")));
+            }
+        }
+        problems
+    }
+
+    /// Whether there is something to tell and somebody to hear it.
+    pub(crate) fn tell(&self) -> bool {
+        self.exchange && self.count > 1
     }
 }
 

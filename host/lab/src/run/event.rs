@@ -1,5 +1,6 @@
 //! What happens in a run, in the order of time.
 
+use bytes::Bytes;
 use pointsman_sim::core::Sequence;
 use pointsman_workers::events::Batch;
 use tokio::time::Duration;
@@ -29,6 +30,10 @@ pub(super) enum Event {
     Returns(usize),
     /// The health of an engine is checked.
     Check(usize),
+    /// Gateways send what changed of their bookings.
+    Tell,
+    /// A message of a gateway reaches the others.
+    Told(usize, Bytes),
     /// Outcomes are delivered to the policies of a gateway.
     Learn(usize),
 }

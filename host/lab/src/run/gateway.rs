@@ -7,10 +7,14 @@ use pointsman_orchestration::{AdmissionQueue, QueueRules, Sessions};
 use pointsman_routing::{
     BatchedLearning, BusyRules, NativeMode, OnFailure, Program, Router, RouterConfig, SlotEvent,
 };
-use pointsman_workers::{IndexConfig, PrefixIndex, Registry, Snapshot, Worker, probe::HealthChecks};
+use pointsman_workers::{IndexConfig, PrefixIndex, Snapshot, Worker, probe::HealthChecks};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::{INDEX_BYTES, RunError, wake::WakeList};
+use super::{
+    INDEX_BYTES, RunError,
+    exchange::{self, Exchange},
+    wake::WakeList,
+};
 use crate::{
     arm::Arm,
     engines::{self, RANK},
@@ -26,6 +30,8 @@ pub(super) struct Gateway {
     pub(super) queue: Arc<AdmissionQueue>,
     pub(super) sessions: Sessions,
     pub(super) learning: BatchedLearning,
+    /// What it tells and hears of bookings; `None`: nothing.
+    pub(super) exchange: Option<Exchange>,
     /// Failed calls of policies.
     failures: UnboundedReceiver<SlotEvent>,
     /// Requests that the queue may have woken.
@@ -46,8 +52,8 @@ pub(super) struct Gateways {
 }
 
 impl Gateway {
-    fn new(arm: &Arm, fleet: &Fleet) -> Result<Self, RunError> {
-        let registry = Registry::default();
+    fn new(arm: &Arm, fleet: &Fleet, place: usize) -> Result<Self, RunError> {
+        let (registry, outbox) = exchange::registry(fleet);
         let workers = engines::register(fleet, &registry)?;
         let index = Arc::new(PrefixIndex::synchronous(IndexConfig {
             byte_budget: INDEX_BYTES,
@@ -62,9 +68,11 @@ impl Gateway {
         let router = Router::new(slots, index, RouterConfig::default(), OnFailure::Fallback)
             .with_busy(BusyRules::new(fleet.routing.busy.clone(), []));
         let watched = |worker| Watched { worker, checks: HealthChecks::default() };
+        let snapshot = registry.snapshot();
         Ok(Self {
             router,
-            snapshot: registry.snapshot(),
+            exchange: outbox.map(|outbox| Exchange::new(place, outbox, fleet, &snapshot)),
+            snapshot,
             workers: workers.into_iter().map(watched).collect(),
             queue: AdmissionQueue::new(QueueRules::waiting(fleet.queue.limit)),
             sessions: Sessions::default(),
@@ -89,8 +97,9 @@ impl Gateway {
 
 impl Gateways {
     pub(super) fn new(arm: &Arm, fleet: &Fleet, seed: u64) -> Result<Self, RunError> {
-        let first = Gateway::new(arm, fleet)?;
-        let others = (1..fleet.gateways.count).map(|_| Gateway::new(arm, fleet)).collect::<Result<_, _>>()?;
+        let first = Gateway::new(arm, fleet, 0)?;
+        let others = (1..fleet.gateways.count as usize).map(|place| Gateway::new(arm, fleet, place));
+        let others = others.collect::<Result<_, _>>()?;
         Ok(Self { first, others, seed })
     }
 

@@ -1,0 +1,122 @@
+//! What gateways tell each other of their bookings: messages of the production encoder, which reach the
+//! others after a delay and go through the production tables.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pointsman_replicas::{Counters, Effect, Outbox, PeerLimits, Peers};
+use pointsman_workers::{Journal, PrefixIndex, Registry, Snapshot};
+use tokio::time::{Duration, Instant};
+
+use super::{Event, Lab};
+use crate::fleet::Fleet;
+
+/// Changed bookings that wait for the next batch, at most.
+const JOURNAL_LENGTH: usize = 1 << 20;
+/// Bounds that no run meets.
+const LIMITS: PeerLimits = PeerLimits { peers: 1_024, bookings: 1 << 24, hashes: 1 << 30 };
+/// Time at which every gateway began.
+const INCARNATION: u64 = 1;
+const LEASE_MS: u64 = 300_000;
+
+/// One gateway's part in the exchange.
+pub(super) struct Exchange {
+    outbox: Outbox,
+    peers: Peers,
+}
+
+/// Messages that gateways sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Number of messages.
+    pub messages: u64,
+    /// Their bytes, without those of NATS.
+    pub bytes: u64,
+}
+
+/// Name of the gateway at a position.
+fn name(place: usize) -> Arc<str> {
+    format!("gateway-{place}").into()
+}
+
+/// A registry and, if gateways tell each other their bookings, the outbox of these.
+pub(super) fn registry(fleet: &Fleet) -> (Registry, Option<Outbox>) {
+    if !fleet.gateways.tell() {
+        return (Registry::default(), None);
+    }
+    let (journal, changed) = Journal::new(JOURNAL_LENGTH);
+    let outbox = Outbox::new(changed, INCARNATION, LEASE_MS, fleet.block_tokens);
+    (Registry::with_journal(Some(journal)), Some(outbox))
+}
+
+impl Exchange {
+    pub(super) fn new(place: usize, outbox: Outbox, fleet: &Fleet, snapshot: &Snapshot) -> Self {
+        let counters = Arc::new(Counters::default());
+        let mut peers = Peers::new((name(place), INCARNATION), fleet.block_tokens, LIMITS, counters);
+        peers.set_workers(snapshot);
+        Self { outbox, peers }
+    }
+
+    /// Applies a message of the gateway at `from`.
+    fn receive(&mut self, from: usize, message: &[u8], index: &PrefixIndex) {
+        let now = Instant::now();
+        // The messages come from the encoder of this process: none is refused.
+        for effect in self.peers.receive(&name(from), message, now).unwrap_or_default() {
+            if let Effect::Sent { worker, rank, prefix } = effect {
+                index.record(worker, rank, prefix.hashes(), now);
+            }
+        }
+    }
+}
+
+impl Lab<'_> {
+    /// Sends what changed at once, or plans the next batch.
+    pub(super) fn tell_changes(&mut self) {
+        if !self.fleet.gateways.tell() {
+            return;
+        }
+        let interval = self.fleet.gateways.interval;
+        if interval.is_zero() {
+            self.send_batches();
+        } else if !std::mem::replace(&mut self.telling, true) {
+            let past = u64::try_from(self.now.as_nanos() % interval.as_nanos()).unwrap_or(0);
+            self.plan(self.now - Duration::from_nanos(past) + interval, Event::Tell);
+        }
+    }
+
+    /// Sends the batches that are due, and plans the next ones while requests run.
+    pub(super) fn tell(&mut self) {
+        self.send_batches();
+        self.telling = !self.flights.is_empty();
+        if self.telling {
+            self.plan(self.now + self.fleet.gateways.interval, Event::Tell);
+        }
+    }
+
+    fn send_batches(&mut self) {
+        let mut batches: Vec<(usize, Bytes)> = Vec::new();
+        for (place, gateway) in self.gateways.iter_mut().enumerate() {
+            let messages = gateway.exchange.as_mut().map(|exchange| exchange.outbox.batch());
+            batches.extend(messages.into_iter().flatten().map(|message| (place, message)));
+        }
+        let delay = self.fleet.gateways.delay;
+        for (from, message) in batches {
+            self.told.messages += 1;
+            self.told.bytes += message.len() as u64;
+            if delay.is_zero() {
+                self.hear(from, &message);
+            } else {
+                self.plan(self.now + delay, Event::Told(from, message));
+            }
+        }
+    }
+
+    /// Gives a message to every gateway but its sender.
+    pub(super) fn hear(&mut self, from: usize, message: &[u8]) {
+        for (_, gateway) in self.gateways.iter_mut().enumerate().filter(|(place, _)| *place != from) {
+            if let Some(exchange) = &mut gateway.exchange {
+                exchange.receive(from, message, gateway.router.index());
+            }
+        }
+    }
+}
