@@ -123,7 +123,7 @@ impl BusyRules {
                 let thresholds = self.of(model, leg);
                 let beyond = snapshot.pool(model, leg).iter().filter_map(|candidate| {
                     let reason = thresholds.exceeded(candidate)?;
-                    let (worker, dp_rank) = (candidate.worker.id(), candidate.rank);
+                    let (worker, dp_rank) = (candidate.worker_id(), candidate.rank);
                     Some(BusyCandidate { worker, dp_rank, model: model.clone(), leg, reason })
                 });
                 busy.extend(beyond);

@@ -98,13 +98,14 @@ impl Inputs {
             index.matches(request.prefix.hashes(), &mut self.overlaps);
         }
         let reuse = config.assume_kv_reuse;
+        let mut overlaps = self.overlaps.reader();
         for row in rows.iter().map(|row| *row as usize) {
             let Some(candidate) = pool.get(row) else { continue };
             if let Some(cached) = self.cached.get_mut(row).filter(|_| needs.cached) {
-                let matched = self.overlaps.get(candidate.worker.id(), candidate.rank);
+                let matched = overlaps.get(candidate.worker_id(), candidate.rank);
                 *cached =
                     [matched.device, matched.host, matched.disk].map(|marks| request.prefix.blocks(marks));
-                if let [device, 0, 0] = cached {
+                if let [device @ 1..=u32::MAX, 0, 0] = cached {
                     // An engine with larger blocks reuses whole ones only.
                     *device -= *device % candidate.worker.blocks_at_once(request.block_size);
                 }
@@ -153,8 +154,8 @@ impl<'a> DecisionFacts<'a> {
         for column in &wants.worker {
             match column {
                 WorkerColumn::Fact(WorkerFact::WorkerId) => {
-                    self.column(rows, out, |_, candidate| low(candidate.worker.id().0));
-                    self.column(rows, out, |_, candidate| high(candidate.worker.id().0));
+                    self.column(rows, out, |_, candidate| low(candidate.worker_id().0));
+                    self.column(rows, out, |_, candidate| high(candidate.worker_id().0));
                 }
                 WorkerColumn::Fact(fact) => self.write_fact(*fact, rows, out),
                 WorkerColumn::LabelIs { key, value } => self.column(rows, out, |_, candidate| {
@@ -202,7 +203,7 @@ impl<'a> DecisionFacts<'a> {
     /// The candidate at `row` of the pool.
     pub(crate) fn candidate_id(&self, row: u32) -> Option<CandidateId> {
         let candidate = self.pool.get(row as usize)?;
-        Some((candidate.worker.id(), candidate.rank))
+        Some((candidate.worker_id(), candidate.rank))
     }
 
     fn after_admission(&self, position: usize) -> u32 {
@@ -210,6 +211,9 @@ impl<'a> DecisionFacts<'a> {
     }
 
     fn preference(&self, candidate: &Candidate) -> f32 {
+        if self.topology.is_none() && self.query.request.preferred_taints.is_empty() {
+            return 0.0;
+        }
         let taints = &candidate.worker.spec().taints;
         // The prefill worker's preference overrides the client's for the same taint (D3).
         let topology = self.topology.as_ref();
@@ -261,7 +265,7 @@ impl<'a> DecisionFacts<'a> {
                 self.column(rows, out, |_, c| peer.map_or(0, |peer| distance(peer, c.worker.spec())));
             }
             F::SessionBound => {
-                self.column(rows, out, |_, c| u32::from(self.query.session == Some((c.worker.id(), c.rank))))
+                self.column(rows, out, |_, c| u32::from(self.query.session == Some((c.worker_id(), c.rank))))
             }
             F::LoraLoaded => self.column(rows, out, |_, c| {
                 u32::from(

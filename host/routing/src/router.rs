@@ -166,7 +166,7 @@ impl Router {
                 track_prefill_tokens: config.track_prefill_tokens,
             });
             // In approximate mode the index learns of caches from decisions alone (F5).
-            self.index.record(candidate.worker.id(), candidate.rank, request.prefix.hashes(), started);
+            self.index.record(candidate.worker_id(), candidate.rank, request.prefix.hashes(), started);
             let mut receipt = chosen.receipt(query, started);
             receipt.id = self.record_choice(query, config, &receipt, buffers);
             Ok(Routed { candidate, booking, receipt })

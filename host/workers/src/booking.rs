@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicI64, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -48,26 +48,29 @@ pub struct BookingRequest {
     pub track_prefill_tokens: bool,
 }
 
-/// Load booked on one rank of a worker.
+/// Load booked on one rank of a worker. What decisions read of every candidate shares a cache line.
 #[derive(Debug, Default)]
+#[repr(C, align(64))]
 pub struct RankLoad {
+    /// Whether the worker is eligible whatever the load (`Worker::tell_ranks`).
+    surely_eligible: AtomicBool,
     requests: AtomicU32,
     prefill_tokens: AtomicU32,
+    /// Number of distinct blocks with a hash.
+    named: AtomicU32,
     /// Thousandths of blocks without a hash: partial prompt blocks, output blocks, blocks booked without
     /// reuse. Signed, because additions and releases of different bookings interleave.
     unnamed_millis: AtomicI64,
-    /// Number of distinct blocks with a hash.
-    named: AtomicU32,
-    blocks: Mutex<Booked>,
     /// Load that other gateways book.
     remote: RemoteLoad,
-    /// Where the bookings are noted for other gateways; `None`: no other gateway is told.
-    journal: Option<RankJournal>,
     ttft: Average,
     /// Microseconds for each 1,000 prompt tokens.
     prefill: Average,
     itl: Average,
     errors: Average,
+    blocks: Mutex<Booked>,
+    /// Where the bookings are noted for other gateways; `None`: no other gateway is told.
+    journal: Option<RankJournal>,
 }
 
 /// The load of one request on one candidate. Dropping it frees the candidate.
@@ -99,6 +102,16 @@ impl RankLoad {
     /// Creates the load of a rank whose bookings are noted for other gateways.
     pub(crate) fn noted(journal: Option<RankJournal>) -> Self {
         Self { journal, ..Self::default() }
+    }
+
+    /// Returns whether the worker is eligible whatever the load. If not, it still may be.
+    #[must_use]
+    pub(crate) fn surely_eligible(&self) -> bool {
+        self.surely_eligible.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_surely_eligible(&self, eligible: bool) {
+        self.surely_eligible.store(eligible, Ordering::Release);
     }
 
     /// Returns the number of booked requests, here and by other gateways.

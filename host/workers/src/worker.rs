@@ -7,6 +7,7 @@ use std::sync::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
@@ -17,8 +18,11 @@ use crate::{
     spec::WorkerSpec,
 };
 
+mod eligibility;
 mod reported;
 mod shared_load;
+
+pub use eligibility::Ineligible;
 
 /// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,24 +33,6 @@ pub enum Health {
     Healthy,
     /// The worker does not answer.
     Unhealthy,
-}
-
-/// Why a worker must not be chosen now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ineligible {
-    /// The worker's facts were not read yet.
-    NotReady,
-    /// The engine contradicts the worker's description.
-    Misconfigured,
-    /// The worker does not answer its health checks.
-    Unhealthy,
-    /// The worker is draining.
-    Draining,
-    /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
-    /// It may still be chosen if no other worker is left.
-    Failing,
-    /// It has reached its limit of concurrent requests.
-    AtCapacity,
 }
 
 /// Load figures that the engine reports.
@@ -94,6 +80,8 @@ pub struct Worker {
     stale_facts: AtomicBool,
     /// Makes the prober check the worker at once.
     check_now: Notify,
+    /// Held while the ranks are told whether the worker is eligible without a condition.
+    telling: Mutex<()>,
 }
 
 /// A worker and one of its ranks: the unit that a decision chooses.
@@ -103,6 +91,7 @@ pub struct Candidate {
     pub worker: Arc<Worker>,
     /// The rank of the worker.
     pub rank: DpRank,
+    id: WorkerId,
     load: Arc<RankLoad>,
 }
 
@@ -139,6 +128,7 @@ impl Worker {
             down: Notify::new(),
             stale_facts: AtomicBool::new(false),
             check_now: Notify::new(),
+            telling: Mutex::new(()),
         }
     }
 
@@ -158,9 +148,13 @@ impl Worker {
     #[must_use]
     pub fn candidates(self: &Arc<Self>) -> Vec<Candidate> {
         let ranks = (0..).zip(self.ranks.iter());
-        ranks
-            .map(|(rank, load)| Candidate { worker: self.clone(), rank: DpRank(rank), load: load.clone() })
-            .collect()
+        let candidate = |(rank, load): (u32, &Arc<RankLoad>)| Candidate {
+            worker: self.clone(),
+            rank: DpRank(rank),
+            id: self.id(),
+            load: load.clone(),
+        };
+        ranks.map(candidate).collect()
     }
 
     /// Returns the result of the last health checks.
@@ -180,7 +174,11 @@ impl Worker {
             Health::Healthy => 1,
             Health::Unhealthy => 2,
         };
-        self.health.swap(code, Ordering::AcqRel) != code
+        let changed = self.health.swap(code, Ordering::AcqRel) != code;
+        if changed {
+            self.tell_ranks();
+        }
+        changed
     }
 
     /// Returns whether an operator drains the worker.
@@ -198,11 +196,13 @@ impl Worker {
     /// Has the worker leave, or keeps it. This is independent of the draining that an operator asks for.
     pub fn set_leaving(&self, leaving: bool) {
         self.leaving.store(leaving, Ordering::Release);
+        self.tell_ranks();
     }
 
     /// Starts or ends draining.
     pub fn set_draining(&self, draining: bool) {
         self.draining.store(draining, Ordering::Release);
+        self.tell_ranks();
     }
 
     /// Returns the engine's load figures, if they were read.
@@ -243,6 +243,7 @@ impl Worker {
         if !self.breaker.is_paused() {
             self.breaker.trip();
         }
+        self.tell_ranks();
     }
 
     /// Reports that the engine answered a request with a token or a whole body.
@@ -250,6 +251,7 @@ impl Worker {
         // Read first: the flags are shared between threads and almost never change.
         if self.suspect.load(Ordering::Relaxed) {
             self.suspect.store(false, Ordering::Release);
+            self.tell_ranks();
         }
         if !self.answered.load(Ordering::Relaxed) {
             self.answered.store(true, Ordering::Release);
@@ -267,9 +269,14 @@ impl Worker {
         if ok {
             self.note_answered();
             self.breaker.record_success();
+            // A failure that ran at the same time may have told the ranks before the breaker closed.
+            if self.spec.max_concurrency.is_none() && !self.is_surely_eligible() {
+                self.tell_ranks();
+            }
         } else {
             // The rules have no failure rate, so the number of calls does not matter.
             self.breaker.record_failure(0);
+            self.tell_ranks();
         }
     }
 
@@ -318,31 +325,15 @@ impl Worker {
     pub async fn judged_down(&self) {
         self.down.notified().await;
     }
-
-    /// Returns why the candidate must not be chosen now; `None` if it may.
-    #[must_use]
-    pub fn ineligible(&self) -> Option<Ineligible> {
-        if self.is_misconfigured() {
-            return Some(Ineligible::Misconfigured);
-        }
-        match self.health() {
-            Health::Unknown => return Some(Ineligible::NotReady),
-            Health::Unhealthy => return Some(Ineligible::Unhealthy),
-            Health::Healthy => {}
-        }
-        if self.draining() || self.leaving() {
-            return Some(Ineligible::Draining);
-        }
-        let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
-        if on_trial || self.breaker.is_paused() {
-            return Some(Ineligible::Failing);
-        }
-        let limit = self.spec.max_concurrency?;
-        (self.active_requests() >= limit).then_some(Ineligible::AtCapacity)
-    }
 }
 
 impl Candidate {
+    /// Returns the worker's id, without a look at the worker.
+    #[must_use]
+    pub fn worker_id(&self) -> WorkerId {
+        self.id
+    }
+
     /// Returns the load booked on this candidate.
     #[must_use]
     pub fn load(&self) -> &RankLoad {
@@ -358,27 +349,6 @@ impl Candidate {
     /// Returns why the candidate must not be chosen now; `None` if it may.
     #[must_use]
     pub fn ineligible(&self) -> Option<Ineligible> {
-        self.worker.ineligible()
-    }
-}
-
-impl Ineligible {
-    /// Returns whether the worker cannot serve at all, as opposed to being avoided.
-    #[must_use]
-    pub fn is_down(self) -> bool {
-        matches!(self, Self::NotReady | Self::Misconfigured | Self::Unhealthy | Self::Draining)
-    }
-
-    /// Returns the stable label in metrics and records.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NotReady => "not_ready",
-            Self::Misconfigured => "misconfigured",
-            Self::Unhealthy => "unhealthy",
-            Self::Draining => "draining",
-            Self::Failing => "failing",
-            Self::AtCapacity => "at_capacity",
-        }
+        if self.load.surely_eligible() { None } else { self.worker.ineligible() }
     }
 }

@@ -90,7 +90,7 @@ impl Recorder {
         for row in &self.candidates {
             let candidate = pool.get(*row as usize);
             let (id, rank) =
-                candidate.map_or((0, 0), |candidate| (candidate.worker.id().0, candidate.rank.0));
+                candidate.map_or((0, 0), |candidate| (candidate.worker_id().0, candidate.rank.0));
             self.words.extend([id as u32, (id >> 32) as u32, rank]);
         }
         match rows {

@@ -214,7 +214,7 @@ fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Res
 
 fn ranked(pool: &[Candidate], rows: &[u32], costs: &[f32]) -> Vec<(WorkerId, DpRank, f32)> {
     let ranked = rows.iter().filter_map(|row| pool.get(*row as usize)).zip(costs);
-    ranked.map(|(candidate, cost)| (candidate.worker.id(), candidate.rank, *cost)).collect()
+    ranked.map(|(candidate, cost)| (candidate.worker_id(), candidate.rank, *cost)).collect()
 }
 
 impl NotChosen {
@@ -246,7 +246,7 @@ impl Chosen {
             decider: self.decider,
             learns: self.generation.learns,
             reason: self.reason,
-            worker: self.candidate.worker.id(),
+            worker: self.candidate.worker_id(),
             rank: self.candidate.rank,
             candidates: self.candidates,
             cached_blocks: self.cached,

@@ -201,7 +201,7 @@ impl Router {
             .with_state_accesses(accesses);
         let plan = policy.decide(&mut context, &query.call(rows.len()), request, decode_row, matrix);
         recorder.take_state(context.state_accesses());
-        let decode = decode.map(|candidate| (candidate.worker.id(), candidate.rank));
+        let decode = decode.map(|candidate| (candidate.worker_id(), candidate.rank));
         Ok((plan.and_then(answer_checks::plan)?, decode))
     }
 

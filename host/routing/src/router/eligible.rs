@@ -33,8 +33,13 @@ pub(super) fn eligible_rows(
     rows.clear();
     let thresholds = busy.of(query.model, query.leg);
     let (mut busy, mut failing) = (false, false);
+    let depends_on_request = depends_on_request(query, &thresholds);
     for (position, candidate) in (0_u32..).zip(pool) {
-        if query.tried.contains(&(candidate.worker.id(), candidate.rank)) {
+        if !depends_on_request && candidate.ineligible().is_none() {
+            rows.push(position);
+            continue;
+        }
+        if query.tried.contains(&(candidate.worker_id(), candidate.rank)) {
             continue;
         }
         match ineligible(query, &thresholds, candidate) {
@@ -48,7 +53,7 @@ pub(super) fn eligible_rows(
         // Only workers with an open breaker are left: one of them may have recovered, so try them rather than
         // refuse.
         let is_failing = |candidate: &Candidate| {
-            let tried = query.tried.contains(&(candidate.worker.id(), candidate.rank));
+            let tried = query.tried.contains(&(candidate.worker_id(), candidate.rank));
             !tried && matches!(ineligible(query, &thresholds, candidate), Some(Refused::Failing))
         };
         rows.extend(
@@ -65,7 +70,7 @@ pub(super) fn eligible_rows(
 /// The error of a leg for which no candidate is eligible.
 pub(super) fn no_worker(query: &Query<'_>, busy: &BusyThresholds, pool: &[Candidate]) -> RouteError {
     let why = |candidate: &Candidate| {
-        if query.tried.contains(&(candidate.worker.id(), candidate.rank)) {
+        if query.tried.contains(&(candidate.worker_id(), candidate.rank)) {
             return Some(("failed this request", "failed this request"));
         }
         ineligible(query, busy, candidate).map(Refused::phrase)
@@ -89,7 +94,7 @@ fn pinned_row(
     }
     let mut refused = None;
     for (position, candidate) in (0_u32..).zip(pool) {
-        let wanted = candidate.worker.id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
+        let wanted = candidate.worker_id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
         if wanted {
             match ineligible(query, &thresholds, candidate) {
                 None => {
@@ -120,11 +125,21 @@ pub(super) fn preset_row(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) ->
         return Some((rows.first().copied().unwrap_or(0), Decider::Pin));
     }
     let row_of = |wanted: CandidateId| {
-        let is_it = |candidate: &Candidate| (candidate.worker.id(), candidate.rank) == wanted;
+        let is_it = |candidate: &Candidate| (candidate.worker_id(), candidate.rank) == wanted;
         rows.iter().copied().find(|row| pool.get(*row as usize).is_some_and(is_it))
     };
     let session = query.session.and_then(row_of).map(|row| (row, Decider::Session));
     session.or_else(|| query.planned.and_then(row_of).map(|row| (row, Decider::Plan)))
+}
+
+/// Whether a candidate that is eligible in itself may still not serve this leg of this request.
+fn depends_on_request(query: &Query<'_>, busy: &BusyThresholds) -> bool {
+    let request = query.request;
+    let needs_partner = query.leg == Leg::Prefill && !query.probe;
+    let peer = query.other_leg.is_some();
+    let asks =
+        !request.allowed_workers.is_empty() || !request.required_taints.is_empty() || request.lora.is_some();
+    asks || needs_partner || peer || !query.tried.is_empty() || *busy != BusyThresholds::default()
 }
 
 /// Returns why `candidate` may not serve the leg, when it may not (F6).
@@ -132,7 +147,7 @@ fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -
     let request = query.request;
     let spec = candidate.worker.spec();
     let allowed =
-        request.allowed_workers.is_empty() || request.allowed_workers.contains(&candidate.worker.id());
+        request.allowed_workers.is_empty() || request.allowed_workers.contains(&candidate.worker_id());
     if !allowed {
         return Some(Refused::Other(("is not allowed by the request", "are not allowed by the request")));
     }

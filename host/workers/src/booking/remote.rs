@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 use super::{RankLoad, booked::Booked, in_blocks, journal::LoadValues};
 use crate::prefix::Prefix;
 
-/// Load of all other gateways on one rank.
+/// Load of all other gateways on one rank. The figures that decisions read come first.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct RemoteLoad {
     requests: AtomicU32,
     prefill_tokens: AtomicU32,

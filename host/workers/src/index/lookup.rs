@@ -3,7 +3,11 @@
 
 use std::sync::Arc;
 
-use super::{holders::HolderDirectory, shards::Shards, shared::Shared};
+use super::{
+    holders::{Candidate, HolderDirectory, TierHolders},
+    shards::Shards,
+    shared::Shared,
+};
 use crate::{
     id::{BlockHash, DpRank, WorkerId},
     sync::atomic::Ordering,
@@ -63,17 +67,59 @@ impl Task {
     }
 }
 
+/// Reads the result of a lookup for one candidate after the other. Quick when they come in rising order.
+#[derive(Debug)]
+pub struct OverlapReader<'a> {
+    overlaps: &'a Overlaps,
+    /// Where the next candidate is likely to stand in the directory.
+    at: usize,
+}
+
+impl OverlapReader<'_> {
+    /// Returns the blocks that a candidate holds.
+    pub fn get(&mut self, worker: WorkerId, rank: DpRank) -> Matched {
+        // Nobody holds the first block.
+        if self.overlaps.depths.is_empty() {
+            return Matched::default();
+        }
+        let Some(holders) = self.holders((worker, rank)) else { return Matched::default() };
+        let [device, host, disk] =
+            holders.map(|holder| holder.map_or(0, |holder| self.overlaps.depth(holder)));
+        Matched { device, host, disk }
+    }
+
+    fn holders(&mut self, wanted: Candidate) -> Option<TierHolders> {
+        let all = &self.overlaps.directory.candidates;
+        let here = all.get(self.at);
+        let found = match here.map(|(candidate, _)| candidate.cmp(&wanted)) {
+            Some(std::cmp::Ordering::Equal) => Ok(self.at),
+            _ if self.stands_between(wanted) => Err(self.at),
+            _ => all.binary_search_by_key(&wanted, |(candidate, _)| *candidate),
+        };
+        self.at = found.map_or_else(|next| next, |at| at + 1);
+        all.get(found.ok()?).map(|(_, holders)| *holders)
+    }
+
+    /// Whether a candidate, if it had a holder, would stand where this reader is, and does not.
+    fn stands_between(&self, wanted: Candidate) -> bool {
+        let all = &self.overlaps.directory.candidates;
+        let above = all.get(self.at).is_none_or(|(next, _)| *next > wanted);
+        let last = self.at.checked_sub(1).and_then(|last| all.get(last));
+        above && last.is_none_or(|(last, _)| *last < wanted)
+    }
+}
+
 impl Overlaps {
     /// Returns the blocks that a candidate holds.
     #[must_use]
     pub fn get(&self, worker: WorkerId, rank: DpRank) -> Matched {
-        let candidates = &self.directory.candidates;
-        let found = candidates.binary_search_by_key(&(worker, rank), |(candidate, _)| *candidate);
-        let Some((_, holders)) = found.ok().and_then(|at| candidates.get(at)) else {
-            return Matched::default();
-        };
-        let [device, host, disk] = holders.map(|holder| holder.map_or(0, |holder| self.depth(holder)));
-        Matched { device, host, disk }
+        self.reader().get(worker, rank)
+    }
+
+    /// Returns a reader of what many candidates hold.
+    #[must_use]
+    pub fn reader(&self) -> OverlapReader<'_> {
+        OverlapReader { overlaps: self, at: 0 }
     }
 
     pub(super) fn find(&mut self, shared: &Shared, blocks: &[BlockHash]) {

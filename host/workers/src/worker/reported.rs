@@ -61,6 +61,7 @@ impl Worker {
     /// until that is nothing. Returns true if it changed.
     pub(crate) fn set_contradiction(&self, contradiction: Option<Contradiction>) -> bool {
         self.misconfigured.store(contradiction.is_some(), Ordering::Release);
+        self.tell_ranks();
         let new = contradiction.map(Arc::new);
         let changed = new != self.contradiction.swap(new.clone());
         if changed {

@@ -1,0 +1,192 @@
+//! Why a worker must not be chosen, and what its ranks know of that.
+
+use std::sync::atomic::Ordering;
+
+use super::{Health, Worker};
+
+/// Why a worker must not be chosen now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ineligible {
+    /// The worker's facts were not read yet.
+    NotReady,
+    /// The engine contradicts the worker's description.
+    Misconfigured,
+    /// The worker does not answer its health checks.
+    Unhealthy,
+    /// The worker is draining.
+    Draining,
+    /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
+    /// It may still be chosen if no other worker is left.
+    Failing,
+    /// It has reached its limit of concurrent requests.
+    AtCapacity,
+}
+
+impl Worker {
+    /// Returns why the candidate must not be chosen now; `None` if it may.
+    #[must_use]
+    pub fn ineligible(&self) -> Option<Ineligible> {
+        if self.is_misconfigured() {
+            return Some(Ineligible::Misconfigured);
+        }
+        match self.health() {
+            Health::Unknown => return Some(Ineligible::NotReady),
+            Health::Unhealthy => return Some(Ineligible::Unhealthy),
+            Health::Healthy => {}
+        }
+        if self.draining() || self.leaving() {
+            return Some(Ineligible::Draining);
+        }
+        let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
+        if on_trial || self.breaker.is_paused() {
+            return Some(Ineligible::Failing);
+        }
+        let limit = self.spec.max_concurrency?;
+        (self.active_requests() >= limit).then_some(Ineligible::AtCapacity)
+    }
+
+    /// Whether the ranks were told that the worker is eligible without a condition.
+    pub(super) fn is_surely_eligible(&self) -> bool {
+        self.ranks.first().is_some_and(|rank| rank.surely_eligible())
+    }
+
+    /// Tells every rank whether it is eligible without a condition: a decision reads that beside the rank's
+    /// load, and asks [`Worker::ineligible`] only when it is not so.
+    ///
+    /// Whoever changes what [`Worker::ineligible`] reads calls this afterwards. The lock orders the calls, so
+    /// that the last one has seen every change.
+    pub(super) fn tell_ranks(&self) {
+        let _telling = self.telling.lock();
+        let conditional = self.spec.max_concurrency.is_some()
+            || self.suspect.load(Ordering::Acquire)
+            || self.breaker.is_open();
+        let eligible = !conditional && self.ineligible().is_none();
+        self.ranks.iter().for_each(|rank| rank.set_surely_eligible(eligible));
+    }
+}
+
+impl Ineligible {
+    /// Returns whether the worker cannot serve at all, as opposed to being avoided.
+    #[must_use]
+    pub fn is_down(self) -> bool {
+        matches!(self, Self::NotReady | Self::Misconfigured | Self::Unhealthy | Self::Draining)
+    }
+
+    /// Returns the stable label in metrics and records.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotReady => "not_ready",
+            Self::Misconfigured => "misconfigured",
+            Self::Unhealthy => "unhealthy",
+            Self::Draining => "draining",
+            Self::Failing => "failing",
+            Self::AtCapacity => "at_capacity",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        facts::{Contradiction, FactName},
+        spec::WorkerSpec,
+    };
+
+    /// A change that decides on eligibility.
+    #[derive(Clone, Copy, Debug)]
+    enum Change {
+        Health(Health),
+        Draining(bool),
+        Leaving(bool),
+        Misconfigured(bool),
+        Outcome(bool),
+        Answered,
+        Timeout,
+        Later,
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        prop_oneof![
+            prop_oneof![Just(Health::Healthy), Just(Health::Unhealthy), Just(Health::Unknown)]
+                .prop_map(Change::Health),
+            any::<bool>().prop_map(Change::Draining),
+            any::<bool>().prop_map(Change::Leaving),
+            any::<bool>().prop_map(Change::Misconfigured),
+            prop::bool::weighted(0.3).prop_map(Change::Outcome),
+            Just(Change::Answered),
+            Just(Change::Timeout),
+            Just(Change::Later),
+        ]
+    }
+
+    impl Change {
+        async fn make(self, worker: &Worker) {
+            match self {
+                Self::Health(health) => _ = worker.set_health(health),
+                Self::Draining(on) => worker.set_draining(on),
+                Self::Leaving(on) => worker.set_leaving(on),
+                Self::Misconfigured(on) => _ = worker.set_contradiction(on.then(contradiction)),
+                Self::Outcome(ok) => worker.note_outcome(ok),
+                Self::Answered => worker.note_answered(),
+                Self::Timeout => worker.note_timeout(),
+                Self::Later => tokio::time::advance(Duration::from_secs(1)).await,
+            }
+        }
+    }
+
+    fn contradiction() -> Contradiction {
+        let [configured, reported] = ["16", "32"].map(str::to_owned);
+        Contradiction { fact: FactName::BlockSize, configured, reported, reporter: "/metrics" }
+    }
+
+    fn worker(more: &str) -> Worker {
+        let flag = format!("id=1,role=decode,engine=vllm,url=http://a:1,dp_size=2{more}");
+        Worker::new(WorkerSpec::parse_flag(&flag).unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_never_say_eligible_when_the_worker_is_not(
+            changes in proptest::collection::vec(change(), 1..60),
+            limited in any::<bool>(),
+        ) {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+            runtime.block_on(async {
+                let worker = worker(if limited { ",max_concurrency=1" } else { "" });
+                for change in changes {
+                    change.make(&worker).await;
+                    let sure = worker.ranks.iter().map(|rank| rank.surely_eligible());
+                    let sure: Vec<bool> = sure.collect();
+                    assert!(sure == [false; 2] || worker.ineligible().is_none(), "after {change:?}");
+                    // Nothing is asked of the worker while it is well.
+                    let conditional = limited || worker.breaker.is_open() || worker.suspect.load(Ordering::Relaxed);
+                    let well = worker.ineligible().is_none() && !conditional;
+                    assert_eq!(sure, [well; 2], "after {change:?}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn changes_of_several_threads_leave_the_ranks_right() {
+        for _ in 0..200 {
+            let worker = worker("");
+            worker.set_health(Health::Healthy);
+            std::thread::scope(|scope| {
+                scope.spawn(|| [true, false].map(|on| worker.set_draining(on)));
+                scope.spawn(|| [true, false].map(|on| worker.set_leaving(on)));
+                scope.spawn(|| (0..6).for_each(|_| worker.note_outcome(false)));
+                scope.spawn(|| worker.note_outcome(true));
+            });
+            let well = worker.ineligible().is_none() && !worker.breaker.is_open();
+            assert!(worker.ranks.iter().all(|rank| rank.surely_eligible() == well));
+        }
+    }
+}
