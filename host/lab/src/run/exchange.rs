@@ -96,7 +96,7 @@ impl Lab<'_> {
     fn send_batches(&mut self) {
         let mut batches: Vec<(usize, Bytes)> = Vec::new();
         for (place, gateway) in self.gateways.iter_mut().enumerate() {
-            let messages = gateway.exchange.as_mut().map(|exchange| exchange.outbox.batch());
+            let messages = gateway.exchange.as_mut().map(|exchange| exchange.outbox.batch(Vec::new()));
             batches.extend(messages.into_iter().flatten().map(|message| (place, message)));
         }
         let delay = self.fleet.gateways.delay;

@@ -42,7 +42,7 @@ pub(super) fn encode(out: &mut Families<'_>, figures: &ReplicaFigures) -> fmt::R
     };
     let help = "Number of messages between gateways by direction: sent or received";
     out.counters("pointsman_replicas_messages", help, both(figures.messages))?;
-    let help = "Bytes of messages between gateways by direction: sent or received";
+    let help = "Size of messages between gateways in bytes by direction: sent or received";
     out.counters("pointsman_replicas_bytes", help, both(figures.bytes))?;
     let help = "Number of snapshots of all own bookings that were sent";
     out.counter("pointsman_replicas_snapshots", help, figures.snapshots)?;
