@@ -42,7 +42,7 @@ fn import_of(sample: &Path) -> Vec<String> {
 fn samples() -> Vec<PathBuf> {
     let files = fs::read_dir(fixtures()).unwrap().map(|entry| entry.unwrap().path());
     let mut samples: Vec<_> =
-        files.filter(|path| !path.file_stem().is_some_and(|stem| stem == "parity")).collect();
+        files.filter(|path| path.file_stem().is_none_or(|stem| stem != "parity")).collect();
     samples.sort();
     samples
 }
