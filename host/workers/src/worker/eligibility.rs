@@ -166,7 +166,8 @@ mod tests {
                     let sure: Vec<bool> = sure.collect();
                     assert!(sure == [false; 2] || worker.ineligible().is_none(), "after {change:?}");
                     // Nothing is asked of the worker while it is well.
-                    let conditional = limited || worker.breaker.is_open() || worker.suspect.load(Ordering::Relaxed);
+                    let suspect = worker.suspect.load(Ordering::Relaxed);
+                    let conditional = limited || suspect || worker.breaker.is_open();
                     let well = worker.ineligible().is_none() && !conditional;
                     assert_eq!(sure, [well; 2], "after {change:?}");
                 }
