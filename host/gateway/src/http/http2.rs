@@ -143,10 +143,8 @@ fn reason(error: &hyper::Error) -> Option<&'static str> {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>())?;
     match cause.reason() {
         Some(h2::Reason::NO_ERROR) if cause.is_library() => Some("keep_alive"),
-        // The library says only in its text which of its limits it was.
-        Some(h2::Reason::ENHANCE_YOUR_CALM) if cause.is_library() => {
-            Some(if cause.to_string().contains("resets") { "resets" } else { "flood" })
-        }
+        // Early resets, frames of one head, empty frames: the library does not say which.
+        Some(h2::Reason::ENHANCE_YOUR_CALM) if cause.is_library() => Some("flood"),
         Some(_) if cause.is_library() => Some("malformed"),
         _ => None,
     }

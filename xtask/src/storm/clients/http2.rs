@@ -43,7 +43,7 @@ pub(super) async fn rapid_reset(target: &Target<'_>) -> anyhow::Result<Seen> {
         let cancel = 8_u32.to_be_bytes();
         [frame(HEADERS, END_HEADERS, stream, &post()), frame(RST_STREAM, 0, stream, &cancel)].concat()
     });
-    flood(target, 50, "5,000 requests, each reset", "resets", &requests.collect::<Vec<u8>>()).await
+    flood(target, 50, "5,000 requests, each reset", "flood", &requests.collect::<Vec<u8>>()).await
 }
 
 /// A head without an end.
