@@ -23,7 +23,7 @@ const SESSION_QUEUE: usize = 16_384;
 /// Changed bookings and sessions.
 type Queues = (Receiver<Arc<JournalEntry>>, Receiver<SessionChange>);
 
-/// The exchange with other gateways; without settings there is none.
+/// The exchange with other gateways, if it is configured.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Replicas(Option<Arc<Parts>>);
 

@@ -125,7 +125,7 @@ impl Import<'_> {
         plugin.is_told.get() || entries.any(|entry| entry.plugin == plugin.name)
     }
 
-    /// Reports what became of a plugin.
+    /// Reports the result for a plugin.
     fn tell(&mut self, plugin: &Plugin<'_>, kind: Kind, ours: impl Into<String>) {
         plugin.is_told.set(true);
         self.report.add(kind, plugin.place, format!("plugin `{}`", plain(plugin.name)), ours);

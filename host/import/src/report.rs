@@ -1,4 +1,4 @@
-//! What became of each part of the source.
+//! The report: the result for each part of the source.
 
 use std::fmt;
 
@@ -52,7 +52,7 @@ impl fmt::Display for Place {
 }
 
 impl Report {
-    /// Adds what became of the part `theirs`. For an approximation `ours` tells how it differs, for a part
+    /// Adds the result for the part `theirs`. For an approximation `ours` tells how it differs, for a part
     /// without counterpart what to do.
     pub(crate) fn add(
         &mut self,

@@ -136,7 +136,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Reports what became of a flag.
+    /// Reports the result for a flag.
     fn tell(&mut self, given: &Given, kind: Kind, ours: impl Into<String>) {
         given.is_told.set(true);
         self.report.add(kind, given.place, given.shown(), ours);

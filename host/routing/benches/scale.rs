@@ -23,7 +23,7 @@ use pointsman_workers::{
 
 const BLOCK: usize = 16;
 const LARGEST: u64 = 10_000;
-const SIZES: [u64; 4] = [1_024, 4_096, 8_000, LARGEST];
+const SIZES: [u64; 5] = [64, 1_024, 4_096, 8_000, LARGEST];
 
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

@@ -106,7 +106,8 @@ impl Inputs {
                 *cached =
                     [matched.device, matched.host, matched.disk].map(|marks| request.prefix.blocks(marks));
                 if let [device @ 1..=u32::MAX, 0, 0] = cached {
-                    // An engine with larger blocks reuses whole ones only.
+                    // An engine with larger blocks reuses whole ones only. Few candidates hold any, and only
+                    // of these the worker is looked at.
                     *device -= *device % candidate.worker.blocks_at_once(request.block_size);
                 }
             }

@@ -9,14 +9,14 @@ use super::{Problem, duration};
 
 /// Most bytes of the name of a gateway or of a fleet.
 const MAX_NAME: usize = 64;
-/// Longest lease: how long a gateway that is gone may count.
+/// Longest lease: the time for which the load of a gateway that is gone still counts.
 const MAX_LEASE: Duration = Duration::from_secs(300);
 
 /// `[replicas]`: gateways of one fleet tell each other what they book.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Replicas {
-    /// URLs of NATS servers, tried in turn; empty: this gateway tells nobody and hears nobody.
+    /// URLs of NATS servers, tried in turn; empty: this gateway exchanges nothing.
     pub servers: Vec<String>,
     /// Name of the fleet, a part of the subjects.
     pub fleet: String,

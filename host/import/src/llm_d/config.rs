@@ -30,7 +30,7 @@ pub(super) struct Plugin<'a> {
     params: Option<&'a Node>,
     /// Parameters that were looked at.
     read: RefCell<BTreeSet<String>>,
-    /// Whether the report says what became of it.
+    /// Whether the report lists it already.
     pub(super) is_told: Cell<bool>,
 }
 

@@ -43,7 +43,7 @@ pub(super) struct Given {
     pub(super) name: String,
     pub(super) values: Vec<String>,
     pub(super) place: Place,
-    /// Whether the report says what became of it.
+    /// Whether the report lists it already.
     pub(super) is_told: Cell<bool>,
 }
 
