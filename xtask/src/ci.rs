@@ -6,11 +6,9 @@ use crate::{models, setup, sh, spec, structure, test};
 
 mod width;
 
-/// Programs that check the repository when they are installed, and how to install them.
-const OPTIONAL: [(&str, &[&str], &str); 2] = [
-    ("cargo-deny", &["deny", "check"], "cargo install --locked cargo-deny"),
-    ("typos", &[], "cargo install --locked typos-cli"),
-];
+/// How to install the programs that check the repository when they are installed.
+const INSTALL_DENY: &str = "cargo-deny is not installed (cargo install --locked cargo-deny)";
+const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typos-cli)";
 
 /// Options of `ci`.
 #[derive(Debug, clap::Args)]
@@ -49,16 +47,32 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the optional programs. Returns a line for each that is not installed.
+/// Runs the optional programs. Returns a line for each check that could not run.
 fn optional() -> anyhow::Result<Vec<String>> {
-    let mut skipped = Vec::new();
-    for (program, args, install) in OPTIONAL {
-        if sh::succeeds(Command::new(program).arg("--version")) {
-            let mut command = if args.is_empty() { Command::new(program) } else { sh::cargo() };
-            sh::run(command.args(args).current_dir(sh::root()))?;
-        } else {
-            skipped.push(format!("not checked: {program} is not installed ({install})"));
-        }
+    let mut skipped = dependencies()?;
+    if sh::succeeds(Command::new("typos").arg("--version")) {
+        sh::run(Command::new("typos").current_dir(sh::root()))?;
+    } else {
+        skipped.push(format!("not checked: {INSTALL_TYPOS}"));
     }
     Ok(skipped)
+}
+
+/// Checks the dependencies with cargo-deny. The advisories need the RustSec database, which lives on GitHub:
+/// where it cannot be fetched, only they are left out.
+fn dependencies() -> anyhow::Result<Vec<String>> {
+    let deny = |args: &[&str]| {
+        let mut command = sh::cargo();
+        command.arg("deny").args(args).current_dir(sh::root());
+        command
+    };
+    if !sh::succeeds(Command::new("cargo-deny").arg("--version")) {
+        return Ok(vec![format!("not checked: {INSTALL_DENY}")]);
+    }
+    sh::run(&mut deny(&["check", "bans", "licenses", "sources"]))?;
+    if !sh::succeeds(&mut deny(&["fetch", "db"])) {
+        return Ok(vec!["not checked: advisories (the RustSec database cannot be fetched)".into()]);
+    }
+    sh::run(&mut deny(&["check", "advisories"]))?;
+    Ok(Vec::new())
 }
