@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use pointsman_admin_cli::{AdminCommand, print, with_causes};
@@ -225,11 +225,19 @@ impl ServeArgs {
     }
 }
 
+/// Time after which an idle thread for blocking work ends. Files are read again each second: with tokio's ten
+/// seconds, threads that once worked side by side would all stay.
+const BLOCKING_KEEP_ALIVE: Duration = Duration::from_millis(500);
+
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let config = args.config()?;
     let path = args.config.clone();
     let source = path.is_some().then(|| ConfigSource { path, read: Arc::new(move || args.config()) });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name("blocking")
+        .thread_keep_alive(BLOCKING_KEEP_ALIVE)
+        .build()?;
     runtime.block_on(async {
         crate::state::open_files::raise_limit();
         let running = Daemon::start_from(&config, source, InheritedSockets::of_process()?).await?;

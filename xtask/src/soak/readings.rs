@@ -1,19 +1,21 @@
 //! What the gateway's process uses over time.
 
-use std::{fs, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::Context as _;
 
 use super::{DESCRIPTORS, GROWTH};
-use crate::{fleet::Fleet, metrics_text, proc::Memory, stats::median, table::Checks};
+use crate::{fleet::Fleet, metrics_text, proc::Memory, sh, stats::median, table::Checks};
 
 /// One reading.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Reading {
     /// Anonymous memory, megabytes.
     pub(super) memory: f64,
     pub(super) descriptors: f64,
     pub(super) threads: f64,
+    /// Number of threads by name.
+    names: BTreeMap<String, u32>,
 }
 
 /// All readings with the time since the start.
@@ -29,14 +31,28 @@ impl Reading {
             let entries = fs::read_dir(format!("/proc/{pid}/{name}")).context("the gateway ended")?;
             Ok(f64::from(u32::try_from(entries.count())?))
         };
+        let names = thread_names(pid);
         let metrics = fleet.metrics().await?;
         let open = metrics_text::sum(&metrics, "pointsman_client_connections");
         Ok(Self {
             memory: Memory::of(pid)?.anonymous,
             descriptors: count("fd")? - open,
-            threads: count("task")?,
+            threads: names.values().sum::<u32>().into(),
+            names,
         })
     }
+}
+
+/// Number of threads of a process by name. A thread that ends while it is read is left out.
+fn thread_names(pid: u32) -> BTreeMap<String, u32> {
+    let mut names = BTreeMap::new();
+    let tasks = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("task"));
+    for task in tasks.into_iter().flatten().flatten() {
+        if let Ok(name) = fs::read_to_string(task.path().join("comm")) {
+            *names.entry(name.trim().to_owned()).or_default() += 1;
+        }
+    }
+    names
 }
 
 impl Readings {
@@ -66,6 +82,23 @@ impl Readings {
         checks.check("file descriptors, likewise (limit +5)", shown, after - before <= DESCRIPTORS);
         let (before, after) = both(|reading| reading.threads);
         checks.check("threads, likewise (limit +0)", format!("{before:.0} / {after:.0}"), after <= before);
+        for line in self.changed_threads(quarter) {
+            sh::print(&line);
+        }
         Ok(())
+    }
+
+    /// A line for each thread name whose number differs between the second and the last quarter (medians).
+    fn changed_threads(&self, quarter: usize) -> Vec<String> {
+        let mut names: Vec<&String> = self.0.iter().flat_map(|(_, reading)| reading.names.keys()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let of = |from: usize, name: &String| {
+            let counts = self.0.iter().skip(from).take(quarter);
+            median(counts.map(|(_, reading)| reading.names.get(name).copied().unwrap_or(0).into()).collect())
+        };
+        let both = names.into_iter().map(|name| (name, of(quarter, name), of(self.0.len() - quarter, name)));
+        let changed = both.filter(|(_, before, after)| before != after);
+        changed.map(|(name, before, after)| format!("threads `{name}`: {before} / {after}")).collect()
     }
 }
