@@ -17,11 +17,12 @@ use crate::{average::Average, id::Leg, prefix::Prefix};
 
 mod booked;
 mod journal;
+mod rank_blocks;
 mod remote;
 
-use booked::Booked;
 pub(crate) use journal::RankJournal;
 pub use journal::{Journal, JournalEntry, LoadValues, WorkerKey};
+use rank_blocks::RankBlocks;
 use remote::RemoteLoad;
 pub use remote::{RemoteBooking, RemoteFigures};
 
@@ -56,7 +57,7 @@ pub struct RankLoad {
     surely_eligible: AtomicBool,
     requests: AtomicU32,
     prefill_tokens: AtomicU32,
-    /// Number of distinct blocks with a hash.
+    /// Number of distinct blocks with a hash that are booked here.
     named: AtomicU32,
     /// Thousandths of blocks without a hash: partial prompt blocks, output blocks, blocks booked without
     /// reuse. Signed, because additions and releases of different bookings interleave.
@@ -68,7 +69,7 @@ pub struct RankLoad {
     prefill: Average,
     itl: Average,
     errors: Average,
-    blocks: Mutex<Booked>,
+    blocks: Mutex<RankBlocks>,
     /// Where the bookings are noted for other gateways; `None`: no other gateway is told.
     journal: Option<RankJournal>,
 }
@@ -138,7 +139,7 @@ impl RankLoad {
         self.prefill_tokens.load(Ordering::Relaxed).saturating_add(self.remote.prefill_tokens())
     }
 
-    /// Returns the number of booked blocks. A block that is booked here and by another gateway counts twice.
+    /// Returns the number of booked blocks. A block that is booked here and by another gateway counts once.
     #[must_use]
     pub fn decode_blocks(&self) -> u32 {
         let unnamed = in_blocks(self.unnamed_millis.load(Ordering::Relaxed));
@@ -149,12 +150,9 @@ impl RankLoad {
     /// once (G).
     #[must_use]
     pub fn blocks_after_admission(&self, prefix: &Prefix, total: u32, assume_kv_reuse: bool) -> u32 {
-        let here = if assume_kv_reuse && self.named.load(Ordering::Relaxed) > 0 {
-            self.blocks.lock().shared(prefix.hashes())
-        } else {
-            0
-        };
-        let shared = if assume_kv_reuse { here.max(self.remote.shared(prefix)) } else { 0 };
+        let named = self.named.load(Ordering::Relaxed).saturating_add(self.remote.named());
+        let shared =
+            if assume_kv_reuse && named > 0 { self.blocks.lock().shared(prefix.hashes()) } else { 0 };
         let new = total.saturating_sub(prefix.blocks(u32::try_from(shared).unwrap_or(u32::MAX)));
         self.decode_blocks().saturating_add(new)
     }
@@ -205,16 +203,12 @@ impl RankLoad {
         self.errors.get()
     }
 
-    fn add_blocks(&self, prefix: &Prefix) {
-        let mut booked = self.blocks.lock();
-        booked.add(prefix);
-        self.named.store(booked.blocks(), Ordering::Relaxed);
-    }
-
-    fn release_blocks(&self, prefix: &Prefix) {
-        let mut booked = self.blocks.lock();
-        booked.release(prefix);
-        self.named.store(booked.blocks(), Ordering::Relaxed);
+    /// Changes the booked blocks with a hash.
+    fn change_blocks(&self, change: impl FnOnce(&mut RankBlocks)) {
+        let mut blocks = self.blocks.lock();
+        change(&mut blocks);
+        self.named.store(blocks.own(), Ordering::Relaxed);
+        self.remote.set_named(blocks.only_remote());
     }
 }
 
@@ -224,7 +218,7 @@ impl Booking {
         load.requests.fetch_add(1, Ordering::Relaxed);
         load.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
         let (blocks, unnamed) = if request.assume_kv_reuse {
-            load.add_blocks(&request.prefix);
+            load.change_blocks(|blocks| blocks.add_own(&request.prefix));
             let named = request.prefix.named_blocks();
             (Some(request.prefix.clone()), request.total_prompt_blocks.saturating_sub(named))
         } else {
@@ -333,7 +327,7 @@ impl Drop for Booking {
         }
         self.prefill_done();
         if let Some(blocks) = self.blocks.take() {
-            self.load.release_blocks(&blocks);
+            self.load.change_blocks(|booked| booked.release_own(&blocks));
         }
         self.load.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
         self.load.requests.fetch_sub(1, Ordering::Relaxed);

@@ -37,6 +37,11 @@ impl Booked {
         self.blocks
     }
 
+    /// Returns whether nothing is booked.
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
     /// Returns how many of a prompt's hashes are booked, counted from the first one.
     pub(super) fn shared(&self, hashes: &[BlockHash]) -> usize {
         let mut place = 0;
@@ -118,8 +123,13 @@ impl Run {
 
 /// Returns the number of blocks that a run of this prompt covers.
 fn weight(prefix: &Prefix, run: &Run) -> u32 {
+    weight_between(prefix, run.start, run.end)
+}
+
+/// Returns the number of blocks between two positions of a prompt; 0 if the second is not behind the first.
+pub(super) fn weight_between(prefix: &Prefix, start: usize, end: usize) -> u32 {
     let blocks = |mark: usize| prefix.blocks(u32::try_from(mark).unwrap_or(u32::MAX));
-    blocks(run.end).saturating_sub(blocks(run.start))
+    blocks(end).saturating_sub(blocks(start))
 }
 
 #[cfg(test)]

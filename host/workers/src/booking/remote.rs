@@ -1,14 +1,12 @@
 //! Load that other gateways book on one rank. It counts beside the load that is booked here, and never in it:
-//! wrong figures of another gateway end with its bookings.
+//! wrong figures of another gateway end with its bookings. Blocks with a hash are in `rank_blocks`.
 
 use std::sync::{
     Arc,
     atomic::{AtomicI64, AtomicU32, Ordering},
 };
 
-use parking_lot::Mutex;
-
-use super::{RankLoad, booked::Booked, in_blocks, journal::LoadValues};
+use super::{RankLoad, in_blocks, journal::LoadValues};
 use crate::prefix::Prefix;
 
 /// Load of all other gateways on one rank. The figures that decisions read come first.
@@ -18,9 +16,8 @@ pub(super) struct RemoteLoad {
     requests: AtomicU32,
     prefill_tokens: AtomicU32,
     unnamed_millis: AtomicI64,
-    /// Number of distinct blocks with a hash.
+    /// Number of distinct blocks with a hash that are not booked here.
     named: AtomicU32,
-    blocks: Mutex<Booked>,
 }
 
 /// Load of other gateways on one rank, for display.
@@ -30,7 +27,7 @@ pub struct RemoteFigures {
     pub active_requests: u32,
     /// Prompt tokens whose prefill has not completed.
     pub active_prefill_tokens: u32,
-    /// Number of blocks.
+    /// Number of blocks that are not booked here, too.
     pub decode_blocks: u32,
 }
 
@@ -52,14 +49,19 @@ impl RemoteLoad {
         self.prefill_tokens.load(Ordering::Relaxed)
     }
 
-    pub(super) fn blocks(&self) -> u32 {
-        let unnamed = in_blocks(self.unnamed_millis.load(Ordering::Relaxed));
-        self.named.load(Ordering::Relaxed).saturating_add(unnamed)
+    /// Returns the number of distinct blocks with a hash that only other gateways book.
+    pub(super) fn named(&self) -> u32 {
+        self.named.load(Ordering::Relaxed)
     }
 
-    /// Returns how many of a prompt's hashes are booked, counted from the first one.
-    pub(super) fn shared(&self, prefix: &Prefix) -> usize {
-        if self.named.load(Ordering::Relaxed) == 0 { 0 } else { self.blocks.lock().shared(prefix.hashes()) }
+    pub(super) fn blocks(&self) -> u32 {
+        let unnamed = in_blocks(self.unnamed_millis.load(Ordering::Relaxed));
+        self.named().saturating_add(unnamed)
+    }
+
+    /// Sets the number of distinct blocks with a hash that only other gateways book.
+    pub(super) fn set_named(&self, blocks: u32) {
+        self.named.store(blocks, Ordering::Relaxed);
     }
 
     pub(super) fn figures(&self) -> RemoteFigures {
@@ -85,9 +87,7 @@ impl RemoteBooking {
         remote.requests.fetch_add(1, Ordering::Relaxed);
         remote.change(LoadValues::default(), values);
         if let Some(prefix) = &blocks {
-            let mut booked = remote.blocks.lock();
-            booked.add(prefix);
-            remote.named.store(booked.blocks(), Ordering::Relaxed);
+            load.change_blocks(|blocks| blocks.add_remote(prefix));
         }
         Self { load, blocks, values }
     }
@@ -111,13 +111,11 @@ impl Drop for RemoteBooking {
         remote.change(self.values, LoadValues::default());
         let left = remote.requests.fetch_sub(1, Ordering::Relaxed).saturating_sub(1);
         if let Some(prefix) = self.blocks.take() {
-            let mut booked = remote.blocks.lock();
-            booked.release(&prefix);
-            if left == 0 {
+            self.load.change_blocks(|blocks| match left {
                 // What wrong hashes left behind ends here.
-                *booked = Booked::default();
-            }
-            remote.named.store(booked.blocks(), Ordering::Relaxed);
+                0 => blocks.forget_remote(),
+                _ => blocks.release_remote(&prefix),
+            });
         }
     }
 }

@@ -110,6 +110,6 @@ proptest! {
         }
         bookings.clear();
         prop_assert_eq!(state(&load), (0, 0, 0));
-        prop_assert_eq!(load.blocks.lock().blocks(), 0);
+        prop_assert_eq!(load.blocks.lock().own(), 0);
     }
 }
