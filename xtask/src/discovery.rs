@@ -18,7 +18,7 @@ use crate::{
     table::Checks,
 };
 
-mod etcd;
+pub(crate) mod etcd;
 mod kubernetes;
 
 #[derive(Debug, clap::Args)]
@@ -51,7 +51,7 @@ const AWAY: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server that workers are registered at.
-trait Server {
+pub(crate) trait Server {
     /// Registers a worker at an address.
     async fn put(&mut self, id: u64, address: &str) -> anyhow::Result<()>;
     /// Removes it.

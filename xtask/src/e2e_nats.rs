@@ -5,11 +5,12 @@
 
 use crate::{fleet, table::Checks};
 
+pub(crate) mod clients;
 mod faults;
 mod load;
-mod proxy;
+pub(crate) mod proxy;
 mod quality;
-mod rig;
+pub(crate) mod rig;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

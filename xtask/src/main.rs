@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod api_fuzz;
 mod bench;
 mod certificates;
+mod chaos;
 mod ci;
 mod client;
 mod curl_errors;
@@ -127,6 +128,8 @@ enum Command {
     KubernetesFiles(kubernetes_files::Args),
     /// Let gateways tell each other their load over the real NATS (nats-server); compare, and kill parts.
     E2eNats(e2e_nats::Args),
+    /// Kill engines, gateways, NATS and etcd and cut networks at random, under load; needs both servers.
+    Chaos(chaos::Args),
     /// Scan the TLS of both listeners with testssl.sh and sslscan.
     TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
@@ -174,6 +177,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
         Command::E2eEnvoy(args) => e2e_envoy::run(&args).await,
         Command::E2eNats(args) => e2e_nats::run(&args).await,
+        Command::Chaos(args) => chaos::run(&args).await,
         Command::E2eSdk => e2e_sdk::run().await,
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => e2e_vllm::run(&args).await,

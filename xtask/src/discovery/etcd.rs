@@ -18,15 +18,23 @@ use crate::{
 };
 
 /// A running etcd.
-pub(super) struct Etcd {
+pub(crate) struct Etcd {
     process: Option<Process>,
     dir: PathBuf,
-    ports: [u16; 2],
+    /// Of clients, and of other servers.
+    pub(crate) ports: [u16; 2],
     client: Client,
 }
 
 impl Etcd {
-    pub(super) async fn start(dir: &Path) -> anyhow::Result<Self> {
+    /// Registers a worker.
+    pub(crate) async fn register(&self, id: u64, address: &str, role: &str) -> anyhow::Result<()> {
+        let worker = json!({ "id": id, "url": format!("http://{address}"), "role": role, "engine": "vllm" });
+        let body = json!({ "key": key(id), "value": BASE64.encode(worker.to_string()) });
+        self.call("/v3/kv/put", body).await.map(drop)
+    }
+
+    pub(crate) async fn start(dir: &Path) -> anyhow::Result<Self> {
         let ports = [free_port()?, free_port()?];
         let client = Client::new(&format!("127.0.0.1:{}", ports[0]));
         let mut etcd = Self { process: None, dir: dir.to_owned(), ports, client };
@@ -56,16 +64,18 @@ impl Etcd {
     }
 }
 
+/// The section of the configuration of a gateway that reaches etcd at this port.
+pub(crate) fn section(port: u16) -> String {
+    format!("[[discovery.etcd]]\nname = \"a\"\nendpoints = [\"http://127.0.0.1:{port}\"]\nprefix = \"/w/\"\n")
+}
+
 fn key(id: u64) -> String {
     BASE64.encode(format!("/w/{id}"))
 }
 
 impl Server for Etcd {
     async fn put(&mut self, id: u64, address: &str) -> anyhow::Result<()> {
-        let worker =
-            json!({ "id": id, "url": format!("http://{address}"), "role": "aggregated", "engine": "vllm" });
-        let body = json!({ "key": key(id), "value": BASE64.encode(worker.to_string()) });
-        self.call("/v3/kv/put", body).await.map(drop)
+        self.register(id, address, "aggregated").await
     }
 
     async fn delete(&mut self, id: u64) -> anyhow::Result<()> {
@@ -86,10 +96,7 @@ impl Server for Etcd {
     }
 
     fn config(&self) -> String {
-        let port = self.ports[0];
-        format!(
-            "[[discovery.etcd]]\nname = \"a\"\nendpoints = [\"http://127.0.0.1:{port}\"]\nprefix = \"/w/\"\n"
-        )
+        section(self.ports[0])
     }
 
     fn source(&self) -> &'static str {

@@ -2,51 +2,22 @@
 
 use std::{
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
-use parking_lot::Mutex;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use super::{
     Args,
+    clients::{Clients, Tally},
     proxy::StoppingProxy,
     rig::{Engines, Nats, agree, gateway, until},
 };
-use crate::{
-    client::{CHAT, Client, Outcome},
-    fleet::Fleet,
-    sh,
-    table::Checks,
-};
+use crate::{fleet::Fleet, sh, table::Checks};
 
 /// Time of each phase: longer than a lease.
 const PHASE: Duration = Duration::from_secs(5);
-/// Time between two requests of a gateway's clients.
-const GAP: Duration = Duration::from_millis(80);
-const BODY: &str = r#"{"model":"tiny","stream":true,"max_tokens":30,"ignore_eos":true,"messages":[{"role":"user","content":"a question of some length, as clients ask it"}]}"#;
-
-/// Clients of one gateway.
-struct Clients {
-    shared: Arc<Shared>,
-    task: JoinSet<()>,
-}
-
-#[derive(Default)]
-struct Shared {
-    stop: AtomicBool,
-    whole: AtomicU64,
-    one_error: AtomicU64,
-    neither: AtomicU64,
-    problem: Mutex<Option<String>>,
-}
 
 /// Everything that runs.
 struct Rig<'a> {
@@ -169,53 +140,17 @@ impl Rig<'_> {
     }
 
     fn judge(&self, what: &str, checks: &mut Checks) {
-        let sum = |read: fn(&Shared) -> &AtomicU64| -> u64 {
-            self.clients.iter().map(|clients| read(&clients.shared).load(Relaxed)).sum()
+        let sum = |read: fn(&Tally) -> &AtomicU64| -> u64 {
+            self.clients.iter().map(|clients| read(&clients.tally).load(Relaxed)).sum()
         };
-        let neither = sum(|shared| &shared.neither);
-        let shown =
-            format!("{}, {}, {neither}", sum(|shared| &shared.whole), sum(|shared| &shared.one_error));
+        let neither = sum(|tally| &tally.neither);
+        let shown = format!("{}, {}, {neither}", sum(|tally| &tally.whole), sum(|tally| &tally.one_error));
         checks.check(&format!("after {what}: whole, one error, neither"), shown, neither == 0);
-        let problem = self.clients.iter().find_map(|clients| clients.shared.problem.lock().clone());
+        let problem = self.clients.iter().find_map(|clients| clients.tally.problem.lock().clone());
         if let Some(problem) = problem {
             sh::status(&format!("the first of these: {problem}"));
         }
     }
-}
-
-impl Clients {
-    fn start(client: Client) -> Self {
-        let (shared, mut task) = (Arc::<Shared>::default(), JoinSet::new());
-        task.spawn(send(client, shared.clone()));
-        Self { shared, task }
-    }
-
-    /// Stops, and waits for the answers.
-    async fn end(mut self) -> Arc<Shared> {
-        self.shared.stop.store(true, Relaxed);
-        while self.task.join_next().await.is_some() {}
-        self.shared
-    }
-}
-
-async fn send(client: Client, shared: Arc<Shared>) {
-    let mut requests = JoinSet::new();
-    while !shared.stop.load(Relaxed) {
-        let (client, tally) = (client.clone(), shared.clone());
-        requests.spawn(async move {
-            match client.outcome(CHAT, BODY, true).await {
-                Outcome::Whole | Outcome::Streamed => tally.whole.fetch_add(1, Relaxed),
-                Outcome::OneError => tally.one_error.fetch_add(1, Relaxed),
-                Outcome::Neither(problem) => {
-                    tally.problem.lock().get_or_insert(problem);
-                    tally.neither.fetch_add(1, Relaxed)
-                }
-            };
-        });
-        while requests.try_join_next().is_some() {}
-        sleep(GAP).await;
-    }
-    while requests.join_next().await.is_some() {}
 }
 
 fn seconds(time: Duration) -> String {

@@ -11,15 +11,15 @@ use tokio::{
 };
 
 /// A running proxy. Dropping it closes everything.
-pub(super) struct StoppingProxy {
-    pub(super) port: u16,
+pub(crate) struct StoppingProxy {
+    pub(crate) port: u16,
     stopped: watch::Sender<bool>,
     _tasks: JoinSet<()>,
 }
 
 impl StoppingProxy {
     /// Starts a proxy in front of a loopback port.
-    pub(super) async fn start(port: u16) -> anyhow::Result<Self> {
+    pub(crate) async fn start(port: u16) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let own = listener.local_addr()?.port();
         let (stopped, watched) = watch::channel(false);
@@ -29,7 +29,7 @@ impl StoppingProxy {
     }
 
     /// Stops, or goes on.
-    pub(super) fn stop(&self, stopped: bool) {
+    pub(crate) fn stop(&self, stopped: bool) {
         self.stopped.send_replace(stopped);
     }
 }

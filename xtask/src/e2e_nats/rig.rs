@@ -22,27 +22,27 @@ const ENGINE: &str = "--blocks 1500 --max-num-seqs 64 --jitter 0.05 --threads 1"
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The real server.
-pub(super) struct Nats {
+pub(crate) struct Nats {
     process: Option<Process>,
     dir: PathBuf,
-    pub(super) port: u16,
+    pub(crate) port: u16,
 }
 
 /// Running engines and the flags that register them.
-pub(super) struct Engines {
-    pub(super) processes: Vec<Process>,
-    pub(super) flags: Vec<String>,
+pub(crate) struct Engines {
+    pub(crate) processes: Vec<Process>,
+    pub(crate) flags: Vec<String>,
 }
 
 impl Nats {
-    pub(super) async fn start(dir: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn start(dir: &Path) -> anyhow::Result<Self> {
         let mut nats = Self { process: None, dir: dir.to_owned(), port: free_port()? };
         nats.spawn().await?;
         Ok(nats)
     }
 
     /// Starts the server on its port.
-    pub(super) async fn spawn(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn spawn(&mut self) -> anyhow::Result<()> {
         let mut command = Command::new("nats-server");
         command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]);
         let process = Process::logging("nats", command, &self.dir, End::Kill);
@@ -56,13 +56,13 @@ impl Nats {
     }
 
     /// Ends the server as `kill -9` does.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process = None;
     }
 }
 
 impl Engines {
-    pub(super) fn start(bin: &Path, dir: &Path, count: usize) -> anyhow::Result<Self> {
+    pub(crate) fn start(bin: &Path, dir: &Path, count: usize) -> anyhow::Result<Self> {
         let spec = EngineSpec::new("vllm", "aggregated", ENGINE);
         let mut engines = Self { processes: Vec::new(), flags: Vec::new() };
         for place in 1..=count {
@@ -74,7 +74,7 @@ impl Engines {
     }
 
     /// Returns the states of the engines that answer.
-    pub(super) async fn states(&self) -> Vec<Value> {
+    pub(crate) async fn states(&self) -> Vec<Value> {
         let mut states = Vec::new();
         for engine in &self.processes {
             states.extend(engine.client().json("/sim/state").await);
@@ -84,7 +84,7 @@ impl Engines {
 }
 
 /// Starts a gateway. `nats`: port of the server that it tells its load over.
-pub(super) async fn gateway(
+pub(crate) async fn gateway(
     bin: &Path,
     dir: &Path,
     number: usize,
@@ -101,7 +101,7 @@ pub(super) async fn gateway(
 }
 
 /// Waits until each gateway knows all bookings of all others. Returns how long that took.
-pub(super) async fn agree(gateways: &[&Fleet]) -> anyhow::Result<Duration> {
+pub(crate) async fn agree(gateways: &[&Fleet]) -> anyhow::Result<Duration> {
     let began = Instant::now();
     for gateway in gateways {
         until(gateway, "all gateways know each other", |status| {
@@ -115,7 +115,7 @@ pub(super) async fn agree(gateways: &[&Fleet]) -> anyhow::Result<Duration> {
 }
 
 /// Waits until the exchange of a gateway is in a state. Returns how long that took.
-pub(super) async fn until(
+pub(crate) async fn until(
     gateway: &Fleet,
     what: &str,
     fits: impl Fn(&Value) -> bool,
