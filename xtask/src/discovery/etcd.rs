@@ -90,8 +90,10 @@ impl Server for Etcd {
 
     async fn recover(&mut self) -> anyhow::Result<()> {
         self.spawn().await?;
-        let all = self.call("/v3/kv/range", json!({ "key": BASE64.encode("a") })).await?;
-        let revision = all["header"]["revision"].as_str().context("etcd told no revision")?.to_owned();
+        // A revision of its own: one that was compacted before is refused.
+        let mark = json!({ "key": BASE64.encode("compacted"), "value": "" });
+        let written = self.call("/v3/kv/put", mark).await?;
+        let revision = written["header"]["revision"].as_str().context("etcd told no revision")?.to_owned();
         self.call("/v3/kv/compaction", json!({ "revision": revision, "physical": true })).await.map(drop)
     }
 
