@@ -118,7 +118,7 @@ impl Daemon {
         start_feeds(&state, &stop, &state.tracker)?;
         let (tables, token) = ((state.registry.clone(), state.router.index().clone()), stop.clone());
         let (address, settings) = (listener.local_addr()?, (&replicas, block_size));
-        state.replicas.start(settings, address, tables, token, &state.tracker)?;
+        state.replicas.start(settings, address, tables, &state.policies, token, &state.tracker)?;
         let servers = TaskTracker::new();
         let admin = admin_listener.local_addr()?;
         let beats = Heartbeats::new(listeners.client_threads());

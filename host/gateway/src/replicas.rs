@@ -2,13 +2,17 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed, mpsc::Receiver},
+    sync::{Arc, OnceLock, atomic::Ordering::Relaxed, mpsc::Receiver},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
 use pointsman_orchestration::{SessionChange, Sessions};
-use pointsman_replicas::{Credentials, Exchange, MAX_NAME, ReplicasConfig, Status, TlsFiles};
+use pointsman_policy_runtime::PolicyManager;
+use pointsman_replicas::{
+    Credentials, Exchange, MAX_NAME, ReplicasConfig, SharedStates, Status, TlsFiles, slot_name,
+};
+use pointsman_routing::SharedState;
 use pointsman_workers::{Journal, JournalEntry, PrefixIndex, Registry};
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -32,6 +36,8 @@ struct Parts {
     status: Arc<Status>,
     journal: Arc<Journal>,
     sessions: Arc<Sessions>,
+    /// Since the exchange started.
+    states: OnceLock<SharedStates>,
     /// Until the exchange starts.
     changed: Mutex<Option<Queues>>,
 }
@@ -48,6 +54,7 @@ impl Replicas {
             status: Arc::default(),
             journal,
             sessions: Arc::new(sessions),
+            states: OnceLock::new(),
             changed: Mutex::new(Some((changed, bound))),
         })))
     }
@@ -67,7 +74,8 @@ impl Replicas {
         &self,
         (settings, block_size): (&config::Replicas, u32),
         address: SocketAddr,
-        (registry, index): (Arc<Registry>, Arc<PrefixIndex>),
+        tables: (Arc<Registry>, Arc<PrefixIndex>),
+        policies: &PolicyManager,
         stop: CancellationToken,
         alive: &TaskTracker,
     ) -> std::io::Result<()> {
@@ -79,12 +87,16 @@ impl Replicas {
         let (journal, status) = ((parts.journal.clone(), changed), parts.status.clone());
         let sessions = (parts.sessions.clone(), bound);
         let config = exchange_config(settings, block_size, address);
+        let states = policies.slots().iter().zip(policies.states()).map(|(slot, state)| {
+            let name = slot_name(&slot.kind().to_string(), slot.model().map(|model| model.as_str()));
+            (name, state.clone() as Arc<dyn SharedState>)
+        });
+        let states = SharedStates::new(states);
+        let _ = parts.states.set(states.clone());
         let alive = alive.token();
         std::thread::Builder::new().name("pointsman-replicas".to_owned()).spawn(move || {
             runtime.block_on(async {
-                Exchange::new(config, journal, sessions, incarnation, registry, index, status)
-                    .run(stop)
-                    .await;
+                Exchange::new(config, journal, sessions, states, incarnation, tables, status).run(stop).await;
             });
             drop(alive);
         })?;
@@ -97,18 +109,27 @@ impl Replicas {
         let mut view = serde_json::to_value(&*parts.status.view()).unwrap_or_default();
         if let Some(view) = view.as_object_mut() {
             view.insert("enabled".to_owned(), true.into());
+            if parts.shares_state() {
+                view.insert("state".to_owned(), json!(*parts.status.state()));
+            }
         }
         view
     }
 
     /// Says for `GET /readyz` whether the load of others is known; `None` without an exchange.
     pub(crate) fn readiness(&self) -> Option<Value> {
-        let view = self.0.as_ref()?.status.view();
+        let parts = self.0.as_ref()?;
+        let view = parts.status.view();
+        let state_shared = parts.shares_state().then(|| parts.status.state().shared);
         let (connected, peers) = (view.connected, view.peers.len());
         let name_conflict = view.name_conflict;
-        Some(json!({
+        let mut readiness = json!({
             "connected": connected, "peers": peers, "alone": peers == 0, "name_conflict": name_conflict,
-        }))
+        });
+        if let (Some(shared), Some(readiness)) = (state_shared, readiness.as_object_mut()) {
+            readiness.insert("state_shared".to_owned(), shared.into());
+        }
+        Some(readiness)
     }
 
     /// Returns the figures of `GET /metrics`.
@@ -131,7 +152,18 @@ impl Replicas {
             sessions_full: parts.sessions.untold(),
             expired: counters.expired.load(Relaxed),
             disconnects: counters.disconnects.load(Relaxed),
+            state_shared: parts.status.state().shared,
+            state_changes: [counters.state_sent.load(Relaxed), counters.state_received.load(Relaxed)],
+            state_refused: counters.state_refused.load(Relaxed),
+            state_unsent: counters.state_unsent.load(Relaxed),
         }
+    }
+}
+
+impl Parts {
+    /// Returns whether any slot shares the state of its policies.
+    fn shares_state(&self) -> bool {
+        self.states.get().is_some_and(SharedStates::any)
     }
 }
 

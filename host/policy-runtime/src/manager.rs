@@ -234,6 +234,12 @@ impl PolicyManager {
         &self.slots
     }
 
+    /// Returns the state of each slot's policies, in the order of the slots.
+    #[must_use]
+    pub fn states(&self) -> &[Arc<State>] {
+        &self.states
+    }
+
     /// Returns instances, memory and cache hits of all policies together.
     #[must_use]
     pub fn usage(&self) -> Usage {

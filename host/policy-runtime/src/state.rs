@@ -7,12 +7,18 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
 
 pub(crate) mod scratch;
+mod shared;
+
+use shared::{Origin, Sharing};
 
 const SHARDS: usize = 16;
 /// Minimum time between two sweeps, milliseconds.
@@ -62,6 +68,8 @@ pub(crate) struct Entry {
     value: Box<[u8]>,
     /// Milliseconds since the Unix epoch; `u64::MAX`: never.
     expires_ms: u64,
+    /// How gateways agree on it; `None`: it was written while the state was not shared.
+    origin: Option<Box<Origin>>,
 }
 
 type Shard = HashMap<Box<str>, Entry>;
@@ -75,6 +83,10 @@ pub struct State {
     keys: AtomicUsize,
     bytes: AtomicUsize,
     swept_ms: AtomicU64,
+    /// Whether the operator wants it shared with other gateways.
+    wanted: AtomicBool,
+    /// Empty in a gateway that tells no other one.
+    sharing: OnceLock<Sharing>,
 }
 
 impl Default for State {
@@ -94,6 +106,8 @@ impl State {
             keys: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             swept_ms: AtomicU64::new(0),
+            wanted: AtomicBool::new(false),
+            sharing: OnceLock::new(),
         }
     }
 
@@ -123,14 +137,20 @@ impl State {
     pub fn set(&self, key: &str, value: &[u8], ttl_ms: u32, now_ms: u64) -> Result<(), StateError> {
         self.check(key, value)?;
         let entry = Entry::new(value, ttl_ms, now_ms);
-        self.with_sweep(now_ms, || self.try_set(key, &entry))
+        match self.sharing() {
+            Some(sharing) => self.with_sweep(now_ms, || self.set_here(sharing, key, &entry)),
+            None => self.with_sweep(now_ms, || self.try_set(key, &entry)),
+        }
     }
 
     /// Removes a key.
     pub fn delete(&self, key: &str) {
+        if let Some(sharing) = self.sharing() {
+            return self.delete_here(sharing, key);
+        }
         let removed = self.shard(key).lock().remove(key);
         if let Some(entry) = removed {
-            self.release(1, size(key, &entry.value));
+            self.release(1, entry.size(key));
         }
     }
 
@@ -140,6 +160,11 @@ impl State {
     /// [`StateError`], and nothing is changed.
     pub fn increment(&self, key: &str, delta: i64, ttl_ms: u32, now_ms: u64) -> Result<i64, StateError> {
         self.check(key, &[])?;
+        if let Some(sharing) = self.sharing() {
+            let expires_ms = expiry(ttl_ms, now_ms);
+            return self
+                .with_sweep(now_ms, || self.increment_here(sharing, (key, delta), expires_ms, now_ms));
+        }
         self.with_sweep(now_ms, || {
             let mut shard = self.shard(key).lock();
             let live = shard.get_mut(key).filter(|entry| entry.expires_ms > now_ms);
@@ -156,13 +181,13 @@ impl State {
     pub fn clear(&self) {
         for shard in &self.shards {
             let gone = std::mem::take(&mut *shard.lock());
-            self.release(gone.len(), gone.iter().map(|(key, entry)| size(key, &entry.value)).sum());
+            self.release(gone.len(), gone.iter().map(|(key, entry)| entry.size(key)).sum());
         }
     }
 
     pub(crate) fn entry(&self, key: &str, now_ms: u64) -> Option<Entry> {
         let shard = self.shard(key).lock();
-        shard.get(key).filter(|entry| entry.expires_ms > now_ms).cloned()
+        shard.get(key)?.at(now_ms)
     }
 
     pub(crate) fn check(&self, key: &str, value: &[u8]) -> Result<(), StateError> {
@@ -180,8 +205,8 @@ impl State {
     }
 
     fn put(&self, shard: &mut Shard, key: &str, entry: Entry) -> Result<(), StateError> {
-        let new = size(key, &entry.value);
-        let old = shard.get(key).map(|old| size(key, &old.value));
+        let new = entry.size(key);
+        let old = shard.get(key).map(|old| old.size(key));
         self.reserve(usize::from(old.is_none()), new.saturating_sub(old.unwrap_or(0)))?;
         self.release(0, old.unwrap_or(0).saturating_sub(new));
         match shard.get_mut(key) {
@@ -213,7 +238,7 @@ impl State {
                 let live = entry.expires_ms > now_ms;
                 if !live {
                     keys += 1;
-                    bytes += size(key, &entry.value);
+                    bytes += entry.size(key);
                 }
                 live
             });
@@ -240,8 +265,22 @@ impl State {
 
 impl Entry {
     fn new(value: &[u8], ttl_ms: u32, now_ms: u64) -> Self {
-        let expires_ms = if ttl_ms == 0 { u64::MAX } else { now_ms.saturating_add(u64::from(ttl_ms)) };
-        Self { value: value.into(), expires_ms }
+        Self { value: value.into(), expires_ms: expiry(ttl_ms, now_ms), origin: None }
+    }
+
+    /// Returns the bytes that the quota counts.
+    fn size(&self, key: &str) -> usize {
+        let origin = self.origin.as_ref().map_or(0, |origin| origin.size());
+        key.len() + self.value.len() + ENTRY_OVERHEAD + origin
+    }
+
+    /// Returns the entry as it is at a time; `None`: it has expired, or was removed.
+    fn at(&self, now_ms: u64) -> Option<Self> {
+        match &self.origin {
+            _ if self.expires_ms <= now_ms => None,
+            Some(origin) => origin.at(self, now_ms),
+            None => Some(self.clone()),
+        }
     }
 
     fn add(&mut self, delta: i64) -> Result<i64, StateError> {
@@ -259,8 +298,9 @@ fn take(used: &AtomicUsize, more: usize, limit: usize) -> Result<(), StateError>
     taken.map(drop).map_err(|_| StateError::NoRoom)
 }
 
-fn size(key: &str, value: &[u8]) -> usize {
-    key.len() + value.len() + ENTRY_OVERHEAD
+/// Returns when something expires: `ttl_ms` after now, or never if it is 0.
+fn expiry(ttl_ms: u32, now_ms: u64) -> u64 {
+    if ttl_ms == 0 { u64::MAX } else { now_ms.saturating_add(u64::from(ttl_ms)) }
 }
 
 #[cfg(test)]

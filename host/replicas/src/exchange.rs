@@ -14,21 +14,24 @@ use pointsman_orchestration::{SessionChange, Sessions};
 use pointsman_workers::{Journal, JournalEntry, LogLimit, PrefixIndex, Registry};
 use rand::RngExt as _;
 use tokio::{sync::watch, time::Instant};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     config::ReplicasConfig,
     outbox::Outbox,
     peers::{Effect, PeerLimits, Peers, Refused, writer_of},
-    status::{Status, StatusView},
+    shared_states::SharedStates,
+    status::{StateView, Status, StatusView},
 };
 
 mod bound;
 mod connect;
 mod link;
+mod state;
 
 use connect::{Connection, connect};
 use link::{Event, Link};
+use state::StateLink;
 
 /// Bounds of what is kept of other gateways.
 const LIMITS: PeerLimits = PeerLimits { peers: 64, bookings: 65_536, hashes: 8_000_000 };
@@ -51,6 +54,9 @@ pub struct Exchange {
     journal: Arc<Journal>,
     sessions: Arc<Sessions>,
     session_changes: Receiver<SessionChange>,
+    states: SharedStates,
+    /// Keeps the states equal to the bucket while there is a connection.
+    state_link: Option<AbortOnDropHandle<()>>,
     outbox: Outbox,
     peers: Peers,
     registry: Arc<Registry>,
@@ -95,14 +101,15 @@ impl Exchange {
         config: ReplicasConfig,
         (journal, changed): (Arc<Journal>, Receiver<Arc<JournalEntry>>),
         (sessions, session_changes): (Arc<Sessions>, Receiver<SessionChange>),
+        states: SharedStates,
         incarnation: u64,
-        registry: Arc<Registry>,
-        index: Arc<PrefixIndex>,
+        (registry, index): (Arc<Registry>, Arc<PrefixIndex>),
         status: Arc<Status>,
     ) -> Self {
         let lease_ms = u64::try_from(config.lease.as_millis()).unwrap_or(u64::MAX);
         let name: Arc<str> = config.name.as_str().into();
         sessions.set_writer(writer_of(&name));
+        states.share(&name, incarnation);
         let now = Instant::now();
         let times = Times {
             sent: now,
@@ -120,6 +127,8 @@ impl Exchange {
             journal,
             sessions,
             session_changes,
+            states,
+            state_link: None,
             registry,
             index,
             status,
@@ -173,6 +182,8 @@ impl Exchange {
     fn on_connected(&mut self, connection: Box<Connection>) {
         tracing::info!(server = connection.server, fleet = self.config.fleet, "connected to NATS");
         self.outbox.set_limit(connection.client.max_payload());
+        self.state_link =
+            Some(StateLink::start(&self.config, &connection.client, &self.states, &self.status));
         self.link = Link::Up(connection);
         self.problem = None;
         self.waiting.clear();
@@ -189,6 +200,8 @@ impl Exchange {
 
     fn on_lost(&mut self, error: &str) {
         self.status.counters.disconnects.fetch_add(1, Relaxed);
+        self.state_link = None;
+        self.status.set_state(StateView::apart("not connected to NATS"));
         // A server that ends each connection at once must not be called without a pause.
         if matches!(self.link, Link::Up(_)) && self.times.connected.elapsed() > STABLE {
             self.times.backoff = BACKOFF.0;

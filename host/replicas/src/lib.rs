@@ -8,14 +8,16 @@
 //! ```text
 //! Booking -> Journal -> Outbox -> NATS -> Peers -> RemoteBooking (load of a rank)
 //! ```
-//! [`Outbox`] and [`Peers`] are state machines without I/O; [`Exchange`] connects them to NATS.
+//! [`Outbox`] and [`Peers`] are state machines without I/O; [`Exchange`] connects them to NATS. The state of
+//! policies is kept in a bucket of JetStream ([`SharedStates`]).
 
 pub use config::{Credentials, ReplicasConfig, TlsFiles};
 pub use exchange::Exchange;
 pub use names::{MAX_NAME, is_name};
 pub use outbox::{NamedSession, Outbox};
 pub use peers::{Effect, PeerLimits, Peers, Refused};
-pub use status::{Counters, PeerStatus, Status, StatusView};
+pub use shared_states::{SharedStates, slot_name};
+pub use status::{Counters, PeerStatus, StateView, Status, StatusView};
 pub use wire::{Entry, Kind, Message, WireError};
 
 mod config;
@@ -23,5 +25,6 @@ mod exchange;
 mod names;
 mod outbox;
 mod peers;
+mod shared_states;
 mod status;
 mod wire;

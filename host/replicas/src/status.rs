@@ -30,6 +30,14 @@ pub struct Counters {
     pub expired: AtomicU64,
     /// Times that the connection to NATS was lost, or could not be made.
     pub disconnects: AtomicU64,
+    /// Changes of policies' state that were told.
+    pub state_sent: AtomicU64,
+    /// Those that the server did not confirm; they are told again.
+    pub state_unsent: AtomicU64,
+    /// Entries of the bucket that were received, own ones, too.
+    pub state_received: AtomicU64,
+    /// Those that are not used: garbage, beyond the quota, of a clock that is ahead.
+    pub state_refused: AtomicU64,
 }
 
 /// What other parts of the gateway may read at any time.
@@ -38,6 +46,16 @@ pub struct Status {
     /// Counters.
     pub counters: Arc<Counters>,
     view: ArcSwap<StatusView>,
+    state: ArcSwap<StateView>,
+}
+
+/// How the shared state of policies is, as it was a moment ago.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StateView {
+    /// Whether the states of this gateway and of the fleet are kept equal at present.
+    pub shared: bool,
+    /// Why not, if a slot shares its state.
+    pub problem: Option<String>,
 }
 
 /// The exchange as it was a moment ago.
@@ -84,11 +102,28 @@ pub struct PeerStatus {
     pub same_block_size: bool,
 }
 
+impl StateView {
+    pub(crate) fn apart(problem: &str) -> Self {
+        Self { shared: false, problem: Some(problem.to_owned()) }
+    }
+}
+
 impl Status {
     /// Returns the latest view.
     #[must_use]
     pub fn view(&self) -> Arc<StatusView> {
         self.view.load_full()
+    }
+
+    /// Returns how the shared state of policies is.
+    #[must_use]
+    pub fn state(&self) -> Arc<StateView> {
+        self.state.load_full()
+    }
+
+    /// Replaces that view.
+    pub(crate) fn set_state(&self, view: StateView) {
+        self.state.store(Arc::new(view));
     }
 
     /// Replaces the view.

@@ -24,6 +24,7 @@ mod program;
 mod query;
 mod receipt;
 mod router;
+mod shared_state;
 mod slot;
 mod slots;
 mod state_accesses;
@@ -42,6 +43,7 @@ pub use policy::{
 pub use query::{CandidateId, Query, RoutingRequest};
 pub use receipt::{Decider, Receipt, RefusedDecision, ShadowResult};
 pub use router::{OverrideDecision, RouteError, RoutePreview, Routed, Router, no_worker_text};
+pub use shared_state::{ChangeRefused, SharedContent, SharedState, Stamp, StateChange};
 pub use slot::{
     AgreementStats, CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, LastFailure, NativeMode, Normalize,
     Picker, PolicySummary, Program, ProgramSummary, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot,

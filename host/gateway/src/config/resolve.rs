@@ -25,6 +25,7 @@ mod decisions;
 mod jwt;
 mod limits;
 mod model;
+mod shared_state;
 mod traces;
 mod upstream;
 
@@ -63,10 +64,7 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
     let timeouts = problems.timeouts(timeouts);
     let upstream = problems.upstream(upstream);
     let probe = problems.probe(probe);
-    problems.busy_without_load("routing.busy", &routing.busy, probe.load_interval);
-    for (name, model) in models {
-        problems.busy_without_load(&format!("models.{name}.busy"), &model.busy, probe.load_interval);
-    }
+    problems.busy_without_load(&routing.busy, models, probe.load_interval);
     let index = problems.index(index);
     let workers = problems.workers(workers);
     let (runtime, policies) = problems.policies(policies);
@@ -77,12 +75,13 @@ pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
         .collect();
     let models =
         models.iter().map(|(name, model)| (name.clone(), problems.model(name, model, has_dir))).collect();
-    problems.0.extend([discovery.problems(), replicas.problems(), queue.problems()].concat());
+    problems.shared_state(replicas, &policies.slots, &models);
+    let tenants_wrong = super::tenants::problems(tenants);
+    problems.0.extend([discovery.problems(), replicas.problems(), queue.problems(), tenants_wrong].concat());
     let others = [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)];
     problems.0.extend(ext_proc.problems(others));
-    problems.0.extend(super::tenants::problems(tenants));
-    let (queue, tenants) = (queue.clone(), tenants.clone());
-    let (discovery, ext_proc, replicas) = (discovery.clone(), ext_proc.clone(), replicas.clone());
+    let (queue, tenants, discovery) = (queue.clone(), tenants.clone(), discovery.clone());
+    let (ext_proc, replicas) = (ext_proc.clone(), replicas.clone());
     let fixed = Static {
         listeners,
         block_size,

@@ -35,6 +35,8 @@ pub struct SlotEntry {
     pub settings: toml::Table,
     /// What its policies may import: `log`, `state`, `wasi`; default: `log` and `wasi`.
     pub grants: Option<Vec<Grant>>,
+    /// Whether the gateways of `[replicas]` share the memory of its policies; needs the grant `state`.
+    pub shared_state: bool,
     /// What the router does when a policy of this slot fails; default: `policies.on_failure`.
     pub on_failure: Option<OnFailure>,
     /// Policy that serves a share of requests.
@@ -130,6 +132,7 @@ impl SlotEntry {
             shadow: trial(&self.shadow, 1.0),
             active,
             on_failure: self.on_failure,
+            shared_state: self.shared_state,
         }
     }
 

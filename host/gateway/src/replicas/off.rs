@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use pointsman_orchestration::Sessions;
+use pointsman_policy_runtime::PolicyManager;
 use pointsman_workers::{Journal, PrefixIndex, Registry};
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -31,6 +32,7 @@ impl Replicas {
         _settings: (&config::Replicas, u32),
         _address: SocketAddr,
         _tables: (Arc<Registry>, Arc<PrefixIndex>),
+        _policies: &PolicyManager,
         _stop: CancellationToken,
         _alive: &TaskTracker,
     ) -> std::io::Result<()> {

@@ -62,6 +62,7 @@ impl ManagedSlot {
             )
         };
         config.slot.set_on_failure(config.spec.on_failure);
+        config.access.state().set_shared(config.spec.shared_state);
         Self {
             active: lane(Lane::Active),
             canary: lane(Lane::Canary),
@@ -116,6 +117,7 @@ impl ManagedSlot {
         if self.spec.on_failure != spec.on_failure {
             self.slot.set_on_failure(spec.on_failure);
         }
+        self.access.state().set_shared(spec.shared_state);
         self.spec = spec;
     }
 

@@ -64,7 +64,7 @@ fn increments_from_many_threads_add_up_and_usage_stays_correct() {
     let held: usize = state
         .shards
         .iter()
-        .flat_map(|shard| shard.lock().iter().map(|(k, e)| size(k, &e.value)).collect::<Vec<_>>())
+        .flat_map(|shard| shard.lock().iter().map(|(k, e)| e.size(k)).collect::<Vec<_>>())
         .sum();
     assert_eq!((keys, bytes), (state.shards.iter().map(|shard| shard.lock().len()).sum(), held));
 }

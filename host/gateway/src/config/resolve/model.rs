@@ -1,6 +1,6 @@
 //! `[models.NAME]`, and thresholds beyond which workers are busy.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use pointsman_routing::BusyByLeg;
 
@@ -33,10 +33,22 @@ impl Problems {
     }
 
     /// Refuses thresholds of the engines' load figures when these are never read.
-    pub(super) fn busy_without_load(&mut self, path: &str, busy: &BusyByLeg, load_interval: Duration) {
+    pub(super) fn busy_without_load(
+        &mut self,
+        busy: &BusyByLeg,
+        models: &BTreeMap<String, Model>,
+        load_interval: Duration,
+    ) {
         if !load_interval.is_zero() {
             return;
         }
+        self.without_load("routing.busy", busy);
+        for (name, model) in models {
+            self.without_load(&format!("models.{name}.busy"), &model.busy);
+        }
+    }
+
+    fn without_load(&mut self, path: &str, busy: &BusyByLeg) {
         for (leg, thresholds) in busy {
             let keys = [
                 ("kv_usage", thresholds.kv_usage.is_some()),

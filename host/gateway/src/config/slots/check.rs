@@ -1,6 +1,7 @@
 //! Validation of a slot's entry: reports everything that is wrong, each with its dotted path.
 
 use pointsman_embedded_policies::{NAMES, by_name};
+use pointsman_policy_runtime::Grant;
 use pointsman_routing::{Picker, SlotKind};
 
 use super::{Ranking, SlotEntry};
@@ -10,6 +11,10 @@ impl SlotEntry {
     /// Returns what is wrong with the entry at `path`; `has_dir`: there is a directory of policies.
     pub(in crate::config) fn problems(&self, path: &str, kind: SlotKind, has_dir: bool) -> Vec<Problem> {
         let mut problems = self.ranking().problems(path, kind, has_dir);
+        if self.shared_state && !self.grants.as_ref().is_some_and(|grants| grants.contains(&Grant::State)) {
+            let message = "needs the grant `state`: add `state` to `grants` of this slot";
+            problems.push(Problem::new(format!("{path}.shared_state"), message));
+        }
         for (name, trial) in [("canary", &self.canary), ("shadow", &self.shadow)] {
             let Some(trial) = trial else { continue };
             let path = format!("{path}.{name}");

@@ -84,6 +84,25 @@ fn all_problems_of_slots_are_reported_at_once() {
 }
 
 #[test]
+fn q7_shared_state_needs_the_grant_and_others() {
+    let slot = "[policies.slots.decode]\nshared_state = true\n";
+    let model = "[models.m.slots.prefill]\nshared_state = true\ngrants = [\"state\"]\n";
+    let servers = "[replicas]\nservers = [\"nats://a:4222\"]\n";
+    let problems = |text: &str| {
+        let config: Config = toml::from_str(text).unwrap();
+        config.resolve().err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let grant =
+        "policies.slots.decode.shared_state: needs the grant `state`: add `state` to `grants` of this slot";
+    let nobody = "shared_state: there is nobody to share with: add `replicas.servers`, or remove the key";
+    // Q7.9
+    assert_eq!(problems(&format!("{slot}{servers}")), grant);
+    assert_eq!(problems(model), format!("models.m.slots.prefill.{nobody}"));
+    assert_eq!(problems(slot), format!("{grant}\npolicies.slots.decode.{nobody}"));
+    assert_eq!(problems(&format!("{model}{servers}")), "");
+}
+
+#[test]
 fn unknown_keys_of_slots_parts_pickers_and_trials_do_not_parse() {
     for text in [
         "[policies.slots.prefill]\nscorer = []",

@@ -24,6 +24,11 @@ pub(crate) struct ReplicaFigures {
     pub(crate) sessions_full: u64,
     pub(crate) expired: u64,
     pub(crate) disconnects: u64,
+    pub(crate) state_shared: bool,
+    /// Sent and received.
+    pub(crate) state_changes: [u64; 2],
+    pub(crate) state_refused: u64,
+    pub(crate) state_unsent: u64,
 }
 
 /// Writes the metrics.
@@ -61,5 +66,13 @@ pub(super) fn encode(out: &mut Families<'_>, figures: &ReplicaFigures) -> fmt::R
     let help = "Number of times that another gateway was forgotten because it was silent";
     out.counter("pointsman_replicas_expired", help, figures.expired)?;
     let help = "Number of times that NATS could not be reached, or the connection was lost";
-    out.counter("pointsman_replicas_disconnects", help, figures.disconnects)
+    out.counter("pointsman_replicas_disconnects", help, figures.disconnects)?;
+    let help = "1 if the shared state of policies and that of the fleet are kept equal, else 0";
+    out.gauge("pointsman_replicas_state_shared", help, u64::from(figures.state_shared))?;
+    let help = "Number of changes of shared state by direction: sent or received, own ones, too";
+    out.counters("pointsman_replicas_state_changes", help, both(figures.state_changes))?;
+    let dropped = [("refused", figures.state_refused), ("unsent", figures.state_unsent)];
+    let dropped = dropped.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
+    let help = "Number of changes of shared state that are not used (refused) or that NATS did not confirm and that are sent again (unsent), by reason";
+    out.counters("pointsman_replicas_state_problems", help, dropped)
 }

@@ -22,6 +22,8 @@ use pointsman_workers::{BlockHash, Booking, BookingRequest, Leg, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::Instant};
 
+mod state;
+
 const LEASE: Duration = Duration::from_millis(800);
 
 fn replicas(name: &str, url: &str) -> Replicas {

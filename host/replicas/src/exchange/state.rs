@@ -1,0 +1,276 @@
+//! The state of policies in a bucket of JetStream, for as long as one connection lasts.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use async_nats::{
+    Client,
+    jetstream::{self, kv, stream},
+};
+use futures_util::{StreamExt as _, future::join_all};
+use pointsman_workers::LogLimit;
+use tokio::time::{interval, timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    config::ReplicasConfig,
+    shared_states::{SharedStates, from_entry, to_entry},
+    status::{StateView, Status},
+};
+
+/// Time between two batches of own changes. A number of the fleet is behind by that, and the way through
+/// NATS.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Most changes of one slot in a batch.
+const BATCH: usize = 512;
+/// Longest time that the server may take for one answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Time between two attempts to use the bucket.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Time between two rounds that remove expired entries from the bucket, and the most of one round.
+const REMOVE: (Duration, usize) = (Duration::from_secs(10), 256);
+/// How long entries stay after they expired: own ones, and those of other gateways, which may be gone.
+const GRACE_MS: (u64, u64) = (60_000, 300_000);
+/// Most entries that this gateway removes when they have expired.
+const MAX_KNOWN: usize = 262_144;
+/// How long a removed key is told to gateways that join.
+const REMOVED_MS: u64 = 300_000;
+/// Most bytes of a bucket that this gateway creates.
+const MAX_BYTES: i64 = 64 * 1024 * 1024;
+
+/// Keeps the states and the bucket equal until it is dropped.
+pub(super) struct StateLink {
+    client: Client,
+    fleet: String,
+    gateway: String,
+    states: SharedStates,
+    status: Arc<Status>,
+}
+
+/// The bucket and what is known of it.
+struct Bucket<'a> {
+    link: &'a StateLink,
+    store: kv::Store,
+    /// When entries expire, to remove them.
+    expires: HashMap<String, u64>,
+    refusals: LogLimit,
+}
+
+impl StateLink {
+    /// Starts on the present runtime. Dropping the handle ends it.
+    pub(super) fn start(
+        config: &ReplicasConfig,
+        client: &Client,
+        states: &SharedStates,
+        status: &Arc<Status>,
+    ) -> AbortOnDropHandle<()> {
+        let link = Self {
+            client: client.clone(),
+            fleet: config.fleet.clone(),
+            gateway: config.name.clone(),
+            states: states.clone(),
+            status: status.clone(),
+        };
+        AbortOnDropHandle::new(tokio::spawn(link.run()))
+    }
+
+    /// Runs for ever. What goes wrong is shown, and tried again.
+    async fn run(self) {
+        loop {
+            // A slot may begin to share its state at any time.
+            if self.states.any() {
+                let problem = match self.keep_equal().await {
+                    Ok(()) => "the watch of the bucket ended".to_owned(),
+                    Err(problem) => problem,
+                };
+                if self.status.state().problem.as_ref() != Some(&problem) {
+                    tracing::warn!(problem, "state of policies is not shared");
+                }
+                self.status.set_state(StateView::apart(&problem));
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn keep_equal(&self) -> Result<(), String> {
+        let store = within(self.open()).await?;
+        let mut watch = within(async { text(store.watch_with_history(">").await) }).await?;
+        let mut bucket = Bucket {
+            link: self,
+            store,
+            expires: HashMap::new(),
+            refusals: LogLimit::new(Duration::from_secs(60)),
+        };
+        // First what others told, and this gateway before a restart: own changes build on it.
+        let mut is_current = within(async { text(bucket.store.status().await) }).await?.values() == 0;
+        while !is_current {
+            let entry =
+                timeout(ANSWER, watch.next()).await.map_err(|_| "the bucket does not send its entries")?;
+            let Some(entry) = entry else { return Ok(()) };
+            let entry = text(entry)?;
+            is_current = entry.seen_current || entry.delta == 0;
+            bucket.receive(&entry);
+        }
+        self.states.shared().for_each(|(_, state)| state.note_all());
+        self.status.set_state(StateView { shared: true, problem: None });
+        let (mut send, mut remove) = (interval(INTERVAL), interval(REMOVE.0));
+        send.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                entry = watch.next() => match entry {
+                    Some(entry) => bucket.receive(&text(entry)?),
+                    None => return Ok(()),
+                },
+                _ = send.tick() => bucket.send().await?,
+                _ = remove.tick() => bucket.remove_expired().await,
+            }
+        }
+    }
+
+    /// Opens the fleet's bucket, which an operator or another gateway may have created.
+    async fn open(&self) -> Result<kv::Store, String> {
+        let context = jetstream::new(self.client.clone());
+        let name = format!("pointsman-{}", self.fleet);
+        if let Ok(store) = context.get_key_value(&name).await {
+            return Ok(store);
+        }
+        let created = context.create_stream(bucket(&name)).await.err();
+        // Another gateway may have created it at this moment.
+        context.get_key_value(&name).await.map_err(|error| {
+            let error = created.map_or_else(|| error.to_string(), |error| error.to_string());
+            format!("JetStream bucket `{name}`: {error}")
+        })
+    }
+}
+
+impl Bucket<'_> {
+    /// Applies an entry of any gateway.
+    fn receive(&mut self, entry: &kv::Entry) {
+        if entry.operation != kv::Operation::Put {
+            return;
+        }
+        let counters = &self.link.status.counters;
+        counters.state_received.fetch_add(1, Relaxed);
+        let now = now_ms();
+        let problem = match from_entry(&entry.key, &entry.value) {
+            Ok((slot, change)) => {
+                self.remember(&entry.key, expiry(&change.content, now));
+                let state = self.link.states.get(slot);
+                state.and_then(|state| state.apply(change, now).err()).map(|refused| refused.to_string())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem {
+            counters.state_refused.fetch_add(1, Relaxed);
+            if let Some(suppressed) = self.refusals.due() {
+                tracing::warn!(problem, suppressed, "entry of a shared state refused");
+            }
+        }
+    }
+
+    /// Tells the own changes. One that the server does not confirm is told again.
+    async fn send(&mut self) -> Result<(), String> {
+        let link = self.link;
+        for (slot, state) in link.states.shared() {
+            let changes = state.take_changes(BATCH);
+            let mut puts = Vec::new();
+            for change in &changes {
+                let (key, body) = to_entry(slot, &link.gateway, change);
+                self.remember(&key, expiry(&change.content, now_ms()));
+                puts.push((key, body));
+            }
+            let store = &self.store;
+            let puts = puts.into_iter().map(|(key, body)| timeout(ANSWER, store.put(key, body.into())));
+            let mut problem = None;
+            for (change, put) in changes.iter().zip(join_all(puts).await) {
+                let counters = &link.status.counters;
+                let failed = match put {
+                    Ok(Ok(_)) => None,
+                    Ok(Err(error)) => Some(error.to_string()),
+                    Err(_) => Some(format!("no confirmation within {ANSWER:?}")),
+                };
+                let count = if failed.is_some() { &counters.state_unsent } else { &counters.state_sent };
+                count.fetch_add(1, Relaxed);
+                if failed.is_some() {
+                    state.note_again(&change.key);
+                    problem = problem.or(failed);
+                }
+            }
+            if let Some(problem) = problem {
+                return Err(problem);
+            }
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, key: &str, expires_ms: u64) {
+        if let Some(known) = self.expires.get_mut(key) {
+            *known = expires_ms;
+        } else if expires_ms != u64::MAX && self.expires.len() < MAX_KNOWN {
+            self.expires.insert(key.to_owned(), expires_ms);
+        }
+    }
+
+    /// Removes entries that nobody needs any more. Each gateway removes its own; those of gateways that are
+    /// gone are removed by whoever comes first.
+    async fn remove_expired(&mut self) {
+        let (now, own) = (now_ms(), format!(".c.{}", self.link.gateway));
+        let old = |key: &str, expires: u64| {
+            let grace = if key.ends_with(&own) { GRACE_MS.0 } else { GRACE_MS.1 };
+            expires.saturating_add(grace) <= now
+        };
+        let gone =
+            self.expires.iter().filter(|(key, expires)| old(key, **expires)).map(|(key, _)| key.clone());
+        for key in gone.take(REMOVE.1).collect::<Vec<_>>() {
+            let subject = format!("$KV.{}.{key}", self.store.name);
+            let purged = timeout(ANSWER, async { self.store.stream.purge().filter(subject).await }).await;
+            if !matches!(purged, Ok(Ok(_))) {
+                return;
+            }
+            self.expires.remove(&key);
+        }
+    }
+}
+
+/// The stream of a bucket, as clients of NATS create it. The library's own call asks for figures of the
+/// account that servers before 2.10 do not have.
+fn bucket(name: &str) -> stream::Config {
+    stream::Config {
+        name: format!("KV_{name}"),
+        description: Some("State that policies of Pointsman share".to_owned()),
+        subjects: vec![format!("$KV.{name}.>")],
+        max_messages_per_subject: 1,
+        max_bytes: MAX_BYTES,
+        discard: stream::DiscardPolicy::New,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_direct: true,
+        num_replicas: 1,
+        ..stream::Config::default()
+    }
+}
+
+/// Returns when an entry of the bucket is of no use any more.
+fn expiry(content: &pointsman_routing::SharedContent, now_ms: u64) -> u64 {
+    use pointsman_routing::SharedContent::{Deleted, Part, Value};
+    match content {
+        Value { expires_ms, .. } | Part { expires_ms, .. } => *expires_ms,
+        Deleted => now_ms.saturating_add(REMOVED_MS),
+    }
+}
+
+async fn within<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    timeout(ANSWER, work).await.unwrap_or_else(|_| Err(format!("JetStream did not answer within {ANSWER:?}")))
+}
+
+fn text<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> {
+    result.map_err(|error| error.to_string())
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
