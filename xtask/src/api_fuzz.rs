@@ -20,6 +20,10 @@ use crate::{
 const CHECKS: &str = "status_code_conformance,content_type_conformance,response_schema_conformance";
 /// Version of schemathesis; another one may find other things.
 const SCHEMATHESIS: &str = "schemathesis==4.*";
+/// The gateway's configuration. With a token, changes reach their handlers also without a content type.
+const CONFIG: &str = "[server]\nadmin_token = \"api-fuzz\"\n";
+/// Header of requests to the operators' listener.
+const TOKEN: &str = "Authorization: Bearer api-fuzz";
 /// Stands for characters in the names of test cases.
 const ENTITIES: [(&str, &str); 3] = [("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")];
 
@@ -30,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50)]
     examples: u32,
     /// Longest time for each document, minutes.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 10)]
     minutes: u64,
     /// Seed of the requests.
     #[arg(long, default_value_t = 1)]
@@ -44,16 +48,19 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let program = install()?;
     let dir = tempfile::Builder::new().prefix("pointsman-api-fuzz-").tempdir()?;
     let engines = ["prefill", "decode"].map(|role| EngineSpec::new("vllm", role, "--speedup 100"));
-    let fleet = fleet::start(&bin, dir.path(), &engines, "").await?;
+    let fleet = fleet::start(&bin, dir.path(), &engines, CONFIG).await?;
     let admin = fleet.gateway.announced["admin"].as_str().context("the gateway announced no admin port")?;
     let mut checks = Checks::default();
     // The operators' document comes last: its requests remove workers.
-    for (name, address) in [("clients", fleet.gateway.listening()), ("operators", admin.to_owned())] {
-        let ran = fuzz(&program, args, dir.path(), name, &address).await?;
+    let targets =
+        [("clients", fleet.gateway.listening(), None), ("operators", admin.to_owned(), Some(TOKEN))];
+    for (name, address, header) in targets {
+        let (ran, tested) = fuzz(&program, args, dir.path(), name, &address, header).await?;
         for (operation, failure) in &ran {
             checks.check(operation, if *failure { "failed" } else { "as documented" }, !failure);
         }
         checks.check(&format!("operations of the {name}' document"), ran.len(), ran.len() > 10);
+        checks.show(&format!("test cases of the {name}' document"), tested);
     }
     checks.finish()
 }
@@ -70,14 +77,16 @@ fn install() -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Runs schemathesis on one document. Returns each operation and whether it failed.
+/// Runs schemathesis on one document. Returns each operation and whether it failed, and the number of test
+/// cases.
 async fn fuzz(
     program: &Path,
     args: &Args,
     dir: &Path,
     name: &str,
     address: &str,
-) -> anyhow::Result<Vec<(String, bool)>> {
+    header: Option<&str>,
+) -> anyhow::Result<(Vec<(String, bool)>, u32)> {
     let report = dir.join(format!("{name}.xml"));
     let log = fs::File::create(dir.join(format!("{name}.log")))?;
     let mut command = tokio::process::Command::new(program);
@@ -93,6 +102,9 @@ async fn fuzz(
         .stdout(Stdio::from(log.try_clone()?))
         .stderr(Stdio::from(log))
         .kill_on_drop(true);
+    if let Some(header) = header {
+        command.args(["--header", header]);
+    }
     sh::status(&format!("schemathesis on the {name}' document"));
     let mut child = command.spawn().context("starting schemathesis")?;
     let limit = Duration::from_secs(args.minutes * 60);
@@ -105,7 +117,12 @@ async fn fuzz(
     }
     let report =
         fs::read_to_string(&report).with_context(|| format!("schemathesis wrote no report\n{log}"))?;
-    Ok(cases(&report))
+    Ok((cases(&report), generated(&log).unwrap_or_default()))
+}
+
+/// Reads the number of test cases out of the summary.
+fn generated(log: &str) -> Option<u32> {
+    log.lines().find_map(|line| line.trim().split_once(" generated")?.0.parse().ok())
 }
 
 /// Reads names and results out of a JUnit report.
@@ -121,7 +138,7 @@ fn cases(report: &str) -> Vec<(String, bool)> {
 
 #[cfg(test)]
 mod tests {
-    use super::cases;
+    use super::{cases, generated};
 
     #[test]
     fn failures_and_errors_of_a_report_are_found() {
@@ -129,5 +146,11 @@ mod tests {
                       name=\"POST /b&lt;c\"><failure message=\"x\"/></testcase><testcase name=\"D\"><error/></testcase>";
         let expected = [("GET /a", false), ("POST /b<c", true), ("D", true)];
         assert_eq!(cases(report), expected.map(|(name, failed)| (name.to_owned(), failed)));
+    }
+
+    #[test]
+    fn the_number_of_test_cases_is_read() {
+        assert_eq!(generated("Test cases:\n  2420 generated, 2420 passed, 184 skipped\n"), Some(2420));
+        assert_eq!(generated("Warnings: some generated"), None);
     }
 }

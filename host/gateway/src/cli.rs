@@ -1,6 +1,13 @@
 //! The command line.
 
-use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    io::{IsTerminal as _, Write as _},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use clap::{Args, Parser, Subcommand};
 use pointsman_admin_cli::{AdminCommand, print, with_causes};
@@ -288,10 +295,14 @@ fn without_key(flag: &str) -> String {
 }
 
 /// Writes log lines to stderr: those that `RUST_LOG` selects, else those of `default`. The error of a command
-/// says what the TLS verifier logs, and the exchange with other gateways what its NATS client logs.
+/// says what the TLS verifier logs, and the exchange with other gateways what its NATS client logs. Colours
+/// are for terminals only, since files and journals would keep the escape sequences.
 fn start_log(json: bool, default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = std::io::stderr().is_terminal() && !no_color;
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     if json { log.json().init() } else { log.fmt_fields(text_log::fields()).init() }
 }

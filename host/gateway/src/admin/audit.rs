@@ -30,9 +30,9 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Returns what a request wants to change; `None` for a request that reads.
+    /// Returns what a request wants to change; `None` for a request that reads, or asks for the methods.
     pub(super) fn of(request: &Request, address: IpAddr) -> Option<Self> {
-        if is_read(request.method()) {
+        if is_read(request.method()) || *request.method() == Method::OPTIONS {
             return None;
         }
         let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str);
