@@ -74,8 +74,10 @@ impl Fleet {
     /// Creates a fleet that publishes its workers in `registry`.
     #[must_use]
     pub fn new(registry: Arc<Registry>, rules: FleetRules) -> Arc<Self> {
-        let sources =
-            vec![SourceEntry::new("static", Rank::Configured), SourceEntry::new("admin", Rank::Operator)];
+        let mut admin = SourceEntry::new("admin", Rank::Operator);
+        // Operators' workers come with their requests: this source is never read, so it is never away.
+        admin.replace(Vec::new(), Instant::now());
+        let sources = vec![SourceEntry::new("static", Rank::Configured), admin];
         let inner = Inner { sources, members: Members::default(), dismissed: HashMap::new() };
         Arc::new(Self { registry, rules, inner: Mutex::new(inner), changed: Notify::new() })
     }
