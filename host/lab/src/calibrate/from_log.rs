@@ -185,7 +185,7 @@ fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<
         fits.push((role, fit));
     }
     if fits.is_empty() {
-        return Err(CalibrateError::NoSamples("any"));
+        return Err(CalibrateError::NoneOfLog(load.left_out.warnings().join("; ")));
     }
     let limits = capacity.group(Role::Aggregated).limits(capacity.block_tokens);
     let is_pair = fits.iter().any(|(role, _)| *role == Role::Prefill);

@@ -90,6 +90,12 @@ pub enum CalibrateError {
     /// No measurement of an engine can be used.
     #[error("{0} engine: no measured request can be used for the fit")]
     NoSamples(&'static str),
+    /// No request of a log can be used; why, by reason.
+    #[error(
+        "fitting the log: none of its requests can be used: {0}; log streamed requests of a model that has a tokenizer \
+         (models.NAME.tokenizer)"
+    )]
+    NoneOfLog(String),
     /// The engines of a pair have different blocks.
     #[error(
         "the prefill engine has blocks of {0} tokens and the decode engine of {1}: the lab simulates one size"

@@ -281,6 +281,17 @@ fn a_torn_log_is_read_up_to_the_tear_and_an_empty_or_short_one_says_what_is_miss
 }
 
 #[test]
+fn a_log_of_estimated_prompts_says_that_a_tokenizer_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut requests = aggregated(TRAFFIC, 1);
+    requests.iter_mut().for_each(|request| request.input_estimated = true);
+    write(directory.path(), &[frame(&requests, true)]);
+    let error = of_log(directory.path(), None, None).unwrap_err();
+    assert!(error.contains("have no counted prompt tokens"), "{error}");
+    assert!(error.contains("models.NAME.tokenizer"), "{error}");
+}
+
+#[test]
 fn requests_of_another_model_count_as_load_only_where_it_runs_on_the_same_engine() {
     let directory = tempfile::tempdir().unwrap();
     let mut requests = aggregated(TRAFFIC, 1);
