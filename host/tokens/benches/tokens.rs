@@ -66,8 +66,11 @@ fn grown(messages: &str, nonce: u64) -> String {
 
 fn bench(criterion: &mut Criterion) {
     let folder = model();
-    let whole =
-        Tokenizer::load_with(&folder, &LoadOptions { cache_bytes: 0, ..LoadOptions::default() }).unwrap();
+    let without_cache = |fast_encoder| {
+        let options = LoadOptions { cache_bytes: 0, fast_encoder, ..LoadOptions::default() };
+        Tokenizer::load_with(&folder, &options).unwrap()
+    };
+    let (library, whole) = (without_cache(false), without_cache(true));
     let cached = Tokenizer::load(&folder).unwrap();
     let options = ChatOptions::new(SystemTime::UNIX_EPOCH);
     let nonce = Cell::new(0_u64);
@@ -81,9 +84,13 @@ fn bench(criterion: &mut Criterion) {
     for (shape, turns) in [("110 messages", 110), ("1 message", 1)] {
         let messages = conversation(turns, BYTES, 0);
         let tokens = cached.chat(&messages, &options).unwrap();
+        assert_eq!(tokens, library.chat(&messages, &options).unwrap());
         assert_eq!(tokens, whole.chat(&messages, &options).unwrap());
         group.bench_function(format!("{shape}/template only"), |b| {
             b.iter(|| black_box(cached.render(&messages, &options).unwrap()));
+        });
+        group.bench_function(format!("{shape}/no cache, Hugging Face"), |b| {
+            b.iter(|| black_box(library.chat(&messages, &options).unwrap()));
         });
         group.bench_function(format!("{shape}/no cache"), |b| {
             b.iter(|| black_box(whole.chat(&messages, &options).unwrap()));

@@ -1,8 +1,10 @@
 //! Encodes texts, piece by piece if the pieces are known to be independent.
 
+mod backend;
 mod cache;
 mod cuts;
 mod frame;
+mod library;
 mod self_test;
 
 use std::{
@@ -15,24 +17,23 @@ use std::{
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-pub use self::{cache::CacheStats, cuts::Reuse};
 use self::{
+    backend::Backend,
     cache::PieceCache,
     cuts::{Cuts, MinPiece},
     frame::Frame,
+    library::whole,
 };
+pub use self::{backend::EncoderKind, cache::CacheStats, cuts::Reuse};
 use crate::{error::EncodeError, folder::Folder};
 
 /// A piece ends at the first special token after `special` bytes, or between two words after `word` bytes.
 /// Long pieces are disproportionately expensive: tokenizers take twice as long for 220 KB in one piece.
 const MIN_PIECE: MinPiece = MinPiece { special: 256, word: 2048 };
 
-/// Longest text that is encoded in one piece, bytes: it takes about a second, in which it cannot be stopped.
-const MAX_PIECE_BYTES: usize = 4 * 1024 * 1024;
-
 /// Encodes texts of one model.
 pub(crate) struct Encoder {
-    inner: tokenizers::Tokenizer,
+    backend: Backend,
     /// Special tokens around a text; `None` if they depend on the text.
     frame: Option<Frame>,
     reuse: Option<PieceReuse>,
@@ -48,17 +49,16 @@ struct PieceReuse {
 
 impl Encoder {
     /// Creates an encoder, and determines how its texts may be split.
-    pub(crate) fn new(folder: Folder, cache_bytes: usize) -> Result<Self, EncodeError> {
+    pub(crate) fn new(folder: Folder, cache_bytes: usize, use_fast: bool) -> Result<Self, EncodeError> {
         let frame = Frame::of(&folder)?;
         let cuts = Cuts::of(&folder).filter(|_| cache_bytes > 0);
-        let inner = folder.tokenizer;
         let cuts = match cuts {
-            Some(cuts) => self_test::proven(&inner, cuts)?,
+            Some(cuts) => self_test::proven(&folder.tokenizer, cuts)?,
             None => None,
         };
         let seed = RandomState::new().build_hasher().finish();
         let reuse = cuts.map(|cuts| PieceReuse { cuts, pieces: PieceCache::new(cache_bytes), seed });
-        Ok(Self { inner, frame, reuse })
+        Ok(Self { backend: Backend::new(folder, use_fast), frame, reuse })
     }
 
     /// Returns the tokens of a text. Ends with an error soon after `stopped` is set.
@@ -71,8 +71,12 @@ impl Encoder {
         match (&self.frame, add_special_tokens) {
             (_, false) => self.plain(text, &[], &[], stopped),
             (Some(frame), true) => self.plain(text, frame.before(), frame.after(), stopped),
-            (None, true) => whole(&self.inner, text, true),
+            (None, true) => whole(self.backend.library(), text, true),
         }
+    }
+
+    pub(crate) fn kind(&self) -> EncoderKind {
+        self.backend.kind()
     }
 
     pub(crate) fn reuse(&self) -> Reuse {
@@ -93,8 +97,8 @@ impl Encoder {
         let mut tokens = Vec::with_capacity(before.len() + text.len() / 3 + after.len());
         tokens.extend_from_slice(before);
         match &self.reuse {
-            Some(reuse) => reuse.encode(&self.inner, text, &mut tokens, stopped)?,
-            None => tokens.extend(whole(&self.inner, text, false)?),
+            Some(reuse) => reuse.encode(&self.backend, text, &mut tokens, stopped)?,
+            None => self.backend.append(text, stopped, &mut tokens)?,
         }
         tokens.extend_from_slice(after);
         Ok(tokens)
@@ -104,7 +108,7 @@ impl Encoder {
 impl PieceReuse {
     fn encode(
         &self,
-        inner: &tokenizers::Tokenizer,
+        backend: &Backend,
         text: &str,
         tokens: &mut Vec<u32>,
         stopped: &AtomicBool,
@@ -121,27 +125,14 @@ impl PieceReuse {
                 Some(known) => tokens.extend_from_slice(&known),
                 None if stopped.load(Relaxed) => return Err(EncodeError::Stopped),
                 None => {
-                    let encoded = whole(inner, piece, false)?;
-                    tokens.extend_from_slice(&encoded);
-                    fresh.extend(key.map(|key| (key, Arc::from(encoded))));
+                    let start = tokens.len();
+                    backend.append(piece, stopped, tokens)?;
+                    let encoded = key.and_then(|key| Some((key, Arc::from(tokens.get(start..)?))));
+                    fresh.extend(encoded);
                 }
             }
         }
         self.pieces.put(fresh);
         Ok(())
     }
-}
-
-/// Encodes a text as a whole.
-fn whole(
-    inner: &tokenizers::Tokenizer,
-    text: &str,
-    add_special_tokens: bool,
-) -> Result<Vec<u32>, EncodeError> {
-    if text.len() > MAX_PIECE_BYTES {
-        return Err(EncodeError::TooLong(text.len()));
-    }
-    let encoding = inner.encode_fast(text, add_special_tokens);
-    let encoding = encoding.map_err(|error| EncodeError::Tokenizer(error.to_string()))?;
-    Ok(encoding.get_ids().to_vec())
 }

@@ -18,7 +18,9 @@ const NAMED: [&str; 7] =
 
 /// Content of a model directory.
 pub(crate) struct Folder {
-    /// The tokenizer with all added tokens.
+    /// Content of `tokenizer.json`.
+    pub(crate) json: String,
+    /// The tokenizer with all added tokens, without truncation and padding.
     pub(crate) tokenizer: tokenizers::Tokenizer,
     /// Special tokens by name.
     pub(crate) special: Vec<(&'static str, String)>,
@@ -86,6 +88,7 @@ impl Folder {
         let text = read(&path)?;
         let mut tokenizer =
             tokenizers::Tokenizer::from_str(&text).map_err(|error| TokenizerError::invalid(&path, error))?;
+        // Engines ignore both as well: the files often hold what the model was trained or converted with.
         let whole = tokenizer.with_truncation(None).map(|_| ());
         whole.map_err(|error| TokenizerError::invalid(&path, error))?;
         tokenizer.with_padding(None);
@@ -114,6 +117,7 @@ impl Folder {
         }
         tokenizer.set_encode_special_tokens(config.split_special_tokens);
         Ok(Self {
+            json: text,
             tokenizer,
             special,
             explicit_frame: explicit.then_some(frame),

@@ -14,6 +14,7 @@
 mod content_format;
 mod encode;
 mod error;
+mod fast;
 mod folder;
 mod json;
 mod messages;
@@ -25,7 +26,7 @@ mod tools;
 
 pub use crate::{
     content_format::ContentFormat,
-    encode::{CacheStats, Reuse},
+    encode::{CacheStats, EncoderKind, Reuse},
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
     tokenizer::Tokenizer,

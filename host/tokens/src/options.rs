@@ -12,6 +12,8 @@ use crate::{content_format::ContentFormat, error::EncodeError, json::Json, tools
 pub struct LoadOptions {
     /// Limit of the cache in bytes; 0 disables the cache. Default: 32 MiB.
     pub cache_bytes: usize,
+    /// Whether the fast encoder may serve, where it passes its self-test; else Hugging Face's library does.
+    pub fast_encoder: bool,
     /// Jinja template that replaces the model's (vLLM `--chat-template`).
     pub chat_template: Option<String>,
     /// Form of content that replaces the detected one (vLLM `--chat-template-content-format`).
@@ -51,7 +53,13 @@ const RESERVED_KWARGS: [&str; 12] = [
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { cache_bytes: 32 << 20, chat_template: None, content_format: None, template_kwargs: None }
+        Self {
+            cache_bytes: 32 << 20,
+            fast_encoder: true,
+            chat_template: None,
+            content_format: None,
+            template_kwargs: None,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use minijinja::Value;
 
 use crate::{
     content_format::ContentFormat,
-    encode::{CacheStats, Encoder, Reuse},
+    encode::{CacheStats, Encoder, EncoderKind, Reuse},
     error::{EncodeError, TokenizerError},
     folder::Folder,
     json::Json,
@@ -58,11 +58,12 @@ impl Tokenizer {
                 .map_err(|error| TokenizerError::invalid(&path, format!("template `{name}`: {error}")))?;
             templates.insert(name, template);
         }
-        let encoder = Encoder::new(read, options.cache_bytes)
+        let encoder = Encoder::new(read, options.cache_bytes, options.fast_encoder)
             .map_err(|error| TokenizerError::invalid(folder.join("tokenizer.json"), error))?;
         tracing::info!(
             folder = %folder.display(),
             templates = templates.len(),
+            encoder = encoder.kind().label(),
             reuse = encoder.reuse().label(),
             "tokenizer loaded"
         );
@@ -118,6 +119,12 @@ impl Tokenizer {
         stopped: &AtomicBool,
     ) -> Result<Vec<u32>, EncodeError> {
         self.encoder.encode(prompt, add_special_tokens, stopped)
+    }
+
+    /// Returns which implementation encodes the texts.
+    #[must_use]
+    pub fn encoder(&self) -> EncoderKind {
+        self.encoder.kind()
     }
 
     /// Returns how far texts are split into cached pieces.

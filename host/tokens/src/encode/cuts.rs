@@ -163,8 +163,8 @@ impl Cutter<'_> {
 fn words_are_apart(tokenizer: &tokenizers::Tokenizer, added: &[AddedToken]) -> bool {
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return false };
     if model.dropout.is_some_and(|dropout| dropout > 0.0)
-        || model.continuing_subword_prefix.is_some()
-        || model.end_of_word_suffix.is_some()
+        || model.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty())
+        || model.end_of_word_suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())
     {
         return false;
     }

@@ -1,6 +1,6 @@
 //! Special tokens that a tokenizer adds around a text.
 
-use super::whole;
+use super::library::whole;
 use crate::{error::EncodeError, folder::Folder};
 
 /// Tokens before and after a text.

@@ -16,7 +16,11 @@ pub(crate) fn fixtures() -> PathBuf {
 
 /// Loads the fixture's tokenizer without a cache.
 pub(crate) fn uncached(folder: &Path) -> Tokenizer {
-    Tokenizer::load_with(folder, &LoadOptions { cache_bytes: 0, ..LoadOptions::default() }).unwrap()
+    Tokenizer::load_with(
+        folder,
+        &LoadOptions { cache_bytes: 0, fast_encoder: false, ..LoadOptions::default() },
+    )
+    .unwrap()
 }
 
 /// A copy of the fixture that can be changed.

@@ -1,0 +1,212 @@
+//! The fast encoder has the tokens of Hugging Face's library, for any text and vocabulary, or does not serve.
+
+use std::{collections::BTreeSet, path::Path, sync::LazyLock, time::UNIX_EPOCH};
+
+use pointsman_tokens::{ChatOptions, EncoderKind, LoadOptions, Tokenizer};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::support::{Model, fixtures};
+
+/// Patterns of real models, for the pre-tokenizer `Split`.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const O200K: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+const DEEPSEEK: [&str; 3] = [
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    concat!(
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+",
+        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+    ),
+];
+
+fn load(folder: &Path, fast_encoder: bool) -> Tokenizer {
+    Tokenizer::load_with(folder, &LoadOptions { cache_bytes: 0, fast_encoder, ..LoadOptions::default() })
+        .unwrap()
+}
+
+fn text() -> impl Strategy<Value = String> {
+    let atom = prop_oneof![
+        6 => " ?[a-zA-Z]{1,9}",
+        1 => "[0-9]{1,7}",
+        2 => "[ \\n\\t\\r\u{a0}\u{3000}\u{b}]{1,6}",
+        1 => "'(s|S|ll|LL|re|\u{17f}|d)",
+        2 => "[.,;:!?'\"(){}<>|/=#+*-]{1,6}[\\r\\n/]{0,2}",
+        1 => Just("<|im_end|>\n".to_owned()),
+        1 => "[一-龥ぁ-んァ-ヶ가-힣]{1,12}",
+        1 => Just("e\u{301}\u{1f469}\u{200d}\u{1f4bb}\u{fe0f}ǅ½².".to_owned()),
+        1 => "\\PC{0,6}",
+        1 => "[\u{0}-\u{10ffff}]{0,4}",
+        1 => "[a-zA-Z0-9+/]{90,200}",
+    ];
+    proptest::collection::vec(atom, 0..60).prop_map(|atoms| atoms.concat())
+}
+
+/// A tokenizer with both encoders.
+struct Pair {
+    fast: Tokenizer,
+    library: Tokenizer,
+}
+
+impl Pair {
+    fn of(folder: &Path) -> Self {
+        let pair = Self { fast: load(folder, true), library: load(folder, false) };
+        assert_eq!(
+            (pair.fast.encoder(), pair.library.encoder()),
+            (EncoderKind::Fast, EncoderKind::HuggingFace)
+        );
+        pair
+    }
+
+    /// Both, for a copy of the fixture with these patterns and normalizer.
+    fn with(patterns: &[&str], normalizer: Value) -> Self {
+        let model = Model::copied();
+        model.change("tokenizer.json", |file| {
+            let split = |pattern: &&str| {
+                json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
+            };
+            let mut steps: Vec<Value> = patterns.iter().map(split).collect();
+            steps.push(json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false, "trim_offsets": true}));
+            file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": steps});
+            file["normalizer"] = normalizer;
+            file["added_tokens"].as_array_mut().unwrap().push(json!({"id": 9_000, "content": "é!", "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": true, "special": false}));
+        });
+        Self::of(model.path())
+    }
+
+    fn check(&self, text: &str) -> Result<(), TestCaseError> {
+        let tokens = self.library.completion(text, false).unwrap();
+        prop_assert_eq!(self.fast.completion(text, false).unwrap(), tokens, "{:?}", text);
+        Ok(())
+    }
+}
+
+static MODELS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
+    vec![
+        Pair::of(&fixtures().join("model")),
+        Pair::with(&[LLAMA3], json!({"type": "NFC"})),
+        Pair::with(&[O200K], Value::Null),
+        Pair::with(&DEEPSEEK, json!({"type": "Sequence", "normalizers": []})),
+    ]
+});
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_text_has_the_tokens_of_the_library(text in text()) {
+        for pair in &*MODELS {
+            pair.check(&text)?;
+        }
+    }
+}
+
+/// Returns a byte-level model whose merges join the tokens chosen by `choices`, which makes deep and unusual
+/// ones.
+fn vocabulary(choices: &[(prop::sample::Index, prop::sample::Index)]) -> Value {
+    let file: Value =
+        serde_json::from_str(&std::fs::read_to_string(fixtures().join("model/tokenizer.json")).unwrap())
+            .unwrap();
+    let known = file["model"]["vocab"].as_object().unwrap();
+    let mut tokens: Vec<String> = known.keys().filter(|token| token.chars().count() == 1).cloned().collect();
+    tokens.sort_by_key(|token| !"abc".contains(token.as_str()));
+    let (letters, mut merges, mut seen) = (4, Vec::new(), BTreeSet::new());
+    let mut usable: Vec<String> = tokens.iter().take(letters).cloned().collect();
+    for (left, right) in choices {
+        let (left, right) = (left.get(&usable).clone(), right.get(&usable).clone());
+        let joined = format!("{left}{right}");
+        if joined.len() <= 40 && seen.insert((left.clone(), right.clone())) {
+            merges.push(json!([left, right]));
+            if !tokens.contains(&joined) {
+                tokens.push(joined.clone());
+                usable.push(joined);
+            }
+        }
+    }
+    let vocab: serde_json::Map<String, Value> =
+        tokens.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+    json!({"type": "BPE", "vocab": vocab, "merges": merges})
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn every_vocabulary_has_the_tokens_of_the_library(
+        choices in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 0..120),
+        ignore_merges in any::<bool>(),
+        texts in proptest::collection::vec("[abc!]{0,300}", 8),
+    ) {
+        let model = Model::copied();
+        model.change("tokenizer.json", |file| {
+            file["added_tokens"] = json!([]);
+            file["model"] = vocabulary(&choices);
+            file["model"]["ignore_merges"] = json!(ignore_merges);
+        });
+        model.write("tokenizer_config.json", "{}");
+        let pair = Pair::of(model.path());
+        for text in texts {
+            pair.check(&text)?;
+        }
+    }
+}
+
+#[test]
+fn what_the_fast_encoder_does_not_implement_is_left_to_the_library() {
+    let encoder = |change: &dyn Fn(&mut Value)| {
+        let model = Model::copied();
+        model.change("tokenizer.json", change);
+        let (tokenizer, library) = (model.load(), load(model.path(), false));
+        let text = "Two words, <|im_end|> and 3 more.";
+        assert_eq!(tokenizer.completion(text, true).unwrap(), library.completion(text, true).unwrap());
+        tokenizer.encoder()
+    };
+    assert_eq!(encoder(&|_| ()), EncoderKind::Fast);
+    let changes: [&dyn Fn(&mut Value); 6] = [
+        &|file| file["normalizer"] = json!({"type": "Lowercase"}),
+        &|file| file["added_tokens"][3]["rstrip"] = json!(true),
+        &|file| file["model"]["byte_fallback"] = json!(true),
+        &|file| file["pre_tokenizer"] = json!({"type": "FixedLength", "length": 5}),
+        &|file| {
+            file["pre_tokenizer"] =
+                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true});
+        },
+        &|file| {
+            let split = json!({"type": "Split", "pattern": {"Regex": r"\w++"}, "behavior": "Isolated", "invert": false});
+            file["pre_tokenizer"] =
+                json!({"type": "Sequence", "pretokenizers": [split, file["pre_tokenizer"]]});
+        },
+    ];
+    for change in changes {
+        assert_eq!(encoder(change), EncoderKind::HuggingFace);
+    }
+}
+
+#[test]
+fn truncation_and_padding_in_the_file_are_ignored_as_by_engines() {
+    let model = Model::copied();
+    model.change("tokenizer.json", |file| {
+        file["truncation"] =
+            json!({"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0});
+        file["padding"] = json!({"strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": null,
+            "pad_id": 3, "pad_type_id": 0, "pad_token": "x"});
+    });
+    let messages = json!([{"role": "user", "content": "one two three four five six seven"}]).to_string();
+    let options = ChatOptions::new(UNIX_EPOCH);
+    let fixture = load(&fixtures().join("model"), false);
+    for text in ["hi", "one two three four five six seven eight nine ten eleven twelve"] {
+        for fast in [true, false] {
+            let tokenizer = load(model.path(), fast);
+            assert_eq!(tokenizer.completion(text, true).unwrap(), fixture.completion(text, true).unwrap());
+            assert_eq!(
+                tokenizer.chat(&messages, &options).unwrap(),
+                fixture.chat(&messages, &options).unwrap()
+            );
+        }
+    }
+}
