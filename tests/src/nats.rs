@@ -1,22 +1,14 @@
-//! The real NATS server, and a proxy in front of it that stops: for tests of gateways that share their load.
+//! The real NATS server, for tests of gateways that share their load.
 
 use std::{
-    net::{SocketAddr, TcpListener as StdListener},
+    net::TcpListener as StdListener,
     path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{
-        TcpListener, TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
-    sync::watch,
-    task::JoinSet,
-};
+use tokio::net::TcpStream;
 
 /// A running server.
 pub struct Nats {
@@ -97,71 +89,4 @@ fn spawn(dir: &Path, port: u16) -> Option<Child> {
 fn free_port() -> u16 {
     let socket = StdListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
     socket.map_or(0, |address| address.port())
-}
-
-/// A proxy that forwards bytes, or stops: it closes nothing and forwards nothing, as a broken network.
-pub struct StoppingProxy {
-    /// Its address.
-    pub address: SocketAddr,
-    stopped: watch::Sender<bool>,
-    _tasks: JoinSet<()>,
-}
-
-impl StoppingProxy {
-    /// Starts a proxy in front of a port on 127.0.0.1.
-    ///
-    /// # Errors
-    /// It cannot listen.
-    pub async fn start(port: u16) -> std::io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        let (stopped, watched) = watch::channel(false);
-        let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, port, watched));
-        Ok(Self { address, stopped, _tasks: tasks })
-    }
-
-    /// Stops, or goes on.
-    pub fn stop(&self, stopped: bool) {
-        self.stopped.send_replace(stopped);
-    }
-
-    /// URL of a NATS server behind it.
-    #[must_use]
-    pub fn url(&self) -> String {
-        format!("nats://{}", self.address)
-    }
-}
-
-async fn accept(listener: TcpListener, port: u16, stopped: watch::Receiver<bool>) {
-    let mut connections = JoinSet::new();
-    while let Ok((client, _)) = listener.accept().await {
-        let stopped = stopped.clone();
-        connections.spawn(async move {
-            let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
-            let ((from, to), (back, forth)) = (client.into_split(), server.into_split());
-            tokio::select! {
-                () = forward(from, forth, stopped.clone()) => {}
-                () = forward(back, to, stopped) => {}
-            }
-        });
-    }
-}
-
-async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut stopped: watch::Receiver<bool>) {
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        if stopped.wait_for(|stopped| !stopped).await.is_err() {
-            return;
-        }
-        let read = tokio::select! {
-            read = from.read(&mut buffer) => read,
-            // Looks at it again.
-            _ = stopped.changed() => continue,
-        };
-        let Ok(length @ 1..) = read else { return };
-        if to.write_all(buffer.get(..length).unwrap_or_default()).await.is_err() {
-            return;
-        }
-    }
 }

@@ -8,7 +8,6 @@ use crate::{fleet, table::Checks};
 pub(crate) mod clients;
 mod faults;
 mod load;
-pub(crate) mod proxy;
 mod quality;
 pub(crate) mod rig;
 

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use pointsman_gateway::config::{Config, Replicas, ReplicasTls};
 use pointsman_sim::{Dialect, Role};
+use pointsman_test_stopping_proxy::StoppingProxy;
 use pointsman_tests::{
     TestCluster, TestClusterBuilder,
-    nats::{Nats, StoppingProxy},
+    nats::Nats,
     tls::{Authority, TlsFiles},
 };
 use pointsman_workers::{BlockHash, Booking, BookingRequest, Leg, WorkerSpec};
@@ -180,7 +181,7 @@ async fn q3_a_killed_server_leaves_each_gateway_serving_alone_and_its_return_hea
 async fn q3_a_partition_is_noticed_and_heals() {
     let Some(nats) = Nats::start("").await else { return };
     let proxy = StoppingProxy::start(nats.port).await.unwrap();
-    let one = first(replicas("one", &proxy.url())).await;
+    let one = first(replicas("one", &format!("nats://{}", proxy.address))).await;
     let two = second(&one, replicas("two", &nats.url())).await;
     until_peers(&two, 1).await;
     let booking = book(&one);

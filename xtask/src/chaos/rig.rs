@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use pointsman_test_stopping_proxy::StoppingProxy;
 use tokio::time::{Instant, sleep};
 
 use super::Fault;
@@ -17,7 +18,6 @@ use crate::{
     },
     e2e_nats::{
         clients::{Clients, Tally},
-        proxy::StoppingProxy,
         rig::Nats,
     },
     fleet::{self, Fleet, Process, free_port},
@@ -154,8 +154,8 @@ impl Rig {
 
     async fn start_gateway(&mut self, place: usize) -> anyhow::Result<()> {
         let third = place + 1 == GATEWAYS;
-        let nats = if third { self.to_nats.port } else { self.nats.port };
-        let etcd = if third { self.to_etcd.port } else { self.etcd.ports[0] };
+        let nats = if third { self.to_nats.address.port() } else { self.nats.port };
+        let etcd = if third { self.to_etcd.address.port() } else { self.etcd.ports[0] };
         let config = format!(
             "{CONFIG}{}[replicas]\nservers = [\"nats://127.0.0.1:{nats}\"]\nname = \"gateway-{place}\"\n",
             section(etcd)

@@ -6,12 +6,12 @@ use std::{
     time::Duration,
 };
 
+use pointsman_test_stopping_proxy::StoppingProxy;
 use tokio::time::{Instant, sleep};
 
 use super::{
     Args,
     clients::{Clients, Tally},
-    proxy::StoppingProxy,
     rig::{Engines, Nats, agree, gateway, until},
 };
 use crate::{fleet::Fleet, sh, table::Checks};
@@ -54,7 +54,7 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
 impl Rig<'_> {
     /// Starts a gateway and its clients. The last one reaches the server through the proxy.
     async fn start_gateway(&mut self, number: usize) -> anyhow::Result<()> {
-        let port = if number == 3 { self.proxy.port } else { self.nats.port };
+        let port = if number == 3 { self.proxy.address.port() } else { self.nats.port };
         // A gateway that starts late would wait for a worker that was killed before.
         let alive = if self.engines.processes.len() < self.engines.flags.len() { 1 } else { 0 };
         let workers = self.engines.flags.get(alive..).unwrap_or_default();

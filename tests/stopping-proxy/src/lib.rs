@@ -1,4 +1,6 @@
-//! A proxy that forwards bytes, or stops: it closes nothing and forwards nothing, as a broken network.
+//! A proxy that forwards bytes, or stops: then it closes nothing and forwards nothing, as a broken network.
+
+use std::net::SocketAddr;
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -11,25 +13,30 @@ use tokio::{
 };
 
 /// A running proxy. Dropping it closes everything.
-pub(crate) struct StoppingProxy {
-    pub(crate) port: u16,
+#[derive(Debug)]
+pub struct StoppingProxy {
+    /// Its address.
+    pub address: SocketAddr,
     stopped: watch::Sender<bool>,
     _tasks: JoinSet<()>,
 }
 
 impl StoppingProxy {
-    /// Starts a proxy in front of a loopback port.
-    pub(crate) async fn start(port: u16) -> anyhow::Result<Self> {
+    /// Starts a proxy in front of a port on 127.0.0.1.
+    ///
+    /// # Errors
+    /// It cannot listen.
+    pub async fn start(port: u16) -> std::io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let own = listener.local_addr()?.port();
+        let address = listener.local_addr()?;
         let (stopped, watched) = watch::channel(false);
         let mut tasks = JoinSet::new();
         tasks.spawn(accept(listener, port, watched));
-        Ok(Self { port: own, stopped, _tasks: tasks })
+        Ok(Self { address, stopped, _tasks: tasks })
     }
 
     /// Stops, or goes on.
-    pub(crate) fn stop(&self, stopped: bool) {
+    pub fn stop(&self, stopped: bool) {
         self.stopped.send_replace(stopped);
     }
 }
