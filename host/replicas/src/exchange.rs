@@ -13,7 +13,10 @@ use futures_util::FutureExt as _;
 use pointsman_orchestration::{SessionChange, Sessions};
 use pointsman_workers::{Journal, JournalEntry, LogLimit, PrefixIndex, Registry};
 use rand::RngExt as _;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
@@ -28,15 +31,19 @@ mod bound;
 mod connect;
 mod link;
 mod state;
+mod times;
 
 use connect::{Connection, connect};
 use link::{Event, Link};
 use state::StateLink;
+use times::Times;
 
 /// Bounds of what is kept of other gateways.
 const LIMITS: PeerLimits = PeerLimits { peers: 64, bookings: 65_536, hashes: 8_000_000 };
 /// Most bytes of messages that wait for the connection. Beyond it they are dropped, and a snapshot follows.
 const MAX_WAITING: usize = 32 * 1024 * 1024;
+/// Time between two looks at leases, snapshots and changed sessions.
+const LOOK: Duration = Duration::from_millis(20);
 /// Pauses between two attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// A connection that lasted longer is replaced without a growing pause.
@@ -74,20 +81,6 @@ pub struct Exchange {
     refusals: LogLimit,
 }
 
-/// When what was done last.
-struct Times {
-    sent: Instant,
-    snapshot: Instant,
-    view: Instant,
-    connected: Instant,
-    backoff: Duration,
-    /// Whether a snapshot has to be sent soon.
-    snapshot_due: bool,
-    /// Whether the next snapshot has the bindings of sessions, too: another gateway asked, or the connection
-    /// is new.
-    sessions_due: bool,
-}
-
 impl std::fmt::Debug for Exchange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Exchange").field("config", &self.config).finish_non_exhaustive()
@@ -111,15 +104,6 @@ impl Exchange {
         sessions.set_writer(writer_of(&name));
         states.share(&name, incarnation);
         let now = Instant::now();
-        let times = Times {
-            sent: now,
-            snapshot: now,
-            view: now,
-            connected: now,
-            backoff: BACKOFF.0,
-            snapshot_due: false,
-            sessions_due: true,
-        };
         Self {
             outbox: Outbox::new(changed, incarnation, lease_ms, config.block_size),
             peers: Peers::new((name, incarnation), config.block_size, LIMITS, status.counters.clone()),
@@ -135,7 +119,7 @@ impl Exchange {
             link: Link::Waiting(now),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
-            times,
+            times: Times::new(now),
             journal_lost: 0,
             problem: None,
             name_conflict: None,
@@ -146,7 +130,9 @@ impl Exchange {
     /// Runs until `stop`, then tells the others that this gateway stops.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut changes = self.registry.subscribe();
-        let mut tick = tokio::time::interval(self.config.interval);
+        let journal = self.journal.clone();
+        let (mut has_changes, mut next_batch) = (false, Instant::now());
+        let mut tick = tokio::time::interval(LOOK.max(self.config.interval));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.peers.set_workers(&self.registry.snapshot());
         self.show(Instant::now());
@@ -158,7 +144,14 @@ impl Exchange {
                         self.peers.set_workers(&self.registry.snapshot());
                     }
                 }
-                _ = tick.tick() => self.tick(Instant::now()),
+                // The first change is told at once, and those that follow within the interval together.
+                () = journal.changed(), if !has_changes => has_changes = true,
+                () = sleep_until(next_batch), if has_changes => {
+                    has_changes = false;
+                    next_batch = Instant::now() + self.config.interval;
+                    self.tell_changes();
+                }
+                _ = tick.tick() => self.look(Instant::now()),
                 event = self.link.event() => self.on_event(event),
             }
         }
@@ -269,8 +262,21 @@ impl Exchange {
         self.show(now);
     }
 
-    /// Sends what changed, and does what is due.
-    fn tick(&mut self, now: Instant) {
+    /// Sends what changed; without a connection it is forgotten, since a new one begins with a snapshot.
+    fn tell_changes(&mut self) {
+        let sessions = bound::take(&self.session_changes, &self.registry);
+        if matches!(self.link, Link::Up(_)) {
+            let messages = self.outbox.batch(sessions);
+            self.enqueue(messages);
+            self.send(Instant::now());
+        } else {
+            self.outbox.skip(sessions);
+        }
+    }
+
+    /// Does what is due.
+    fn look(&mut self, now: Instant) {
+        self.tell_changes();
         for effect in self.peers.expire(now) {
             self.on_effect(effect, now);
         }
@@ -280,9 +286,6 @@ impl Exchange {
             self.times.snapshot_due = true;
         }
         if matches!(self.link, Link::Up(_)) {
-            let sessions = bound::take(&self.session_changes, &self.registry);
-            let messages = self.outbox.batch(sessions);
-            self.enqueue(messages);
             for peer in self.peers.to_ask(now) {
                 let ask = self.outbox.ask(&peer);
                 self.enqueue(vec![ask]);
@@ -297,9 +300,6 @@ impl Exchange {
                 self.enqueue(vec![heartbeat]);
             }
             self.send(now);
-        } else {
-            let sessions = bound::take(&self.session_changes, &self.registry);
-            self.outbox.skip(sessions);
         }
         if now.saturating_duration_since(self.times.view) >= VIEW_INTERVAL {
             self.show(now);

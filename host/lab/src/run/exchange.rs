@@ -23,6 +23,8 @@ const LEASE_MS: u64 = 300_000;
 pub(super) struct Exchange {
     outbox: Outbox,
     peers: Peers,
+    /// Virtual time before which it sends no batch.
+    next_batch: Duration,
 }
 
 /// Messages that gateways sent.
@@ -54,7 +56,7 @@ impl Exchange {
         let counters = Arc::new(Counters::default());
         let mut peers = Peers::new((name(place), INCARNATION), fleet.block_tokens, LIMITS, counters);
         peers.set_workers(snapshot);
-        Self { outbox, peers }
+        Self { outbox, peers, next_batch: Duration::ZERO }
     }
 
     /// Applies a message of the gateway at `from`.
@@ -70,17 +72,15 @@ impl Exchange {
 }
 
 impl Lab<'_> {
-    /// Sends what changed at once, or plans the next batch.
+    /// Sends what changed at once, or with the next batch of each gateway.
     pub(super) fn tell_changes(&mut self) {
         if !self.fleet.gateways.tell() {
             return;
         }
+        self.send_batches();
         let interval = self.fleet.gateways.interval;
-        if interval.is_zero() {
-            self.send_batches();
-        } else if !std::mem::replace(&mut self.telling, true) {
-            let past = u64::try_from(self.now.as_nanos() % interval.as_nanos()).unwrap_or(0);
-            self.plan(self.now - Duration::from_nanos(past) + interval, Event::Tell);
+        if !interval.is_zero() && !std::mem::replace(&mut self.telling, true) {
+            self.plan(self.now + interval, Event::Tell);
         }
     }
 
@@ -93,11 +93,20 @@ impl Lab<'_> {
         }
     }
 
+    /// Sends the batches of gateways that sent none within the interval.
     fn send_batches(&mut self) {
+        let (now, interval) = (self.now, self.fleet.gateways.interval);
         let mut batches: Vec<(usize, Bytes)> = Vec::new();
         for (place, gateway) in self.gateways.iter_mut().enumerate() {
-            let messages = gateway.exchange.as_mut().map(|exchange| exchange.outbox.batch(Vec::new()));
-            batches.extend(messages.into_iter().flatten().map(|message| (place, message)));
+            let Some(exchange) = gateway.exchange.as_mut().filter(|exchange| exchange.next_batch <= now)
+            else {
+                continue;
+            };
+            let messages = exchange.outbox.batch(Vec::new());
+            if !messages.is_empty() {
+                exchange.next_batch = now + interval;
+            }
+            batches.extend(messages.into_iter().map(|message| (place, message)));
         }
         let delay = self.fleet.gateways.delay;
         for (from, message) in batches {

@@ -1,13 +1,16 @@
 //! What other gateways have to learn of the bookings here: a queue of changed bookings.
 //!
 //! A booking is in the queue at most once. Its entry has the newest values, so a change of a booking that is
-//! queued already costs two stores. Neither a change nor a full queue waits or allocates.
+//! queued already costs two stores. Neither a change nor a full queue waits or allocates. A change wakes the
+//! reader if it waits, so at most once for each of its batches.
 
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering},
     mpsc::{Receiver, SyncSender, sync_channel},
 };
+
+use tokio::sync::Notify;
 
 use crate::{
     id::{DpRank, WorkerId},
@@ -39,6 +42,7 @@ pub struct Journal {
     queue: SyncSender<Arc<JournalEntry>>,
     next_id: AtomicU64,
     lost: AtomicU64,
+    changed: Notify,
 }
 
 /// One booking as other gateways have to know it.
@@ -76,7 +80,8 @@ impl Journal {
     #[must_use]
     pub fn new(length: usize) -> (Arc<Self>, Receiver<Arc<JournalEntry>>) {
         let (queue, receiver) = sync_channel(length);
-        (Arc::new(Self { queue, next_id: AtomicU64::new(1), lost: AtomicU64::new(0) }), receiver)
+        let (next_id, lost, changed) = (AtomicU64::new(1), AtomicU64::new(0), Notify::new());
+        (Arc::new(Self { queue, next_id, lost, changed }), receiver)
     }
 
     /// Returns the number of changes that found the queue full. The next change of the booking is queued
@@ -84,6 +89,11 @@ impl Journal {
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Waits for a change since the last call that returned.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     fn push(&self, entry: &Arc<JournalEntry>) {
@@ -94,6 +104,7 @@ impl Journal {
             entry.queued.store(false, Ordering::Release);
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+        self.changed.notify_one();
     }
 }
 
