@@ -109,7 +109,8 @@ pub(crate) enum ApiError {
     WorkerNotEligible(String),
     /// The body is larger than allowed.
     #[error(
-        "reading the body: larger than {0} bytes, the limit of server.max_body_bytes; send a smaller one"
+        "reading the body: larger than {0} bytes, the limit (for clients: server.max_body_bytes); send a \
+         smaller one"
     )]
     PayloadTooLarge(usize),
     /// The client paused for too long within the body.
