@@ -15,9 +15,10 @@ use pointsman_workers::{Journal, JournalEntry, LogLimit, PrefixIndex, Registry};
 use rand::RngExt as _;
 use tokio::{
     sync::watch,
+    task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::ReplicasConfig,
@@ -63,7 +64,7 @@ pub struct Exchange {
     session_changes: Receiver<SessionChange>,
     states: SharedStates,
     /// Keeps the states equal to the bucket while there is a connection.
-    state_link: Option<AbortOnDropHandle<()>>,
+    state_link: Option<JoinSet<()>>,
     outbox: Outbox,
     peers: Peers,
     registry: Arc<Registry>,

@@ -12,8 +12,10 @@ use async_nats::{
 };
 use futures_util::{StreamExt as _, future::join_all};
 use pointsman_workers::LogLimit;
-use tokio::time::{interval, timeout};
-use tokio_util::task::AbortOnDropHandle;
+use tokio::{
+    task::JoinSet,
+    time::{interval, timeout},
+};
 
 use crate::{
     config::ReplicasConfig,
@@ -60,13 +62,13 @@ struct Bucket<'a> {
 }
 
 impl StateLink {
-    /// Starts on the present runtime. Dropping the handle ends it.
+    /// Starts on the present runtime. Dropping the set ends it.
     pub(super) fn start(
         config: &ReplicasConfig,
         client: &Client,
         states: &SharedStates,
         status: &Arc<Status>,
-    ) -> AbortOnDropHandle<()> {
+    ) -> JoinSet<()> {
         let link = Self {
             client: client.clone(),
             fleet: config.fleet.clone(),
@@ -74,7 +76,9 @@ impl StateLink {
             states: states.clone(),
             status: status.clone(),
         };
-        AbortOnDropHandle::new(tokio::spawn(link.run()))
+        let mut task = JoinSet::new();
+        task.spawn(link.run());
+        task
     }
 
     /// Runs for ever. What goes wrong is shown, and tried again.
