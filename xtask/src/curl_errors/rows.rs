@@ -236,7 +236,7 @@ ask $CHAT -d '{"model":"tiny","messages":[]}'"#,
         script: r#"
 long='{"model":"tiny","stream":true,"ignore_eos":true,"max_tokens":200'
 curl -skN --http2 -o /dev/null ${CHAT/http:/https:} -d "$long,"'"messages":[{"role":"user","content":"hi"}]}' &
-sleep 0.5
+sleep 2
 ask -k --http2 ${CHAT/http:/https:} -d '{"model":"tiny","messages":[]}'"#,
         expects: &["HTTP/2 503", "\"too_many_streams\"", "retry-after:"],
     },
@@ -250,7 +250,7 @@ ask -k --http2 ${CHAT/http:/https:} -d '{"model":"tiny","messages":[]}'"#,
 text=$(head -c 900000 /dev/zero | tr '\0' x)
 printf '{"model":"tiny","messages":[{"role":"user","content":"%s"}]}' "$text" > body.json
 curl -s -o /dev/null $CHAT --data-binary @body.json &
-sleep 0.5
+sleep 2
 ask $CHAT -H 'expect:' --data-binary @body.json"#,
         expects: &["503 Service Unavailable", "\"body_bytes_in_flight\"", "retry-after:"],
     },
