@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -22,10 +25,12 @@ use crate::{
 };
 
 mod client;
+mod pace;
 mod parse;
 mod read_facts;
 
 use client::{Clients, ProbeClient, Response};
+use pace::spread;
 use read_facts::Problem;
 
 /// Limit of a response body in bytes.
@@ -36,6 +41,8 @@ const MAX_FACTS_BODY: usize = 1024 * 1024;
 const MAX_FAILURES: u32 = 2;
 /// Load figures that could not be read in a row, after which the last ones are forgotten.
 pub const MAX_LOAD_FAILURES: u32 = 3;
+/// Most requests at a time. Further ones wait for their turn.
+const MAX_AT_ONCE: usize = 256;
 /// Number of checks after which the facts are read again: an engine may restart between two of them.
 const CHECKS_PER_READING: u32 = 10;
 /// Shortest time between checks that requests ask for.
@@ -50,6 +57,8 @@ pub struct ProbeConfig {
     pub timeout: Duration,
     /// Time between reads of load figures; 0 to never read them.
     pub load_interval: Duration,
+    /// Most requests to all workers together each second. With more workers, the two times above grow.
+    pub max_per_second: u32,
 }
 
 /// Returns the facts in the body of vLLM's `/metrics`: block size, number of blocks, connector.
@@ -138,7 +147,7 @@ impl Prober {
     ) {
         let tasks = tracker.clone();
         tracker.spawn(async move {
-            let clients = Clients::new(tls);
+            let (clients, turns) = (Clients::new(tls), Arc::new(Semaphore::new(MAX_AT_ONCE)));
             let mut known: HashMap<WorkerId, (Arc<Worker>, CancellationToken)> = HashMap::new();
             let mut changes = registry.subscribe();
             loop {
@@ -153,7 +162,8 @@ impl Prober {
                 for worker in snapshot.workers() {
                     if let Entry::Vacant(vacant) = known.entry(worker.id()) {
                         let token = stop.child_token();
-                        Probe::new(&clients, worker, &registry, config.clone()).start(&tasks, token.clone());
+                        let probe = Probe::new((&clients, &turns), worker, &registry, config.clone());
+                        probe.start(&tasks, token.clone());
                         vacant.insert((worker.clone(), token));
                     }
                 }
@@ -169,6 +179,8 @@ impl Prober {
 
 struct Probe {
     client: ProbeClient,
+    /// Turns of all probes together.
+    turns: Arc<Semaphore>,
     worker: Arc<Worker>,
     registry: Arc<Registry>,
     config: watch::Receiver<ProbeConfig>,
@@ -181,13 +193,14 @@ struct Probe {
 
 impl Probe {
     fn new(
-        clients: &Clients,
+        (clients, turns): (&Clients, &Arc<Semaphore>),
         worker: &Arc<Worker>,
         registry: &Arc<Registry>,
         config: watch::Receiver<ProbeConfig>,
     ) -> Self {
         Self {
             client: clients.of(worker.spec()),
+            turns: turns.clone(),
             worker: worker.clone(),
             registry: registry.clone(),
             config,
@@ -236,14 +249,17 @@ impl Probe {
                 Err(problem) => self.failed(&mut health, &problem),
             }
             let config = *self.config.borrow();
+            let pace = config.pace(self.registry.snapshot().workers().len());
             if config.load_interval.is_zero() {
                 self.worker.set_engine_load(None);
             } else if Instant::now() >= load_due {
-                load_due = Instant::now() + config.load_interval;
+                load_due = Instant::now() + spread(pace.load_interval);
                 self.read_load().await;
             }
+            // What fails is confirmed, and found again, as soon as in a small fleet.
+            let interval = if health.failing() { config.interval } else { spread(pace.interval) };
             tokio::select! {
-                () = tokio::time::sleep(config.interval) => {}
+                () = tokio::time::sleep(interval) => {}
                 () = self.worker.check_requested() => {
                     tokio::time::sleep_until(checked + MIN_REQUESTED_GAP.min(config.interval)).await;
                     health.requested(&self.worker);
@@ -309,6 +325,8 @@ impl Probe {
 
     /// Sends a request whose response may have `max_body` bytes.
     async fn get_at(&self, url: &str, max_body: usize) -> Response {
+        // Never closed.
+        let _turn = self.turns.acquire().await;
         let limit = self.config.borrow().timeout;
         self.client.get(url, self.worker.spec().api_key.as_deref(), max_body, limit).await
     }

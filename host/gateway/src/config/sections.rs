@@ -221,6 +221,8 @@ pub struct Probe {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub load_interval: Duration,
+    /// Most requests of probes to all workers together each second; with more workers, both intervals grow.
+    pub max_per_second: u32,
 }
 
 impl Default for Server {
@@ -331,6 +333,7 @@ impl Default for Probe {
             interval: Duration::from_secs(2),
             timeout: Duration::from_secs(1),
             load_interval: Duration::from_secs(5),
+            max_per_second: 1_500,
         }
     }
 }

@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -60,6 +62,7 @@ async fn test_worker(owner: &'static str) -> TestWorker {
         interval: Duration::from_millis(10),
         timeout: Duration::from_millis(500),
         load_interval: Duration::from_millis(10),
+        max_per_second: 1_500,
     };
     Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks, stop.clone());
     TestWorker { registry, worker, healthy, stop }
@@ -118,6 +121,7 @@ async fn b4_a_removed_worker_s_task_ends() {
         interval: Duration::from_millis(5),
         timeout: Duration::from_millis(100),
         load_interval: Duration::ZERO,
+        max_per_second: 1_500,
     };
     Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
     until("two tasks", || tasks.len() == 2).await;
@@ -127,4 +131,50 @@ async fn b4_a_removed_worker_s_task_ends() {
     stop.cancel();
     tasks.close();
     tasks.wait().await;
+}
+
+#[tokio::test]
+async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let (open, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (server, counts) = (tasks.clone(), (open.clone(), most.clone()));
+    tasks.spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let (open, most) = counts.clone();
+            server.spawn(async move {
+                let mut buffer = vec![0; 4096];
+                while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
+                    most.fetch_max(open.fetch_add(1, Relaxed) + 1, Relaxed);
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    open.fetch_sub(1, Relaxed);
+                    let body = r#"{"data":[{"id":"tiny"}]}"#;
+                    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                    if stream.write_all(answer.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let registry = Arc::new(Registry::default());
+    for number in 1..=400 {
+        let address = format!("127.0.{}.{}:{port}", 1 + number / 200, 1 + number % 200);
+        let flag = format!("id={number},role=aggregated,engine=openai,url=http://{address}");
+        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+    }
+    let config = ProbeConfig {
+        interval: Duration::from_millis(10),
+        timeout: Duration::from_secs(10),
+        load_interval: Duration::ZERO,
+        max_per_second: u32::MAX,
+    };
+    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
+    let all = || registry.snapshot().workers().iter().all(|worker| worker.health() == Health::Healthy);
+    until("all were asked", all).await;
+    // B5.9
+    let most = most.load(Relaxed);
+    assert!((200..=256).contains(&most), "{most}");
+    stop.cancel();
 }

@@ -15,11 +15,15 @@ impl Problems {
     }
 
     pub(super) fn probe(&mut self, probe: &Probe) -> ProbeSettings {
-        let Probe { interval, timeout, load_interval } = *probe;
+        let Probe { interval, timeout, load_interval, max_per_second } = *probe;
+        if max_per_second == 0 {
+            self.add("probe.max_per_second", "`0` would never check a worker: expected 1 or more");
+        }
         ProbeSettings {
             interval: self.limit("probe.interval", interval),
             timeout: self.limit("probe.timeout", timeout),
             load_interval,
+            max_per_second,
         }
     }
 }

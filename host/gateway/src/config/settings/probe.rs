@@ -11,5 +11,7 @@ settings! {
         "probe.timeout" timeout: Duration,
         /// Interval of reading a worker's own load figures; 0: never.
         "probe.load_interval" load_interval: Duration,
+        /// Most requests of probes to all workers together each second.
+        "probe.max_per_second" max_per_second: u32,
     }
 }

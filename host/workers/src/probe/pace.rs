@@ -1,0 +1,74 @@
+//! How often workers are asked: less often the more there are, and not all at the same moment.
+
+use std::time::Duration;
+
+use super::ProbeConfig;
+
+/// Times between two questions to one worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pace {
+    /// Between health checks.
+    pub(super) interval: Duration,
+    /// Between readings of load figures; 0: never.
+    pub(super) load_interval: Duration,
+}
+
+impl ProbeConfig {
+    /// Returns the pace for a number of workers. Both times grow alike, so that all questions together keep
+    /// `max_per_second`.
+    pub(super) fn pace(&self, workers: usize) -> Pace {
+        let each_second = |interval: Duration| {
+            if interval.is_zero() { 0.0 } else { 1.0 / interval.as_secs_f64() }
+        };
+        let of_one = each_second(self.interval) + each_second(self.load_interval);
+        #[expect(clippy::cast_precision_loss, reason = "a count")]
+        let all = of_one * workers as f64;
+        let longer = (all / f64::from(self.max_per_second.max(1))).max(1.0);
+        let stretch = |interval: Duration| {
+            Duration::try_from_secs_f64(interval.as_secs_f64() * longer).unwrap_or(Duration::MAX)
+        };
+        Pace { interval: stretch(self.interval), load_interval: stretch(self.load_interval) }
+    }
+}
+
+/// Returns a time that differs by up to a tenth: workers that join together are not asked together for ever.
+pub(super) fn spread(time: Duration) -> Duration {
+    time.mul_f64(rand::random_range(0.9..1.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b5_many_workers_are_asked_less_often() {
+        let config = ProbeConfig {
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(1),
+            load_interval: Duration::from_secs(5),
+            max_per_second: 1_500,
+        };
+        let both = |interval: u64, load_interval: u64| Pace {
+            interval: Duration::from_secs(interval),
+            load_interval: Duration::from_secs(load_interval),
+        };
+        assert_eq!(config.pace(2_000), both(2, 5), "1,400 a second");
+        // B5.8
+        let pace = config.pace(30_000);
+        let rate = 30_000.0 * (1.0 / pace.interval.as_secs_f64() + 1.0 / pace.load_interval.as_secs_f64());
+        assert!((rate - 1_500.0).abs() < 0.1 && pace == both(28, 70), "{pace:?}");
+        let never = ProbeConfig { load_interval: Duration::ZERO, ..config };
+        assert_eq!(never.pace(6_000), both(4, 0));
+        assert!(
+            ProbeConfig { max_per_second: 0, ..config }.pace(usize::MAX).interval
+                > Duration::from_secs(1_000)
+        );
+    }
+
+    #[test]
+    fn times_differ_by_a_tenth() {
+        let times: Vec<Duration> = (0..100).map(|_| spread(Duration::from_secs(10))).collect();
+        assert!(times.iter().all(|time| (9_000..11_000).contains(&time.as_millis())));
+        assert!(times.iter().any(|time| *time != times[0]));
+    }
+}
