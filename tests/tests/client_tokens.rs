@@ -89,10 +89,11 @@ async fn a_short_prompt_does_not_wait_for_long_ones_of_others() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_waits_too_long_is_routed_by_bytes_and_counted() {
+async fn h7_a_prompt_that_waits_too_long_is_routed_by_bytes_and_counted() {
     let cluster = cluster(Duration::from_millis(100)).await;
     let reply = cluster.client.post(COMPLETIONS, &[], body(3_000_000)).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
+    // H7.5
     assert_eq!(not_tokenized(&cluster).await, "pointsman_not_tokenized_total{reason=\"tokenizer_slow\"} 1");
     cluster.at_rest().await.unwrap();
 }

@@ -326,7 +326,7 @@ fn build(
     let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
     let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
     let opened = opened.map_err(|problem| refused(vec![problem]))?;
-    let tokens = Tokens::load(&reloadable.models, &registry, None);
+    let tokens = Tokens::new(fixed.listeners.encode_threads()).load(&reloadable.models, &registry);
     let tls = TlsContext::new();
     let certificates = tls.load(&reloadable.server, &reloadable.upstream);
     let proxies = tls.load_proxies(fixed.ext_proc.tls.as_ref());

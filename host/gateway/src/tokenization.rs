@@ -1,8 +1,8 @@
 //! Token ids of a request, where a source of them is configured for its model. With them, routing sees the
 //! same blocks as an engine.
 //!
-//! Short prompts are encoded on the data thread, long ones on a few threads beside it. A prompt that cannot
-//! be encoded, or waited too long for it, is measured in bytes, and counted.
+//! Short prompts are encoded on the data thread, long ones on a pool of threads that tenants share fairly. A
+//! prompt that cannot be encoded, or waited too long for it, is measured in bytes, and counted.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer, TokenizerError};
+use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer};
 use pointsman_workers::{ModelName, Registry};
 
 use crate::{
@@ -54,44 +54,51 @@ enum Source {
 }
 
 impl Tokens {
-    /// Loads every configured tokenizer. Engines are found in `registry`. Sources of `previous` whose
+    /// Returns no sources. Long prompts will be encoded on `threads` threads, which start with the first
+    /// tokenizer.
+    pub(crate) fn new(threads: usize) -> Self {
+        Self { models: BTreeMap::new(), encodes: Arc::new(Encodes::new(threads)) }
+    }
+
+    /// Loads every configured tokenizer. Engines are found in `registry`. Sources of `self` whose
     /// configuration is the same are kept.
     ///
     /// # Errors
     /// All directories that hold no tokenizer: the file and what is wrong with it.
     pub(crate) fn load(
+        &self,
         models: &BTreeMap<String, ModelSettings>,
         registry: &Arc<Registry>,
-        previous: Option<&Self>,
     ) -> Result<Self, Vec<Problem>> {
         let (mut loaded, mut problems) = (BTreeMap::new(), Vec::new());
         for (name, model) in models {
             let Some(source) = &model.tokenizer else { continue };
             let model_name = ModelName::new(name);
             let made_of = (source.clone(), model.tokenizer_cache_bytes);
-            let kept = previous.and_then(|previous| previous.models.get(&model_name));
-            let source = match kept.filter(|kept| kept.made_of == made_of) {
+            let kept = self.models.get(&model_name).filter(|kept| kept.made_of == made_of);
+            let source = match kept {
                 Some(kept) => kept.source.clone(),
-                None => match Source::load(name, &made_of, registry) {
+                None => match self.open(name, &made_of, registry) {
                     Ok(source) => source,
-                    Err(error) => {
-                        problems.push(Problem::new(format!("models.{name}.tokenizer"), error.to_string()));
+                    Err(problem) => {
+                        problems.push(Problem::new(format!("models.{name}.tokenizer"), problem));
                         continue;
                     }
                 },
             };
             loaded.insert(model_name, ModelTokens { source, timeout: model.tokenizer_timeout, made_of });
         }
-        let encodes = previous.map(|previous| previous.encodes.clone()).unwrap_or_default();
+        let encodes = self.encodes.clone();
         if problems.is_empty() { Ok(Self { models: loaded, encodes }) } else { Err(problems) }
     }
 
     /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
     /// them. A request waits for them at most the configured time, and goes on without them after that.
-    /// Dropping the future ends the work.
+    /// Dropping the future ends the work. Tenants share the threads for long prompts.
     pub(crate) async fn of(
         &self,
         request: &Arc<Request>,
+        tenant: Option<u64>,
         upstream: &Upstream,
         metrics: &Metrics,
     ) -> Option<Vec<u32>> {
@@ -105,7 +112,8 @@ impl Tokens {
                 encode(tokenizer, request, &AtomicBool::new(false))
             }
             Source::Folder(tokenizer) => {
-                let encoded = self.encodes.run(tokenizer.clone(), request.clone());
+                let encoded =
+                    self.encodes.run(tokenizer.clone(), request.clone(), tenant.unwrap_or_default());
                 tokio::time::timeout(model.timeout, encoded).await.unwrap_or(Err("tokenizer_slow"))
             }
         };
@@ -117,24 +125,25 @@ impl Tokens {
             }
         }
     }
-}
 
-impl Source {
-    fn load(
+    fn open(
+        &self,
         name: &str,
         (source, cache_bytes): &(TokenSource, usize),
         registry: &Arc<Registry>,
-    ) -> Result<Self, TokenizerError> {
+    ) -> Result<Source, String> {
         match source {
             TokenSource::Engine => {
                 let engine = EngineTokens::new(ModelName::new(name), registry.clone(), *cache_bytes);
-                Ok(Self::Engine(Arc::new(engine)))
+                Ok(Source::Engine(Arc::new(engine)))
             }
             TokenSource::Folder(folder) => {
                 let options = LoadOptions { cache_bytes: *cache_bytes, ..LoadOptions::default() };
-                let tokenizer = Tokenizer::load_with(folder, &options)?;
-                tracing::info!(model = name, reuse = tokenizer.reuse().label(), "tokenizer loaded");
-                Ok(Self::Folder(Arc::new(tokenizer)))
+                let tokenizer = Tokenizer::load_with(folder, &options).map_err(|error| error.to_string())?;
+                self.encodes.start().map_err(|error| format!("cannot start its threads: {error}"))?;
+                let (encoder, reuse) = (tokenizer.encoder().label(), tokenizer.reuse().label());
+                tracing::info!(model = name, encoder, reuse, "tokenizer serves");
+                Ok(Source::Folder(Arc::new(tokenizer)))
             }
         }
     }

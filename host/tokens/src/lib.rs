@@ -7,7 +7,7 @@
 //!
 //! The crate parses JSON of the OpenAI API. It contains no HTTP, no engines and no block hashes. All calls
 //! are synchronous. Encoding a long prompt that is not cached takes tens of milliseconds, so callers run such
-//! prompts off the reactor, on a bounded number of threads. Each thread has a small word cache of its own.
+//! prompts off the reactor, on the threads of an [`EncodePool`].
 //!
 //! After any [`EncodeError`], the caller measures the request in bytes and forwards it to the engine.
 
@@ -19,6 +19,7 @@ mod folder;
 mod json;
 mod messages;
 mod options;
+mod pool;
 mod python;
 mod template;
 mod tokenizer;
@@ -29,5 +30,6 @@ pub use crate::{
     encode::{CacheStats, EncoderKind, Reuse},
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
+    pool::{EncodePool, PoolFull, PoolLimits, Ticket, Work},
     tokenizer::Tokenizer,
 };

@@ -144,6 +144,7 @@ impl Problems {
             listen,
             admin_listen,
             threads,
+            tokenizer_threads,
             max_body_bytes,
             trust_hints,
             tell_decisions,
@@ -172,12 +173,9 @@ impl Problems {
         }
         http2.check(&mut self.0);
         for (path, tls) in [("server.tls", tls), ("server.admin_tls", admin_tls)] {
-            if let Some(tls) = tls {
-                tls.check(path, &mut self.0);
-            }
+            tls.iter().for_each(|tls| tls.check(path, &mut self.0));
         }
         self.tenants(api_keys, tenants);
-        let tenant_header = self.tenant_header(tenant_header);
         let settings = ServerSettings {
             max_body_bytes,
             trust_hints,
@@ -185,7 +183,7 @@ impl Problems {
             requests_per_second,
             api_keys: api_keys.clone(),
             tenants: tenants.clone(),
-            tenant_header,
+            tenant_header: self.tenant_header(tenant_header),
             admin_token,
             admin_token_reads,
             admin_names: admin_names.clone(),
@@ -194,7 +192,9 @@ impl Problems {
             admin_tls: admin_tls.clone(),
         };
         let cors_origins = self.origins(cors_origins);
-        (Listeners { listen, admin_listen, threads, cors_origins, admin_insecure }, settings)
+        let fixed =
+            Listeners { listen, admin_listen, threads, tokenizer_threads, cors_origins, admin_insecure };
+        (fixed, settings)
     }
 
     /// Returns the origins of pages that may call the clients' listener.

@@ -19,6 +19,8 @@ pub struct Server {
     pub admin_listen: SocketAddr,
     /// Number of threads that serve clients; 0: one for every two cores.
     pub threads: usize,
+    /// Number of threads that encode long prompts; 0: one for every two cores, at least two.
+    pub tokenizer_threads: usize,
     /// Limit of a request body in bytes.
     pub max_body_bytes: usize,
     /// Whether the routing hints of clients are used.
@@ -231,6 +233,7 @@ impl Default for Server {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
             threads: 0,
+            tokenizer_threads: 0,
             max_body_bytes: 32 * 1024 * 1024,
             trust_hints: true,
             tell_decisions: true,

@@ -78,4 +78,14 @@ impl Listeners {
             threads => threads,
         }
     }
+
+    /// Returns the number of threads that encode long prompts: by default one for every two cores, and at
+    /// least two, so that one very long prompt leaves a thread to the others.
+    #[must_use]
+    pub fn encode_threads(&self) -> usize {
+        match self.tokenizer_threads {
+            0 => std::thread::available_parallelism().map_or(2, |cores| cores.get().div_ceil(2).max(2)),
+            threads => threads,
+        }
+    }
 }

@@ -91,6 +91,8 @@ settings! {
         "server.admin_listen" admin_listen: SocketAddr,
         /// Number of threads that serve clients; 0: one for every two cores.
         "server.threads" threads: usize,
+        /// Number of threads that encode long prompts; 0: one for every two cores, at least two.
+        "server.tokenizer_threads" tokenizer_threads: usize,
         /// Origins of pages that may call the clients' listener.
         "server.cors_origins" cors_origins: Vec<HeaderValue>,
         /// Whether the operators' listener may be on a network without a token.

@@ -29,7 +29,7 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     let settings = config.settings_to_check();
     let (mut problems, mut warnings) = (Vec::new(), advice(&settings));
     ports(&settings, &mut problems, &mut warnings)?;
-    let tokens = Tokens::load(&settings.reloadable.models, &Arc::new(Registry::default()), None);
+    let tokens = Tokens::new(1).load(&settings.reloadable.models, &Arc::new(Registry::default()));
     problems.extend(tokens.err().unwrap_or_default());
     let certificates = TlsContext::new().load(&settings.reloadable.server, &settings.reloadable.upstream);
     problems.extend(certificates.err().unwrap_or_default());

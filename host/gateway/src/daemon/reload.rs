@@ -122,7 +122,7 @@ async fn load_tokens(
     models: BTreeMap<String, crate::config::settings::ModelSettings>,
 ) -> Result<Tokens, ReloadError> {
     let state = state.clone();
-    let load = move || Tokens::load(&models, &state.registry, Some(&state.tokens));
+    let load = move || state.tokens.load(&models, &state.registry);
     let loaded = tokio::task::spawn_blocking(load).await;
     let failed = |error| vec![Problem::new("models", format!("loading the tokenizers failed: {error}"))];
     loaded.unwrap_or_else(|error| Err(failed(error))).map_err(|problems| refused(&problems))

@@ -87,7 +87,7 @@ pub(crate) async fn prepare(
             Err(exceeded) => return Err(Refused::new(account, ApiError::TenantLimit(exceeded))),
         }
     }
-    let tokens = match tokens_of(state, upstream, &request, gone, &mut account).await {
+    let tokens = match tokens_of(state, upstream, &request, &caller, gone, &mut account).await {
         Ok(tokens) => tokens,
         Err(error) => return Err(Refused::new(account, error)),
     };
@@ -151,13 +151,15 @@ async fn tokens_of(
     state: &State,
     upstream: &Upstream,
     request: &Arc<Request>,
+    caller: &Caller,
     gone: &CancellationToken,
     account: &mut Account,
 ) -> Result<Option<Vec<u32>>, ApiError> {
     let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
+    let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
     let tokens = tokio::select! {
         biased;
-        tokens = state.tokens.of(request, upstream, &state.metrics) => tokens,
+        tokens = state.tokens.of(request, tenant, upstream, &state.metrics) => tokens,
         () = gone.cancelled() => None,
         () = tokio::time::sleep_until(deadline) => return Err(ApiError::Deadline),
     };

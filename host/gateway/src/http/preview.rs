@@ -36,7 +36,8 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let request = Request::parse(endpoint, &parts.headers, body, &state.settings.request_rules)?;
-        let tokens = state.tokens.of(&request, &upstream, &state.metrics).await;
+        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+        let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics).await;
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };
         let tenant = caller.tenant.map(load);
         let routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);

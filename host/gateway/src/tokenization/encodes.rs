@@ -1,24 +1,16 @@
-//! Encodes long prompts beside the runtime: few at a time, of which one may be very long, with a bounded
-//! number waiting. An encode that nothing waits for any more ends.
+//! Encodes long prompts on threads beside the runtime. An encode that nothing waits for any more ends.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    io,
+    sync::{Arc, OnceLock},
 };
 
-use pointsman_tokens::Tokenizer;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use pointsman_tokens::{EncodePool, PoolFull, PoolLimits, Tokenizer};
+use tokio::sync::oneshot;
 
-use crate::{
-    budget::{Budget, Share},
-    openai::request::Request,
-};
+use crate::openai::request::Request;
 
-/// Number of prompts that are encoded at the same time.
-const MAX_CONCURRENT_ENCODES: usize = 2;
-/// Number of very long prompts among them: the others always find a thread.
-const MAX_CONCURRENT_LONG_ENCODES: usize = 1;
-/// Prompt from which on it counts as very long, bytes: it takes more than 50 ms.
+/// Size from which on a prompt leaves one thread to the others, bytes.
 const LONG_PROMPT_BYTES: usize = 256 * 1024;
 /// Number of prompts that are encoded or wait for it.
 const MAX_PROMPTS: usize = 256;
@@ -28,35 +20,32 @@ const MAX_PROMPT_BYTES: usize = 64 * 1024 * 1024;
 /// The threads for long prompts, and the prompts that wait for them.
 #[derive(Debug)]
 pub(super) struct Encodes {
-    turns: Arc<Semaphore>,
-    long_turns: Arc<Semaphore>,
-    prompts: Arc<Budget>,
-    bytes: Arc<Budget>,
-}
-
-/// What an encode holds while it runs.
-struct Turn {
-    _turn: OwnedSemaphorePermit,
-    _long: Option<OwnedSemaphorePermit>,
-    _place: (Share, Share),
-}
-
-/// Stops an encode when it is dropped.
-struct StopOnDrop(Arc<AtomicBool>);
-
-impl Default for Encodes {
-    fn default() -> Self {
-        Self {
-            turns: Arc::new(Semaphore::new(MAX_CONCURRENT_ENCODES)),
-            long_turns: Arc::new(Semaphore::new(MAX_CONCURRENT_LONG_ENCODES)),
-            prompts: Budget::new(MAX_PROMPTS),
-            bytes: Budget::new(MAX_PROMPT_BYTES),
-        }
-    }
+    limits: PoolLimits,
+    /// Started with the first tokenizer.
+    pool: OnceLock<EncodePool>,
 }
 
 impl Encodes {
-    /// Encodes a prompt. Dropping the future gives up its place, or ends the encode within a few
+    pub(super) fn new(threads: usize) -> Self {
+        let limits = PoolLimits {
+            threads,
+            prompts: MAX_PROMPTS,
+            bytes: MAX_PROMPT_BYTES,
+            long_bytes: LONG_PROMPT_BYTES,
+        };
+        Self { limits, pool: OnceLock::new() }
+    }
+
+    /// Starts the threads, if they do not run.
+    pub(super) fn start(&self) -> io::Result<()> {
+        if self.pool.get().is_none() {
+            // Of two that are started at the same time, the second ends again.
+            let _second = self.pool.set(EncodePool::start(self.limits)?);
+        }
+        Ok(())
+    }
+
+    /// Encodes a prompt of `tenant`. Dropping the future gives up its place, or ends the encode within a few
     /// milliseconds.
     ///
     /// # Errors
@@ -65,65 +54,21 @@ impl Encodes {
         &self,
         tokenizer: Arc<Tokenizer>,
         request: Arc<Request>,
+        tenant: u64,
     ) -> Result<Vec<u32>, &'static str> {
-        let turn = self.turn(request.prompt().len()).await?;
-        let stopped = Arc::<AtomicBool>::default();
-        let _stop = StopOnDrop(stopped.clone());
-        let encode = move || {
-            let _turn = turn;
-            super::encode(&tokenizer, &request, &stopped)
-        };
+        let pool = self.pool.get().ok_or("tokenizer_closed")?;
+        let (sender, receiver) = oneshot::channel();
+        let bytes = request.prompt().len();
+        let work = Box::new(move |stopped: Result<&_, PoolFull>| {
+            let outcome = match stopped {
+                Ok(stopped) => super::encode(&tokenizer, &request, stopped),
+                Err(PoolFull) => Err("queue_full"),
+            };
+            // The request may have gone on without its tokens.
+            let _unheard = sender.send(outcome);
+        });
+        let _ticket = pool.submit(tenant, bytes, work);
         // The library may panic on input that it does not expect: the request goes on without tokens.
-        tokio::task::spawn_blocking(encode).await.unwrap_or(Err("panicked"))
-    }
-
-    async fn turn(&self, bytes: usize) -> Result<Turn, &'static str> {
-        let place = (self.prompts.take(1).ok_or("queue_full")?, self.bytes.take(bytes).ok_or("queue_full")?);
-        let closed = |_| "tokenizer_closed";
-        let long = match bytes > LONG_PROMPT_BYTES {
-            true => Some(self.long_turns.clone().acquire_owned().await.map_err(closed)?),
-            false => None,
-        };
-        let turn = self.turns.clone().acquire_owned().await.map_err(closed)?;
-        Ok(Turn { _turn: turn, _long: long, _place: place })
-    }
-}
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_short_prompt_finds_a_thread_beside_very_long_ones() {
-        let encodes = Encodes::default();
-        let first = encodes.turn(LONG_PROMPT_BYTES + 1).await.ok().unwrap();
-        let mut second = Box::pin(encodes.turn(LONG_PROMPT_BYTES + 1));
-        assert!(second.as_mut().now_or_never().is_none(), "one very long prompt at a time");
-        let short = encodes.turn(LONG_PROMPT_BYTES).now_or_never().unwrap();
-        assert!(short.is_ok());
-        assert!(encodes.turn(10).now_or_never().is_none(), "two at a time");
-        drop((first, short));
-        assert!(second.await.is_ok());
-        assert_eq!((encodes.prompts.used(), encodes.bytes.used()), (0, 0));
-    }
-
-    #[tokio::test]
-    async fn the_queue_is_bounded_by_number_and_bytes_and_left_by_those_who_give_up() {
-        let encodes = Encodes::default();
-        let _running = [encodes.turn(1).await, encodes.turn(1).await];
-        let mut waiting: Vec<_> = (2..MAX_PROMPTS).map(|_| Box::pin(encodes.turn(1))).collect();
-        assert!(waiting.iter_mut().all(|turn| turn.as_mut().now_or_never().is_none()));
-        assert_eq!(encodes.turn(1).await.err(), Some("queue_full"));
-        drop(waiting);
-        assert_eq!(encodes.prompts.used(), 2);
-        assert_eq!(encodes.turn(MAX_PROMPT_BYTES).await.err(), Some("queue_full"));
+        receiver.await.unwrap_or(Err("panicked"))
     }
 }

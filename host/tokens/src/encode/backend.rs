@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encoder_with_other_tokens_fails_the_self_test_and_the_library_serves() {
+    fn h7_an_encoder_with_other_tokens_fails_the_self_test_and_the_library_serves() {
         let mut changed = folder();
         let mut json: serde_json::Value = serde_json::from_str(&changed.json).unwrap();
         json["model"]["merges"].as_array_mut().unwrap().swap(0, 200);
@@ -154,6 +154,7 @@ mod tests {
         let reason = tested(&changed).err().unwrap();
         assert_eq!(reason, "self-test failed");
         let (changed, good) = (Backend::new(changed, true), Backend::new(folder(), true));
+        // H7.2
         assert_eq!((changed.kind(), good.kind()), (EncoderKind::HuggingFace, EncoderKind::Fast));
         let text = "There are two encoders, and the others' tokens count.";
         assert_eq!(append(&changed, text), append(&good, text));
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_fast_encoder_hands_the_text_and_all_later_ones_to_the_library() {
+    fn h7_a_panic_of_the_fast_encoder_hands_the_text_and_all_later_ones_to_the_library() {
         let backend = Backend::new(folder(), true);
         let text = format!("before {PANIC} behind");
         assert_eq!(backend.kind(), EncoderKind::Fast);

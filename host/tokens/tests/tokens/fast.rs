@@ -99,9 +99,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_text_has_the_tokens_of_the_library(text in text()) {
+    fn h7_every_text_has_the_tokens_of_the_library(text in text()) {
         for pair in &*MODELS {
-            pair.check(&text)?;
+            let tokens = pair.library.completion(&text, false).unwrap();
+            // H7.1
+            prop_assert_eq!(pair.fast.completion(&text, false).unwrap(), tokens, "{:?}", text);
         }
     }
 }
@@ -137,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn every_vocabulary_has_the_tokens_of_the_library(
+    fn h7_every_vocabulary_has_the_tokens_of_the_library(
         choices in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 0..120),
         ignore_merges in any::<bool>(),
         texts in proptest::collection::vec("[abc!]{0,300}", 8),
@@ -188,7 +190,7 @@ fn what_the_fast_encoder_does_not_implement_is_left_to_the_library() {
 }
 
 #[test]
-fn truncation_and_padding_in_the_file_are_ignored_as_by_engines() {
+fn h7_truncation_and_padding_in_the_file_are_ignored_as_by_engines() {
     let model = Model::copied();
     model.change("tokenizer.json", |file| {
         file["truncation"] =
@@ -202,6 +204,7 @@ fn truncation_and_padding_in_the_file_are_ignored_as_by_engines() {
     for text in ["hi", "one two three four five six seven eight nine ten eleven twelve"] {
         for fast in [true, false] {
             let tokenizer = load(model.path(), fast);
+            // H7.3
             assert_eq!(tokenizer.completion(text, true).unwrap(), fixture.completion(text, true).unwrap());
             assert_eq!(
                 tokenizer.chat(&messages, &options).unwrap(),

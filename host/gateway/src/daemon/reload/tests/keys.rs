@@ -38,6 +38,7 @@ const STATIC: &[(&str, &str)] = &[
     ("server.listen", "'127.0.0.1:1'"),
     ("server.admin_listen", "'127.0.0.1:1'"),
     ("server.threads", "2"),
+    ("server.tokenizer_threads", "3"),
     ("server.cors_origins", "['https://a.example']"),
     ("server.admin_insecure", "true"),
     ("routing.block_size", "32"),
