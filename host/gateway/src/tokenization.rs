@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, Tokenizer};
+use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, PromptForm, Tokenizer};
 use pointsman_workers::{ModelName, Registry};
 
 use crate::{
@@ -101,21 +101,17 @@ impl Tokens {
         tenant: Option<u64>,
         upstream: &Upstream,
         metrics: &Metrics,
-    ) -> Option<Vec<u32>> {
+    ) -> Option<Arc<[u32]>> {
         let model = self.models.get(&request.model)?;
         if request.token_ids.is_some() || !request.is_chat() || request.prompts > 1 {
             return None;
         }
         let outcome = match &model.source {
-            Source::Engine(engine) => engine.of(request, upstream, model.timeout).await,
+            Source::Engine(engine) => engine.of(request, upstream, model.timeout).await.map(Arc::from),
             Source::Folder(tokenizer) if request.prompt().len() <= INLINE_ENCODE_BYTES => {
-                encode(tokenizer, request, &AtomicBool::new(false))
+                encode(tokenizer, request, &AtomicBool::new(false)).map(Arc::from)
             }
-            Source::Folder(tokenizer) => {
-                let encoded =
-                    self.encodes.run(tokenizer.clone(), request.clone(), tenant.unwrap_or_default());
-                tokio::time::timeout(model.timeout, encoded).await.unwrap_or(Err("tokenizer_slow"))
-            }
+            Source::Folder(tokenizer) => self.long(tokenizer, request, tenant, model.timeout).await,
         };
         match outcome {
             Ok(ids) => Some(ids),
@@ -124,6 +120,29 @@ impl Tokens {
                 None
             }
         }
+    }
+
+    /// Returns the token ids of a long prompt: from memory if it was sent before.
+    async fn long(
+        &self,
+        tokenizer: &Arc<Tokenizer>,
+        request: &Arc<Request>,
+        tenant: Option<u64>,
+        limit: Duration,
+    ) -> Result<Arc<[u32]>, &'static str> {
+        let form = match request.endpoint {
+            Endpoint::ChatCompletions => PromptForm::Chat,
+            _ => PromptForm::Completion,
+        };
+        let key = tokenizer.prompt_key(form, request.prompt(), |field| request.body.get(field));
+        if let Some(known) = key.and_then(|key| tokenizer.known(key)) {
+            return Ok(known);
+        }
+        let encoded = self.encodes.run(tokenizer.clone(), request.clone(), tenant.unwrap_or_default());
+        let encoded = tokio::time::timeout(limit, encoded).await.unwrap_or(Err("tokenizer_slow"))?;
+        let tokens: Arc<[u32]> = encoded.into();
+        key.into_iter().for_each(|key| tokenizer.remember(key, tokens.clone()));
+        Ok(tokens)
     }
 
     fn open(

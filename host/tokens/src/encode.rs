@@ -17,9 +17,9 @@ use std::{
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
+pub(crate) use self::cache::PieceCache;
 use self::{
     backend::Backend,
-    cache::PieceCache,
     cuts::{Cuts, MinPiece},
     frame::Frame,
     library::whole,
@@ -30,6 +30,9 @@ use crate::{error::EncodeError, folder::Folder};
 /// A piece ends at the first special token after `special` bytes, or between two words after `word` bytes.
 /// Long pieces are disproportionately expensive: tokenizers take twice as long for 220 KB in one piece.
 const MIN_PIECE: MinPiece = MinPiece { special: 256, word: 2048 };
+
+/// Typical bytes of the tokens of a piece: 2 KB of text have about 500.
+const TYPICAL_PIECE: usize = 2_048;
 
 /// Encodes texts of one model.
 pub(crate) struct Encoder {
@@ -57,7 +60,8 @@ impl Encoder {
             None => None,
         };
         let seed = RandomState::new().build_hasher().finish();
-        let reuse = cuts.map(|cuts| PieceReuse { cuts, pieces: PieceCache::new(cache_bytes), seed });
+        let reuse =
+            cuts.map(|cuts| PieceReuse { cuts, pieces: PieceCache::new(cache_bytes, TYPICAL_PIECE), seed });
         Ok(Self { backend: Backend::new(folder, use_fast), frame, reuse })
     }
 

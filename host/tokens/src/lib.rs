@@ -21,6 +21,7 @@ mod messages;
 mod options;
 mod pool;
 mod python;
+mod repeats;
 mod template;
 mod tokenizer;
 mod tools;
@@ -31,5 +32,6 @@ pub use crate::{
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
     pool::{EncodePool, PoolFull, PoolLimits, Ticket, Work},
+    repeats::{PromptForm, PromptKey},
     tokenizer::Tokenizer,
 };

@@ -32,6 +32,8 @@ pub(crate) struct ChatTemplate {
     developer: bool,
     /// Whether the template uses `content`.
     content: bool,
+    /// Whether the template uses the clock.
+    clock: bool,
 }
 
 /// Message of a template's `raise_exception`.
@@ -65,12 +67,18 @@ impl ChatTemplate {
             format,
             developer: source.contains("\"developer\"") || source.contains("'developer'"),
             content: source.contains("content"),
+            clock: source.contains("strftime_now"),
         })
     }
 
     /// Returns the form of content that the template expects.
     pub(crate) fn format(&self) -> ContentFormat {
         self.format
+    }
+
+    /// Returns whether the text may depend on the time.
+    pub(crate) fn shows_time(&self) -> bool {
+        self.clock
     }
 
     /// Renders a conversation. The request's variables override those of `base`.

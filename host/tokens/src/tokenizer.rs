@@ -1,6 +1,11 @@
 //! Tokenizer of one model: its chat templates and its encoder.
 
-use std::{collections::BTreeMap, fmt, path::Path, sync::atomic::AtomicBool};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use minijinja::Value;
 
@@ -11,6 +16,7 @@ use crate::{
     folder::Folder,
     json::Json,
     options::{self, ChatOptions, LoadOptions},
+    repeats::{PromptForm, PromptKey, Repeats},
     template::ChatTemplate,
 };
 
@@ -20,6 +26,8 @@ use crate::{
 /// part of a prompt that is not cached; run long prompts off the reactor.
 pub struct Tokenizer {
     encoder: Encoder,
+    /// Whole prompts; `None` without a cache.
+    repeats: Option<Repeats>,
     templates: BTreeMap<String, ChatTemplate>,
     /// Variables of every template: the special tokens, then the operator's variables.
     base: Vec<(Value, Value)>,
@@ -58,7 +66,8 @@ impl Tokenizer {
                 .map_err(|error| TokenizerError::invalid(&path, format!("template `{name}`: {error}")))?;
             templates.insert(name, template);
         }
-        let encoder = Encoder::new(read, options.cache_bytes, options.fast_encoder)
+        let for_prompts = options.cache_bytes / 4;
+        let encoder = Encoder::new(read, options.cache_bytes - for_prompts, options.fast_encoder)
             .map_err(|error| TokenizerError::invalid(folder.join("tokenizer.json"), error))?;
         tracing::info!(
             folder = %folder.display(),
@@ -67,7 +76,8 @@ impl Tokenizer {
             reuse = encoder.reuse().label(),
             "tokenizer loaded"
         );
-        Ok(Self { encoder, templates, base })
+        let repeats = (for_prompts > 0).then(|| Repeats::new(for_prompts));
+        Ok(Self { encoder, repeats, templates, base })
     }
 
     /// Returns the tokens of a chat request. `messages_json` is the raw JSON of the field `messages`.
@@ -119,6 +129,30 @@ impl Tokenizer {
         stopped: &AtomicBool,
     ) -> Result<Vec<u32>, EncodeError> {
         self.encoder.encode(prompt, add_special_tokens, stopped)
+    }
+
+    /// Returns the key of a request's prompt, by which [`Tokenizer::known`] finds its tokens; `None` if they
+    /// are not kept. `prompt_json` is the raw JSON of its messages or prompt, and `get` returns that of a
+    /// field.
+    pub fn prompt_key<'a>(
+        &self,
+        form: PromptForm,
+        prompt_json: &str,
+        get: impl Fn(&str) -> Option<&'a str>,
+    ) -> Option<PromptKey> {
+        let shows_time = form == PromptForm::Chat && self.templates.values().any(ChatTemplate::shows_time);
+        self.repeats.as_ref().filter(|_| !shows_time)?.key(form, prompt_json, get)
+    }
+
+    /// Returns the tokens of a prompt that was kept.
+    #[must_use]
+    pub fn known(&self, prompt: PromptKey) -> Option<Arc<[u32]>> {
+        self.repeats.as_ref()?.get(prompt)
+    }
+
+    /// Keeps the tokens of a prompt, within the bounds of the cache.
+    pub fn remember(&self, prompt: PromptKey, tokens: Arc<[u32]>) {
+        self.repeats.iter().for_each(|repeats| repeats.put(prompt, tokens.clone()));
     }
 
     /// Returns which implementation encodes the texts.

@@ -154,7 +154,7 @@ async fn tokens_of(
     caller: &Caller,
     gone: &CancellationToken,
     account: &mut Account,
-) -> Result<Option<Vec<u32>>, ApiError> {
+) -> Result<Option<Arc<[u32]>>, ApiError> {
     let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
     let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
     let tokens = tokio::select! {

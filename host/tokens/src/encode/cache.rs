@@ -12,9 +12,6 @@ use quick_cache::{Weighter, sync::Cache};
 
 /// Bytes of an entry beside its tokens: key, pointer, reference counts and the map's spare capacity.
 const OVERHEAD: usize = 96;
-/// Typical bytes of an entry, from which the cache estimates its number of entries: a piece of 2 KB has about
-/// 500 tokens.
-const TYPICAL_ENTRY: usize = 2_048;
 
 /// Counters of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,9 +46,10 @@ impl Weighter<u128, Arc<[u32]>> for Bytes {
 }
 
 impl PieceCache {
-    pub(crate) fn new(budget: usize) -> Self {
+    /// Creates a cache of `budget` bytes, for entries of typically `typical` bytes.
+    pub(crate) fn new(budget: usize, typical: usize) -> Self {
         Self {
-            entries: Cache::with_weighter(budget / TYPICAL_ENTRY, budget as u64, Bytes),
+            entries: Cache::with_weighter(budget / typical.max(1), budget as u64, Bytes),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }
@@ -95,7 +93,7 @@ mod tests {
 
     #[test]
     fn used_entries_stay_and_others_are_evicted() {
-        let pieces = PieceCache::new(20 * (OVERHEAD + 4));
+        let pieces = PieceCache::new(20 * (OVERHEAD + 4), 2_048);
         for key in 0..100 {
             pieces.put(vec![(key, tokens(1))]);
             assert!(pieces.get(&[Some(0)])[0].is_some(), "key 0 was evicted at {key}");
@@ -110,7 +108,7 @@ mod tests {
 
     #[test]
     fn an_entry_over_the_budget_is_not_cached() {
-        let pieces = PieceCache::new(1000);
+        let pieces = PieceCache::new(1000, 100);
         pieces.put(vec![(1, tokens(1000))]);
         assert_eq!(pieces.stats().pieces, 0);
     }
@@ -121,7 +119,7 @@ mod tests {
             steps in proptest::collection::vec((0_u128..40, 0_usize..60, any::<bool>()), 0..300),
             budget in 0_usize..6000,
         ) {
-            let pieces = PieceCache::new(budget);
+            let pieces = PieceCache::new(budget, 2_048);
             for (key, count, put) in steps {
                 if put {
                     pieces.put(vec![(key, tokens(usize::try_from(key).unwrap() + count % 2))]);

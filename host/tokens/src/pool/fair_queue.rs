@@ -110,19 +110,31 @@ mod tests {
         std::iter::from_fn(|| queue.pop(|_| true).map(|waiting| waiting.item)).collect()
     }
 
+    fn fill(
+        queue: &mut FairQueue<&'static str>,
+        times: usize,
+        tenant: u64,
+        bytes: usize,
+        item: &'static str,
+    ) {
+        for _ in 0..times {
+            queue.push(tenant, bytes, item);
+        }
+    }
+
     #[test]
     fn a_tenant_with_many_prompts_does_not_delay_another() {
         let mut queue = FairQueue::default();
-        (0..5).for_each(|_| drop(queue.push(1, 10_000, "a")));
-        (0..2).for_each(|_| drop(queue.push(2, 10_000, "b")));
+        fill(&mut queue, 5, 1, 10_000, "a");
+        fill(&mut queue, 2, 2, 10_000, "b");
         assert_eq!(order(&mut queue), "ababaaa");
     }
 
     #[test]
     fn tenants_share_by_bytes_and_not_by_prompts() {
         let mut queue = FairQueue::default();
-        (0..3).for_each(|_| drop(queue.push(1, 30_000, "A")));
-        (0..6).for_each(|_| drop(queue.push(2, 5_000, "b")));
+        fill(&mut queue, 3, 1, 30_000, "A");
+        fill(&mut queue, 6, 2, 5_000, "b");
         assert_eq!(order(&mut queue), "AbbbbbbAA");
     }
 
@@ -140,7 +152,7 @@ mod tests {
     #[test]
     fn a_full_queue_gives_way_at_its_end_to_a_tenant_with_less_in_it() {
         let mut queue = FairQueue::default();
-        (0..3).for_each(|_| drop(queue.push(1, 1_000, "a")));
+        fill(&mut queue, 3, 1, 1_000, "a");
         assert!(queue.give_way(1).is_none(), "not for one's own");
         assert_eq!(queue.give_way(2).unwrap().item, "a");
         queue.push(2, 1_000, "b");

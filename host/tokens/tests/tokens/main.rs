@@ -5,5 +5,6 @@
 mod fast;
 mod golden;
 mod load;
+mod repeats;
 mod reuse;
 mod support;
