@@ -13,19 +13,24 @@ mod flaws;
 use flaws::{FLAWS, Flaw};
 
 /// The host's files under test, as modules.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 13] = [
     ("breaker", "workers/src/breaker.rs"),
+    ("covers", "workers/src/index/covers.rs"),
     ("holders", "workers/src/index/holders.rs"),
     ("lockfree_map", "workers/src/index/lockfree_map.rs"),
     ("lookup", "workers/src/index/lookup.rs"),
     ("memory", "workers/src/index/memory.rs"),
-    ("shards", "workers/src/index/shards.rs"),
+    ("reach", "workers/src/index/reach.rs"),
+    ("recorded", "workers/src/index/recorded.rs"),
+    ("segments", "workers/src/index/segments.rs"),
     ("shared", "workers/src/index/shared.rs"),
     ("ticker", "policy-runtime/src/ticker.rs"),
+    ("trail", "workers/src/index/trail.rs"),
+    ("tree", "workers/src/index/tree.rs"),
 ];
 
 /// The files of `src/models`; each has the models of the host's file of the same name.
-const MODELS: [&str; 5] = ["breaker", "lockfree_map", "lookup", "shards", "ticker"];
+const MODELS: [&str; 5] = ["breaker", "lockfree_map", "lookup", "ticker", "tree"];
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -41,7 +46,9 @@ fn main() -> Result<()> {
         let name = format!("flaw_{number}");
         all += &module(&here, &out, &name, Some(flaw))?;
         let Flaw { file, what, model, .. } = flaw;
-        writeln!(list, "(\"{file}: {what}\", {name}::{file}_model::{model}, 0),")?;
+        // The models of the tree are those of its segments.
+        let models = if *file == "segments" { "tree" } else { *file };
+        writeln!(list, "(\"{file}: {what}\", {name}::{models}_model::{model}, 0),")?;
     }
     fs::write(Path::new(&out).join("all.rs"), all + &list + "];\n")?;
     Ok(())

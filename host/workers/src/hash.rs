@@ -3,7 +3,10 @@
 //! A *local* hash identifies the tokens of one full block. A *sequence* hash chains the local hashes up to a
 //! block, and so identifies the block and everything before it.
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::{
+    const_xxh3::const_custom_default_secret,
+    xxh3::{xxh3_64, xxh3_64_with_secret, xxh3_64_with_seed},
+};
 
 use crate::id::BlockHash;
 
@@ -52,7 +55,7 @@ pub(crate) fn multimodal_block_hashes(
     salt: &Salt<'_>,
     objects: &[Vec<u64>],
 ) -> Vec<BlockHash> {
-    let seed = salt.seed();
+    let local = LocalHasher::new(salt.seed(), block_size);
     let mut chain = Chain::default();
     let mut bytes = Vec::new();
     let mut sorted = Vec::new();
@@ -60,13 +63,13 @@ pub(crate) fn multimodal_block_hashes(
     blocks
         .map(|(place, block)| {
             let Some(objects) = objects.get(place).filter(|objects| !objects.is_empty()) else {
-                return chain.next(local(block, seed, &mut bytes));
+                return chain.next(local.tokens(block, &mut bytes));
             };
             fill(&mut bytes, block);
             sorted.clone_from(objects);
             sorted.sort_unstable();
             bytes.extend(sorted.iter().flat_map(|object| object.to_le_bytes()));
-            chain.next(xxh3_64_with_seed(&bytes, seed))
+            chain.next(local.bytes(&bytes))
         })
         .collect()
 }
@@ -91,17 +94,28 @@ pub(crate) fn byte_piece_hashes(
 }
 
 /// Appends to `out` the sequence hashes of the full blocks of `tokens`, which follow a block with the
-/// sequence hash `parent`. `bytes` is a reusable buffer for one block.
+/// sequence hash `parent`.
 pub(crate) fn extend(
     parent: Option<BlockHash>,
     tokens: &[u32],
     block_size: usize,
     seed: u64,
-    bytes: &mut Vec<u8>,
     out: &mut Vec<BlockHash>,
 ) {
+    chain_locals(parent, &local_hashes(tokens, block_size, seed), out);
+}
+
+/// Returns the local hashes of the full blocks of `tokens`.
+pub(crate) fn local_hashes(tokens: &[u32], block_size: usize, seed: u64) -> Vec<u64> {
+    let (local, mut bytes) = (LocalHasher::new(seed, block_size), Vec::new());
+    tokens.chunks_exact(block_size.max(1)).map(|block| local.tokens(block, &mut bytes)).collect()
+}
+
+/// Appends to `out` the sequence hashes of blocks with these local hashes, which follow a block with the
+/// sequence hash `parent`.
+pub(crate) fn chain_locals(parent: Option<BlockHash>, locals: &[u64], out: &mut Vec<BlockHash>) {
     let mut chain = Chain(parent.map(|parent| parent.0));
-    out.extend(tokens.chunks_exact(block_size.max(1)).map(|block| chain.next(local(block, seed, bytes))));
+    out.extend(locals.iter().map(|local| chain.next(*local)));
 }
 
 /// Tokens of one block, and the hashes of the multimodal objects in it, sorted.
@@ -118,14 +132,38 @@ pub(crate) fn extend_block(parent: Option<BlockHash>, block: &BlockContent<'_>, 
     Chain(parent.map(|parent| parent.0)).next(xxh3_64_with_seed(&bytes, seed))
 }
 
-/// Returns the local hash of a block without objects. On little-endian machines it hashes the tokens in
-/// place.
-fn local(block: &[u32], seed: u64, bytes: &mut Vec<u8>) -> u64 {
-    if cfg!(target_endian = "little") {
-        return xxh3_64_with_seed(bytemuck::cast_slice(block), seed);
+/// Computes local hashes. Derives the secret that xxh3 uses for long inputs once, not for every block.
+struct LocalHasher {
+    seed: u64,
+    /// None for blocks that are too short.
+    secret: Option<[u8; 192]>,
+}
+
+impl LocalHasher {
+    /// Longest input in bytes for which xxh3 uses the seed itself.
+    const SHORT: usize = 240;
+
+    fn new(seed: u64, block_size: usize) -> Self {
+        let long = block_size.saturating_mul(size_of::<u32>()) > Self::SHORT;
+        Self { seed, secret: long.then(|| const_custom_default_secret(seed)) }
     }
-    fill(bytes, block);
-    xxh3_64_with_seed(bytes, seed)
+
+    /// Returns the local hash of a block without objects. On little-endian machines it hashes the tokens in
+    /// place.
+    fn tokens(&self, block: &[u32], bytes: &mut Vec<u8>) -> u64 {
+        if cfg!(target_endian = "little") {
+            return self.bytes(bytemuck::cast_slice(block));
+        }
+        fill(bytes, block);
+        self.bytes(bytes)
+    }
+
+    fn bytes(&self, bytes: &[u8]) -> u64 {
+        match self.secret.as_ref().filter(|_| bytes.len() > Self::SHORT) {
+            Some(secret) => xxh3_64_with_secret(bytes, secret),
+            None => xxh3_64_with_seed(bytes, self.seed),
+        }
+    }
 }
 
 /// Fills `bytes` with the tokens of a block as little-endian u32s.
@@ -202,6 +240,18 @@ mod tests {
         // H1.2
         assert!(block_hashes(&[1, 2, 3], 4, &Salt::default()).is_empty());
         assert_eq!(block_hashes(&[1; 11], 4, &Salt::default()).len(), 2);
+    }
+
+    #[test]
+    fn h1_blocks_of_any_length_have_the_hash_of_their_bytes_with_the_seed() {
+        for tokens in 1..200_u32 {
+            let block: Vec<u32> = (0..tokens).map(|token| token * 77_777).collect();
+            let bytes: Vec<u8> = block.iter().flat_map(|token| token.to_le_bytes()).collect();
+            let salt = Salt { lora: Some("adapter"), cache: None };
+            let expected = BlockHash(xxh3_64_with_seed(&bytes, salt.seed()));
+            // H1.1, H1.3
+            assert_eq!(block_hashes(&block, tokens as usize, &salt), [expected], "{tokens} tokens");
+        }
     }
 
     proptest! {

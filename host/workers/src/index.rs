@@ -4,17 +4,17 @@
 //! routing decision is a *record*: the index assumes that the decision's blocks stay cached there until the
 //! record's TTL ends, the byte budget evicts it (oldest first), or the worker leaves.
 //!
-//! A block is held as long as any record contains it. A record contains a whole prefix, so a candidate that
-//! holds a block holds everything before it too, and lookups can bisect. Events may leave gaps; these are
-//! counted, and lookups then count block by block.
+//! A block is held as long as any record contains it. All known prefixes form one tree of *segments*,
+//! which say who has which of their blocks. Each engine's own block hashes are kept in *runs*, which know
+//! where they lie in the tree.
 //!
-//! One writer thread applies all changes, so a decision only pays for sending a message. Lookups read without
-//! a lock, except for blocks with several holders.
+//! One writer thread applies all changes, so a decision only pays for sending a message. The thread that
+//! brings events hashes their tokens. Lookups read without a lock.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     time::Duration,
@@ -30,6 +30,7 @@ use crate::{
 
 mod block_positions;
 mod candidates;
+mod covers;
 mod engine_cache;
 mod eviction;
 mod holders;
@@ -38,9 +39,14 @@ mod lockfree_map;
 mod lookup;
 mod memory;
 mod queue;
+mod reach;
+mod recorded;
 mod runs;
-mod shards;
+mod segments;
 mod shared;
+mod token_hashes;
+mod trail;
+mod tree;
 mod writer;
 
 use holders::Candidate;
@@ -96,6 +102,9 @@ pub struct IndexStats {
 pub struct PrefixIndex {
     shared: Arc<Shared>,
     inbox: Inbox,
+    block_size: usize,
+    /// The writer may have to hash tokens itself.
+    keeps_tokens: AtomicBool,
 }
 
 impl PrefixIndex {
@@ -110,7 +119,7 @@ impl PrefixIndex {
         std::thread::Builder::new()
             .name("pointsman-index".to_owned())
             .spawn(move || writer.run(&messages))?;
-        Ok(Self { shared, inbox: Inbox::Thread(queue) })
+        Ok(Self::with_inbox(shared, Inbox::Thread(queue), config))
     }
 
     /// Creates an empty index without a thread: each call applies its change before it returns. For
@@ -119,7 +128,12 @@ impl PrefixIndex {
     pub fn synchronous(config: IndexConfig) -> Self {
         let shared = Arc::new(Shared::default());
         let writer = Writer::new(shared.clone(), config);
-        Self { shared, inbox: Inbox::Inline(Box::new(Mutex::new(writer))) }
+        Self::with_inbox(shared, Inbox::Inline(Box::new(Mutex::new(writer))), config)
+    }
+
+    fn with_inbox(shared: Arc<Shared>, inbox: Inbox, config: IndexConfig) -> Self {
+        let block_size = config.block_size.max(1);
+        Self { shared, inbox, block_size, keeps_tokens: AtomicBool::new(false) }
     }
 
     /// Finds how many blocks of the prefix each candidate holds.
@@ -139,11 +153,12 @@ impl PrefixIndex {
         }
     }
 
-    /// Applies an engine's events.
+    /// Applies an engine's events. Hashes their tokens in this thread.
     ///
     /// # Errors
     /// The writer's queue is full: returns the batch, to be sent again soon.
-    pub fn events(&self, worker: WorkerId, rank: DpRank, batch: Batch) -> Result<(), Batch> {
+    pub fn events(&self, worker: WorkerId, rank: DpRank, mut batch: Batch) -> Result<(), Batch> {
+        token_hashes::add(&mut batch, self.block_size, &self.keeps_tokens);
         let message = Message::Events { candidate: (worker, rank), batch };
         match self.inbox.try_send(message) {
             Err(Message::Events { batch, .. }) => Err(batch),

@@ -132,36 +132,51 @@ pub(crate) const FLAWS: &[Flaw] = &[
         &[("self.map.set_key(at, TOMBSTONE);", "self.map.set_key(at, EMPTY);")],
     ),
     flaw(
-        "shards",
-        "a rebuilt map is not published",
-        "grows",
-        &[(
-            "if map.set(block.0, Entry::One(new).pack()) {\n                shard.map.store(map.map().clone());\n            }",
-            "map.set(block.0, Entry::One(new).pack());",
-        )],
+        "tree",
+        "a rebuilt map of heads is not published",
+        "splits",
+        &[("if change(map) {", "if !change(map) {")],
     ),
     flaw(
-        "shards",
-        "the index of a list is not looked up again under the lock",
-        "lists",
+        "tree",
+        "a segment is shortened before its end is published",
+        "splits",
         &[
             (
-                "Some(Entry::List(_)) => {\n                let lists = shard.lists.read();",
-                "Some(Entry::List(seen)) => {\n                let lists = shard.lists.read();",
+                "let depth = self.depth(slot) + at;\n        let end = self.insert(new, Some(slot), depth);",
+                "let depth = self.depth(slot) + at;\n        self.renew(slot, 0..at, at, 0);\n        \
+                 let end = self.insert(new, Some(slot), depth);",
             ),
             (
-                "match find() {\n                    None",
-                "match Some(Entry::List(seen)) {\n                    None",
+                "        self.renew(slot, 0..at, at, 0);\n        true",
+                "        true",
             ),
         ],
+    ),
+    flaw(
+        "tree",
+        "words of trimmed hashes are used again",
+        "replaced",
+        &[("if node.shown > len || new > node.segment.capacity() {", "if new > node.segment.capacity() {")],
+    ),
+    flaw(
+        "segments",
+        "the hashes of a segment are not compared",
+        "passes_on",
+        &[("blocks.get(at) == Some(&hash)", "hash.0 > 0")],
     ),
     flaw(
         "lookup",
         "holders that are reassigned during a lookup are not ignored",
         "holder_is_reassigned",
-        &[("if directory.version() == before {", "if directory.version() >= before {")],
+        &[("if after.version() == version {", "if after.version() >= version {")],
     ),
-    flaw("lookup", "gaps are not checked", "gap", &[("self.check_gaps(shards, blocks);", "")]),
+    flaw(
+        "lookup",
+        "blocks behind a gap count",
+        "gap",
+        &[("if (from..to).contains(&(*end as usize)) {", "if from < usize::MAX && to > *end as usize {")],
+    ),
     flaw(
         "ticker",
         "the clock only loads the number of running guests",

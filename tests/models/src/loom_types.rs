@@ -50,20 +50,6 @@ pub(crate) mod time {
     }
 }
 
-/// loom's lock with the interface of `parking_lot`'s.
-#[derive(Debug, Default)]
-pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
-
-impl<T> RwLock<T> {
-    pub(crate) fn read(&self) -> loom::sync::RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(|error| error.into_inner())
-    }
-
-    pub(crate) fn write(&self) -> loom::sync::RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(|error| error.into_inner())
-    }
-}
-
 /// A pointer swap with the weakest ordering that `arc-swap` promises: a load sees what happened before the
 /// store that it reads, and no more.
 #[derive(Debug)]
@@ -80,6 +66,10 @@ impl<T: Default> Default for ArcSwap<T> {
 }
 
 impl<T> ArcSwap<T> {
+    pub(crate) fn new(value: Arc<T>) -> Self {
+        Self { values: std::sync::Mutex::new(vec![value]), current: atomic::AtomicUsize::new(0) }
+    }
+
     pub(crate) fn load(&self) -> Arc<T> {
         let current = self.current.load(atomic::Ordering::Acquire);
         self.values.lock().unwrap_or_else(|error| error.into_inner())[current].clone()

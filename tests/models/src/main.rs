@@ -18,7 +18,7 @@ mod sync;
 
 /// The ids that the host's files import from their crate.
 pub(crate) mod id {
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub(crate) struct BlockHash(pub(crate) u64);
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,9 +51,11 @@ const MODELS: &[Model] = &[
     ("lockfree_map: values change in place", sound::lockfree_map_model::changes, 0),
     ("lockfree_map: rebuilt", sound::lockfree_map_model::grows, 0),
     ("lockfree_map: emptied", sound::lockfree_map_model::empties, 0),
-    ("shards: the index of a list passes to another block", sound::shards_model::lists, 0),
-    ("shards: holders change", sound::shards_model::hands_over, 0),
-    ("shards: rebuilt", sound::shards_model::grows, 0),
+    ("tree: a segment is split", sound::tree_model::splits, 0),
+    ("tree: blocks leave, and others take their place", sound::tree_model::replaced, 0),
+    ("tree: a slot passes to another segment", sound::tree_model::passes_on, 0),
+    ("tree: holders come and go", sound::tree_model::hands_over, 0),
+    ("tree: a segment grows", sound::tree_model::grows, 0),
     ("lookup: a holder is reassigned", sound::lookup_model::holder_is_reassigned, 0),
     ("lookup: a gap comes and goes", sound::lookup_model::gap, 0),
     ("ticker: a guest wakes the clock", sound::ticker_model::wakes, 0),

@@ -23,7 +23,7 @@ pub trait Side: Sized + Sync {
     /// State of the decoder.
     type Reader: Default;
     /// Hashes of a prompt's blocks.
-    type Prompt;
+    type Prompt: Sync;
     /// Buffers of a lookup.
     type Scratch: Default;
 

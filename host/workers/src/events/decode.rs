@@ -71,6 +71,19 @@ pub struct Stored {
     pub extra_keys: Vec<Vec<ExtraKey>>,
     /// KV cache group, if the engine has several.
     pub group: Option<u32>,
+    /// Local hashes of the index's blocks, which the index computes before its writer gets the event. Then
+    /// the tokens may be gone.
+    pub locals: Option<LocalHashes>,
+}
+
+/// Local hashes (H1) of the tokens of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalHashes {
+    /// Seed of the hashes.
+    pub(crate) seed: u64,
+    /// Tokens per hash.
+    pub(crate) size: usize,
+    pub(crate) hashes: Vec<u64>,
 }
 
 /// An input of a block's engine hash beside parent and tokens.
@@ -88,6 +101,20 @@ pub enum ExtraKey {
         /// Offset of its first token from the block's first one; negative if it began in a block before.
         offset: i64,
     },
+}
+
+impl Stored {
+    /// Returns whether the event came with tokens.
+    pub(crate) fn has_tokens(&self) -> bool {
+        !self.token_ids.is_empty() || self.locals.is_some()
+    }
+
+    /// Returns the number of blocks with tokens.
+    pub(crate) fn blocks(&self) -> usize {
+        let size = (self.block_size as usize).max(1);
+        let hashed = self.locals.as_ref().map(|locals| locals.hashes.len() * locals.size / size);
+        hashed.unwrap_or(self.token_ids.len() / size).min(self.hashes.len())
+    }
 }
 
 impl ExtraKey {
@@ -316,6 +343,7 @@ impl Fields {
                 tier,
                 extra_keys: self.extra_keys.unwrap_or_default().into_iter().map(|keys| keys.0).collect(),
                 group: self.group,
+                locals: None,
             }),
             Tag::Removed => KvEvent::Removed { hashes: hashes(self.hashes)?, tier, group: self.group },
             Tag::Cleared => KvEvent::Cleared,

@@ -1,14 +1,14 @@
 //! Finds the blocks of one engine by the engine's own hashes.
 
 use super::{
-    lockfree_map::MapWriter,
+    lockfree_map::{MapWriter, map_bytes},
     memory::{difference, heap},
 };
 
 /// Number of parts of a large table. Only one part is rebuilt at a time, which keeps the peak of memory low.
 const PARTS: usize = 64;
 /// Blocks above which a table is divided into parts.
-const MAX_UNDIVIDED: usize = 8_192;
+const MAX_UNDIVIDED: usize = 65_536;
 
 /// Position of a block: its run, and its index in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,17 +44,20 @@ impl BlockPositions {
         Some(Position { run: (value >> 32) as u32, at: (value & 0xffff_ffff) as u32 })
     }
 
-    pub(super) fn insert(&mut self, engine: u64, position: Position) {
+    /// Adds a block. Returns false if its hash is known.
+    pub(super) fn insert_new(&mut self, engine: u64, position: Position) -> bool {
         if self.parts.is_empty() || (self.parts.len() == 1 && self.held >= MAX_UNDIVIDED) {
             self.divide();
         }
-        self.held += 1;
-        self.set(mix(engine), u64::from(position.run) << 32 | u64::from(position.at));
+        let (hash, value) = (mix(engine), u64::from(position.run) << 32 | u64::from(position.at));
+        let new = self.change(hash, |part| part.insert(hash, value));
+        self.held += usize::from(new.is_some());
+        new.is_some()
     }
 
     pub(super) fn remove(&mut self, engine: u64) {
         let hash = mix(engine);
-        self.change(hash, |part| part.remove(hash));
+        self.change(hash, |part| Some(part.remove(hash)));
         self.held = self.held.saturating_sub(1);
         if self.held == 0 {
             *self = Self::default();
@@ -71,21 +74,23 @@ impl BlockPositions {
         let parts = if old.is_empty() { 1 } else { PARTS };
         self.parts = (0..parts).map(|_| MapWriter::default()).collect();
         self.bytes = heap(self.parts.capacity() * size_of::<MapWriter>());
-        old.iter().flat_map(MapWriter::entries).for_each(|(hash, value)| self.set(hash, value));
-    }
-
-    fn set(&mut self, hash: u64, value: u64) {
-        self.change(hash, |part| part.set(hash, value));
+        for (hash, value) in old.iter().flat_map(MapWriter::entries) {
+            self.change(hash, |part| part.insert(hash, value));
+        }
     }
 
     /// Changes the part of a hash. Nothing reads the parts concurrently, so a rebuilt one need not be
     /// published.
-    fn change(&mut self, hash: u64, change: impl FnOnce(&mut MapWriter) -> bool) {
+    fn change(&mut self, hash: u64, change: impl FnOnce(&mut MapWriter) -> Option<bool>) -> Option<bool> {
         let number = self.part_of(hash);
-        let Some(part) = self.parts.get_mut(number) else { return };
-        let before = part.bytes();
-        change(part);
-        self.bytes = self.bytes.saturating_add_signed(difference(part.bytes(), before) as isize);
+        let part = self.parts.get_mut(number)?;
+        let cells = part.cells();
+        let rebuilt = change(part)?;
+        if rebuilt {
+            let before = map_bytes(cells);
+            self.bytes = self.bytes.saturating_add_signed(difference(part.bytes(), before) as isize);
+        }
+        Some(rebuilt)
     }
 
     fn part_of(&self, hash: u64) -> usize {

@@ -8,19 +8,15 @@ use std::{
 
 use super::{
     Candidate, Shared,
-    engine_cache::{EngineCache, TierHolder},
-    holders::{HolderDirectory, tier_index},
+    engine_cache::EngineCache,
+    holders::{HolderDirectory, Holders},
 };
-use crate::{
-    events::Tier,
-    id::{DpRank, WorkerId},
-};
+use crate::id::{DpRank, WorkerId};
 
 /// State of one candidate.
 #[derive(Debug, Default)]
 pub(super) struct CandidateState {
-    /// By tier.
-    pub(super) holders: [Option<TierHolder>; 3],
+    pub(super) holders: Holders,
     /// The engine's event feed is connected: decisions are not recorded.
     pub(super) live: bool,
     /// Content of the engine's cache according to its events.
@@ -62,12 +58,9 @@ impl Candidates {
         self.states.range(all).map(|(candidate, _)| *candidate).collect()
     }
 
-    /// Returns the holder of a candidate's tier. A new one is published before any of its blocks is added.
-    pub(super) fn holder(&mut self, candidate: Candidate, tier: Tier) -> Option<TierHolder> {
-        let known = self
-            .states
-            .get(&candidate)
-            .and_then(|state| state.holders.get(tier_index(tier)).cloned().flatten());
+    /// Returns a holder of a candidate. A new one is published before it has any block.
+    pub(super) fn holder(&mut self, candidate: Candidate, kind: usize) -> Option<u32> {
+        let known = self.states.get(&candidate).and_then(|state| state.holders.get(kind).copied().flatten());
         if known.is_some() {
             return known;
         }
@@ -78,10 +71,9 @@ impl Candidates {
         if let Some(assigned) = self.assigned.get_mut(holder as usize) {
             *assigned = Some((candidate, 0));
         }
-        self.publish(candidate, tier, Some(holder));
-        let holder = TierHolder { holder, gaps: self.shared.directory.load().gap_counter(holder)? };
-        if let Some(of_tier) = self.get_or_insert(candidate).holders.get_mut(tier_index(tier)) {
-            *of_tier = Some(holder.clone());
+        self.publish(candidate, kind, Some(holder));
+        if let Some(of_kind) = self.get_or_insert(candidate).holders.get_mut(kind) {
+            *of_kind = Some(holder);
         }
         Some(holder)
     }
@@ -108,14 +100,13 @@ impl Candidates {
         if state.cache.is_some() {
             return;
         }
-        let holders = state.holders.clone();
-        for (tier, holder) in [Tier::Device, Tier::Host, Tier::Disk].into_iter().zip(holders) {
-            let Some(holder) = holder.filter(|holder| self.records(holder.holder) == 0) else { continue };
-            if let Some(of_tier) = self.get_or_insert(candidate).holders.get_mut(tier_index(tier)) {
-                *of_tier = None;
+        for (kind, holder) in state.holders.into_iter().enumerate() {
+            let Some(holder) = holder.filter(|holder| self.records(*holder) == 0) else { continue };
+            if let Some(of_kind) = self.get_or_insert(candidate).holders.get_mut(kind) {
+                *of_kind = None;
             }
-            self.release(holder.holder);
-            self.publish(candidate, tier, None);
+            self.release(holder);
+            self.publish(candidate, kind, None);
         }
         let unused = |state: &CandidateState| !state.live && state.holders.iter().all(Option::is_none);
         if self.states.get(&candidate).is_some_and(unused) {
@@ -134,9 +125,9 @@ impl Candidates {
         }
     }
 
-    fn publish(&self, candidate: Candidate, tier: Tier, holder: Option<u32>) {
+    fn publish(&self, candidate: Candidate, kind: usize, holder: Option<u32>) {
         let mut directory = HolderDirectory::clone(&self.shared.directory.load());
-        directory.set(candidate, tier, holder, self.assigned.len());
+        directory.set(candidate, kind, holder, self.assigned.len());
         self.shared.directory.store(Arc::new(directory));
         let holders = self.assigned.len() - self.free.len();
         self.shared.counters.holders.store(holders as u64, Ordering::Relaxed);

@@ -6,45 +6,36 @@
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
-use std::sync::atomic::Ordering;
+use std::ops::Range;
 
 use super::{
     block_positions::Position,
     eviction::{Queueable, RunId},
-    holders::{GapCounter, tier_index},
+    holders::tier_index,
     memory::difference,
     runs::{NewBlock, Runs, Victim},
-    shards::{Change, TableWriter},
+    tree::TreeWriter,
 };
 use crate::{
     events::{ExtraKey, Stored, Tier},
     facts::MAX_BLOCK_SIZE,
-    hash::{BlockContent, Salt, extend, extend_block},
+    hash::{BlockContent, Salt, chain_locals, extend, extend_block},
     id::BlockHash,
 };
-
-/// The holder of one tier, and its gap counter.
-#[derive(Clone, Debug)]
-pub(super) struct TierHolder {
-    pub(super) holder: u32,
-    pub(super) gaps: GapCounter,
-}
 
 /// The blocks of one engine.
 #[derive(Debug, Default)]
 pub(super) struct EngineCache {
-    holders: [Option<TierHolder>; 3],
+    /// By tier.
+    holders: [Option<u32>; 3],
     runs: Runs,
-    /// Buffer for the bytes of a block while it is hashed.
-    bytes: Vec<u8>,
-    /// Buffer for the positions of an event's blocks.
-    positions: Vec<Position>,
 }
 
 /// Effect of a store event.
 #[derive(Debug, Default)]
 pub(super) struct StoreEffect {
-    pub(super) change: Change,
+    /// Change of the bytes of the engine's blocks.
+    pub(super) bytes: i64,
     /// Blocks that could not be placed: their parent or size is unknown.
     pub(super) orphans: u64,
 }
@@ -68,45 +59,42 @@ impl EngineCache {
     /// Applies a store event. `holder` assigns the holder of a tier that is used for the first time.
     pub(super) fn store(
         &mut self,
-        table: &mut TableWriter,
+        tree: &mut TreeWriter,
         stored: &Stored,
         block_size: usize,
-        holder: impl FnOnce(Tier) -> Option<TierHolder>,
+        holder: impl FnOnce(Tier) -> Option<u32>,
     ) -> StoreEffect {
         let orphans = stored.hashes.len() as u64;
         let tier = tier_index(stored.tier);
         let engine_size = stored.block_size as usize;
-        let has_tokens = !stored.token_ids.is_empty();
-        if has_tokens && !(1..=MAX_BLOCK_SIZE as usize).contains(&engine_size) {
+        if stored.has_tokens() && !(1..=MAX_BLOCK_SIZE as usize).contains(&engine_size) {
             return StoreEffect { orphans, ..StoreEffect::default() };
         }
         if self.holders[tier].is_none() {
             self.holders[tier] = holder(stored.tier);
         }
-        let Some(holder) = self.holders[tier].as_ref().map(|holder| holder.holder) else {
+        let Some(holder) = self.holders[tier] else {
             return StoreEffect::default();
         };
         let before = self.runs.bytes();
-        let mut effect = StoreEffect { orphans: self.locate(stored, block_size), ..StoreEffect::default() };
-        let positions = std::mem::take(&mut self.positions);
-        table.prefetch(positions.iter().flat_map(|at| self.runs.our_hashes(*at)));
-        positions.iter().for_each(|at| effect.change += self.add(table, *at, tier, holder));
-        self.positions = positions;
-        effect.change.bytes += difference(self.runs.bytes(), before);
-        effect
+        let (positions, orphans) = self.locate(stored, block_size);
+        let mut rest = &positions[..];
+        while let [first, ..] = rest {
+            let count = self.add(tree, *first, rest, tier, holder);
+            rest = rest.get(count..).unwrap_or_default();
+        }
+        StoreEffect { bytes: difference(self.runs.bytes(), before), orphans }
     }
 
-    /// Fills `positions` with those of an event's blocks, and creates blocks that are new. Returns the number
-    /// of blocks that cannot be placed.
-    fn locate(&mut self, stored: &Stored, block_size: usize) -> u64 {
-        self.positions.clear();
-        let has_tokens = !stored.token_ids.is_empty();
-        let engine_size = stored.block_size as usize;
+    /// Returns the positions of an event's blocks, and the number of blocks that cannot be placed. Creates
+    /// blocks that are new.
+    fn locate(&mut self, stored: &Stored, block_size: usize) -> (Vec<Position>, u64) {
+        let mut positions = Vec::with_capacity(stored.hashes.len());
         let (mut parent, seed) = match stored.parent {
             None => (None, seed_of(stored)),
             Some(parent) => match self.runs.find(parent) {
                 Some(at) => (Some(at), self.runs.seed(at)),
-                None if has_tokens => return stored.hashes.len() as u64,
+                None if stored.has_tokens() => return (positions, stored.hashes.len() as u64),
                 None => (None, 0),
             },
         };
@@ -114,82 +102,152 @@ impl EngineCache {
             self.runs.mark_used(parent);
         }
         self.runs.prefetch(&stored.hashes);
-        let mut chain = self.runs.last_hash(parent);
-        let mut tokens = stored.token_ids.chunks_exact(engine_size.max(1));
-        let (mut orphans, mut objects) = (0, Vec::new());
-        for (number, hash) in stored.hashes.iter().enumerate() {
-            let at = match (self.runs.find(*hash), tokens.next()) {
+        let (ours, step) = self.hash(stored, parent, seed, block_size);
+        let blocks = stored.blocks();
+        let (mut orphans, mut number) = (0, 0);
+        while let Some(hash) = stored.hashes.get(number) {
+            let added = match self.runs.find(*hash) {
                 // The hash names another prefix already: it identifies the block's tokens alone, as in old
                 // versions of SGLang.
-                (Some(known), Some(_)) if self.runs.parent(known) != parent => {
-                    return orphans + (stored.hashes.len() - number) as u64;
+                Some(known) if number < blocks && self.runs.parent(known) != parent => {
+                    return (positions, orphans + (stored.hashes.len() - number) as u64);
                 }
-                (Some(known), _) => {
+                Some(known) => {
                     self.runs.mark_used(known);
-                    known
+                    positions.push(known);
+                    1
                 }
                 // Events of offloaded blocks have no tokens. Without an earlier event that had them, our
                 // hashes of the block are unknown.
-                (None, None) => {
-                    orphans += 1;
+                None if number >= blocks => {
+                    (orphans, number) = (orphans + 1, number + 1);
                     continue;
                 }
-                (None, Some(tokens)) => {
-                    let keys = stored.extra_keys.get(number).map_or(&[][..], Vec::as_slice);
-                    let more = stored.hashes.len() - number;
-                    if engine_size.is_multiple_of(block_size) && self.runs.open_tokens(parent) == 0 {
-                        let step = u32::try_from(engine_size / block_size).unwrap_or(1);
-                        let bytes = &mut self.bytes;
-                        let add_hashes = |out: &mut Vec<BlockHash>| {
-                            if keys.iter().any(|key| matches!(key, ExtraKey::Object { .. })) {
-                                extend_with_objects(chain, tokens, block_size, seed, keys, out);
-                            } else {
-                                extend(chain, tokens, block_size, seed, bytes, out);
-                            }
-                        };
-                        self.runs.push(parent, *hash, (seed, step, more), add_hashes)
-                    } else {
-                        objects.clear();
-                        objects.extend(keys.iter().filter_map(ExtraKey::object));
-                        let block = NewBlock { engine: *hash, tokens, objects: &objects, seed, more };
-                        self.runs.push_part(parent, &block, block_size)
-                    }
+                None if step > 0 => {
+                    let new = stored.hashes.get(number..blocks).unwrap_or_default();
+                    let ours = ours.get(number * step as usize..).unwrap_or_default();
+                    let (first, count) = self.runs.push(parent, new, ours, (seed, step));
+                    let added = (0..).take(count).map(|at| Position { at: first.at + at, ..first });
+                    positions.extend(added);
+                    count
+                }
+                None => {
+                    let at = self.push_part(stored, number, parent, seed, block_size);
+                    positions.push(at);
+                    1
                 }
             };
-            self.positions.push(at);
-            parent = Some(at);
-            chain = self.runs.last_hash(parent);
+            if added == 0 {
+                break;
+            }
+            number += added;
+            parent = positions.last().copied();
         }
-        orphans
+        (positions, orphans)
+    }
+
+    /// Returns our hashes of an event's blocks, and how many each block has. It has 0 if it does not
+    /// consist of whole ones of ours.
+    fn hash(
+        &self,
+        stored: &Stored,
+        parent: Option<Position>,
+        seed: u64,
+        block_size: usize,
+    ) -> (Vec<BlockHash>, u32) {
+        let mut ours = Vec::new();
+        let size = stored.block_size as usize;
+        if !stored.has_tokens() || !size.is_multiple_of(block_size) || self.runs.open_tokens(parent) > 0 {
+            return (ours, 0);
+        }
+        let chain = self.runs.last_hash(parent);
+        match stored.locals.as_ref().filter(|locals| locals.seed == seed && locals.size == block_size) {
+            Some(locals) => chain_locals(chain, &locals.hashes, &mut ours),
+            None => hash_tokens(stored, chain, seed, block_size, &mut ours),
+        }
+        (ours, u32::try_from(size / block_size).unwrap_or(1))
+    }
+
+    fn push_part(
+        &mut self,
+        stored: &Stored,
+        number: usize,
+        parent: Option<Position>,
+        seed: u64,
+        block_size: usize,
+    ) -> Position {
+        let size = stored.block_size as usize;
+        let tokens = stored.token_ids.get(number * size..(number + 1) * size).unwrap_or_default();
+        let keys = stored.extra_keys.get(number).map_or(&[][..], Vec::as_slice);
+        let objects: Vec<u64> = keys.iter().filter_map(ExtraKey::object).collect();
+        let more = stored.hashes.len() - number;
+        let block = NewBlock { engine: stored.hashes[number], tokens, objects: &objects, seed, more };
+        self.runs.push_part(parent, &block, block_size)
+    }
+
+    /// Counts the first of some blocks in a tier, together with those that continue its run and are also new
+    /// there. Returns how many blocks that are.
+    fn add(
+        &mut self,
+        tree: &mut TreeWriter,
+        first: Position,
+        blocks: &[Position],
+        tier: usize,
+        holder: u32,
+    ) -> usize {
+        let count = self.runs.stored(first)[tier];
+        if count > 0 || self.runs.is_part(first) {
+            self.runs.set_stored(first, tier, count.saturating_add(1));
+            if count == 0 {
+                self.runs.list_completed(tree, first, tier, holder);
+            }
+            return 1;
+        }
+        let mut end = first.at;
+        for at in blocks {
+            if *at != (Position { at: end, ..first }) || self.runs.stored(*at)[tier] > 0 {
+                break;
+            }
+            self.runs.set_stored(*at, tier, 1);
+            end += 1;
+        }
+        self.runs.cover_blocks(tree, first.run, first.at..end, holder);
+        (end - first.at) as usize
     }
 
     /// Applies a removal event. Engines free the deepest block first, but any order is correct. Forgets
     /// everything if it leaves blocks in other runs of which it cannot be said whether ours are complete.
-    pub(super) fn remove(&mut self, table: &mut TableWriter, hashes: &[u64], tier: Tier) -> Change {
-        let tier = tier_index(tier);
-        let (before, mut change) = (self.runs.bytes(), Change::default());
+    pub(super) fn remove(&mut self, tree: &mut TreeWriter, hashes: &[u64], tier: Tier) -> i64 {
+        let (tier, before) = (tier_index(tier), self.runs.bytes());
         self.runs.prefetch(hashes);
-        let positions = hashes.iter().filter_map(|hash| self.runs.find(*hash));
-        table.prefetch(positions.flat_map(|at| self.runs.our_hashes(at)));
+        // Blocks of one run that follow each other leave together.
+        let mut leaving: Option<(u32, Range<u32>)> = None;
         for hash in hashes {
             let Some(at) = self.runs.find(*hash) else { continue };
+            let grown = leaving.as_ref().and_then(|(run, range)| join(*run, range, at));
+            if grown.is_none() {
+                self.take_out_all(tree, leaving.take(), tier);
+            }
+            // What left may have taken the block with it.
+            let Some(at) = (if grown.is_none() { self.runs.find(*hash) } else { Some(at) }) else { continue };
             match self.runs.stored(at)[tier] {
                 0 => {}
-                1 => {
-                    let (taken, consistent) = self.take_out(table, at, tier);
-                    change += taken;
-                    if !consistent {
-                        change.bytes += difference(self.runs.bytes(), before);
-                        change += self.clear(table);
-                        return change;
+                1 if self.runs.is_part(at) => {
+                    if !self.take_out_part(tree, at, tier) {
+                        self.clear(tree);
+                        return difference(self.runs.bytes(), before);
                     }
                     self.runs.trim(at);
+                }
+                1 => {
+                    self.runs.set_stored(at, tier, 0);
+                    leaving = Some((at.run, grown.unwrap_or(at.at..at.at + 1)));
                 }
                 count => self.runs.set_stored(at, tier, count - 1),
             }
         }
-        change.bytes += difference(self.runs.bytes(), before);
-        change
+        self.take_out_all(tree, leaving.take(), tier);
+        difference(self.runs.bytes(), before)
     }
 
     /// Decides what the eviction queue does with a run whose turn has come.
@@ -198,100 +256,91 @@ impl EngineCache {
     }
 
     /// Forgets the last block of a run in all tiers to free memory, although the engine still has it.
-    pub(super) fn evict(&mut self, table: &mut TableWriter, tail: Position) -> Change {
-        let (before, mut change) = (self.runs.bytes(), Change::default());
+    pub(super) fn evict(&mut self, tree: &mut TreeWriter, tail: Position) -> i64 {
+        let before = self.runs.bytes();
         for (tier, count) in self.runs.stored(tail).into_iter().enumerate() {
-            if count > 0 {
+            if count == 0 {
+                continue;
+            }
+            if self.runs.is_part(tail) {
                 // Nothing follows the last block of a run.
-                change += self.take_out(table, tail, tier).0;
+                self.take_out_part(tree, tail, tier);
+            } else {
+                self.runs.set_stored(tail, tier, 0);
+                self.uncover(tree, tail.run, tail.at..tail.at + 1, tier);
             }
         }
         self.runs.trim(tail);
-        change.bytes += difference(self.runs.bytes(), before);
-        change
+        difference(self.runs.bytes(), before)
     }
 
     /// Removes all blocks.
-    pub(super) fn clear(&mut self, table: &mut TableWriter) -> Change {
-        let mut change = Change::default();
-        // Blocks are removed in no useful order, so lookups must not bisect until all of them are gone.
-        self.set_gaps(1);
-        change.bytes -= difference(self.runs.bytes(), 0);
-        for (listed, hash) in self.runs.drain() {
-            for (holder, listed) in self.holders.iter().zip(listed) {
-                if let Some(holder) = holder.as_ref().filter(|_| listed) {
-                    change += table.release(hash, holder.holder);
+    pub(super) fn clear(&mut self, tree: &mut TreeWriter) -> i64 {
+        let before = self.runs.bytes();
+        for number in self.runs.numbers().rev() {
+            for (tier, holder) in self.holders.iter().enumerate() {
+                let Some(holder) = holder else { continue };
+                for ours in self.runs.held(number, tier).into_iter().rev() {
+                    self.runs.uncover(tree, number, ours, *holder);
                 }
             }
         }
-        self.set_gaps(0);
-        change
+        self.runs.reset();
+        difference(self.runs.bytes(), before)
     }
 
-    fn set_gaps(&self, gaps: u32) {
-        for count in self.holders.iter().flatten().filter_map(|holder| holder.gaps.count()) {
-            count.store(gaps, Ordering::Release);
+    /// Takes blocks out of a tier that are not counted there any more.
+    fn take_out_all(&mut self, tree: &mut TreeWriter, leaving: Option<(u32, Range<u32>)>, tier: usize) {
+        let Some((run, blocks)) = leaving else { return };
+        self.uncover(tree, run, blocks.clone(), tier);
+        self.runs.trim(Position { run, at: blocks.start });
+    }
+
+    fn uncover(&mut self, tree: &mut TreeWriter, run: u32, blocks: Range<u32>, tier: usize) {
+        if let Some(holder) = self.holders[tier] {
+            self.runs.uncover_blocks(tree, run, blocks, holder);
         }
     }
 
-    fn add(&mut self, table: &mut TableWriter, at: Position, tier: usize, holder: u32) -> Change {
-        let count = self.runs.stored(at)[tier];
-        let parent = self.runs.parent(at);
-        let first_child = count == 0 && parent.is_some_and(|parent| !self.runs.has_child(parent, tier));
-        self.runs.set_stored(at, tier, count.saturating_add(1));
-        let mut change = Change::default();
-        if count > 0 {
-            return change;
-        }
-        if self.runs.is_part(at) {
-            change += self.runs.list_completed(table, at, tier, holder);
-        }
-        for hash in self.runs.our_hashes(at) {
-            change += table.add(*hash, holder);
-        }
-        if self.runs.has_child(at, tier) {
-            self.add_gaps(tier, -1);
-        }
-        if first_child && parent.is_some_and(|parent| self.runs.stored(parent)[tier] == 0) {
-            self.add_gaps(tier, 1);
-        }
-        change
-    }
-
-    /// Removes a block from one tier. Returns false if blocks may still be listed of which it was a part.
-    fn take_out(&mut self, table: &mut TableWriter, at: Position, tier: usize) -> (Change, bool) {
-        let (mut change, mut consistent) = (Change::default(), true);
-        if self.runs.has_child(at, tier) {
-            // Count the gap before it exists: a lookup must not bisect across it.
-            self.add_gaps(tier, 1);
-        }
-        if let Some(holder) = self.holders[tier].as_ref().map(|holder| holder.holder) {
-            for hash in self.runs.our_hashes(at).iter().rev() {
-                change += table.release(*hash, holder);
-            }
-            if self.runs.is_part(at) {
-                let (unlisted, all) = self.runs.unlist(table, at, tier, holder);
-                (change, consistent) = (change + unlisted, all);
-            }
-        }
+    /// Removes a block from one tier that does not end where one of ours does. Returns false if blocks may
+    /// still be listed of which it was a part.
+    fn take_out_part(&mut self, tree: &mut TreeWriter, at: Position, tier: usize) -> bool {
+        let consistent = self.holders[tier].is_none_or(|holder| self.runs.unlist(tree, at, tier, holder));
         self.runs.set_stored(at, tier, 0);
-        if let Some(parent) = self.runs.parent(at)
-            && self.runs.stored(parent)[tier] == 0
-            && !self.runs.has_child(parent, tier)
-        {
-            self.add_gaps(tier, -1);
-        }
-        (change, consistent)
+        consistent
     }
+}
 
-    fn add_gaps(&self, tier: usize, by: i32) {
-        let counter = self.holders.get(tier).and_then(Option::as_ref).and_then(|holder| holder.gaps.count());
-        let Some(count) = counter else { return };
-        if by > 0 {
-            count.fetch_add(1, Ordering::Release);
+/// Returns a range of blocks of a run together with a block before or behind it.
+fn join(run: u32, range: &Range<u32>, at: Position) -> Option<Range<u32>> {
+    let here = at.run == run;
+    if here && at.at + 1 == range.start {
+        Some(at.at..range.end)
+    } else if here && at.at == range.end {
+        Some(range.start..at.at + 1)
+    } else {
+        None
+    }
+}
+
+/// Appends our hashes of an event's blocks, which follow a block with the hash `chain`.
+fn hash_tokens(
+    stored: &Stored,
+    chain: Option<BlockHash>,
+    seed: u64,
+    block_size: usize,
+    ours: &mut Vec<BlockHash>,
+) {
+    let mut chain = chain;
+    let blocks = stored.token_ids.chunks_exact(stored.block_size.max(1) as usize);
+    for (number, tokens) in blocks.enumerate().take(stored.hashes.len()) {
+        let keys = stored.extra_keys.get(number).map_or(&[][..], Vec::as_slice);
+        if keys.iter().any(|key| matches!(key, ExtraKey::Object { .. })) {
+            extend_with_objects(chain, tokens, block_size, seed, keys, ours);
         } else {
-            count.fetch_sub(1, Ordering::Release);
+            extend(chain, tokens, block_size, seed, ours);
         }
+        chain = ours.last().copied();
     }
 }
 
@@ -319,7 +368,7 @@ fn extend_with_objects(
 
 /// Returns the seed of a prompt's local hashes, from what the engine mixed into the hash of its first block:
 /// the LoRA adapter, and any other text, which is the request's cache salt.
-fn seed_of(stored: &Stored) -> u64 {
+pub(super) fn seed_of(stored: &Stored) -> u64 {
     let lora = stored.lora.as_deref();
     let keys = stored.extra_keys.first().into_iter().flatten();
     let mut others = keys.filter_map(ExtraKey::text).filter(|text| Some(*text) != lora);

@@ -1,4 +1,5 @@
-//! Directory of *holders*: the small numbers that stand for a candidate and a tier in the block table.
+//! Directory of *holders*: the small numbers that stand for a candidate and what tells of its blocks: events
+//! of one tier, or recorded decisions.
 //!
 //! Lookups read a published, immutable directory. A worker that joins costs one copy of it.
 //!
@@ -6,54 +7,33 @@
 //! directory before it adds any block of the new candidate. A lookup that reads the directory before and
 //! after therefore knows which holders to ignore.
 
-use std::sync::Arc;
-
 use crate::{
     events::Tier,
     id::{DpRank, WorkerId},
-    sync::atomic::AtomicU32,
 };
 
 /// A worker and one of its ranks.
 pub(super) type Candidate = (WorkerId, DpRank);
 
-/// Holders whose gap counters share an allocation. Small for the model checker, which creates them in every
-/// execution.
-const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
+/// Index of the holder of recorded decisions, behind those of the tiers.
+pub(super) const RECORDED: usize = 3;
 
-/// A candidate's holders on device, host and disk.
-pub(super) type TierHolders = [Option<u32>; 3];
+/// A candidate's holders on device, host and disk, and that of its recorded decisions.
+pub(super) type Holders = [Option<u32>; 4];
 
 /// The directory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HolderDirectory {
     /// The holders of each candidate, sorted by candidate.
-    pub(super) candidates: Vec<(Candidate, TierHolders)>,
+    pub(super) candidates: Vec<(Candidate, Holders)>,
     /// Those candidates that have a holder on host or disk.
-    pub(super) lower: Vec<(Candidate, TierHolders)>,
+    pub(super) lower: Vec<(Candidate, Holders)>,
     /// Upper bound of all holders.
     pub(super) holders: usize,
     /// Number of changes so far.
     version: u64,
     /// By holder: the version in which its candidate got it.
     since: Vec<u64>,
-    /// Gap counters by holder, in chunks. All versions share them: a holder's next candidate has the same
-    /// counter.
-    gaps: Vec<Arc<[AtomicU32]>>,
-}
-
-/// Counts the blocks of a holder that follow a block it does not hold. While the count is not zero, bisection
-/// may find too many blocks.
-#[derive(Clone, Debug)]
-pub(super) struct GapCounter {
-    chunk: Arc<[AtomicU32]>,
-    at: usize,
-}
-
-impl GapCounter {
-    pub(super) fn count(&self) -> Option<&AtomicU32> {
-        self.chunk.get(self.at)
-    }
 }
 
 /// Returns the index of a tier in arrays by tier.
@@ -66,26 +46,24 @@ pub(super) fn tier_index(tier: Tier) -> usize {
 }
 
 impl HolderDirectory {
-    /// Gives a candidate's tier a holder, or takes it away. `holders` is the new upper bound of all holders.
-    pub(super) fn set(&mut self, candidate: Candidate, tier: Tier, holder: Option<u32>, holders: usize) {
+    /// Gives a candidate a holder, or takes it away. `kind` is the index in [`Holders`], `holders` the new
+    /// upper bound of all holders.
+    pub(super) fn set(&mut self, candidate: Candidate, kind: usize, holder: Option<u32>, holders: usize) {
         self.holders = holders;
         self.version += 1;
         self.since.resize(holders, 0);
         if let Some(since) = holder.and_then(|holder| self.since.get_mut(holder as usize)) {
             *since = self.version;
         }
-        while self.gaps.len() * CHUNK < holders {
-            self.gaps.push((0..CHUNK).map(|_| AtomicU32::new(0)).collect());
-        }
         let found = self.candidates.binary_search_by_key(&candidate, |(other, _)| *other);
         let known = found.ok().and_then(|at| self.candidates.get(at));
-        let mut all = known.map_or(TierHolders::default(), |(_, holders)| *holders);
-        if let Some(of_tier) = all.get_mut(tier_index(tier)) {
-            *of_tier = holder;
+        let mut all = known.map_or(Holders::default(), |(_, holders)| *holders);
+        if let Some(of_kind) = all.get_mut(kind) {
+            *of_kind = holder;
         }
         put(&mut self.candidates, candidate, all);
-        let [_, host, disk] = all;
-        put(&mut self.lower, candidate, if host.or(disk).is_some() { all } else { TierHolders::default() });
+        let [_, host, disk, _] = all;
+        put(&mut self.lower, candidate, if host.or(disk).is_some() { all } else { Holders::default() });
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -97,22 +75,11 @@ impl HolderDirectory {
         let later = self.since.iter().enumerate().filter(move |(_, since)| **since > version);
         later.map(|(holder, _)| holder)
     }
-
-    /// Returns the gap counter of a holder, to be kept.
-    pub(super) fn gap_counter(&self, holder: u32) -> Option<GapCounter> {
-        let holder = holder as usize;
-        Some(GapCounter { chunk: self.gaps.get(holder / CHUNK)?.clone(), at: holder % CHUNK })
-    }
-
-    /// Returns the gap count of a holder, without touching the counter's reference count.
-    pub(super) fn gaps(&self, holder: u32) -> Option<&AtomicU32> {
-        self.gaps.get(holder as usize / CHUNK)?.get(holder as usize % CHUNK)
-    }
 }
 
 /// Inserts, replaces or removes an entry of a sorted list. A candidate without holders has no entry.
-fn put(list: &mut Vec<(Candidate, TierHolders)>, candidate: Candidate, holders: TierHolders) {
-    let present = holders != TierHolders::default();
+fn put(list: &mut Vec<(Candidate, Holders)>, candidate: Candidate, holders: Holders) {
+    let present = holders != Holders::default();
     match list.binary_search_by_key(&candidate, |(other, _)| *other) {
         Ok(at) if present => {
             if let Some(entry) = list.get_mut(at) {

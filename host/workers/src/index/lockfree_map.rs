@@ -43,6 +43,9 @@ const TOMBSTONE: u64 = 1;
 
 /// Cells in a line.
 const WIDTH: usize = 4;
+/// Largest share of used cells: a search for a key that is not there passes 5 cells at two thirds, 13 at four
+/// fifths. The models need small maps that are not rebuilt.
+const MAX_USED: (usize, usize) = if cfg!(loom) { (4, 5) } else { (2, 3) };
 
 #[derive(Debug, Default)]
 struct Cell {
@@ -125,14 +128,18 @@ impl LockfreeMap {
     }
 
     fn search(&self, key: u64) -> Search {
-        let (home, len) = (self.home(key) * WIDTH, self.len());
+        let home = self.home(key);
+        let (front, back) = self.lines.split_at(home);
         let mut tombstone = None;
-        for at in (home..len).chain(0..home) {
-            match self.cell(at).map_or(EMPTY, |cell| cell.key.load(Relaxed)) {
-                EMPTY => return tombstone.map_or(Search::Free(at, false), |at| Search::Free(at, true)),
-                TOMBSTONE => tombstone = tombstone.or(Some(at)),
-                found if found == key => return Search::Held(at),
-                _ => {}
+        let lines = (home..).zip(back).chain((0..).zip(front));
+        for (line, cells) in lines {
+            for (at, cell) in (line * WIDTH..).zip(&cells.0) {
+                match cell.key.load(Relaxed) {
+                    EMPTY => return tombstone.map_or(Search::Free(at, false), |at| Search::Free(at, true)),
+                    TOMBSTONE => tombstone = tombstone.or(Some(at)),
+                    found if found == key => return Search::Held(at),
+                    _ => {}
+                }
             }
         }
         tombstone.map_or(Search::Full, |at| Search::Free(at, true))
@@ -194,24 +201,41 @@ impl MapWriter {
     /// Sets the value of a key. Returns true if the map was rebuilt and has to be published.
     pub(super) fn set(&mut self, hash: u64, value: u64) -> bool {
         let key = key_of(hash);
-        let mut search = self.map.search(key);
-        let mut rebuilt = false;
-        // At most four fifths of the cells are used.
-        if !matches!(search, Search::Held(_)) && (self.used + 1) * 5 > self.map.len() * 4 {
-            self.rebuild(self.held + 1);
-            (search, rebuilt) = (self.map.search(key), true);
-        }
-        match search {
-            Search::Held(at) => self.map.put(at, key, value),
-            Search::Free(at, tombstone) => {
-                if std::mem::take(&mut self.removed) {
-                    self.map.count_reuse();
-                }
+        match self.map.search(key) {
+            Search::Held(at) => {
                 self.map.put(at, key, value);
-                self.held += 1;
-                self.used += usize::from(!tombstone);
+                false
             }
-            Search::Full => {}
+            free => self.add(key, value, free),
+        }
+    }
+
+    /// Adds a key. Returns whether the map was rebuilt and has to be published; none if the key is held
+    /// already.
+    pub(super) fn insert(&mut self, hash: u64, value: u64) -> Option<bool> {
+        let key = key_of(hash);
+        match self.map.search(key) {
+            Search::Held(_) => None,
+            free => Some(self.add(key, value, free)),
+        }
+    }
+
+    /// Adds a key that is not held, where a search for it ended.
+    fn add(&mut self, key: u64, value: u64, search: Search) -> bool {
+        let rebuilt = (self.used + 1) * MAX_USED.1 > self.map.len() * MAX_USED.0;
+        let search = if rebuilt {
+            self.rebuild(self.held + 1);
+            self.map.search(key)
+        } else {
+            search
+        };
+        if let Search::Free(at, tombstone) = search {
+            if std::mem::take(&mut self.removed) {
+                self.map.count_reuse();
+            }
+            self.map.put(at, key, value);
+            self.held += 1;
+            self.used += usize::from(!tombstone);
         }
         rebuilt
     }
@@ -223,7 +247,7 @@ impl MapWriter {
         self.removed = true;
         self.held -= 1;
         self.sweep(at);
-        let sparse = self.held * 25 < self.map.len() * 8 && self.map.len() > 2 * WIDTH;
+        let sparse = self.held * 5 < self.map.len() && self.map.len() > 2 * WIDTH;
         if sparse || self.held == 0 {
             self.rebuild(self.held);
         }
@@ -244,10 +268,9 @@ impl MapWriter {
         }
     }
 
-    /// Builds a new map with 25 cells for every 16 of `held` keys: a quarter more than the fullest map would
-    /// have.
+    /// Builds a new map with five cells for every two of `held` keys. The fullest map has three for two.
     fn rebuild(&mut self, held: usize) {
-        let map = LockfreeMap::new((held * 25).div_ceil(16));
+        let map = LockfreeMap::new((held * 5).div_ceil(2));
         for (key, value) in self.map.entries() {
             if let Search::Free(at, _) = map.search(key) {
                 map.put(at, key, value);
@@ -266,15 +289,25 @@ impl MapWriter {
         self.map.entries()
     }
 
+    /// Returns the number of cells.
+    pub(super) fn cells(&self) -> usize {
+        self.map.len()
+    }
+
     /// Returns the bytes that the map takes on the heap.
     pub(super) fn bytes(&self) -> usize {
-        match self.map.lines.len() {
-            0 => 0,
-            lines => {
-                let header = 2 * size_of::<usize>() + size_of::<LockfreeMap>();
-                // Each of the two aligned allocations may waste up to one line.
-                heap(lines * size_of::<Line>()) + heap(header) + 2 * align_of::<Line>()
-            }
+        map_bytes(self.map.len())
+    }
+}
+
+/// Returns the bytes that a map with so many cells takes on the heap.
+pub(super) fn map_bytes(cells: usize) -> usize {
+    match cells / WIDTH {
+        0 => 0,
+        lines => {
+            let header = 2 * size_of::<usize>() + size_of::<LockfreeMap>();
+            // Each of the two aligned allocations may waste up to one line.
+            heap(lines * size_of::<Line>()) + heap(header) + 2 * align_of::<Line>()
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod cut;
 mod parts;
+mod place;
 mod run;
 
 use super::{
@@ -112,14 +113,6 @@ impl Runs {
         }
     }
 
-    /// Returns our hashes of a block that consists of one or several of ours; none of a part of one.
-    pub(super) fn our_hashes(&self, at: Position) -> &[BlockHash] {
-        let Some(run) = self.run(at).filter(|run| run.step > 0) else { return &[] };
-        let step = run.step as usize;
-        let from = at.at as usize * step;
-        run.our_hashes.get(from..from + step).unwrap_or_default()
-    }
-
     /// Returns the seed of the local hashes of a run.
     pub(super) fn seed(&self, at: Position) -> u64 {
         self.run(at).map_or(0, |run| run.seed)
@@ -136,13 +129,6 @@ impl Runs {
         self.run(at).and_then(|run| run.blocks.get(at.at as usize)).map_or([0; 3], |block| block.stored)
     }
 
-    /// Returns whether a child of a block is stored in a tier.
-    pub(super) fn has_child(&self, at: Position, tier: usize) -> bool {
-        let next = Position { at: at.at + 1, ..at };
-        self.stored(next)[tier] > 0
-            || self.run(at).and_then(|run| run.branch(at.at)).is_some_and(|branch| branch.stored[tier] > 0)
-    }
-
     /// Sets how often a block is stored in a tier, and keeps the branch that it starts up to date.
     pub(super) fn set_stored(&mut self, at: Position, tier: usize, count: u16) {
         let run = self.runs.get_mut(at.run as usize);
@@ -157,27 +143,29 @@ impl Runs {
         }
     }
 
-    /// Adds a block after its parent: to the parent's run if the parent is its tail, otherwise as the start
-    /// of a new run. Reserves space for `more` blocks that will follow. `add_hashes` appends our hashes of
-    /// the block.
+    /// Adds blocks that are new, up to the first one that is known, after their parent: to the parent's
+    /// run if the parent is its tail, otherwise as a new run. `ours` are our hashes, `step` for each
+    /// block. Returns the position of the first block, and how many were added.
     pub(super) fn push(
         &mut self,
         parent: Option<Position>,
-        engine: u64,
-        (seed, step, more): (u64, u32, usize),
-        add_hashes: impl FnOnce(&mut Vec<BlockHash>),
-    ) -> Position {
+        engine: &[u64],
+        ours: &[BlockHash],
+        (seed, step): (u64, u32),
+    ) -> (Position, usize) {
         let tail =
             parent.filter(|at| self.run(*at).is_some_and(|run| run.step == step && run.ends_at(at.at)));
         let number = tail.map_or_else(|| self.start_run(parent, seed, step, None), |at| at.run);
-        let index = self.change(number, |run| run.push(engine, more, add_hashes));
-        let at = Position { run: number, at: index.unwrap_or(0) };
-        self.insert_position(engine, at);
-        at
-    }
-
-    fn insert_position(&mut self, engine: u64, at: Position) {
-        self.positions.insert(engine, at);
+        let first = self.run(Position { run: number, at: 0 }).map_or(0, |run| run.blocks.len());
+        let position = |at: usize| Position { run: number, at: u32::try_from(at).unwrap_or(u32::MAX) };
+        // An event may name a block twice: look up each one after those before it are inserted.
+        let new = |at: &usize| {
+            engine.get(*at).is_some_and(|hash| self.positions.insert_new(*hash, position(first + at)))
+        };
+        let count = (0..engine.len()).take_while(new).count();
+        let ours = ours.get(..count * step as usize).unwrap_or_default();
+        self.change(number, |run| run.extend(engine.get(..count).unwrap_or_default(), ours));
+        (position(first), count)
     }
 
     fn start_run(
@@ -257,25 +245,6 @@ impl Runs {
             self.queueable.exposed.push(RunId { number: parent.run, born: run.born });
         }
         Some(parent)
-    }
-
-    /// Removes all blocks. Yields the tiers that list each of our hashes.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = ([bool; 3], BlockHash)> + use<> {
-        let runs = std::mem::replace(self, Self { births: self.births, ..Self::default() }).runs;
-        runs.into_iter().flat_map(|run| {
-            let (hashes, blocks, step) = (run.our_hashes, run.blocks, run.step.max(1) as usize);
-            let parts = run.parts;
-            hashes.into_iter().enumerate().map(move |(number, hash)| {
-                let listed = match &parts {
-                    Some(parts) => {
-                        let tiers = parts.listed().get(number).copied().unwrap_or(0);
-                        [0, 1, 2].map(|tier| tiers & (1 << tier) != 0)
-                    }
-                    None => blocks.get(number / step).map_or([false; 3], |block| block.stored.map(|n| n > 0)),
-                };
-                (listed, hash)
-            })
-        })
     }
 
     fn run(&self, at: Position) -> Option<&Run> {

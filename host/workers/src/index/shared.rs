@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{holders::HolderDirectory, shards::Shards};
+use super::{holders::HolderDirectory, segments::Tree};
 use crate::sync::{ArcSwap, atomic::AtomicU64};
 
 /// State that the writer publishes to lookups.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    pub(super) shards: Arc<Shards>,
+    pub(super) tree: Arc<Tree>,
     pub(super) directory: ArcSwap<HolderDirectory>,
     pub(super) counters: Counters,
 }

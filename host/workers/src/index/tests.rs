@@ -187,6 +187,7 @@ mod events {
     };
 
     mod eviction;
+    mod fleet;
     mod parts;
 
     const HERE: (WorkerId, DpRank) = (WorkerId(1), DpRank(0));

@@ -18,18 +18,21 @@ use super::{
     candidates::Candidates,
     engine_cache::EngineCache,
     eviction::EvictionQueue,
+    holders::{RECORDED, tier_index},
     memory::{difference, heap},
     queue::{Message, Queue},
     runs::Victim,
-    shards::{Change, TableWriter},
     shared::Shared,
+    tree::TreeWriter,
 };
 use crate::{
-    events::{Batch, KvEvent, Tier},
+    events::{Batch, KvEvent},
     id::{BlockHash, WorkerId},
 };
 
 struct Record {
+    /// Counts the records.
+    number: u64,
     holder: u32,
     blocks: Arc<[BlockHash]>,
     at: Instant,
@@ -45,33 +48,36 @@ impl Record {
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
-    table: TableWriter,
+    tree: TreeWriter,
     ttl: Duration,
     budget: u64,
     block_size: usize,
     /// Oldest first.
     records: VecDeque<Record>,
+    /// Number of records so far.
+    recorded: u64,
     candidates: Candidates,
     eviction: EvictionQueue,
     /// Number of runs of all engine caches.
     runs: usize,
-    /// Bytes of `records` and `eviction` that the counters include.
-    queue_bytes: usize,
+    /// Bytes of `records`, `eviction` and `tree` that the counters include.
+    counted: usize,
 }
 
 impl Writer {
     pub(super) fn new(shared: Arc<Shared>, config: IndexConfig) -> Self {
         Self {
-            table: TableWriter::new(shared.shards.clone()),
+            tree: TreeWriter::new(shared.tree.clone()),
             candidates: Candidates::new(shared.clone()),
             shared,
             ttl: config.ttl,
             budget: config.byte_budget as u64,
             block_size: config.block_size.max(1),
             records: VecDeque::new(),
+            recorded: 0,
             eviction: EvictionQueue::default(),
             runs: 0,
-            queue_bytes: 0,
+            counted: 0,
         }
     }
 
@@ -108,31 +114,27 @@ impl Writer {
         if self.candidates.get(candidate).is_some_and(|state| state.live) {
             return;
         }
-        let Some(holder) = self.candidates.holder(candidate, Tier::Device) else { return };
-        let holder = holder.holder;
-        let record = Record { holder, blocks, at };
-        let mut change = Change { blocks: 0, bytes: difference(record.bytes(), 0) };
-        self.table.prefetch(record.blocks.iter());
-        record.blocks.iter().for_each(|block| change += self.table.add(*block, holder));
+        let Some(holder) = self.candidates.holder(candidate, RECORDED) else { return };
+        self.recorded += 1;
+        let record = Record { number: self.recorded, holder, blocks, at };
+        self.tree.record(holder, &record.blocks, record.number);
         self.candidates.count_records(holder, 1);
         if self.records.len() == self.records.capacity() {
             self.records.reserve_exact(16.max(self.records.len() / 4));
         }
+        let bytes = difference(record.bytes(), 0);
         self.records.push_back(record);
-        self.account(change, 1);
+        self.account(bytes, 1);
     }
 
     /// Removes the blocks of a record that has left the queue.
     fn end(&mut self, record: &Record) {
-        let mut change = Change { blocks: 0, bytes: difference(0, record.bytes()) };
-        self.table.prefetch(record.blocks.iter());
-        // Deepest first, so that a candidate never holds a block without its prefix.
-        record.blocks.iter().rev().for_each(|block| change += self.table.release(*block, record.holder));
+        self.tree.end_record(record.holder, &record.blocks, record.number);
         let half_empty = self.records.capacity() > 64 && self.records.len() * 2 < self.records.capacity();
         if half_empty || self.records.is_empty() {
             self.records.shrink_to(self.records.len() + self.records.len() / 4);
         }
-        self.account(change, -1);
+        self.account(difference(0, record.bytes()), -1);
         self.candidates.count_records(record.holder, -1);
     }
 
@@ -168,12 +170,12 @@ impl Writer {
                 Victim::Used => self.eviction.push_back((candidate, run)),
                 Victim::Tail(tail) => {
                     let runs = cache.len();
-                    let change = cache.evict(&mut self.table, tail);
+                    let bytes = cache.evict(&mut self.tree, tail);
                     if cache.is_queued(run) {
                         self.eviction.push_front((candidate, run));
                     }
                     self.shared.counters.evicted.fetch_add(1, Ordering::Relaxed);
-                    self.settle(candidate, &mut cache, runs, change);
+                    self.settle(candidate, &mut cache, runs, bytes);
                 }
             }
             self.candidates.get_or_insert(candidate).cache = Some(cache);
@@ -186,31 +188,32 @@ impl Writer {
         for event in &batch.events {
             let runs = cache.len();
             // Further cache groups of hybrid models hold other layers of the same blocks.
-            let change = match event {
+            let bytes = match event {
                 KvEvent::Stored(stored) if stored.group.unwrap_or(0) == 0 => {
                     let (candidates, size) = (&mut self.candidates, self.block_size);
-                    let holder = |tier| candidates.holder(candidate, tier);
-                    let effect = cache.store(&mut self.table, stored, size, holder);
+                    let holder = |tier| candidates.holder(candidate, tier_index(tier));
+                    let effect = cache.store(&mut self.tree, stored, size, holder);
                     self.shared.counters.orphans.fetch_add(effect.orphans, Ordering::Relaxed);
-                    effect.change
+                    effect.bytes
                 }
                 KvEvent::Removed { hashes, tier, group } if group.unwrap_or(0) == 0 => {
-                    cache.remove(&mut self.table, hashes, *tier)
+                    cache.remove(&mut self.tree, hashes, *tier)
                 }
-                KvEvent::Cleared => cache.clear(&mut self.table),
+                KvEvent::Cleared => cache.clear(&mut self.tree),
                 KvEvent::Stored(_) | KvEvent::Removed { .. } | KvEvent::Unknown(_) => continue,
             };
-            self.settle(candidate, &mut cache, runs, change);
+            self.settle(candidate, &mut cache, runs, bytes);
         }
         self.candidates.get_or_insert(candidate).cache = Some(cache);
         self.compact();
     }
 
     /// Updates the eviction queue and the counters after a change of a cache, which had `runs_before` runs.
-    fn settle(&mut self, candidate: Candidate, cache: &mut EngineCache, runs_before: usize, change: Change) {
+    /// `bytes`: how its own size changed.
+    fn settle(&mut self, candidate: Candidate, cache: &mut EngineCache, runs_before: usize, bytes: i64) {
         self.eviction.enqueue(candidate, cache.queueable());
         self.runs = self.runs + cache.len() - runs_before;
-        self.account(change, 0);
+        self.account(bytes, 0);
     }
 
     fn compact(&mut self) {
@@ -219,15 +222,15 @@ impl Writer {
             let cache = candidates.get(*candidate).and_then(|state| state.cache.as_ref());
             cache.is_some_and(|cache| cache.is_queued(*run))
         });
-        self.account(Change::default(), 0);
+        self.account(0, 0);
     }
 
     fn forget(&mut self, candidate: Candidate) {
         let Some(state) = self.candidates.get_mut(candidate) else { return };
         let Some(mut cache) = state.cache.take() else { return };
         let runs = cache.len();
-        let change = cache.clear(&mut self.table);
-        self.settle(candidate, &mut cache, runs, change);
+        let bytes = cache.clear(&mut self.tree);
+        self.settle(candidate, &mut cache, runs, bytes);
         self.candidates.get_or_insert(candidate).cache = Some(cache);
         self.compact();
     }
@@ -254,8 +257,9 @@ impl Writer {
 
     fn end_records_of(&mut self, candidate: Candidate) {
         let state = self.candidates.get(candidate);
-        let Some(holder) = state.and_then(|state| state.holders.first().cloned().flatten()) else { return };
-        let holder = holder.holder;
+        let Some(holder) = state.and_then(|state| state.holders.get(RECORDED).copied().flatten()) else {
+            return;
+        };
         if self.candidates.records(holder) == 0 {
             return;
         }
@@ -273,16 +277,19 @@ impl Writer {
         }
     }
 
-    fn account(&mut self, change: Change, records: i64) {
-        let queue_bytes = self.eviction.bytes() + heap(self.records.capacity() * size_of::<Record>());
-        let bytes = change.bytes + difference(queue_bytes, self.queue_bytes);
-        self.queue_bytes = queue_bytes;
+    /// Updates the counters after a change of the tree, of the queues, of the records by `records`, and of
+    /// other parts by `bytes`.
+    fn account(&mut self, bytes: i64, records: i64) {
+        let queues = self.eviction.bytes() + heap(self.records.capacity() * size_of::<Record>());
+        let counted = queues + self.tree.bytes();
+        let bytes = bytes + difference(counted, self.counted);
+        self.counted = counted;
         let counters = &self.shared.counters;
         // Only this thread writes these counters, so load and store need not be one operation.
         let add = |counter: &AtomicU64, by: i64| {
             counter.store(counter.load(Ordering::Relaxed).saturating_add_signed(by), Ordering::Relaxed);
         };
-        add(&counters.blocks, change.blocks);
+        counters.blocks.store(self.tree.blocks() as u64, Ordering::Relaxed);
         add(&counters.bytes, bytes);
         add(&counters.records, records);
     }

@@ -4,7 +4,7 @@
 use std::{
     io::Write as _,
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -35,16 +35,21 @@ struct Cli {
     /// Stored blocks per second while lookups are timed.
     #[arg(long, default_value_t = 100_000)]
     rate: u64,
+    /// Number of threads that look up while the second half of the events is applied.
+    #[arg(long, default_value_t = 4)]
+    readers: usize,
 }
 
 /// Measurements of a round, in this order.
-const FIGURES: [(&str, &str, bool); 6] = [
+const FIGURES: [(&str, &str, bool); 8] = [
     ("stored blocks/s, from the wire's bytes", "blocks/s", true),
     ("stored blocks/s, from decoded events", "blocks/s", true),
     ("lookup p50 while events stream", "ns", false),
     ("lookup p99 while events stream", "ns", false),
     ("tokens to matches p50 while events stream", "ns", false),
     ("tokens to matches p99 while events stream", "ns", false),
+    ("stored blocks/s while readers look up", "blocks/s", true),
+    ("lookups/s of the readers meanwhile", "lookups/s", true),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -126,10 +131,11 @@ fn report(rows: &[Row], rounds: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 6]> {
+fn measure<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 8]> {
     let wire = from_wire::<S>(load, cli)?;
     let (events, [lookup, prompt]) = from_events::<S>(load, cli)?;
-    Ok([wire, events, lookup.0, lookup.1, prompt.0, prompt.1])
+    let [crowded, lookups] = crowd::<S>(load, cli)?;
+    Ok([wire, events, lookup.0, lookup.1, prompt.0, prompt.1, crowded, lookups])
 }
 
 /// Measures from bytes to visibility: one thread decodes, the index's own threads write.
@@ -174,6 +180,44 @@ fn from_events<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<(f64, [(f64, f
         look_up(&side, load, &done)
     });
     Ok((rate, timings))
+}
+
+/// Measures how fast the second half of the events becomes visible while many threads look up without a
+/// pause, and how many lookups a second these do.
+fn crowd<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 2]> {
+    let side = S::new(load.block_tokens, cli.oracle_threads)?;
+    let mut reader = S::Reader::default();
+    let read = |(number, payload): (u64, &Payload)| side.read(&mut reader, payload, number);
+    let mut events: Vec<S::Event> = (1..).zip(&load.payloads).map(read).collect::<Result<_, _>>()?;
+    let rest = events.split_off(events.len() / 2);
+    let stored: u64 = load.payloads[events.len()..].iter().map(|payload| payload.stored).sum();
+    events.into_iter().for_each(|event| side.feed(event));
+    side.drain();
+    let every = (load.prompts.len() / ASKED).max(1);
+    let prompts = load.prompts.iter().step_by(every);
+    let named: Vec<S::Prompt> =
+        prompts.map(|ids| side.name(&wire::prompt(ids, load.block_tokens))).collect();
+    let (done, lookups) = (AtomicBool::new(false), AtomicU64::new(0));
+    let elapsed = std::thread::scope(|scope| {
+        for thread in 0..cli.readers {
+            let (side, named, done, lookups) = (&side, &named, &done, &lookups);
+            scope.spawn(move || {
+                let mut scratch = S::Scratch::default();
+                let asked = named.iter().cycle().skip(thread * 7 % named.len().max(1));
+                for prompt in asked.take_while(|_| !done.load(Ordering::Relaxed)) {
+                    side.ask(prompt, &mut scratch);
+                    lookups.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let start = Instant::now();
+        rest.into_iter().for_each(|event| side.feed(event));
+        side.drain();
+        let elapsed = start.elapsed().as_secs_f64();
+        done.store(true, Ordering::Relaxed);
+        elapsed
+    });
+    Ok([stored as f64 / elapsed, lookups.load(Ordering::Relaxed) as f64 / elapsed])
 }
 
 /// Sends events at a steady rate, in steps of a millisecond.

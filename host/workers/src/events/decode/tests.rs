@@ -99,6 +99,7 @@ fn h6_both_forms_say_the_same() {
             vec![],
         ],
         group: Some(1),
+        locals: None,
     });
     let extra = json!([["fr", ["img", 3]], null]);
     let positional = json!(["BlockStored", [7, -1], -2, [1, 2, 3, 4], 2, 5, "CPU", "fr", extra, 1, "full_attention", {"x": [1]}]);

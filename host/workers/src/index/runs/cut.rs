@@ -13,11 +13,7 @@
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
 use super::{
-    super::{
-        block_positions::Position,
-        memory::reserve,
-        shards::{Change, TableWriter},
-    },
+    super::{block_positions::Position, memory::reserve, tree::TreeWriter},
     Runs,
     parts::Parts,
     run::Block,
@@ -42,21 +38,6 @@ impl Runs {
     pub(in super::super) fn open_tokens(&self, at: Option<Position>) -> usize {
         let parts = at.and_then(|at| Some((at, self.run(at)?.parts.as_ref()?)));
         parts.map_or(0, |(at, parts)| parts.open(at.at as usize + 1))
-    }
-
-    /// Returns our hash of the last of our blocks that ended up to the end of a block.
-    pub(in super::super) fn last_hash(&self, at: Option<Position>) -> Option<BlockHash> {
-        let mut next = at;
-        while let Some(at) = next {
-            let run = self.run(at)?;
-            let blocks = at.at as usize + 1;
-            let ended = run.parts.as_ref().map_or(blocks * run.step as usize, |parts| parts.ended(blocks));
-            if ended > 0 {
-                return run.our_hashes.get(ended - 1).copied();
-            }
-            next = run.parent;
-        }
-        None
     }
 
     /// Adds a block whose end is not one of ours, or whose start is not.
@@ -93,13 +74,12 @@ impl Runs {
                 reserve(&mut parts.listed, hashes.len());
                 parts.listed.resize(parts.listed.len() + hashes.len(), 0);
             }
-            run.push(block.engine, block.more, |all| {
-                reserve(all, hashes.len());
-                all.extend_from_slice(&hashes);
-            })
+            reserve(&mut run.blocks, block.more);
+            run.extend(&[block.engine], &hashes);
+            at
         });
         let at = Position { run: number, at: index.unwrap_or(0) };
-        self.insert_position(block.engine, at);
+        self.positions.insert_new(block.engine, at);
         at
     }
 
@@ -149,23 +129,21 @@ impl Runs {
     /// Lists our blocks that a newly stored block completes in a tier.
     pub(in super::super) fn list_completed(
         &mut self,
-        table: &mut TableWriter,
+        tree: &mut TreeWriter,
         at: Position,
         tier: usize,
         holder: u32,
-    ) -> Change {
-        let mut change = Change::default();
-        let Some(parts) = self.run(at).and_then(|run| run.parts.as_ref()) else { return change };
+    ) {
+        let Some(parts) = self.run(at).and_then(|run| run.parts.as_ref()) else { return };
         for ours in parts.overlapping(at.at as usize) {
             let is_new = self.listed_in(at, ours).is_some_and(|tiers| tiers & (1 << tier) == 0);
             if !is_new || !self.is_complete(at, ours, tier) {
                 continue;
             }
-            if let Some(hash) = self.set_listed(at, ours, tier, true) {
-                change += table.add(hash, holder);
+            if self.set_listed(at, ours, tier, true) {
+                self.cover(tree, at.run, ours..ours + 1, holder);
             }
         }
-        change
     }
 
     /// Takes our blocks that overlap a block out of a tier's list. Returns false if others cannot be reached:
@@ -173,14 +151,13 @@ impl Runs {
     /// of.
     pub(in super::super) fn unlist(
         &mut self,
-        table: &mut TableWriter,
+        tree: &mut TreeWriter,
         at: Position,
         tier: usize,
         holder: u32,
-    ) -> (Change, bool) {
-        let mut change = Change::default();
-        let Some(run) = self.run(at) else { return (change, true) };
-        let Some(parts) = &run.parts else { return (change, true) };
+    ) -> bool {
+        let Some(run) = self.run(at) else { return true };
+        let Some(parts) = &run.parts else { return true };
         let overlapping = parts.overlapping(at.at as usize);
         let last = overlapping.end.saturating_sub(1);
         let reachable = (at.at as usize..run.blocks.len())
@@ -191,27 +168,29 @@ impl Runs {
             });
         for ours in overlapping.rev() {
             if self.listed_in(at, ours).is_some_and(|tiers| tiers & (1 << tier) != 0)
-                && let Some(hash) = self.set_listed(at, ours, tier, false)
+                && self.set_listed(at, ours, tier, false)
             {
-                change += table.release(hash, holder);
+                self.uncover(tree, at.run, ours..ours + 1, holder);
             }
         }
-        (change, reachable)
+        reachable
     }
 
     fn listed_in(&self, at: Position, ours: usize) -> Option<u8> {
         self.run(at)?.parts.as_ref()?.listed.get(ours).copied()
     }
 
-    fn set_listed(&mut self, at: Position, ours: usize, tier: usize, listed: bool) -> Option<BlockHash> {
-        let run = self.run_mut(at)?;
-        let tiers = run.parts.as_mut()?.listed.get_mut(ours)?;
+    /// Returns whether one of our blocks ends in the run.
+    fn set_listed(&mut self, at: Position, ours: usize, tier: usize, listed: bool) -> bool {
+        let run = self.run_mut(at);
+        let parts = run.and_then(|run| run.parts.as_mut());
+        let Some(tiers) = parts.and_then(|parts| parts.listed.get_mut(ours)) else { return false };
         if listed {
             *tiers |= 1 << tier;
         } else {
             *tiers &= !(1 << tier);
         }
-        run.our_hashes.get(ours).copied()
+        true
     }
 
     /// Returns whether a tier stores every block that overlaps one of ours, which ends in the run of `at`.

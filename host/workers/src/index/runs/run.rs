@@ -6,6 +6,7 @@ use super::{
     super::{
         block_positions::Position,
         memory::{heap, reserve, shrink},
+        trail::Trail,
     },
     Counts,
     parts::Parts,
@@ -29,6 +30,8 @@ pub(super) struct Run {
     pub(super) used: bool,
     pub(super) blocks: Vec<Block>,
     pub(super) our_hashes: Vec<BlockHash>,
+    /// Where our hashes lie in the tree.
+    pub(super) trail: Trail,
     /// Sorted by `at`.
     pub(super) branches: Vec<Branch>,
 }
@@ -56,6 +59,7 @@ impl Run {
         heap(self.blocks.capacity() * size_of::<Block>())
             + heap(self.our_hashes.capacity() * size_of::<BlockHash>())
             + heap(self.branches.capacity() * size_of::<Branch>())
+            + self.trail.bytes()
             + self.parts.as_ref().map_or(0, |parts| parts.bytes())
     }
 
@@ -72,21 +76,16 @@ impl Run {
             None => self.blocks.len() * self.step as usize,
         };
         self.our_hashes.truncate(hashes);
+        self.trail.truncate(hashes);
         Some(block.engine)
     }
 
-    /// Appends a block and returns its index. Reserves space for `more` blocks.
-    pub(super) fn push(
-        &mut self,
-        engine: u64,
-        more: usize,
-        add_hashes: impl FnOnce(&mut Vec<BlockHash>),
-    ) -> u32 {
-        reserve(&mut self.blocks, more);
-        reserve(&mut self.our_hashes, more * self.step as usize);
-        add_hashes(&mut self.our_hashes);
-        self.blocks.push(Block { engine, stored: [0; 3] });
-        u32::try_from(self.blocks.len() - 1).unwrap_or(u32::MAX)
+    /// Appends blocks with our hashes of them.
+    pub(super) fn extend(&mut self, engine: &[u64], ours: &[BlockHash]) {
+        reserve(&mut self.blocks, engine.len());
+        reserve(&mut self.our_hashes, ours.len());
+        self.our_hashes.extend_from_slice(ours);
+        self.blocks.extend(engine.iter().map(|engine| Block { engine: *engine, stored: [0; 3] }));
     }
 
     pub(super) fn shrink(&mut self) {

@@ -1,0 +1,76 @@
+//! The records of decisions that keep the blocks of a segment.
+//!
+//! Each record contains a whole prefix, and they end in the order in which they came. So a segment needs, for
+//! each holder, only the records that reach farther than all later ones.
+
+use super::memory::{heap, reserve, shrink};
+
+/// The records that keep the blocks of a segment, sorted by holder and then by reach.
+#[derive(Debug, Default)]
+pub(super) struct Recorded(Vec<Reach>);
+
+/// How far a record reaches in a segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reach {
+    pub(super) holder: u32,
+    pub(super) to: u32,
+    /// Number of the record. Later ones have higher numbers.
+    pub(super) record: u64,
+}
+
+impl Recorded {
+    pub(super) fn bytes(&self) -> usize {
+        heap(self.0.capacity() * size_of::<Reach>())
+    }
+
+    /// Returns how far the records of a holder reach.
+    pub(super) fn reach(&self, holder: u32) -> usize {
+        let end = self.0.partition_point(|known| known.holder <= holder);
+        let last = end.checked_sub(1).and_then(|last| self.0.get(last));
+        last.filter(|known| known.holder == holder).map_or(0, |known| known.to as usize)
+    }
+
+    /// Adds the newest record.
+    pub(super) fn add(&mut self, new: Reach) {
+        let start = self.0.partition_point(|known| known.holder < new.holder);
+        let end = self.0.partition_point(|known| (known.holder, known.to) <= (new.holder, new.to));
+        if start < end {
+            // It keeps what these keep, and for longer.
+            self.0.drain(start + 1..end);
+            if let Some(known) = self.0.get_mut(start) {
+                *known = new;
+            }
+        } else {
+            reserve(&mut self.0, 1);
+            self.0.insert(start, new);
+        }
+    }
+
+    pub(super) fn end(&mut self, holder: u32, record: u64) {
+        let start = self.0.partition_point(|known| known.holder < holder);
+        let of_holder = self.0.iter().enumerate().skip(start).take_while(|(_, known)| known.holder == holder);
+        let found = of_holder.into_iter().find(|(_, known)| known.record == record).map(|(at, _)| at);
+        if let Some(at) = found {
+            self.0.remove(at);
+            shrink(&mut self.0);
+        }
+    }
+
+    /// Divides the records where a segment is split. Returns those of the second part.
+    pub(super) fn split_off(&mut self, at: usize) -> Self {
+        let at = u32::try_from(at).unwrap_or(u32::MAX);
+        let beyond = self.0.iter().filter(|known| known.to > at);
+        let rest = beyond.map(|known| Reach { to: known.to - at, ..*known }).collect();
+        let all = std::mem::take(&mut self.0);
+        for known in all {
+            // Of those that reach the end, the newest one comes last only if it does not reach farthest.
+            let to = known.to.min(at);
+            let same = |last: &&mut Reach| (last.holder, last.to) == (known.holder, to);
+            match self.0.last_mut().filter(same) {
+                Some(last) => last.record = last.record.max(known.record),
+                None => self.0.push(Reach { to, ..known }),
+            }
+        }
+        Self(rest)
+    }
+}

@@ -1,0 +1,48 @@
+//! Records of decisions in the tree.
+
+use super::{reach::Reach, segments::Cover, tree::TreeWriter};
+use crate::id::BlockHash;
+
+impl TreeWriter {
+    /// Adds the record of a decision. Its number is higher than those before.
+    pub(super) fn record(&mut self, holder: u32, blocks: &[BlockHash], record: u64) {
+        let mut stretches = Vec::new();
+        self.place(None, blocks, holder, &mut stretches);
+        for stretch in &stretches {
+            let Some(node) = self.nodes.get_mut(stretch.slot as usize) else { continue };
+            let (to, known) = (stretch.at + stretch.count, node.recorded.reach(holder));
+            self.inner -= node.recorded.bytes();
+            node.recorded.add(Reach { holder, to: u32::try_from(to).unwrap_or(u32::MAX), record });
+            self.inner += node.recorded.bytes();
+            if to > known {
+                self.cover_once(stretch.slot, Cover { holder, from: 0, to });
+            }
+        }
+    }
+
+    /// Removes a record.
+    pub(super) fn end_record(&mut self, holder: u32, blocks: &[BlockHash], record: u64) {
+        let mut slots = Vec::new();
+        let (mut here, mut rest) = (None, blocks);
+        while let Ok(Some(slot)) = self.follow(here, rest) {
+            let common = self.common(slot, 0, rest);
+            slots.push(slot);
+            if common == 0 || common < self.len(slot) {
+                break;
+            }
+            (here, rest) = (Some((slot, common)), rest.get(common..).unwrap_or_default());
+        }
+        for slot in slots.into_iter().rev() {
+            let Some(node) = self.nodes.get_mut(slot as usize) else { continue };
+            let before = node.recorded.reach(holder);
+            self.inner -= node.recorded.bytes();
+            node.recorded.end(holder, record);
+            self.inner += node.recorded.bytes();
+            let left = node.recorded.reach(holder);
+            if left < before {
+                self.uncover_once(slot, Cover { holder, from: left, to: before });
+                self.trim(slot);
+            }
+        }
+    }
+}
