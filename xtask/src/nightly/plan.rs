@@ -134,7 +134,7 @@ const MEMORY_TESTS: [(&str, &str); 6] = [
     ("memory", "h4_evicting_a_block_takes_the_same_time_for_shallow_and_deep_prompts"),
     ("memory", "h4_ten_million_blocks_by_events_stay_within_the_budget"),
     ("memory", "h4_ten_million_blocks_by_one_engine_s_events_stay_within_the_budget"),
-    ("memory", "h4_ten_million_blocks_by_decisions_stay_within_the_budget"),
+    ("memory", "h4_twenty_million_blocks_by_decisions_stay_within_the_budget"),
 ];
 
 impl Row {
