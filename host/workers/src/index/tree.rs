@@ -18,7 +18,7 @@ use super::{
 };
 use crate::id::BlockHash;
 
-/// Twentieths added to the counted bytes, as for runs.
+/// Twentieths added to the counted bytes. By decisions alone, resident memory is below the counted.
 const FRAGMENTATION_TWENTIETHS: usize = 9;
 
 /// A block of the tree.
