@@ -6,7 +6,7 @@ use crate::id::BlockHash;
 impl TreeWriter {
     /// Adds the record of a decision. Its number is higher than those before.
     pub(super) fn record(&mut self, holder: u32, blocks: &[BlockHash], record: u64) {
-        let mut stretches = Vec::new();
+        let mut stretches = std::mem::take(&mut self.stretches);
         self.place(None, blocks, holder, &mut stretches);
         for stretch in &stretches {
             let Some(node) = self.nodes.get_mut(stretch.slot as usize) else { continue };
@@ -18,11 +18,13 @@ impl TreeWriter {
                 self.cover_once(stretch.slot, Cover { holder, from: 0, to });
             }
         }
+        stretches.clear();
+        self.stretches = stretches;
     }
 
     /// Removes a record.
     pub(super) fn end_record(&mut self, holder: u32, blocks: &[BlockHash], record: u64) {
-        let mut slots = Vec::new();
+        let mut slots = std::mem::take(&mut self.passed);
         let (mut here, mut rest) = (None, blocks);
         while let Ok(Some(slot)) = self.follow(here, rest) {
             let common = self.common(slot, 0, rest);
@@ -32,7 +34,7 @@ impl TreeWriter {
             }
             (here, rest) = (Some((slot, common)), rest.get(common..).unwrap_or_default());
         }
-        for slot in slots.into_iter().rev() {
+        while let Some(slot) = slots.pop() {
             let Some(node) = self.nodes.get_mut(slot as usize) else { continue };
             let before = node.recorded.reach(holder);
             self.inner -= node.recorded.bytes();
@@ -44,5 +46,6 @@ impl TreeWriter {
                 self.trim(slot);
             }
         }
+        self.passed = slots;
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Spot {
 }
 
 /// The tree's writer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct TreeWriter {
     shared: Arc<Tree>,
     heads: Vec<MapWriter>,
@@ -46,6 +46,9 @@ pub(super) struct TreeWriter {
     blocks: usize,
     /// Heap bytes of segments, their records, and the heads.
     pub(super) inner: usize,
+    /// Buffers of one change, kept for the next: a recorded decision allocates nothing.
+    pub(super) stretches: Vec<Stretch>,
+    pub(super) passed: Vec<u32>,
 }
 
 /// What the writer knows of a segment. Its slot is the index.
@@ -69,18 +72,8 @@ pub(super) struct Node {
 
 impl TreeWriter {
     pub(super) fn new(shared: Arc<Tree>) -> Self {
-        Self {
-            shared,
-            heads: (0..SHARDS).map(|_| MapWriter::default()).collect(),
-            slots: Slots::default(),
-            nodes: Vec::new(),
-            free: Vec::new(),
-            births: 0,
-            repeated: HashMap::new(),
-            empty: Arc::default(),
-            blocks: 0,
-            inner: 0,
-        }
+        let heads = (0..SHARDS).map(|_| MapWriter::default()).collect();
+        Self { shared, heads, ..Self::default() }
     }
 
     /// Returns the number of blocks in the tree.
