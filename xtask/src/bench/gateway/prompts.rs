@@ -23,8 +23,8 @@ pub(super) struct Bodies {
     written: Vec<Bytes>,
     /// No two runs send the same new words.
     seed: u64,
-    /// All turns of a conversation, and where the body of each turn ends.
-    conversation: (Bytes, Vec<usize>),
+    /// Bytes of a conversation's first turn.
+    first_turn: usize,
 }
 
 impl Bodies {
@@ -35,11 +35,7 @@ impl Bodies {
             Prompts::Repeated => (0..16).map(write).collect(),
             _ => vec![write(0)],
         };
-        let conversation = match scenario.prompts {
-            Prompts::Conversations => conversation(scenario.prompt_bytes),
-            _ => (Bytes::new(), Vec::new()),
-        };
-        Self { prompts: scenario.prompts, written, seed: rand::random(), conversation }
+        Self { prompts: scenario.prompts, written, seed: rand::random(), first_turn: scenario.prompt_bytes }
     }
 
     /// Long prompts that no earlier run sent, to fill a prefix index.
@@ -48,7 +44,7 @@ impl Bodies {
             prompts: Prompts::Distinct,
             written: vec![body(&prompt(0, 220_000), false, 1)],
             seed: rand::random(),
-            conversation: (Bytes::new(), Vec::new()),
+            first_turn: 0,
         }
     }
 
@@ -65,12 +61,13 @@ impl Bodies {
     }
 
     fn turn(&self, client: u64, own: u64) -> Bytes {
-        let (text, ends) = &self.conversation;
+        // A client's twenty turns share their text, and no other conversation has it.
+        let seed = self.seed ^ (client << 40) ^ (own / TURNS) << 8;
+        let (text, ends) = conversation(self.first_turn, seed);
         let end = ends.get(usize::try_from(own % TURNS).unwrap_or(0)).copied().unwrap_or(text.len());
-        let mut body = text.get(..end).unwrap_or_default().to_vec();
+        let mut body = text.get(..end).unwrap_or_default().as_bytes().to_vec();
         body.extend_from_slice(END.as_bytes());
-        // A client's twenty turns share their first words, and no other conversation has them.
-        with_random_words(&body, self.seed ^ (client << 40) ^ (own / TURNS) << 8, NEW_START)
+        body.into()
     }
 }
 
@@ -90,8 +87,8 @@ pub(super) fn prompt(turn: usize, bytes: usize) -> String {
 }
 
 /// A body of `first` bytes and twenty turns, whose text consists of English words, and the ends of its turns.
-fn conversation(first: usize) -> (Bytes, Vec<usize>) {
-    let mut words = Words(1);
+fn conversation(first: usize, seed: u64) -> (String, Vec<usize>) {
+    let mut words = Words(seed);
     let mut text =
         r#"{"model":"tiny","stream":false,"max_tokens":1,"messages":[{"role":"user","content":""#.to_owned();
     text.push_str(START);
@@ -104,10 +101,10 @@ fn conversation(first: usize) -> (Bytes, Vec<usize>) {
         }
         ends.push(text.len());
     }
-    (text.into(), ends)
+    (text, ends)
 }
 
-/// Words in a random order that is the same each time.
+/// Words in a random order, the same for the same number.
 #[derive(Debug)]
 struct Words(u64);
 

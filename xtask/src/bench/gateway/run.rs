@@ -81,6 +81,9 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
     }
     let took = work.started.elapsed();
     let cpu = (router.cpu_nanos() - cpu) as f64;
+    if scenario.tokens {
+        all_in_tokens(router).await?;
+    }
     let (ttft, hops) = (sorted(seen.ttft_ns), sorted(seen.hops_ns));
     let events = seen.events.max(1) as f64;
     Ok(Figures {
@@ -132,6 +135,16 @@ impl Work {
         }
         Ok(seen)
     }
+}
+
+/// Fails if the gateway routed a request by bytes: a tokenizer without a chat template counts nothing.
+async fn all_in_tokens(router: &Running) -> anyhow::Result<()> {
+    let Some(admin) = &router.admin else { return Ok(()) };
+    let metrics = admin.get("/metrics").await?;
+    let by_bytes: Vec<_> = metrics_text::samples(&metrics, "pointsman_not_tokenized_total");
+    let count: f64 = by_bytes.iter().map(|sample| sample.value).sum();
+    ensure!(count == 0.0, "{count} requests were routed by bytes: pass a --tokenizer with a chat template");
+    Ok(())
 }
 
 /// Sends long new prompts until the gateway's prefix index evicts. Other routers have none.
