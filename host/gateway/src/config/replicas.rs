@@ -9,7 +9,7 @@ use super::{Problem, duration};
 
 /// Most bytes of the name of a gateway or of a fleet.
 const MAX_NAME: usize = 64;
-/// Longest lease: the time for which the load of a gateway that is gone still counts.
+/// Longest lease. The load of a gateway that stopped without a word counts until its lease ends.
 const MAX_LEASE: Duration = Duration::from_secs(300);
 
 /// `[replicas]`: gateways of one fleet tell each other what they book.

@@ -59,6 +59,8 @@ struct Bucket<'a> {
     /// When entries expire, to remove them.
     expires: HashMap<String, u64>,
     refusals: LogLimit,
+    /// Slots that shared their state when the bucket was read.
+    slots: Vec<String>,
 }
 
 impl StateLink {
@@ -107,6 +109,7 @@ impl StateLink {
             store,
             expires: HashMap::new(),
             refusals: LogLimit::new(Duration::from_secs(60)),
+            slots: self.states.shared().map(|(slot, _)| slot.to_owned()).collect(),
         };
         // First what others told, and this gateway before a restart: own changes build on it.
         let mut is_current = within(async { text(bucket.store.status().await) }).await?.values() == 0;
@@ -178,6 +181,10 @@ impl Bucket<'_> {
     /// Tells the own changes. One that the server does not confirm is told again.
     async fn send(&mut self) -> Result<(), String> {
         let link = self.link;
+        // A slot that shares its state since then has not read what others told before.
+        if !link.states.shared().map(|(slot, _)| slot).eq(self.slots.iter().map(String::as_str)) {
+            return Err("the slots that share their state changed: the bucket is read again".to_owned());
+        }
         for (slot, state) in link.states.shared() {
             let changes = state.take_changes(BATCH);
             let mut puts = Vec::new();
@@ -218,8 +225,8 @@ impl Bucket<'_> {
         }
     }
 
-    /// Removes entries that nobody needs any more. Each gateway removes its own; those of gateways that are
-    /// gone are removed by whoever comes first.
+    /// Removes entries that have expired. Each gateway removes its own first; those of a gateway that stopped
+    /// are removed by any other.
     async fn remove_expired(&mut self) {
         let (now, own) = (now_ms(), format!(".c.{}", self.link.gateway));
         let old = |key: &str, expires: u64| {

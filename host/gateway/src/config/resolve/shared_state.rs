@@ -25,7 +25,7 @@ impl Problems {
         for (section, (kind, entry)) in all.chain(own) {
             if entry.shared_state {
                 let path = format!("{section}.slots.{kind}.shared_state");
-                self.add(path, "there is nobody to share with: add `replicas.servers`, or remove the key");
+                self.add(path, "needs other gateways: add `replicas.servers`, or remove the key");
             }
         }
     }

@@ -94,7 +94,7 @@ fn q7_shared_state_needs_the_grant_and_others() {
     };
     let grant =
         "policies.slots.decode.shared_state: needs the grant `state`: add `state` to `grants` of this slot";
-    let nobody = "shared_state: there is nobody to share with: add `replicas.servers`, or remove the key";
+    let nobody = "shared_state: needs other gateways: add `replicas.servers`, or remove the key";
     // Q7.9
     assert_eq!(problems(&format!("{slot}{servers}")), grant);
     assert_eq!(problems(model), format!("models.m.slots.prefill.{nobody}"));
