@@ -1,0 +1,228 @@
+//! API keys by their digests, and tokens of operators with roles.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pointsman_gateway::config::{Auth, Config, KeyDigest, KeyEntry, OperatorEntry, Role};
+use pointsman_sim::{Dialect, Role as EngineRole, SimConfig};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
+use serde_json::json;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn entry(id: &str, tenant: &str, digest: KeyDigest) -> KeyEntry {
+    KeyEntry { id: id.into(), tenant: tenant.into(), digest: Some(digest.to_string().into()), file: None }
+}
+
+async fn cluster(auth: Auth) -> TestCluster {
+    TestClusterBuilder::new()
+        .config(|config| {
+            config.auth = auth;
+            config.decisions.facts = vec!["tenant-hash".into()];
+        })
+        .sim_with(SimConfig::instant(Dialect::Vllm, EngineRole::Aggregated), "")
+        .start()
+        .await
+        .unwrap()
+}
+
+async fn ask(cluster: &TestCluster, headers: &[(&str, &str)]) -> (u16, String) {
+    let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
+    let reply = cluster.client.post(COMPLETIONS, headers, body).await.unwrap();
+    (reply.status.as_u16(), reply.code())
+}
+
+async fn with_key(cluster: &TestCluster, key: &str) -> (u16, String) {
+    ask(cluster, &[("authorization", &format!("Bearer {key}"))]).await
+}
+
+async fn tenant_hash(cluster: &TestCluster) -> String {
+    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
+    let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
+    let one = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
+    let stages = one["stages"].as_array().unwrap();
+    let facts = &stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"];
+    facts["tenant-hash"].to_string()
+}
+
+fn ok() -> (u16, String) {
+    (200, String::new())
+}
+
+#[tokio::test]
+async fn k1_a_key_is_known_by_its_digest_in_the_file_in_a_file_and_in_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("digest");
+    std::fs::write(&file, format!("{}\n", KeyDigest::sha256("of-file"))).unwrap();
+    let keys = dir.path().join("keys");
+    std::fs::create_dir(&keys).unwrap();
+    let text = |id: &str, key: &str| {
+        format!("[[auth.keys]]\nid = '{id}'\ntenant = 'team-b'\ndigest = '{}'\n", KeyDigest::sha256(key))
+    };
+    std::fs::write(keys.join("b.toml"), text("b", "of-dir")).unwrap();
+    std::fs::write(keys.join(".hidden"), "no TOML").unwrap();
+    let slow = KeyDigest::argon2id("slow.made-up").unwrap();
+    let cluster = cluster(Auth {
+        keys: vec![
+            entry("a", "team-a", KeyDigest::sha256("of-config")),
+            entry("slow", "team-a", slow),
+            KeyEntry { id: "f".into(), file: Some(file), ..KeyEntry::default() },
+        ],
+        key_dir: Some(keys),
+        ..Auth::default()
+    })
+    .await;
+    let mut hashes = Vec::new();
+    for key in ["of-config", "slow.made-up", "of-dir", "of-file"] {
+        // K1.1
+        assert_eq!(with_key(&cluster, key).await, ok(), "{key}");
+        hashes.push(tenant_hash(&cluster).await);
+    }
+    // K1.1: the tenant of the key fills the fact.
+    assert_eq!(hashes[0], hashes[1]);
+    assert!(hashes[0] != hashes[2] && hashes[2] != "0" && hashes[3] == "0", "{hashes:?}");
+    let digest = KeyDigest::sha256("of-config").to_string();
+    for wrong in ["of-confi", "slow.made-u", "slow.", "slow", &digest, &digest[7..]] {
+        assert_eq!(with_key(&cluster, wrong).await, (403, "forbidden".into()), "{wrong}");
+    }
+    assert_eq!(ask(&cluster, &[]).await, (401, "unauthorized".into()));
+    cluster.at_rest().await.unwrap();
+}
+
+#[test]
+fn k1_a_plain_key_is_refused_unless_it_is_asked_for() {
+    let mut config = Config::default();
+    config.server.api_keys = vec!["sk-SECRET".into()];
+    config.server.tenants.insert("team-a".into(), vec!["sk-SECRET-2".into()]);
+    let problems = config.resolve().unwrap_err().to_string();
+    for key in ["server.api_keys", "server.tenants.team-a"] {
+        // K1.2
+        let expected = format!("{key}: keys are written as they are: run `pointsman key hash --id NAME`");
+        assert!(problems.contains(&expected), "{problems}");
+    }
+    assert!(!problems.contains("SECRET"), "{problems}");
+    config.auth.plain_api_keys = true;
+    assert!(config.resolve().is_ok());
+}
+
+#[tokio::test]
+async fn k1_two_keys_in_one_request_are_refused() {
+    let auth = Auth { keys: vec![entry("a", "", KeyDigest::sha256("a-key"))], ..Auth::default() };
+    let cluster = cluster(auth).await;
+    let (bearer, other) = (("authorization", "Bearer a-key"), ("x-api-key", "other"));
+    // K1.5
+    assert_eq!(ask(&cluster, &[bearer, other]).await, (400, "invalid_request".into()));
+    assert_eq!(ask(&cluster, &[bearer, bearer]).await, (400, "invalid_request".into()));
+    assert_eq!(ask(&cluster, &[bearer, ("x-api-key", "a-key")]).await, ok());
+    let long = "x".repeat(30_000);
+    assert_eq!(with_key(&cluster, &long).await, (403, "forbidden".into()));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn k1_a_flood_of_wrong_slow_keys_delays_no_other_key() {
+    let slow = KeyDigest::argon2id("slow.right").unwrap();
+    let cluster = cluster(Auth {
+        keys: vec![entry("slow", "", slow), entry("fast", "", KeyDigest::sha256("fast-key"))],
+        ..Auth::default()
+    })
+    .await;
+    assert_eq!(with_key(&cluster, "slow.right").await, ok());
+    let wrong: Vec<String> = (0..100).map(|number| format!("slow.{number}")).collect();
+    let flood = join_all(wrong.iter().map(|key| with_key(&cluster, key)));
+    let others = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let mut slowest = Duration::ZERO;
+        for key in ["fast-key", "slow.right", "fast-key", "slow.right"] {
+            let began = tokio::time::Instant::now();
+            assert_eq!(with_key(&cluster, key).await, ok(), "{key}");
+            slowest = slowest.max(began.elapsed());
+        }
+        slowest
+    };
+    let (flood, slowest) = tokio::join!(flood, others);
+    // K1.4: the right keys wait for no verification, and only few of the wrong ones cost one.
+    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    let busy = flood.iter().filter(|(status, code)| *status == 503 && code == "keys_busy").count();
+    // I_keys_busy
+    assert!(busy >= 50, "{busy} of 100 were refused: {flood:?}");
+    assert!(flood.iter().all(|(status, _)| *status != 200));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn k1_a_reload_reads_the_keys_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.toml");
+    let write = |key: &str| {
+        let text = format!("[[auth.keys]]\nid = 'a'\ndigest = '{}'\n", KeyDigest::sha256(key));
+        std::fs::write(&file, text).unwrap();
+    };
+    write("first");
+    let key_dir = Some(dir.path().to_owned());
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.auth = Auth { key_dir, ..Auth::default() })
+        .reread(None, |started| Ok(started.clone()))
+        .sim(Dialect::Vllm, EngineRole::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    assert_eq!(with_key(&cluster, "first").await, ok());
+    write("second");
+    let reloaded = cluster.gateway.reload().await.unwrap();
+    assert_eq!(reloaded.applied, ["auth.key_dir"]);
+    // K1.6
+    assert_eq!(with_key(&cluster, "first").await.0, 403);
+    assert_eq!(with_key(&cluster, "second").await, ok());
+    std::fs::write(&file, "[[auth.keys]]\nid = 'a'\ndigest = 'sk-SECRET'\n").unwrap();
+    let refused = cluster.gateway.reload().await.unwrap_err().to_string();
+    assert!(refused.contains("a.toml") && !refused.contains("SECRET"), "{refused}");
+    assert_eq!(with_key(&cluster, "second").await, ok(), "a bad file changes nothing");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn k3_a_viewer_reads_and_an_operator_changes() {
+    let operator = |id: &str, role, token: &str| OperatorEntry {
+        id: id.into(),
+        role,
+        digest: Some(KeyDigest::sha256(token).to_string().into()),
+        file: None,
+    };
+    let auth = Auth {
+        operators: vec![
+            operator("grafana", Role::Viewer, "reads"),
+            operator("alice", Role::Operator, "changes"),
+        ],
+        ..Auth::default()
+    };
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.auth = auth;
+            config.server.admin_token = Some("s3cret".into());
+            config.server.admin_token_reads = true;
+        })
+        .sim(Dialect::Vllm, EngineRole::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let status = async |method: &str, path: &str, token: Option<&str>| {
+        let token = token.map(|token| format!("Bearer {token}"));
+        let headers: Vec<_> = token.iter().map(|token| ("authorization", token.as_str())).collect();
+        let reply = cluster.admin.send(method, path, &headers).await.unwrap();
+        (reply.status.as_u16(), reply.code())
+    };
+    // K3.1
+    assert_eq!(status("GET", "/workers", Some("reads")).await.0, 200);
+    assert_eq!(status("POST", "/policies/reload", Some("reads")).await, (403, "forbidden".into()));
+    assert_eq!(status("DELETE", "/workers/1", Some("reads")).await, (403, "forbidden".into()));
+    for token in ["changes", "s3cret"] {
+        assert_eq!(status("GET", "/workers", Some(token)).await.0, 200);
+        assert_eq!(status("POST", "/policies/reload", Some(token)).await.0, 200);
+    }
+    for (method, path) in [("GET", "/workers"), ("POST", "/policies/reload")] {
+        assert_eq!(status(method, path, None).await, (401, "unauthorized".into()));
+        assert_eq!(status(method, path, Some("other")).await, (403, "forbidden".into()));
+    }
+    assert_eq!(status("GET", "/healthz", None).await.0, 200);
+}

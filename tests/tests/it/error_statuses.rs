@@ -1,0 +1,287 @@
+//! Every row of table I over real connections: status, code, shape and `Retry-After`.
+
+use std::time::Duration;
+
+use pointsman_gateway::config::{Config, SlotEntry};
+use pointsman_routing::{NativeMode, SlotKind};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_tests::{
+    TestCluster, TestClusterBuilder,
+    client::{Client, Reply},
+};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(tokens: u32) -> String {
+    json!({
+        "model": "tiny", "max_tokens": tokens, "ignore_eos": true,
+        "messages": [{"role": "user", "content": "one row of a table after the other"}],
+    })
+    .to_string()
+}
+
+async fn single(change: impl FnOnce(&mut Config)) -> TestCluster {
+    TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap()
+}
+
+fn check(reply: &Reply, status: u16, code: &str) {
+    assert_eq!((reply.status.as_u16(), reply.code()), (status, code.to_owned()), "{reply:?}");
+    let body = reply.json().unwrap();
+    // I1.1
+    assert!(!body["error"]["message"].as_str().unwrap().is_empty());
+    let id = body["error"]["request_id"].as_str().unwrap();
+    assert!(!id.is_empty());
+    let retry = matches!(status, 429 | 503 | 529);
+    assert_eq!(reply.headers.contains_key("retry-after"), retry, "{code}");
+}
+
+#[tokio::test]
+async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
+    let cluster = single(|_| {}).await;
+    for (body, names) in [
+        ("{", "body: "),
+        ("[]", "body: the body is not a JSON object"),
+        (r#"{"messages":[]}"#, "model: is missing"),
+        (r#"{"model":"tiny"}"#, "messages: is missing"),
+        (r#"{"model":"tiny","messages":[],"max_tokens":-1}"#, "max_tokens: `-1`"),
+        (r#"{"model":"tiny","messages":[],"stream":"yes"}"#, "stream: `\"yes\"`"),
+        (r#"{"model":"tiny","messages":[],"nvext":{"dp_rank":"x"}}"#, "nvext: `{\"dp_rank\":\"x\"}`"),
+    ] {
+        let reply = cluster.client.post(CHAT, &[], body).await.unwrap();
+        // I_invalid_request
+        check(&reply, 400, "invalid_request");
+        let message = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with(names), "{body}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn i_invalid_request_a_context_too_long_is_the_engine_s_own_400() {
+    let config = SimConfig { max_model_len: 64, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();
+    let body = chat(5).replace("one row", &"word ".repeat(500));
+    let reply = cluster.client.post(CHAT, &[], body.clone()).await.unwrap();
+    let engine = Client::new(cluster.sims[0].addr());
+    let own = engine.post(CHAT, &[], body).await.unwrap();
+    // I_invalid_request, I1.3
+    assert_eq!((reply.status.as_u16(), &reply.body), (400, &own.body));
+    assert!(String::from_utf8_lossy(&own.body).contains("maximum context length"), "{own:?}");
+}
+
+#[tokio::test]
+async fn i_unauthorized_no_key_is_401() {
+    let cluster = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
+    // I_unauthorized
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 401, "unauthorized");
+}
+
+#[tokio::test]
+async fn i_forbidden_a_wrong_key_is_403() {
+    let cluster = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
+    let wrong = [("authorization", "Bearer sk-2")];
+    // I_forbidden
+    check(&cluster.client.post(CHAT, &wrong, chat(1)).await.unwrap(), 403, "forbidden");
+}
+
+#[tokio::test]
+async fn i_model_not_found_an_unknown_model_is_404() {
+    let cluster = single(|_| {}).await;
+    let reply = cluster.client.post(CHAT, &[], chat(1).replace("tiny", "nope")).await.unwrap();
+    // I_model_not_found
+    check(&reply, 404, "model_not_found");
+}
+
+#[tokio::test]
+async fn i_worker_not_found_an_unknown_pin_is_404() {
+    let cluster = single(|_| {}).await;
+    let pin = [("x-worker-instance-id", "77")];
+    // F3.7, I_worker_not_found
+    check(&cluster.client.post(CHAT, &pin, chat(1)).await.unwrap(), 404, "worker_not_found");
+}
+
+#[tokio::test]
+async fn i_worker_not_eligible_a_draining_pin_is_409_with_the_reason() {
+    let cluster = single(|_| {}).await;
+    cluster.admin.post("/workers/1/drain", &[], "").await.unwrap();
+    let pin = [("x-worker-instance-id", "1")];
+    let reply = cluster.client.post(CHAT, &pin, chat(1)).await.unwrap();
+    // I_worker_not_eligible
+    check(&reply, 409, "worker_not_eligible");
+    // F3.8
+    assert!(reply.json().unwrap()["error"]["message"].as_str().unwrap().contains("draining"));
+}
+
+#[tokio::test]
+async fn i_payload_too_large_is_413() {
+    let cluster = single(|config| config.server.max_body_bytes = 1_000).await;
+    let reply = cluster.client.post(CHAT, &[], chat(1).replace("one row", &"x".repeat(2_000))).await.unwrap();
+    // I_payload_too_large
+    check(&reply, 413, "payload_too_large");
+}
+
+#[tokio::test]
+async fn i_shed_a_policy_s_refusal_is_its_status_and_reason() {
+    let cluster = single(|config| {
+        let mut entry = SlotEntry::default();
+        entry.settings.insert("mode".to_owned(), "refuse".into());
+        config.policies.slots.insert(SlotKind::Aggregated, entry);
+    })
+    .await;
+    cluster.drop_policy("aggregated.wasm", pointsman_test_guests::HOSTILE).unwrap();
+    for _ in 0..400 {
+        let reply = cluster.client.post(CHAT, &[], chat(1)).await.unwrap();
+        if reply.status != 200 {
+            // I_shed
+            check(&reply, 429, "shed");
+            assert_eq!(reply.json().unwrap()["error"]["message"], "the quota is used up");
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
+    assert_eq!(policies, Value::Null, "it never shed");
+}
+
+#[tokio::test]
+async fn i_rate_limited_is_429_for_each_key_alone() {
+    let cluster = single(|config| {
+        config.server.requests_per_second = 2;
+        config.server.api_keys = vec!["sk-1".into(), "sk-2".into()];
+    })
+    .await;
+    let ask = async |key: &str| cluster.client.post(CHAT, &[("authorization", key)], chat(1)).await.unwrap();
+    let mut limited = None;
+    for _ in 0..10 {
+        let reply = ask("Bearer sk-1").await;
+        if reply.status == 429 {
+            limited = Some(reply);
+            break;
+        }
+    }
+    // I_rate_limited
+    check(&limited.unwrap(), 429, "rate_limited");
+    assert_eq!(ask("Bearer sk-2").await.status, 200);
+}
+
+#[tokio::test]
+async fn i_client_closed_is_499_in_the_metrics() {
+    let slow = SimConfig {
+        overhead: Duration::from_millis(400),
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let leaving = tokio::time::timeout(Duration::from_millis(60), cluster.client.post(CHAT, &[], chat(5)));
+    assert!(leaving.await.is_err());
+    cluster.at_rest().await.unwrap();
+    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let line = r#"status="499",code="client_closed"} 1"#;
+    // I_client_closed
+    assert!(metrics.contains(line), "{metrics}");
+}
+
+#[tokio::test]
+async fn i_bad_upstream_an_engine_that_breaks_its_protocol_is_502_with_its_own_text() {
+    let cluster = single(|config| config.routing.retries = 0).await;
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
+    let reply = cluster.client.post(CHAT, &[], chat(1)).await.unwrap();
+    // I_bad_upstream
+    check(&reply, 502, "bad_upstream");
+    let text = String::from_utf8(reply.body.to_vec()).unwrap();
+    // I1.1: it quotes the worker's own text
+    assert!(text.contains("injected fault: status 500") && !text.contains("127.0.0.1"), "{text}");
+}
+
+#[tokio::test]
+async fn i_no_worker_nothing_eligible_is_503() {
+    let cluster = single(|_| {}).await;
+    cluster.admin.post("/workers/1/drain", &[], "").await.unwrap();
+    // I_no_worker
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "no_worker");
+}
+
+#[tokio::test]
+async fn i_prefill_unavailable_when_disaggregation_is_enforced_is_503() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.routing.enforce_disagg = true)
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    // B1.1, I_prefill_unavailable
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "prefill_unavailable");
+}
+
+#[tokio::test]
+async fn i_draining_a_gateway_that_shuts_down_is_503() {
+    let cluster = single(|_| {}).await;
+    cluster.gateway.state().draining.cancel();
+    // I_draining
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "draining");
+}
+
+#[tokio::test]
+async fn i_deadline_is_504() {
+    let cluster = single(|config| config.timeouts.request = Duration::from_millis(150)).await;
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
+    // I_deadline
+    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 504, "deadline");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i_overloaded_all_busy_is_529_or_the_configured_status() {
+    for (status, change) in [(529, 529), (503, 503)] {
+        let slow = SimConfig {
+            itl: Duration::from_millis(10),
+            ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+        };
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.routing.busy_status = change)
+            .sim_with(slow, ",max_concurrency=1")
+            .start()
+            .await
+            .unwrap();
+        let body = chat(500).replacen('{', r#"{"stream":true,"#, 1);
+        let mut first = cluster.client.stream(CHAT, &[], body).await.unwrap();
+        first.next().await.unwrap();
+        // I_overloaded
+        check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), status, "overloaded");
+    }
+}
+
+#[tokio::test]
+async fn c4_direct_mode_names_what_is_missing() {
+    let direct = |config: &mut Config| {
+        for kind in [SlotKind::Prefill, SlotKind::Decode, SlotKind::Aggregated] {
+            let entry = SlotEntry { native: Some(NativeMode::Direct), ..SlotEntry::default() };
+            config.policies.slots.insert(kind, entry);
+        }
+    };
+    let cluster = TestClusterBuilder::new()
+        .config(direct)
+        .sim(Dialect::Vllm, Role::Prefill)
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    let message = |reply: &Reply| -> String {
+        let json: Value = reply.json().unwrap();
+        json["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let none = cluster.client.post(CHAT, &[], chat(2)).await.unwrap();
+    check(&none, 400, "invalid_request");
+    // C4.1
+    assert!(message(&none).contains("x-prefill-instance-id"), "{none:?}");
+    let prefill = [("x-prefill-instance-id", "1")];
+    let half = cluster.client.post(CHAT, &prefill, chat(2)).await.unwrap();
+    check(&half, 400, "invalid_request");
+    // F3.6
+    assert!(
+        message(&half).contains("decode_worker_id") && message(&half).contains("backend_instance_id"),
+        "F3: both are named: {half:?}"
+    );
+    let both = [("x-prefill-instance-id", "1"), ("x-worker-instance-id", "2")];
+    assert_eq!(cluster.client.post(CHAT, &both, chat(2)).await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
+}

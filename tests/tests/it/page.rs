@@ -1,0 +1,251 @@
+//! The page of the operators' listener and the events it reads.
+
+use std::{collections::HashMap, time::Duration};
+
+use pointsman_embedded_policies::LEAST_LOADED;
+use pointsman_sim::{Dialect, Role};
+use pointsman_tests::{Stream, TestCluster, TestClusterBuilder};
+use serde_json::{Value, json};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpStream,
+    time::{Instant, timeout},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+/// Longest wait for an event: compiling a policy takes that long on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+async fn cluster(token: bool, reads: bool) -> TestCluster {
+    TestClusterBuilder::new()
+        .config(|config| {
+            config.server.admin_token = token.then(|| "s3cret".into());
+            config.server.admin_token_reads = reads;
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap()
+}
+
+async fn ask(cluster: &TestCluster, id: &str) {
+    let body =
+        json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hello" }] });
+    let reply = cluster.client.post(CHAT, &[("x-request-id", id)], body.to_string()).await.unwrap();
+    assert_eq!(reply.status, 200);
+}
+
+/// Returns kind and data of the next event; skips comments.
+async fn next(events: &mut Stream) -> (String, Value) {
+    loop {
+        let event = timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
+        let Some((kind, data)) = event.strip_prefix("event: ").and_then(|event| event.split_once("\ndata: "))
+        else {
+            continue;
+        };
+        return (kind.to_owned(), serde_json::from_str(data).unwrap());
+    }
+}
+
+/// Returns the next event of a kind that satisfies `wanted`.
+async fn until(events: &mut Stream, kind: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let found = timeout(PATIENCE, async {
+        loop {
+            let (found, data) = next(events).await;
+            if found == kind && wanted(&data) {
+                return data;
+            }
+        }
+    });
+    found.await.unwrap_or_else(|_| panic!("no such {kind}"))
+}
+
+fn of(request: &str) -> impl Fn(&Value) -> bool {
+    move |event| event["decisions"].as_array().unwrap().iter().any(|one| one["request_id"] == request)
+}
+
+/// The page's scripts, in Node with a stand-in for the browser.
+#[test]
+fn the_page_shows_short_names_drains_workers_and_ends_shed_requests() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let node =
+        std::process::Command::new("node").args(["--test", "tests/page.test.mjs"]).current_dir(dir).output();
+    let Ok(output) = node else {
+        println!("skipped: node is not installed");
+        return;
+    };
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{text}");
+}
+
+#[tokio::test]
+async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
+    let cluster = cluster(false, false).await;
+    for (path, kind) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/page.css", "text/css; charset=utf-8"),
+        ("/page.js", "text/javascript; charset=utf-8"),
+        ("/slots.js", "text/javascript; charset=utf-8"),
+        ("/compare.js", "text/javascript; charset=utf-8"),
+        ("/page.svg", "image/svg+xml"),
+    ] {
+        let reply = cluster.admin.get(path).await.unwrap();
+        assert_eq!(
+            (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
+            (200, kind),
+            "{path}"
+        );
+        let csp = reply.headers["content-security-policy"].to_str().unwrap();
+        assert!(csp.starts_with("default-src 'none'; script-src 'self';"), "{csp}");
+        assert!(!csp.contains("unsafe") && csp.contains("require-trusted-types-for 'script'"), "{csp}");
+        assert_eq!(reply.headers["x-content-type-options"], "nosniff");
+        let text = String::from_utf8(reply.body.to_vec()).unwrap();
+        for never in ["https://", "innerHTML", "style=\"", "onclick=\"", "<script>"] {
+            assert!(!text.contains(never), "{path}: {never}");
+        }
+    }
+    assert_eq!(cluster.client.get("/").await.unwrap().status, 404, "clients have no page");
+}
+
+#[tokio::test]
+async fn a_decision_appears_within_a_second_of_its_request_and_only_changes_are_sent() {
+    let cluster = cluster(false, false).await;
+    let mut events = cluster.admin.events("/events", &[]).await.unwrap();
+    assert_eq!(events.headers["content-type"], "text/event-stream");
+    let (kind, hello) = next(&mut events).await;
+    assert_eq!(
+        (kind.as_str(), &hello["may_change"], &hello["token"]),
+        ("hello", &json!(true), &json!(false))
+    );
+    let mut first = HashMap::new();
+    while first.len() < 4 {
+        let (kind, data) = next(&mut events).await;
+        first.insert(kind, data);
+    }
+    assert_eq!(first["workers"]["workers"][0]["id"], 1);
+    assert!(first["slots"]["slots"].as_array().unwrap().iter().any(|slot| slot["slot"] == "aggregated"));
+    assert_eq!(
+        (&first["decisions"]["decisions"], &first["stats"]["ttft_p50_ms"]),
+        (&json!([]), &Value::Null)
+    );
+    let quiet = timeout(Duration::from_millis(1_200), async {
+        loop {
+            let (kind, data) = next(&mut events).await;
+            // The engine's own load is polled and may change.
+            assert_eq!(kind, "workers", "{data}");
+        }
+    });
+    assert!(quiet.await.is_err(), "nothing changes");
+
+    let asked = Instant::now();
+    ask(&cluster, "mine").await;
+    let status = until(&mut events, "decisions", of("mine")).await;
+    let over = |event: &Value| event["decisions"][0]["outcome"]["code"] == "ok";
+    let status = if over(&status) { status } else { until(&mut events, "decisions", over).await };
+    let took = asked.elapsed();
+    assert!(took < Duration::from_millis(1_500), "{took:?}: a second, and a busy machine");
+    let one = &status["decisions"][0];
+    assert_eq!((&one["leg"], &one["choice"]["worker"]), (&json!("aggregated"), &json!(1)));
+    let id = one["id"].as_str().unwrap();
+    let whole = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
+    for field in ["request_id", "decider", "choice", "runner_up", "took_us", "outcome"] {
+        assert_eq!(one[field], whole[field], "{field}");
+    }
+    let stats = until(&mut events, "stats", |stats| stats["requests_per_second"].as_f64() > Some(0.0)).await;
+    assert!(stats["requests_per_second"].as_f64() <= Some(1.0), "{stats}");
+}
+
+#[tokio::test]
+async fn a_new_policy_file_appears_with_its_generation_and_in_the_history() {
+    let cluster = cluster(false, false).await;
+    let mut events = cluster.admin.events("/events", &[]).await.unwrap();
+    cluster.drop_policy("aggregated.wasm", b"garbage").unwrap();
+    until(&mut events, "slots", |status| status["history"][0]["result"] == "refused").await;
+    cluster.drop_policy("aggregated.wasm", LEAST_LOADED).unwrap();
+    let status = until(&mut events, "slots", |status| status["history"][1]["result"] == "installed").await;
+    let (slots, last) = (status["slots"].as_array().unwrap(), &status["history"][1]);
+    let slot = slots.iter().find(|slot| slot["slot"] == "aggregated").unwrap();
+    assert_eq!((&slot["policy"], &last["policy"]), (&json!("least-loaded"), &json!("least-loaded")));
+    assert_eq!(
+        (&slot["generation"], &slot["refusals"][0]["kind"]),
+        (&last["generation"], &json!("not_wasm"))
+    );
+}
+
+#[tokio::test]
+async fn event_readers_that_stop_reading_block_no_other_and_are_bounded() {
+    let cluster = cluster(false, false).await;
+    let mut deaf = Vec::new();
+    for _ in 0..8 {
+        let mut stream = TcpStream::connect(cluster.gateway.admin).await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        deaf.push(stream);
+    }
+    let mut events = cluster.admin.events("/events", &[]).await.unwrap();
+    for turn in 0..6 {
+        for request in 0..60 {
+            ask(&cluster, &format!("{turn}-{request}")).await;
+        }
+        until(&mut events, "decisions", of(&format!("{turn}-59"))).await;
+    }
+    let mut more = Vec::new();
+    let refused = loop {
+        let events = cluster.admin.events("/events", &[]).await.unwrap();
+        if events.status != 200 || more.len() > 40 {
+            break events;
+        }
+        more.push(events);
+    };
+    assert_eq!((refused.status.as_u16(), more.len() + deaf.len()), (503, 31));
+    drop((more, deaf, events));
+    for _ in 0..100 {
+        // The gateway notices readers that disconnected.
+        if cluster.admin.events("/events", &[]).await.unwrap().status == 200 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut late = cluster.admin.events("/events", &[]).await.unwrap();
+    until(&mut late, "decisions", of("5-59")).await;
+    let began = Instant::now();
+    cluster.gateway.drain().await;
+    assert!(began.elapsed() < Duration::from_secs(2), "readers do not hold the end up");
+    while let Ok(Some(_)) = late.next().await {}
+}
+
+#[tokio::test]
+async fn the_page_needs_no_token_and_its_events_need_one_when_reads_do() {
+    let cluster = cluster(true, true).await;
+    for path in ["/", "/page.js", "/slots.js", "/compare.js", "/page.css", "/page.svg"] {
+        assert_eq!(cluster.admin.get(path).await.unwrap().status, 200, "{path}");
+    }
+    let right = [("authorization", "Bearer s3cret")];
+    let wrong = [("authorization", "Bearer s3creT")];
+    assert_eq!(cluster.admin.get_with("/events", &[]).await.unwrap().code(), "unauthorized");
+    assert_eq!(cluster.admin.get_with("/events", &wrong).await.unwrap().code(), "forbidden");
+    let mut events = cluster.admin.events("/events", &right).await.unwrap();
+    assert_eq!(next(&mut events).await.1["may_change"], true);
+}
+
+#[tokio::test]
+async fn a_client_that_may_only_read_learns_so() {
+    let cluster = cluster(true, false).await;
+    for (headers, may) in [
+        (&[][..], false),
+        (&[("authorization", "Bearer nonsense")][..], false),
+        (&[("authorization", "Bearer s3cret")][..], true),
+    ] {
+        let mut events = cluster.admin.events("/events", headers).await.unwrap();
+        let (_, hello) = next(&mut events).await;
+        assert_eq!((&hello["token"], &hello["may_change"]), (&json!(true), &json!(may)), "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_another_site_cannot_change_anything_through_a_browser() {
+    let cluster = cluster(false, false).await;
+    for (site, status) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
+        let reply = cluster.admin.post("/policies/reload", &[("sec-fetch-site", site)], "").await.unwrap();
+        assert_eq!(reply.status, status, "{site}");
+    }
+}

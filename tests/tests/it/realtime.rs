@@ -1,0 +1,208 @@
+//! `/v1/realtime`: WebSockets through the gateway, with an independent client and server of the protocol.
+
+use std::time::Duration;
+
+use pointsman_gateway::config::{Config, TenantEntry};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{self, Message, client::IntoClientRequest as _, protocol::frame::coding::CloseCode},
+};
+
+type Socket = WebSocketStream<TcpStream>;
+
+async fn cluster(workers: usize, change: impl FnOnce(&mut Config)) -> TestCluster {
+    let mut builder = TestClusterBuilder::new().config(change);
+    for _ in 0..workers {
+        let sim = SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+        builder = builder.sim_with(sim, "");
+    }
+    builder.start().await.unwrap()
+}
+
+async fn connect(
+    cluster: &TestCluster,
+    query: &str,
+    headers: &[(&'static str, &str)],
+) -> Result<Socket, tungstenite::Error> {
+    let address = cluster.gateway.address;
+    let mut request = format!("ws://{address}/v1/realtime{query}").into_client_request()?;
+    for (name, value) in headers {
+        request.headers_mut().insert(*name, value.parse().unwrap());
+    }
+    let stream = TcpStream::connect(address).await.unwrap();
+    tokio_tungstenite::client_async(request, stream).await.map(|(socket, _)| socket)
+}
+
+async fn next(socket: &mut Socket) -> Message {
+    use futures_util::StreamExt as _;
+    timeout(Duration::from_secs(5), socket.next()).await.unwrap().unwrap().unwrap()
+}
+
+async fn event(socket: &mut Socket) -> Value {
+    serde_json::from_str(next(socket).await.to_text().unwrap()).unwrap()
+}
+
+async fn send(socket: &mut Socket, message: Message) {
+    use futures_util::SinkExt as _;
+    socket.send(message).await.unwrap();
+}
+
+fn refusal(error: tungstenite::Error) -> (u16, Value) {
+    let tungstenite::Error::Http(response) = error else { panic!("another error: {error}") };
+    let body = response.body().as_deref().unwrap_or_default();
+    (response.status().as_u16(), serde_json::from_slice(body).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn b12_a_realtime_session_is_relayed_in_both_directions() {
+    let cluster = cluster(1, |_| {}).await;
+    let mut socket = connect(&cluster, "?model=tiny", &[("authorization", "Bearer secret")]).await.unwrap();
+    assert_eq!(event(&mut socket).await["type"], "session.created");
+    assert_eq!(cluster.booked(), 1, "the session is booked while it lasts");
+    let large = vec![7; 200_000];
+    send(&mut socket, Message::Binary(large.clone().into())).await;
+    // I8.1
+    assert_eq!(next(&mut socket).await.into_data(), large);
+    send(&mut socket, Message::text(r#"{"type":"input_audio_buffer.commit","final":true}"#)).await;
+    let kinds = [event(&mut socket).await, event(&mut socket).await, event(&mut socket).await];
+    assert_eq!(kinds.map(|event| event["type"].clone()).last(), Some(&json!("transcription.done")));
+    send(&mut socket, Message::Ping(vec![1].into())).await;
+    assert!(next(&mut socket).await.is_pong());
+    socket.close(None).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let seen = cluster.sims[0].recorded();
+    assert_eq!(seen[0].path, "/v1/realtime?model=tiny");
+    assert!(!seen[0].headers.iter().any(|(name, _)| name == "authorization"), "the client's key stays here");
+    let metrics = cluster.admin.get("/metrics").await.unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    assert!(metrics.contains(r#"endpoint="realtime",model="tiny",status="101",code="ok""#), "{metrics}");
+}
+
+#[tokio::test]
+async fn b12_a_realtime_session_that_cannot_be_opened_says_why() {
+    let cluster = cluster(1, |config| {
+        config.limits.realtime_connections = 1;
+        config.server.api_keys = vec!["alpha".into()];
+    })
+    .await;
+    let key = [("authorization", "Bearer alpha")];
+    let why = async |query: &str, headers: &[(&'static str, &str)]| {
+        let (status, body) = refusal(connect(&cluster, query, headers).await.unwrap_err());
+        (status, body["error"]["code"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(why("", &key).await, (400, "invalid_request".to_owned()));
+    assert_eq!(why("?model=none", &key).await, (404, "model_not_found".to_owned()));
+    assert_eq!(why("?model=tiny", &[]).await, (401, "unauthorized".to_owned()));
+    let plain = cluster.client.get_with("/v1/realtime?model=tiny", &key).await.unwrap();
+    // I_upgrade_required
+    assert_eq!((plain.status.as_u16(), plain.code().as_str()), (426, "upgrade_required"));
+    assert_eq!(plain.headers["upgrade"], "websocket");
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 400, retry_after: None })]);
+    let (status, body) = refusal(connect(&cluster, "?model=tiny", &key).await.unwrap_err());
+    assert_eq!((status, &body["error"]["message"]), (400, &json!("injected fault: status 400")));
+    cluster.sims[0].set_faults(Vec::new());
+    let first = connect(&cluster, "?model=tiny", &key).await.unwrap();
+    // I8.5
+    assert_eq!(why("?model=tiny", &key).await, (503, "too_many_connections".to_owned()));
+    drop(first);
+    cluster.at_rest().await.unwrap();
+    connect(&cluster, "?model=tiny", &key).await.unwrap();
+}
+
+#[tokio::test]
+async fn b12_a_realtime_session_tries_another_worker_and_then_stays_on_it() {
+    let cluster = cluster(2, |config| config.routing.session_affinity = Duration::from_secs(60)).await;
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
+    for _ in 0..4 {
+        let mut socket = connect(&cluster, "?model=tiny&session_id=s1", &[]).await.unwrap();
+        assert_eq!(event(&mut socket).await["type"], "session.created");
+    }
+    assert!(cluster.sims[0].recorded().len() <= 1, "the session is bound to the worker that answered");
+    // I8.2, I8.3
+    assert_eq!(cluster.sims[1].recorded().len(), 4);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b12_a_silent_realtime_session_ends_after_its_idle_time() {
+    let cluster = cluster(1, |config| config.timeouts.realtime_idle = Duration::from_millis(300)).await;
+    let mut socket = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+    assert_eq!(event(&mut socket).await["type"], "session.created");
+    let Message::Close(Some(close)) = next(&mut socket).await else { panic!("not closed") };
+    // I8.4
+    assert_eq!(close.code, CloseCode::Away);
+    cluster.at_rest().await.unwrap();
+    let metrics = cluster.admin.get("/metrics").await.unwrap();
+    assert!(String::from_utf8_lossy(&metrics.body).contains(r#"code="realtime_idle""#));
+}
+
+#[tokio::test]
+async fn b12_a_realtime_session_ends_when_either_end_leaves() {
+    let cluster = cluster(1, |_| {}).await;
+    let mut socket = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+    event(&mut socket).await;
+    drop(socket);
+    cluster.at_rest().await.unwrap();
+    let mut socket = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+    event(&mut socket).await;
+    let TestCluster { mut sims, gateway, .. } = cluster;
+    sims.remove(0).kill().await;
+    use futures_util::StreamExt as _;
+    let ended = timeout(Duration::from_secs(5), socket.next()).await.unwrap();
+    assert!(!matches!(ended, Some(Ok(Message::Text(_) | Message::Binary(_)))), "{ended:?}");
+    for _ in 0..500 {
+        if gateway.state().metrics.inflight.get() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("the session is still in flight");
+}
+
+#[tokio::test]
+async fn b12_a_drain_closes_realtime_sessions_before_it_ends() {
+    let cluster = cluster(1, |config| config.timeouts.drain = Duration::from_millis(2_300)).await;
+    let mut socket = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+    event(&mut socket).await;
+    let TestCluster { gateway, sims, .. } = cluster;
+    let drained = async {
+        let began = tokio::time::Instant::now();
+        gateway.drain().await;
+        began.elapsed()
+    };
+    let closed = async {
+        let Message::Close(Some(close)) = next(&mut socket).await else { panic!("not closed") };
+        assert_eq!(close.code, CloseCode::Away);
+        // The client is in no hurry to close its end.
+    };
+    let (took, ()) = tokio::join!(drained, closed);
+    assert!(took < Duration::from_millis(2_300), "{took:?}");
+    drop(sims);
+}
+
+#[tokio::test]
+async fn l1_a_realtime_session_counts_as_a_request_in_flight_of_its_tenant() {
+    let cluster = cluster(1, |config| {
+        let everyone = TenantEntry { concurrency: Some(1), ..TenantEntry::default() };
+        config.tenants = [("*".to_owned(), everyone)].into();
+    })
+    .await;
+    let mut first = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+    assert_eq!(event(&mut first).await["type"], "session.created");
+    let (status, body) = refusal(connect(&cluster, "?model=tiny", &[]).await.unwrap_err());
+    assert_eq!((status, &body["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+    // A completion of the same tenant is beyond the limit, too.
+    let body = json!({ "model": "tiny", "prompt": "hi", "max_tokens": 1 }).to_string();
+    let answer = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+    // L1.9
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (429, "rate_limit_exceeded"));
+    first.close(None).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let second = connect(&cluster, "?model=tiny", &[]).await;
+    // L1.9
+    assert!(second.is_ok(), "the first session ended: {second:?}");
+}

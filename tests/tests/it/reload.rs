@@ -1,0 +1,177 @@
+//! Effects of a reload that clients and operators see through a socket.
+
+use std::{sync::Arc, time::Duration};
+
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::{
+    client::Reply,
+    cluster::{TestCluster, TestClusterBuilder},
+};
+use serde_json::json;
+
+const CHAT: &str = "/v1/chat/completions";
+
+type Edit = fn(&mut Config);
+
+/// A cluster whose configuration the test changes; its engine takes 50 ms for an answer.
+struct Reloading {
+    cluster: TestCluster,
+    edit: Arc<parking_lot::Mutex<Edit>>,
+}
+
+impl Reloading {
+    async fn start(more: &str) -> Self {
+        let edit: Arc<parking_lot::Mutex<Edit>> = Arc::new(parking_lot::Mutex::new(|_| {}));
+        let read = edit.clone();
+        let slow = SimConfig {
+            overhead: Duration::from_millis(50),
+            ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+        };
+        let cluster = TestClusterBuilder::new()
+            .reread(None, move |started| {
+                let mut config = started.clone();
+                (read.lock())(&mut config);
+                Ok(config)
+            })
+            .sim_with(slow, more)
+            .start()
+            .await
+            .unwrap();
+        Self { cluster, edit }
+    }
+
+    /// Reloads with this change of the configuration of the start, and no other.
+    async fn reload(&self, edit: Edit) {
+        *self.edit.lock() = edit;
+        let reloaded = self.cluster.gateway.reload().await.unwrap();
+        assert!(reloaded.needs_restart.is_empty(), "{reloaded:?}");
+    }
+
+    async fn ask(&self, headers: &[(&str, &str)]) -> Reply {
+        let body =
+            json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hi" }] });
+        self.cluster.client.post(CHAT, headers, body.to_string()).await.unwrap()
+    }
+
+    /// The status and code of a request after the change.
+    async fn after(&self, edit: Edit) -> (u16, String) {
+        self.reload(edit).await;
+        status(&self.ask(&[]).await)
+    }
+}
+
+fn status(reply: &Reply) -> (u16, String) {
+    let code = if reply.status.is_success() { "ok".to_owned() } else { reply.code() };
+    (reply.status.as_u16(), code)
+}
+
+fn answer(status: u16, code: &str) -> (u16, String) {
+    (status, code.to_owned())
+}
+
+#[tokio::test]
+async fn limits_and_timeouts_take_effect_for_the_next_request() {
+    let reloading = Reloading::start("").await;
+    let ok = answer(200, "ok");
+    assert_eq!(status(&reloading.ask(&[]).await), ok);
+    assert_eq!(reloading.after(|c| c.server.max_body_bytes = 10).await, answer(413, "payload_too_large"));
+    assert_eq!(reloading.after(|c| c.timeouts.request = Duration::from_millis(10)).await.0, 504);
+    assert_eq!(
+        reloading.after(|c| c.routing.enforce_disagg = true).await,
+        answer(503, "prefill_unavailable")
+    );
+    assert_eq!(reloading.after(|_| {}).await, ok, "and back");
+    reloading.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn keys_and_the_rate_limit_take_effect_for_the_next_request() {
+    let reloading = Reloading::start("").await;
+    assert_eq!(reloading.after(|c| c.server.api_keys = vec!["k".into()]).await.0, 401);
+    assert_eq!(reloading.ask(&[("authorization", "Bearer k")]).await.status, 200);
+    reloading.reload(|c| c.server.requests_per_second = 1).await;
+    assert_eq!(
+        [reloading.ask(&[]).await, reloading.ask(&[]).await].map(|reply| reply.status.as_u16()),
+        [200, 429]
+    );
+    reloading.reload(|_| {}).await;
+    assert_eq!(reloading.ask(&[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn the_operators_token_takes_effect_for_the_next_request() {
+    let reloading = Reloading::start("").await;
+    let admin = &reloading.cluster.admin;
+    let statuses = async || {
+        let read = admin.get("/workers").await.unwrap();
+        let change = admin.post("/policies/reload", &[], "").await.unwrap();
+        (read.status.as_u16(), change.status.as_u16())
+    };
+    assert_eq!(statuses().await, (200, 200));
+    reloading.reload(|c| c.server.admin_token = Some("t".into())).await;
+    assert_eq!(statuses().await, (200, 401));
+    reloading
+        .reload(|c| {
+            c.server.admin_token = Some("t".into());
+            c.server.admin_token_reads = true;
+        })
+        .await;
+    assert_eq!(statuses().await, (401, 401));
+    let read = admin.get_with("/workers", &[("authorization", "Bearer t")]).await.unwrap();
+    assert_eq!(read.status, 200);
+    reloading.reload(|_| {}).await;
+    assert_eq!(statuses().await, (200, 200));
+}
+
+#[tokio::test]
+async fn whether_decisions_are_shown_and_recorded_takes_effect_for_the_next_request() {
+    let reloading = Reloading::start("").await;
+    let shown = async || {
+        let reply = reloading.ask(&[("x-pointsman-decision", "1")]).await;
+        let recorded = reloading.cluster.admin.get("/decisions").await.unwrap().json().unwrap();
+        (reply.headers.contains_key("x-pointsman-decision"), recorded["decisions"].as_array().unwrap().len())
+    };
+    assert_eq!(shown().await, (true, 1));
+    assert_eq!(shown().await, (true, 2));
+    reloading.reload(|c| c.server.tell_decisions = false).await;
+    assert_eq!(shown().await, (false, 3), "the record goes on");
+    reloading.reload(|c| c.decisions.keep = 0).await;
+    assert_eq!(shown().await, (true, 0), "nothing is recorded");
+    reloading.reload(|c| c.decisions.facts = vec!["active-requests".to_owned()]).await;
+    assert_eq!(shown().await, (true, 1), "a new record");
+}
+
+#[tokio::test]
+async fn the_busy_status_and_the_queue_take_effect_for_the_next_request() {
+    let reloading = Reloading::start(",max_concurrency=1").await;
+    let two = async || {
+        let (one, other) = tokio::join!(reloading.ask(&[]), reloading.ask(&[]));
+        let mut statuses = [one.status.as_u16(), other.status.as_u16()];
+        statuses.sort_unstable();
+        statuses
+    };
+    assert_eq!(two().await, [200, 529]);
+    reloading.reload(|c| c.routing.busy_status = 503).await;
+    assert_eq!(two().await, [200, 503]);
+    reloading.reload(|c| c.queue.limit = 4).await;
+    assert_eq!(two().await, [200, 200], "the second waited");
+    reloading
+        .reload(|c| {
+            c.queue.limit = 4;
+            c.queue.timeout = Duration::from_millis(1);
+        })
+        .await;
+    assert_eq!(two().await, [200, 529], "the second waited too long");
+}
+
+#[tokio::test]
+async fn a_request_in_flight_keeps_the_values_it_started_with() {
+    let reloading = Reloading::start("").await;
+    let (reply, ()) = tokio::join!(reloading.ask(&[]), async {
+        reloading.cluster.until("it is in flight", |cluster| cluster.booked() == 1).await.unwrap();
+        reloading.reload(|c| c.timeouts.request = Duration::from_millis(1)).await;
+    });
+    assert_eq!(status(&reply), answer(200, "ok"));
+    assert_eq!(reloading.after(|c| c.timeouts.request = Duration::from_millis(1)).await.0, 504);
+}

@@ -1,0 +1,307 @@
+//! Gateways that tell each other their load over the real NATS server. Without `nats-server` in the PATH
+//! these tests say so and pass.
+
+use std::time::Duration;
+
+use pointsman_gateway::config::{Config, Replicas, ReplicasTls};
+use pointsman_sim::{Dialect, Role};
+use pointsman_test_stopping_proxy::StoppingProxy;
+use pointsman_tests::{
+    TestCluster, TestClusterBuilder,
+    nats::Nats,
+    tls::{Authority, TlsFiles},
+};
+use pointsman_workers::{BlockHash, Booking, BookingRequest, Leg, WorkerSpec};
+use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::Instant};
+
+mod state;
+
+const LEASE: Duration = Duration::from_millis(800);
+
+fn replicas(name: &str, url: &str) -> Replicas {
+    Replicas {
+        servers: vec![url.to_owned()],
+        name: name.to_owned(),
+        lease: LEASE,
+        snapshot_interval: Duration::from_secs(2),
+        ..Replicas::default()
+    }
+}
+
+/// A gateway with an engine of its own.
+async fn first(settings: Replicas) -> TestCluster {
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
+    builder.config(|config| config.replicas = settings).start().await.unwrap()
+}
+
+/// A gateway with the engine of another one, which has another id here.
+async fn second(of: &TestCluster, settings: Replicas) -> TestCluster {
+    let flag = format!("role=aggregated,engine=vllm,url={}", of.sims[0].url());
+    let change = |config: &mut Config| {
+        config.replicas = settings;
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    };
+    TestClusterBuilder::new().config(change).start().await.unwrap()
+}
+
+fn book(cluster: &TestCluster) -> Booking {
+    let snapshot = cluster.gateway.state().registry.snapshot();
+    let blocks: Vec<BlockHash> = (1..=5).map(BlockHash).collect();
+    snapshot.workers()[0].candidates()[0].book(&BookingRequest {
+        leg: Leg::Aggregated,
+        prompt_tokens: 90,
+        new_prefill_tokens: 90,
+        prefix: blocks.into(),
+        total_prompt_blocks: 6,
+        block_size: 16,
+        expected_output_tokens: None,
+        assume_kv_reuse: true,
+        track_prefill_tokens: true,
+    })
+}
+
+async fn get(cluster: &TestCluster, path: &str) -> Value {
+    cluster.admin.get(path).await.unwrap().json().unwrap()
+}
+
+async fn rank(cluster: &TestCluster) -> Value {
+    get(cluster, "/workers").await["workers"][0]["ranks"][0].clone()
+}
+
+/// Waits until a document fits, and returns how long that took.
+async fn until(cluster: &TestCluster, path: &str, what: &str, fits: impl Fn(&Value) -> bool) -> Duration {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(15) {
+        if fits(&get(cluster, path).await) {
+            return started.elapsed();
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what}: {}", get(cluster, path).await);
+}
+
+fn remote(workers: &Value) -> u64 {
+    workers["workers"][0]["ranks"][0]["remote"]["active_requests"].as_u64().unwrap()
+}
+
+async fn until_remote(cluster: &TestCluster, requests: u64) -> Duration {
+    until(cluster, "/workers", "remote requests", |workers| remote(workers) == requests).await
+}
+
+async fn until_peers(cluster: &TestCluster, count: usize) -> Duration {
+    let in_sync = |peer: &Value| peer["in_sync"] == true;
+    until(cluster, "/replicas", "peers", |replicas| {
+        let peers = replicas["peers"].as_array().unwrap();
+        replicas["connected"] == true && peers.len() == count && peers.iter().all(in_sync)
+    })
+    .await
+}
+
+async fn chat(cluster: &TestCluster) -> u16 {
+    let body = json!({ "model": "tiny", "max_tokens": 4, "messages": [{ "role": "user", "content": "hi" }] });
+    cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap().status.as_u16()
+}
+
+#[tokio::test]
+async fn q1_gateways_count_each_other_s_bookings_and_show_them() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    let two = second(&one, replicas("two", &nats.url())).await;
+    until_peers(&one, 1).await;
+    until_peers(&two, 1).await;
+    let mut booking = book(&one);
+    until_remote(&two, 1).await;
+    // Q1.1
+    assert_eq!(
+        rank(&two).await["remote"],
+        json!({ "active_requests": 1, "active_prefill_tokens": 90, "decode_blocks": 6 })
+    );
+    assert_eq!((rank(&two).await["active_requests"].as_u64(), two.booked()), (Some(1), 1));
+    assert_eq!(rank(&one).await["remote"]["active_requests"], 0);
+    booking.prefill_done();
+    let done = |workers: &Value| workers["workers"][0]["ranks"][0]["remote"]["active_prefill_tokens"] == 0;
+    until(&two, "/workers", "prefill is done", done).await;
+    // Q3.3
+    assert_eq!(
+        get(&two, "/readyz").await["replicas"],
+        json!({ "connected": true, "peers": 1, "alone": false, "name_conflict": false })
+    );
+    assert_eq!(two.metric("pointsman_replicas_connected ").await.unwrap(), [1.0]);
+    until(&two, "/replicas", "one booking", |replicas| replicas["peers"][0]["bookings"] == 1).await;
+    assert_eq!(get(&two, "/replicas").await["peers"][0]["name"], "one");
+    drop(booking);
+    until_remote(&two, 0).await;
+    assert_eq!(chat(&one).await, 200);
+    assert_eq!(chat(&two).await, 200);
+    until_remote(&one, 0).await;
+    // Q2.4
+    one.gateway.drain().await;
+    until(&two, "/replicas", "it left", |replicas| replicas["peers"] == json!([])).await;
+    assert_eq!(two.metric("pointsman_replicas_expired_total ").await.unwrap(), [0.0]);
+}
+
+#[tokio::test]
+async fn q3_a_killed_server_leaves_each_gateway_serving_alone_and_its_return_heals() {
+    let Some(mut nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    let two = second(&one, replicas("two", &nats.url())).await;
+    until_peers(&two, 1).await;
+    let booking = book(&one);
+    until_remote(&two, 1).await;
+    nats.kill();
+    // Q2.2
+    let forgotten = until_remote(&two, 0).await;
+    assert!(forgotten < LEASE * 3, "{forgotten:?}");
+    until(&one, "/readyz", "alone", |ready| ready["replicas"]["connected"] == false).await;
+    let ready = one.admin.get("/readyz").await.unwrap();
+    // Q3.1
+    assert_eq!((ready.status.as_u16(), &ready.json().unwrap()["replicas"]["alone"]), (200, &json!(true)));
+    assert_eq!((chat(&one).await, chat(&two).await), (200, 200));
+    assert!(get(&one, "/replicas").await["problem"].is_string());
+    assert!(one.metric("pointsman_replicas_disconnects_total ").await.unwrap()[0] >= 1.0);
+    let second_booking = book(&one);
+    nats.restart().await;
+    // Q3.2
+    until_remote(&two, 2).await;
+    until_peers(&one, 1).await;
+    drop((booking, second_booking));
+    until_remote(&two, 0).await;
+}
+
+#[tokio::test]
+async fn q3_a_partition_is_noticed_and_heals() {
+    let Some(nats) = Nats::start("").await else { return };
+    let proxy = StoppingProxy::start(nats.port).await.unwrap();
+    let one = first(replicas("one", &format!("nats://{}", proxy.address))).await;
+    let two = second(&one, replicas("two", &nats.url())).await;
+    until_peers(&two, 1).await;
+    let booking = book(&one);
+    until_remote(&two, 1).await;
+    proxy.stop(true);
+    // Q2.2
+    until_remote(&two, 0).await;
+    // Q3.1
+    until(&one, "/readyz", "alone", |ready| ready["replicas"]["alone"] == true).await;
+    until(&one, "/readyz", "not connected", |ready| ready["replicas"]["connected"] == false).await;
+    assert_eq!((chat(&one).await, chat(&two).await), (200, 200));
+    proxy.stop(false);
+    // Q3.2
+    until_remote(&two, 1).await;
+    until_peers(&one, 1).await;
+    drop(booking);
+    until_remote(&two, 0).await;
+}
+
+#[tokio::test]
+async fn q6_a_session_bound_at_one_gateway_is_bound_at_the_others() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    let two = second(&one, replicas("two", &nats.url())).await;
+    until_peers(&one, 1).await;
+    until_peers(&two, 1).await;
+    let control = json!({ "session_control": { "session_id": "s", "action": "bind" } });
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let body = json!({ "model": "tiny", "max_tokens": 2, "messages": messages, "nvext": control });
+    let sent = one.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
+    assert_eq!(sent.status, 200);
+    let bound = |status: &Value| status["live"]["session_bindings"] == 1;
+    // Q6.1
+    until(&two, "/status", "bound", bound).await;
+    // A gateway that joins later learns it, too.
+    let three = second(&one, replicas("three", &nats.url())).await;
+    // Q6.1
+    until(&three, "/status", "bound", bound).await;
+}
+
+/// Publishes raw bytes as any client of the server can.
+async fn publish(nats: &Nats, subject: &str, payloads: &[Vec<u8>]) {
+    let mut stream = TcpStream::connect(("127.0.0.1", nats.port)).await.unwrap();
+    stream.write_all(b"CONNECT {\"verbose\":false}\r\n").await.unwrap();
+    for payload in payloads {
+        let head = format!("PUB {subject} {}\r\n", payload.len());
+        stream.write_all(&[head.as_bytes(), payload, b"\r\n"].concat()).await.unwrap();
+    }
+    stream.write_all(b"PING\r\n").await.unwrap();
+    stream.readable().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+#[tokio::test]
+async fn q4_garbage_and_floods_change_nothing() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    let two = second(&one, replicas("two", &nats.url())).await;
+    until_peers(&two, 1).await;
+    let booking = book(&one);
+    until_remote(&two, 1).await;
+    let garbage: Vec<Vec<u8>> = (0..20_000_u32).map(|number| number.to_le_bytes().repeat(40)).collect();
+    publish(&nats, "pointsman.default.v1.evil", &garbage).await;
+    publish(&nats, "pointsman.default.v1.one", &[b"\x01\x00".to_vec(), vec![7; 900_000]]).await;
+    // Q4.1
+    assert!(two.metric("pointsman_replicas_dropped_total{reason=\"refused\"").await.unwrap()[0] >= 2.0);
+    assert_eq!((chat(&one).await, chat(&two).await), (200, 200));
+    let second_booking = book(&one);
+    // Q4.3
+    until_remote(&two, 2).await;
+    drop((booking, second_booking));
+    until_remote(&two, 0).await;
+    assert_eq!(get(&two, "/replicas").await["peers"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn q4_two_gateways_with_one_name_are_named() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("same", &nats.url())).await;
+    let _two = second(&one, replicas("same", &nats.url())).await;
+    // Q4.6
+    until(&one, "/readyz", "conflict", |ready| ready["replicas"]["name_conflict"] == true).await;
+}
+
+#[tokio::test]
+async fn q4_a_server_with_a_certificate_of_another_authority_is_refused() {
+    let (authority, other) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let files = TlsFiles::new(&authority.server().unwrap(), Some(&authority)).unwrap();
+    files.write("other.pem", &other.pem).unwrap();
+    let path = |name: &str| files.path(name).display().to_string();
+    let tls = format!("tls {{ cert_file: \"{}\", key_file: \"{}\" }}", path("cert.pem"), path("key.pem"));
+    let Some(nats) = Nats::start(&tls).await else { return };
+    let with = |name: &str, ca: &str| Replicas {
+        tls: Some(ReplicasTls { ca_file: Some(files.path(ca)), ..ReplicasTls::default() }),
+        ..replicas(name, &nats.url())
+    };
+    let one = first(with("one", "ca.pem")).await;
+    let two = second(&one, with("two", "other.pem")).await;
+    until(&one, "/replicas", "connected", |replicas| replicas["connected"] == true).await;
+    // Q4.5
+    until(&two, "/replicas", "refused", |replicas| replicas["problem"].to_string().contains("certificate"))
+        .await;
+    assert_eq!(get(&two, "/replicas").await["connected"], false);
+    assert_eq!(chat(&two).await, 200);
+    // The files are read again for each attempt.
+    files.write("other.pem", &authority.pem).unwrap();
+    until_peers(&two, 1).await;
+}
+
+#[tokio::test]
+async fn q4_wrong_credentials_are_refused_and_named() {
+    let config = "authorization { users = [ { user: a, password: right } ] }";
+    let Some(nats) = Nats::start(config).await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, "wrong\n").unwrap();
+    let settings = Replicas {
+        username: Some("a".to_owned()),
+        password_file: Some(file.clone()),
+        ..replicas("one", &nats.url())
+    };
+    let one = first(settings).await;
+    // Q4.5
+    until(&one, "/replicas", "refused", |replicas| replicas["problem"].to_string().contains("authorization"))
+        .await;
+    assert!(!get(&one, "/replicas").await.to_string().contains("wrong"));
+    assert_eq!(chat(&one).await, 200);
+    std::fs::write(&file, "right\n").unwrap();
+    // Q3.2
+    until(&one, "/replicas", "connected", |replicas| replicas["connected"] == true).await;
+}

@@ -1,0 +1,95 @@
+//! Certificates that change while the gateway serves.
+
+use std::{sync::Arc, time::Duration};
+
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::{
+    TestCluster, TestClusterBuilder,
+    tls::{Authority, Issued, Leaf, TlsFiles, connect},
+};
+use rustls::ClientConfig;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::{Instant, sleep},
+};
+
+/// A change is seen after one interval of two seconds and applied after the next.
+const LIMIT: Duration = Duration::from_secs(20);
+
+async fn is_served(cluster: &TestCluster, config: &Arc<ClientConfig>, issued: &Issued) -> bool {
+    let stream = connect(cluster.gateway.address, config).await.unwrap();
+    stream.get_ref().1.peer_certificates().is_some_and(|chain| chain.first() == Some(&issued.certificate))
+}
+
+async fn metric(cluster: &TestCluster, start: &str) -> f64 {
+    cluster.metric(start).await.unwrap().iter().sum()
+}
+
+async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let started = Instant::now();
+    while !condition().await {
+        assert!(started.elapsed() < LIMIT, "waited in vain: {what}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn j3_a_new_certificate_serves_new_connections_and_ends_none() {
+    let authority = Authority::new().unwrap();
+    let (first, second) = (authority.server().unwrap(), authority.server().unwrap());
+    let files = TlsFiles::new(&first, None).unwrap();
+    let sim =
+        SimConfig { itl: Duration::from_millis(20), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let tls = files.tls();
+    let builder = TestClusterBuilder::new().sim_with(sim, "").config(|config| config.server.tls = Some(tls));
+    let cluster = builder.start().await.unwrap();
+    let config = authority.client(None, &[]).unwrap();
+    assert!(is_served(&cluster, &config, &first).await);
+    let expiry = "pointsman_tls_certificate_expiry_timestamp_seconds{listener=\"clients\"}";
+    // J3.3: the certificates of the test authority expire in the year 4096
+    assert!(metric(&cluster, expiry).await > 6e10);
+
+    let mut stream = connect(cluster.gateway.address, &config).await.unwrap();
+    let body = r#"{"model":"tiny","stream":true,"max_tokens":600,"ignore_eos":true,"messages":[{"role":"user","content":"x"}]}"#;
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+
+    // The key does not fit the certificate: nothing changes.
+    files.write("cert.pem", &second.certificate_pem).unwrap();
+    let refused = "pointsman_tls_reloads_total{listener=\"clients\",outcome=\"refused\"}";
+    until("the mismatch is refused", async || metric(&cluster, refused).await >= 1.0).await;
+    // J3.2
+    assert!(is_served(&cluster, &config, &first).await);
+    sleep(Duration::from_millis(2_500)).await;
+    // J3.2: once for each content
+    assert_eq!(metric(&cluster, refused).await, 1.0);
+
+    files.write("key.pem", &second.key_pem).unwrap();
+    until("the new certificate serves", async || is_served(&cluster, &config, &second).await).await;
+    // J3.1
+    assert_eq!(
+        metric(&cluster, "pointsman_tls_reloads_total{listener=\"clients\",outcome=\"applied\"}").await,
+        1.0
+    );
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer);
+    // J3.1: the stream that began before
+    assert!(answer.contains("[DONE]"), "{}", answer.len());
+    cluster.at_rest().await.unwrap();
+
+    // A file that is missing, or a certificate that has expired, changes nothing either.
+    let expired =
+        authority.issue(&Leaf { names: vec!["127.0.0.1"], expired: true, ..Leaf::default() }).unwrap();
+    files.write("cert.pem", &expired.certificate_pem).unwrap();
+    files.write("key.pem", &expired.key_pem).unwrap();
+    until("the expired one is refused", async || metric(&cluster, refused).await >= 2.0).await;
+    std::fs::remove_file(files.path("key.pem")).unwrap();
+    until("the missing one is refused", async || metric(&cluster, refused).await >= 3.0).await;
+    // J3.2
+    assert!(is_served(&cluster, &config, &second).await);
+}
