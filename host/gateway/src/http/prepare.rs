@@ -16,7 +16,7 @@ use crate::{
         error::ApiError,
         hints::Hints,
         json::JsonBody,
-        request::{Endpoint, Request},
+        request::{Endpoint, Request, json_object},
         request_error::RequestError,
     },
     orchestrate::{self, PlannedRequest, Unplanned, preview},
@@ -177,13 +177,17 @@ async fn read(
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<Arc<Request>, RequestError> {
+    let rules = &state.settings.request_rules;
+    if endpoint.is_form() {
+        return Request::of_form(endpoint, headers, body, rules).await;
+    }
+    let body = json_object(body)?;
     let canary =
         endpoint.splits().then(|| canary::completion(&body, |body| probed_model(state, headers, body)));
-    let (endpoint, body) = match canary.flatten() {
-        Some(completion) => (Endpoint::Completions, completion),
-        None => (endpoint, body),
-    };
-    Request::read(endpoint, headers, body, &state.settings.request_rules).await
+    match canary.flatten() {
+        Some(completion) => Request::parse(Endpoint::Completions, headers, completion, rules),
+        None => Request::of_json(endpoint, headers, body, rules),
+    }
 }
 
 /// The model of a canary that names none: its worker's, or the only one.

@@ -2,7 +2,6 @@
 //! is turned into a completion, which the engines know.
 
 use bytes::Bytes;
-use memchr::memmem;
 use serde_json::Value;
 
 use crate::openai::json::JsonBody;
@@ -12,14 +11,15 @@ const FLAG: &str = "_HEALTH_CHECK";
 
 /// Returns the completion that a canary stands for; `None`: the body is something else. `model` names the
 /// model when the canary does not.
-pub(crate) fn completion(body: &Bytes, model: impl FnOnce(&JsonBody) -> Option<String>) -> Option<Bytes> {
-    memmem::find(body, FLAG.as_bytes())?;
-    let canary = JsonBody::parse(body.clone()).ok()?;
+pub(crate) fn completion(
+    canary: &JsonBody,
+    model: impl FnOnce(&JsonBody) -> Option<String>,
+) -> Option<Bytes> {
     let is_canary = canary.get(FLAG) == Some("true")
         && ["prompt", "messages"].iter().all(|key| canary.get(key).is_none());
     let ids = canary.get("token_ids").filter(|_| is_canary)?;
     let named = canary.get("model").map(str::to_owned);
-    let model = named.or_else(|| model(&canary).map(|model| Value::from(model).to_string()))?;
+    let model = named.or_else(|| model(canary).map(|model| Value::from(model).to_string()))?;
     let inner = |object: &str, key: &str| {
         let object = canary.object(object)?.ok()?;
         object.get(key).map(str::to_owned)
@@ -40,8 +40,9 @@ mod tests {
 
     #[test]
     fn a1_a_canary_of_token_ids_becomes_a_completion() {
-        let expand =
-            |body: &'static str| completion(&Bytes::from_static(body.as_bytes()), |_| Some("m\"".to_owned()));
+        let expand = |body: &'static str| {
+            completion(&JsonBody::parse(body.into()).unwrap(), |_| Some("m\"".to_owned()))
+        };
         let minimal = expand(r#"{"token_ids":[1,2],"_HEALTH_CHECK":true}"#).unwrap();
         let expected = r#"{"model":"m\"","prompt":[1,2],"max_tokens":1,"temperature":0,"stream":false,"nvext":{},"_HEALTH_CHECK":true}"#;
         assert_eq!(minimal, expected);
@@ -56,7 +57,7 @@ mod tests {
             r#"{"token_ids":[1],"_HEALTH_CHECK":false}"#,
             r#"{"prompt":[1],"token_ids":[1],"_HEALTH_CHECK":true}"#,
             r#"{"_HEALTH_CHECK":true}"#,
-            "[",
+            "{}",
         ] {
             assert_eq!(expand(other), None, "{other}");
         }

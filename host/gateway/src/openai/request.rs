@@ -95,19 +95,16 @@ impl From<HintTrust> for RequestRules {
 }
 
 impl Request {
-    /// Parses a request with a JSON body or a form.
+    /// Parses a request with a form.
     ///
     /// # Errors
     /// [`RequestError`] names the field.
-    pub(crate) async fn read(
+    pub(crate) async fn of_form(
         endpoint: Endpoint,
         headers: &HeaderMap,
         body: Bytes,
         rules: &RequestRules,
     ) -> Result<Arc<Self>, RequestError> {
-        if !endpoint.is_form() {
-            return Self::parse(endpoint, headers, body, rules);
-        }
         let (form, fields) = form::read(headers, body).await?;
         check_model(&fields.model)?;
         let body = JsonBody::empty();
@@ -171,8 +168,20 @@ impl Request {
         body: Bytes,
         rules: &RequestRules,
     ) -> Result<Arc<Self>, RequestError> {
+        Self::of_json(endpoint, headers, json_object(body)?, rules)
+    }
+
+    /// Reads a request from its JSON body.
+    ///
+    /// # Errors
+    /// [`RequestError`] names the field.
+    pub(crate) fn of_json(
+        endpoint: Endpoint,
+        headers: &HeaderMap,
+        body: JsonBody,
+        rules: &RequestRules,
+    ) -> Result<Arc<Self>, RequestError> {
         let limits = &rules.limits;
-        let body = JsonBody::parse(body).map_err(|error| RequestError::new("body", &error.to_string()))?;
         check_lists(&body)?;
         let model: String = read(&body, "model")?.ok_or_else(|| RequestError::new("model", "is missing"))?;
         check_model(&model)?;
@@ -237,6 +246,14 @@ impl Request {
     pub(crate) fn items(&self) -> u32 {
         self.prompts.saturating_mul(self.n)
     }
+}
+
+/// Parses a body that has to be a JSON object.
+///
+/// # Errors
+/// [`RequestError`] with the place of what is wrong.
+pub(crate) fn json_object(body: Bytes) -> Result<JsonBody, RequestError> {
+    JsonBody::parse(body).map_err(|error| RequestError::new("body", &error.to_string()))
 }
 
 #[derive(Default, serde::Deserialize)]
