@@ -1,6 +1,6 @@
-//! A gateway in process, simulated engines, real sockets: one file for each concern, all in one program, since
-//! each program links the whole gateway (200 MB). Tests that change their process, or count what it does, stand
-//! beside this directory in programs of their own.
+//! A gateway in process, simulated engines, real sockets: one file for each concern, all in one program,
+//! since each program links the whole gateway (200 MB). Tests that change their process, or count what it
+//! does, stand beside this directory in programs of their own.
 
 #![allow(
     clippy::expect_used,
