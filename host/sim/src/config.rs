@@ -90,6 +90,10 @@ pub struct SimConfig {
     pub kv_events: bool,
     /// Port of the KV events, 0 for any.
     pub kv_events_port: u16,
+    /// Topic of the KV events.
+    pub kv_events_topic: String,
+    /// Serve `/v1/chat/completions/render`.
+    pub scale_out: bool,
     /// Lease of pinned blocks.
     pub lease: Duration,
     /// Time that an SGLang leg waits for the other leg.
@@ -137,6 +141,8 @@ impl Default for SimConfig {
             block_size: 16,
             kv_events: false,
             kv_events_port: 0,
+            kv_events_topic: "kv-events".to_owned(),
+            scale_out: false,
             lease: Duration::from_secs(30),
             room_wait: Duration::from_secs(300),
             speedup: 1.0,

@@ -158,7 +158,9 @@ impl Scheduler {
 impl Engine {
     pub(crate) fn new(config: SimConfig, advertised: (String, u16)) -> Self {
         let mut core = EngineCore::new(config.core(), config.seed);
-        let publisher = config.kv_events.then(|| Publisher::new(config.dialect, config.block_size));
+        let publisher = config
+            .kv_events
+            .then(|| Publisher::new(config.dialect, config.block_size, config.kv_events_topic.clone()));
         if publisher.is_some() {
             core.collect_events();
         }

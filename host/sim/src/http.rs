@@ -57,6 +57,10 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
             .route("/abort_request", post(control::abort)),
         Dialect::Openai => engine_routes,
     };
+    let engine_routes = match engine.config.scale_out {
+        true => engine_routes.route("/v1/chat/completions/render", post(probe::render)),
+        false => engine_routes,
+    };
     let alive = middleware::from_fn_with_state(Arc::clone(engine), alive);
     let routes = engine_routes
         .layer(alive)

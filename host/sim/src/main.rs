@@ -85,6 +85,12 @@ struct Args {
     /// Publish KV events (ZMQ) on this port; 0 for any.
     #[arg(long)]
     kv_events_port: Option<u16>,
+    /// Topic of the KV events.
+    #[arg(long, default_value = "kv-events")]
+    kv_events_topic: String,
+    /// Serve `/v1/chat/completions/render`, as vLLM does with `--enable-scale-out`.
+    #[arg(long)]
+    scale_out: bool,
     /// Lease of pinned blocks, in seconds.
     #[arg(long, default_value_t = 30.0)]
     lease_s: f64,
@@ -211,6 +217,8 @@ fn config(args: Args) -> anyhow::Result<SimConfig> {
         block_size: args.block_size,
         kv_events: args.kv_events_port.is_some(),
         kv_events_port: args.kv_events_port.unwrap_or(0),
+        kv_events_topic: args.kv_events_topic,
+        scale_out: args.scale_out,
         lease: span("lease-s", args.lease_s, 1.0)?,
         room_wait: span("room-wait-s", args.room_wait_s, 1.0)?,
         speedup: args.speedup,

@@ -14,8 +14,6 @@ use crate::{config::Dialect, core::CacheEvent};
 
 /// Messages that a slow subscriber may be behind; it then misses some, as with ZMQ's high-water mark.
 const QUEUE: usize = 4_096;
-/// Topic of the messages, vLLM's default.
-const TOPIC: &[u8] = b"kv-events";
 /// Start of the greeting of ZMTP 3.0 with the mechanism NULL; zeros follow, up to 64 bytes.
 const GREETING: &[u8; 16] = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL";
 
@@ -23,13 +21,14 @@ const GREETING: &[u8; 16] = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL";
 pub(crate) struct Publisher {
     dialect: Dialect,
     block_size: u32,
+    topic: String,
     seq: u64,
     messages: Sender<Bytes>,
 }
 
 impl Publisher {
-    pub(crate) fn new(dialect: Dialect, block_size: u32) -> Self {
-        Self { dialect, block_size, seq: 0, messages: broadcast::channel(QUEUE).0 }
+    pub(crate) fn new(dialect: Dialect, block_size: u32, topic: String) -> Self {
+        Self { dialect, block_size, topic, seq: 0, messages: broadcast::channel(QUEUE).0 }
     }
 
     /// Sends the events of one step as one message.
@@ -51,7 +50,7 @@ impl Publisher {
         }
         payload.put_u8(0);
         let mut message = BytesMut::new();
-        frame(&mut message, 1, TOPIC);
+        frame(&mut message, 1, self.topic.as_bytes());
         frame(&mut message, 1, &self.seq.to_be_bytes());
         frame(&mut message, 0, &payload);
         self.seq += 1;
@@ -74,7 +73,7 @@ impl Publisher {
     fn named(&self, run: &[CacheEvent], out: &mut BytesMut) {
         match run.first() {
             Some(CacheEvent::Stored { parent, .. }) => {
-                out.put_u8(0x80 | 7);
+                out.put_u8(0x80 | 9);
                 text(out, "type");
                 text(out, "BlockStored");
                 text(out, "block_hashes");
@@ -85,6 +84,11 @@ impl Publisher {
                 tokens(run, out);
                 text(out, "block_size");
                 number(out, self.block_size.into());
+                // Neither has a default, so that vLLM writes both in every event.
+                for field in ["lora_id", "lora_name"] {
+                    text(out, field);
+                    out.put_u8(0xc0);
+                }
                 text(out, "medium");
                 text(out, "GPU");
                 text(out, "extra_keys");

@@ -57,25 +57,48 @@ pub(super) async fn tokenize(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Response {
-    if let Some(response) = faulty(&engine, FaultLeg::Tokenize, &conn).await {
+    let max = engine.config.max_model_len;
+    tokens_of(&engine, &conn, (&headers, &bytes), |tokens| {
+        let (count, tokens) = (tokens.len(), serde_json::to_string(tokens).unwrap_or_default());
+        format!(r#"{{"count":{count},"max_model_len":{max},"tokens":{tokens},"token_strs":null}}"#)
+    })
+    .await
+}
+
+/// Handles vLLM's `/v1/chat/completions/render`: the tokens of a chat, with the keys that routers read.
+pub(super) async fn render(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    let model = engine.config.model.clone();
+    tokens_of(&engine, &conn, (&headers, &bytes), |tokens| {
+        json!({ "model": model, "token_ids": tokens }).to_string()
+    })
+    .await
+}
+
+/// Answers with what `write` makes of the tokens of a request.
+async fn tokens_of(
+    engine: &Arc<Engine>,
+    conn: &Conn,
+    (headers, bytes): (&HeaderMap, &Bytes),
+    write: impl FnOnce(&[u32]) -> String,
+) -> Response {
+    if let Some(response) = faulty(engine, FaultLeg::Tokenize, conn).await {
         return response;
     }
-    let parsed = Body::parse(&engine.config, Api::Completions, &headers, &bytes).and_then(|body| {
+    let parsed = Body::parse(&engine.config, Api::Completions, headers, bytes).and_then(|body| {
         let chat = body.is_chat();
         body.prompts(chat)
     });
     match parsed {
         Ok(prompts) => {
-            let (tokens, max) =
-                (prompts.first().map_or(&[][..], |p| p.tokens()), engine.config.max_model_len);
-            let tokens_json = serde_json::to_string(tokens).unwrap_or_default();
-            let count = tokens.len();
-            let body = format!(
-                r#"{{"count":{count},"max_model_len":{max},"tokens":{tokens_json},"token_strs":null}}"#
-            );
+            let body = write(prompts.first().map_or(&[][..], |prompt| prompt.tokens()));
             json_response(StatusCode::OK, body)
         }
-        Err(failure) => refuse(&engine, &failure),
+        Err(failure) => refuse(engine, &failure),
     }
 }
 

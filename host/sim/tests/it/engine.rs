@@ -195,6 +195,11 @@ async fn probes_are_vllms() {
     )
     .await;
     assert_eq!(chat.json()["tokens"], json!([tokens[0], tokens[0]]));
+    let messages = json!({"messages": [{"role": "user", "content": "abcd"}]});
+    let render = "/v1/chat/completions/render";
+    assert_eq!(post(&sim, render, &messages).await.status, 404);
+    let scale_out = start_with(Dialect::Vllm, Role::Aggregated, |config| config.scale_out = true).await;
+    assert_eq!(post(&scale_out, render, &messages).await.json()["token_ids"], json!([tokens[0]]));
     post(&sim, TEXT, &json!({"prompt": "x".repeat(4 * 33), "max_tokens": 2})).await;
     post(&sim, TEXT, &json!({"prompt": "x".repeat(4 * 33), "max_tokens": 2})).await;
     let metrics = get(&sim, "/metrics").await.text();
