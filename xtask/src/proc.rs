@@ -4,6 +4,9 @@ use std::{fmt, fs};
 
 use anyhow::Context as _;
 
+/// Unit of the times in `/proc/PID/stat`: `USER_HZ` is 100.
+const TICK_NANOS: u64 = 10_000_000;
+
 /// Memory of a process, megabytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
@@ -41,10 +44,12 @@ pub(crate) fn peak_mb(pid: u32) -> anyhow::Result<f64> {
     megabytes(&status, "VmHWM:")
 }
 
-/// CPU time that a process and its children used so far, nanoseconds: the scheduler's count of every live
-/// thread.
+/// CPU time that a process and its children used so far, nanoseconds.
+///
+/// The scheduler's count of every live thread, or, when it is larger, the count of the process, which is
+/// exact to 20 ms and includes threads that ended.
 pub(crate) fn cpu_nanos(pid: u32) -> u64 {
-    family(pid).into_iter().map(threads_nanos).sum()
+    family(pid).into_iter().map(|pid| threads_nanos(pid).max(process_nanos(pid))).sum()
 }
 
 /// Resident memory of a process and its children, megabytes.
@@ -84,6 +89,18 @@ fn threads_nanos(pid: u32) -> u64 {
     threads.filter_map(|thread| on_cpu(fs::read_to_string(thread.path().join("schedstat")).ok()?)).sum()
 }
 
+fn process_nanos(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    ticks(&stat).unwrap_or(0) * TICK_NANOS
+}
+
+/// Ticks in user and in kernel mode. The second field, the name in parentheses, may contain anything.
+fn ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(11).map(str::parse::<u64>);
+    Some(fields.next()?.ok()? + fields.next()?.ok()?)
+}
+
 fn megabytes(status: &str, field: &str) -> anyhow::Result<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix(field));
     let value = line.with_context(|| format!("/proc/PID/status has no field {field}"))?;
@@ -93,7 +110,7 @@ fn megabytes(status: &str, field: &str) -> anyhow::Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Memory, cpu_nanos, descendants, megabytes, resident_mb};
+    use super::{Memory, cpu_nanos, descendants, megabytes, resident_mb, ticks};
 
     #[test]
     fn kilobytes_become_megabytes() {
@@ -108,5 +125,28 @@ mod tests {
         assert!(cpu_nanos(pid) > 0);
         assert!(resident_mb(pid) >= Memory::of(pid).unwrap().anonymous);
         assert_eq!(descendants(pid).last(), Some(&pid));
+    }
+
+    #[test]
+    fn ticks_follow_a_name_with_parentheses() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 9 0 0 0 31 11 5 6 20 0 1 0 99 0 0";
+        assert_eq!(ticks(stat), Some(42));
+        assert_eq!(ticks(""), None);
+        assert_eq!(ticks("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn a_thread_that_ended_still_counts() {
+        let burn = || {
+            let started = std::time::Instant::now();
+            while started.elapsed() < std::time::Duration::from_millis(200) {
+                std::hint::spin_loop();
+            }
+            super::threads_nanos(std::process::id())
+        };
+        let while_alive = std::thread::spawn(burn).join().unwrap();
+        let after = cpu_nanos(std::process::id());
+        // The count of the process lags behind by up to two ticks.
+        assert!(after + 2 * super::TICK_NANOS >= while_alive, "{while_alive} {after}");
     }
 }

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::{fleet, setup, sh};
 
+mod check;
 mod clients;
 mod engines;
 mod figures;
@@ -23,7 +24,7 @@ mod versus;
 
 use engines::Engines;
 use figures::Figures;
-use routers::Router;
+use routers::{Rivals, Router};
 use scenario::Scenario;
 
 #[derive(Debug, clap::Args)]
@@ -37,9 +38,12 @@ pub(crate) struct Args {
     /// Share of each scenario's requests to send, for a quick look.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Python environment with vllm-router and sglang-router, which run in the same rounds.
-    #[arg(long, value_name = "VENV")]
-    rivals: Option<PathBuf>,
+    /// Python environments with vllm-router, sglang-router or ai-dynamo. Those that are installed run in the
+    /// same rounds. The scenarios that count tokens have vllm-router with `kv_aware` and Dynamo's frontend in
+    /// KV mode in front of mockers. Dynamo has `DYN_TOKENIZER=fastokens` and `DYN_TOKENIZER_CACHE=1` unless
+    /// the environment says otherwise.
+    #[arg(long, value_name = "VENV", value_delimiter = ',')]
+    rivals: Vec<PathBuf>,
     /// Directory with another build of `pointsman`: both builds run in every round, and the ratios are
     /// printed.
     #[arg(long, value_name = "DIR")]
@@ -69,7 +73,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let programs = Programs {
         bin: fleet::build("release")?,
         versus: args.versus.clone(),
-        rivals: args.rivals.clone(),
+        rivals: Rivals::find(&args.rivals)?,
         tokenizer: args.tokenizer.clone(),
         tls: args.tls,
     };
@@ -93,6 +97,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
             });
             writeln!(out, "{line}")?;
         }
+        versus::print_rivals(&rounds);
         comparison.push(versus::row(scenario.name, &rounds));
     }
     if args.versus.is_some() {
@@ -106,7 +111,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
 struct Programs {
     bin: PathBuf,
     versus: Option<PathBuf>,
-    rivals: Option<PathBuf>,
+    rivals: Rivals,
     tokenizer: Option<PathBuf>,
     /// Clients speak TLS to the routers.
     tls: bool,
@@ -121,7 +126,7 @@ impl Programs {
             Router::Direct => !self.tls,
             // They are measured without TLS only.
             other if self.tls && other.is_rival() => false,
-            other => !other.is_rival() || self.rivals.is_some(),
+            other => !other.is_rival() || self.rivals.python(*other).is_some(),
         };
         Router::ALL.into_iter().filter(|router| installed(router) && router.can_serve(scenario)).collect()
     }
@@ -147,6 +152,9 @@ async fn one_round(
         tokio::time::sleep(Duration::from_millis(300)).await;
         if scenario.fill {
             run::fill(&router).await.with_context(|| name.to_owned())?;
+        }
+        if scenario.tokens {
+            check::answers(scenario, &router).await.with_context(|| name.to_owned())?;
         }
         run::run(scenario, &router, (scale * 0.1).min(0.1)).await.with_context(|| name.to_owned())?;
         let measured = run::run(scenario, &router, scale).await.with_context(|| name.to_owned())?;

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead as _, BufReader},
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -14,6 +14,9 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::{client::Client, proc};
+
+/// Lines of each output file that an error shows.
+const SHOWN_LINES: usize = 8;
 
 /// A running child. Dropping it ends the child, by process id.
 #[derive(Debug)]
@@ -94,15 +97,35 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// How the child ended, once it has.
+    pub(crate) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// The last lines of its output, for an error: its directory is often removed before anyone can read the
+    /// files.
+    pub(crate) fn last_lines(&self) -> String {
+        let mut shown = Vec::new();
+        for file in [self.log.with_extension("out"), self.log.clone()] {
+            let text = std::fs::read(file).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            shown.extend(
+                lines.iter().skip(lines.len().saturating_sub(SHOWN_LINES)).map(|line| (*line).to_owned()),
+            );
+        }
+        shown.join("\n")
+    }
+
     /// Waits until GET `/health` of `address` succeeds.
     pub(crate) async fn healthy(&mut self, address: &str, limit: Duration) -> anyhow::Result<()> {
         let (client, started) = (Client::new(address), Instant::now());
         while client.get("/health").await.is_err() {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("{} ended with {status}; see {}", self.name, self.log.display());
+            if let Some(status) = self.ended()? {
+                bail!("{} ended with {status}:\n{}", self.name, self.last_lines());
             }
             if started.elapsed() > limit {
-                bail!("{} is not healthy after {limit:?}; see {}", self.name, self.log.display());
+                bail!("{} is not healthy after {limit:?}:\n{}", self.name, self.last_lines());
             }
             sleep(Duration::from_millis(100)).await;
         }

@@ -1,12 +1,18 @@
 //! One request of the bench, with the time of every event.
 
-use anyhow::ensure;
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
 use bytes::Bytes;
+use tokio::time::timeout;
 
 use crate::{
     client::{CHAT, Client, EventSplitter},
     proc::monotonic_nanos,
 };
+
+/// Longest wait for a whole answer; the longest stream of a scenario takes 5 s.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What clients measured.
 #[derive(Clone, Debug, Default)]
@@ -21,8 +27,14 @@ pub(super) struct Seen {
     pub(super) chunks: u64,
 }
 
-/// Sends a request and reads the answer to its end. Returns an error when the answer is not whole.
+/// Sends a request and reads the answer to its end. Returns an error when the answer is not whole or takes
+/// more than a minute.
 pub(super) async fn post(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
+    let whole = timeout(LIMIT, exchange(client, body, seen)).await;
+    whole.unwrap_or_else(|_| bail!("an answer did not end within {LIMIT:?}"))
+}
+
+async fn exchange(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
     let started = monotonic_nanos();
     let mut answer = client.stream(CHAT, &[], body).await?;
     ensure!(answer.status == 200, "a request was answered with status {}", answer.status);

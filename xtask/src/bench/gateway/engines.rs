@@ -21,16 +21,28 @@ pub(super) struct Engine {
     pub(super) address: String,
     pub(super) bootstrap_port: u64,
     pub(super) flag: String,
+    /// Port on which it publishes what its cache holds; 0 when it does not.
+    pub(super) kv_events_port: u64,
     _process: Process,
 }
 
 impl Engines {
     pub(super) fn start(scenario: &Scenario, bin: &Path, dir: &Path) -> anyhow::Result<Self> {
+        Self::with_flags(scenario, bin, dir, "")
+    }
+
+    /// Starts engines that tell routers the tokens of a prompt and what their caches hold, as vLLM does with
+    /// `--enable-scale-out` and KV events.
+    pub(super) fn with_tokens(scenario: &Scenario, bin: &Path, dir: &Path) -> anyhow::Result<Self> {
+        Self::with_flags(scenario, bin, dir, "--scale-out --kv-events-port 0 --kv-events-topic=")
+    }
+
+    fn with_flags(scenario: &Scenario, bin: &Path, dir: &Path, more: &str) -> anyhow::Result<Self> {
         let pace = scenario.pace.as_millis();
         let flags = format!(
             "--threads 1 --stamp --jitter 0 --load-factor 1 --overhead-ms 0 --prefill-ms-per-token 0 \
              --kv-transfer-us-per-token 0 --itl-ms {pace} --max-num-seqs 1024 --max-model-len 1000000 \
-             --blocks 200000 --natural-len 4096 --lease-s 5"
+             --blocks 200000 --natural-len 4096 --lease-s 5 {more}"
         );
         let mut place = 0;
         let mut start =
@@ -42,6 +54,7 @@ impl Engines {
                     Ok(Engine {
                         address: process.listening(),
                         bootstrap_port: process.announced["bootstrap_port"].as_u64().unwrap_or(0),
+                        kv_events_port: process.announced["kv_events_port"].as_u64().unwrap_or(0),
                         flag: spec.worker_flag(place, &process.announced),
                         _process: process,
                     })

@@ -17,7 +17,10 @@ use crate::{
     proc,
 };
 
+mod dynamo;
 mod rivals;
+
+pub(super) use rivals::Rivals;
 
 /// A kind of router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +35,19 @@ pub(super) enum Router {
     Versus,
     /// vLLM's router, in Rust.
     Vllm,
+    /// vLLM's router with its policy `kv_aware`, which asks the engines for tokens.
+    VllmKvAware,
     /// SGLang's router, in Rust.
     Sglang,
+    /// NVIDIA Dynamo's frontend, in front of mockers of its own instead of the simulated engines.
+    Dynamo,
+}
+
+/// Engines that a rival has for itself. They end with it.
+#[derive(Debug, Default)]
+struct OwnEngines {
+    _simulated: Option<Engines>,
+    _mockers: Option<Process>,
 }
 
 /// A running router.
@@ -47,12 +61,22 @@ pub(super) struct Running {
     /// Resident memory before the first request, megabytes.
     pub(super) idle_mb: f64,
     process: Option<Process>,
+    /// Engines of its own, whose CPU time is not counted.
+    _engines: OwnEngines,
     _dir: tempfile::TempDir,
 }
 
 impl Router {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Direct, Self::Nginx, Self::Pointsman, Self::Versus, Self::Vllm, Self::Sglang];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Direct,
+        Self::Nginx,
+        Self::Pointsman,
+        Self::Versus,
+        Self::Vllm,
+        Self::VllmKvAware,
+        Self::Sglang,
+        Self::Dynamo,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -61,12 +85,19 @@ impl Router {
             Self::Pointsman => "pointsman",
             Self::Versus => "versus",
             Self::Vllm => "vllm-router",
+            Self::VllmKvAware => "vllm-kv-aware",
             Self::Sglang => "sglang-router",
+            Self::Dynamo => "dynamo+mocker",
         }
     }
 
     pub(super) fn is_rival(self) -> bool {
-        matches!(self, Self::Vllm | Self::Sglang)
+        matches!(self, Self::Vllm | Self::VllmKvAware | Self::Sglang | Self::Dynamo)
+    }
+
+    /// Whether it prefers the worker that has a prompt's tokens in its cache.
+    pub(super) fn follows_tokens(self) -> bool {
+        matches!(self, Self::Pointsman | Self::Versus | Self::VllmKvAware | Self::Dynamo)
     }
 
     /// Whether it sends both legs of a request itself.
@@ -76,7 +107,7 @@ impl Router {
 
     /// Whether it supports the scenario: a rival knows its own engine's handshake, and no workers on paths.
     pub(super) fn can_serve(self, scenario: &Scenario) -> bool {
-        if self.is_rival() && scenario.tokens {
+        if self.is_rival() && scenario.tokens != self.follows_tokens() {
             return false;
         }
         match scenario.shape {
@@ -97,6 +128,7 @@ impl Router {
         let targets = engines.relay_targets();
         let tls = programs.tls.then(|| Certificates::write(dir.path())).transpose()?;
         let tls = tls.as_ref();
+        let mut own = OwnEngines::default();
         let (address, process) = match self {
             Self::Direct => (targets.first().context("the scenario has no engine")?.address.clone(), None),
             Self::Nginx => some(nginx(dir.path(), targets, tls).await?),
@@ -108,8 +140,22 @@ impl Router {
                 some(gateway(bin, dir.path(), (scenario, tls), engines, programs).await?)
             }
             Self::Vllm | Self::Sglang => {
-                let venv = programs.rivals.as_ref().context("--rivals is not set")?;
-                some(rivals::start(self, &venv.join("bin/python"), dir.path(), scenario, engines).await?)
+                let python = programs.rivals.python(self).context("--rivals does not have it")?;
+                some(rivals::start(self, python, dir.path(), scenario, engines).await?)
+            }
+            Self::VllmKvAware => {
+                let python = programs.rivals.python(self).context("--rivals does not have it")?;
+                let engines = Engines::with_tokens(scenario, &programs.bin, dir.path())?;
+                let started = rivals::start_kv_aware(python, dir.path(), &engines).await?;
+                own._simulated = Some(engines);
+                some(started)
+            }
+            Self::Dynamo => {
+                let python = programs.rivals.python(self).context("--rivals does not have it")?;
+                let tokenizer = programs.tokenizer.as_ref().context("--tokenizer is not set")?;
+                let dynamo = dynamo::start(python, dir.path(), tokenizer).await?;
+                own._mockers = Some(dynamo.mockers);
+                some((dynamo.address, dynamo.frontend))
             }
         };
         let client = match tls {
@@ -117,7 +163,8 @@ impl Router {
             None => Client::new(&address),
         };
         let admin = process.as_ref().and_then(|process| process.announced["admin"].as_str()).map(Client::new);
-        let mut running = Running { client, admin, kind: self, idle_mb: 0.0, process, _dir: dir };
+        let mut running =
+            Running { client, admin, kind: self, idle_mb: 0.0, process, _engines: own, _dir: dir };
         running.idle_mb = running.resident_mb();
         Ok(running)
     }

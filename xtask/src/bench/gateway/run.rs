@@ -80,7 +80,7 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
         }
     }
     let took = work.started.elapsed();
-    let cpu = (router.cpu_nanos() - cpu) as f64;
+    let cpu = router.cpu_nanos().saturating_sub(cpu) as f64;
     if scenario.tokens {
         all_in_tokens(router).await?;
     }

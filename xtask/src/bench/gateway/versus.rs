@@ -1,6 +1,6 @@
-//! Compares two builds of the gateway that ran in the same rounds.
+//! Compares this build of the gateway with another build, and with rivals, that ran in the same rounds.
 
-use super::{Round, figures::Figures};
+use super::{Round, figures::Figures, routers::Router};
 use crate::{sh, stats::median};
 
 /// This build's figures over those of the other build.
@@ -17,13 +17,7 @@ pub(super) struct Comparison {
 /// Takes each ratio within a round, so that a disturbance hits both builds alike, and then the median of the
 /// rounds.
 pub(super) fn row(scenario: &'static str, rounds: &[Round]) -> Comparison {
-    let ratios = |figure: fn(&Figures) -> f64| -> Vec<f64> {
-        let of = |round: &Round, router: &str| {
-            round.iter().find(|(name, _)| *name == router).map(|(_, figures)| figure(figures))
-        };
-        let pairs = rounds.iter().filter_map(|round| Some((of(round, "pointsman")?, of(round, "versus")?)));
-        pairs.map(|(this, other)| this / other).collect()
-    };
+    let ratios = |figure| ratios(rounds, "versus", figure);
     Comparison {
         scenario,
         cpu: ratios(|figures| figures.cpu_per_1000_s),
@@ -31,6 +25,42 @@ pub(super) fn row(scenario: &'static str, rounds: &[Round]) -> Comparison {
         hop_p50: median(ratios(|figures| figures.hop_p50_us)),
         memory: median(ratios(|figures| figures.rss_mb)),
     }
+}
+
+/// Prints this build's CPU time over that of each rival.
+pub(super) fn print_rivals(rounds: &[Round]) {
+    rival_lines(rounds).iter().for_each(|line| sh::print(line));
+}
+
+fn rival_lines(rounds: &[Round]) -> Vec<String> {
+    let line = |router: Router| {
+        let cpu = ratios(rounds, router.name(), |figures| figures.cpu_per_1000_s);
+        let [low, high] = range(&cpu);
+        let median = median(cpu.clone());
+        let engines = match router {
+            Router::Dynamo => "; its engines are its own mockers, and its CPU is the frontend's",
+            Router::VllmKvAware => "; it does not tokenize: the engines do, and their CPU is not counted",
+            _ => "",
+        };
+        let name = router.name();
+        (!cpu.is_empty())
+            .then(|| format!("pointsman over {name}: CPU {median:.3} ({low:.3} to {high:.3}){engines}"))
+    };
+    Router::ALL.into_iter().filter(|router| router.is_rival()).filter_map(line).collect()
+}
+
+/// This build's figure over that of another router, of each round in which both ran.
+fn ratios(rounds: &[Round], router: &str, figure: fn(&Figures) -> f64) -> Vec<f64> {
+    let of = |round: &Round, router: &str| {
+        round.iter().find(|(name, _)| *name == router).map(|(_, figures)| figure(figures))
+    };
+    let pairs = rounds.iter().filter_map(|round| Some((of(round, "pointsman")?, of(round, router)?)));
+    pairs.map(|(this, other)| this / other).collect()
+}
+
+/// Lowest and highest value.
+fn range(values: &[f64]) -> [f64; 2] {
+    [values.iter().copied().fold(f64::NAN, f64::min), values.iter().copied().fold(f64::NAN, f64::max)]
 }
 
 /// Prints one line for each scenario.
@@ -43,8 +73,7 @@ pub(super) fn print(rows: &[Comparison]) {
 
 impl Comparison {
     fn line(&self) -> String {
-        let low = self.cpu.iter().copied().fold(f64::NAN, f64::min);
-        let high = self.cpu.iter().copied().fold(f64::NAN, f64::max);
+        let [low, high] = range(&self.cpu);
         format!(
             "| {} | {:.3} | {low:.3} to {high:.3} | {:.3} | {:.3} | {:.3} |",
             self.scenario,
@@ -58,7 +87,7 @@ impl Comparison {
 
 #[cfg(test)]
 mod tests {
-    use super::{Figures, row};
+    use super::{Figures, rival_lines, row};
 
     fn figures(cpu: f64) -> Figures {
         Figures {
@@ -83,5 +112,17 @@ mod tests {
         });
         let line = row("a", &rounds).line();
         assert_eq!(line, "| a | 1.100 | 0.900 to 1.100 | 1.100 | NaN | 1.000 |");
+    }
+
+    #[test]
+    fn a_rival_is_compared_when_it_ran() {
+        let rounds = [(1.0, 4.0), (1.0, 5.0), (3.0, 10.0)]
+            .map(|(this, rival)| vec![("pointsman", figures(this)), ("dynamo+mocker", figures(rival))]);
+        let lines = rival_lines(&rounds);
+        assert_eq!(lines.len(), 1);
+        assert!(
+            lines[0].starts_with("pointsman over dynamo+mocker: CPU 0.250 (0.200 to 0.300); its"),
+            "{lines:?}"
+        );
     }
 }
