@@ -37,7 +37,7 @@ async fn exhausted_descriptors_are_not_the_worker_s_fault_and_the_client_may_ret
     tokio::time::sleep(Duration::from_millis(400)).await;
     let snapshot = cluster.gateway.state().registry.snapshot();
     assert!(snapshot.workers()[0].ineligible().is_none(), "{:?}", snapshot.workers()[0].ineligible());
-    assert_eq!(snapshot.workers()[0].candidates()[0].load().error_ppm(), 0);
+    assert_eq!(snapshot.workers()[0].candidates()[0].load().view().error_ppm(), 0);
     drop(files);
     let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");

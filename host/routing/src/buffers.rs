@@ -6,9 +6,7 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-use crate::{
-    decision_facts::Inputs, decisions::Recorder, slot::ProgramSummary, state_accesses::StateAccesses,
-};
+use crate::{decisions::Recorder, inputs::Inputs, slot::ProgramSummary, state_accesses::StateAccesses};
 
 /// Sets that a thread keeps: the deepest nesting is three.
 const MAX_FREE_SETS: usize = 4;

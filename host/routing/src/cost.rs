@@ -45,6 +45,9 @@ pub fn cost(terms: &CostTerms, config: &RouterConfig) -> f32 {
         decode_blocks
     };
     let cost = load + config.active_request_weight * f64::from(terms.active_requests);
+    if terms.taint_preference == 0.0 {
+        return cost as f32;
+    }
     let preference = f64::from(terms.taint_preference);
     #[expect(clippy::cast_possible_truncation, reason = "costs are compared, not counted")]
     let cost = (cost * (-preference.tanh()).exp()) as f32;

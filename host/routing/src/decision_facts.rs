@@ -1,134 +1,35 @@
 //! Facts of one decision: writes those that a policy asked for as one flat list, request facts first, then
 //! worker facts column by column.
 //!
-//! Expensive inputs (cached blocks, blocks after admission) are computed once per decision, and only when a
-//! policy needs them. Everything else is read directly from the candidates.
+//! What most policies ask for (load, cached blocks, blocks after admission) is read once for each decision
+//! and only when a policy needs it: see [`crate::inputs`]. Everything else is read from the columns of the
+//! pool, or from the workers.
 
-use pointsman_workers::{Candidate, Leg, Overlaps, PrefixIndex, WorkerSpec};
+use pointsman_workers::{Candidate, Leg, Pool, RankView, WorkerSpec};
 
 use crate::{
     config::RouterConfig,
     cost::CostTerms,
     facts::{RequestFact, Wants, WorkerColumn, WorkerFact},
+    inputs::Inputs,
     query::{CandidateId, Query},
-    slot::{NativeMode, Program},
 };
 
 /// Facts of one decision, shared by all policies of the slot and by the native selectors.
 pub(crate) struct DecisionFacts<'a> {
     pub(crate) query: &'a Query<'a>,
     pub(crate) config: RouterConfig,
-    pub(crate) pool: &'a [Candidate],
+    pub(crate) pool: &'a Pool,
     inputs: &'a Inputs,
     /// The taint that the prefill worker prefers in a decode worker (D3).
     topology: Option<(String, f32)>,
-}
-
-/// Reusable buffers of the expensive inputs, indexed by pool position.
-#[derive(Default)]
-pub(crate) struct Inputs {
-    overlaps: Overlaps,
-    cached: Vec<[u32; 3]>,
-    after_admission: Vec<u32>,
-}
-
-/// The expensive inputs that a decision needs.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Needs {
-    pub(crate) cached: bool,
-    pub(crate) after_admission: bool,
-}
-
-impl Needs {
-    pub(crate) const ALL: Self = Self { cached: true, after_admission: true };
-
-    pub(crate) fn of(wants: &Wants) -> Self {
-        let mut needs = Self::default();
-        for column in &wants.worker {
-            match column {
-                WorkerColumn::Fact(
-                    WorkerFact::CachedBlocksDevice
-                    | WorkerFact::CachedBlocksHost
-                    | WorkerFact::CachedBlocksDisk,
-                ) => needs.cached = true,
-                WorkerColumn::Fact(WorkerFact::DecodeBlocks) => needs.after_admission = true,
-                _ => {}
-            }
-        }
-        needs
-    }
-
-    /// The expensive inputs that a program needs.
-    pub(crate) fn of_program(program: &Program) -> Self {
-        match program {
-            Program::Native(NativeMode::Kv) => Self::ALL,
-            Program::DecodeOverride(_) => Self::default(),
-            _ => program
-                .policies()
-                .map(|policy| Self::of(&policy.info().wants))
-                .fold(Self::default(), Self::or),
-        }
-    }
-
-    pub(crate) fn or(self, other: Self) -> Self {
-        Self {
-            cached: self.cached || other.cached,
-            after_admission: self.after_admission || other.after_admission,
-        }
-    }
-}
-
-impl Inputs {
-    /// Computes what `needs` names for the `rows` of `pool`; the rest reads as 0.
-    pub(crate) fn compute(
-        &mut self,
-        needs: Needs,
-        query: &Query<'_>,
-        config: &RouterConfig,
-        pool: &[Candidate],
-        rows: &[u32],
-        index: &PrefixIndex,
-    ) {
-        self.cached.clear();
-        self.cached.resize(pool.len(), [0; 3]);
-        self.after_admission.clear();
-        self.after_admission.resize(pool.len(), 0);
-        let request = query.request;
-        if needs.cached {
-            index.matches(request.prefix.hashes(), &mut self.overlaps);
-        }
-        let reuse = config.assume_kv_reuse;
-        let mut overlaps = self.overlaps.reader();
-        for row in rows.iter().map(|row| *row as usize) {
-            let Some(candidate) = pool.get(row) else { continue };
-            if let Some(cached) = self.cached.get_mut(row).filter(|_| needs.cached) {
-                let matched = overlaps.get(candidate.worker_id(), candidate.rank);
-                *cached =
-                    [matched.device, matched.host, matched.disk].map(|marks| request.prefix.blocks(marks));
-                if let [device @ 1..=u32::MAX, 0, 0] = cached {
-                    // An engine with larger blocks reuses whole ones only. Few candidates hold any, and only
-                    // of these the worker is looked at.
-                    *device -= *device % candidate.worker.blocks_at_once(request.block_size);
-                }
-            }
-            if let Some(blocks) = self.after_admission.get_mut(row).filter(|_| needs.after_admission) {
-                *blocks =
-                    candidate.load().blocks_after_admission(&request.prefix, request.request_blocks(), reuse);
-            }
-        }
-    }
-
-    /// Cached blocks (device, host, disk) of the candidate at `row` of the pool.
-    pub(crate) fn cached(&self, row: usize) -> [u32; 3] {
-        self.cached.get(row).copied().unwrap_or_default()
-    }
 }
 
 impl<'a> DecisionFacts<'a> {
     pub(crate) fn new(
         query: &'a Query<'a>,
         config: RouterConfig,
-        pool: &'a [Candidate],
+        pool: &'a Pool,
         inputs: &'a Inputs,
     ) -> Self {
         let prefill = if query.leg == Leg::Decode { query.peer() } else { None };
@@ -155,15 +56,15 @@ impl<'a> DecisionFacts<'a> {
         for column in &wants.worker {
             match column {
                 WorkerColumn::Fact(WorkerFact::WorkerId) => {
-                    self.column(rows, out, |_, candidate| low(candidate.worker_id().0));
-                    self.column(rows, out, |_, candidate| high(candidate.worker_id().0));
+                    self.take(self.pool.ids_low(), rows, out);
+                    self.take(self.pool.ids_high(), rows, out);
                 }
                 WorkerColumn::Fact(fact) => self.write_fact(*fact, rows, out),
-                WorkerColumn::LabelIs { key, value } => self.column(rows, out, |_, candidate| {
+                WorkerColumn::LabelIs { key, value } => self.ask(rows, out, |candidate| {
                     let label = candidate.worker.spec().labels.get(&**key);
                     u32::from(label.is_some_and(|label| **label == **value))
                 }),
-                WorkerColumn::LabelNumber { key } => self.column(rows, out, |_, candidate| {
+                WorkerColumn::LabelNumber { key } => self.ask(rows, out, |candidate| {
                     let number = candidate
                         .worker
                         .spec()
@@ -184,13 +85,14 @@ impl<'a> DecisionFacts<'a> {
             block_size: request.block_size,
             ..CostTerms::default()
         };
-        let position = row as usize;
-        if let Some(candidate) = self.pool.get(position) {
-            let load = candidate.load();
-            terms.active_prefill_tokens = load.active_prefill_tokens();
-            terms.active_requests = load.active_requests();
-            terms.decode_blocks = self.after_admission(position);
-            terms.cached = self.inputs.cached(position);
+        if let Some(candidate) = self.pool.get(row as usize) {
+            (terms.active_requests, terms.active_prefill_tokens) =
+                self.inputs.load(row).unwrap_or_else(|| {
+                    let load = candidate.load();
+                    (load.active_requests(), load.active_prefill_tokens())
+                });
+            terms.decode_blocks = self.inputs.after_admission(row);
+            terms.cached = self.inputs.cached(row);
             terms.taint_preference = self.preference(candidate);
         }
         terms
@@ -207,12 +109,12 @@ impl<'a> DecisionFacts<'a> {
         Some((candidate.worker_id(), candidate.rank))
     }
 
-    fn after_admission(&self, position: usize) -> u32 {
-        self.inputs.after_admission.get(position).copied().unwrap_or(0)
+    fn has_preference(&self) -> bool {
+        self.topology.is_some() || !self.query.request.preferred_taints.is_empty()
     }
 
     fn preference(&self, candidate: &Candidate) -> f32 {
-        if self.topology.is_none() && self.query.request.preferred_taints.is_empty() {
+        if !self.has_preference() {
             return 0.0;
         }
         let taints = &candidate.worker.spec().taints;
@@ -225,73 +127,100 @@ impl<'a> DecisionFacts<'a> {
         all.filter(|(taint, _)| taints.contains(*taint)).map(|(_, weight)| weight).sum()
     }
 
-    fn column(&self, rows: &[u32], out: &mut Vec<u32>, value: impl Fn(usize, &Candidate) -> u32) {
-        out.extend(rows.iter().map(|row| {
-            let position = *row as usize;
-            self.pool.get(position).map_or(0, |candidate| value(position, candidate))
-        }));
+    /// Appends the values of `rows` from a column of the whole pool.
+    fn take(&self, column: &[u32], rows: &[u32], out: &mut Vec<u32>) {
+        if rows.len() == self.pool.len() && column.len() == rows.len() {
+            // Rows rise, so these are all.
+            out.extend_from_slice(column);
+        } else {
+            out.extend(rows.iter().map(|row| column.get(*row as usize).copied().unwrap_or(0)));
+        }
+    }
+
+    /// Appends a value of each row that the columns of the pool have.
+    fn read(&self, rows: &[u32], out: &mut Vec<u32>, value: impl Fn(RankView<'_>) -> u32) {
+        if rows.len() == self.pool.len() {
+            self.pool.for_all(rows, |_, load| out.push(value(load)));
+        } else {
+            self.pool.for_each(rows, |_, load| out.push(value(load)));
+        }
+    }
+
+    /// Appends a value of each row that only its worker has.
+    fn ask(&self, rows: &[u32], out: &mut Vec<u32>, value: impl Fn(&Candidate) -> u32) {
+        out.extend(rows.iter().map(|row| self.pool.get(*row as usize).map_or(0, &value)));
+    }
+
+    /// Appends 1 for one candidate and 0 for the others.
+    fn mark(&self, rows: &[u32], out: &mut Vec<u32>, marked: Option<CandidateId>) {
+        let start = out.len();
+        out.resize(start + rows.len(), 0);
+        let row = marked.and_then(|(worker, rank)| self.pool.row_of(worker, rank));
+        let position = row.and_then(|row| rows.binary_search(&row).ok());
+        if let Some(mark) = position.and_then(|position| out.get_mut(start + position)) {
+            *mark = 1;
+        }
     }
 
     fn write_fact(&self, fact: WorkerFact, rows: &[u32], out: &mut Vec<u32>) {
         use WorkerFact as F;
         let request = self.query.request;
+        let zeros = |out: &mut Vec<u32>| out.resize(out.len() + rows.len(), 0);
         match fact {
             // Takes two columns, which the caller writes.
             F::WorkerId => {}
-            F::DpRank => self.column(rows, out, |_, c| c.rank.0),
-            F::ActiveRequests => self.column(rows, out, |_, c| c.load().active_requests()),
-            F::ActivePrefillTokens => self.column(rows, out, |_, c| c.load().active_prefill_tokens()),
-            F::DecodeBlocks => self.column(rows, out, |position, _| self.after_admission(position)),
+            F::DpRank => self.take(self.pool.ranks(), rows, out),
+            F::ActiveRequests => match self.inputs.requests() {
+                Some(column) => self.take(column, rows, out),
+                None => self.read(rows, out, |load| load.active_requests()),
+            },
+            F::ActivePrefillTokens => match self.inputs.prefill_tokens() {
+                Some(column) => self.take(column, rows, out),
+                None => self.read(rows, out, |load| load.active_prefill_tokens()),
+            },
+            F::DecodeBlocks => self.take(self.inputs.after_admission_column(), rows, out),
             F::TotalBlocks => {
-                self.column(rows, out, |_, c| c.worker.capacity_in_blocks(request.block_size).unwrap_or(0))
+                let size = request.block_size;
+                self.read(rows, out, |load| load.capacity_in_blocks(size).unwrap_or(0));
             }
-            F::CachedBlocksDevice => self.cached_column(rows, out, 0),
-            F::CachedBlocksHost => self.cached_column(rows, out, 1),
-            F::CachedBlocksDisk => self.cached_column(rows, out, 2),
-            F::EngineRunning => {
-                self.column(rows, out, |_, c| c.worker.engine_load().map_or(0, |l| l.running))
-            }
-            F::EngineQueue => self.column(rows, out, |_, c| c.worker.engine_load().map_or(0, |l| l.waiting)),
+            F::CachedBlocksDevice => self.take(self.inputs.cached_column(0), rows, out),
+            F::CachedBlocksHost => self.take(self.inputs.cached_column(1), rows, out),
+            F::CachedBlocksDisk => self.take(self.inputs.cached_column(2), rows, out),
+            F::EngineRunning => self.ask(rows, out, |c| c.worker.engine_load().map_or(0, |l| l.running)),
+            F::EngineQueue => self.ask(rows, out, |c| c.worker.engine_load().map_or(0, |l| l.waiting)),
             F::KvUsage => {
-                self.column(rows, out, |_, c| c.worker.engine_load().map_or(0.0, |l| l.kv_usage).to_bits())
+                self.ask(rows, out, |c| c.worker.engine_load().map_or(0.0, |l| l.kv_usage).to_bits())
             }
-            F::LoadAgeMs => self.column(rows, out, |_, c| {
+            F::LoadAgeMs => self.ask(rows, out, |c| {
                 c.worker
                     .engine_load()
                     .map_or(u32::MAX, |l| u32::try_from(l.read_at.elapsed().as_millis()).unwrap_or(u32::MAX))
             }),
-            F::TaintPreference => self.column(rows, out, |_, c| self.preference(c).to_bits()),
-            F::TopologyDistance => {
-                let peer = self.query.peer();
-                self.column(rows, out, |_, c| peer.map_or(0, |peer| distance(peer, c.worker.spec())));
-            }
-            F::SessionBound => {
-                self.column(rows, out, |_, c| u32::from(self.query.session == Some((c.worker_id(), c.rank))))
-            }
-            F::LoraLoaded => self.column(rows, out, |_, c| {
-                u32::from(
-                    request
-                        .lora
-                        .as_deref()
-                        .is_some_and(|lora| c.worker.spec().loras.iter().any(|l| l == lora)),
-                )
-            }),
-            F::TtftEwmaUs => self.column(rows, out, |_, c| c.load().ttft_ewma_us()),
-            F::ItlEwmaUs => self.column(rows, out, |_, c| c.load().itl_ewma_us()),
-            F::ErrorPpm => self.column(rows, out, |_, c| c.load().error_ppm()),
-            F::LocalPrefill => self.column(rows, out, |_, c| u32::from(c.worker.spec().local_prefill)),
-            F::MaxConcurrency => self.column(rows, out, |_, c| c.worker.spec().max_concurrency.unwrap_or(0)),
-            F::PrefillUsPerKtoken => self.column(rows, out, |_, c| c.load().prefill_us_per_ktoken()),
+            F::TaintPreference if !self.has_preference() => zeros(out),
+            F::TaintPreference => self.ask(rows, out, |c| self.preference(c).to_bits()),
+            F::TopologyDistance => match self.query.peer() {
+                Some(peer) => self.ask(rows, out, |c| distance(peer, c.worker.spec())),
+                None => zeros(out),
+            },
+            F::SessionBound => self.mark(rows, out, self.query.session),
+            F::LoraLoaded => match request.lora.as_deref() {
+                Some(lora) => {
+                    self.ask(rows, out, |c| u32::from(c.worker.spec().loras.iter().any(|l| l == lora)))
+                }
+                None => zeros(out),
+            },
+            F::TtftEwmaUs => self.read(rows, out, |load| load.ttft_ewma_us()),
+            F::ItlEwmaUs => self.read(rows, out, |load| load.itl_ewma_us()),
+            F::ErrorPpm => self.read(rows, out, |load| load.error_ppm()),
+            F::LocalPrefill => self.ask(rows, out, |c| u32::from(c.worker.spec().local_prefill)),
+            F::MaxConcurrency => self.ask(rows, out, |c| c.worker.spec().max_concurrency.unwrap_or(0)),
+            F::PrefillUsPerKtoken => self.read(rows, out, |load| load.prefill_us_per_ktoken()),
         }
     }
 
     /// Cached prefix blocks at a candidate: device, host, disk.
     pub(crate) fn cached(&self, row: u32) -> [u32; 3] {
-        self.inputs.cached(row as usize)
-    }
-
-    fn cached_column(&self, rows: &[u32], out: &mut Vec<u32>, tier: usize) {
-        self.column(rows, out, |position, _| self.inputs.cached(position).get(tier).copied().unwrap_or(0));
+        self.inputs.cached(row)
     }
 
     fn push_request(&self, fact: RequestFact, out: &mut Vec<u32>) {
@@ -354,3 +283,6 @@ fn high(value: u64) -> u32 {
 fn single(value: f64) -> u32 {
     (value as f32).to_bits()
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ mod decisions;
 mod encoding;
 pub mod facts;
 mod ids;
+mod inputs;
 mod learning;
 mod native;
 mod outcome;

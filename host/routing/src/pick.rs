@@ -5,6 +5,9 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::slot::{Normalize, Picker};
 
+/// Number of costs that are compared at once.
+const LANES: usize = 8;
+
 /// Picks a row index from finite `costs` (lower is better). `None` only when there are no rows.
 ///
 /// `temperature` is the one in force for this request; a picker with its own temperature ignores it.
@@ -21,9 +24,12 @@ pub fn pick(picker: Picker, costs: &[f32], temperature: f32, seed: u64) -> Optio
 /// The minimum; ties are broken uniformly.
 #[must_use]
 pub fn minimum(costs: &[f32], seed: u64) -> Option<usize> {
-    let least = costs.iter().copied().reduce(f32::min)?;
-    let ties = costs.iter().filter(|cost| **cost == least).count();
-    let wanted = if ties > 1 { SmallRng::seed_from_u64(seed).random_range(0..ties) } else { 0 };
+    let least = extreme(costs, |cost, least| cost < least)?;
+    let ties: u32 = costs.iter().map(|cost| u32::from(*cost == least)).sum();
+    if ties <= 1 {
+        return costs.iter().position(|cost| *cost == least);
+    }
+    let wanted = SmallRng::seed_from_u64(seed).random_range(0..ties as usize);
     costs.iter().enumerate().filter(|(_, cost)| **cost == least).nth(wanted).map(|(row, _)| row)
 }
 
@@ -69,10 +75,23 @@ fn unit(costs: &mut [f32]) {
     }
 }
 
+/// The least and the greatest cost.
 fn bounds(costs: &[f32]) -> Option<(f32, f32)> {
-    let least = costs.iter().copied().reduce(f32::min)?;
-    let most = costs.iter().copied().reduce(f32::max)?;
-    Some((least, most))
+    let least = extreme(costs, |cost, least| cost < least)?;
+    Some((least, extreme(costs, |cost, most| cost > most)?))
+}
+
+/// The cost that comes before all others.
+fn extreme(costs: &[f32], before: impl Fn(f32, f32) -> bool) -> Option<f32> {
+    let first = *costs.first()?;
+    let first_of = |a: f32, b: f32| if before(a, b) { a } else { b };
+    // Several at once, which the compiler keeps in vector registers.
+    let mut extremes = [first; LANES];
+    let (rows, rest) = costs.as_chunks::<LANES>();
+    for row in rows {
+        extremes.iter_mut().zip(row).for_each(|(extreme, cost)| *extreme = first_of(*cost, *extreme));
+    }
+    Some(extremes.iter().chain(rest).copied().fold(first, first_of))
 }
 
 fn draw(costs: &[f32], weight: impl Fn(f32) -> f64, seed: u64) -> Option<usize> {
@@ -135,6 +154,19 @@ mod tests {
         let shares = shares(20_000, 3, |seed| weighted_random(&[0.0, 5.0, 10.0], seed).unwrap());
         assert_eq!(shares[2], 0.0);
         assert!((shares[0] - 2.0 / 3.0).abs() < 0.02, "{shares:?}");
+    }
+
+    #[test]
+    fn the_least_and_the_greatest_cost_are_found_anywhere() {
+        for rows in 1..40 {
+            for at in 0..rows {
+                let mut costs = vec![2.0; rows];
+                costs[at] = 1.0;
+                assert_eq!(minimum(&costs, 7), Some(at));
+                costs[at] = 3.0;
+                assert_eq!(bounds(&costs), Some((if rows > 1 { 2.0 } else { 3.0 }, 3.0)));
+            }
+        }
     }
 
     #[test]

@@ -25,6 +25,11 @@ impl Average {
         });
     }
 
+    /// Forgets all values.
+    pub(crate) fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }

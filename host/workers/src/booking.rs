@@ -4,16 +4,17 @@
 //! hashes (`booked`) behind a short lock that only bookings on the same rank share.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use crate::{average::Average, id::Leg, prefix::Prefix};
+use crate::{
+    columns::{Position, RankView},
+    id::Leg,
+    prefix::Prefix,
+};
 
 mod booked;
 mod journal;
@@ -23,7 +24,7 @@ mod remote;
 pub(crate) use journal::RankJournal;
 pub use journal::{Journal, JournalEntry, LoadValues, WorkerKey};
 use rank_blocks::RankBlocks;
-use remote::RemoteLoad;
+pub(crate) use remote::RemoteLoad;
 pub use remote::{RemoteBooking, RemoteFigures};
 
 /// Load that a decision books.
@@ -49,26 +50,10 @@ pub struct BookingRequest {
     pub track_prefill_tokens: bool,
 }
 
-/// Load booked on one rank of a worker. What decisions read of every candidate shares a cache line.
-#[derive(Debug, Default)]
-#[repr(C, align(64))]
+/// Load booked on one rank of a worker. Its figures are in the columns that decisions read.
+#[derive(Debug)]
 pub struct RankLoad {
-    /// Whether the worker is eligible whatever the load (`Worker::tell_ranks`).
-    surely_eligible: AtomicBool,
-    requests: AtomicU32,
-    prefill_tokens: AtomicU32,
-    /// Number of distinct blocks with a hash that are booked here.
-    named: AtomicU32,
-    /// Thousandths of blocks without a hash: partial prompt blocks, output blocks, blocks booked without
-    /// reuse. Signed, because additions and releases of different bookings interleave.
-    unnamed_millis: AtomicI64,
-    /// Load that other gateways book.
-    remote: RemoteLoad,
-    ttft: Average,
-    /// Microseconds for each 1,000 prompt tokens.
-    prefill: Average,
-    itl: Average,
-    errors: Average,
+    position: Position,
     blocks: Mutex<RankBlocks>,
     /// Where the bookings are noted for other gateways; `None`: no other gateway is told.
     journal: Option<RankJournal>,
@@ -101,131 +86,140 @@ const MILLIS: i64 = 1_000;
 
 impl RankLoad {
     /// Creates the load of a rank whose bookings are noted for other gateways.
-    pub(crate) fn noted(journal: Option<RankJournal>) -> Self {
-        Self { journal, ..Self::default() }
+    pub(crate) fn noted(position: Position, journal: Option<RankJournal>) -> Self {
+        Self { position, blocks: Mutex::default(), journal }
+    }
+
+    /// Returns the figures.
+    #[must_use]
+    pub fn view(&self) -> RankView<'_> {
+        self.position.view()
+    }
+
+    /// Returns where the figures are.
+    pub(crate) fn position(&self) -> &Position {
+        &self.position
     }
 
     /// Returns whether the worker is eligible whatever the load. If not, it still may be.
     #[must_use]
     pub(crate) fn surely_eligible(&self) -> bool {
-        self.surely_eligible.load(Ordering::Acquire)
+        self.position.is_eligible()
     }
 
     pub(crate) fn set_surely_eligible(&self, eligible: bool) {
-        self.surely_eligible.store(eligible, Ordering::Release);
+        self.position.set_eligible(eligible);
     }
 
     /// Returns the number of booked requests, here and by other gateways.
     #[must_use]
     pub fn active_requests(&self) -> u32 {
-        self.own_requests().saturating_add(self.remote.requests())
+        self.view().active_requests()
     }
 
     /// Returns the number of requests that are booked here.
     #[must_use]
     pub fn own_requests(&self) -> u32 {
-        self.requests.load(Ordering::Relaxed)
+        self.view().own_requests()
     }
 
     /// Returns the load that other gateways book. It is part of the other figures.
     #[must_use]
     pub fn remote(&self) -> RemoteFigures {
-        self.remote.figures()
+        self.position.remote().figures()
     }
 
     /// Returns the number of prompt tokens whose prefill has not completed.
     #[must_use]
     pub fn active_prefill_tokens(&self) -> u32 {
-        self.prefill_tokens.load(Ordering::Relaxed).saturating_add(self.remote.prefill_tokens())
+        self.view().active_prefill_tokens()
     }
 
     /// Returns the number of booked blocks. A block that is booked here and by another gateway counts once.
     #[must_use]
     pub fn decode_blocks(&self) -> u32 {
-        let unnamed = in_blocks(self.unnamed_millis.load(Ordering::Relaxed));
-        self.named.load(Ordering::Relaxed).saturating_add(unnamed).saturating_add(self.remote.blocks())
+        self.view().decode_blocks()
     }
 
     /// Returns the number of booked blocks if a request with these blocks were added. A shared prefix counts
     /// once (G).
     #[must_use]
     pub fn blocks_after_admission(&self, prefix: &Prefix, total: u32, assume_kv_reuse: bool) -> u32 {
-        let named = self.named.load(Ordering::Relaxed).saturating_add(self.remote.named());
-        let shared =
-            if assume_kv_reuse && named > 0 { self.blocks.lock().shared(prefix.hashes()) } else { 0 };
+        let view = self.view();
+        let shared = if assume_kv_reuse && view.named_blocks() > 0 {
+            self.blocks.lock().shared(prefix.hashes())
+        } else {
+            0
+        };
         let new = total.saturating_sub(prefix.blocks(u32::try_from(shared).unwrap_or(u32::MAX)));
-        self.decode_blocks().saturating_add(new)
+        view.decode_blocks().saturating_add(new)
     }
 
     /// Adds the time from sending a leg to its first token, in which the worker computed `new_tokens` prompt
     /// tokens.
     fn observe_first_token(&self, took: Duration, new_tokens: u32) {
-        let took = micros(took);
-        self.ttft.observe(took);
+        let (took, averages) = (micros(took), self.view().averages);
+        averages.ttft.observe(took);
         if new_tokens > 0 {
             let each_thousand = u64::from(took) * 1_000 / u64::from(new_tokens);
-            self.prefill.observe(u32::try_from(each_thousand).unwrap_or(u32::MAX));
+            averages.prefill.observe(u32::try_from(each_thousand).unwrap_or(u32::MAX));
         }
     }
 
     /// Adds a request's mean inter-token latency.
     pub fn observe_itl(&self, itl: Duration) {
-        self.itl.observe(micros(itl));
+        self.view().averages.itl.observe(micros(itl));
     }
 
     /// Adds the outcome of a leg.
     pub fn observe_outcome(&self, ok: bool) {
-        self.errors.observe_share(if ok { 0 } else { 1_000_000 });
+        self.view().averages.errors.observe_share(if ok { 0 } else { 1_000_000 });
     }
 
-    /// Returns the moving average of the time to first token in microseconds; 0 if there was none.
-    #[must_use]
-    pub fn ttft_ewma_us(&self) -> u32 {
-        self.ttft.get()
-    }
-
-    /// Returns the moving average of the time to first token for each 1,000 uncached prompt tokens, in
-    /// microseconds; 0 if there was none.
-    #[must_use]
-    pub fn prefill_us_per_ktoken(&self) -> u32 {
-        self.prefill.get()
-    }
-
-    /// Returns the moving average of the inter-token latency in microseconds; 0 if there was none.
-    #[must_use]
-    pub fn itl_ewma_us(&self) -> u32 {
-        self.itl.get()
-    }
-
-    /// Returns the moving average of the fraction of failed legs, in parts per million.
-    #[must_use]
-    pub fn error_ppm(&self) -> u32 {
-        self.errors.get()
-    }
-
-    /// Changes the booked blocks with a hash.
-    fn change_blocks(&self, change: impl FnOnce(&mut RankBlocks)) {
+    /// Changes the booked blocks of a prompt.
+    fn change_blocks(&self, prefix: &Prefix, change: impl FnOnce(&mut RankBlocks)) {
         let mut blocks = self.blocks.lock();
         change(&mut blocks);
-        self.named.store(blocks.own(), Ordering::Relaxed);
-        self.remote.set_named(blocks.only_remote());
+        self.tell_blocks(&blocks);
+        if let Some(first) = prefix.hashes().first() {
+            self.position.set_books(*first, blocks.books_like(*first));
+        }
+    }
+
+    /// Forgets all blocks of other gateways, with what wrong hashes left behind.
+    fn forget_remote_blocks(&self) {
+        let mut blocks = self.blocks.lock();
+        let firsts = blocks.forget_remote();
+        self.tell_blocks(&blocks);
+        for first in firsts {
+            self.position.set_books(first, blocks.books_like(first));
+        }
+    }
+
+    fn tell_blocks(&self, blocks: &RankBlocks) {
+        self.position.cell().named.store(blocks.own(), Ordering::Relaxed);
+        let only_remote = blocks.only_remote();
+        if only_remote != self.position.remote().named() {
+            self.position.remote_to_change().set_named(only_remote);
+        }
     }
 }
 
 impl Booking {
     pub(crate) fn new(load: Arc<RankLoad>, request: &BookingRequest) -> Self {
         let prefill_tokens = if request.track_prefill_tokens { request.new_prefill_tokens } else { 0 };
-        load.requests.fetch_add(1, Ordering::Relaxed);
-        load.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
+        let cell = load.position.cell();
+        cell.requests.fetch_add(1, Ordering::Relaxed);
+        cell.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
         let (blocks, unnamed) = if request.assume_kv_reuse {
-            load.change_blocks(|blocks| blocks.add_own(&request.prefix));
+            load.change_blocks(&request.prefix, |blocks| blocks.add_own(&request.prefix));
             let named = request.prefix.named_blocks();
             (Some(request.prefix.clone()), request.total_prompt_blocks.saturating_sub(named))
         } else {
             (None, request.total_prompt_blocks)
         };
         let unnamed_millis = i64::from(unnamed) * MILLIS;
-        load.unnamed_millis.fetch_add(unnamed_millis, Ordering::Relaxed);
+        cell.unnamed_millis.fetch_add(unnamed_millis, Ordering::Relaxed);
         let values = LoadValues { prefill_tokens, unnamed_millis };
         let entry = load
             .journal
@@ -257,7 +251,7 @@ impl Booking {
     pub fn prefill_done(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         if tokens > 0 {
-            self.load.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+            self.load.position.cell().prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
             self.note();
         }
     }
@@ -307,7 +301,7 @@ impl Booking {
 
     fn add_unnamed(&mut self, millis: i64) {
         self.unnamed_millis += millis;
-        self.load.unnamed_millis.fetch_add(millis, Ordering::Relaxed);
+        self.load.position.cell().unnamed_millis.fetch_add(millis, Ordering::Relaxed);
         self.note();
     }
 
@@ -327,15 +321,16 @@ impl Drop for Booking {
         }
         self.prefill_done();
         if let Some(blocks) = self.blocks.take() {
-            self.load.change_blocks(|booked| booked.release_own(&blocks));
+            self.load.change_blocks(&blocks, |booked| booked.release_own(&blocks));
         }
-        self.load.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
-        self.load.requests.fetch_sub(1, Ordering::Relaxed);
+        let cell = self.load.position.cell();
+        cell.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
+        cell.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Returns thousandths of blocks as blocks.
-fn in_blocks(millis: i64) -> u32 {
+pub(crate) fn in_blocks(millis: i64) -> u32 {
     u32::try_from(millis.max(0).saturating_add(MILLIS / 2) / MILLIS).unwrap_or(u32::MAX)
 }
 

@@ -6,6 +6,7 @@ mod average;
 mod block_map;
 mod booking;
 mod breaker;
+mod columns;
 pub mod events;
 mod facts;
 mod feeds;
@@ -14,6 +15,7 @@ mod id;
 mod index;
 mod local_shortage;
 mod log_limit;
+mod pool;
 mod prefix;
 pub mod probe;
 mod registry;
@@ -27,6 +29,7 @@ pub use booking::{
     WorkerKey,
 };
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
+pub use columns::RankView;
 pub use facts::{Contradiction, EngineFacts, FactName};
 pub use feeds::{FeedStatus, Feeds};
 pub use hash::{Salt, block_hashes, name_hash};
@@ -34,6 +37,7 @@ pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownName, Worke
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use local_shortage::is_local_shortage;
 pub use log_limit::LogLimit;
+pub use pool::Pool;
 pub use prefix::Prefix;
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};

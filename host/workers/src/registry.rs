@@ -14,7 +14,9 @@ use tokio::sync::watch;
 
 use crate::{
     booking::Journal,
+    columns::Columns,
     id::{Leg, ModelName, Role, WorkerId},
+    pool::Pool,
     spec::WorkerSpec,
     worker::{Candidate, Worker},
 };
@@ -30,10 +32,18 @@ pub struct Snapshot {
 
 #[derive(Debug, Default)]
 struct Pools {
+    aggregated: Pool,
+    prefill: Pool,
+    decode: Pool,
+    activation: Arc<Activation>,
+}
+
+/// The candidates of a model while its pools are built.
+#[derive(Default)]
+struct Legs {
     aggregated: Vec<Candidate>,
     prefill: Vec<Candidate>,
     decode: Vec<Candidate>,
-    activation: Arc<Activation>,
 }
 
 /// Availability of remote prefill for a model (B2). It outlives workers and snapshots.
@@ -101,6 +111,8 @@ pub struct Registry {
     changed: watch::Sender<u64>,
     /// Where bookings are noted for other gateways.
     journal: Option<Arc<Journal>>,
+    /// Load of all ranks.
+    columns: Columns,
 }
 
 #[derive(Debug, Clone)]
@@ -119,6 +131,7 @@ impl Default for Registry {
             activations: Mutex::default(),
             changed: watch::Sender::new(0),
             journal: None,
+            columns: Columns::default(),
         }
     }
 }
@@ -131,7 +144,7 @@ impl Registry {
     }
 
     fn worker(&self, spec: WorkerSpec) -> Worker {
-        Worker::noted(spec, self.journal.as_ref())
+        Worker::noted(spec, &self.columns, self.journal.as_ref())
     }
 
     /// Returns the current snapshot. Never waits.
@@ -219,13 +232,18 @@ impl Registry {
     fn publish(&self, members: &[Member]) {
         let version = self.current.load().version + 1;
         let mut snapshot = Snapshot { version, ..Snapshot::default() };
+        let mut by_model = HashMap::new();
         for member in members {
-            snapshot.add(member);
+            snapshot.add(member, &mut by_model);
         }
         let mut activations = self.activations.lock();
-        for (model, pools) in &mut snapshot.pools {
-            pools.activation = activations.entry(model.clone()).or_default().clone();
-        }
+        let pools = |(model, legs): (ModelName, Legs)| {
+            let activation = activations.entry(model.clone()).or_default().clone();
+            let Legs { aggregated, prefill, decode } = legs;
+            let [aggregated, prefill, decode] = [aggregated, prefill, decode].map(Pool::new);
+            (model, Pools { aggregated, prefill, decode, activation })
+        };
+        snapshot.pools = by_model.into_iter().map(pools).collect();
         drop(activations);
         self.current.store(Arc::new(snapshot));
         self.changed.send_replace(version);
@@ -266,8 +284,8 @@ impl Snapshot {
     /// Returns the candidates whose role allows a leg. Those of the aggregated leg include decode workers
     /// that can prefill locally.
     #[must_use]
-    pub fn pool(&self, model: &ModelName, leg: Leg) -> &[Candidate] {
-        let Some(pools) = self.pools.get(model) else { return &[] };
+    pub fn pool(&self, model: &ModelName, leg: Leg) -> &Pool {
+        let Some(pools) = self.pools.get(model) else { return Pool::empty() };
         match leg {
             Leg::Aggregated => &pools.aggregated,
             Leg::Prefill => &pools.prefill,
@@ -281,12 +299,13 @@ impl Snapshot {
         self.pools.get(model).map(|pools| &*pools.activation)
     }
 
-    fn add(&mut self, member: &Member) {
+    fn add(&mut self, member: &Member, by_model: &mut HashMap<ModelName, Legs>) {
         let worker = &member.worker;
         self.workers.push(worker.clone());
         self.by_id.insert(worker.id(), worker.clone());
-        for model in &member.models {
-            let pools = self.pools.entry(model.clone()).or_default();
+        let models: BTreeSet<&ModelName> = member.models.iter().collect();
+        for model in models {
+            let pools = by_model.entry(model.clone()).or_default();
             let candidates = worker.candidates();
             match worker.spec().role {
                 Role::Prefill => pools.prefill.extend(candidates),

@@ -3,7 +3,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU8, Ordering},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -13,6 +13,7 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     booking::{Booking, BookingRequest, Journal, RankJournal, RankLoad, WorkerKey},
     breaker::{Breaker, BreakerRules},
+    columns::Columns,
     facts::{Contradiction, EngineFacts},
     id::{DpRank, WorkerId},
     spec::WorkerSpec,
@@ -61,9 +62,6 @@ pub struct Worker {
     misconfigured: AtomicBool,
     /// What the last probe found wrong.
     problem: ArcSwapOption<String>,
-    /// Number of KV blocks and their size in tokens, configured or reported; 0 if unknown.
-    total_blocks: AtomicU32,
-    block_size: AtomicU32,
     facts: ArcSwap<EngineFacts>,
     contradiction: ArcSwapOption<Contradiction>,
     engine_load: ArcSwapOption<EngineLoad>,
@@ -99,18 +97,22 @@ impl Worker {
     /// Creates a worker whose health and facts are unknown.
     #[must_use]
     pub fn new(spec: WorkerSpec) -> Self {
-        Self::noted(spec, None)
+        Self::noted(spec, &Columns::default(), None)
     }
 
-    /// As [`Worker::new`]. Notes the bookings of the worker in `journal`.
+    /// As [`Worker::new`]. Has its load in `columns`, and notes its bookings in `journal`.
     #[must_use]
-    pub(crate) fn noted(spec: WorkerSpec, journal: Option<&Arc<Journal>>) -> Self {
+    pub(crate) fn noted(spec: WorkerSpec, columns: &Columns, journal: Option<&Arc<Journal>>) -> Self {
         let worker = WorkerKey::of(&spec);
         let journal = |rank| Some(RankJournal { journal: journal?.clone(), worker, rank: DpRank(rank) });
-        let ranks = (0..spec.dp_size.max(1)).map(|rank| Arc::new(RankLoad::noted(journal(rank)))).collect();
+        let positions = (0..).zip(columns.take(spec.dp_size.max(1) as usize));
+        let rank = |(rank, position)| {
+            let load = RankLoad::noted(position, journal(rank));
+            load.view().set_capacity(spec.total_blocks.unwrap_or(0), spec.block_size.unwrap_or(0));
+            Arc::new(load)
+        };
+        let ranks = positions.map(rank).collect();
         Self {
-            total_blocks: AtomicU32::new(spec.total_blocks.unwrap_or(0)),
-            block_size: AtomicU32::new(spec.block_size.unwrap_or(0)),
             facts: ArcSwap::default(),
             contradiction: ArcSwapOption::empty(),
             spec: Arc::new(spec),

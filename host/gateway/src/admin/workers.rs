@@ -43,12 +43,12 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
         let ranks: Vec<Value> = ranks
             .iter()
             .map(|candidate| {
-                let load = candidate.load();
+                let (load, view) = (candidate.load(), candidate.load().view());
                 json!({
                     "dp_rank": candidate.rank, "active_requests": load.active_requests(),
                     "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
-                    "ttft_ewma_us": load.ttft_ewma_us(), "itl_ewma_us": load.itl_ewma_us(),
-                    "prefill_us_per_ktoken": load.prefill_us_per_ktoken(), "error_ppm": load.error_ppm(),
+                    "ttft_ewma_us": view.ttft_ewma_us(), "itl_ewma_us": view.itl_ewma_us(),
+                    "prefill_us_per_ktoken": view.prefill_us_per_ktoken(), "error_ppm": view.error_ppm(),
                     "remote": load.remote(),
                 })
             })

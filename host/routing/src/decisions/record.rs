@@ -97,13 +97,9 @@ impl Record {
                     parts.stages.push(Stage::read(&mut words)?);
                 }
                 let count = words.word()? as usize;
-                let ids = words.words(count * 3)?;
-                parts.candidates = ids
-                    .as_chunks::<3>()
-                    .0
-                    .iter()
-                    .map(|[low, high, rank]| (WorkerId(join_halves(*low, *high)), DpRank(*rank)))
-                    .collect();
+                let (low, high, ranks) = (words.words(count)?, words.words(count)?, words.words(count)?);
+                let ids = low.iter().zip(high).map(|(low, high)| WorkerId(join_halves(*low, *high)));
+                parts.candidates = ids.zip(ranks.iter().map(|rank| DpRank(*rank))).collect();
                 (_, parts.left) = words.rows()?;
                 let count = words.word()? as usize;
                 parts.costs = words.words(count)?.iter().map(|bits| f32::from_bits(*bits)).collect();

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! each stage:  step, rows, listed?, positions of the rows when listed, number of facts, facts
-//! candidates:  count, then (worker low, worker high, rank) each
+//! candidates:  count, then the lower halves of the worker ids, the upper halves, the ranks
 //! rows left:   rows, listed?, positions when listed
 //! costs:       count, costs
 //! state:       the accesses of each stage that had any
@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::Candidate;
+use pointsman_workers::Pool;
 
 use crate::{
     encoding::{count, write_text},
@@ -85,13 +85,16 @@ impl Recorder {
 
     /// Ends a decision. `rows` are those left (`None`: all), `costs` theirs or none; `texts` are the
     /// request's id, the policy's reason, and the detail of a fallback or refusal.
-    pub(crate) fn end(&mut self, pool: &[Candidate], rows: Option<&[u32]>, costs: &[f32], texts: [&str; 3]) {
+    pub(crate) fn end(&mut self, pool: &Pool, rows: Option<&[u32]>, costs: &[f32], texts: [&str; 3]) {
         self.words.push(count(self.candidates.len()));
-        for row in &self.candidates {
-            let candidate = pool.get(*row as usize);
-            let (id, rank) =
-                candidate.map_or((0, 0), |candidate| (candidate.worker_id().0, candidate.rank.0));
-            self.words.extend([id as u32, (id >> 32) as u32, rank]);
+        for column in [pool.ids_low(), pool.ids_high(), pool.ranks()] {
+            if self.candidates.len() == column.len() {
+                // Rows rise, so these are all.
+                self.words.extend_from_slice(column);
+            } else {
+                let value = |row: &u32| column.get(*row as usize).copied().unwrap_or(0);
+                self.words.extend(self.candidates.iter().map(value));
+            }
         }
         match rows {
             Some(rows) => self.write_rows(rows),

@@ -3,7 +3,7 @@ use std::sync::atomic::AtomicBool;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::{Value, json};
 
-use pointsman_workers::{DpRank, Leg, ModelName, WorkerId};
+use pointsman_workers::{DpRank, Leg, ModelName, Pool, WorkerId};
 
 use super::*;
 use crate::{
@@ -62,7 +62,7 @@ fn put(
 ) -> DecisionId {
     recorder.begin(summary);
     recorder.stage(0, &[], |out| out.extend(std::iter::repeat_n(seed as u32, rows)));
-    recorder.end(&[], None, &[], [&format!("request-{seed}"), "", ""]);
+    recorder.end(Pool::empty(), None, &[], [&format!("request-{seed}"), "", ""]);
     decisions.record(head(summary, seed), recorder.texts(), recorder.words()).unwrap()
 }
 
@@ -138,7 +138,7 @@ fn facts_are_serialized_by_name_and_type() {
     recorder.stage(0, &[4, 7], |out| {
         out.extend([0.1_f32.to_bits(), 9, 1].into_iter().chain(worker_ids).chain(rest));
     });
-    recorder.end(&[], None, &[2.5, 1.5], ["r", "why not", ""]);
+    recorder.end(Pool::empty(), None, &[2.5, 1.5], ["r", "why not", ""]);
     let id = decisions.record(head(&summary, 8), recorder.texts(), recorder.words()).unwrap();
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     let stage = &json["stages"][0];
@@ -161,7 +161,7 @@ fn rows_left_by_filters_are_serialized_by_position() {
     recorder.set_candidates(&[2, 5, 9]);
     recorder.stage(0, &[2, 5, 9], |_| {});
     recorder.stage(0, &[2, 9], |_| {});
-    recorder.end(&[], Some(&[9]), &[1.0], ["r", "", ""]);
+    recorder.end(Pool::empty(), Some(&[9]), &[1.0], ["r", "", ""]);
     let id = decisions
         .record(DecisionHeader { stages: 2, ..head(&summary, 1) }, recorder.texts(), recorder.words())
         .unwrap();

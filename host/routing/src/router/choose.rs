@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{Candidate, DpRank, Engine, Leg, WorkerId};
+use pointsman_workers::{Candidate, DpRank, Engine, Leg, Pool, WorkerId};
 use tokio::time::Instant;
 
 use super::{
@@ -15,8 +15,9 @@ use crate::{
     config::RouterConfig,
     context::{DecisionContext, Purpose},
     cost::CostTerms,
-    decision_facts::{DecisionFacts, Needs},
+    decision_facts::DecisionFacts,
     decisions::{ALWAYS, DecidedBy},
+    inputs::Needs,
     policy::{OnFailure, ShedReason},
     program::{Run, Verdict},
     query::{CandidateId, Query},
@@ -27,6 +28,8 @@ use crate::{
 /// A chosen candidate and what its receipt says.
 pub(super) struct Chosen {
     pub(super) candidate: Candidate,
+    /// Position in the pool.
+    pub(super) row: u32,
     pub(super) cached: [u32; 3],
     pub(super) terms: Vec<(CandidateId, CostTerms)>,
     generation: Arc<GenerationHandle>,
@@ -131,10 +134,11 @@ impl Router {
         let candidate =
             pool.get(row as usize).cloned().ok_or_else(|| none_left(query, "no candidate is left"))?;
         let costs = if query.explain { ranked(pool, rows, &program.costs) } else { Vec::new() };
-        let cached = inputs.cached(row as usize);
+        let cached = inputs.cached(row);
         let generation = generation.clone();
         Ok(Chosen {
             candidate,
+            row,
             cached,
             terms,
             generation,
@@ -212,7 +216,7 @@ fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Res
     }
 }
 
-fn ranked(pool: &[Candidate], rows: &[u32], costs: &[f32]) -> Vec<(WorkerId, DpRank, f32)> {
+fn ranked(pool: &Pool, rows: &[u32], costs: &[f32]) -> Vec<(WorkerId, DpRank, f32)> {
     let ranked = rows.iter().filter_map(|row| pool.get(*row as usize)).zip(costs);
     ranked.map(|(candidate, cost)| (candidate.worker_id(), candidate.rank, *cost)).collect()
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{Candidate, Leg};
+use pointsman_workers::{Leg, Pool};
 use tokio::time::Instant;
 
 use super::{Router, choose::may_call, eligible::eligible_rows};
@@ -12,9 +12,10 @@ use crate::{
     buffers::{BufferPool, DecisionBuffers},
     config::{RouterConfig, RouterConfigOverride},
     context::{DecisionContext, Purpose},
-    decision_facts::{DecisionFacts, Inputs, Needs},
+    decision_facts::DecisionFacts,
     facts::Wants,
     ids::{DecisionId, Generation},
+    inputs::{Inputs, Needs},
     policy::{Digest, Failure, OnFailure, Plan, Policy, ShedReason},
     query::{CandidateId, Query},
     slot::{GenerationHandle, Lane, Program, ShadowVerdict, SlotKind},
@@ -129,7 +130,8 @@ impl Router {
                 let config = self.config.with(&query.request.config);
                 program.begin(&generation.summary, &[]);
                 let facts = program.recorder.stage(0, &[], |out| {
-                    DecisionFacts::new(query, config, &[], inputs).write_request(&policy.info().wants, out);
+                    DecisionFacts::new(query, config, Pool::empty(), inputs)
+                        .write_request(&policy.info().wants, out);
                 });
                 // This call is not recorded, so its state accesses are not noted.
                 let mut context = DecisionContext::new(purpose)
@@ -169,7 +171,7 @@ impl Router {
         } else {
             let preview = BufferPool::lend(|buffers| self.choose(query, config, Purpose::Preview, buffers));
             match preview {
-                Ok(chosen) => Some(chosen.candidate),
+                Ok(chosen) => Some(chosen),
                 // No decode worker is eligible: routing the decode leg reports it.
                 Err(_) => return Ok((Plan::Remote, None)),
             }
@@ -184,11 +186,11 @@ impl Router {
         recorder.set_candidates(rows);
         let facts = recorder.stage(0, rows, |out| {
             let Some(decode) = &decode else {
-                return DecisionFacts::new(query, config, &[], inputs).write_request(wants, out);
+                return DecisionFacts::new(query, config, Pool::empty(), inputs).write_request(wants, out);
             };
-            let decode = std::slice::from_ref(decode);
-            self.compute(inputs, wants, query, config, decode, &[0]);
-            DecisionFacts::new(query, config, decode, inputs).write(wants, &[0], out);
+            let (decode, row) = (query.snapshot.pool(query.model, query.leg), [decode.row]);
+            self.compute(inputs, wants, query, config, decode, &row);
+            DecisionFacts::new(query, config, decode, inputs).write(wants, &row, out);
             self.compute(inputs, wants, &prefill, config, pool, rows);
             DecisionFacts::new(&prefill, config, pool, inputs).write_workers(wants, rows, out);
         });
@@ -201,7 +203,7 @@ impl Router {
             .with_state_accesses(accesses);
         let plan = policy.decide(&mut context, &query.call(rows.len()), request, decode_row, matrix);
         recorder.take_state(context.state_accesses());
-        let decode = decode.map(|candidate| (candidate.worker_id(), candidate.rank));
+        let decode = decode.map(|chosen| (chosen.candidate.worker_id(), chosen.candidate.rank));
         Ok((plan.and_then(answer_checks::plan)?, decode))
     }
 
@@ -211,7 +213,7 @@ impl Router {
         wants: &Wants,
         query: &Query<'_>,
         config: RouterConfig,
-        pool: &[Candidate],
+        pool: &Pool,
         rows: &[u32],
     ) {
         inputs.compute(Needs::of(wants), query, &config, pool, rows, &self.index);

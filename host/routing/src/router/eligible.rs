@@ -1,7 +1,7 @@
 //! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can
 //! extend it.
 
-use pointsman_workers::{Candidate, Ineligible, Leg, WorkerSpec};
+use pointsman_workers::{Candidate, Ineligible, Leg, Pool, WorkerSpec};
 
 use super::{
     RouteError,
@@ -17,7 +17,7 @@ use crate::{
 pub(super) fn candidate_rows(
     query: &Query<'_>,
     busy: &BusyRules,
-    pool: &[Candidate],
+    pool: &Pool,
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
     let fill = if query.pin.is_some() { pinned_row } else { eligible_rows };
@@ -27,20 +27,24 @@ pub(super) fn candidate_rows(
 pub(super) fn eligible_rows(
     query: &Query<'_>,
     busy: &BusyRules,
-    pool: &[Candidate],
+    pool: &Pool,
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
     rows.clear();
     let thresholds = busy.of(query.model, query.leg);
     let (mut busy, mut failing) = (false, false);
     let depends_on_request = depends_on_request(query, &thresholds);
-    for (position, candidate) in (0_u32..).zip(pool) {
-        if !depends_on_request && candidate.ineligible().is_none() {
-            rows.push(position);
-            continue;
+    if !depends_on_request && !pool.is_empty() && pool.all_surely_eligible() {
+        rows.extend(0..u32::try_from(pool.len()).unwrap_or(u32::MAX));
+        return Ok(());
+    }
+    pool.for_each_eligibility(|position, surely| {
+        if surely && !depends_on_request {
+            return rows.push(position);
         }
+        let Some(candidate) = pool.get(position as usize) else { return };
         if query.tried.contains(&(candidate.worker_id(), candidate.rank)) {
-            continue;
+            return;
         }
         match ineligible(query, &thresholds, candidate) {
             None => rows.push(position),
@@ -48,7 +52,7 @@ pub(super) fn eligible_rows(
             Some(Refused::Failing) => failing = true,
             Some(Refused::Other(_)) => {}
         }
-    }
+    });
     if rows.is_empty() && failing {
         // Only workers with an open breaker are left: one of them may have recovered, so try them rather than
         // refuse.
@@ -81,7 +85,7 @@ pub(super) fn no_worker(query: &Query<'_>, busy: &BusyThresholds, pool: &[Candid
 fn pinned_row(
     query: &Query<'_>,
     busy: &BusyRules,
-    pool: &[Candidate],
+    pool: &Pool,
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
     let thresholds = busy.of(query.model, query.leg);
@@ -120,14 +124,12 @@ pub(super) fn none_left(query: &Query<'_>, reason: &str) -> RouteError {
 
 /// Returns the row that is fixed before any policy runs: by a hint, by the session, or by the decode
 /// override's plan.
-pub(super) fn preset_row(query: &Query<'_>, pool: &[Candidate], rows: &[u32]) -> Option<(u32, Decider)> {
+pub(super) fn preset_row(query: &Query<'_>, pool: &Pool, rows: &[u32]) -> Option<(u32, Decider)> {
     if query.pin.is_some() {
         return Some((rows.first().copied().unwrap_or(0), Decider::Pin));
     }
-    let row_of = |wanted: CandidateId| {
-        let is_it = |candidate: &Candidate| (candidate.worker_id(), candidate.rank) == wanted;
-        rows.iter().copied().find(|row| pool.get(*row as usize).is_some_and(is_it))
-    };
+    let row_of =
+        |(worker, rank): CandidateId| pool.row_of(worker, rank).filter(|row| rows.binary_search(row).is_ok());
     let session = query.session.and_then(row_of).map(|row| (row, Decider::Session));
     session.or_else(|| query.planned.and_then(row_of).map(|row| (row, Decider::Plan)))
 }

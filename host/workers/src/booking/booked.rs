@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use crate::{block_map::BlockMap, id::BlockHash, prefix::Prefix};
+use crate::{block_map::BlockMap, columns::bucket, id::BlockHash, prefix::Prefix};
 
 /// The tree of booked blocks.
 #[derive(Debug, Default)]
@@ -18,6 +18,8 @@ pub(super) struct Booked {
     runs: BlockMap<Run>,
     /// Number of blocks of all runs.
     blocks: u32,
+    /// By bucket: number of runs at the beginning of a prompt.
+    firsts: BlockMap<u32>,
 }
 
 /// Consecutive blocks that belong to the same bookings.
@@ -55,6 +57,30 @@ impl Booked {
         place
     }
 
+    /// Returns whether a prompt is booked whose first block is of the bucket of `first`.
+    pub(super) fn books_like(&self, first: BlockHash) -> bool {
+        !self.firsts.is_empty() && self.firsts.contains_key(&in_bucket(first))
+    }
+
+    /// Returns the buckets of all first blocks.
+    pub(super) fn into_buckets(self) -> impl Iterator<Item = BlockHash> + use<> {
+        self.firsts.into_keys()
+    }
+
+    fn end_first(&mut self, first: BlockHash) {
+        let bucket = in_bucket(first);
+        if let Some(runs) = self.firsts.get_mut(&bucket) {
+            *runs -= 1;
+            if *runs == 0 {
+                self.firsts.remove(&bucket);
+            }
+        }
+        if self.runs.is_empty() {
+            // Wrong hashes may have replaced a run.
+            self.firsts.clear();
+        }
+    }
+
     /// Books a prompt's blocks.
     pub(super) fn add(&mut self, prefix: &Prefix) {
         let hashes = prefix.hashes();
@@ -77,6 +103,9 @@ impl Booked {
         if let Some(first) = hashes.get(place) {
             let run = Run { hashes: hashes.clone(), start: place, end: hashes.len(), bookings: 1 };
             self.blocks = self.blocks.saturating_add(weight(prefix, &run));
+            if place == 0 {
+                *self.firsts.entry(in_bucket(*first)).or_default() += 1;
+            }
             self.runs.insert(*first, run);
         }
     }
@@ -92,7 +121,11 @@ impl Booked {
             run.bookings = run.bookings.saturating_sub(1);
             if run.bookings == 0 {
                 self.blocks = self.blocks.saturating_sub(weight(prefix, run));
+                let begins = run.start == 0;
                 self.runs.remove(first);
+                if begins {
+                    self.end_first(*first);
+                }
             }
         }
     }
@@ -119,6 +152,11 @@ impl Run {
         }
         low
     }
+}
+
+/// Returns the block that stands for its bucket.
+fn in_bucket(block: BlockHash) -> BlockHash {
+    BlockHash(bucket(block) as u64)
 }
 
 /// Returns the number of blocks that a run of this prompt covers.

@@ -51,10 +51,16 @@ impl RankBlocks {
         self.both = self.both.saturating_sub(gone);
     }
 
-    /// Forgets all blocks of other gateways, with what wrong hashes left behind.
-    pub(super) fn forget_remote(&mut self) {
-        self.remote = Booked::default();
+    /// Forgets all blocks of other gateways, with what wrong hashes left behind. Returns the first blocks of
+    /// their prompts, one of each bucket.
+    pub(super) fn forget_remote(&mut self) -> impl Iterator<Item = BlockHash> + use<> {
         self.both = 0;
+        std::mem::take(&mut self.remote).into_buckets()
+    }
+
+    /// Returns whether a prompt is booked whose first block is of the bucket of `first`.
+    pub(super) fn books_like(&self, first: BlockHash) -> bool {
+        self.own.books_like(first) || self.remote.books_like(first)
     }
 }
 
@@ -206,7 +212,7 @@ mod tests {
                 prop_assert_eq!(blocks.own(), naive.own());
             }
             wrong.iter().for_each(|wrong| blocks.release_remote(wrong));
-            blocks.forget_remote();
+            drop(blocks.forget_remote());
             // Q4.7
             prop_assert_eq!((blocks.own(), blocks.only_remote()), (naive.own(), 0));
             own.iter().take(wrong.len()).for_each(|own| blocks.release_own(own));

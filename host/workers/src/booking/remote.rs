@@ -9,10 +9,9 @@ use std::sync::{
 use super::{RankLoad, in_blocks, journal::LoadValues};
 use crate::prefix::Prefix;
 
-/// Load of all other gateways on one rank. The figures that decisions read come first.
+/// Load of all other gateways on one rank.
 #[derive(Debug, Default)]
-#[repr(C)]
-pub(super) struct RemoteLoad {
+pub(crate) struct RemoteLoad {
     requests: AtomicU32,
     prefill_tokens: AtomicU32,
     unnamed_millis: AtomicI64,
@@ -41,20 +40,20 @@ pub struct RemoteBooking {
 }
 
 impl RemoteLoad {
-    pub(super) fn requests(&self) -> u32 {
+    pub(crate) fn requests(&self) -> u32 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    pub(super) fn prefill_tokens(&self) -> u32 {
+    pub(crate) fn prefill_tokens(&self) -> u32 {
         self.prefill_tokens.load(Ordering::Relaxed)
     }
 
     /// Returns the number of distinct blocks with a hash that only other gateways book.
-    pub(super) fn named(&self) -> u32 {
+    pub(crate) fn named(&self) -> u32 {
         self.named.load(Ordering::Relaxed)
     }
 
-    pub(super) fn blocks(&self) -> u32 {
+    pub(crate) fn blocks(&self) -> u32 {
         let unnamed = in_blocks(self.unnamed_millis.load(Ordering::Relaxed));
         self.named().saturating_add(unnamed)
     }
@@ -83,11 +82,11 @@ impl RemoteBooking {
     /// Books the load of another gateway's booking. `blocks`: blocks that count once however many of the
     /// other gateways' bookings have them.
     pub(crate) fn new(load: Arc<RankLoad>, blocks: Option<Prefix>, values: LoadValues) -> Self {
-        let remote = &load.remote;
+        let remote = load.position.remote_to_change();
         remote.requests.fetch_add(1, Ordering::Relaxed);
         remote.change(LoadValues::default(), values);
         if let Some(prefix) = &blocks {
-            load.change_blocks(|blocks| blocks.add_remote(prefix));
+            load.change_blocks(prefix, |blocks| blocks.add_remote(prefix));
         }
         Self { load, blocks, values }
     }
@@ -95,7 +94,7 @@ impl RemoteBooking {
     /// Replaces the values.
     pub fn update(&mut self, values: LoadValues) {
         let before = std::mem::replace(&mut self.values, values);
-        self.load.remote.change(before, values);
+        self.load.position.remote_to_change().change(before, values);
     }
 
     /// Returns whether the booking counts on this rank.
@@ -107,15 +106,15 @@ impl RemoteBooking {
 
 impl Drop for RemoteBooking {
     fn drop(&mut self) {
-        let remote = &self.load.remote;
+        let remote = self.load.position.remote_to_change();
         remote.change(self.values, LoadValues::default());
         let left = remote.requests.fetch_sub(1, Ordering::Relaxed).saturating_sub(1);
         if let Some(prefix) = self.blocks.take() {
-            self.load.change_blocks(|blocks| match left {
+            match left {
                 // What wrong hashes left behind ends here.
-                0 => blocks.forget_remote(),
-                _ => blocks.release_remote(&prefix),
-            });
+                0 => self.load.forget_remote_blocks(),
+                _ => self.load.change_blocks(&prefix, |blocks| blocks.release_remote(&prefix)),
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::id::BlockHash;
+use crate::{columns::Columns, id::BlockHash};
 
 fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
     BookingRequest {
@@ -17,13 +17,17 @@ fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
     }
 }
 
+fn new_load() -> RankLoad {
+    RankLoad::noted(Columns::default().take(1).remove(0), None)
+}
+
 fn state(load: &RankLoad) -> (u32, u32, u32) {
     (load.active_requests(), load.active_prefill_tokens(), load.decode_blocks())
 }
 
 #[test]
 fn f4_a_booking_is_added_at_selection_and_released_on_drop() {
-    let load = Arc::new(RankLoad::default());
+    let load = Arc::new(new_load());
     let mut booking = Booking::new(load.clone(), &request(40, &[1, 2], true));
     assert_eq!(state(&load), (1, 40, 3));
     booking.prefill_done();
@@ -35,7 +39,7 @@ fn f4_a_booking_is_added_at_selection_and_released_on_drop() {
 
 #[test]
 fn g_a_shared_prefix_counts_once_and_without_reuse_it_does_not() {
-    let load = Arc::new(RankLoad::default());
+    let load = Arc::new(new_load());
     let first = Booking::new(load.clone(), &request(64, &[1, 2, 3, 4], true));
     let blocks: Vec<BlockHash> = [1, 2, 30, 40].map(BlockHash).to_vec();
     // G3.1, G3.2
@@ -53,7 +57,7 @@ fn g_a_shared_prefix_counts_once_and_without_reuse_it_does_not() {
 
 #[test]
 fn f4_output_blocks_count_less_towards_the_expected_end() {
-    let load = Arc::new(RankLoad::default());
+    let load = Arc::new(new_load());
     let mut booking = Booking::new(
         load.clone(),
         &BookingRequest { expected_output_tokens: Some(32), ..request(16, &[1], true) },
@@ -64,10 +68,10 @@ fn f4_output_blocks_count_less_towards_the_expected_end() {
     // Block 2 began at token 1 and counts 1 - 1/32; block 3 began at token 17 and counts 1 - 17/32.
     assert!(booking.output_tokens(17));
     // F4.4
-    assert_eq!(load.unnamed_millis.load(Ordering::Relaxed), 969 + 469);
+    assert_eq!(load.position.cell().unnamed_millis.load(Ordering::Relaxed), 969 + 469);
     assert!(booking.output_tokens(400));
     assert_eq!(
-        load.unnamed_millis.load(Ordering::Relaxed),
+        load.position.cell().unnamed_millis.load(Ordering::Relaxed),
         969 + 469,
         "beyond the expected end nothing is added"
     );
@@ -75,7 +79,7 @@ fn f4_output_blocks_count_less_towards_the_expected_end() {
 
 #[test]
 fn f4_fewer_output_tokens_than_counted_release_blocks() {
-    let load = Arc::new(RankLoad::default());
+    let load = Arc::new(new_load());
     let mut booking = Booking::new(load.clone(), &request(16, &[1], true));
     assert!(booking.output_tokens(40));
     assert_eq!(load.decode_blocks(), 4);
@@ -93,7 +97,7 @@ proptest! {
     fn invariant_8_any_interleaving_ends_at_zero(
         steps in proptest::collection::vec((0_u8..4, 0_usize..6, 1_u32..200), 1..80),
     ) {
-        let load = Arc::new(RankLoad::default());
+        let load = Arc::new(new_load());
         let mut bookings: Vec<Booking> = Vec::new();
         for (step, place, amount) in steps {
             let place = place.min(bookings.len().saturating_sub(1));

@@ -4,11 +4,15 @@
 use std::sync::Arc;
 
 use super::{
+    holder_rows::{HolderRows, NO_ROW},
     holders::{Candidate, HolderDirectory, Holders},
     segments::Segment,
     shared::Shared,
 };
-use crate::id::{BlockHash, DpRank, WorkerId};
+use crate::{
+    id::{BlockHash, DpRank, WorkerId},
+    pool::Pool,
+};
 
 /// Cached prefix blocks of one candidate by tier. Recorded decisions count for the device only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +35,7 @@ pub struct Overlaps {
     ends: Vec<u32>,
     /// Buffer for one lower tier.
     tier_ends: Vec<u32>,
+    rows: HolderRows,
 }
 
 /// Reads the result of a lookup for one candidate after the other. Quick when they come in rising order.
@@ -48,10 +53,7 @@ impl OverlapReader<'_> {
             return Matched::default();
         }
         let Some(holders) = self.holders((worker, rank)) else { return Matched::default() };
-        let (device, host_end) = (self.overlaps.device_end(&holders), self.overlaps.host_end(&holders));
-        let [_, _, disk, _] = holders;
-        let disk_end = disk.map_or(host_end, |holder| self.overlaps.end(holder).max(host_end));
-        Matched { device, host: host_end - device, disk: disk_end - host_end }
+        self.overlaps.matched(&holders)
     }
 
     fn holders(&mut self, wanted: Candidate) -> Option<Holders> {
@@ -86,6 +88,34 @@ impl Overlaps {
     #[must_use]
     pub fn reader(&self) -> OverlapReader<'_> {
         OverlapReader { overlaps: self, at: 0 }
+    }
+
+    /// Calls `each` with every candidate of `pool` that holds any block: its row, and what it holds. Costs
+    /// one step for each holder, and not one for each candidate, unless the pool or the directory changed.
+    pub fn for_each_holder(&mut self, pool: &Pool, mut each: impl FnMut(u32, Matched)) {
+        if self.ends.is_empty() {
+            return;
+        }
+        self.rows.follow(&self.directory, pool);
+        for (row, end) in self.rows.single.iter().zip(&self.ends) {
+            if *end > 0 && *row != NO_ROW {
+                each(*row, Matched { device: *end, ..Matched::default() });
+            }
+        }
+        for (row, holders) in &self.rows.several {
+            let matched = self.matched(holders);
+            if matched != Matched::default() {
+                each(*row, matched);
+            }
+        }
+    }
+
+    /// Returns the blocks that the candidate with these holders holds.
+    fn matched(&self, holders: &Holders) -> Matched {
+        let (device, host_end) = (self.device_end(holders), self.host_end(holders));
+        let [_, _, disk, _] = *holders;
+        let disk_end = disk.map_or(host_end, |holder| self.end(holder).max(host_end));
+        Matched { device, host: host_end - device, disk: disk_end - host_end }
     }
 
     pub(super) fn find(&mut self, shared: &Shared, blocks: &[BlockHash]) {

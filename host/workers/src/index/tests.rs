@@ -175,6 +175,8 @@ proptest! {
     }
 }
 
+mod pools;
+
 mod events {
     //! The index under engines' events, also against a naive model.
 

@@ -9,32 +9,27 @@ impl Worker {
     /// Returns the number of KV blocks of a rank: as configured, otherwise as the engine reports.
     #[must_use]
     pub fn total_blocks(&self) -> Option<u32> {
-        Some(self.total_blocks.load(Ordering::Relaxed)).filter(|blocks| *blocks > 0)
+        self.ranks.first()?.view().total_blocks()
     }
 
     /// Returns the tokens in a KV block of the engine: as configured, otherwise as the engine reports.
     #[must_use]
     pub fn block_size(&self) -> Option<u32> {
-        Some(self.block_size.load(Ordering::Relaxed)).filter(|size| *size > 0)
+        self.ranks.first()?.view().block_size()
     }
 
     /// Returns the number of blocks of `size` tokens in one of the engine's; 1 unless its block size is a
     /// multiple.
     #[must_use]
     pub fn blocks_at_once(&self, size: u32) -> u32 {
-        match self.block_size() {
-            Some(own) if own > size && own % size.max(1) == 0 => own / size.max(1),
-            _ => 1,
-        }
+        self.ranks.first().map_or(1, |rank| rank.view().blocks_at_once(size))
     }
 
     /// Returns how many blocks of `size` tokens fit into a rank's KV cache. An engine with an unknown block
     /// size is taken to have this one.
     #[must_use]
     pub fn capacity_in_blocks(&self, size: u32) -> Option<u32> {
-        let blocks = self.total_blocks()?;
-        let own = u64::from(self.block_size().unwrap_or(size));
-        Some(u32::try_from(u64::from(blocks) * own / u64::from(size.max(1))).unwrap_or(u32::MAX))
+        self.ranks.first()?.view().capacity_in_blocks(size)
     }
 
     /// Returns what the engine last reported of itself.
@@ -46,8 +41,9 @@ impl Worker {
     /// Stores what the engine reports. Configured values take precedence.
     pub(crate) fn set_facts(&self, facts: EngineFacts) {
         let value = |configured: Option<u32>, reported: Option<u32>| configured.or(reported).unwrap_or(0);
-        self.total_blocks.store(value(self.spec.total_blocks, facts.total_blocks), Ordering::Relaxed);
-        self.block_size.store(value(self.spec.block_size, facts.block_size), Ordering::Relaxed);
+        let total_blocks = value(self.spec.total_blocks, facts.total_blocks);
+        let block_size = value(self.spec.block_size, facts.block_size);
+        self.ranks.iter().for_each(|rank| rank.view().set_capacity(total_blocks, block_size));
         self.facts.store(Arc::new(facts));
     }
 

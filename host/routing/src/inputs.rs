@@ -1,0 +1,202 @@
+//! The inputs of a decision that most policies and the native cost rank by, as columns of the pool: load,
+//! blocks after admission, cached blocks. Read once for each decision, so that every policy of the slot, the
+//! shadow and the receipt see the same values.
+
+use pointsman_workers::{Overlaps, Pool, PrefixIndex};
+
+use crate::{
+    config::RouterConfig,
+    facts::{Wants, WorkerColumn, WorkerFact},
+    query::Query,
+    slot::{NativeMode, Program},
+};
+
+/// Reusable columns, indexed by row of the pool. Rows that were not asked for have any value.
+#[derive(Default)]
+pub(crate) struct Inputs {
+    /// What the columns have.
+    computed: Needs,
+    overlaps: Overlaps,
+    requests: Vec<u32>,
+    prefill_tokens: Vec<u32>,
+    after_admission: Vec<u32>,
+    /// On device, in host memory, on disk.
+    cached: [Vec<u32>; 3],
+}
+
+/// The inputs that a decision needs.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Needs {
+    pub(crate) load: bool,
+    pub(crate) cached: bool,
+    pub(crate) after_admission: bool,
+}
+
+impl Needs {
+    pub(crate) const ALL: Self = Self { load: true, cached: true, after_admission: true };
+
+    pub(crate) fn of(wants: &Wants) -> Self {
+        let mut needs = Self::default();
+        for column in &wants.worker {
+            match column {
+                WorkerColumn::Fact(
+                    WorkerFact::CachedBlocksDevice
+                    | WorkerFact::CachedBlocksHost
+                    | WorkerFact::CachedBlocksDisk,
+                ) => needs.cached = true,
+                WorkerColumn::Fact(WorkerFact::DecodeBlocks) => needs.after_admission = true,
+                WorkerColumn::Fact(WorkerFact::ActiveRequests | WorkerFact::ActivePrefillTokens) => {
+                    needs.load = true;
+                }
+                _ => {}
+            }
+        }
+        needs
+    }
+
+    /// The inputs that a program needs.
+    pub(crate) fn of_program(program: &Program) -> Self {
+        match program {
+            Program::Native(NativeMode::Kv) => Self::ALL,
+            Program::Native(NativeMode::LeastLoaded) => Self { load: true, ..Self::default() },
+            Program::DecodeOverride(_) => Self::default(),
+            _ => program
+                .policies()
+                .map(|policy| Self::of(&policy.info().wants))
+                .fold(Self::default(), Self::or),
+        }
+    }
+
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            load: self.load || other.load,
+            cached: self.cached || other.cached,
+            after_admission: self.after_admission || other.after_admission,
+        }
+    }
+}
+
+impl Inputs {
+    /// Computes what `needs` names for the `rows` of `pool`, which rise.
+    pub(crate) fn compute(
+        &mut self,
+        needs: Needs,
+        query: &Query<'_>,
+        config: &RouterConfig,
+        pool: &Pool,
+        rows: &[u32],
+        index: &PrefixIndex,
+    ) {
+        self.computed = needs;
+        if needs.load || needs.after_admission {
+            self.read_load(query.request.request_blocks(), pool, rows);
+        }
+        if needs.after_admission && config.assume_kv_reuse {
+            self.share(query, pool, rows);
+        }
+        if needs.cached {
+            self.look_up(query, pool, index);
+        }
+    }
+
+    /// Reads the load, and adds `new` blocks to those that are booked.
+    fn read_load(&mut self, new: u32, pool: &Pool, rows: &[u32]) {
+        let Self { requests, prefill_tokens, after_admission, .. } = self;
+        [&mut *requests, &mut *prefill_tokens, &mut *after_admission]
+            .into_iter()
+            .for_each(|column| column.resize(pool.len(), 0));
+        if rows.len() == pool.len() {
+            let cells = requests.iter_mut().zip(prefill_tokens).zip(after_admission);
+            pool.for_all(cells, |((requests, tokens), blocks), load| {
+                *requests = load.active_requests();
+                *tokens = load.active_prefill_tokens();
+                *blocks = load.decode_blocks().saturating_add(new);
+            });
+            return;
+        }
+        pool.for_each(rows, |row, load| {
+            let row = row as usize;
+            set(requests, row, load.active_requests());
+            set(prefill_tokens, row, load.active_prefill_tokens());
+            set(after_admission, row, load.decode_blocks().saturating_add(new));
+        });
+    }
+
+    /// Counts blocks that the request shares with booked ones once, where it shares any (G).
+    fn share(&mut self, query: &Query<'_>, pool: &Pool, rows: &[u32]) {
+        let request = query.request;
+        let Some(first) = request.prefix.hashes().first() else { return };
+        let blocks = &mut self.after_admission;
+        pool.for_each_booking(rows, *first, |row| {
+            let row = row as usize;
+            let Some(candidate) = pool.get(row) else { return };
+            let after =
+                candidate.load().blocks_after_admission(&request.prefix, request.request_blocks(), true);
+            set(blocks, row, after);
+        });
+    }
+
+    fn look_up(&mut self, query: &Query<'_>, pool: &Pool, index: &PrefixIndex) {
+        let (prefix, block_size) = (&query.request.prefix, query.request.block_size);
+        for column in &mut self.cached {
+            column.clear();
+            column.resize(pool.len(), 0);
+        }
+        index.matches(prefix.hashes(), &mut self.overlaps);
+        let [device, host, disk] = &mut self.cached;
+        self.overlaps.for_each_holder(pool, |row, matched| {
+            let row = row as usize;
+            let mut blocks = prefix.blocks(matched.device);
+            if (matched.host, matched.disk) == (0, 0) {
+                // An engine with larger blocks reuses whole ones only.
+                let at_once =
+                    pool.get(row).map_or(1, |candidate| candidate.load().view().blocks_at_once(block_size));
+                blocks -= blocks % at_once;
+            }
+            set(device, row, blocks);
+            set(host, row, prefix.blocks(matched.host));
+            set(disk, row, prefix.blocks(matched.disk));
+        });
+    }
+
+    /// The active requests and prefill tokens of a candidate, if they were computed.
+    pub(crate) fn load(&self, row: u32) -> Option<(u32, u32)> {
+        let row = row as usize;
+        let requests = *self.requests()?.get(row)?;
+        Some((requests, *self.prefill_tokens()?.get(row)?))
+    }
+
+    pub(crate) fn requests(&self) -> Option<&[u32]> {
+        self.computed.load.then_some(&*self.requests)
+    }
+
+    pub(crate) fn prefill_tokens(&self) -> Option<&[u32]> {
+        self.computed.load.then_some(&*self.prefill_tokens)
+    }
+
+    /// Blocks of the candidate after admission; 0 if they were not computed.
+    pub(crate) fn after_admission(&self, row: u32) -> u32 {
+        self.after_admission_column().get(row as usize).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn after_admission_column(&self) -> &[u32] {
+        if self.computed.after_admission { &self.after_admission } else { &[] }
+    }
+
+    /// Cached blocks of the candidate on device, in host memory, on disk; 0 if they were not computed.
+    pub(crate) fn cached(&self, row: u32) -> [u32; 3] {
+        let blocks = |column: &Vec<u32>| column.get(row as usize).copied().unwrap_or(0);
+        if self.computed.cached { self.cached.each_ref().map(blocks) } else { [0; 3] }
+    }
+
+    /// Cached blocks of one tier.
+    pub(crate) fn cached_column(&self, tier: usize) -> &[u32] {
+        self.cached.get(tier).filter(|_| self.computed.cached).map_or(&[], Vec::as_slice)
+    }
+}
+
+fn set(column: &mut [u32], row: usize, value: u32) {
+    if let Some(cell) = column.get_mut(row) {
+        *cell = value;
+    }
+}
