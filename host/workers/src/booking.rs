@@ -24,7 +24,6 @@ mod remote;
 pub(crate) use journal::RankJournal;
 pub use journal::{Journal, JournalEntry, LoadValues, WorkerKey};
 use rank_blocks::RankBlocks;
-pub(crate) use remote::RemoteLoad;
 pub use remote::{RemoteBooking, RemoteFigures};
 
 /// Load that a decision books.
@@ -126,7 +125,7 @@ impl RankLoad {
     /// Returns the load that other gateways book. It is part of the other figures.
     #[must_use]
     pub fn remote(&self) -> RemoteFigures {
-        self.position.remote().figures()
+        RemoteFigures::of(self.position.remote())
     }
 
     /// Returns the number of prompt tokens whose prefill has not completed.
@@ -327,11 +326,6 @@ impl Drop for Booking {
         cell.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
         cell.requests.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Returns thousandths of blocks as blocks.
-pub(crate) fn in_blocks(millis: i64) -> u32 {
-    u32::try_from(millis.max(0).saturating_add(MILLIS / 2) / MILLIS).unwrap_or(u32::MAX)
 }
 
 fn micros(duration: Duration) -> u32 {

@@ -14,9 +14,12 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
-use crate::{average::Average, booking::RemoteLoad, id::BlockHash};
+use crate::{average::Average, id::BlockHash};
 
+mod remote_load;
 mod view;
+
+pub(crate) use remote_load::RemoteLoad;
 
 /// Positions of a chunk: one for each bit of a word.
 pub(crate) const CHUNK: usize = 64;

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::RankView;
-use crate::booking::in_blocks;
+
+const MILLIS: i64 = 1_000;
 
 impl RankView<'_> {
     /// Returns the number of booked requests, here and by other gateways.
@@ -100,4 +101,9 @@ impl RankView<'_> {
         self.cell.total_blocks.store(total_blocks, Ordering::Relaxed);
         self.cell.block_size.store(block_size, Ordering::Relaxed);
     }
+}
+
+/// Returns thousandths of blocks as blocks.
+pub(super) fn in_blocks(millis: i64) -> u32 {
+    u32::try_from(millis.max(0).saturating_add(MILLIS / 2) / MILLIS).unwrap_or(u32::MAX)
 }
