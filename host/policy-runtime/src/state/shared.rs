@@ -129,7 +129,8 @@ impl State {
     ) -> Result<i64, StateError> {
         let mut shard = self.shard(key).lock();
         let old = shard.get(key);
-        let mut entry = match old.filter(|old| old.is_value() && old.expires_ms > now_ms) {
+        let value = old.filter(|old| old.is_value() && old.expires_ms > now_ms);
+        let mut entry = match value.filter(|value| value.own_number(sharing.writer).is_none()) {
             Some(value) => {
                 let mut value = value.clone();
                 value.add(delta)?;
@@ -137,7 +138,7 @@ impl State {
                 Entry { origin: Some(Box::new(origin)), ..value }
             }
             None => {
-                let mut parts = live_parts(old, now_ms);
+                let mut parts = live_parts(old, sharing.writer, now_ms);
                 match parts.iter_mut().find(|part| part.writer == sharing.writer) {
                     Some(own) => own.sum = own.sum.saturating_add(delta),
                     None => parts.push(Part { writer: sharing.writer, sum: delta, expires_ms, adopted: 0 }),
@@ -207,11 +208,13 @@ impl State {
     ) -> Result<bool, ChangeRefused> {
         let mut shard = self.shard(key).lock();
         let held = shard.get(key);
-        let is_value = held.is_some_and(|held| held.is_value() && held.expires_ms > now_ms);
+        // What this gateway counted before the slot was shared becomes its part.
+        let counted_alone = held.is_some_and(|held| held.own_number(sharing.writer).is_some());
+        let is_value = !counted_alone && held.is_some_and(|held| held.is_value() && held.expires_ms > now_ms);
         if part.expires_ms <= now_ms || at < stamp(held) || (is_value && at == stamp(held)) {
             return Ok(false);
         }
-        let mut parts = if at == stamp(held) { live_parts(held, now_ms) } else { Vec::new() };
+        let mut parts = if at == stamp(held) { live_parts(held, sharing.writer, now_ms) } else { Vec::new() };
         let own = part.writer == sharing.writer;
         let is_full = parts.len() >= MAX_PARTS;
         match parts.iter_mut().find(|known| known.writer == part.writer) {
@@ -226,7 +229,7 @@ impl State {
             None => parts.push(Part { adopted: if own { incarnation } else { 0 }, ..part }),
         }
         self.put(&mut shard, key, number(at, parts)).map_err(|_| ChangeRefused::NoRoom)?;
-        Ok(own)
+        Ok(own || counted_alone)
     }
 }
 
@@ -307,6 +310,12 @@ impl Entry {
         self.origin.as_ref().is_none_or(|origin| matches!(origin.kind, Kind::Value))
     }
 
+    /// A number that was written while the state was not shared, as the part of this gateway.
+    fn own_number(&self, writer: u64) -> Option<Part> {
+        let number = <[u8; 8]>::try_from(&*self.value).ok().filter(|_| self.origin.is_none())?;
+        Some(Part { writer, sum: i64::from_le_bytes(number), expires_ms: self.expires_ms, adopted: 0 })
+    }
+
     fn is_deleted(&self) -> bool {
         self.origin.as_ref().is_some_and(|origin| matches!(origin.kind, Kind::Deleted))
     }
@@ -316,11 +325,13 @@ fn stamp(entry: Option<&Entry>) -> Stamp {
     entry.and_then(|entry| entry.origin.as_ref()).map(|origin| origin.stamp).unwrap_or_default()
 }
 
-fn live_parts(entry: Option<&Entry>, now_ms: u64) -> Vec<Part> {
-    match entry.and_then(|entry| entry.origin.as_ref()).map(|origin| &origin.kind) {
-        Some(Kind::Number(parts)) => parts.iter().filter(|part| part.expires_ms > now_ms).copied().collect(),
-        _ => Vec::new(),
-    }
+fn live_parts(entry: Option<&Entry>, writer: u64, now_ms: u64) -> Vec<Part> {
+    let own = entry.and_then(|entry| entry.own_number(writer));
+    let parts = match entry.and_then(|entry| entry.origin.as_ref()).map(|origin| &origin.kind) {
+        Some(Kind::Number(parts)) => parts.as_slice(),
+        _ => own.as_slice(),
+    };
+    parts.iter().filter(|part| part.expires_ms > now_ms).copied().collect()
 }
 
 /// A number that lives as long as the last of its parts.

@@ -40,6 +40,8 @@ const GRACE_MS: (u64, u64) = (60_000, 300_000);
 const MAX_KNOWN: usize = 262_144;
 /// How long a removed key is told to gateways that join.
 const REMOVED_MS: u64 = 300_000;
+/// Most characters of a key in the log. A key has the slot, the policy's key in base64, and the gateway.
+const SHOWN_KEY: usize = 200;
 /// Most bytes of a bucket that this gateway creates.
 const MAX_BYTES: i64 = 64 * 1024 * 1024;
 
@@ -173,7 +175,8 @@ impl Bucket<'_> {
         if let Some(problem) = problem {
             counters.state_refused.fetch_add(1, Relaxed);
             if let Some(suppressed) = self.refusals.due() {
-                tracing::warn!(problem, suppressed, "entry of a shared state refused");
+                let key: String = entry.key.chars().take(SHOWN_KEY).collect();
+                tracing::warn!(problem, key, suppressed, "entry of a shared state refused");
             }
         }
     }

@@ -1,5 +1,10 @@
 //! Gateways that share the state of their policies over JetStream.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use pointsman_routing::SlotKind;
 use pointsman_test_guests::TENANT_LIMIT;
 
@@ -30,11 +35,15 @@ async fn with(settings: Replicas) -> TestCluster {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
     let cluster = builder.config(change).start().await.unwrap();
     cluster.drop_policy("aggregated.wasm", TENANT_LIMIT).unwrap();
+    until_limited(&cluster).await;
+    cluster
+}
+
+async fn until_limited(cluster: &TestCluster) {
     let serves = |cluster: &TestCluster| {
         cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.policy == "tenant-limit")
     };
     cluster.until("the policy serves", serves).await.unwrap();
-    cluster
 }
 
 async fn until_shared(cluster: &TestCluster) {
@@ -157,6 +166,51 @@ async fn q7_the_permissions_of_the_documentation_are_enough() {
     until_peers(&one, 1).await;
     // Q7.11
     assert_eq!(in_turn([&one, &two], 8).await, [200, 200, 200, 200, 200, 200, 429, 429]);
+}
+
+#[tokio::test]
+async fn q7_a_slot_that_begins_to_share_takes_over_what_the_fleet_told() {
+    let Some(nats) = Nats::start(JETSTREAM).await else { return };
+    let one = gateway("one", &nats).await;
+    until_shared(&one).await;
+    assert_eq!(in_turn([&one, &one], 6).await, [200; 6]);
+    let shares = Arc::new(AtomicBool::new(false));
+    let begun = shares.clone();
+    let settings = replicas("two", &nats.url());
+    let change = move |config: &mut Config| {
+        config.replicas = settings;
+        limited(config);
+        let mut other = config.policies.slots[&SlotKind::Aggregated].clone();
+        other.settings.clear();
+        config.policies.slots.insert(SlotKind::Decode, other);
+        config.policies.slots.get_mut(&SlotKind::Aggregated).unwrap().shared_state = false;
+    };
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(change);
+    let builder = builder.reread(None, move |started| {
+        let mut config = started.clone();
+        let slot = config.policies.slots.get_mut(&SlotKind::Aggregated).unwrap();
+        slot.shared_state = begun.load(Ordering::Relaxed);
+        Ok(config)
+    });
+    let two = builder.start().await.unwrap();
+    two.drop_policy("aggregated.wasm", TENANT_LIMIT).unwrap();
+    until_limited(&two).await;
+    until_shared(&two).await;
+    assert_eq!(chat(&two).await, 200, "it counts alone, though another slot shares");
+    shares.store(true, Ordering::Relaxed);
+    let reloaded = two.gateway.reload().await.unwrap();
+    assert!(reloaded.needs_restart.is_empty(), "{reloaded:?}");
+    let started = Instant::now();
+    while chat(&two).await != 429 {
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "it does not know the six requests of the other"
+        );
+        // Five of its own would end the window as well: they come too slowly for that.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+    // Q7.12
+    assert!(started.elapsed() < Duration::from_secs(16));
 }
 
 #[tokio::test]

@@ -53,6 +53,31 @@ fn q7_additions_of_all_gateways_add_up() {
 }
 
 #[test]
+fn q7_what_was_counted_before_a_slot_is_shared_becomes_a_part() {
+    let (a, b, c) = (gateway(1), gateway(2), gateway(3));
+    let now = now();
+    b.set_shared(false);
+    b.increment("n", 4, 60_000, now).unwrap();
+    b.increment("m", 1, 60_000, now).unwrap();
+    b.set("v", b"alone", 0, now).unwrap();
+    assert_eq!(b.take_changes(9).len(), 0);
+    a.increment("n", 5, 60_000, now).unwrap();
+    a.set("v", b"shared", 0, now).unwrap();
+    b.set_shared(true);
+    b.note_all();
+    hand_over(&a, &[&b, &c]);
+    // Q7.12
+    assert_eq!((read(&b, "n"), b.get("v", now)), (Some(9), Some(b"shared".to_vec())));
+    assert_eq!(b.increment("m", 1, 60_000, now), Ok(2));
+    hand_over(&b, &[&a, &c]);
+    // Q7.12
+    assert_eq!([&a, &c].map(|state| (read(state, "n"), read(state, "m"))), [(Some(9), Some(2)); 2]);
+    assert_eq!(b.increment("n", 1, 60_000, now), Ok(10));
+    hand_over(&b, &[&a, &c]);
+    assert_eq!([&a, &c].map(|state| read(state, "n")), [Some(10); 2]);
+}
+
+#[test]
 fn q7_the_last_write_and_the_last_removal_win_in_any_order() {
     let (a, b, c) = (gateway(1), gateway(2), gateway(3));
     let now = now();
