@@ -44,12 +44,39 @@ pub(crate) fn peak_mb(pid: u32) -> anyhow::Result<f64> {
     megabytes(&status, "VmHWM:")
 }
 
-/// CPU time that a process and its children used so far, nanoseconds.
-///
-/// The scheduler's count of every live thread, or, when it is larger, the count of the process, which is
-/// exact to 20 ms and includes threads that ended.
+/// CPU time that a process and its children used so far, nanoseconds: the scheduler's count of every live
+/// thread.
 pub(crate) fn cpu_nanos(pid: u32) -> u64 {
-    family(pid).into_iter().map(|pid| threads_nanos(pid).max(process_nanos(pid))).sum()
+    family(pid).into_iter().map(threads_nanos).sum()
+}
+
+/// CPU time of a process and its children at one moment, in two counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CpuTime {
+    /// Exact, but without threads that ended.
+    live_threads: u64,
+    /// With threads that ended, but rounded down.
+    processes: u64,
+    /// Most that `processes` may lack.
+    rounding: u64,
+}
+
+impl CpuTime {
+    /// Reads the counts now.
+    pub(crate) fn of(pid: u32) -> Self {
+        let family = family(pid);
+        let rounding = family.iter().map(|_| 2 * TICK_NANOS).sum();
+        let processes = family.iter().copied().map(process_nanos).sum();
+        Self { live_threads: family.into_iter().map(threads_nanos).sum(), processes, rounding }
+    }
+
+    /// Nanoseconds used since an earlier moment: exact, unless threads ended in between that used more than
+    /// the rounding.
+    pub(crate) fn since(self, earlier: Self) -> u64 {
+        let threads = self.live_threads.saturating_sub(earlier.live_threads);
+        let processes = self.processes.saturating_sub(earlier.processes);
+        if processes > threads + self.rounding { processes } else { threads }
+    }
 }
 
 /// Resident memory of a process and its children, megabytes.
@@ -110,7 +137,7 @@ fn megabytes(status: &str, field: &str) -> anyhow::Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Memory, cpu_nanos, descendants, megabytes, resident_mb, ticks};
+    use super::{CpuTime, Memory, cpu_nanos, descendants, megabytes, resident_mb, ticks};
 
     #[test]
     fn kilobytes_become_megabytes() {
@@ -136,17 +163,27 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_ended_count_and_the_rounding_does_not() {
+        let at = |live_threads, processes| CpuTime { live_threads, processes, rounding: 20 };
+        assert_eq!(at(105, 110).since(at(50, 50)), 55);
+        // A thread ended before the first moment.
+        assert_eq!(at(105, 210).since(at(50, 150)), 55);
+        // A thread that had used 90 ended in between.
+        assert_eq!(at(40, 210).since(at(50, 130)), 80);
+    }
+
+    #[test]
     fn a_thread_that_ended_still_counts() {
+        let before = CpuTime::of(std::process::id());
         let burn = || {
             let started = std::time::Instant::now();
             while started.elapsed() < std::time::Duration::from_millis(200) {
                 std::hint::spin_loop();
             }
-            super::threads_nanos(std::process::id())
+            super::cpu_nanos(std::process::id())
         };
         let while_alive = std::thread::spawn(burn).join().unwrap();
-        let after = cpu_nanos(std::process::id());
-        // The count of the process lags behind by up to two ticks.
-        assert!(after + 2 * super::TICK_NANOS >= while_alive, "{while_alive} {after}");
+        let used = CpuTime::of(std::process::id()).since(before);
+        assert!(used + 4 * super::TICK_NANOS >= while_alive - before.live_threads, "{while_alive} {used}");
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     certificates::Certificates,
     client::Client,
     fleet::{self, End, Process, free_port},
-    proc,
+    proc::{self, CpuTime},
 };
 
 mod dynamo;
@@ -171,9 +171,9 @@ impl Router {
 }
 
 impl Running {
-    /// CPU time used so far, nanoseconds.
-    pub(super) fn cpu_nanos(&self) -> u64 {
-        self.process.as_ref().map_or(0, |process| proc::cpu_nanos(process.pid()))
+    /// CPU time used so far.
+    pub(super) fn cpu_time(&self) -> CpuTime {
+        self.process.as_ref().map(|process| CpuTime::of(process.pid())).unwrap_or_default()
     }
 
     /// Resident memory, megabytes.

@@ -57,7 +57,7 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
         Load::Closed(clients) | Load::Ramped(clients, _) => clients,
         Load::Open(rate) => rate * 3,
     };
-    let cpu = router.cpu_nanos();
+    let cpu = router.cpu_time();
     let mut tasks = JoinSet::new();
     for client in 0..clients {
         let delay = match scenario.load {
@@ -80,7 +80,7 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
         }
     }
     let took = work.started.elapsed();
-    let cpu = router.cpu_nanos().saturating_sub(cpu) as f64;
+    let cpu = router.cpu_time().since(cpu) as f64;
     if scenario.tokens {
         all_in_tokens(router).await?;
     }
