@@ -240,7 +240,8 @@ impl Streaming {
         Ok(None)
     }
 
-    async fn rest(mut self) -> anyhow::Result<String> {
+    /// Returns the remaining bytes as text.
+    pub(crate) async fn rest(mut self) -> anyhow::Result<String> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
             all.extend_from_slice(&piece);

@@ -16,6 +16,7 @@ mod check;
 mod clients;
 mod engines;
 mod figures;
+mod jwt;
 mod prompts;
 mod routers;
 mod run;
@@ -54,6 +55,9 @@ pub(crate) struct Args {
     /// Clients speak TLS to the routers, over HTTP/1.1. Engines stay plain, so there is no direct row.
     #[arg(long)]
     tls: bool,
+    /// Clients send tokens (JWT, ES256). The gateway verifies them; nginx does not.
+    #[arg(long, value_name = "TOKENS")]
+    jwt: Option<jwt::Tokens>,
     /// File to which one JSON line a router and scenario is appended.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
@@ -76,6 +80,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         rivals: Rivals::find(&args.rivals)?,
         tokenizer: args.tokenizer.clone(),
         tls: args.tls,
+        jwt: args.jwt,
     };
     let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some());
     ensure!(!chosen.is_empty(), "no scenario is called {:?}: expected {}", args.scenarios, scenario::names());
@@ -93,6 +98,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         for (name, figures) in figures::table(scenario, &programs.routers(scenario), &rounds) {
             let line = json!({
                 "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds, "tls": args.tls,
+                "jwt": args.jwt.map(|tokens| format!("{tokens:?}")),
                 "figures": figures,
             });
             writeln!(out, "{line}")?;
@@ -115,6 +121,8 @@ struct Programs {
     tokenizer: Option<PathBuf>,
     /// Clients speak TLS to the routers.
     tls: bool,
+    /// Clients send tokens.
+    jwt: Option<jwt::Tokens>,
 }
 
 impl Programs {
@@ -124,8 +132,8 @@ impl Programs {
             Router::Versus => self.versus.is_some(),
             Router::Nginx => routers::nginx_program().is_some(),
             Router::Direct => !self.tls,
-            // They are measured without TLS only.
-            other if self.tls && other.is_rival() => false,
+            // They are measured without TLS and tokens only.
+            other if (self.tls || self.jwt.is_some()) && other.is_rival() => false,
             other => !other.is_rival() || self.rivals.python(*other).is_some(),
         };
         Router::ALL.into_iter().filter(|router| installed(router) && router.can_serve(scenario)).collect()

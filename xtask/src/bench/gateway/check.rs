@@ -2,16 +2,22 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use super::{prompts::Bodies, routers::Running, scenario::Scenario};
+use super::{
+    clients::{LIMIT, headers},
+    jwt::authorization,
+    prompts::Bodies,
+    routers::Running,
+    scenario::Scenario,
+};
 use crate::client::CHAT;
 
 /// How often a prompt is sent. A router that chose one of four workers at random would find the cache each
 /// time after the first in one of 64 checks.
-const REPEATS: usize = 4;
+const REPEATS: u64 = 4;
 /// Time in which an engine's event about a new prompt reaches the router.
 const EVENT_DELAY: Duration = Duration::from_millis(300);
 
@@ -20,7 +26,11 @@ const EVENT_DELAY: Duration = Duration::from_millis(300);
 pub(super) async fn answers(scenario: &Scenario, router: &Running) -> anyhow::Result<()> {
     let body = Bodies::new(scenario).of(0, 0, 0);
     for time in 0..REPEATS {
-        let answer: Value = serde_json::from_str(&router.client.post(CHAT, body.clone()).await?)?;
+        let header = authorization(router.issuer.as_deref(), 0, time)?;
+        let answer = router.client.stream(CHAT, &headers(&header), body.clone()).await?;
+        ensure!(answer.status == 200, "a request was answered with status {}", answer.status);
+        let answer = timeout(LIMIT, answer.rest()).await.context("an answer did not end")??;
+        let answer: Value = serde_json::from_str(&answer)?;
         let cached = usage(&answer, scenario.events.max(1).into())?;
         ensure!(
             time == 0 || cached > 0 || !router.kind.follows_tokens(),

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Longest wait for a whole answer; the longest stream of a scenario takes 5 s.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// What clients measured.
 #[derive(Clone, Debug, Default)]
@@ -27,16 +27,26 @@ pub(super) struct Seen {
     pub(super) chunks: u64,
 }
 
-/// Sends a request and reads the answer to its end. Returns an error when the answer is not whole or takes
-/// more than a minute.
-pub(super) async fn post(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
-    let whole = timeout(LIMIT, exchange(client, body, seen)).await;
+/// Sends a request, with the header `authorization` unless it is empty, and reads the answer to its end.
+/// Returns an error when the answer is not whole or takes more than a minute.
+pub(super) async fn post(
+    client: &Client,
+    authorization: &str,
+    body: Bytes,
+    seen: &mut Seen,
+) -> anyhow::Result<()> {
+    let whole = timeout(LIMIT, exchange(client, authorization, body, seen)).await;
     whole.unwrap_or_else(|_| bail!("an answer did not end within {LIMIT:?}"))
 }
 
-async fn exchange(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
+/// The headers of a request.
+pub(super) fn headers(authorization: &str) -> Vec<(&str, &str)> {
+    if authorization.is_empty() { Vec::new() } else { vec![("authorization", authorization)] }
+}
+
+async fn exchange(client: &Client, authorization: &str, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
     let started = monotonic_nanos();
-    let mut answer = client.stream(CHAT, &[], body).await?;
+    let mut answer = client.stream(CHAT, &headers(authorization), body).await?;
     ensure!(answer.status == 200, "a request was answered with status {}", answer.status);
     let (mut splitter, mut events, mut done, mut length) = (EventSplitter::default(), 0, false, 0);
     while let Some(piece) = answer.piece().await? {

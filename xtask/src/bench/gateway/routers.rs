@@ -1,6 +1,6 @@
 //! The routers that are compared, as real processes.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use tokio::time::{Instant, sleep};
@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Programs,
     engines::{Engine, Engines},
+    jwt::Issuer,
     scenario::{Handshake, Scenario, Shape},
 };
 use crate::{
@@ -56,6 +57,8 @@ pub(super) struct Running {
     pub(super) kind: Router,
     /// Client of the router.
     pub(super) client: Client,
+    /// Signs the tokens that clients send.
+    pub(super) issuer: Option<Arc<Issuer>>,
     /// Client of the gateway's admin port.
     pub(super) admin: Option<Client>,
     /// Resident memory before the first request, megabytes.
@@ -128,16 +131,24 @@ impl Router {
         let targets = engines.relay_targets();
         let tls = programs.tls.then(|| Certificates::write(dir.path())).transpose()?;
         let tls = tls.as_ref();
+        let issuer = programs.jwt.map(Issuer::new).transpose()?.map(Arc::new);
+        let mut access = String::new();
+        if let Some(tls) = tls {
+            access.push_str(&format!("[server.tls]\n{}", tls.table()));
+        }
+        if let Some(issuer) = &issuer {
+            access.push_str(&issuer.table(dir.path())?);
+        }
         let mut own = OwnEngines::default();
         let (address, process) = match self {
             Self::Direct => (targets.first().context("the scenario has no engine")?.address.clone(), None),
             Self::Nginx => some(nginx(dir.path(), targets, tls).await?),
             Self::Pointsman => {
-                some(gateway(&programs.bin, dir.path(), (scenario, tls), engines, programs).await?)
+                some(gateway(&programs.bin, dir.path(), (scenario, &access), engines, programs).await?)
             }
             Self::Versus => {
                 let bin = programs.versus.as_ref().context("--versus is not set")?;
-                some(gateway(bin, dir.path(), (scenario, tls), engines, programs).await?)
+                some(gateway(bin, dir.path(), (scenario, &access), engines, programs).await?)
             }
             Self::Vllm | Self::Sglang => {
                 let python = programs.rivals.python(self).context("--rivals does not have it")?;
@@ -164,7 +175,7 @@ impl Router {
         };
         let admin = process.as_ref().and_then(|process| process.announced["admin"].as_str()).map(Client::new);
         let mut running =
-            Running { client, admin, kind: self, idle_mb: 0.0, process, _engines: own, _dir: dir };
+            Running { client, issuer, admin, kind: self, idle_mb: 0.0, process, _engines: own, _dir: dir };
         running.idle_mb = running.resident_mb();
         Ok(running)
     }
@@ -189,7 +200,7 @@ fn some((address, process): (String, Process)) -> (String, Option<Process>) {
 async fn gateway(
     bin: &Path,
     dir: &Path,
-    (scenario, tls): (&Scenario, Option<&Certificates>),
+    (scenario, access): (&Scenario, &str),
     engines: &Engines,
     programs: &Programs,
 ) -> anyhow::Result<(String, Process)> {
@@ -197,9 +208,7 @@ async fn gateway(
         Some(folder) if scenario.tokens => format!("[models.tiny]\ntokenizer = {folder:?}\n"),
         _ => String::new(),
     };
-    if let Some(tls) = tls {
-        config.push_str(&format!("[server.tls]\n{}", tls.table()));
-    }
+    config.push_str(access);
     let fleet = fleet::gateway(bin, dir, &config, &engines.worker_flags(scenario.shape)).await?;
     Ok((fleet.gateway.listening(), fleet.gateway))
 }

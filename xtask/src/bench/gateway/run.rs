@@ -18,6 +18,7 @@ use tokio::{
 use super::{
     clients::{Seen, post},
     figures::Figures,
+    jwt::{Issuer, authorization},
     prompts::{Bodies, body, prompt},
     routers::Running,
     scenario::{Load, Scenario, Shape},
@@ -34,6 +35,7 @@ const FILL_REQUESTS: u64 = 20_000;
 /// What the clients of a run share.
 struct Work {
     client: Client,
+    issuer: Option<Arc<Issuer>>,
     load: Load,
     requests: u64,
     bodies: Bodies,
@@ -105,6 +107,7 @@ impl Work {
         let relayed = matches!(scenario.shape, Shape::Disaggregated(_)) && !router.kind.knows_legs();
         Self {
             client: router.client.clone(),
+            issuer: router.issuer.clone(),
             load: scenario.load,
             requests,
             bodies: Bodies::new(scenario),
@@ -112,6 +115,10 @@ impl Work {
             next: AtomicU64::new(0),
             started: Instant::now(),
         }
+    }
+
+    fn authorization(&self, client: u32, turn: u64) -> anyhow::Result<String> {
+        authorization(self.issuer.as_deref(), client.into(), turn)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a turn is small")]
@@ -129,9 +136,11 @@ impl Work {
                 sleep_until(self.started + Duration::from_secs_f64(turn as f64 / f64::from(rate))).await;
             }
             if let Some(prefill) = &self.prefill {
-                post(&self.client, prefill.clone(), &mut uncounted).await?;
+                let authorization = self.authorization(client, turn)?;
+                post(&self.client, &authorization, prefill.clone(), &mut uncounted).await?;
             }
-            post(&self.client, self.bodies.of(turn, client.into(), own), &mut seen).await?;
+            let body = self.bodies.of(turn, client.into(), own);
+            post(&self.client, &self.authorization(client, turn)?, body, &mut seen).await?;
         }
         Ok(seen)
     }
@@ -152,7 +161,8 @@ pub(super) async fn fill(router: &Running) -> anyhow::Result<()> {
     let Some(admin) = &router.admin else { return Ok(()) };
     let (bodies, mut unused) = (Bodies::to_fill(), Seen::default());
     for turn in 0..FILL_REQUESTS {
-        post(&router.client, bodies.of(turn, 0, turn), &mut unused).await?;
+        let header = authorization(router.issuer.as_deref(), 0, turn)?;
+        post(&router.client, &header, bodies.of(turn, 0, turn), &mut unused).await?;
         if turn % 50 == 49 {
             let metrics = admin.get("/metrics").await?;
             let evicted = metrics_text::samples(&metrics, "pointsman_index_evicted_total");
