@@ -1,6 +1,6 @@
 //! CPU time and memory of processes, from `/proc`, and the clock that processes share.
 
-use std::{fmt, fs};
+use std::{collections::BTreeMap, fmt, fs};
 
 use anyhow::Context as _;
 
@@ -51,10 +51,10 @@ pub(crate) fn cpu_nanos(pid: u32) -> u64 {
 }
 
 /// CPU time of a process and its children at one moment, in two counts.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct CpuTime {
-    /// Exact, but without threads that ended.
-    live_threads: u64,
+    /// Exact count of each thread that lives, by thread id.
+    threads: BTreeMap<u32, u64>,
     /// With threads that ended, but rounded down.
     processes: u64,
     /// Most that `processes` may lack.
@@ -67,13 +67,15 @@ impl CpuTime {
         let family = family(pid);
         let rounding = family.iter().map(|_| 2 * TICK_NANOS).sum();
         let processes = family.iter().copied().map(process_nanos).sum();
-        Self { live_threads: family.into_iter().map(threads_nanos).sum(), processes, rounding }
+        Self { threads: family.into_iter().flat_map(threads).collect(), processes, rounding }
     }
 
-    /// Nanoseconds used since an earlier moment: exact, unless threads ended in between that used more than
-    /// the rounding.
-    pub(crate) fn since(self, earlier: Self) -> u64 {
-        let threads = self.live_threads.saturating_sub(earlier.live_threads);
+    /// Nanoseconds used since an earlier moment: exact, unless threads that ended in between used more than
+    /// the rounding in that time.
+    pub(crate) fn since(&self, earlier: &Self) -> u64 {
+        let used =
+            |(thread, now): (&u32, &u64)| now.saturating_sub(*earlier.threads.get(thread).unwrap_or(&0));
+        let threads = self.threads.iter().map(used).sum();
         let processes = self.processes.saturating_sub(earlier.processes);
         if processes > threads + self.rounding { processes } else { threads }
     }
@@ -111,9 +113,18 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 fn threads_nanos(pid: u32) -> u64 {
+    threads(pid).into_iter().map(|(_, nanos)| nanos).sum()
+}
+
+/// The scheduler's count of every live thread of a process.
+fn threads(pid: u32) -> Vec<(u32, u64)> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let on_cpu = |stat: String| stat.split_whitespace().next()?.parse::<u64>().ok();
-    threads.filter_map(|thread| on_cpu(fs::read_to_string(thread.path().join("schedstat")).ok()?)).sum()
+    let count = |thread: fs::DirEntry| {
+        let stat = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        let id = thread.file_name().to_str()?.parse().ok()?;
+        Some((id, stat.split_whitespace().next()?.parse().ok()?))
+    };
+    threads.filter_map(count).collect()
 }
 
 fn process_nanos(pid: u32) -> u64 {
@@ -164,12 +175,17 @@ mod tests {
 
     #[test]
     fn threads_that_ended_count_and_the_rounding_does_not() {
-        let at = |live_threads, processes| CpuTime { live_threads, processes, rounding: 20 };
-        assert_eq!(at(105, 110).since(at(50, 50)), 55);
-        // A thread ended before the first moment.
-        assert_eq!(at(105, 210).since(at(50, 150)), 55);
-        // A thread that had used 90 ended in between.
-        assert_eq!(at(40, 210).since(at(50, 130)), 80);
+        let at = |threads: &[(u32, u64)], processes| CpuTime {
+            threads: threads.iter().copied().collect(),
+            processes,
+            rounding: 20,
+        };
+        // One thread went on and one began.
+        assert_eq!(at(&[(1, 100), (2, 5)], 110).since(&at(&[(1, 50)], 50)), 55);
+        // A thread that had used 90 before the first moment ended without using more.
+        assert_eq!(at(&[(1, 100)], 200).since(&at(&[(1, 50), (2, 90)], 140)), 50);
+        // It used 70 more.
+        assert_eq!(at(&[(1, 100)], 260).since(&at(&[(1, 50), (2, 90)], 140)), 120);
     }
 
     #[test]
@@ -180,13 +196,10 @@ mod tests {
             while started.elapsed() < std::time::Duration::from_millis(200) {
                 std::hint::spin_loop();
             }
-            super::cpu_nanos(std::process::id())
+            CpuTime::of(std::process::id())
         };
-        let while_alive = std::thread::spawn(burn).join().unwrap();
-        let used = CpuTime::of(std::process::id()).since(before);
-        assert!(
-            used + 4 * super::TICK_NANOS >= while_alive.saturating_sub(before.live_threads),
-            "{while_alive} {used}"
-        );
+        let while_alive = std::thread::spawn(burn).join().unwrap().since(&before);
+        let used = CpuTime::of(std::process::id()).since(&before);
+        assert!(used + 4 * super::TICK_NANOS >= while_alive, "{while_alive} {used}");
     }
 }

@@ -82,7 +82,7 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
         }
     }
     let took = work.started.elapsed();
-    let cpu = router.cpu_time().since(cpu) as f64;
+    let cpu = router.cpu_time().since(&cpu) as f64;
     if scenario.tokens {
         all_in_tokens(router).await?;
     }
