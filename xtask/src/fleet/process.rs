@@ -18,6 +18,9 @@ use crate::{client::Client, proc};
 /// Lines of each output file that an error shows.
 const SHOWN_LINES: usize = 8;
 
+/// Longest wait for a child that was asked to end.
+const TERMINATE_LIMIT: Duration = Duration::from_secs(20);
+
 /// A running child. Dropping it ends the child, by process id.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -34,7 +37,7 @@ pub(crate) struct Process {
 pub(crate) enum End {
     /// SIGKILL, as in a crash.
     Kill,
-    /// SIGTERM: a master process ends its own workers then.
+    /// SIGTERM: a master process ends its own workers then. SIGKILL to all of them when it does not end.
     Terminate,
     /// SIGKILL to the child and its descendants, which it would leave behind otherwise.
     KillTree,
@@ -91,10 +94,26 @@ impl Process {
         }
         match self.end {
             End::Kill => drop(self.child.kill()),
-            End::Terminate => signal("-TERM", self.pid()),
-            End::KillTree => proc::descendants(self.pid()).into_iter().for_each(|pid| signal("-KILL", pid)),
+            End::Terminate => self.terminate(TERMINATE_LIMIT),
+            End::KillTree => self.kill_tree(),
         }
         let _ = self.child.wait();
+    }
+
+    /// Sends SIGTERM, and kills the child and its descendants when it does not end in time.
+    fn terminate(&mut self, limit: Duration) {
+        signal("-TERM", self.pid());
+        let started = std::time::Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if started.elapsed() > limit {
+                return self.kill_tree();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn kill_tree(&self) {
+        proc::descendants(self.pid()).into_iter().for_each(|pid| signal("-KILL", pid));
     }
 
     /// How the child ended, once it has.
@@ -157,7 +176,7 @@ pub(crate) fn free_port() -> anyhow::Result<u16> {
 
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, process::Command};
+    use std::{path::Path, process::Command, time::Duration};
 
     use super::{End, Process};
 
@@ -201,6 +220,19 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         panic!("processes of {tree:?} are alive");
+    }
+
+    #[test]
+    fn a_child_that_ignores_sigterm_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
+        let mut process = Process::logging("deaf", shell(script), dir.path(), End::Terminate).unwrap();
+        while process.last_lines().is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        process.terminate(Duration::from_millis(100));
+        let _ = process.child.wait();
+        assert!(process.ended().unwrap().is_some_and(|status| !status.success()));
     }
 
     #[test]
