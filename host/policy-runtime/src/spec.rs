@@ -76,6 +76,8 @@ pub struct SlotSpec {
     pub shadow: LaneSpec,
     /// What happens after a failure in this slot. `None`: the router's setting.
     pub on_failure: Option<OnFailure>,
+    /// Number of candidates that its policies see at most; `None`: all that are eligible.
+    pub max_rows: Option<u32>,
     /// Whether its policies share their state with those of other gateways.
     pub shared_state: bool,
 }
@@ -113,6 +115,7 @@ impl SlotSpec {
             canary: LaneSpec::file_only(Self::CANARY_SHARE),
             shadow: LaneSpec::file_only(1.0),
             on_failure: None,
+            max_rows: None,
             shared_state: false,
         }
     }

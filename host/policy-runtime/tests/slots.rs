@@ -193,6 +193,22 @@ fn other_settings_or_weights_are_a_new_generation_of_the_same_code() {
 }
 
 #[test]
+fn f9_a_reload_applies_the_number_of_rows_at_once_and_keeps_the_generation() {
+    let mut spec = builtin();
+    spec.max_rows = Some(8);
+    let managed = managed(spec.clone(), TrustRules::default(), &[]);
+    let before = managed.status().generation;
+    assert_eq!(managed.slot.snapshot().max_rows, Some(8));
+    for max_rows in [Some(64), None] {
+        spec.max_rows = max_rows;
+        let specs = vec![(NAME, spec.clone())];
+        managed.ask(Command::Configure { specs, trust: TrustRules::default() }).unwrap();
+        assert_eq!(managed.slot.snapshot().max_rows, max_rows);
+    }
+    assert_eq!(managed.status().generation, before);
+}
+
+#[test]
 fn trials_come_and_go_with_their_files_and_have_generations_of_their_own() {
     let managed = plain(&[]);
     managed.put("prefill.canary.wasm", LEAST_LOADED);

@@ -6,7 +6,10 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-use crate::{decisions::Recorder, inputs::Inputs, slot::ProgramSummary, state_accesses::StateAccesses};
+use crate::{
+    decisions::Recorder, inputs::Inputs, short_list::ShortList, slot::ProgramSummary,
+    state_accesses::StateAccesses,
+};
 
 /// Sets that a thread keeps: the deepest nesting is three.
 const MAX_FREE_SETS: usize = 4;
@@ -23,6 +26,7 @@ pub(crate) struct DecisionBuffers {
     /// Candidates of the shadow.
     pub(crate) shadow_rows: Vec<u32>,
     pub(crate) inputs: Inputs,
+    pub(crate) short_list: ShortList,
     pub(crate) program: ProgramBuffers,
     pub(crate) state_accesses: StateAccesses,
 }

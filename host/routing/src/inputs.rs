@@ -16,6 +16,8 @@ use crate::{
 pub(crate) struct Inputs {
     /// What the columns have.
     computed: Needs,
+    /// Tokens in a block of the request.
+    block_size: u32,
     overlaps: Overlaps,
     requests: Vec<u32>,
     prefill_tokens: Vec<u32>,
@@ -88,6 +90,7 @@ impl Inputs {
         index: &PrefixIndex,
     ) {
         self.computed = needs;
+        self.block_size = query.request.block_size;
         if needs.load || needs.after_admission {
             self.read_load(query.request.request_blocks(), pool, rows);
         }
@@ -164,6 +167,38 @@ impl Inputs {
         let row = row as usize;
         let requests = *self.requests()?.get(row)?;
         Some((requests, *self.prefill_tokens()?.get(row)?))
+    }
+
+    /// Writes the blocks that each of `rows` has cached in any tier to `out`, in place of what it has.
+    pub(crate) fn write_cached(&self, rows: &[u32], out: &mut Vec<u32>) {
+        out.clear();
+        let [device, host, disk] = &self.cached;
+        if rows.len() == device.len() {
+            let lower = host.iter().zip(disk);
+            let blocks = device
+                .iter()
+                .zip(lower)
+                .map(|(device, (host, disk))| device.saturating_add(*host).saturating_add(*disk));
+            return out.extend(blocks);
+        }
+        out.extend(rows.iter().map(|row| self.cached(*row).into_iter().fold(0, u32::saturating_add)));
+    }
+
+    /// Writes the load of each of `rows` after admission to `out`: numbers that are ordered as the blocks
+    /// that are booked and those of the prompts that wait.
+    pub(crate) fn write_load(&self, rows: &[u32], out: &mut Vec<u32>) {
+        out.clear();
+        let each_token = 1.0 / self.block_size.max(1) as f32;
+        // The bits of numbers above 0 are ordered as the numbers.
+        let load = |blocks: u32, tokens: u32| (blocks as f32 + tokens as f32 * each_token).to_bits();
+        if rows.len() == self.after_admission.len() {
+            let cells = self.after_admission.iter().zip(&self.prefill_tokens);
+            return out.extend(cells.map(|(blocks, tokens)| load(*blocks, *tokens)));
+        }
+        out.extend(rows.iter().map(|row| {
+            let tokens = self.load(*row).map_or(0, |(_, tokens)| tokens);
+            load(self.after_admission(*row), tokens)
+        }));
     }
 
     pub(crate) fn requests(&self) -> Option<&[u32]> {

@@ -26,6 +26,7 @@ mod query;
 mod receipt;
 mod router;
 mod shared_state;
+mod short_list;
 mod slot;
 mod slots;
 mod state_accesses;
@@ -45,6 +46,7 @@ pub use query::{CandidateId, Query, RoutingRequest};
 pub use receipt::{Decider, Receipt, RefusedDecision, ShadowResult};
 pub use router::{OverrideDecision, RouteError, RoutePreview, Routed, Router, no_worker_text};
 pub use shared_state::{ChangeRefused, SharedContent, SharedState, Stamp, StateChange};
+pub use short_list::MIN_ROWS;
 pub use slot::{
     AgreementStats, CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, LastFailure, NativeMode, Normalize,
     Picker, PolicySummary, Program, ProgramSummary, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot,

@@ -85,7 +85,8 @@ impl Slot {
         let [serving, ..] = &stats;
         let first =
             GenerationHandle::new(place.clone(), Generation(1), Lane::Active, program, serving.clone());
-        let snapshot = SlotSnapshot { active: Arc::new(first), canary: None, shadow: None, on_failure: None };
+        let active = Arc::new(first);
+        let snapshot = SlotSnapshot { active, canary: None, shadow: None, on_failure: None, max_rows: None };
         Self {
             place,
             snapshot: ArcSwap::from_pointee(snapshot),
@@ -185,6 +186,13 @@ impl Slot {
         let _turn = self.previous.lock();
         let snapshot = self.snapshot.load_full();
         self.snapshot.store(Arc::new(SlotSnapshot { on_failure, ..(*snapshot).clone() }));
+    }
+
+    /// Sets the number of candidates that the slot's policies see at most; `None`: all that are eligible.
+    pub fn set_max_rows(&self, max_rows: Option<u32>) {
+        let _turn = self.previous.lock();
+        let snapshot = self.snapshot.load_full();
+        self.snapshot.store(Arc::new(SlotSnapshot { max_rows, ..(*snapshot).clone() }));
     }
 
     fn put(&self, lane: Lane, trial: Option<Trial>) -> bool {

@@ -39,6 +39,8 @@ pub struct SlotEntry {
     pub shared_state: bool,
     /// What the router does when a policy of this slot fails; default: `policies.on_failure`.
     pub on_failure: Option<OnFailure>,
+    /// Number of candidates that its policies see at most, at least 8; default: all that are eligible.
+    pub max_rows: Option<u32>,
     /// Policy that serves a share of requests.
     pub canary: Option<TrialEntry>,
     /// Policy whose decisions are compared and dropped.
@@ -132,6 +134,7 @@ impl SlotEntry {
             shadow: trial(&self.shadow, 1.0),
             active,
             on_failure: self.on_failure,
+            max_rows: self.max_rows,
             shared_state: self.shared_state,
         }
     }

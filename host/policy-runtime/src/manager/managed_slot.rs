@@ -62,6 +62,7 @@ impl ManagedSlot {
             )
         };
         config.slot.set_on_failure(config.spec.on_failure);
+        config.slot.set_max_rows(config.spec.max_rows);
         config.access.state().set_shared(config.spec.shared_state);
         Self {
             active: lane(Lane::Active),
@@ -116,6 +117,9 @@ impl ManagedSlot {
     pub(super) fn configure(&mut self, spec: SlotSpec) {
         if self.spec.on_failure != spec.on_failure {
             self.slot.set_on_failure(spec.on_failure);
+        }
+        if self.spec.max_rows != spec.max_rows {
+            self.slot.set_max_rows(spec.max_rows);
         }
         self.access.state().set_shared(spec.shared_state);
         self.spec = spec;

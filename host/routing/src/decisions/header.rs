@@ -41,6 +41,8 @@ pub struct DecisionHeader {
     pub outcome: Option<Outcome>,
     /// Whether the inputs were dropped because they exceed a shard.
     pub inputs_dropped: bool,
+    /// Number of eligible candidates. With `max_rows` of a slot the candidates are a short list of them.
+    pub eligible: u32,
     pub(crate) stages: u32,
     /// Number of stages whose policies accessed the slot's state.
     pub(crate) stateful_stages: u32,

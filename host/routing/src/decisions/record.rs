@@ -170,6 +170,7 @@ impl Serialize for Record {
             "call",
             &json!({ "seed": header.seed, "now_us": header.now_us, "temperature": header.temperature }),
         )?;
+        map.serialize_entry("eligible", &header.eligible)?;
         map.serialize_entry("candidates", &parts.candidates)?;
         let stages = Stages { stages: &parts.stages, reads: &parts.reads, program, always: &self.always };
         map.serialize_entry("stages", &stages)?;

@@ -32,6 +32,8 @@ pub(crate) struct Recorder {
     texts: Vec<u32>,
     /// Positions in the pool of the candidates, rising.
     candidates: Vec<u32>,
+    /// Number of eligible candidates, of which those may be a short list.
+    eligible: usize,
     stages: u32,
     /// Encoded state accesses, stage by stage, and the number of stages that had any.
     state: Vec<u32>,
@@ -44,6 +46,7 @@ impl Recorder {
     pub(crate) fn clear(&mut self) {
         self.words.clear();
         self.candidates.clear();
+        self.eligible = 0;
         self.state.clear();
         (self.stages, self.stateful_stages) = (0, 0);
         self.program = None;
@@ -58,6 +61,22 @@ impl Recorder {
     /// Sets the candidates, before the first stage: positions in the pool, rising.
     pub(crate) fn set_candidates(&mut self, rows: &[u32]) {
         self.candidates.extend_from_slice(rows);
+        self.eligible = rows.len();
+    }
+
+    /// Sets the number of eligible candidates, of which the candidates are a short list.
+    pub(crate) fn set_eligible(&mut self, eligible: u32) {
+        self.eligible = eligible as usize;
+    }
+
+    /// Returns the number of eligible candidates.
+    pub(crate) fn eligible(&self) -> u32 {
+        count(self.eligible)
+    }
+
+    /// Returns whether the candidates are a short list of the eligible ones.
+    pub(crate) fn is_short(&self) -> bool {
+        self.eligible > self.candidates.len()
     }
 
     /// Writes a stage's facts and returns them. `rows` are a subset of the candidates.

@@ -47,6 +47,7 @@ fn head(summary: &Arc<ProgramSummary>, seed: u64) -> DecisionHeader {
         took: Duration::ZERO,
         outcome: None,
         inputs_dropped: false,
+        eligible: 0,
         stages: 1,
         stateful_stages: 0,
     }

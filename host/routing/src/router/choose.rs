@@ -60,7 +60,6 @@ enum Choice {
 
 impl Router {
     /// Chooses without booking or recording.
-    #[expect(clippy::too_many_lines, reason = "one decision from its candidates to its choice, in order")]
     pub(super) fn choose(
         &self,
         query: &Query<'_>,
@@ -68,25 +67,41 @@ impl Router {
         purpose: Purpose,
         buffers: &mut DecisionBuffers,
     ) -> Result<Chosen, NotChosen> {
+        match self.choose_among(query, config, purpose, buffers, true) {
+            // Filters know no other candidates than those of the short list.
+            Err(none) if none.is_nobody_left() && buffers.program.recorder.is_short() => {
+                self.choose_among(query, config, purpose, buffers, false)
+            }
+            done => done,
+        }
+    }
+
+    /// As [`Router::choose`]; `may_shorten`: the slot's `max_rows` applies.
+    #[expect(clippy::too_many_lines, reason = "one decision from its candidates to its choice, in order")]
+    fn choose_among(
+        &self,
+        query: &Query<'_>,
+        config: RouterConfig,
+        purpose: Purpose,
+        buffers: &mut DecisionBuffers,
+        may_shorten: bool,
+    ) -> Result<Chosen, NotChosen> {
         let slot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
         let generation = slot.serving(query.request);
         let on_failure = slot.on_failure.unwrap_or(self.on_failure);
         let pool = query.snapshot.pool(query.model, query.leg);
-        let DecisionBuffers { rows, shadow_rows, inputs, program, state_accesses } = buffers;
+        let DecisionBuffers { rows, shadow_rows, inputs, short_list, program, state_accesses } = buffers;
         candidate_rows(query, &self.busy, pool, rows)?;
         let candidates = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-        program.begin(&generation.summary, rows);
         let preset = preset_row(query, pool, rows);
+        // Native selectors read columns and need no short list.
+        let asks = may_shorten && preset.is_none() && !matches!(generation.program, Program::Native(_));
+        let max_rows = slot.max_rows.filter(|most| asks && candidates > *most);
         let compares = purpose == Purpose::Route && preset.is_none();
         let shadow_generation = slot.shadowing(query.request).filter(|_| compares);
-        // The shadow sees the rows as they are before the serving program filters them.
-        shadow_rows.clear();
-        if shadow_generation.is_some() {
-            shadow_rows.extend_from_slice(rows);
-        }
         let explains = purpose == Purpose::Preview && query.explain;
         let always = self.always_recorded(query, purpose);
-        let needs = if query.pin.is_some() || explains {
+        let needs = if query.pin.is_some() || explains || max_rows.is_some() {
             Needs::ALL
         } else {
             Needs::of_program(&generation.program).or(Needs::of(always))
@@ -94,6 +109,16 @@ impl Router {
         let needs_of = |generation: &Arc<GenerationHandle>| Needs::of_program(&generation.program);
         let needs = needs.or(shadow_generation.map(needs_of).unwrap_or_default());
         inputs.compute(needs, query, &config, pool, rows, &self.index);
+        if let Some(most) = max_rows {
+            short_list.shorten(rows, most, inputs, query.seed);
+        }
+        program.begin(&generation.summary, rows);
+        program.recorder.set_eligible(candidates);
+        // The shadow sees the rows as they are before the serving program filters them.
+        shadow_rows.clear();
+        if shadow_generation.is_some() {
+            shadow_rows.extend_from_slice(rows);
+        }
         let mut cached_known = needs.cached;
         let facts = DecisionFacts::new(query, config, pool, inputs);
         let terms = if explains { facts.all_terms(rows) } else { Vec::new() };
@@ -222,6 +247,11 @@ fn ranked(pool: &Pool, rows: &[u32], costs: &[f32]) -> Vec<(WorkerId, DpRank, f3
 }
 
 impl NotChosen {
+    /// Whether the program's filters dropped every candidate.
+    fn is_nobody_left(&self) -> bool {
+        self.refusal.is_some_and(|(_, code)| code == "nobody_left")
+    }
+
     fn by_policy(error: RouteError, code: &'static str) -> Self {
         Self { error, refusal: Some((DecidedBy::Policy, code)) }
     }

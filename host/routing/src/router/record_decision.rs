@@ -157,6 +157,7 @@ impl Router {
             took,
             outcome: None,
             inputs_dropped: false,
+            eligible: recorder.eligible(),
             stages: recorder.stages(),
             stateful_stages: recorder.stateful_stages(),
         };

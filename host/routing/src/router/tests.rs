@@ -13,6 +13,8 @@ use crate::{
     WeightedScorer, World, facts::Wants,
 };
 
+mod short_list;
+
 /// A policy with a fixed answer.
 #[derive(Debug)]
 struct Fake {

@@ -16,6 +16,8 @@ pub struct SlotSnapshot {
     pub shadow: Option<Trial>,
     /// The slot's own reaction to failures; `None`: the router's.
     pub on_failure: Option<OnFailure>,
+    /// Number of candidates that its policies see at most; `None`: all that are eligible.
+    pub max_rows: Option<u32>,
 }
 
 /// A generation on trial.

@@ -2,7 +2,7 @@
 
 use pointsman_embedded_policies::{NAMES, by_name};
 use pointsman_policy_runtime::Grant;
-use pointsman_routing::{Picker, SlotKind};
+use pointsman_routing::{MIN_ROWS, Picker, SlotKind};
 
 use super::{Ranking, SlotEntry};
 use crate::config::Problem;
@@ -14,6 +14,14 @@ impl SlotEntry {
         if self.shared_state && !self.grants.as_ref().is_some_and(|grants| grants.contains(&Grant::State)) {
             let message = "needs the grant `state`: add `state` to `grants` of this slot";
             problems.push(Problem::new(format!("{path}.shared_state"), message));
+        }
+        if let Some(rows) = self.max_rows.filter(|rows| *rows < MIN_ROWS) {
+            let message = format!("`{rows}` is too few: expected at least {MIN_ROWS}");
+            problems.push(Problem::new(format!("{path}.max_rows"), message));
+        }
+        if self.max_rows.is_some() && kind == SlotKind::DecodeOverride {
+            let message = "this slot sees all candidates: remove the key";
+            problems.push(Problem::new(format!("{path}.max_rows"), message));
         }
         for (name, trial) in [("canary", &self.canary), ("shadow", &self.shadow)] {
             let Some(trial) = trial else { continue };

@@ -103,6 +103,23 @@ fn q7_shared_state_needs_the_grant_and_others() {
 }
 
 #[test]
+fn f9_a_short_list_has_at_least_eight_rows_and_the_decode_override_none() {
+    let problems = |text: &str| {
+        let config: Config = toml::from_str(text).unwrap();
+        config.resolve().err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(problems("[policies.slots.decode]\nmax_rows = 8\n"), "");
+    assert_eq!(
+        problems("[policies.slots.decode]\nmax_rows = 7\n"),
+        "policies.slots.decode.max_rows: `7` is too few: expected at least 8"
+    );
+    assert_eq!(
+        problems("[policies.slots.decode-override]\nmax_rows = 64\n"),
+        "policies.slots.decode-override.max_rows: this slot sees all candidates: remove the key"
+    );
+}
+
+#[test]
 fn unknown_keys_of_slots_parts_pickers_and_trials_do_not_parse() {
     for text in [
         "[policies.slots.prefill]\nscorer = []",

@@ -538,6 +538,7 @@ const SLOT: &[(&str, &str, &str)] = &[
     ("grants", "", "['log']"),
     ("shared_state", SHARED, "true"),
     ("on_failure", "", "'reject'"),
+    ("max_rows", "", "64"),
 ];
 
 /// Keys of a canary or shadow.
