@@ -13,9 +13,10 @@ mod flaws;
 use flaws::{FLAWS, Flaw};
 
 /// The host's files under test, as modules.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 14] = [
     ("breaker", "workers/src/breaker.rs"),
     ("covers", "workers/src/index/covers.rs"),
+    ("holder_rows", "workers/src/index/holder_rows.rs"),
     ("holders", "workers/src/index/holders.rs"),
     ("lockfree_map", "workers/src/index/lockfree_map.rs"),
     ("lookup", "workers/src/index/lookup.rs"),
