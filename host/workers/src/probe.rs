@@ -30,7 +30,7 @@ mod parse;
 mod read_facts;
 
 use client::{Clients, ProbeClient, Response};
-use pace::spread;
+use pace::{Failing, spread};
 use read_facts::Problem;
 
 /// Limit of a response body in bytes.
@@ -148,6 +148,7 @@ impl Prober {
         let tasks = tracker.clone();
         tracker.spawn(async move {
             let (clients, turns) = (Clients::new(tls), Arc::new(Semaphore::new(MAX_AT_ONCE)));
+            let failing = Failing::default();
             let mut known: HashMap<WorkerId, (Arc<Worker>, CancellationToken)> = HashMap::new();
             let mut changes = registry.subscribe();
             loop {
@@ -162,7 +163,8 @@ impl Prober {
                 for worker in snapshot.workers() {
                     if let Entry::Vacant(vacant) = known.entry(worker.id()) {
                         let token = stop.child_token();
-                        let probe = Probe::new((&clients, &turns), worker, &registry, config.clone());
+                        let probe =
+                            Probe::new((&clients, &turns, &failing), worker, &registry, config.clone());
                         probe.start(&tasks, token.clone());
                         vacant.insert((worker.clone(), token));
                     }
@@ -181,6 +183,7 @@ struct Probe {
     client: ProbeClient,
     /// Turns of all probes together.
     turns: Arc<Semaphore>,
+    failing: Failing,
     worker: Arc<Worker>,
     registry: Arc<Registry>,
     config: watch::Receiver<ProbeConfig>,
@@ -193,7 +196,7 @@ struct Probe {
 
 impl Probe {
     fn new(
-        (clients, turns): (&Clients, &Arc<Semaphore>),
+        (clients, turns, failing): (&Clients, &Arc<Semaphore>, &Failing),
         worker: &Arc<Worker>,
         registry: &Arc<Registry>,
         config: watch::Receiver<ProbeConfig>,
@@ -201,6 +204,7 @@ impl Probe {
         Self {
             client: clients.of(worker.spec()),
             turns: turns.clone(),
+            failing: failing.of_another(),
             worker: worker.clone(),
             registry: registry.clone(),
             config,
@@ -256,8 +260,10 @@ impl Probe {
                 load_due = Instant::now() + spread(pace.load_interval);
                 self.read_load().await;
             }
-            // What fails is confirmed, and found again, as soon as in a small fleet.
-            let interval = if health.failing() { config.interval } else { spread(pace.interval) };
+            // What fails is confirmed, and found again, as soon as in a small fleet, unless much fails.
+            let failing = self.failing.set(health.failing());
+            let interval =
+                if health.failing() { config.interval_of_failing(failing) } else { spread(pace.interval) };
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}
                 () = self.worker.check_requested() => {

@@ -1,8 +1,17 @@
 //! How often workers are asked: less often the more there are, and not all at the same moment.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use super::ProbeConfig;
+
+/// Requests of the check of a worker that failed: its health, and its facts when it answers.
+const REQUESTS_OF_FAILING: f64 = 2.0;
 
 /// Times between two questions to one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +37,46 @@ impl ProbeConfig {
             Duration::try_from_secs_f64(interval.as_secs_f64() * longer).unwrap_or(Duration::MAX)
         };
         Pace { interval: stretch(self.interval), load_interval: stretch(self.load_interval) }
+    }
+
+    /// Returns the time between two checks of a worker whose last one failed, when so many fail. Their checks
+    /// take at most half of `max_per_second`.
+    pub(super) fn interval_of_failing(&self, failing: usize) -> Duration {
+        #[expect(clippy::cast_precision_loss, reason = "a count")]
+        let requests = REQUESTS_OF_FAILING * failing as f64;
+        let least = requests / (f64::from(self.max_per_second.max(1)) / 2.0);
+        self.interval.max(Duration::try_from_secs_f64(least).unwrap_or(Duration::MAX))
+    }
+}
+
+/// Whether the last check of a worker failed; counts those of all workers.
+#[derive(Debug, Default)]
+pub(super) struct Failing {
+    all: Arc<AtomicUsize>,
+    counted: bool,
+}
+
+impl Failing {
+    /// Returns the same for another worker.
+    pub(super) fn of_another(&self) -> Self {
+        Self { all: self.all.clone(), counted: false }
+    }
+
+    /// Notes whether the last check failed. Returns the number of all workers whose last one did.
+    pub(super) fn set(&mut self, failing: bool) -> usize {
+        match (self.counted, failing) {
+            (false, true) => self.all.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.all.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        self.counted = failing;
+        self.all.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        self.set(false);
     }
 }
 
@@ -63,6 +112,29 @@ mod tests {
             ProbeConfig { max_per_second: 0, ..config }.pace(usize::MAX).interval
                 > Duration::from_secs(1_000)
         );
+    }
+
+    #[test]
+    fn b5_workers_that_fail_are_asked_less_often_only_when_many_do() {
+        let config = ProbeConfig {
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(1),
+            load_interval: Duration::from_secs(5),
+            max_per_second: 1_000,
+        };
+        // B5.10
+        assert_eq!(config.interval_of_failing(500), Duration::from_secs(2));
+        assert_eq!(
+            config.interval_of_failing(10_000),
+            Duration::from_secs(40),
+            "2 * 10,000 / 40 = 500 a second"
+        );
+        let (mut one, mut two) = (Failing::default(), Failing::default());
+        assert_eq!((one.set(true), one.set(true), two.set(true)), (1, 1, 1), "not of one fleet");
+        let mut other = one.of_another();
+        assert_eq!((other.set(true), other.set(false), other.set(true)), (2, 1, 2));
+        drop(other);
+        assert_eq!((one.set(true), one.set(false)), (1, 0));
     }
 
     #[test]
