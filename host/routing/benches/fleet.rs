@@ -10,9 +10,8 @@
 use std::{hint::black_box, sync::Arc, time::Duration};
 
 use pointsman_routing::{
-    Call, DecisionContext, Decisions, Digest, Failure, NativeMode, Normalize, OnFailure, Origin, Picker,
-    Policy, PolicyInfo, Program, Query, Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot,
-    SlotSet, Slots, WeightedScorer, World, facts::Wants,
+    Call, DecisionContext, Decisions, Failure, NativeMode, OnFailure, Policy, PolicyInfo, Program, Query,
+    Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, facts::Wants,
 };
 use pointsman_workers::{
     Booking, BookingRequest, DpRank, Health, IndexConfig, Leg, ModelName, Overlaps, Prefix, PrefixIndex,
@@ -20,6 +19,9 @@ use pointsman_workers::{
     events::{Batch, KvEvent, Stored},
 };
 use tokio::time::Instant;
+
+#[path = "common/scorer.rs"]
+mod scorer;
 
 const BLOCK: usize = 16;
 const SIZES: [u64; 6] = [8, 64, 512, 1_024, 4_096, 10_000];
@@ -57,30 +59,9 @@ impl Policy for Scorer {
     }
 }
 
-fn scorer() -> Program {
+fn program() -> Program {
     let request = ["prompt-tokens", "block-size", "overlap-score-credit", "prefill-load-scale"];
-    let worker = [
-        "active-prefill-tokens",
-        "decode-blocks",
-        "active-requests",
-        "cached-blocks-device",
-        "cached-blocks-host",
-        "cached-blocks-disk",
-        "taint-preference",
-    ];
-    let info = PolicyInfo {
-        name: "bench".into(),
-        version: "1".into(),
-        digest: Digest([7; 32]),
-        world: World::Scorer,
-        origin: Origin::Embedded,
-        wants: Wants::resolve(&request, &worker).unwrap(),
-        remembers: false,
-        learns: false,
-    };
-    let policy = Arc::new(Scorer(info));
-    let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Normalize::None }];
-    Program::Scorers { filters: vec![], scorers, picker: Picker::default() }
+    scorer::program(Scorer(scorer::info("bench", &request)))
 }
 
 fn tokens(seed: u32, count: usize) -> Vec<u32> {
@@ -214,9 +195,9 @@ fn measure(workers: u64) {
         &mut || index.matches(black_box(prefix.hashes()), &mut found),
         &mut decide(round_robin.clone(), &without, false),
         &mut decide(round_robin, &with, false),
-        &mut decide(scorer(), &without, false),
-        &mut decide(scorer(), &with, false),
-        &mut decide(scorer(), &with, true),
+        &mut decide(program(), &without, false),
+        &mut decide(program(), &with, false),
+        &mut decide(program(), &with, true),
         &mut decide(Program::Native(NativeMode::Kv), &with, true),
     ]);
     println!(

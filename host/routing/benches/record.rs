@@ -13,12 +13,14 @@ use std::{
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pointsman_routing::{
-    Call, DecisionContext, Decisions, Digest, Failure, OnFailure, Origin, Picker, Policy, PolicyInfo,
-    Program, Query, Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots,
-    WeightedScorer, World, facts::Wants,
+    Call, DecisionContext, Decisions, Failure, OnFailure, Policy, PolicyInfo, Program, Query, Router,
+    RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, facts::Wants,
 };
 use pointsman_workers::{BlockHash, Health, IndexConfig, Leg, ModelName, PrefixIndex, Registry, WorkerSpec};
 use tokio::time::{Duration, Instant};
+
+#[path = "common/scorer.rs"]
+mod scorer;
 
 /// Decisions of one turn.
 const CHUNK: u64 = 10;
@@ -57,28 +59,7 @@ fn program() -> Program {
         "active-request-weight",
         "track-prefill-tokens",
     ];
-    let worker = [
-        "active-prefill-tokens",
-        "decode-blocks",
-        "active-requests",
-        "cached-blocks-device",
-        "cached-blocks-host",
-        "cached-blocks-disk",
-        "taint-preference",
-    ];
-    let info = PolicyInfo {
-        name: "fake".into(),
-        version: "1".into(),
-        digest: Digest([7; 32]),
-        world: World::Scorer,
-        origin: Origin::Embedded,
-        wants: Wants::resolve(&request, &worker).unwrap(),
-        remembers: false,
-        learns: false,
-    };
-    let scorers =
-        vec![WeightedScorer { policy: Arc::new(Fake(info)), weight: 1.0, normalize: Default::default() }];
-    Program::Scorers { filters: vec![], scorers, picker: Picker::Min }
+    scorer::program(Fake(scorer::info("fake", &request)))
 }
 
 fn router(decisions: Decisions) -> Router {

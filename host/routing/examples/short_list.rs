@@ -16,15 +16,17 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use pointsman_routing::{
-    Call, CandidateId, CostTerms, DecisionContext, Digest, Failure, Normalize, OnFailure, Origin, Picker,
-    Policy, PolicyInfo, Program, Query, Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot,
-    SlotSet, Slots, WeightedScorer, World, cost, facts::Wants,
+    Call, CandidateId, CostTerms, DecisionContext, Failure, OnFailure, Policy, PolicyInfo, Program, Query,
+    Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, cost,
 };
 use pointsman_workers::{
     Health, IndexConfig, Leg, ModelName, Prefix, PrefixIndex, Registry, Salt, Snapshot, WorkerSpec,
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use tokio::time::Instant;
+
+#[path = "../benches/common/scorer.rs"]
+mod scorer;
 
 const BLOCK: u32 = 16;
 const FLEETS: [u64; 2] = [1_000, 10_000];
@@ -53,15 +55,16 @@ impl Policy for NativeCost {
         facts: &[u32],
         costs: &mut Vec<f32>,
     ) -> Result<(), Failure> {
-        let (request, workers) = facts.split_at_checked(2).unwrap();
-        let column =
-            |number: usize, row: usize| workers.get(number * call.rows as usize + row).copied().unwrap();
+        let fact = |place: usize| facts.get(place).copied().unwrap_or_default();
+        let column = |number: usize, row: usize| {
+            fact(self.0.wants.request_width() + number * call.rows as usize + row)
+        };
         let config = RouterConfig::default();
         costs.clear();
         costs.extend((0..call.rows as usize).map(|row| {
             let terms = CostTerms {
-                prompt_tokens: *request.first().unwrap(),
-                block_size: *request.get(1).unwrap(),
+                prompt_tokens: fact(0),
+                block_size: fact(1),
                 active_prefill_tokens: column(0, row),
                 decode_blocks: column(1, row),
                 active_requests: column(2, row),
@@ -75,27 +78,7 @@ impl Policy for NativeCost {
 }
 
 fn program() -> Program {
-    let worker = [
-        "active-prefill-tokens",
-        "decode-blocks",
-        "active-requests",
-        "cached-blocks-device",
-        "cached-blocks-host",
-        "cached-blocks-disk",
-    ];
-    let info = PolicyInfo {
-        name: "native-cost".into(),
-        version: "1".into(),
-        digest: Digest([7; 32]),
-        world: World::Scorer,
-        origin: Origin::Embedded,
-        wants: Wants::resolve(&["prompt-tokens", "block-size"], &worker).unwrap(),
-        remembers: false,
-        learns: false,
-    };
-    let policy = Arc::new(NativeCost(info));
-    let scorers = vec![WeightedScorer { policy, weight: 1.0, normalize: Normalize::None }];
-    Program::Scorers { filters: vec![], scorers, picker: Picker::default() }
+    scorer::program(NativeCost(scorer::info("native-cost", &["prompt-tokens", "block-size"])))
 }
 
 fn router(index: &Arc<PrefixIndex>, model: &ModelName, max_rows: Option<u32>) -> Router {

@@ -62,7 +62,7 @@ pub(crate) struct Chunk {
     eligible: AtomicU64,
     /// Positions that no rank has.
     free: AtomicU64,
-    /// Whether other gateways ever booked a rank of the chunk. Until then nobody reads `remote`.
+    /// Whether another gateway has ever booked a rank of the chunk. Decisions read `remote` only then.
     has_remote: AtomicBool,
     /// By bucket of a block: the ranks on which a prompt is booked that begins with a block of the bucket.
     /// Exact in one direction: a rank without the bit books no prompt with this first block.
