@@ -1,7 +1,7 @@
 //! A decision among 8 to 10,000 candidates, and its parts: `cargo bench -p pointsman-routing --bench fleet
 //! [-- SIZE…]`.
 //!
-//! Every worker holds bookings, each of a prompt of its own, and sixteen workers hold a part of the prompt in
+//! Workers hold 0 to 16 bookings, each of a prompt of its own, and sixteen workers hold a part of the prompt in
 //! their caches. A part is the difference between two whole decisions, so that the same bench measures any
 //! version of the router. Prints microseconds.
 
@@ -27,8 +27,8 @@ const BLOCK: usize = 16;
 const SIZES: [u64; 6] = [8, 64, 512, 1_024, 4_096, 10_000];
 /// Workers that hold a part of the prompt.
 const HOLDERS: u64 = 16;
-/// Requests booked on each worker.
-const BOOKED: u32 = 8;
+/// Requests booked on a worker, at most.
+const BOOKED: u32 = 16;
 /// Blocks of a booked prompt.
 const BOOKED_BLOCKS: usize = 32;
 const TURNS: usize = 41;
@@ -79,8 +79,9 @@ fn fleet(workers: u64) -> (Registry, Vec<Booking>) {
     let mut bookings = Vec::new();
     for worker in registry.snapshot().workers() {
         worker.set_health(Health::Healthy);
-        for number in 0..BOOKED {
-            let seed = (worker.id().0 as u32 * BOOKED + number).wrapping_mul(40_503) | 1;
+        let id = worker.id().0 as u32;
+        for number in 0..id.wrapping_mul(2_654_435_761) % (BOOKED + 1) {
+            let seed = (id * BOOKED + number).wrapping_mul(40_503) | 1;
             let tokens = tokens(seed, BOOKED_BLOCKS * BLOCK);
             bookings.extend(worker.candidates().first().map(|candidate| {
                 candidate.book(&BookingRequest {

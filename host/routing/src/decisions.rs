@@ -22,6 +22,7 @@ use crate::{
 
 mod fact_json;
 mod header;
+mod packed;
 mod record;
 mod recorder;
 mod shard;
@@ -159,15 +160,15 @@ impl Decisions {
         &self.always
     }
 
-    /// Records a decision. `texts` are always kept, `words` when they fit into a shard.
-    pub(crate) fn record(&self, head: DecisionHeader, texts: &[u32], words: &[u32]) -> Option<DecisionId> {
+    /// Records a decision. `texts` are always kept, its packed words when they fit into a shard.
+    pub(crate) fn record(&self, head: DecisionHeader, texts: &[u32], packed: &[u32]) -> Option<DecisionId> {
         let count = self.shards.len();
         let ticket = self.ticket.fetch_add(1, Ordering::Relaxed);
         let first = ticket.checked_rem(count)?;
         let least = (ticket / count) as u64;
         let mut head = Some(head);
         let mut write = |ring: &mut shard::Ring, index| {
-            let number = ring.push(least, head.take()?, texts, words);
+            let number = ring.push(least, head.take()?, texts, packed);
             Some(self.id(number, index))
         };
         for step in 0..count {

@@ -1,6 +1,7 @@
 //! Records the facts that the policies of one decision were given, in the same words that the policies read.
 //!
-//! One list of words holds everything in order, so that storing a decision is one copy:
+//! One list of words holds everything in order. It is packed before it is stored (`packed`), outside of the
+//! lock of the ring:
 //!
 //! ```text
 //! each stage:  step, rows, listed?, positions of the rows when listed, number of facts, facts
@@ -16,6 +17,7 @@ use std::sync::Arc;
 
 use pointsman_workers::Pool;
 
+use super::packed;
 use crate::{
     encoding::{count, write_text},
     slot::ProgramSummary,
@@ -29,6 +31,8 @@ pub(crate) const ALWAYS: u32 = u32::MAX;
 #[derive(Default)]
 pub(crate) struct Recorder {
     words: Vec<u32>,
+    /// The words as the ring stores them, when the decision has ended.
+    packed: Vec<u32>,
     texts: Vec<u32>,
     /// Positions in the pool of the candidates, rising.
     candidates: Vec<u32>,
@@ -122,6 +126,7 @@ impl Recorder {
         self.words.push(count(costs.len()));
         self.words.extend(costs.iter().map(|cost| cost.to_bits()));
         self.words.append(&mut self.state);
+        packed::pack(&self.words, &mut self.packed);
         self.texts.clear();
         for text in texts {
             write_text(text, &mut self.texts);
@@ -140,8 +145,9 @@ impl Recorder {
         self.stateful_stages
     }
 
-    pub(crate) fn words(&self) -> &[u32] {
-        &self.words
+    /// Returns the packed words of the decision that has ended.
+    pub(crate) fn packed(&self) -> &[u32] {
+        &self.packed
     }
 
     pub(crate) fn texts(&self) -> &[u32] {

@@ -1,11 +1,14 @@
-//! One shard of the ring: a queue of headers, and a ring of words of fixed size that holds their inputs. New
-//! words overwrite those of the oldest decisions.
+//! One shard of the ring: a queue of headers, and a ring of words of fixed size that holds their texts and
+//! packed inputs. New words overwrite those of the oldest decisions.
 
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::header::{DecisionHeader, Outcome};
+use super::{
+    header::{DecisionHeader, Outcome},
+    packed::unpack,
+};
 use crate::encoding::WordReader;
 
 #[derive(Debug)]
@@ -30,7 +33,8 @@ pub(super) struct Ring {
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     start: usize,
-    len: usize,
+    texts: usize,
+    packed: usize,
 }
 
 impl Shard {
@@ -70,9 +74,14 @@ impl Shard {
         self.add_late_outcomes(&mut ring);
         let position = ring.position(number)?;
         let (header, extent) = ring.headers.get(position)?;
-        let words = ring.words_ring.get(extent.start..extent.start + extent.len)?;
-        let request = WordReader(words).text().unwrap_or_default();
-        wanted(header, &request).then(|| (header.clone(), words.to_vec()))
+        let stored = ring.words_ring.get(extent.start..extent.start + extent.texts + extent.packed)?;
+        let (texts, packed) = stored.split_at_checked(extent.texts)?;
+        let request = WordReader(texts).text().unwrap_or_default();
+        wanted(header, &request).then(|| {
+            let mut words = texts.to_vec();
+            unpack(packed, &mut words);
+            (header.clone(), words)
+        })
     }
 
     /// Adds an outcome, now or when the ring is next unlocked. Never waits.
@@ -100,17 +109,17 @@ impl Ring {
         least: u64,
         mut header: DecisionHeader,
         texts: &[u32],
-        words: &[u32],
+        packed: &[u32],
     ) -> u64 {
-        header.inputs_dropped = texts.len() + words.len() > self.words_ring.len();
-        let words = if header.inputs_dropped { &[] } else { words };
-        let len = texts.len() + words.len();
+        header.inputs_dropped = texts.len() + packed.len() > self.words_ring.len();
+        let packed = if header.inputs_dropped { &[] } else { packed };
+        let len = texts.len() + packed.len();
         let start = self.allocate(len);
         if let Some(space) = self.words_ring.get_mut(start..start + len)
             && let Some((front, back)) = space.split_at_mut_checked(texts.len())
         {
             front.copy_from_slice(texts);
-            back.copy_from_slice(words);
+            back.copy_from_slice(packed);
         }
         while self.headers.len() >= self.keep.max(1) {
             self.pop();
@@ -118,7 +127,7 @@ impl Ring {
         let number = self.next.max(least);
         self.next = number + 1;
         self.numbers.push_back(number);
-        self.headers.push_back((header, Extent { start, len }));
+        self.headers.push_back((header, Extent { start, texts: texts.len(), packed: packed.len() }));
         number
     }
 

@@ -53,7 +53,7 @@ fn head(summary: &Arc<ProgramSummary>, seed: u64) -> DecisionHeader {
     }
 }
 
-/// Records a decision whose facts are `rows` times its seed.
+/// Records a decision whose facts are numbers from its seed on.
 fn put(
     decisions: &Decisions,
     summary: &Arc<ProgramSummary>,
@@ -62,9 +62,9 @@ fn put(
     rows: usize,
 ) -> DecisionId {
     recorder.begin(summary);
-    recorder.stage(0, &[], |out| out.extend(std::iter::repeat_n(seed as u32, rows)));
+    recorder.stage(0, &[], |out| out.extend((seed as u32..).take(rows)));
     recorder.end(Pool::empty(), None, &[], [&format!("request-{seed}"), "", ""]);
-    decisions.record(head(summary, seed), recorder.texts(), recorder.words()).unwrap()
+    decisions.record(head(summary, seed), recorder.texts(), recorder.packed()).unwrap()
 }
 
 /// Whether the record is complete and its facts are those of its own seed.
@@ -140,7 +140,7 @@ fn facts_are_serialized_by_name_and_type() {
         out.extend([0.1_f32.to_bits(), 9, 1].into_iter().chain(worker_ids).chain(rest));
     });
     recorder.end(Pool::empty(), None, &[2.5, 1.5], ["r", "why not", ""]);
-    let id = decisions.record(head(&summary, 8), recorder.texts(), recorder.words()).unwrap();
+    let id = decisions.record(head(&summary, 8), recorder.texts(), recorder.packed()).unwrap();
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     let stage = &json["stages"][0];
     assert_eq!(stage["request"]["session-hash"], json!(9 + (1_u64 << 32)));
@@ -164,7 +164,7 @@ fn rows_left_by_filters_are_serialized_by_position() {
     recorder.stage(0, &[2, 9], |_| {});
     recorder.end(Pool::empty(), Some(&[9]), &[1.0], ["r", "", ""]);
     let id = decisions
-        .record(DecisionHeader { stages: 2, ..head(&summary, 1) }, recorder.texts(), recorder.words())
+        .record(DecisionHeader { stages: 2, ..head(&summary, 1) }, recorder.texts(), recorder.packed())
         .unwrap();
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     let kept = |stage: usize| json["stages"][stage]["kept"].clone();
