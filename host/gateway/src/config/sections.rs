@@ -336,7 +336,7 @@ impl Default for Probe {
             interval: Duration::from_secs(2),
             timeout: Duration::from_secs(1),
             load_interval: Duration::from_secs(5),
-            max_per_second: 1_200,
+            max_per_second: 1_000,
         }
     }
 }
