@@ -72,8 +72,10 @@ fn tokens(seed: u32, count: usize) -> Vec<u32> {
 fn fleet(workers: u64) -> (Registry, Vec<Booking>) {
     let registry = Registry::default();
     let spec = |id: u64| {
-        WorkerSpec::parse_flag(&format!("id={id},role=aggregated,engine=vllm,url=http://a:{id},model=m"))
-            .unwrap()
+        WorkerSpec::parse_flag(&format!(
+            "id={id},role=aggregated,engine=vllm,url=http://a:{id},model=m,taint=a"
+        ))
+        .unwrap()
     };
     registry.apply((1..=workers).map(spec).collect(), &[]);
     let mut bookings = Vec::new();
@@ -182,6 +184,7 @@ fn measure(workers: u64) {
     };
     let prefix = Prefix::of_tokens(&prompt, BLOCK, &Salt::default(), &[]);
     let (without, with) = (request(Prefix::default()), request(prefix.clone()));
+    let tainted = RoutingRequest { required_taints: vec!["a".to_owned()], ..without.clone() };
     let (registry, _bookings) = fleet(workers);
     let (snapshot, model, index) = (registry.snapshot(), ModelName::new("m"), index(workers, &prompt));
     let over = RouterConfigOverride::default();
@@ -192,9 +195,10 @@ fn measure(workers: u64) {
     };
     let mut found = Overlaps::default();
     let round_robin = Program::Native(NativeMode::RoundRobin);
-    let [lookup, rows, booking, loads, cached, recorded, native] = times([
+    let [lookup, rows, asking, booking, loads, cached, recorded, native] = times([
         &mut || index.matches(black_box(prefix.hashes()), &mut found),
         &mut decide(round_robin.clone(), &without, false),
+        &mut decide(round_robin.clone(), &tainted, false),
         &mut decide(round_robin, &with, false),
         &mut decide(program(), &without, false),
         &mut decide(program(), &with, false),
@@ -202,7 +206,7 @@ fn measure(workers: u64) {
         &mut decide(Program::Native(NativeMode::Kv), &with, true),
     ]);
     println!(
-        "| {workers} | {recorded:.2} | {native:.2} | {rows:.2} | {:.2} | {:.2} | {:.2} | {lookup:.2} |",
+        "| {workers} | {recorded:.2} | {native:.2} | {rows:.2} | {asking:.2} | {:.2} | {:.2} | {:.2} | {lookup:.2} |",
         loads - rows,
         cached - loads - (booking - rows),
         recorded - cached,
@@ -211,9 +215,9 @@ fn measure(workers: u64) {
 
 fn main() {
     println!(
-        "| candidates | whole, scorer | whole, native kv | rows | loads, score, pick | prefix | record | lookup |"
+        "| candidates | whole, scorer | whole, native kv | rows | rows with a taint | loads, score, pick | prefix | record | lookup |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let asked: Vec<u64> = std::env::args().filter_map(|size| size.parse().ok()).collect();
     SIZES.into_iter().filter(|size| asked.is_empty() || asked.contains(size)).for_each(measure);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use pointsman_workers::{Candidate, DpRank, Leg, ModelName, Snapshot, WorkerId};
+use pointsman_workers::{DpRank, Leg, ModelName, RankView, Snapshot, WorkerId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -55,22 +55,21 @@ impl BusyThresholds {
         }
     }
 
-    /// Returns which threshold the candidate is beyond: its stable label.
+    /// Returns which threshold a candidate with this load is beyond: its stable label.
     #[must_use]
-    pub fn exceeded(&self, candidate: &Candidate) -> Option<&'static str> {
+    pub fn exceeded(&self, load: RankView<'_>) -> Option<&'static str> {
         if *self == Self::default() {
             return None;
         }
-        let load = candidate.load();
         if self.prefill_tokens.is_some_and(|most| load.active_prefill_tokens() > most) {
             return Some("prefill_tokens");
         }
-        let engine = candidate.worker.engine_load();
+        let engine = load.engine_load();
         if self.engine_queue.zip(engine).is_some_and(|(most, engine)| engine.waiting > most) {
             return Some("engine_queue");
         }
         let booked = || {
-            let total = candidate.worker.total_blocks().filter(|total| *total > 0)?;
+            let total = load.total_blocks()?;
             #[expect(clippy::cast_precision_loss, reason = "a share needs no more precision")]
             let share = load.decode_blocks() as f32 / total as f32;
             Some(share)
@@ -122,7 +121,7 @@ impl BusyRules {
             for leg in [Leg::Prefill, Leg::Decode, Leg::Aggregated] {
                 let thresholds = self.of(model, leg);
                 let beyond = snapshot.pool(model, leg).iter().filter_map(|candidate| {
-                    let reason = thresholds.exceeded(candidate)?;
+                    let reason = thresholds.exceeded(candidate.load().view())?;
                     let (worker, dp_rank) = (candidate.worker_id(), candidate.rank);
                     Some(BusyCandidate { worker, dp_rank, model: model.clone(), leg, reason })
                 });

@@ -3,9 +3,10 @@
 //!
 //! What most policies ask for (load, cached blocks, blocks after admission) is read once for each decision
 //! and only when a policy needs it: see [`crate::inputs`]. Everything else is read from the columns of the
-//! pool, or from the workers.
+//! pool, or computed once for each group of workers with the same description.
 
 use pointsman_workers::{Candidate, Leg, Pool, RankView, WorkerSpec};
+use tokio::time::Instant;
 
 use crate::{
     config::RouterConfig,
@@ -14,6 +15,9 @@ use crate::{
     inputs::Inputs,
     query::{CandidateId, Query},
 };
+
+/// Groups of candidates up to which facts of descriptions are computed once for each.
+const MAX_GROUPS: usize = 64;
 
 /// Facts of one decision, shared by all policies of the slot and by the native selectors.
 pub(crate) struct DecisionFacts<'a> {
@@ -60,17 +64,12 @@ impl<'a> DecisionFacts<'a> {
                     self.take(self.pool.ids_high(), rows, out);
                 }
                 WorkerColumn::Fact(fact) => self.write_fact(*fact, rows, out),
-                WorkerColumn::LabelIs { key, value } => self.ask(rows, out, |candidate| {
-                    let label = candidate.worker.spec().labels.get(&**key);
+                WorkerColumn::LabelIs { key, value } => self.describe(rows, out, |spec| {
+                    let label = spec.labels.get(&**key);
                     u32::from(label.is_some_and(|label| **label == **value))
                 }),
-                WorkerColumn::LabelNumber { key } => self.ask(rows, out, |candidate| {
-                    let number = candidate
-                        .worker
-                        .spec()
-                        .labels
-                        .get(&**key)
-                        .and_then(|label| label.parse::<f32>().ok());
+                WorkerColumn::LabelNumber { key } => self.describe(rows, out, |spec| {
+                    let number = spec.labels.get(&**key).and_then(|label| label.parse::<f32>().ok());
                     number.filter(|number| number.is_finite()).unwrap_or(0.0).to_bits()
                 }),
             }
@@ -93,7 +92,7 @@ impl<'a> DecisionFacts<'a> {
                 });
             terms.decode_blocks = self.inputs.after_admission(row);
             terms.cached = self.inputs.cached(row);
-            terms.taint_preference = self.preference(candidate);
+            terms.taint_preference = self.preference(candidate.worker.spec());
         }
         terms
     }
@@ -113,18 +112,17 @@ impl<'a> DecisionFacts<'a> {
         self.topology.is_some() || !self.query.request.preferred_taints.is_empty()
     }
 
-    fn preference(&self, candidate: &Candidate) -> f32 {
+    fn preference(&self, spec: &WorkerSpec) -> f32 {
         if !self.has_preference() {
             return 0.0;
         }
-        let taints = &candidate.worker.spec().taints;
         // The prefill worker's preference overrides the client's for the same taint (D3).
         let topology = self.topology.as_ref();
         let own = |taint: &String| topology.is_some_and(|(other, _)| other == taint);
         let client = self.query.request.preferred_taints.iter().filter(|(taint, _)| !own(taint));
         let client = client.map(|(taint, weight)| (taint, *weight));
         let all = client.chain(topology.map(|(taint, weight)| (taint, *weight)));
-        all.filter(|(taint, _)| taints.contains(*taint)).map(|(_, weight)| weight).sum()
+        all.filter(|(taint, _)| spec.taints.contains(*taint)).map(|(_, weight)| weight).sum()
     }
 
     /// Appends the values of `rows` from a column of the whole pool.
@@ -146,9 +144,22 @@ impl<'a> DecisionFacts<'a> {
         }
     }
 
-    /// Appends a value of each row that only its worker has.
-    fn ask(&self, rows: &[u32], out: &mut Vec<u32>, value: impl Fn(&Candidate) -> u32) {
-        out.extend(rows.iter().map(|row| self.pool.get(*row as usize).map_or(0, &value)));
+    /// Appends a value of each row's description. It is computed once for each group, unless there are many.
+    fn describe(&self, rows: &[u32], out: &mut Vec<u32>, value: impl Fn(&WorkerSpec) -> u32) {
+        if self.pool.group_count() > MAX_GROUPS {
+            let value = |candidate: &Candidate| value(candidate.worker.spec());
+            return out.extend(rows.iter().map(|row| self.pool.get(*row as usize).map_or(0, value)));
+        }
+        let mut values = [0; MAX_GROUPS];
+        values.iter_mut().zip(self.pool.groups()).for_each(|(cell, spec)| *cell = value(spec));
+        let groups = self.pool.group_of_rows();
+        let of_group = |group: &u32| values.get(*group as usize).copied().unwrap_or(0);
+        if rows.len() == groups.len() {
+            // Rows rise, so these are all.
+            out.extend(groups.iter().map(of_group));
+        } else {
+            out.extend(rows.iter().map(|row| groups.get(*row as usize).map_or(0, of_group)));
+        }
     }
 
     /// Appends 1 for one candidate and 0 for the others.
@@ -186,34 +197,38 @@ impl<'a> DecisionFacts<'a> {
             F::CachedBlocksDevice => self.take(self.inputs.cached_column(0), rows, out),
             F::CachedBlocksHost => self.take(self.inputs.cached_column(1), rows, out),
             F::CachedBlocksDisk => self.take(self.inputs.cached_column(2), rows, out),
-            F::EngineRunning => self.ask(rows, out, |c| c.worker.engine_load().map_or(0, |l| l.running)),
-            F::EngineQueue => self.ask(rows, out, |c| c.worker.engine_load().map_or(0, |l| l.waiting)),
-            F::KvUsage => {
-                self.ask(rows, out, |c| c.worker.engine_load().map_or(0.0, |l| l.kv_usage).to_bits())
+            F::EngineRunning => {
+                self.read(rows, out, |load| load.engine_load().map_or(0, |engine| engine.running));
             }
-            F::LoadAgeMs => self.ask(rows, out, |c| {
-                c.worker
-                    .engine_load()
-                    .map_or(u32::MAX, |l| u32::try_from(l.read_at.elapsed().as_millis()).unwrap_or(u32::MAX))
-            }),
+            F::EngineQueue => {
+                self.read(rows, out, |load| load.engine_load().map_or(0, |engine| engine.waiting));
+            }
+            F::KvUsage => {
+                self.read(rows, out, |load| load.engine_load().map_or(0, |engine| engine.kv_usage.to_bits()));
+            }
+            F::LoadAgeMs => {
+                let now = Instant::now();
+                self.read(rows, out, |load| load.engine_load().map_or(u32::MAX, |engine| engine.age_ms(now)));
+            }
             F::TaintPreference if !self.has_preference() => zeros(out),
-            F::TaintPreference => self.ask(rows, out, |c| self.preference(c).to_bits()),
+            F::TaintPreference => self.describe(rows, out, |spec| self.preference(spec).to_bits()),
             F::TopologyDistance => match self.query.peer() {
-                Some(peer) => self.ask(rows, out, |c| distance(peer, c.worker.spec())),
+                Some(peer) => self.describe(rows, out, |spec| distance(peer, spec)),
                 None => zeros(out),
             },
             F::SessionBound => self.mark(rows, out, self.query.session),
             F::LoraLoaded => match request.lora.as_deref() {
                 Some(lora) => {
-                    self.ask(rows, out, |c| u32::from(c.worker.spec().loras.iter().any(|l| l == lora)))
+                    let has = |spec: &WorkerSpec| spec.loras.iter().any(|loaded| loaded == lora);
+                    self.describe(rows, out, |spec| u32::from(has(spec)));
                 }
                 None => zeros(out),
             },
             F::TtftEwmaUs => self.read(rows, out, |load| load.ttft_ewma_us()),
             F::ItlEwmaUs => self.read(rows, out, |load| load.itl_ewma_us()),
             F::ErrorPpm => self.read(rows, out, |load| load.error_ppm()),
-            F::LocalPrefill => self.ask(rows, out, |c| u32::from(c.worker.spec().local_prefill)),
-            F::MaxConcurrency => self.ask(rows, out, |c| c.worker.spec().max_concurrency.unwrap_or(0)),
+            F::LocalPrefill => self.describe(rows, out, |spec| u32::from(spec.local_prefill)),
+            F::MaxConcurrency => self.describe(rows, out, |spec| spec.max_concurrency.unwrap_or(0)),
             F::PrefillUsPerKtoken => self.read(rows, out, |load| load.prefill_us_per_ktoken()),
         }
     }

@@ -14,11 +14,16 @@ use std::sync::{
 
 use parking_lot::Mutex;
 
+use tokio::time::Instant;
+
 use crate::{average::Average, id::BlockHash};
 
+mod engine;
 mod remote_load;
 mod view;
 
+use engine::EngineCell;
+pub use engine::EngineLoad;
 pub(crate) use remote_load::RemoteLoad;
 
 /// Positions of a chunk: one for each bit of a word.
@@ -58,6 +63,8 @@ pub(crate) struct Chunk {
     cells: [Cell; CHUNK],
     remote: [RemoteLoad; CHUNK],
     averages: [Averages; CHUNK],
+    engine: [EngineCell; CHUNK],
+    created: Instant,
     /// Ranks whose worker is eligible whatever the load (`Worker::tell_ranks`), one bit each.
     eligible: AtomicU64,
     /// Positions that no rank has.
@@ -85,6 +92,9 @@ pub(crate) struct Position {
 pub struct RankView<'a> {
     pub(crate) cell: &'a Cell,
     pub(crate) averages: &'a Averages,
+    engine: &'a EngineCell,
+    /// When the columns were created.
+    created: Instant,
     /// `None`: other gateways book nothing.
     pub(crate) remote: Option<&'a RemoteLoad>,
 }
@@ -113,6 +123,8 @@ impl Chunk {
             cells: std::array::from_fn(|_| Cell::default()),
             remote: std::array::from_fn(|_| RemoteLoad::default()),
             averages: std::array::from_fn(|_| Averages::default()),
+            engine: std::array::from_fn(|_| EngineCell::default()),
+            created: Instant::now(),
             eligible: AtomicU64::new(0),
             free: AtomicU64::new(u64::MAX),
             has_remote: AtomicBool::new(false),
@@ -151,22 +163,28 @@ impl Chunk {
         let has_remote = self.has_remote.load(Ordering::Acquire);
         let cells = self.cells.get(at..at + len).unwrap_or_default();
         let averages = self.averages.get(at..at + len).unwrap_or_default();
+        let engines = self.engine.get(at..at + len).unwrap_or_default();
         let remote = self.remote.get(at..at + len).unwrap_or_default();
-        let rows = cells.iter().zip(averages).zip(remote);
-        rows.map(move |((cell, averages), remote)| RankView {
+        let rows = cells.iter().zip(averages).zip(engines).zip(remote);
+        rows.map(move |(((cell, averages), engine), remote)| RankView {
             cell,
             averages,
+            engine,
+            created: self.created,
             remote: has_remote.then_some(remote),
         })
     }
 
     /// Returns what the columns say of one rank.
     pub(crate) fn view(&self, at: usize) -> RankView<'_> {
-        let ([cell, ..], [averages, ..], [remote, ..]) = (&self.cells, &self.averages, &self.remote);
+        let ([cell, ..], [averages, ..]) = (&self.cells, &self.averages);
+        let ([engine, ..], [remote, ..]) = (&self.engine, &self.remote);
         let remote = self.remote.get(at).unwrap_or(remote);
         RankView {
             cell: self.cells.get(at).unwrap_or(cell),
             averages: self.averages.get(at).unwrap_or(averages),
+            engine: self.engine.get(at).unwrap_or(engine),
+            created: self.created,
             remote: self.has_remote.load(Ordering::Acquire).then_some(remote),
         }
     }
@@ -230,10 +248,11 @@ impl Position {
 impl Drop for Position {
     fn drop(&mut self) {
         // All bookings have ended, so the load is 0. What the worker set may remain.
-        let RankView { cell, averages, .. } = self.view();
+        let RankView { cell, averages, engine, .. } = self.view();
         cell.total_blocks.store(0, Ordering::Relaxed);
         cell.block_size.store(0, Ordering::Relaxed);
         averages.clear();
+        engine.clear();
         self.set_eligible(false);
         self.chunk.free.fetch_or(self.bit(), Ordering::AcqRel);
     }

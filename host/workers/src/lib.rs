@@ -29,7 +29,7 @@ pub use booking::{
     WorkerKey,
 };
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
-pub use columns::RankView;
+pub use columns::{EngineLoad, RankView};
 pub use facts::{Contradiction, EngineFacts, FactName};
 pub use feeds::{FeedStatus, Feeds};
 pub use hash::{Salt, block_hashes, name_hash};
@@ -42,4 +42,4 @@ pub use prefix::Prefix;
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
-pub use worker::{Candidate, EngineLoad, Health, Ineligible, Worker};
+pub use worker::{Candidate, Health, Ineligible, Worker};

@@ -8,10 +8,15 @@ use std::{
     },
 };
 
+mod groups;
+
+use groups::Groups;
+
 use crate::{
     booking::RankLoad,
     columns::{CHUNK, Chunk, RankView},
     id::{BlockHash, DpRank, WorkerId},
+    spec::WorkerSpec,
     worker::Candidate,
 };
 
@@ -28,6 +33,7 @@ pub struct Pool {
     ranks: Vec<u32>,
     /// The rows, sorted by candidate.
     by_id: Vec<((WorkerId, DpRank), u32)>,
+    groups: Groups,
 }
 
 /// Rows whose positions are neighbours in one chunk.
@@ -48,6 +54,7 @@ static EMPTY: Pool = Pool {
     ids_high: Vec::new(),
     ranks: Vec::new(),
     by_id: Vec::new(),
+    groups: Groups::EMPTY,
 };
 
 static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
@@ -86,6 +93,7 @@ impl Pool {
             ids_high: ids().map(|id| (id >> 32) as u32).collect(),
             ranks: candidates.iter().map(|candidate| candidate.rank.0).collect(),
             by_id,
+            groups: Groups::of(&candidates),
             candidates,
         }
     }
@@ -115,6 +123,32 @@ impl Pool {
         self.by_id.get(at).map(|(_, row)| *row)
     }
 
+    /// Returns the rows of a worker's candidates, in any order.
+    pub fn rows_of(&self, worker: WorkerId) -> impl Iterator<Item = u32> + '_ {
+        let from = self.by_id.partition_point(|((id, _), _)| *id < worker);
+        let from = self.by_id.get(from..).unwrap_or_default();
+        from.iter().take_while(move |((id, _), _)| *id == worker).map(|(_, row)| *row)
+    }
+
+    /// Returns one description of each group of candidates that no decision can tell apart by their
+    /// descriptions.
+    pub fn groups(&self) -> impl Iterator<Item = &WorkerSpec> {
+        let first = self.groups.first_rows.iter().filter_map(|row| self.candidates.get(*row as usize));
+        first.map(|candidate| candidate.worker.spec())
+    }
+
+    /// Returns the number of groups.
+    #[must_use]
+    pub fn group_count(&self) -> usize {
+        self.groups.first_rows.len()
+    }
+
+    /// Returns the group of each row: a position in [`Pool::groups`].
+    #[must_use]
+    pub fn group_of_rows(&self) -> &[u32] {
+        &self.groups.of_row
+    }
+
     pub(crate) fn serial(&self) -> u64 {
         self.serial
     }
@@ -136,6 +170,15 @@ impl Pool {
         for span in &self.spans {
             let eligible = span.bits(span.chunk.eligible());
             (0..span.len).for_each(|step| each(span.row(step), eligible & (1 << step) != 0));
+        }
+    }
+
+    /// As [`Pool::for_each_eligibility`], with the load.
+    pub fn for_each_eligible_load(&self, mut each: impl FnMut(u32, bool, RankView<'_>)) {
+        for span in &self.spans {
+            let eligible = span.bits(span.chunk.eligible());
+            let views = span.chunk.views(span.at, span.len).enumerate();
+            views.for_each(|(step, view)| each(span.row(step), eligible & (1 << step) != 0, view));
         }
     }
 

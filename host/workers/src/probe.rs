@@ -16,12 +16,13 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    columns::EngineLoad,
     facts::EngineFacts,
     id::{Engine, WorkerId},
     log_limit::LogLimit,
     registry::Registry,
     tls::EngineTls,
-    worker::{EngineLoad, Health, Worker},
+    worker::{Health, Worker},
 };
 
 mod client;

@@ -17,6 +17,7 @@ use crate::{
 
 mod completed;
 mod raw;
+mod traits;
 mod written;
 
 use raw::{RawSpec, error};

@@ -8,7 +8,7 @@ use std::sync::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 use crate::{
     booking::{Booking, BookingRequest, Journal, RankJournal, RankLoad, WorkerKey},
@@ -36,23 +36,12 @@ pub enum Health {
     Unhealthy,
 }
 
-/// Load figures that the engine reports.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EngineLoad {
-    /// Number of running requests.
-    pub running: u32,
-    /// Number of waiting requests.
-    pub waiting: u32,
-    /// Fraction of the KV cache in use, 0 to 1.
-    pub kv_usage: f32,
-    /// When the figures were read.
-    pub read_at: Instant,
-}
-
 /// A worker.
 #[derive(Debug)]
 pub struct Worker {
     spec: Arc<WorkerSpec>,
+    /// Hash of what decisions ask of the description.
+    traits_hash: u64,
     ranks: Box<[Arc<RankLoad>]>,
     health: AtomicU8,
     draining: AtomicBool,
@@ -64,7 +53,6 @@ pub struct Worker {
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
     contradiction: ArcSwapOption<Contradiction>,
-    engine_load: ArcSwapOption<EngineLoad>,
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
@@ -115,6 +103,7 @@ impl Worker {
         Self {
             facts: ArcSwap::default(),
             contradiction: ArcSwapOption::empty(),
+            traits_hash: spec.traits_hash(),
             spec: Arc::new(spec),
             ranks,
             health: AtomicU8::new(0),
@@ -122,7 +111,6 @@ impl Worker {
             leaving: AtomicBool::new(false),
             misconfigured: AtomicBool::new(false),
             problem: ArcSwapOption::empty(),
-            engine_load: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
             suspect: AtomicBool::new(false),
@@ -138,6 +126,10 @@ impl Worker {
     #[must_use]
     pub fn id(&self) -> WorkerId {
         self.spec.id
+    }
+
+    pub(crate) fn traits_hash(&self) -> u64 {
+        self.traits_hash
     }
 
     /// Returns the operator's description.
@@ -205,17 +197,6 @@ impl Worker {
     pub fn set_draining(&self, draining: bool) {
         self.draining.store(draining, Ordering::Release);
         self.tell_ranks();
-    }
-
-    /// Returns the engine's load figures, if they were read.
-    #[must_use]
-    pub fn engine_load(&self) -> Option<EngineLoad> {
-        self.engine_load.load().as_deref().copied()
-    }
-
-    /// Stores the engine's load figures, `None` when they are not known any more.
-    pub fn set_engine_load(&self, load: Option<EngineLoad>) {
-        self.engine_load.store(load.map(Arc::new));
     }
 
     /// Returns the number of requests booked on all ranks, here and by other gateways.

@@ -22,6 +22,8 @@ fn prefix(prompt: u32, tokens: u32) -> Prefix {
 /// Workers that differ in everything that a fact says.
 fn fleet(random: &mut SmallRng) -> Registry {
     let registry = Registry::default();
+    // Then there are more groups of descriptions than are kept apart.
+    let all_differ = random.random_bool(0.2);
     for id in 1..=random.random_range(1..90_u64) {
         let mut flag = format!("id={id},role=decode,engine=vllm,url=http://a:{id},model={MODEL}");
         let mut add = |chance: f64, text: &str| {
@@ -33,6 +35,7 @@ fn fleet(random: &mut SmallRng) -> Registry {
         add(0.3, ",max_concurrency=40");
         add(0.5, ",total_blocks=500,block_size=8");
         add(0.3, ",label.zone=b,label.speed=1.5");
+        add(f64::from(all_differ), &format!(",label.host={id}"));
         add(0.3, ",taint=gold");
         add(0.3, ",lora=writer");
         add(0.3, ",local_prefill=true");
@@ -157,6 +160,16 @@ fn check(random: &mut SmallRng, pool: &Pool, query: &Query<'_>, index: &PrefixIn
             let of = |row: &u32| expected(*fact, query, &pool[*row as usize], &overlaps);
             assert_eq!(out, rows.iter().map(of).collect::<Vec<_>>(), "{}", fact.name());
         }
+        let labels = [
+            WorkerColumn::LabelIs { key: "zone".into(), value: "b".into() },
+            WorkerColumn::LabelNumber { key: "speed".into() },
+        ];
+        let mut out = Vec::new();
+        facts.write_workers(&Wants { request: vec![], worker: labels.into() }, &rows, &mut out);
+        let has = |row: &u32| pool[*row as usize].worker.spec().labels.contains_key("zone");
+        let zones = rows.iter().map(|row| u32::from(has(row)));
+        let speeds = rows.iter().map(|row| if has(row) { 1.5_f32.to_bits() } else { 0 });
+        assert_eq!(out, zones.chain(speeds).collect::<Vec<_>>());
         let mut ids = Vec::new();
         let wants = Wants { request: vec![], worker: vec![WorkerColumn::Fact(WorkerFact::WorkerId)] };
         facts.write_workers(&wants, &rows, &mut ids);

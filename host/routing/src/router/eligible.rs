@@ -1,12 +1,18 @@
 //! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can
 //! extend it.
 
-use pointsman_workers::{Candidate, Ineligible, Leg, Pool, WorkerSpec};
+use pointsman_workers::{Candidate, Ineligible, Pool};
 
 use super::{
     RouteError,
     no_worker::{self, Phrase, phrase},
 };
+mod described;
+mod search;
+
+use described::refused_by_description;
+use search::Search;
+
 use crate::{
     busy::{BusyRules, BusyThresholds},
     query::{CandidateId, Query},
@@ -32,39 +38,15 @@ pub(super) fn eligible_rows(
 ) -> Result<(), RouteError> {
     rows.clear();
     let thresholds = busy.of(query.model, query.leg);
-    let (mut busy, mut failing) = (false, false);
-    let depends_on_request = depends_on_request(query, &thresholds);
-    if !depends_on_request && !pool.is_empty() && pool.all_surely_eligible() {
-        rows.extend(0..u32::try_from(pool.len()).unwrap_or(u32::MAX));
+    let mut search = Search::new(query, thresholds, pool);
+    search.fill(rows);
+    if !rows.is_empty() {
         return Ok(());
     }
-    pool.for_each_eligibility(|position, surely| {
-        if surely && !depends_on_request {
-            return rows.push(position);
-        }
-        let Some(candidate) = pool.get(position as usize) else { return };
-        if query.tried.contains(&(candidate.worker_id(), candidate.rank)) {
-            return;
-        }
-        match ineligible(query, &thresholds, candidate) {
-            None => rows.push(position),
-            Some(Refused::Busy(_)) => busy = true,
-            Some(Refused::Failing) => failing = true,
-            Some(Refused::Other(_)) => {}
-        }
-    });
-    if rows.is_empty() && failing {
-        // Only workers with an open breaker are left: one of them may have recovered, so try them rather than
-        // refuse.
-        let is_failing = |candidate: &Candidate| {
-            let tried = query.tried.contains(&(candidate.worker_id(), candidate.rank));
-            !tried && matches!(ineligible(query, &thresholds, candidate), Some(Refused::Failing))
-        };
-        rows.extend(
-            (0_u32..).zip(pool).filter(|(_, candidate)| is_failing(candidate)).map(|(position, _)| position),
-        );
+    if search.saw_failing {
+        search.fill_failing(rows);
     }
-    match (rows.is_empty(), busy) {
+    match (rows.is_empty(), search.saw_busy) {
         (false, _) => Ok(()),
         (true, true) => Err(RouteError::AllBusy(query.leg)),
         (true, false) => Err(no_worker(query, &thresholds, pool)),
@@ -134,68 +116,23 @@ pub(super) fn preset_row(query: &Query<'_>, pool: &Pool, rows: &[u32]) -> Option
     session.or_else(|| query.planned.and_then(row_of).map(|row| (row, Decider::Plan)))
 }
 
-/// Whether a candidate that is eligible in itself may still not serve this leg of this request.
-fn depends_on_request(query: &Query<'_>, busy: &BusyThresholds) -> bool {
-    let request = query.request;
-    let needs_partner = query.leg == Leg::Prefill && !query.probe;
-    let peer = query.other_leg.is_some();
-    let asks =
-        !request.allowed_workers.is_empty() || !request.required_taints.is_empty() || request.lora.is_some();
-    asks || needs_partner || peer || !query.tried.is_empty() || *busy != BusyThresholds::default()
-}
-
 /// Returns why `candidate` may not serve the leg, when it may not (F6).
 fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -> Option<Refused> {
     let request = query.request;
-    let spec = candidate.worker.spec();
     let allowed =
         request.allowed_workers.is_empty() || request.allowed_workers.contains(&candidate.worker_id());
     if !allowed {
         return Some(Refused::Other(("is not allowed by the request", "are not allowed by the request")));
     }
-    if !request.required_taints.iter().all(|taint| spec.taints.contains(taint)) {
-        return Some(Refused::Other(("lacks a required taint", "lack a required taint")));
-    }
-    if let Some(lora) = request.lora.as_deref().filter(|_| !spec.loras.is_empty())
-        && !spec.loras.iter().any(|loaded| loaded == lora)
-    {
-        return Some(Refused::Other(("lacks the LoRA", "lack the LoRA")));
-    }
-    if let Some(peer) = query.peer() {
-        if !spec.pairs_with(peer) {
-            return Some(Refused::Other((
-                "uses another handoff protocol than the other leg",
-                "use another handoff protocol than the other leg",
-            )));
-        }
-        let (prefill, decode) = if query.leg == Leg::Prefill { (spec, peer) } else { (peer, spec) };
-        if prefill.forbids_transfer_to(decode) {
-            return Some(Refused::Other((
-                "is outside the prefill worker's transfer domain",
-                "are outside the prefill worker's transfer domain",
-            )));
-        }
-    }
-    if query.leg == Leg::Prefill && query.other_leg.is_none() && !query.probe && !has_partner(query, spec) {
-        return Some(Refused::Other((
-            "has no decode worker with its handoff protocol",
-            "have no decode worker with their handoff protocol",
-        )));
+    if let Some(refused) = refused_by_description(query, candidate.worker.spec()) {
+        return Some(Refused::Other(refused));
     }
     match candidate.ineligible() {
-        None => busy.exceeded(candidate).map(|threshold| Refused::Busy(over(threshold))),
+        None => busy.exceeded(candidate.load().view()).map(|threshold| Refused::Busy(over(threshold))),
         Some(Ineligible::AtCapacity) => Some(Refused::Busy(phrase(Ineligible::AtCapacity))),
         Some(Ineligible::Failing) => Some(Refused::Failing),
         Some(other) => Some(Refused::Other(phrase(other))),
     }
-}
-
-/// Whether some decode worker is up that can take over from this prefill worker.
-fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
-    let up = |candidate: &Candidate| candidate.ineligible().is_none_or(|reason| !reason.is_down());
-    let fits = |decode: &WorkerSpec| decode.pairs_with(spec) && !spec.forbids_transfer_to(decode);
-    let decode = query.snapshot.pool(query.model, Leg::Decode);
-    decode.iter().any(|candidate| fits(candidate.worker.spec()) && up(candidate))
 }
 
 /// Returns the phrase for a worker beyond a busy threshold.
@@ -224,3 +161,6 @@ impl Refused {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

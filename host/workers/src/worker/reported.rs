@@ -3,7 +3,10 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{Health, Worker};
-use crate::facts::{Contradiction, EngineFacts};
+use crate::{
+    columns::EngineLoad,
+    facts::{Contradiction, EngineFacts},
+};
 
 impl Worker {
     /// Returns the number of KV blocks of a rank: as configured, otherwise as the engine reports.
@@ -45,6 +48,17 @@ impl Worker {
         let block_size = value(self.spec.block_size, facts.block_size);
         self.ranks.iter().for_each(|rank| rank.view().set_capacity(total_blocks, block_size));
         self.facts.store(Arc::new(facts));
+    }
+
+    /// Returns the engine's load figures, if they were read. They count for all of its ranks together.
+    #[must_use]
+    pub fn engine_load(&self) -> Option<EngineLoad> {
+        self.ranks.first()?.view().engine_load()
+    }
+
+    /// Stores the engine's load figures, `None` when they are not known any more.
+    pub fn set_engine_load(&self, load: Option<EngineLoad>) {
+        self.ranks.iter().for_each(|rank| rank.view().set_engine_load(load));
     }
 
     /// Returns what the configuration and the engine contradict each other about.

@@ -1,0 +1,91 @@
+//! The search for the candidates that may serve a leg. It reads columns, and asks a candidate only when they
+//! do not decide.
+
+use pointsman_workers::{Candidate, Pool};
+
+use super::{Refused, described::Described, ineligible};
+use crate::{busy::BusyThresholds, query::Query};
+
+pub(super) struct Search<'a> {
+    query: &'a Query<'a>,
+    thresholds: BusyThresholds,
+    pool: &'a Pool,
+    /// Whether a candidate was only left out because it is busy.
+    pub(super) saw_busy: bool,
+    /// Whether a candidate was only left out because its last requests failed.
+    pub(super) saw_failing: bool,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(query: &'a Query<'a>, thresholds: BusyThresholds, pool: &'a Pool) -> Self {
+        Self { query, thresholds, pool, saw_busy: false, saw_failing: false }
+    }
+
+    /// Fills `rows`, which are empty, with the eligible candidates.
+    pub(super) fn fill(&mut self, rows: &mut Vec<u32>) {
+        let (pool, allowed) = (self.pool, &self.query.request.allowed_workers);
+        if !allowed.is_empty() {
+            rows.extend(allowed.iter().flat_map(|worker| pool.rows_of(*worker)));
+            rows.sort_unstable();
+            rows.dedup();
+            return rows.retain(|row| self.may_serve(*row));
+        }
+        let described = Described::of(self.query, pool);
+        let has_thresholds = self.thresholds != BusyThresholds::default();
+        if described == Described::All && !has_thresholds && pool.all_surely_eligible() {
+            rows.extend(0..u32::try_from(pool.len()).unwrap_or(u32::MAX));
+        } else if has_thresholds {
+            pool.for_each_eligible_load(|row, surely, load| {
+                let may_serve = match described.may_serve(pool, row) {
+                    Some(false) => false,
+                    Some(true) if surely && self.thresholds.exceeded(load).is_none() => true,
+                    _ => self.may_serve(row),
+                };
+                rows.extend(may_serve.then_some(row));
+            });
+        } else {
+            pool.for_each_eligibility(|row, surely| {
+                let may_serve = match described.may_serve(pool, row) {
+                    Some(true) if surely => true,
+                    Some(false) => false,
+                    _ => self.may_serve(row),
+                };
+                rows.extend(may_serve.then_some(row));
+            });
+        }
+        for (worker, rank) in self.query.tried {
+            let tried = pool.row_of(*worker, *rank).and_then(|row| rows.binary_search(&row).ok());
+            tried.map(|position| rows.remove(position));
+        }
+    }
+
+    /// Fills `rows` with the candidates whose last requests failed, when no other is left: one of them may
+    /// have recovered, so they are tried rather than the request refused.
+    pub(super) fn fill_failing(&self, rows: &mut Vec<u32>) {
+        let is_failing = |candidate: &Candidate| {
+            let reason = || ineligible(self.query, &self.thresholds, candidate);
+            !self.was_tried(candidate) && matches!(reason(), Some(Refused::Failing))
+        };
+        let failing = (0_u32..).zip(self.pool).filter(|(_, candidate)| is_failing(candidate));
+        rows.extend(failing.map(|(row, _)| row));
+    }
+
+    /// Asks a candidate, and notes why it may not serve.
+    fn may_serve(&mut self, row: u32) -> bool {
+        let Some(candidate) = self.pool.get(row as usize) else { return false };
+        if self.was_tried(candidate) {
+            return false;
+        }
+        match ineligible(self.query, &self.thresholds, candidate) {
+            None => return true,
+            Some(Refused::Busy(_)) => self.saw_busy = true,
+            Some(Refused::Failing) => self.saw_failing = true,
+            Some(Refused::Other(_)) => {}
+        }
+        false
+    }
+
+    fn was_tried(&self, candidate: &Candidate) -> bool {
+        self.query.tried.contains(&(candidate.worker_id(), candidate.rank))
+    }
+}

@@ -1,0 +1,71 @@
+//! Load figures that an engine reports, for each of its ranks.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use tokio::time::{Duration, Instant};
+
+use super::RankView;
+
+/// Load figures that the engine reports.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EngineLoad {
+    /// Number of running requests.
+    pub running: u32,
+    /// Number of waiting requests.
+    pub waiting: u32,
+    /// Fraction of the KV cache in use, 0 to 1.
+    pub kv_usage: f32,
+    /// When the figures were read, in whole milliseconds after the columns were created.
+    pub read_at: Instant,
+}
+
+impl EngineLoad {
+    /// Returns how old the figures are, milliseconds.
+    #[must_use]
+    pub fn age_ms(&self, now: Instant) -> u32 {
+        u32::try_from(now.saturating_duration_since(self.read_at).as_millis()).unwrap_or(u32::MAX)
+    }
+}
+
+/// The figures in a column. A decision that runs while they change may see some of both readings.
+#[derive(Debug, Default)]
+pub(super) struct EngineCell {
+    /// Milliseconds from the creation of the chunk to the reading, plus 1; 0: there are no figures.
+    read_at: AtomicU64,
+    running: AtomicU32,
+    waiting: AtomicU32,
+    /// Bits of a single.
+    kv_usage: AtomicU32,
+}
+
+impl EngineCell {
+    pub(super) fn clear(&self) {
+        self.read_at.store(0, Ordering::Release);
+    }
+}
+
+impl RankView<'_> {
+    /// Returns the load figures of the rank's engine, if they were read. Those of an engine with several
+    /// ranks count for all of them together.
+    #[must_use]
+    pub fn engine_load(&self) -> Option<EngineLoad> {
+        let millis = self.engine.read_at.load(Ordering::Acquire).checked_sub(1)?;
+        Some(EngineLoad {
+            running: self.engine.running.load(Ordering::Relaxed),
+            waiting: self.engine.waiting.load(Ordering::Relaxed),
+            kv_usage: f32::from_bits(self.engine.kv_usage.load(Ordering::Relaxed)),
+            read_at: self.created + Duration::from_millis(millis),
+        })
+    }
+
+    /// Stores the load figures of the engine; `None` when they are not known any more.
+    pub(crate) fn set_engine_load(&self, load: Option<EngineLoad>) {
+        let Some(load) = load else { return self.engine.clear() };
+        self.engine.running.store(load.running, Ordering::Relaxed);
+        self.engine.waiting.store(load.waiting, Ordering::Relaxed);
+        self.engine.kv_usage.store(load.kv_usage.to_bits(), Ordering::Relaxed);
+        let millis = load.read_at.saturating_duration_since(self.created).as_millis();
+        let millis = u64::try_from(millis).unwrap_or(u64::MAX - 1);
+        self.engine.read_at.store(millis + 1, Ordering::Release);
+    }
+}

@@ -1,0 +1,31 @@
+//! What decisions ask of a description: everything but names, addresses and keys.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::WorkerSpec;
+
+impl WorkerSpec {
+    /// Returns whether no decision can tell the two descriptions apart. Facts and rules that depend on the
+    /// description are then the same for both workers.
+    #[must_use]
+    pub fn has_traits_of(&self, other: &Self) -> bool {
+        self.traits() == other.traits()
+    }
+
+    /// Returns a hash that equal traits have in common.
+    pub(crate) fn traits_hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.traits().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn traits(&self) -> impl PartialEq + Hash + '_ {
+        // A preferred domain is read of the worker of the other leg, and not of candidates.
+        let required = self.kv_transfer.as_ref().filter(|rule| rule.weight.is_none());
+        (
+            (self.engine, self.transport, required.map(|rule| &rule.domain)),
+            (&self.labels, &self.taints, &self.topology, &self.loras),
+            (self.local_prefill, self.max_concurrency),
+        )
+    }
+}
