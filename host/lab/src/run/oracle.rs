@@ -29,7 +29,7 @@ impl Lab<'_> {
         let thresholds = gateway.router.busy().of(&self.model, leg);
         let candidates = pool.iter().filter(|candidate| {
             candidate.ineligible().is_none()
-                && thresholds.exceeded(candidate).is_none()
+                && thresholds.exceeded(candidate.load().view()).is_none()
                 && !tried.contains(&(candidate.worker.id(), RANK))
         });
         let part = match leg {
