@@ -10,7 +10,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use pointsman_tokens::{ChatOptions, EncodeError, LoadOptions, PromptForm, Tokenizer};
+use pointsman_tokens::{
+    ChatOptions, EncodeError, LoadOptions, PromptForm, PromptKey, PromptTokens, Tokenizer,
+};
 use pointsman_workers::{ModelName, Registry};
 
 use crate::{
@@ -22,13 +24,18 @@ use crate::{
 
 mod encodes;
 mod engine;
+mod request_tokens;
 pub(crate) mod routing_request;
 
 use encodes::Encodes;
 use engine::EngineTokens;
+pub(crate) use request_tokens::RequestTokens;
+use request_tokens::SegmentHashes;
 
 /// Largest prompt that is encoded on the data thread, bytes: it takes a fraction of a millisecond.
 const INLINE_ENCODE_BYTES: usize = 4 * 1024;
+/// Part of a tokenizer's cache that holds block hashes: they take an eighth of the tokens of known beginnings.
+const HASHES_SHARE: usize = 16;
 
 /// Sources of token ids, by model.
 #[derive(Debug)]
@@ -49,7 +56,7 @@ struct ModelTokens {
 
 #[derive(Clone, Debug)]
 enum Source {
-    Folder(Arc<Tokenizer>),
+    Folder(Arc<Tokenizer>, Arc<SegmentHashes>),
     Engine(Arc<EngineTokens>),
 }
 
@@ -101,20 +108,26 @@ impl Tokens {
         tenant: Option<u64>,
         upstream: &Upstream,
         metrics: &Metrics,
-    ) -> Option<Arc<[u32]>> {
+    ) -> Option<RequestTokens> {
         let model = self.models.get(&request.model)?;
         if request.token_ids.is_some() || !request.is_chat() || request.prompts > 1 {
             return None;
         }
         let outcome = match &model.source {
-            Source::Engine(engine) => engine.of(request, upstream, model.timeout).await.map(Arc::from),
-            Source::Folder(tokenizer) if request.prompt().len() <= INLINE_ENCODE_BYTES => {
-                encode(tokenizer, request, &AtomicBool::new(false)).map(Arc::from)
+            Source::Engine(engine) => {
+                engine.of(request, upstream, model.timeout).await.map(|tokens| (tokens.into(), None))
             }
-            Source::Folder(tokenizer) => self.long(tokenizer, request, tenant, model.timeout).await,
+            Source::Folder(tokenizer, hashes) => {
+                let tokens = if request.prompt().len() <= INLINE_ENCODE_BYTES {
+                    encode(tokenizer, request, None, &AtomicBool::new(false))
+                } else {
+                    self.long(tokenizer, request, tenant, model.timeout).await
+                };
+                tokens.map(|tokens| (tokens, Some(hashes.clone())))
+            }
         };
         match outcome {
-            Ok(ids) => Some(ids),
+            Ok((tokens, hashes)) => Some(RequestTokens::new(tokens, hashes)),
             Err(reason) => {
                 metrics.not_tokenized.get_or_create(&ReasonLabels { reason }).inc();
                 None
@@ -129,19 +142,20 @@ impl Tokens {
         request: &Arc<Request>,
         tenant: Option<u64>,
         limit: Duration,
-    ) -> Result<Arc<[u32]>, &'static str> {
+    ) -> Result<PromptTokens, &'static str> {
         let form = match request.endpoint {
             Endpoint::ChatCompletions => PromptForm::Chat,
             _ => PromptForm::Completion,
         };
-        let key = tokenizer.prompt_key(form, request.prompt(), |field| request.body.get(field));
-        if let Some(known) = key.and_then(|key| tokenizer.known(key)) {
+        let get = |field: &str| request.body.get(field);
+        let key = tokenizer.prompt_key(form, request.prompt(), request.message_ends(), get).map(Arc::new);
+        if let Some(known) = key.as_ref().and_then(|key| tokenizer.known(key)) {
             return Ok(known);
         }
-        let encoded = self.encodes.run(tokenizer.clone(), request.clone(), tenant.unwrap_or_default());
-        let encoded = tokio::time::timeout(limit, encoded).await.unwrap_or(Err("tokenizer_slow"))?;
-        let tokens: Arc<[u32]> = encoded.into();
-        key.into_iter().for_each(|key| tokenizer.remember(key, tokens.clone()));
+        let tenant = tenant.unwrap_or_default();
+        let encoded = self.encodes.run(tokenizer.clone(), request.clone(), key.clone(), tenant);
+        let tokens = tokio::time::timeout(limit, encoded).await.unwrap_or(Err("tokenizer_slow"))?;
+        key.iter().for_each(|key| tokenizer.remember(key, &tokens));
         Ok(tokens)
     }
 
@@ -157,25 +171,31 @@ impl Tokens {
                 Ok(Source::Engine(Arc::new(engine)))
             }
             TokenSource::Folder(folder) => {
-                let options = LoadOptions { cache_bytes: *cache_bytes, ..LoadOptions::default() };
+                let for_hashes = cache_bytes / HASHES_SHARE;
+                let options = LoadOptions { cache_bytes: cache_bytes - for_hashes, ..LoadOptions::default() };
                 let tokenizer = Tokenizer::load_with(folder, &options).map_err(|error| error.to_string())?;
                 self.encodes.start().map_err(|error| format!("cannot start its threads: {error}"))?;
                 let (encoder, reuse) = (tokenizer.encoder().label(), tokenizer.reuse().label());
                 tracing::info!(model = name, encoder, reuse, "tokenizer serves");
-                Ok(Source::Folder(Arc::new(tokenizer)))
+                Ok(Source::Folder(Arc::new(tokenizer), Arc::new(SegmentHashes::new(for_hashes))))
             }
         }
     }
 }
 
-/// Encodes a prompt until `stopped` is set.
-fn encode(tokenizer: &Tokenizer, request: &Request, stopped: &AtomicBool) -> Result<Vec<u32>, &'static str> {
+/// Encodes a prompt with this key until `stopped` is set.
+fn encode(
+    tokenizer: &Tokenizer,
+    request: &Request,
+    key: Option<&PromptKey>,
+    stopped: &AtomicBool,
+) -> Result<PromptTokens, &'static str> {
     let get = |key: &str| request.body.get(key);
     let kind = |error: EncodeError| error.kind();
     match request.endpoint {
         Endpoint::ChatCompletions => {
             let options = ChatOptions::read(SystemTime::now(), get).map_err(kind)?;
-            tokenizer.chat_until(request.prompt(), &options, stopped).map_err(kind)
+            tokenizer.chat_until(request.prompt(), key, &options, stopped).map_err(kind)
         }
         _ => {
             let prompt: String = serde_json::from_str(request.prompt()).map_err(|_| "not_text")?;
@@ -183,7 +203,7 @@ fn encode(tokenizer: &Tokenizer, request: &Request, stopped: &AtomicBool) -> Res
             if get("truncate_prompt_tokens").is_some() {
                 return Err("unsupported");
             }
-            tokenizer.completion_until(&prompt, special, stopped).map_err(kind)
+            tokenizer.completion_until(prompt, special, stopped).map_err(kind)
         }
     }
 }

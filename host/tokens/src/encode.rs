@@ -5,6 +5,7 @@ mod cache;
 mod cuts;
 mod frame;
 mod library;
+mod segments;
 mod self_test;
 
 use std::{
@@ -17,15 +18,16 @@ use std::{
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-pub(crate) use self::cache::PieceCache;
+pub(crate) use self::cache::{ByteCache, Weigh};
 use self::{
     backend::Backend,
     cuts::{Cuts, MinPiece},
     frame::Frame,
     library::whole,
+    segments::Segments,
 };
 pub use self::{backend::EncoderKind, cache::CacheStats, cuts::Reuse};
-use crate::{error::EncodeError, folder::Folder};
+use crate::{error::EncodeError, folder::Folder, prompt_tokens::PromptTokens, template::Rendered};
 
 /// A piece ends at the first special token after `special` bytes, or between two words after `word` bytes.
 /// Long pieces are disproportionately expensive: tokenizers take twice as long for 220 KB in one piece.
@@ -40,43 +42,75 @@ pub(crate) struct Encoder {
     /// Special tokens around a text; `None` if they depend on the text.
     frame: Option<Frame>,
     reuse: Option<PieceReuse>,
+    segments: Segments,
 }
 
 /// State for reusing the tokens of pieces.
 struct PieceReuse {
     cuts: Cuts,
-    pieces: PieceCache,
+    pieces: ByteCache<Arc<[u32]>>,
     /// Random, so that clients cannot construct two texts with the same key.
     seed: u64,
 }
 
 impl Encoder {
-    /// Creates an encoder, and determines how its texts may be split.
-    pub(crate) fn new(folder: Folder, cache_bytes: usize, use_fast: bool) -> Result<Self, EncodeError> {
+    /// Creates an encoder, and determines how its texts may be split. `budgets` are the bytes for pieces and
+    /// for segments.
+    pub(crate) fn new(folder: Folder, budgets: [usize; 2], use_fast: bool) -> Result<Self, EncodeError> {
+        let [for_pieces, for_segments] = budgets;
         let frame = Frame::of(&folder)?;
-        let cuts = Cuts::of(&folder).filter(|_| cache_bytes > 0);
+        let cuts = Cuts::of(&folder).filter(|_| for_pieces > 0);
         let cuts = match cuts {
             Some(cuts) => self_test::proven(&folder.tokenizer, cuts)?,
             None => None,
         };
         let seed = RandomState::new().build_hasher().finish();
-        let reuse =
-            cuts.map(|cuts| PieceReuse { cuts, pieces: PieceCache::new(cache_bytes, TYPICAL_PIECE), seed });
-        Ok(Self { backend: Backend::new(folder, use_fast), frame, reuse })
+        let pieces = ByteCache::new(for_pieces, TYPICAL_PIECE);
+        let segments = Segments::new(for_segments, seed);
+        let reuse = cuts.map(|cuts| PieceReuse { cuts, pieces, seed });
+        Ok(Self { backend: Backend::new(folder, use_fast), frame, reuse, segments })
     }
 
     /// Returns the tokens of a text. Ends with an error soon after `stopped` is set.
     pub(crate) fn encode(
         &self,
-        text: &str,
+        text: &Rendered,
         add_special_tokens: bool,
         stopped: &AtomicBool,
-    ) -> Result<Vec<u32>, EncodeError> {
-        match (&self.frame, add_special_tokens) {
-            (_, false) => self.plain(text, &[], &[], stopped),
-            (Some(frame), true) => self.plain(text, frame.before(), frame.after(), stopped),
-            (None, true) => whole(self.backend.library(), text, true),
+    ) -> Result<PromptTokens, EncodeError> {
+        let (before, after) = match (&self.frame, add_special_tokens) {
+            (_, false) => (&[][..], &[][..]),
+            (Some(frame), true) => (frame.before(), frame.after()),
+            (None, true) => return Ok(whole(self.backend.library(), &text.from(0), true)?.into()),
+        };
+        let Some(reuse) = &self.reuse else {
+            let mut tokens = Vec::with_capacity(before.len() + text.len() / 3 + after.len());
+            tokens.extend_from_slice(before);
+            self.backend.append(&text.from(0), stopped, &mut tokens)?;
+            tokens.extend_from_slice(after);
+            return Ok(tokens.into());
+        };
+        let marks = self.segments.marks(text, u8::from(add_special_tokens));
+        let known = self.segments.known(&marks);
+        let rest = text.from(known.cut);
+        let mut tokens = Vec::with_capacity(before.len() + rest.len() / 3 + after.len());
+        if known.is_empty() {
+            tokens.extend_from_slice(before);
         }
+        let mut cuts = reuse.encode(&self.backend, &rest, &mut tokens, stopped)?;
+        cuts.iter_mut().for_each(|(at, _)| *at += known.cut);
+        tokens.extend_from_slice(after);
+        Ok(self.segments.keep(known, &marks, &cuts, reuse.cuts.reach(), &tokens))
+    }
+
+    /// Returns the tokens of a whole prompt that was kept.
+    pub(crate) fn whole(&self, key: u128) -> Option<PromptTokens> {
+        self.segments.whole(key)
+    }
+
+    /// Keeps the tokens of a whole prompt.
+    pub(crate) fn keep_whole(&self, key: u128, tokens: &PromptTokens) {
+        self.segments.keep_whole(key, tokens);
     }
 
     pub(crate) fn kind(&self) -> EncoderKind {
@@ -90,40 +124,25 @@ impl Encoder {
     pub(crate) fn cache_stats(&self) -> CacheStats {
         self.reuse.as_ref().map(|reuse| reuse.pieces.stats()).unwrap_or_default()
     }
-
-    fn plain(
-        &self,
-        text: &str,
-        before: &[u32],
-        after: &[u32],
-        stopped: &AtomicBool,
-    ) -> Result<Vec<u32>, EncodeError> {
-        let mut tokens = Vec::with_capacity(before.len() + text.len() / 3 + after.len());
-        tokens.extend_from_slice(before);
-        match &self.reuse {
-            Some(reuse) => reuse.encode(&self.backend, text, &mut tokens, stopped)?,
-            None => self.backend.append(text, stopped, &mut tokens)?,
-        }
-        tokens.extend_from_slice(after);
-        Ok(tokens)
-    }
 }
 
 impl PieceReuse {
+    /// Appends the tokens of a text. Returns the positions at which it is split, each with the number of
+    /// tokens before it.
     fn encode(
         &self,
         backend: &Backend,
         text: &str,
         tokens: &mut Vec<u32>,
         stopped: &AtomicBool,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<Vec<(usize, usize)>, EncodeError> {
         let pieces = self.cuts.pieces(text, MIN_PIECE);
         // Short pieces, such as the tail of a text, are not worth a cache entry.
         let key = |piece: &&str| {
             (piece.len() >= MIN_PIECE.special).then(|| xxh3_128_with_seed(piece.as_bytes(), self.seed))
         };
         let keys: Vec<Option<u128>> = pieces.iter().map(key).collect();
-        let mut fresh = Vec::new();
+        let (mut fresh, mut cuts, mut end) = (Vec::new(), Vec::with_capacity(pieces.len()), 0);
         for ((piece, key), known) in pieces.iter().zip(&keys).zip(self.pieces.get(&keys)) {
             match known {
                 Some(known) => tokens.extend_from_slice(&known),
@@ -135,8 +154,12 @@ impl PieceReuse {
                     fresh.extend(encoded);
                 }
             }
+            end += piece.len();
+            cuts.push((end, tokens.len()));
         }
         self.pieces.put(fresh);
-        Ok(())
+        // The last piece ends with the text, and another text may go on there.
+        cuts.pop();
+        Ok(cuts)
     }
 }

@@ -47,8 +47,16 @@ impl Object for Shown {
         self.0.get_value(key)
     }
 
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        self.0.get_value_by_str(key)
+    }
+
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         self.0.enumerate()
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        self.0.enumerator_len()
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {

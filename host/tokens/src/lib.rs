@@ -20,8 +20,9 @@ mod json;
 mod messages;
 mod options;
 mod pool;
+mod prompt_key;
+mod prompt_tokens;
 mod python;
-mod repeats;
 mod template;
 mod tokenizer;
 mod tools;
@@ -32,6 +33,7 @@ pub use crate::{
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
     pool::{EncodePool, PoolFull, PoolLimits, Ticket, Work},
-    repeats::{PromptForm, PromptKey},
+    prompt_key::{PromptForm, PromptKey},
+    prompt_tokens::{PromptTokens, TokenSegment},
     tokenizer::Tokenizer,
 };

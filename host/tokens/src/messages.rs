@@ -3,12 +3,21 @@
 //! Follows `vllm/renderers/chat_utils.py` of vLLM 0.32: which keys remain, their order, and how parts are
 //! joined.
 
+mod known;
 mod part;
+mod value;
 
 use minijinja::{Value, value::ValueKind};
 use serde::Deserialize;
 
-use self::part::{Part, read_part};
+pub(crate) use self::{
+    known::{KnownMessage, KnownMessages},
+    value::SharedText,
+};
+use self::{
+    part::{Part, read_part},
+    value::MessageValue,
+};
 use crate::{
     content_format::ContentFormat,
     error::EncodeError,
@@ -16,7 +25,7 @@ use crate::{
 };
 
 /// A message in template form.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Turn {
     role: String,
     content: Content,
@@ -24,7 +33,7 @@ pub(crate) struct Turn {
     rest: Vec<(&'static str, Value)>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Content {
     Text(Value),
     Parts(Vec<Part>),
@@ -74,14 +83,19 @@ pub(crate) fn read(json: &str, format: ContentFormat) -> Result<Vec<Turn>, Encod
     messages.into_iter().map(|message| turn(message, format)).collect()
 }
 
+/// Parses one message; `None` if it is not valid.
+fn read_one(json: &str, format: ContentFormat) -> Option<Turn> {
+    turn(serde_json::from_str(json).ok()?, format).ok()
+}
+
 /// Replaces the role `developer` by `system`, and moves all system messages to the front. For templates
 /// without `developer`.
 pub(crate) fn without_developer(turns: Vec<Turn>) -> Vec<Turn> {
-    if !turns.iter().any(|turn| turn.role == "developer") {
+    if !turns.iter().any(Turn::is_developer) {
         return turns;
     }
     let mut turns = turns;
-    for turn in turns.iter_mut().filter(|turn| turn.role == "developer") {
+    for turn in turns.iter_mut().filter(|turn| turn.is_developer()) {
         turn.role = "system".to_owned();
         turn.rest.retain(|(key, _)| *key != "tools");
     }
@@ -109,14 +123,30 @@ pub(crate) fn tag_last(turns: &mut [Turn], tag: &str) -> Result<String, EncodeEr
     Ok(whole)
 }
 
-impl From<Turn> for Value {
-    fn from(turn: Turn) -> Self {
-        let content = match turn.content {
-            Content::Text(text) => text,
-            Content::Parts(parts) => json::list(parts.into_iter().map(Value::from)),
+impl From<&Turn> for Value {
+    fn from(turn: &Turn) -> Self {
+        let content = match &turn.content {
+            Content::Text(text) => text.clone(),
+            Content::Parts(parts) => json::list(parts.iter().cloned().map(Value::from)),
         };
-        let head = [("role", Value::from(turn.role)), ("content", content)];
-        json::map(head.into_iter().chain(turn.rest))
+        MessageValue::new(Value::from(&turn.role), content, turn.rest.clone())
+    }
+}
+
+impl Turn {
+    /// Returns whether the role is `developer`.
+    pub(crate) fn is_developer(&self) -> bool {
+        self.role == "developer"
+    }
+
+    /// Returns the texts that templates mostly print as they are.
+    fn texts(&self) -> impl Iterator<Item = &Value> {
+        let (one, parts) = match &self.content {
+            Content::Text(text) => (Some(text), [].as_slice()),
+            Content::Parts(parts) => (None, parts.as_slice()),
+        };
+        let rest = self.rest.iter().map(|(_, value)| value);
+        one.into_iter().chain(parts.iter().filter_map(Part::text_value)).chain(rest)
     }
 }
 

@@ -1,17 +1,21 @@
 //! Chat templates: compiled once, rendered in the same way as transformers.
 
 mod clock;
+mod rendered;
+mod sums;
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use minijinja::{Environment, Error, ErrorKind, Value, value::ValueKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+use self::rendered::Printer;
+pub(crate) use self::rendered::{Rendered, TextPart};
 use crate::{
     content_format::ContentFormat,
     error::EncodeError,
     json,
-    messages::{self, Turn},
+    messages::{self, KnownMessage, Turn},
     options::ChatOptions,
     python,
 };
@@ -52,6 +56,8 @@ impl ChatTemplate {
         environment.set_formatter(|out, _, value| python::print(value, out));
         environment.add_filter("tojson", python::tojson);
         environment.add_filter("string", |value: &Value| python::text(value));
+        environment.add_filter("trim", sums::trim);
+        environment.add_filter(sums::TEXT_FILTER, sums::text);
         // Jinja tests follow Python: none is not iterable, and strings and maps are sequences.
         environment.add_test("iterable", |value: &Value| !scalar(value));
         environment
@@ -61,7 +67,7 @@ impl ChatTemplate {
             Some(format) => format,
             None => ContentFormat::detect(&plain)?,
         };
-        environment.add_template_owned(NAME, plain)?;
+        environment.add_template_owned(NAME, sums::printed_apart(&plain))?;
         Ok(Self {
             environment,
             format,
@@ -84,38 +90,54 @@ impl ChatTemplate {
     /// Renders a conversation. The request's variables override those of `base`.
     pub(crate) fn render(
         &self,
-        messages_json: &str,
+        messages: Vec<Arc<KnownMessage>>,
         options: &ChatOptions,
         base: &[(Value, Value)],
-    ) -> Result<String, EncodeError> {
-        let mut turns = messages::read(messages_json, self.format)?;
-        if !self.developer {
-            turns = messages::without_developer(turns);
+    ) -> Result<Rendered, EncodeError> {
+        if !self.developer && messages.iter().any(|message| message.turn.is_developer()) {
+            let turns = messages.iter().map(|message| message.turn.clone()).collect();
+            let turns = messages::without_developer(turns).into_iter();
+            return self.continued(turns.map(|turn| Arc::new(turn.into())).collect(), options, base);
         }
+        self.continued(messages, options, base)
+    }
+
+    fn continued(
+        &self,
+        mut messages: Vec<Arc<KnownMessage>>,
+        options: &ChatOptions,
+        base: &[(Value, Value)],
+    ) -> Result<Rendered, EncodeError> {
         if !options.continue_final_message {
-            return self.run(turns, options, base);
+            return self.run(&messages, options, base);
         }
         if !self.content {
             return Err(EncodeError::invalid("continue_final_message", "the template shows no content"));
         }
-        let last = messages::tag_last(&mut turns, TAG)?;
-        cut_at_tag(self.run(turns, options, base)?, &last)
+        let mut last: Vec<Turn> = messages.pop().iter().map(|message| message.turn.clone()).collect();
+        let text = messages::tag_last(&mut last, TAG)?;
+        messages.extend(last.into_iter().map(|turn| Arc::new(turn.into())));
+        Ok(cut_at_tag(self.run(&messages, options, base)?.from(0).into_owned(), &text)?.into())
     }
 
     fn run(
         &self,
-        turns: Vec<Turn>,
+        messages: &[Arc<KnownMessage>],
         options: &ChatOptions,
         base: &[(Value, Value)],
-    ) -> Result<String, EncodeError> {
-        let context = context(turns, options, base);
-        let rendered = self.environment.get_template(NAME).and_then(|template| template.render(context));
-        rendered.map_err(|error| failure(&error))
+    ) -> Result<Rendered, EncodeError> {
+        let context = context(messages, options, base);
+        let mut printer = Printer::new(messages.iter().flat_map(|message| message.texts.iter().cloned()));
+        let template = self.environment.get_template(NAME);
+        template
+            .and_then(|template| template.render_captured_to(&context, &mut printer).map(drop))
+            .map_err(|error| failure(&error))?;
+        printer.finish().ok_or_else(|| EncodeError::Template("the text is not UTF-8".to_owned()))
     }
 }
 
 /// Returns the variables of a template. Of several with the same name, the last one counts.
-fn context(turns: Vec<Turn>, options: &ChatOptions, base: &[(Value, Value)]) -> Value {
+fn context(messages: &[Arc<KnownMessage>], options: &ChatOptions, base: &[(Value, Value)]) -> Value {
     let none = || Value::from(());
     let mut variables = vec![("tools", none()), ("documents", none())];
     let tools = options.tools.clone().map(|tools| ("tools", tools));
@@ -127,7 +149,7 @@ fn context(turns: Vec<Turn>, options: &ChatOptions, base: &[(Value, Value)]) -> 
         }
         own.push(("reasoning_effort", effort));
     }
-    own.push(("messages", json::list(turns.into_iter().map(Value::from))));
+    own.push(("messages", json::list(messages.iter().map(|message| message.value.clone()))));
     own.push(("strftime_now", now_function(options.now)));
     let keyed = |(key, value)| (Value::from(key), value);
     let variables = variables.drain(..).map(keyed).chain(base.iter().cloned());

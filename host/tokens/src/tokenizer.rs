@@ -3,8 +3,9 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    hash::{BuildHasher, Hasher, RandomState},
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
 };
 
 use minijinja::Value;
@@ -15,9 +16,11 @@ use crate::{
     error::{EncodeError, TokenizerError},
     folder::Folder,
     json::Json,
+    messages::KnownMessages,
     options::{self, ChatOptions, LoadOptions},
-    repeats::{PromptForm, PromptKey, Repeats},
-    template::ChatTemplate,
+    prompt_key::{KeyMaker, PromptForm, PromptKey},
+    prompt_tokens::PromptTokens,
+    template::{ChatTemplate, Rendered},
 };
 
 /// Converts requests to the tokens that an engine of this model will see.
@@ -26,8 +29,9 @@ use crate::{
 /// part of a prompt that is not cached; run long prompts off the reactor.
 pub struct Tokenizer {
     encoder: Encoder,
-    /// Whole prompts; `None` without a cache.
-    repeats: Option<Repeats>,
+    /// Makes the keys of prompts; `None` without a cache.
+    keys: Option<KeyMaker>,
+    messages: KnownMessages,
     templates: BTreeMap<String, ChatTemplate>,
     /// Variables of every template: the special tokens, then the operator's variables.
     base: Vec<(Value, Value)>,
@@ -66,8 +70,9 @@ impl Tokenizer {
                 .map_err(|error| TokenizerError::invalid(&path, format!("template `{name}`: {error}")))?;
             templates.insert(name, template);
         }
-        let for_prompts = options.cache_bytes / 4;
-        let encoder = Encoder::new(read, options.cache_bytes - for_prompts, options.fast_encoder)
+        let (for_segments, for_messages) = (options.cache_bytes / 4, options.cache_bytes / 4);
+        let for_pieces = options.cache_bytes - for_segments - for_messages;
+        let encoder = Encoder::new(read, [for_pieces, for_segments], options.fast_encoder)
             .map_err(|error| TokenizerError::invalid(folder.join("tokenizer.json"), error))?;
         tracing::info!(
             folder = %folder.display(),
@@ -76,8 +81,9 @@ impl Tokenizer {
             reuse = encoder.reuse().label(),
             "tokenizer loaded"
         );
-        let repeats = (for_prompts > 0).then(|| Repeats::new(for_prompts));
-        Ok(Self { encoder, repeats, templates, base })
+        let keys = (options.cache_bytes > 0).then(KeyMaker::new);
+        let messages = KnownMessages::new(for_messages, RandomState::new().build_hasher().finish());
+        Ok(Self { encoder, keys, messages, templates, base })
     }
 
     /// Returns the tokens of a chat request. `messages_json` is the raw JSON of the field `messages`.
@@ -85,20 +91,23 @@ impl Tokenizer {
     /// # Errors
     /// [`EncodeError`]: measure the request in bytes instead.
     pub fn chat(&self, messages_json: &str, options: &ChatOptions) -> Result<Vec<u32>, EncodeError> {
-        self.chat_until(messages_json, options, &AtomicBool::new(false))
+        let tokens = self.chat_until(messages_json, None, options, &AtomicBool::new(false))?;
+        Ok(tokens.to_vec())
     }
 
-    /// As [`Tokenizer::chat`], and ends soon after another thread sets `stopped`.
+    /// As [`Tokenizer::chat`], for a request with this key, and ends soon after another thread sets
+    /// `stopped`. Messages that occurred before are known by the key.
     ///
     /// # Errors
     /// Same as [`Tokenizer::chat`], and [`EncodeError::Stopped`].
     pub fn chat_until(
         &self,
         messages_json: &str,
+        key: Option<&PromptKey>,
         options: &ChatOptions,
         stopped: &AtomicBool,
-    ) -> Result<Vec<u32>, EncodeError> {
-        let text = self.render(messages_json, options)?;
+    ) -> Result<PromptTokens, EncodeError> {
+        let text = self.rendered(messages_json, key, options)?;
         self.encoder.encode(&text, options.add_special_tokens, stopped)
     }
 
@@ -107,7 +116,19 @@ impl Tokenizer {
     /// # Errors
     /// Same as [`Tokenizer::chat`].
     pub fn render(&self, messages_json: &str, options: &ChatOptions) -> Result<String, EncodeError> {
-        self.template(options.tools.is_some())?.render(messages_json, options, &self.base)
+        Ok(self.rendered(messages_json, None, options)?.from(0).into_owned())
+    }
+
+    fn rendered(
+        &self,
+        messages_json: &str,
+        key: Option<&PromptKey>,
+        options: &ChatOptions,
+    ) -> Result<Rendered, EncodeError> {
+        let template = self.template(options.tools.is_some())?;
+        let items = key.map_or(&[][..], |key| &key.items);
+        let messages = self.messages.read(messages_json, items, template.format())?;
+        template.render(messages, options, &self.base)
     }
 
     /// Returns the tokens of a completion request. vLLM adds special tokens unless the request disables it.
@@ -115,7 +136,8 @@ impl Tokenizer {
     /// # Errors
     /// [`EncodeError::Tokenizer`].
     pub fn completion(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
-        self.completion_until(prompt, add_special_tokens, &AtomicBool::new(false))
+        let tokens = self.completion_until(prompt.to_owned(), add_special_tokens, &AtomicBool::new(false))?;
+        Ok(tokens.to_vec())
     }
 
     /// As [`Tokenizer::completion`], and ends soon after another thread sets `stopped`.
@@ -124,35 +146,38 @@ impl Tokenizer {
     /// Same as [`Tokenizer::completion`], and [`EncodeError::Stopped`].
     pub fn completion_until(
         &self,
-        prompt: &str,
+        prompt: String,
         add_special_tokens: bool,
         stopped: &AtomicBool,
-    ) -> Result<Vec<u32>, EncodeError> {
-        self.encoder.encode(prompt, add_special_tokens, stopped)
+    ) -> Result<PromptTokens, EncodeError> {
+        self.encoder.encode(&prompt.into(), add_special_tokens, stopped)
     }
 
     /// Returns the key of a request's prompt, by which [`Tokenizer::known`] finds its tokens; `None` if they
-    /// are not kept. `prompt_json` is the raw JSON of its messages or prompt, and `get` returns that of a
-    /// field.
+    /// are not kept. `prompt_json` is the raw JSON of its messages or prompt, `item_ends` are the ends of the
+    /// messages in it (fewer or none are allowed), and `get` returns the raw JSON of a field.
     pub fn prompt_key<'a>(
         &self,
         form: PromptForm,
         prompt_json: &str,
+        item_ends: &[u32],
         get: impl Fn(&str) -> Option<&'a str>,
     ) -> Option<PromptKey> {
+        let mut key = self.keys.as_ref()?.key(form, prompt_json, item_ends, get)?;
         let shows_time = form == PromptForm::Chat && self.templates.values().any(ChatTemplate::shows_time);
-        self.repeats.as_ref().filter(|_| !shows_time)?.key(form, prompt_json, get)
+        key.whole = key.whole.filter(|_| !shows_time);
+        Some(key)
     }
 
     /// Returns the tokens of a prompt that was kept.
     #[must_use]
-    pub fn known(&self, prompt: PromptKey) -> Option<Arc<[u32]>> {
-        self.repeats.as_ref()?.get(prompt)
+    pub fn known(&self, prompt: &PromptKey) -> Option<PromptTokens> {
+        self.encoder.whole(prompt.whole?)
     }
 
     /// Keeps the tokens of a prompt, within the bounds of the cache.
-    pub fn remember(&self, prompt: PromptKey, tokens: Arc<[u32]>) {
-        self.repeats.iter().for_each(|repeats| repeats.put(prompt, tokens.clone()));
+    pub fn remember(&self, prompt: &PromptKey, tokens: &PromptTokens) {
+        prompt.whole.into_iter().for_each(|key| self.encoder.keep_whole(key, tokens));
     }
 
     /// Returns which implementation encodes the texts.

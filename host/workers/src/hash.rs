@@ -133,7 +133,8 @@ pub(crate) fn extend_block(parent: Option<BlockHash>, block: &BlockContent<'_>, 
 }
 
 /// Computes local hashes. Derives the secret that xxh3 uses for long inputs once, not for every block.
-struct LocalHasher {
+#[derive(Debug)]
+pub(crate) struct LocalHasher {
     seed: u64,
     /// None for blocks that are too short.
     secret: Option<[u8; 192]>,
@@ -143,14 +144,18 @@ impl LocalHasher {
     /// Longest input in bytes for which xxh3 uses the seed itself.
     const SHORT: usize = 240;
 
-    fn new(seed: u64, block_size: usize) -> Self {
+    pub(crate) fn new(seed: u64, block_size: usize) -> Self {
         let long = block_size.saturating_mul(size_of::<u32>()) > Self::SHORT;
         Self { seed, secret: long.then(|| const_custom_default_secret(seed)) }
     }
 
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// Returns the local hash of a block without objects. On little-endian machines it hashes the tokens in
     /// place.
-    fn tokens(&self, block: &[u32], bytes: &mut Vec<u8>) -> u64 {
+    pub(crate) fn tokens(&self, block: &[u32], bytes: &mut Vec<u8>) -> u64 {
         if cfg!(target_endian = "little") {
             return self.bytes(bytemuck::cast_slice(block));
         }
@@ -175,11 +180,16 @@ fn fill(bytes: &mut Vec<u8>, block: &[u32]) {
 }
 
 /// Chains local hashes: `s0 = local0`, `si = xxh3(LE(s[i-1]) || LE(local_i), seed 1337)`.
-#[derive(Default)]
-struct Chain(Option<u64>);
+#[derive(Debug, Default)]
+pub(crate) struct Chain(Option<u64>);
 
 impl Chain {
-    fn next(&mut self, local: u64) -> BlockHash {
+    /// Goes on behind a block with this sequence hash.
+    pub(crate) fn behind(hash: BlockHash) -> Self {
+        Self(Some(hash.0))
+    }
+
+    pub(crate) fn next(&mut self, local: u64) -> BlockHash {
         let sequence = match self.0 {
             None => local,
             Some(parent) => {

@@ -38,7 +38,7 @@ pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use local_shortage::is_local_shortage;
 pub use log_limit::LogLimit;
 pub use pool::Pool;
-pub use prefix::Prefix;
+pub use prefix::{Prefix, PrefixBuilder};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};

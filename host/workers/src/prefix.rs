@@ -5,8 +5,11 @@
 //! very long, so their hashes are further apart the deeper they are (H5). A match is exact up to 32 blocks,
 //! short by at most 7 up to 256, and by at most 31 beyond. A 220 KB prompt costs 160 hashes instead of 3,400.
 
+mod builder;
+
 use std::sync::Arc;
 
+pub use self::builder::PrefixBuilder;
 use crate::{
     hash::{Salt, byte_piece_hashes, multimodal_block_hashes},
     id::BlockHash,

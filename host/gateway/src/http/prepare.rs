@@ -25,7 +25,10 @@ use crate::{
         caller::{Caller, Tenant},
     },
     telemetry::account::Account,
-    tokenization::routing_request::{TenantLoad, routing_request},
+    tokenization::{
+        RequestTokens,
+        routing_request::{TenantLoad, routing_request},
+    },
     upstream::Upstream,
 };
 
@@ -95,7 +98,7 @@ pub(crate) async fn prepare(
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
-    let mut routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
+    let mut routing_request = routing_request(&request, &state.settings.measure, tokens.as_ref(), tenant);
     if let Some(error) = only.and_then(|only| restrict(&mut routing_request, only)) {
         return Err(Refused::new(account, error));
     }
@@ -107,7 +110,7 @@ pub(crate) async fn prepare(
     let snapshot = state.registry.snapshot();
     if request.hints.query_only {
         let plan = orchestrate::plan(state, &request, &routing_request, &snapshot, Purpose::Preview, None);
-        let tokens = tokens.as_deref();
+        let tokens = tokens.as_ref();
         let show_plan = |plan| preview::preview(state, &request, tokens, &routing_request, &snapshot, &plan);
         return match plan.map_err(ApiError::from).and_then(show_plan) {
             Ok(answer) => Ok(Prepared::Preview { answer, account: Box::new(account) }),
@@ -154,7 +157,7 @@ async fn tokens_of(
     caller: &Caller,
     gone: &CancellationToken,
     account: &mut Account,
-) -> Result<Option<Arc<[u32]>>, ApiError> {
+) -> Result<Option<RequestTokens>, ApiError> {
     let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
     let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
     let tokens = tokio::select! {

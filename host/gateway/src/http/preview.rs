@@ -40,10 +40,10 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics).await;
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };
         let tenant = caller.tenant.map(load);
-        let routing_request = routing_request(&request, &state.settings.measure, tokens.as_deref(), tenant);
+        let routing_request = routing_request(&request, &state.settings.measure, tokens.as_ref(), tenant);
         let snapshot = state.registry.snapshot();
         let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Preview, None)?;
-        preview::preview(&state, &request, tokens.as_deref(), &routing_request, &snapshot, &plan)
+        preview::preview(&state, &request, tokens.as_ref(), &routing_request, &snapshot, &plan)
     };
     match answered.await {
         Ok(answer) => Json(answer).into_response(),

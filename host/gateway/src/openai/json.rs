@@ -31,6 +31,7 @@ struct Entry {
     key: Box<str>,
     value: Range<usize>,
     counts: Counts,
+    object_ends: Vec<u32>,
 }
 
 /// Why a body is refused.
@@ -67,8 +68,9 @@ impl JsonBody {
     pub(crate) fn parse(bytes: Bytes) -> Result<Self, JsonError> {
         let text = ByteString::try_from(bytes).map_err(|error| JsonError::Syntax(error.to_string()))?;
         let members = scan::members(&text).map_err(|fault| JsonError::of(fault, &text))?;
-        let entry =
-            |Member { key, value, counts }| Some(Entry { key: plain_key(text.get(key)?)?, value, counts });
+        let entry = |Member { key, value, counts, object_ends }| {
+            Some(Entry { key: plain_key(text.get(key)?)?, value, counts, object_ends })
+        };
         let entries: Option<Vec<_>> = members.into_iter().map(entry).collect();
         let entries = entries.ok_or_else(|| JsonError::of(Fault::Syntax, &text))?;
         Ok(Self { text, entries })
@@ -90,6 +92,13 @@ impl JsonBody {
     #[must_use]
     pub(crate) fn counts(&self, key: &str) -> Counts {
         self.entry(key).map_or(Counts::default(), |entry| entry.counts)
+    }
+
+    /// The ends of the objects in the list under a key, from its beginning on; not all when there are
+    /// thousands.
+    #[must_use]
+    pub(crate) fn object_ends(&self, key: &str) -> &[u32] {
+        self.entry(key).map_or(&[], |entry| &entry.object_ends)
     }
 
     /// Every key, as often as it is there.

@@ -229,6 +229,12 @@ impl Request {
         joined.unwrap_or_else(|| self.body.get(self.prompt_key).unwrap_or_default())
     }
 
+    /// The ends of the messages in the prompt, as far as they are known.
+    #[must_use]
+    pub(crate) fn message_ends(&self) -> &[u32] {
+        if self.joined.is_some() { &[] } else { self.body.object_ends(self.prompt_key) }
+    }
+
     /// Whether it is a chat or a completion.
     #[must_use]
     pub(crate) fn is_chat(&self) -> bool {

@@ -16,6 +16,7 @@ use crate::{
     openai::{error::ApiError, request::Request},
     orchestrate::{self, RequestPlan},
     state::State,
+    tokenization::RequestTokens,
 };
 
 /// Returns where the legs would run. `tokens` are the ids from a tokenizer when the client sent text.
@@ -25,7 +26,7 @@ use crate::{
 pub(crate) fn preview(
     state: &State,
     request: &Arc<Request>,
-    tokens: Option<&[u32]>,
+    tokens: Option<&RequestTokens>,
     routing_request: &RoutingRequest,
     snapshot: &Snapshot,
     planning: &RequestPlan,
@@ -54,9 +55,11 @@ pub(crate) fn preview(
         worker_id.insert("decode_worker_id".to_owned(), json!(single.receipt.worker));
         worker_id.insert("decode_dp_rank".to_owned(), json!(single.receipt.rank));
     }
+    let known = || tokens.map(RequestTokens::to_vec);
+    let token_ids = request.token_ids.clone().or_else(known).unwrap_or_default();
     let mut answer = json!({
         "worker_id": worker_id,
-        "token_ids": request.token_ids.as_deref().or(tokens).unwrap_or_default(),
+        "token_ids": token_ids,
         "prompt_tokens": routing_request.prompt_tokens,
         "prompt_tokens_estimated": routing_request.prompt_tokens_estimated,
         "prompt_blocks": routing_request.prefix.named_blocks(),

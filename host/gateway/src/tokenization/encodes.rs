@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use pointsman_tokens::{EncodePool, PoolFull, PoolLimits, Tokenizer};
+use pointsman_tokens::{EncodePool, PoolFull, PoolLimits, PromptKey, PromptTokens, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::openai::request::Request;
@@ -54,14 +54,15 @@ impl Encodes {
         &self,
         tokenizer: Arc<Tokenizer>,
         request: Arc<Request>,
+        key: Option<Arc<PromptKey>>,
         tenant: u64,
-    ) -> Result<Vec<u32>, &'static str> {
+    ) -> Result<PromptTokens, &'static str> {
         let pool = self.pool.get().ok_or("tokenizer_closed")?;
         let (sender, receiver) = oneshot::channel();
         let bytes = request.prompt().len();
         let work = Box::new(move |stopped: Result<&_, PoolFull>| {
             let outcome = match stopped {
-                Ok(stopped) => super::encode(&tokenizer, &request, stopped),
+                Ok(stopped) => super::encode(&tokenizer, &request, key.as_deref(), stopped),
                 Err(PoolFull) => Err("queue_full"),
             };
             // The request may have gone on without its tokens.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pointsman_routing::RoutingRequest;
 use pointsman_workers::{Prefix, Salt, name_hash};
 
-use crate::{config::HashSalt, openai::request::Request};
+use crate::{config::HashSalt, openai::request::Request, tokenization::RequestTokens};
 
 /// How prompts are measured.
 #[derive(Clone, Copy, Debug)]
@@ -33,18 +33,17 @@ pub(crate) struct TenantLoad {
 pub(crate) fn routing_request(
     request: &Request,
     measure: &Measure,
-    tokens: Option<&[u32]>,
+    tokens: Option<&RequestTokens>,
     tenant: Option<TenantLoad>,
 ) -> RoutingRequest {
     let hints = &request.hints;
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
-    let (prompt_tokens, estimated, prefix) = match request.token_ids.as_deref().or(tokens) {
-        Some(ids) => {
-            let prefix = Prefix::of_tokens(ids, size as usize, &salt, &hints.block_objects);
-            (count(ids.len()), false, prefix)
-        }
-        None => {
+    let objects = &hints.block_objects;
+    let (prompt_tokens, estimated, prefix) = match (request.token_ids.as_deref(), tokens) {
+        (Some(ids), _) => (count(ids.len()), false, Prefix::of_tokens(ids, size as usize, &salt, objects)),
+        (None, Some(tokens)) => (count(tokens.count()), false, tokens.prefix(size as usize, &salt, objects)),
+        (None, None) => {
             let prompt = request.prompt().as_bytes();
             let bytes = measure.bytes_per_token.max(1);
             let tokens = count(prompt.len()).div_ceil(bytes);

@@ -1,4 +1,4 @@
-//! Cache of the tokens of pieces, bounded in bytes.
+//! Caches that are bounded in bytes.
 
 use std::{
     mem,
@@ -10,8 +10,8 @@ use std::{
 
 use quick_cache::{Weighter, sync::Cache};
 
-/// Bytes of an entry beside its tokens: key, pointer, reference counts and the map's spare capacity.
-const OVERHEAD: usize = 96;
+/// Bytes of an entry beside its value: key, pointer, reference counts and the map's spare capacity.
+pub(crate) const OVERHEAD: usize = 96;
 
 /// Counters of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,11 +26,17 @@ pub struct CacheStats {
     pub misses: u64,
 }
 
-/// The cache. It prefers pieces that were used more than once, so that one long prompt does not evict the
+/// A value with a size.
+pub(crate) trait Weigh: Clone {
+    /// Returns the bytes of the value, without [`OVERHEAD`].
+    fn bytes(&self) -> usize;
+}
+
+/// A cache. It prefers entries that were used more than once, so that one long prompt does not evict the
 /// rest.
 #[derive(Debug)]
-pub(crate) struct PieceCache {
-    entries: Cache<u128, Arc<[u32]>, Bytes>,
+pub(crate) struct ByteCache<V: Weigh> {
+    entries: Cache<u128, V, Bytes>,
     hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -39,13 +45,19 @@ pub(crate) struct PieceCache {
 #[derive(Clone, Debug)]
 struct Bytes;
 
-impl Weighter<u128, Arc<[u32]>> for Bytes {
-    fn weight(&self, _: &u128, tokens: &Arc<[u32]>) -> u64 {
-        (mem::size_of_val::<[u32]>(tokens) + OVERHEAD) as u64
+impl<V: Weigh> Weighter<u128, V> for Bytes {
+    fn weight(&self, _: &u128, value: &V) -> u64 {
+        (value.bytes() + OVERHEAD) as u64
     }
 }
 
-impl PieceCache {
+impl Weigh for Arc<[u32]> {
+    fn bytes(&self) -> usize {
+        mem::size_of_val::<[u32]>(self)
+    }
+}
+
+impl<V: Weigh> ByteCache<V> {
     /// Creates a cache of `budget` bytes, for entries of typically `typical` bytes.
     pub(crate) fn new(budget: usize, typical: usize) -> Self {
         Self {
@@ -55,8 +67,13 @@ impl PieceCache {
         }
     }
 
-    /// Returns the tokens of each key. `None` keys are skipped and not counted.
-    pub(crate) fn get(&self, keys: &[Option<u128>]) -> Vec<Option<Arc<[u32]>>> {
+    /// Returns a value, without counting.
+    pub(crate) fn find(&self, key: u128) -> Option<V> {
+        self.entries.get(&key)
+    }
+
+    /// Returns the value of each key. `None` keys are skipped and not counted.
+    pub(crate) fn get(&self, keys: &[Option<u128>]) -> Vec<Option<V>> {
         let found: Vec<_> = keys.iter().map(|key| self.entries.get(&(*key)?)).collect();
         let (asked, hits) = (keys.iter().flatten().count(), found.iter().flatten().count());
         self.hits.fetch_add(hits as u64, Ordering::Relaxed);
@@ -64,10 +81,10 @@ impl PieceCache {
         found
     }
 
-    /// Inserts tokens by key. An entry that exceeds the budget is dropped.
-    pub(crate) fn put(&self, entries: Vec<(u128, Arc<[u32]>)>) {
-        for (key, tokens) in entries {
-            self.entries.insert(key, tokens);
+    /// Inserts values by key. An entry that exceeds the budget is dropped.
+    pub(crate) fn put(&self, entries: Vec<(u128, V)>) {
+        for (key, value) in entries {
+            self.entries.insert(key, value);
         }
     }
 
@@ -93,7 +110,7 @@ mod tests {
 
     #[test]
     fn used_entries_stay_and_others_are_evicted() {
-        let pieces = PieceCache::new(20 * (OVERHEAD + 4), 2_048);
+        let pieces = ByteCache::new(20 * (OVERHEAD + 4), 2_048);
         for key in 0..100 {
             pieces.put(vec![(key, tokens(1))]);
             assert!(pieces.get(&[Some(0)])[0].is_some(), "key 0 was evicted at {key}");
@@ -108,7 +125,7 @@ mod tests {
 
     #[test]
     fn an_entry_over_the_budget_is_not_cached() {
-        let pieces = PieceCache::new(1000, 100);
+        let pieces = ByteCache::new(1000, 100);
         pieces.put(vec![(1, tokens(1000))]);
         assert_eq!(pieces.stats().pieces, 0);
     }
@@ -119,7 +136,7 @@ mod tests {
             steps in proptest::collection::vec((0_u128..40, 0_usize..60, any::<bool>()), 0..300),
             budget in 0_usize..6000,
         ) {
-            let pieces = PieceCache::new(budget, 2_048);
+            let pieces = ByteCache::new(budget, 2_048);
             for (key, count, put) in steps {
                 if put {
                     pieces.put(vec![(key, tokens(usize::try_from(key).unwrap() + count % 2))]);

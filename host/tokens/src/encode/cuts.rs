@@ -101,6 +101,12 @@ impl Cuts {
         &self.contents
     }
 
+    /// Returns the bytes behind a position of a split up to which it depends on the text: a special token may
+    /// begin there, or one that was found may go on, and a word may.
+    pub(crate) fn reach(&self) -> usize {
+        self.contents.iter().map(String::len).max().unwrap_or_default() + 2
+    }
+
     /// Splits a text. The pieces before a position do not depend on the text behind it, so an appended text
     /// keeps them.
     pub(crate) fn pieces<'a>(&self, text: &'a str, min: MinPiece) -> Vec<&'a str> {

@@ -5,7 +5,7 @@ use minijinja::{Value, value::ValueKind};
 use crate::{error::EncodeError, json};
 
 /// A text, or a reference to a tool.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Part {
     Text {
         text: Value,
@@ -115,6 +115,13 @@ impl Part {
     pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Text { text, .. } => text.as_str(),
+            Self::ToolReference(_) => None,
+        }
+    }
+
+    pub(crate) fn text_value(&self) -> Option<&Value> {
+        match self {
+            Self::Text { text, .. } => Some(text),
             Self::ToolReference(_) => None,
         }
     }

@@ -2,7 +2,7 @@ use super::*;
 
 fn shown(json: &str, format: ContentFormat) -> String {
     let turns = read(json, format).unwrap();
-    let turns: Vec<String> = turns.into_iter().map(|turn| Value::from(turn).to_string()).collect();
+    let turns: Vec<String> = turns.into_iter().map(|turn| Value::from(&turn).to_string()).collect();
     turns.join("\n")
 }
 
@@ -79,6 +79,6 @@ fn the_billing_line_of_a_system_prompt_falls_away() {
 fn developers_become_one_system_message_at_the_front() {
     let json = r#"[{"role":"user","content":"u"},{"role":"developer","content":"d","tools":[1]},{"role":"system","content":"s"}]"#;
     let turns = without_developer(read(json, ContentFormat::Text).unwrap());
-    let turns: Vec<String> = turns.into_iter().map(|turn| Value::from(turn).to_string()).collect();
+    let turns: Vec<String> = turns.into_iter().map(|turn| Value::from(&turn).to_string()).collect();
     assert_eq!(turns, [r"{'role': 'system', 'content': 'd\n\ns'}", "{'role': 'user', 'content': 'u'}"]);
 }

@@ -5,7 +5,13 @@ use super::*;
 fn rendered(template: &str) -> Result<String, EncodeError> {
     let options = ChatOptions::new(UNIX_EPOCH + Duration::from_secs(1_721_951_999));
     let messages = r#"[{"role":"user","content":"hi"}]"#;
-    ChatTemplate::compile(template, None).unwrap().render(messages, &options, &[])
+    run(&ChatTemplate::compile(template, None).unwrap(), messages, &options)
+}
+
+fn run(template: &ChatTemplate, messages: &str, options: &ChatOptions) -> Result<String, EncodeError> {
+    let turns = messages::read(messages, template.format())?.into_iter();
+    let messages = turns.map(|turn| Arc::new(turn.into())).collect();
+    Ok(template.render(messages, options, &[])?.from(0).into_owned())
 }
 
 #[test]
@@ -38,7 +44,7 @@ fn a_template_that_hides_the_last_message_cannot_continue_it() {
     let mut options = ChatOptions::new(UNIX_EPOCH);
     options.continue_final_message = true;
     let run = |template: &str, messages: &str| {
-        ChatTemplate::compile(template, None).unwrap().render(messages, &options, &[])
+        run(&ChatTemplate::compile(template, None).unwrap(), messages, &options)
     };
     let messages = r#"[{"role":"user","content":"hi "}]"#;
     assert_eq!(run("{{ messages[0].content }}!", messages).unwrap(), "hi ");

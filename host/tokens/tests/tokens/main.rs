@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout, reason = "tests")]
 
+mod conversations;
 mod fast;
 mod golden;
 mod load;
-mod repeats;
+mod prompt_key;
 mod reuse;
 mod support;

@@ -94,7 +94,7 @@ fn the_next_turn_encodes_only_what_is_new() {
         .push(json!({"role": "assistant", "content": "and so it went on ".repeat(40)}));
     tokenizer.chat(&messages.to_string(), &options).unwrap();
     let after = tokenizer.cache_stats();
-    assert!(after.misses - before.misses <= 3 && after.hits + 3 > before.misses, "{before:?} {after:?}");
+    assert!(after.misses - before.misses <= 3, "{before:?} {after:?}");
     assert!(after.bytes <= 32 << 20);
 }
 

@@ -7,13 +7,16 @@
 //!
 //! It counts what each member contains, so that limits apply before anything is allocated for the content.
 
-use std::ops::Range;
+use std::{mem, ops::Range};
 
 /// Largest number of keys at the top level.
 pub(super) const MAX_KEYS: usize = 1_024;
 /// Largest depth of lists and objects within each other, the top level not counted. Python's and serde_json's
 /// parsers stop at 128 or above.
 pub(super) const MAX_DEPTH: usize = 100;
+
+/// Largest number of objects in lists of a body whose ends are noted: more are not worth the memory.
+const MAX_ENDS: usize = 4_096;
 
 /// A member of the top level.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,6 +27,9 @@ pub(super) struct Member {
     pub(super) value: Range<usize>,
     /// What the value contains.
     pub(super) counts: Counts,
+    /// Ends of the objects in the list that the value is, from its beginning on. Those beyond
+    /// [`MAX_ENDS`] are missing.
+    pub(super) object_ends: Vec<u32>,
 }
 
 /// Numbers of values within a member.
@@ -56,6 +62,9 @@ pub(super) fn members(text: &str) -> Result<Vec<Member>, Fault> {
         at: 0,
         open: Vec::new(),
         counts: Counts::default(),
+        start: 0,
+        ends: Vec::new(),
+        ends_left: MAX_ENDS,
         fault: Fault::Syntax,
     };
     read_members(&mut scan).ok_or(scan.fault)
@@ -78,9 +87,10 @@ fn read_members(scan: &mut Scan<'_>) -> Option<Vec<Member>> {
         let key = scan.name()?;
         scan.blank();
         let start = scan.at;
-        scan.counts = Counts::default();
+        (scan.start, scan.counts) = (start, Counts::default());
         scan.value()?;
-        members.push(Member { key, value: start..scan.at, counts: scan.counts });
+        let object_ends = mem::take(&mut scan.ends);
+        members.push(Member { key, value: start..scan.at, counts: scan.counts, object_ends });
         scan.blank();
         match scan.next()? {
             b',' => scan.blank(),
@@ -98,6 +108,12 @@ struct Scan<'a> {
     open: Vec<u8>,
     /// Counts of the member that is passed.
     counts: Counts,
+    /// Where its value begins.
+    start: usize,
+    /// Ends of the objects in the list that it is.
+    ends: Vec<u32>,
+    /// Number of ends that may still be noted.
+    ends_left: usize,
     /// Why the text is refused, should it be.
     fault: Fault,
 }
@@ -157,6 +173,9 @@ impl Scan<'_> {
     /// follows.
     fn closes(&mut self) -> Option<bool> {
         while let Some(close) = self.open.last().copied() {
+            if close == b']' && self.open.len() == 1 {
+                self.note_end();
+            }
             self.blank();
             match self.next()? {
                 b',' => {
@@ -172,6 +191,15 @@ impl Scan<'_> {
             }
         }
         Some(true)
+    }
+
+    /// Behind an item of the list that the value is.
+    fn note_end(&mut self) {
+        let is_object = self.at.checked_sub(1).and_then(|last| self.bytes.get(last)) == Some(&b'}');
+        if is_object && self.ends_left > 0 {
+            self.ends_left -= 1;
+            self.ends.extend(u32::try_from(self.at - self.start).ok());
+        }
     }
 
     /// Passes a key and its colon; the key's place, quotes included.

@@ -153,3 +153,16 @@ proptest! {
         prop_assert_eq!(ours(&text), serde(&text));
     }
 }
+
+#[test]
+fn the_ends_of_objects_in_a_list_are_noted() {
+    let ends = |text: &str| -> Vec<Vec<u32>> {
+        members(text).unwrap().into_iter().map(|member| member.object_ends).collect()
+    };
+    assert_eq!(
+        ends(r#"{"a": [ {"x":{"y":[{}]}} , 7, "}", [{}], {}], "b": {"c": [{}]}, "d": [{}], "e": []}"#),
+        [vec![18, 37], vec![], vec![3], vec![]]
+    );
+    let many = format!(r#"{{"a":[{}{{}}],"b":[{{}}]}}"#, "{},".repeat(5_000));
+    assert_eq!(ends(&many).iter().map(Vec::len).collect::<Vec<_>>(), [MAX_ENDS, 0]);
+}

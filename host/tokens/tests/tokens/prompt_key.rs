@@ -1,7 +1,7 @@
 //! Repeated prompts have the tokens of the first time, and everything that changes tokens makes another
 //! prompt.
 
-use std::time::UNIX_EPOCH;
+use std::{sync::atomic::AtomicBool, time::UNIX_EPOCH};
 
 use pointsman_tokens::{ChatOptions, LoadOptions, PromptForm, PromptKey, Tokenizer};
 use serde_json::json;
@@ -15,7 +15,7 @@ fn messages(words: usize) -> String {
 
 fn key(tokenizer: &Tokenizer, messages: &str, fields: &[(&str, &'static str)]) -> Option<PromptKey> {
     let get = |name: &str| fields.iter().find(|(field, _)| *field == name).map(|(_, value)| *value);
-    tokenizer.prompt_key(PromptForm::Chat, messages, get)
+    tokenizer.prompt_key(PromptForm::Chat, messages, &[], get)
 }
 
 #[test]
@@ -23,14 +23,14 @@ fn a_repeated_prompt_is_known_with_its_tokens() {
     let tokenizer = Model::copied().load();
     let messages = messages(400);
     let first = key(&tokenizer, &messages, &[]).unwrap();
-    assert_eq!(tokenizer.known(first), None);
-    let tokens = tokenizer.chat(&messages, &ChatOptions::new(UNIX_EPOCH)).unwrap();
-    tokenizer.remember(first, tokens.clone().into());
-    assert_eq!(tokenizer.known(key(&tokenizer, &messages, &[]).unwrap()).as_deref(), Some(&*tokens));
-    assert_eq!(
-        tokenizer.known(key(&tokenizer, &messages, &[("max_tokens", "7")]).unwrap()).as_deref(),
-        Some(&*tokens)
-    );
+    assert!(tokenizer.known(&first).is_none());
+    let options = ChatOptions::new(UNIX_EPOCH);
+    let tokens = tokenizer.chat_until(&messages, Some(&first), &options, &AtomicBool::new(false)).unwrap();
+    tokenizer.remember(&first, &tokens);
+    for fields in [&[][..], &[("max_tokens", "7")]] {
+        let known = tokenizer.known(&key(&tokenizer, &messages, fields).unwrap()).unwrap();
+        assert_eq!((known.count(), known.to_vec()), (tokens.count(), tokens.to_vec()));
+    }
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn whatever_changes_the_tokens_changes_the_key() {
     let other = messages.replacen("around", "aroumd", 1);
     let fields = ["tools", "documents", "chat_template_kwargs", "reasoning_effort", "add_generation_prompt"];
     let mut keys = vec![key(&tokenizer, &messages, &[]), key(&tokenizer, &other, &[])];
-    keys.push(tokenizer.prompt_key(PromptForm::Completion, &messages, |_| None));
+    keys.push(tokenizer.prompt_key(PromptForm::Completion, &messages, &[], |_| None));
     for field in fields.into_iter().chain(["continue_final_message", "add_special_tokens", "chat_template"]) {
         keys.push(key(&tokenizer, &messages, &[(field, "[1]")]));
         keys.push(key(&tokenizer, &messages, &[(field, "[12]")]));
@@ -63,8 +63,13 @@ fn prompts_that_are_short_or_show_the_time_are_not_kept() {
         "{{ strftime_now('%H') }}{% for m in messages %}{{ m.content }}{% endfor %}",
     );
     let clock = model.load();
-    assert_eq!(key(&clock, &messages(400), &[]), None);
-    assert!(clock.prompt_key(PromptForm::Completion, &messages(400), |_| None).is_some());
+    let tokens = clock.completion("some words", false).unwrap().into();
+    let kept = |key: PromptKey| {
+        clock.remember(&key, &tokens);
+        clock.known(&key).is_some()
+    };
+    assert!(!kept(key(&clock, &messages(400), &[]).unwrap()));
+    assert!(kept(clock.prompt_key(PromptForm::Completion, &messages(400), &[], |_| None).unwrap()));
 }
 
 #[test]
@@ -74,9 +79,9 @@ fn the_memory_of_prompts_is_bounded() {
     let keys: Vec<PromptKey> =
         (400..440).map(|words| key(&tokenizer, &messages(words), &[]).unwrap()).collect();
     for key in &keys {
-        tokenizer.remember(*key, vec![7; 2_500].into());
+        tokenizer.remember(key, &vec![7; 2_500].into());
     }
     // A quarter of the budget holds nine prompts of 10 KB.
-    let kept = keys.iter().filter(|key| tokenizer.known(**key).is_some()).count();
+    let kept = keys.iter().filter(|key| tokenizer.known(key).is_some()).count();
     assert!((1..=9).contains(&kept), "{kept}");
 }
