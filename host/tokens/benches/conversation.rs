@@ -4,7 +4,13 @@
 //! `POINTSMAN_MODEL` names a model directory that replaces the fixture, `POINTSMAN_FIRST` the bytes of the
 //! first turn.
 
-#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "a bench")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a bench"
+)]
 
 use std::{
     path::PathBuf,

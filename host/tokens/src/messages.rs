@@ -129,7 +129,7 @@ impl From<&Turn> for Value {
             Content::Text(text) => text.clone(),
             Content::Parts(parts) => json::list(parts.iter().cloned().map(Value::from)),
         };
-        MessageValue::new(Value::from(&turn.role), content, turn.rest.clone())
+        MessageValue::of(Value::from(&turn.role), content, turn.rest.clone())
     }
 }
 

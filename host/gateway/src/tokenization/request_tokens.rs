@@ -84,3 +84,55 @@ impl SegmentHashes {
         Self { hashes: Cache::with_weighter(budget / TYPICAL_ENTRY, budget as u64, Bytes) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, sync::atomic::AtomicBool, time::UNIX_EPOCH};
+
+    use pointsman_tokens::{ChatOptions, PromptForm, Tokenizer};
+
+    use super::*;
+
+    /// Returns the JSON of a conversation, and the ends of its messages.
+    fn talk(turns: usize) -> (String, Vec<u32>) {
+        let (mut json, mut ends) = ("[".to_owned(), Vec::new());
+        for turn in 0..turns {
+            let text: String = (0..70).map(|n| format!("{turn} {n} stories of trains, ")).collect();
+            json.push_str(if turn > 0 { "," } else { "" });
+            json.push_str(&format!(r#"{{"role":"user","content":"{text}"}}"#));
+            ends.push(u32::try_from(json.len()).unwrap());
+        }
+        (json + "]", ends)
+    }
+
+    #[test]
+    fn h1_turns_of_a_conversation_have_the_hashes_of_all_their_tokens() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tokens/fixtures/model");
+        let tokenizer = Tokenizer::load(Path::new(folder)).unwrap();
+        for budget in [0, 2_000, 1 << 20] {
+            let hashes = Arc::new(SegmentHashes::new(budget));
+            for turns in [4, 6, 8, 8, 5] {
+                let (json, ends) = talk(turns);
+                let key = tokenizer.prompt_key(PromptForm::Chat, &json, &ends, |_| None);
+                let options = ChatOptions::new(UNIX_EPOCH);
+                let tokens =
+                    tokenizer.chat_until(&json, key.as_ref(), &options, &AtomicBool::new(false)).unwrap();
+                assert!(tokens.segments().len() > 3);
+                let tokens = RequestTokens::new(tokens, Some(hashes.clone()));
+                for (cache, size) in [(None, 16), (Some("tenant"), 16), (None, 64), (None, 7)] {
+                    let salt = Salt { lora: None, cache };
+                    let whole = Prefix::of_tokens(&tokens.to_vec(), size, &salt, &[]);
+                    // H1.1, H1.3
+                    assert_eq!(tokens.prefix(size, &salt, &[]), whole);
+                    let objects = [vec![7]];
+                    assert_eq!(
+                        tokens.prefix(size, &salt, &objects),
+                        Prefix::of_tokens(&tokens.to_vec(), size, &salt, &objects)
+                    );
+                }
+                assert!(hashes.hashes.weight() <= budget as u64);
+            }
+            assert_eq!(hashes.hashes.is_empty(), budget == 0);
+        }
+    }
+}

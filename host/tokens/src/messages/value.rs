@@ -27,7 +27,7 @@ pub(crate) struct SharedText {
 
 impl MessageValue {
     /// Creates the value. `rest` has no key twice.
-    pub(super) fn new(role: Value, content: Value, rest: Vec<(&'static str, Value)>) -> Value {
+    pub(super) fn of(role: Value, content: Value, rest: Vec<(&'static str, Value)>) -> Value {
         Value::from_object(Self { role, content, rest })
     }
 }

@@ -63,6 +63,7 @@ impl Pair {
         let known = key.as_ref().and_then(|key| self.cached.known(key));
         let tokens = self.cached.chat_until(&json, key.as_ref(), &options, &AtomicBool::new(false)).unwrap();
         let plain = self.plain.chat(&json, &options).unwrap();
+        // H7.6
         prop_assert_eq!(&tokens.to_vec(), &plain);
         prop_assert_eq!(tokens.count(), plain.len());
         if let Some(known) = known {
@@ -163,7 +164,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_turn_has_the_tokens_of_its_whole_text(
+    fn h7_every_turn_has_the_tokens_of_its_whole_text(
         pair in 0_usize..9,
         first in message(),
         changes in proptest::collection::vec(change(), 1..7),
@@ -218,7 +219,7 @@ fn talk(turns: usize) -> Vec<Value> {
     let text = |turn: usize| {
         (0..60).map(|n| format!("{turn} {n} long stories of trains. ")).collect::<String>().trim().to_owned()
     };
-    let role = |turn: usize| if turn % 2 == 0 { "user" } else { "assistant" };
+    let role = |turn: usize| if turn.is_multiple_of(2) { "user" } else { "assistant" };
     (0..turns).map(|turn| json!({"role": role(turn), "content": text(turn)})).collect()
 }
 
