@@ -34,7 +34,7 @@ use request_tokens::SegmentHashes;
 
 /// Largest prompt that is encoded on the data thread, bytes: it takes a fraction of a millisecond.
 const INLINE_ENCODE_BYTES: usize = 4 * 1024;
-/// Part of a tokenizer's cache that holds block hashes: they take an eighth of the tokens of known beginnings.
+/// Part of a tokenizer's cache that holds block hashes: they take an eighth of the memory of their tokens.
 const HASHES_SHARE: usize = 16;
 
 /// Sources of token ids, by model.

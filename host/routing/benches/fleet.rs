@@ -1,9 +1,9 @@
 //! A decision among 8 to 10,000 candidates, and its parts: `cargo bench -p pointsman-routing --bench fleet
 //! [-- SIZE…]`.
 //!
-//! Workers hold 0 to 16 bookings, each of a prompt of its own, and sixteen workers hold a part of the prompt in
-//! their caches. A part is the difference between two whole decisions, so that the same bench measures any
-//! version of the router. Prints microseconds.
+//! Workers hold 0 to 16 bookings, each of a prompt of its own, and sixteen workers hold a part of the prompt
+//! in their caches. A part is the difference between two whole decisions, so that the same bench measures
+//! any version of the router. Prints microseconds.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, reason = "a bench")]
 
