@@ -1,7 +1,6 @@
 //! Encodes texts, piece by piece if the pieces are known to be independent.
 
 mod backend;
-mod cache;
 mod cuts;
 mod frame;
 mod library;
@@ -18,7 +17,6 @@ use std::{
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-pub(crate) use self::cache::{ByteCache, Weigh};
 use self::{
     backend::Backend,
     cuts::{Cuts, MinPiece},
@@ -26,8 +24,14 @@ use self::{
     library::whole,
     segments::Segments,
 };
-pub use self::{backend::EncoderKind, cache::CacheStats, cuts::Reuse};
-use crate::{error::EncodeError, folder::Folder, prompt_tokens::PromptTokens, template::Rendered};
+pub use self::{backend::EncoderKind, cuts::Reuse};
+use crate::{
+    byte_cache::{ByteCache, CacheStats},
+    error::EncodeError,
+    folder::Folder,
+    prompt_tokens::PromptTokens,
+    rendered::Rendered,
+};
 
 /// A piece ends at the first special token after `special` bytes, or between two words after `word` bytes.
 /// Long pieces are disproportionately expensive: tokenizers take twice as long for 220 KB in one piece.

@@ -11,6 +11,7 @@
 //!
 //! After any [`EncodeError`], the caller measures the request in bytes and forwards it to the engine.
 
+mod byte_cache;
 mod content_format;
 mod encode;
 mod error;
@@ -23,13 +24,15 @@ mod pool;
 mod prompt_key;
 mod prompt_tokens;
 mod python;
+mod rendered;
 mod template;
 mod tokenizer;
 mod tools;
 
 pub use crate::{
+    byte_cache::CacheStats,
     content_format::ContentFormat,
-    encode::{CacheStats, EncoderKind, Reuse},
+    encode::{EncoderKind, Reuse},
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
     pool::{EncodePool, PoolFull, PoolLimits, Ticket, Work},

@@ -10,10 +10,7 @@ mod value;
 use minijinja::{Value, value::ValueKind};
 use serde::Deserialize;
 
-pub(crate) use self::{
-    known::{KnownMessage, KnownMessages},
-    value::SharedText,
-};
+pub(crate) use self::known::{KnownMessage, KnownMessages};
 use self::{
     part::{Part, read_part},
     value::MessageValue,

@@ -1,7 +1,6 @@
 //! Chat templates: compiled once, rendered in the same way as transformers.
 
 mod clock;
-mod rendered;
 mod sums;
 
 use std::{sync::Arc, time::SystemTime};
@@ -9,8 +8,6 @@ use std::{sync::Arc, time::SystemTime};
 use minijinja::{Environment, Error, ErrorKind, Value, value::ValueKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use self::rendered::Printer;
-pub(crate) use self::rendered::{Rendered, TextPart};
 use crate::{
     content_format::ContentFormat,
     error::EncodeError,
@@ -18,6 +15,7 @@ use crate::{
     messages::{self, KnownMessage, Turn},
     options::ChatOptions,
     python,
+    rendered::{Printer, Rendered},
 };
 
 /// Name of the only template of an environment. It has no file extension, so that minijinja escapes nothing.

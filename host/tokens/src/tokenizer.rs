@@ -11,8 +11,9 @@ use std::{
 use minijinja::Value;
 
 use crate::{
+    byte_cache::CacheStats,
     content_format::ContentFormat,
-    encode::{CacheStats, Encoder, EncoderKind, Reuse},
+    encode::{Encoder, EncoderKind, Reuse},
     error::{EncodeError, TokenizerError},
     folder::Folder,
     json::Json,
@@ -20,7 +21,8 @@ use crate::{
     options::{self, ChatOptions, LoadOptions},
     prompt_key::{KeyMaker, PromptForm, PromptKey},
     prompt_tokens::PromptTokens,
-    template::{ChatTemplate, Rendered},
+    rendered::Rendered,
+    template::ChatTemplate,
 };
 
 /// Converts requests to the tokens that an engine of this model will see.

@@ -17,11 +17,11 @@ use std::{mem, sync::Arc};
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::cache::{ByteCache, Weigh};
 use crate::{
+    byte_cache::{ByteCache, Weigh},
     prompt_key::MIN_PROMPT_BYTES,
     prompt_tokens::{PromptTokens, TokenSegment},
-    template::{Rendered, TextPart},
+    rendered::{Rendered, TextPart},
 };
 
 /// Least bytes between two marks.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use minijinja::{Value, value::ValueKind};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::{SharedText, Turn, read, read_one};
+use super::{Turn, read, read_one};
 use crate::{
+    byte_cache::{ByteCache, Weigh},
     content_format::ContentFormat,
-    encode::{ByteCache, Weigh},
     error::EncodeError,
     prompt_key::Item,
+    rendered::SharedText,
 };
 
 /// Typical bytes of an entry, from which the cache estimates its number of entries.

@@ -17,14 +17,6 @@ pub(super) struct MessageValue {
     rest: Vec<(&'static str, Value)>,
 }
 
-/// A long text of a message. A template that prints it as it is prints this very memory.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedText {
-    pub(crate) text: Value,
-    /// Identifies the text.
-    pub(crate) digest: u128,
-}
-
 impl MessageValue {
     /// Creates the value. `rest` has no key twice.
     pub(super) fn of(role: Value, content: Value, rest: Vec<(&'static str, Value)>) -> Value {

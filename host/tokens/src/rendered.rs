@@ -4,7 +4,13 @@ use std::{borrow::Cow, io, ops::Range};
 
 use minijinja::Value;
 
-use crate::messages::SharedText;
+/// A long text of a message. A template that prints it as it is prints this very memory.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedText {
+    pub(crate) text: Value,
+    /// Identifies the text.
+    pub(crate) digest: u128,
+}
 
 /// A text in parts.
 #[derive(Debug, Default)]
@@ -81,7 +87,7 @@ impl<'a> TextPart<'a> {
 
 /// Receives what a template prints. A shared text is known by its place in memory, wherever the template has
 /// it from: it is alive and cannot change, so that the same bytes are printed.
-pub(super) struct Printer {
+pub(crate) struct Printer {
     own: Vec<u8>,
     parts: Vec<Part>,
     /// Where the part that grows begins.
@@ -93,7 +99,7 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    pub(super) fn new(shared: impl Iterator<Item = SharedText>) -> Self {
+    pub(crate) fn new(shared: impl Iterator<Item = SharedText>) -> Self {
         let place = |text: &Value| text.as_str().map(|text| text.as_ptr().addr());
         let mut shared: Vec<_> = shared.filter_map(|shared| Some((place(&shared.text)?, shared))).collect();
         shared.sort_unstable_by_key(|(place, _)| *place);
@@ -103,7 +109,7 @@ impl Printer {
     }
 
     /// Returns the text; `None` if it is not UTF-8, which cannot be.
-    pub(super) fn finish(mut self) -> Option<Rendered> {
+    pub(crate) fn finish(mut self) -> Option<Rendered> {
         self.close();
         Some(Rendered { own: String::from_utf8(self.own).ok()?, parts: self.parts, length: self.length })
     }
