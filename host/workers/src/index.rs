@@ -159,12 +159,17 @@ impl PrefixIndex {
     /// # Errors
     /// The writer's queue is full: returns the batch, to be sent again soon.
     pub fn events(&self, worker: WorkerId, rank: DpRank, mut batch: Batch) -> Result<(), Batch> {
-        token_hashes::add(&mut batch, self.block_size, &self.keeps_tokens);
+        self.hash_tokens(&mut batch);
         let message = Message::Events { candidate: (worker, rank), batch };
         match self.inbox.try_send(message) {
             Err(Message::Events { batch, .. }) => Err(batch),
             _ => Ok(()),
         }
+    }
+
+    /// Hashes the tokens of an engine's events, as [`Self::events`] does with those that are not hashed yet.
+    pub fn hash_tokens(&self, batch: &mut Batch) {
+        token_hashes::add(batch, self.block_size, &self.keeps_tokens);
     }
 
     /// Removes the blocks that an engine's events added.

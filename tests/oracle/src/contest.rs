@@ -31,6 +31,8 @@ pub trait Side: Sized + Sync {
     fn new(block_tokens: usize, threads: usize) -> anyhow::Result<Self>;
     /// Decodes a payload with the index's own code.
     fn read(&self, reader: &mut Self::Reader, payload: &Payload, number: u64) -> anyhow::Result<Self::Event>;
+    /// Hashes the tokens of an event, if it has any.
+    fn hash(&self, event: &mut Self::Event);
     /// Sends an event to the index. Waits while its queue is full.
     fn feed(&self, event: Self::Event);
     /// Waits until all events are visible to lookups.
@@ -64,6 +66,10 @@ impl Side for Ours {
     fn read(&self, (): &mut (), payload: &Payload, _: u64) -> anyhow::Result<Self::Event> {
         let (worker, rank) = ours(payload.who);
         Ok((worker, rank, our_batch(&payload.bytes)?))
+    }
+
+    fn hash(&self, (_, _, batch): &mut Self::Event) {
+        self.index.hash_tokens(batch);
     }
 
     fn feed(&self, (worker, rank, mut batch): Self::Event) {
@@ -110,6 +116,10 @@ impl Side for Theirs {
         let normalizer =
             reader.entry(payload.who).or_insert_with(|| ZmqEventNormalizer::new(self.block_tokens));
         their_event(normalizer, &payload.bytes, number, payload.who)
+    }
+
+    fn hash(&self, _: &mut RouterEvent) {
+        // Its decoder has hashed them.
     }
 
     fn feed(&self, event: RouterEvent) {

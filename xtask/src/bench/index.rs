@@ -33,6 +33,12 @@ pub(crate) struct Args {
     /// Blocks stored a second while lookups are timed.
     #[arg(long, default_value_t = 100_000)]
     rate: u64,
+    /// Threads that look up without a pause while the second half of the events is applied.
+    #[arg(long, default_value_t = 4)]
+    readers: usize,
+    /// Seconds after which the measurement with these readers ends.
+    #[arg(long, default_value_t = 20)]
+    readers_limit: u64,
 }
 
 /// Builds the bench and runs it.
@@ -46,6 +52,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ("--rounds", args.rounds.to_string()),
         ("--oracle-threads", args.oracle_threads.to_string()),
         ("--rate", args.rate.to_string()),
+        ("--readers", args.readers.to_string()),
+        ("--readers-limit", args.readers_limit.to_string()),
     ];
     numbers.iter().for_each(|(name, value)| {
         bench.args([name, value.as_str()]);

@@ -77,45 +77,46 @@ impl EngineCache {
             return StoreEffect::default();
         };
         let before = self.runs.bytes();
-        let (positions, orphans) = self.locate(stored, block_size);
-        let mut rest = &positions[..];
-        while let [first, ..] = rest {
-            let count = self.add(tree, *first, rest, tier, holder);
-            rest = rest.get(count..).unwrap_or_default();
-        }
+        let orphans = self.store_blocks(tree, stored, block_size, (tier, holder));
         StoreEffect { bytes: difference(self.runs.bytes(), before), orphans }
     }
 
-    /// Returns the positions of an event's blocks, and the number of blocks that cannot be placed. Creates
-    /// blocks that are new.
-    fn locate(&mut self, stored: &Stored, block_size: usize) -> (Vec<Position>, u64) {
-        let mut positions = Vec::with_capacity(stored.hashes.len());
+    /// Stores an event's blocks in a tier. Returns the number of blocks that cannot be placed.
+    fn store_blocks(
+        &mut self,
+        tree: &mut TreeWriter,
+        stored: &Stored,
+        block_size: usize,
+        to: (usize, u32),
+    ) -> u64 {
+        self.runs.prefetch(&stored.hashes);
         let (mut parent, seed) = match stored.parent {
             None => (None, seed_of(stored)),
             Some(parent) => match self.runs.find(parent) {
                 Some(at) => (Some(at), self.runs.seed(at)),
-                None if stored.has_tokens() => return (positions, stored.hashes.len() as u64),
+                None if stored.has_tokens() => return stored.hashes.len() as u64,
                 None => (None, 0),
             },
         };
         if let Some(parent) = parent {
             self.runs.mark_used(parent);
         }
-        self.runs.prefetch(&stored.hashes);
         let (ours, step) = self.hash(stored, parent, seed, block_size);
         let blocks = stored.blocks();
-        let (mut orphans, mut number) = (0, 0);
+        let (mut orphans, mut number, mut known) = (0, 0, Vec::new());
         while let Some(hash) = stored.hashes.get(number) {
-            let added = match self.runs.find(*hash) {
+            match self.runs.find(*hash) {
                 // The hash names another prefix already: it identifies the block's tokens alone, as in old
                 // versions of SGLang.
-                Some(known) if number < blocks && self.runs.parent(known) != parent => {
-                    return (positions, orphans + (stored.hashes.len() - number) as u64);
+                Some(at) if number < blocks && self.runs.parent(at) != parent => {
+                    orphans += (stored.hashes.len() - number) as u64;
+                    break;
                 }
-                Some(known) => {
-                    self.runs.mark_used(known);
-                    positions.push(known);
-                    1
+                Some(at) => {
+                    self.runs.mark_used(at);
+                    known.push(at);
+                    (parent, number) = (Some(at), number + 1);
+                    continue;
                 }
                 // Events of offloaded blocks have no tokens. Without an earlier event that had them, our
                 // hashes of the block are unknown.
@@ -123,27 +124,38 @@ impl EngineCache {
                     (orphans, number) = (orphans + 1, number + 1);
                     continue;
                 }
-                None if step > 0 => {
-                    let new = stored.hashes.get(number..blocks).unwrap_or_default();
-                    let ours = ours.get(number * step as usize..).unwrap_or_default();
-                    let (first, count) = self.runs.push(parent, new, ours, (seed, step));
-                    let added = (0..).take(count).map(|at| Position { at: first.at + at, ..first });
-                    positions.extend(added);
-                    count
-                }
-                None => {
-                    let at = self.push_part(stored, number, parent, seed, block_size);
-                    positions.push(at);
-                    1
-                }
+                None => self.add_known(tree, &mut known, to),
+            }
+            let last = if step > 0 {
+                let new = stored.hashes.get(number..blocks).unwrap_or_default();
+                let ours = ours.get(number * step as usize..).unwrap_or_default();
+                let (run, added) = self.runs.push(parent, new, ours, (seed, step), to.0);
+                self.runs.cover_blocks(tree, run, added.clone(), to.1);
+                number += added.len();
+                added.last().map(|at| Position { run, at })
+            } else {
+                let at = self.push_part(stored, number, parent, seed, block_size);
+                self.add(tree, at, &[at], to);
+                number += 1;
+                Some(at)
             };
-            if added == 0 {
+            if last.is_none() {
                 break;
             }
-            number += added;
-            parent = positions.last().copied();
+            parent = last;
         }
-        (positions, orphans)
+        self.add_known(tree, &mut known, to);
+        orphans
+    }
+
+    /// Counts blocks that the engine has reported before once more in a tier.
+    fn add_known(&mut self, tree: &mut TreeWriter, known: &mut Vec<Position>, to: (usize, u32)) {
+        let mut rest = &known[..];
+        while let [first, ..] = rest {
+            let count = self.add(tree, *first, rest, to);
+            rest = rest.get(count..).unwrap_or_default();
+        }
+        known.clear();
     }
 
     /// Returns our hashes of an event's blocks, and how many each block has. It has 0 if it does not
@@ -192,8 +204,7 @@ impl EngineCache {
         tree: &mut TreeWriter,
         first: Position,
         blocks: &[Position],
-        tier: usize,
-        holder: u32,
+        (tier, holder): (usize, u32),
     ) -> usize {
         let count = self.runs.stored(first)[tier];
         if count > 0 || self.runs.is_part(first) {
@@ -220,34 +231,40 @@ impl EngineCache {
     pub(super) fn remove(&mut self, tree: &mut TreeWriter, hashes: &[u64], tier: Tier) -> i64 {
         let (tier, before) = (tier_index(tier), self.runs.bytes());
         self.runs.prefetch(hashes);
-        // Blocks of one run that follow each other leave together.
-        let mut leaving: Option<(u32, Range<u32>)> = None;
-        for hash in hashes {
-            let Some(at) = self.runs.find(*hash) else { continue };
-            let grown = leaving.as_ref().and_then(|(run, range)| join(*run, range, at));
-            if grown.is_none() {
-                self.take_out_all(tree, leaving.take(), tier);
-            }
-            // What left may have taken the block with it.
-            let Some(at) = (if grown.is_none() { self.runs.find(*hash) } else { Some(at) }) else { continue };
-            match self.runs.stored(at)[tier] {
-                0 => {}
-                1 if self.runs.is_part(at) => {
-                    if !self.take_out_part(tree, at, tier) {
-                        self.clear(tree);
-                        return difference(self.runs.bytes(), before);
-                    }
-                    self.runs.trim(at);
-                }
-                1 => {
-                    self.runs.set_stored(at, tier, 0);
-                    leaving = Some((at.run, grown.unwrap_or(at.at..at.at + 1)));
-                }
-                count => self.runs.set_stored(at, tier, count - 1),
-            }
+        let mut rest = hashes;
+        while !rest.is_empty() {
+            let Some(count) = self.remove_some(tree, rest, tier) else {
+                self.clear(tree);
+                break;
+            };
+            rest = rest.get(count..).unwrap_or_default();
         }
-        self.take_out_all(tree, leaving.take(), tier);
         difference(self.runs.bytes(), before)
+    }
+
+    /// Removes the first of some blocks from a tier, together with those that follow each other in its run.
+    /// Returns how many blocks that are; none if others are left of which it cannot be said whether ours are
+    /// complete.
+    fn remove_some(&mut self, tree: &mut TreeWriter, hashes: &[u64], tier: usize) -> Option<usize> {
+        let Some(at) = hashes.first().and_then(|hash| self.runs.find(*hash)) else { return Some(1) };
+        match self.runs.stored(at)[tier] {
+            0 => {}
+            1 if self.runs.is_part(at) => {
+                if !self.take_out_part(tree, at, tier) {
+                    return None;
+                }
+                self.runs.trim(at);
+            }
+            1 => {
+                let blocks = self.runs.leaving(at, hashes, tier);
+                self.runs.set_absent(at.run, blocks.clone(), tier);
+                self.uncover(tree, at.run, blocks.clone(), tier);
+                self.runs.trim(at);
+                return Some(blocks.len());
+            }
+            count => self.runs.set_stored(at, tier, count - 1),
+        }
+        Some(1)
     }
 
     /// Decides what the eviction queue does with a run whose turn has come.
@@ -289,13 +306,6 @@ impl EngineCache {
         difference(self.runs.bytes(), before)
     }
 
-    /// Takes blocks out of a tier that are not counted there any more.
-    fn take_out_all(&mut self, tree: &mut TreeWriter, leaving: Option<(u32, Range<u32>)>, tier: usize) {
-        let Some((run, blocks)) = leaving else { return };
-        self.uncover(tree, run, blocks.clone(), tier);
-        self.runs.trim(Position { run, at: blocks.start });
-    }
-
     fn uncover(&mut self, tree: &mut TreeWriter, run: u32, blocks: Range<u32>, tier: usize) {
         if let Some(holder) = self.holders[tier] {
             self.runs.uncover_blocks(tree, run, blocks, holder);
@@ -308,18 +318,6 @@ impl EngineCache {
         let consistent = self.holders[tier].is_none_or(|holder| self.runs.unlist(tree, at, tier, holder));
         self.runs.set_stored(at, tier, 0);
         consistent
-    }
-}
-
-/// Returns a range of blocks of a run together with a block before or behind it.
-fn join(run: u32, range: &Range<u32>, at: Position) -> Option<Range<u32>> {
-    let here = at.run == run;
-    if here && at.at + 1 == range.start {
-        Some(at.at..range.end)
-    } else if here && at.at == range.end {
-        Some(range.start..at.at + 1)
-    } else {
-        None
     }
 }
 

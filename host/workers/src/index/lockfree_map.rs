@@ -188,12 +188,6 @@ pub(super) struct MapWriter {
 }
 
 impl MapWriter {
-    /// Loads a key's line into the cache. Returns a number so that the load is not optimised away.
-    pub(super) fn prefetch(&self, hash: u64) -> u64 {
-        let key = key_of(hash);
-        self.map.lines.get(self.map.home(key)).map_or(0, |line| line.0[0].key.load(Relaxed))
-    }
-
     pub(super) fn get(&self, hash: u64) -> Option<u64> {
         self.map.find(hash)
     }
@@ -207,16 +201,6 @@ impl MapWriter {
                 false
             }
             free => self.add(key, value, free),
-        }
-    }
-
-    /// Adds a key. Returns whether the map was rebuilt and has to be published; none if the key is held
-    /// already.
-    pub(super) fn insert(&mut self, hash: u64, value: u64) -> Option<bool> {
-        let key = key_of(hash);
-        match self.map.search(key) {
-            Search::Held(_) => None,
-            free => Some(self.add(key, value, free)),
         }
     }
 
@@ -285,29 +269,20 @@ impl MapWriter {
         &self.map
     }
 
+    #[cfg(test)]
     pub(super) fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
         self.map.entries()
     }
 
-    /// Returns the number of cells.
-    pub(super) fn cells(&self) -> usize {
-        self.map.len()
-    }
-
     /// Returns the bytes that the map takes on the heap.
     pub(super) fn bytes(&self) -> usize {
-        map_bytes(self.map.len())
-    }
-}
-
-/// Returns the bytes that a map with so many cells takes on the heap.
-pub(super) fn map_bytes(cells: usize) -> usize {
-    match cells / WIDTH {
-        0 => 0,
-        lines => {
-            let header = 2 * size_of::<usize>() + size_of::<LockfreeMap>();
-            // Each of the two aligned allocations may waste up to one line.
-            heap(lines * size_of::<Line>()) + heap(header) + 2 * align_of::<Line>()
+        match self.map.lines.len() {
+            0 => 0,
+            lines => {
+                let header = 2 * size_of::<usize>() + size_of::<LockfreeMap>();
+                // Each of the two aligned allocations may waste up to one line.
+                heap(lines * size_of::<Line>()) + heap(header) + 2 * align_of::<Line>()
+            }
         }
     }
 }

@@ -10,6 +10,8 @@ mod parts;
 mod place;
 mod run;
 
+use std::ops::Range;
+
 use super::{
     block_positions::{BlockPositions, Position},
     eviction::{Queueable, RunId},
@@ -18,7 +20,7 @@ use super::{
 use crate::id::BlockHash;
 pub(super) use cut::NewBlock;
 use parts::Parts;
-use run::{Branch, Run};
+use run::{Block, Branch, Run};
 
 /// Twentieths added to the counted bytes; 9 were not enough with larger tables. Fitted to
 /// `cargo xtask nightly --only index-memory`, where resident
@@ -77,12 +79,17 @@ impl Runs {
     /// Loads the positions of blocks into the cache, so that their cache misses overlap.
     pub(super) fn prefetch(&self, engine: &[u64]) {
         let loaded = engine.iter().map(|hash| self.positions.prefetch(*hash));
-        std::hint::black_box(loaded.fold(0, u64::wrapping_add));
+        std::hint::black_box(loaded.fold(0, u32::wrapping_add));
     }
 
     /// Finds a block by the engine's hash.
     pub(super) fn find(&self, engine: u64) -> Option<Position> {
-        self.positions.find(engine)
+        self.positions.find(engine, |at| self.engine(at) == Some(engine))
+    }
+
+    /// Returns the engine's hash of a block.
+    fn engine(&self, at: Position) -> Option<u64> {
+        Some(self.run(at)?.blocks.get(at.at as usize)?.engine)
     }
 
     /// Returns whether a run exists and has an entry in the eviction queue.
@@ -145,28 +152,49 @@ impl Runs {
     }
 
     /// Adds blocks that are new, up to the first one that is known, after their parent: to the parent's
-    /// run if the parent is its tail, otherwise as a new run. `ours` are our hashes, `step` for each
-    /// block. Returns the position of the first block, and how many were added.
+    /// run if the parent is its tail, otherwise as a new run. They are stored once in `tier`. `ours` are our
+    /// hashes, `step` for each block. Returns the run, and the blocks in it.
     pub(super) fn push(
         &mut self,
         parent: Option<Position>,
         engine: &[u64],
         ours: &[BlockHash],
         (seed, step): (u64, u32),
-    ) -> (Position, usize) {
+        tier: usize,
+    ) -> (u32, Range<u32>) {
         let tail =
             parent.filter(|at| self.run(*at).is_some_and(|run| run.step == step && run.ends_at(at.at)));
         let number = tail.map_or_else(|| self.start_run(parent, seed, step, None), |at| at.run);
         let first = self.run(Position { run: number, at: 0 }).map_or(0, |run| run.blocks.len());
-        let position = |at: usize| Position { run: number, at: u32::try_from(at).unwrap_or(u32::MAX) };
-        // An event may name a block twice: look up each one after those before it are inserted.
-        let new = |at: &usize| {
-            engine.get(*at).is_some_and(|hash| self.positions.insert_new(*hash, position(first + at)))
+        let mut stored = [0; 3];
+        stored[tier] = 1;
+        let ours = ours.get(..engine.len() * step as usize).unwrap_or_default();
+        self.change(number, |run| run.extend(engine, ours, stored));
+        let count = self.insert_new(number, first, engine);
+        if count < engine.len() {
+            self.change(number, |run| run.truncate(first + count));
+        }
+        if first == 0
+            && count > 0
+            && let Some(branch) = parent.and_then(|parent| self.branch_mut(parent))
+        {
+            branch.stored[tier] += 1;
+        }
+        let at = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+        (number, at(first)..at(first + count))
+    }
+
+    /// Adds blocks of a run to the table, up to the first one that is known. Returns how many were added.
+    fn insert_new(&mut self, number: u32, first: usize, engine: &[u64]) -> usize {
+        let (runs, positions) = (&self.runs, &mut self.positions);
+        let known = |at: Position, hash: u64| {
+            let run = runs.get(at.run as usize);
+            run.and_then(|run| run.blocks.get(at.at as usize)).is_some_and(|block| block.engine == hash)
         };
-        let count = (0..engine.len()).take_while(new).count();
-        let ours = ours.get(..count * step as usize).unwrap_or_default();
-        self.change(number, |run| run.extend(engine.get(..count).unwrap_or_default(), ours));
-        (position(first), count)
+        let new = |(at, hash): &(u32, u64)| {
+            positions.insert_new(*hash, Position { run: number, at: *at }, |at| known(at, *hash))
+        };
+        (u32::try_from(first).unwrap_or(u32::MAX)..).zip(engine.iter().copied()).take_while(new).count()
     }
 
     fn start_run(
@@ -207,16 +235,40 @@ impl Runs {
         run.branch(last).is_none().then_some(Position { at: last, ..at })
     }
 
+    /// Returns the blocks of a run that a removal names first, `at` and those before or behind it, and that
+    /// are stored once in a tier.
+    pub(super) fn leaving(&self, at: Position, hashes: &[u64], tier: usize) -> Range<u32> {
+        let Some(run) = self.run(at) else { return at.at..at.at };
+        let (before, behind) = run.blocks.split_at_checked(at.at as usize).unwrap_or_default();
+        let leaves = |(block, hash): &(&Block, &u64)| block.engine == **hash && block.stored[tier] == 1;
+        let count = |count: usize| u32::try_from(count).unwrap_or(0);
+        let next = hashes.get(1..).unwrap_or_default();
+        match count(before.iter().rev().zip(next).take_while(leaves).count()) {
+            0 => at.at..at.at + count(behind.iter().zip(hashes).take_while(leaves).count()),
+            more => at.at - more..at.at + 1,
+        }
+    }
+
+    /// Notes that a tier does not store some blocks of a run any more.
+    pub(super) fn set_absent(&mut self, number: u32, blocks: Range<u32>, tier: usize) {
+        let Some(first) = (!blocks.is_empty()).then_some(blocks.start) else { return };
+        self.set_stored(Position { run: number, at: first }, tier, 0);
+        let run = self.runs.get_mut(number as usize);
+        let blocks = run.and_then(|run| run.blocks.get_mut(first as usize + 1..blocks.end as usize));
+        blocks.into_iter().flatten().for_each(|block| block.stored[tier] = 0);
+    }
+
     /// Removes the blocks at a run's tail that are stored in no tier and have no successor. If that empties
     /// the run, goes on with the run before it.
     pub(super) fn trim(&mut self, at: Position) {
         let mut next = Some(at);
         while let Some(at) = next.take() {
-            while let Some(tail) = self.tail(at).filter(|tail| self.stored(*tail) == [0; 3]) {
-                let Some(run) = self.runs.get_mut(tail.run as usize) else { break };
-                if let Some(engine) = run.pop() {
-                    self.positions.remove(engine);
+            if let Some(run) = self.runs.get_mut(at.run as usize) {
+                let needed = run.needed();
+                for (place, block) in (0..).zip(&run.blocks).skip(needed) {
+                    self.positions.remove(block.engine, Position { run: at.run, at: place });
                 }
+                run.truncate(needed);
             }
             next = self.shrink(at);
         }

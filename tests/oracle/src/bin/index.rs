@@ -4,7 +4,7 @@
 use std::{
     io::Write as _,
     process::Command,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -38,12 +38,19 @@ struct Cli {
     /// Number of threads that look up while the second half of the events is applied.
     #[arg(long, default_value_t = 4)]
     readers: usize,
+    /// Seconds after which the measurement with these readers ends, whether or not all events are applied.
+    #[arg(long, default_value_t = 20)]
+    readers_limit: u64,
 }
 
+/// Messages that may wait for the index while readers look up. One of the indexes has no bound of its own.
+const IN_FLIGHT: usize = 512;
+
 /// Measurements of a round, in this order.
-const FIGURES: [(&str, &str, bool); 8] = [
+const FIGURES: [(&str, &str, bool); 9] = [
     ("stored blocks/s, from the wire's bytes", "blocks/s", true),
-    ("stored blocks/s, from decoded events", "blocks/s", true),
+    ("stored blocks/s, from decoded events (ours with tokens)", "blocks/s", true),
+    ("stored blocks/s, from hashed events", "blocks/s", true),
     ("lookup p50 while events stream", "ns", false),
     ("lookup p99 while events stream", "ns", false),
     ("tokens to matches p50 while events stream", "ns", false),
@@ -131,11 +138,13 @@ fn report(rows: &[Row], rounds: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 8]> {
+fn measure<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 9]> {
     let wire = from_wire::<S>(load, cli)?;
-    let (events, [lookup, prompt]) = from_events::<S>(load, cli)?;
+    let events = from_events::<S>(load, cli, |_, _| {})?;
+    let hashed = from_events::<S>(load, cli, S::hash)?;
+    let [lookup, prompt] = while_streaming::<S>(load, cli)?;
     let [crowded, lookups] = crowd::<S>(load, cli)?;
-    Ok([wire, events, lookup.0, lookup.1, prompt.0, prompt.1, crowded, lookups])
+    Ok([wire, events, hashed, lookup.0, lookup.1, prompt.0, prompt.1, crowded, lookups])
 }
 
 /// Measures from bytes to visibility: one thread decodes, the index's own threads write.
@@ -150,55 +159,59 @@ fn from_wire<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<f64> {
     Ok(load.stored() as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Measures from decoded events to visibility, and then lookups on an index with the first half of the events
-/// while the second half is applied.
-fn from_events<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<(f64, [(f64, f64); 2])> {
-    let side = S::new(load.block_tokens, cli.oracle_threads)?;
+/// Decodes all events.
+fn events<S: Side>(side: &S, load: &Load) -> anyhow::Result<Vec<S::Event>> {
     let mut reader = S::Reader::default();
     let read = |(number, payload): (u64, &Payload)| side.read(&mut reader, payload, number);
-    let events: Vec<S::Event> = (1..).zip(&load.payloads).map(read).collect::<Result<_, _>>()?;
-    let again = events.clone();
+    (1..).zip(&load.payloads).map(read).collect()
+}
+
+/// Measures from decoded events to visibility. `prepare` changes the events before.
+fn from_events<S: Side>(load: &Load, cli: &Cli, prepare: fn(&S, &mut S::Event)) -> anyhow::Result<f64> {
+    let side = S::new(load.block_tokens, cli.oracle_threads)?;
+    let mut events = events(&side, load)?;
+    events.iter_mut().for_each(|event| prepare(&side, event));
     let start = Instant::now();
     events.into_iter().for_each(|event| side.feed(event));
     side.drain();
-    let rate = load.stored() as f64 / start.elapsed().as_secs_f64();
-    drop(side);
+    Ok(load.stored() as f64 / start.elapsed().as_secs_f64())
+}
 
+/// Creates an index with the first half of the events. Returns it with the second half, and the number of
+/// blocks that each of these stores.
+fn half_full<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<(S, Vec<(S::Event, u64)>)> {
     let side = S::new(load.block_tokens, cli.oracle_threads)?;
-    let half = again.len() / 2;
-    let mut again = again.into_iter();
-    again.by_ref().take(half).for_each(|event| side.feed(event));
+    let mut first = events(&side, load)?;
+    let rest = first.split_off(first.len() / 2);
+    let stored: Vec<u64> = load.payloads[first.len()..].iter().map(|payload| payload.stored).collect();
+    first.into_iter().for_each(|event| side.feed(event));
     side.drain();
-    let rest: Vec<(S::Event, u64)> =
-        again.zip(load.payloads[half..].iter().map(|payload| payload.stored)).collect();
+    Ok((side, rest.into_iter().zip(stored).collect()))
+}
+
+/// Measures lookups while the second half of the events is applied.
+fn while_streaming<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[(f64, f64); 2]> {
+    let (side, rest) = half_full::<S>(load, cli)?;
     let done = AtomicBool::new(false);
-    let timings = std::thread::scope(|scope| {
+    Ok(std::thread::scope(|scope| {
         scope.spawn(|| {
             stream(&side, rest, cli.rate);
             done.store(true, Ordering::Release);
         });
         look_up(&side, load, &done)
-    });
-    Ok((rate, timings))
+    }))
 }
 
 /// Measures how fast the second half of the events becomes visible while many threads look up without a
 /// pause, and how many lookups a second these do.
 fn crowd<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 2]> {
-    let side = S::new(load.block_tokens, cli.oracle_threads)?;
-    let mut reader = S::Reader::default();
-    let read = |(number, payload): (u64, &Payload)| side.read(&mut reader, payload, number);
-    let mut events: Vec<S::Event> = (1..).zip(&load.payloads).map(read).collect::<Result<_, _>>()?;
-    let rest = events.split_off(events.len() / 2);
-    let stored: u64 = load.payloads[events.len()..].iter().map(|payload| payload.stored).sum();
-    events.into_iter().for_each(|event| side.feed(event));
-    side.drain();
+    let (side, rest) = half_full::<S>(load, cli)?;
     let every = (load.prompts.len() / ASKED).max(1);
     let prompts = load.prompts.iter().step_by(every);
     let named: Vec<S::Prompt> =
         prompts.map(|ids| side.name(&wire::prompt(ids, load.block_tokens))).collect();
     let (done, lookups) = (AtomicBool::new(false), AtomicU64::new(0));
-    let elapsed = std::thread::scope(|scope| {
+    Ok(std::thread::scope(|scope| {
         for thread in 0..cli.readers {
             let (side, named, done, lookups) = (&side, &named, &done, &lookups);
             scope.spawn(move || {
@@ -211,13 +224,38 @@ fn crowd<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 2]> {
             });
         }
         let start = Instant::now();
-        rest.into_iter().for_each(|event| side.feed(event));
-        side.drain();
+        let visible = feed_until(&side, rest, start + Duration::from_secs(cli.readers_limit));
         let elapsed = start.elapsed().as_secs_f64();
         done.store(true, Ordering::Relaxed);
-        elapsed
+        [visible as f64 / elapsed, lookups.load(Ordering::Relaxed) as f64 / elapsed]
+    }))
+}
+
+/// Sends events until all are visible or the time is over. Returns the number of stored blocks that became
+/// visible.
+fn feed_until<S: Side>(side: &S, events: Vec<(S::Event, u64)>, end: Instant) -> u64 {
+    let (fed, visible) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (all, stored) = (events.len(), events.iter().map(|(_, stored)| *stored).collect::<Vec<_>>());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (event, _) in events {
+                while fed.load(Ordering::Acquire) - visible.load(Ordering::Acquire) >= IN_FLIGHT {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                if Instant::now() > end {
+                    break;
+                }
+                side.feed(event);
+                fed.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+        while visible.load(Ordering::Acquire) < all && Instant::now() < end {
+            let before = fed.load(Ordering::Acquire);
+            side.drain();
+            visible.store(before, Ordering::Release);
+        }
     });
-    Ok([stored as f64 / elapsed, lookups.load(Ordering::Relaxed) as f64 / elapsed])
+    stored.iter().take(visible.into_inner()).sum()
 }
 
 /// Sends events at a steady rate, in steps of a millisecond.

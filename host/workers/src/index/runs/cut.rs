@@ -75,11 +75,11 @@ impl Runs {
                 parts.listed.resize(parts.listed.len() + hashes.len(), 0);
             }
             reserve(&mut run.blocks, block.more);
-            run.extend(&[block.engine], &hashes);
+            run.extend(&[block.engine], &hashes, [0; 3]);
             at
         });
         let at = Position { run: number, at: index.unwrap_or(0) };
-        self.positions.insert_new(block.engine, at);
+        self.insert_new(at.run, at.at as usize, &[block.engine]);
         at
     }
 

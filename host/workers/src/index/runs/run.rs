@@ -68,24 +68,33 @@ impl Run {
         self.step > 0 || self.parts.is_some()
     }
 
-    /// Removes the last block. Returns the engine's hash of it.
-    pub(super) fn pop(&mut self) -> Option<u64> {
-        let block = self.blocks.pop()?;
+    /// Returns the number of blocks up to the last one that is stored or that another run follows.
+    pub(super) fn needed(&self) -> usize {
+        let followed = self.branches.last().map_or(0, |branch| branch.at as usize + 1);
+        let stored = self.blocks.iter().rposition(|block| block.stored != [0; 3]);
+        stored.map_or(0, |last| last + 1).max(followed)
+    }
+
+    /// Removes the blocks behind the first `blocks`.
+    pub(super) fn truncate(&mut self, blocks: usize) {
+        if blocks >= self.blocks.len() {
+            return;
+        }
+        self.blocks.truncate(blocks);
         let hashes = match &mut self.parts {
-            Some(parts) => parts.truncate(self.blocks.len()),
-            None => self.blocks.len() * self.step as usize,
+            Some(parts) => parts.truncate(blocks),
+            None => blocks * self.step as usize,
         };
         self.our_hashes.truncate(hashes);
         self.trail.truncate(hashes);
-        Some(block.engine)
     }
 
     /// Appends blocks with our hashes of them.
-    pub(super) fn extend(&mut self, engine: &[u64], ours: &[BlockHash]) {
+    pub(super) fn extend(&mut self, engine: &[u64], ours: &[BlockHash], stored: Counts) {
         reserve(&mut self.blocks, engine.len());
         reserve(&mut self.our_hashes, ours.len());
         self.our_hashes.extend_from_slice(ours);
-        self.blocks.extend(engine.iter().map(|engine| Block { engine: *engine, stored: [0; 3] }));
+        self.blocks.extend(engine.iter().map(|engine| Block { engine: *engine, stored }));
     }
 
     pub(super) fn shrink(&mut self) {
