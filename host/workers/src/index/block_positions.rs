@@ -167,10 +167,20 @@ impl Part {
 
     /// Adds a key. Returns false if it is known.
     fn insert(&mut self, tag: u32, position: Position, is: impl Fn(Position) -> bool) -> bool {
+        let full = (self.held + 1) * MAX_USED.1 > self.lines.len() * WIDTH * MAX_USED.0;
+        let home = self.home(tag);
+        if let Some(line) = self.lines.get_mut(home).filter(|_| !full)
+            && line.state < PASSED
+            && line.cells_of(tag) == 0
+            && line.push(tag, position)
+        {
+            self.held += 1;
+            return true;
+        }
         if self.find(tag, is).is_some() {
             return false;
         }
-        if (self.held + 1) * MAX_USED.1 > self.lines.len() * WIDTH * MAX_USED.0 {
+        if full {
             self.rebuild(self.held + 1);
         }
         self.put(tag, position);
@@ -286,3 +296,6 @@ fn bytes_of(lines: usize) -> usize {
         lines => heap(lines * size_of::<Line>()) + align_of::<Line>(),
     }
 }
+
+#[cfg(test)]
+mod tests;
