@@ -191,6 +191,7 @@ mod events {
     mod eviction;
     mod fleet;
     mod parts;
+    mod ranges;
 
     const HERE: (WorkerId, DpRank) = (WorkerId(1), DpRank(0));
 
