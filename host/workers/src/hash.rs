@@ -102,7 +102,7 @@ pub(crate) fn extend(
     seed: u64,
     out: &mut Vec<BlockHash>,
 ) {
-    chain_locals(parent, &local_hashes(tokens, block_size, seed), out);
+    chain_locals(parent, local_hashes(tokens, block_size, seed).into_iter(), out);
 }
 
 /// Returns the local hashes of the full blocks of `tokens`.
@@ -113,9 +113,13 @@ pub(crate) fn local_hashes(tokens: &[u32], block_size: usize, seed: u64) -> Vec<
 
 /// Appends to `out` the sequence hashes of blocks with these local hashes, which follow a block with the
 /// sequence hash `parent`.
-pub(crate) fn chain_locals(parent: Option<BlockHash>, locals: &[u64], out: &mut Vec<BlockHash>) {
+pub(crate) fn chain_locals(
+    parent: Option<BlockHash>,
+    locals: impl Iterator<Item = u64>,
+    out: &mut Vec<BlockHash>,
+) {
     let mut chain = Chain(parent.map(|parent| parent.0));
-    out.extend(locals.iter().map(|local| chain.next(*local)));
+    out.extend(locals.map(|local| chain.next(local)));
 }
 
 /// Tokens of one block, and the hashes of the multimodal objects in it, sorted.

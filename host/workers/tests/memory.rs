@@ -70,7 +70,7 @@ fn fill(kind: &str, workers: u64) {
 /// Returns the time to evict a block where prompts branch `depth` times, so that only the deepest branch can
 /// be evicted first.
 fn time_to_evict(depth: u64) -> Duration {
-    let (index, worker) = (index(24 << 20), WorkerId(1));
+    let (index, worker) = (index(32 << 20), WorkerId(1));
     let one = |hash: u64, parent: Option<u64>| {
         let mut batch = chain(hash, 1);
         if let Some(KvEvent::Stored(stored)) = batch.events.first_mut() {

@@ -91,6 +91,20 @@ impl BlockPositions {
         new
     }
 
+    /// Makes space for blocks that will be added, so that the table grows once for all of them. It grows to
+    /// twice its blocks at most, because they may be known.
+    pub(super) fn reserve(&mut self, more: usize) {
+        let held = self.held + more.min(self.held);
+        if self.parts.len() == 1 && held <= MAX_UNDIVIDED {
+            self.change(EMPTY, |part| {
+                if held * MAX_USED.1 > part.lines.len() * WIDTH * MAX_USED.0 {
+                    part.rebuild(held);
+                }
+                true
+            });
+        }
+    }
+
     /// Removes the block at a position.
     pub(super) fn remove(&mut self, engine: u64, position: Position) {
         let tag = tag_of(engine);

@@ -89,7 +89,6 @@ impl EngineCache {
         block_size: usize,
         to: (usize, u32),
     ) -> u64 {
-        self.runs.prefetch(&stored.hashes);
         let (mut parent, seed) = match stored.parent {
             None => (None, seed_of(stored)),
             Some(parent) => match self.runs.find(parent) {
@@ -174,7 +173,15 @@ impl EngineCache {
         }
         let chain = self.runs.last_hash(parent);
         match stored.locals.as_ref().filter(|locals| locals.seed == seed && locals.size == block_size) {
-            Some(locals) => chain_locals(chain, &locals.hashes, &mut ours),
+            Some(locals) => {
+                // Loads blocks' lines of the table meanwhile: each hash waits for the one before it.
+                let mut engine = stored.hashes.iter();
+                let loading = locals.hashes.iter().map(|local| {
+                    engine.next().into_iter().for_each(|hash| self.runs.prefetch_one(*hash));
+                    *local
+                });
+                chain_locals(chain, loading, &mut ours);
+            }
             None => hash_tokens(stored, chain, seed, block_size, &mut ours),
         }
         (ours, u32::try_from(size / block_size).unwrap_or(1))

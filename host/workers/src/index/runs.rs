@@ -82,6 +82,11 @@ impl Runs {
         std::hint::black_box(loaded.fold(0, u32::wrapping_add));
     }
 
+    /// Loads the position of one block into the cache.
+    pub(super) fn prefetch_one(&self, engine: u64) {
+        std::hint::black_box(self.positions.prefetch(engine));
+    }
+
     /// Finds a block by the engine's hash.
     pub(super) fn find(&self, engine: u64) -> Option<Position> {
         self.positions.find(engine, |at| self.engine(at) == Some(engine))
@@ -170,6 +175,7 @@ impl Runs {
         stored[tier] = 1;
         let ours = ours.get(..engine.len() * step as usize).unwrap_or_default();
         self.change(number, |run| run.extend(engine, ours, stored));
+        self.positions.reserve(engine.len());
         let count = self.insert_new(number, first, engine);
         if count < engine.len() {
             self.change(number, |run| run.truncate(first + count));
