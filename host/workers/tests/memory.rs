@@ -89,9 +89,7 @@ fn time_to_evict(depth: u64) -> Duration {
     let mut started = None;
     for name in 0..10_000 {
         send_events(&index, WorkerId(2), chain(1_000_000 + name, 100));
-        if name % 20 == 0 {
-            index.flush();
-        }
+        index.flush();
         let evicted = index.stats().evicted;
         let first = *started.get_or_insert_with(Instant::now);
         if evicted == 0 {
