@@ -208,8 +208,7 @@ fn crowd<S: Side>(load: &Load, cli: &Cli) -> anyhow::Result<[f64; 2]> {
     let (side, rest) = half_full::<S>(load, cli)?;
     let every = (load.prompts.len() / ASKED).max(1);
     let prompts = load.prompts.iter().step_by(every);
-    let named: Vec<S::Prompt> =
-        prompts.map(|ids| side.name(&wire::prompt(ids, load.block_tokens))).collect();
+    let named: Vec<S::Prompt> = prompts.map(|ids| side.name(&wire::prompt(ids, load.block_tokens))).collect();
     let (done, lookups) = (AtomicBool::new(false), AtomicU64::new(0));
     Ok(std::thread::scope(|scope| {
         for thread in 0..cli.readers {
