@@ -10,6 +10,8 @@ use libfuzzer_sys::fuzz_target;
 mod chunked;
 #[path = "../../host/gateway/src/upstream/wire.rs"]
 mod wire;
+#[path = "../../host/gateway/src/upstream/wire_error.rs"]
+mod wire_error;
 
 type LegHeaders = Vec<(http::HeaderName, http::HeaderValue)>;
 

@@ -1,7 +1,7 @@
 //! `bench`: criterion's benches, routers side by side, and the prefix index beside another one.
 
 mod criterion;
-mod gateway;
+pub(crate) mod gateway;
 mod index;
 
 #[derive(Debug, clap::Args)]

@@ -39,6 +39,7 @@ mod package;
 mod page;
 mod policies;
 mod proc;
+mod profile;
 mod reload_soak;
 mod setup;
 mod sh;
@@ -76,6 +77,8 @@ enum Command {
     Bench(bench::Args),
     /// Build what a release consists of: binary, Debian package, SBOM and digests.
     Package(package::Args),
+    /// Count what a gateway does while it serves, for `package --profile-data`.
+    Profile(profile::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
     /// Print the sizes of the source tree and check the module rules.
@@ -156,6 +159,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
         Command::Package(args) => package::run(&args),
+        Command::Profile(args) => profile::run(&args).await,
         Command::Policies(args) => policies::run(&args),
         Command::Structure(args) => structure::run(&args),
         Command::Spec(args) => spec::run(&args),

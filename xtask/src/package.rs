@@ -34,6 +34,10 @@ pub(crate) struct Args {
     /// Profile of the build. `demo` takes a fifth of the time, to try the command itself.
     #[arg(long, default_value = "dist")]
     profile: String,
+    /// Counts of `cargo xtask profile`, by which the compiler lays out the hot path (profile-guided
+    /// optimisation). Who builds the same bytes needs the same file.
+    #[arg(long, value_name = "FILE")]
+    profile_data: Option<PathBuf>,
 }
 
 /// Builds and prints a table; an error when a check fails.
@@ -54,7 +58,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let output = args.output.clone().unwrap_or_else(|| target.join("package"));
     let commit = Commit::of_head()?;
     let work = target.join("package-build");
-    let build = Build { commit: &commit, profile: &args.profile };
+    let counts = args.profile_data.as_ref().map(|file| {
+        file.canonicalize().with_context(|| format!("--profile-data: could not find {}", file.display()))
+    });
+    let counts = counts.transpose()?;
+    let build = Build { commit: &commit, profile: &args.profile, counts: counts.as_deref() };
     let files = build.run(&work.join("first"), None)?;
     let mut checks = Checks::default();
     check(&files, &commit, &mut checks)?;

@@ -5,7 +5,11 @@
 //! not distort. Engines stamp every event on the machine's monotonic clock, so a hop is the time from the
 //! engine's write to the client's read.
 
-use std::{io::Write as _, path::PathBuf, time::Duration};
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
@@ -108,6 +112,31 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     }
     if args.versus.is_some() {
         versus::print(&comparison);
+    }
+    Ok(())
+}
+
+/// Scenarios that show the gateway what its hot paths are: each shape of request and answer.
+const SHAPES: [&str; 8] = ["a", "b", "c", "d", "e", "e2", "f", "g"];
+
+/// Has the gateway of `bin` serve a scenario of each shape, and end as on SIGTERM.
+pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
+    let programs = Programs {
+        bin: bin.to_owned(),
+        versus: None,
+        rivals: Rivals::find(&[])?,
+        tokenizer: None,
+        tls: false,
+        jwt: None,
+    };
+    for scenario in scenario::choose(&SHAPES.map(str::to_owned), false) {
+        sh::status(&format!("({}) {}", scenario.name, scenario.description));
+        let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
+        let engines = Engines::start(scenario, &programs.bin, dir.path())?;
+        let mut router = Router::Pointsman.start(scenario, &engines, &programs).await?;
+        let served = run::run(scenario, &router, 0.2).await?;
+        sh::status(&format!("  {}", served.short()));
+        router.end_on_sigterm();
     }
     Ok(())
 }

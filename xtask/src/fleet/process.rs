@@ -87,6 +87,11 @@ impl Process {
         self.child.id()
     }
 
+    /// Sets how the child is ended.
+    pub(crate) fn set_end(&mut self, end: End) {
+        self.end = end;
+    }
+
     /// Ends the child and waits for it.
     pub(crate) fn stop(&mut self) {
         if matches!(self.child.try_wait(), Ok(Some(_))) {

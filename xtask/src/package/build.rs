@@ -16,6 +16,8 @@ use crate::sh;
 pub(super) struct Build<'a> {
     pub(super) commit: &'a Commit,
     pub(super) profile: &'a str,
+    /// Counts for profile-guided optimisation.
+    pub(super) counts: Option<&'a Path>,
 }
 
 /// What a build made.
@@ -95,12 +97,14 @@ impl Build<'_> {
         let each = |flag: &str| -> Vec<String> {
             mapped.iter().map(|(from, to)| format!("{flag}={}={to}", from.display())).collect()
         };
+        let mut flags = each("--remap-path-prefix");
+        flags.extend(self.counts.map(|counts| format!("-Cprofile-use={}", counts.display())));
         let mut cargo = command("cargo", &dirs.source);
         cargo
             .env("CARGO_HOME", &dirs.cargo_home)
             .env("CARGO_TARGET_DIR", &dirs.target)
             .env("CARGO_INCREMENTAL", "0")
-            .env("CARGO_ENCODED_RUSTFLAGS", each("--remap-path-prefix").join("\u{1f}"))
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
             .env("CFLAGS", each("-ffile-prefix-map").join(" "))
             .env("POINTSMAN_VERSION", &self.commit.version);
         self.dated(&mut cargo);

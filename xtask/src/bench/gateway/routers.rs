@@ -187,6 +187,11 @@ impl Running {
         self.process.as_ref().map(|process| CpuTime::of(process.pid())).unwrap_or_default()
     }
 
+    /// Lets the router end by itself when it is dropped, instead of killing it.
+    pub(super) fn end_on_sigterm(&mut self) {
+        self.process.iter_mut().for_each(|process| process.set_end(End::Terminate));
+    }
+
     /// Resident memory, megabytes.
     pub(super) fn resident_mb(&self) -> f64 {
         self.process.as_ref().map_or(0.0, |process| proc::resident_mb(process.pid()))
