@@ -147,7 +147,7 @@ async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
                 let mut buffer = vec![0; 4096];
                 while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {
                     most.fetch_max(open.fetch_add(1, Relaxed) + 1, Relaxed);
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    tokio::time::sleep(Duration::from_millis(200)).await;
                     open.fetch_sub(1, Relaxed);
                     let body = r#"{"data":[{"id":"tiny"}]}"#;
                     let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
