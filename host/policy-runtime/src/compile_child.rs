@@ -68,7 +68,7 @@ fn compile(bytes: &[u8], request: &Request) -> Result<(Reply, Vec<u8>), Refusal>
     Ok((Reply::Compiled { outline, cached, encoded_bytes: encoded.len() }, encoded))
 }
 
-/// Lowers the limits of this process. It ends with its parent, and yields to everything else.
+/// Lowers the limits of this process. It ends with its parent, and yields to everything else when it is to.
 fn limit_self(request: &Request) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let parent = rustix::process::getppid().map(Pid::as_raw_nonzero);
@@ -80,7 +80,9 @@ fn limit_self(request: &Request) -> io::Result<()> {
     lower(Resource::Cpu, request.cpu_seconds)?;
     lower(Resource::Core, 0)?;
     lower(Resource::Fsize, MAX_WRITTEN_BYTES)?;
-    rustix::process::setpriority_process(None, COMPILE_NICE)?;
+    if request.yields {
+        rustix::process::setpriority_process(None, COMPILE_NICE)?;
+    }
     Ok(())
 }
 

@@ -141,9 +141,38 @@ impl CompilerProcess {
         load: impl FnOnce(Compiled) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
         self.quarantine.check(digest, &self.limits)?;
+        let request = Request::new(target, &self.limits, self.cache_dir(), true);
+        let died = |how: &str| {
+            tracing::warn!(%digest, how, "compiler process died; its file is quarantined");
+            self.quarantine.add(digest, how, &self.limits);
+        };
+        self.run_and_load(bytes, &request, cancel, died, load)
+    }
+
+    /// As [`Self::compile`], for a built-in policy: with the priority of this thread, and never quarantined.
+    pub(crate) fn compile_built_in<T>(
+        &self,
+        bytes: &[u8],
+        target: Target,
+        cancel: &Cancel,
+        load: impl FnOnce(Compiled) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let request = Request::new(target, &self.limits, self.cache_dir(), false);
+        self.run_and_load(bytes, &request, cancel, |_| {}, load)
+    }
+
+    /// Runs a process, passes its result to `load`, and tells `died` how the file ended it.
+    fn run_and_load<T>(
+        &self,
+        bytes: &[u8],
+        request: &Request,
+        cancel: &Cancel,
+        died: impl FnOnce(&str),
+        load: impl FnOnce(Compiled) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         let outcome = {
             let _in_use = self.in_use.read();
-            self.run(bytes, digest, target, cancel).and_then(load)
+            self.run(bytes, request, cancel, died).and_then(load)
         };
         if let (CacheDir::Private(dir), Some(_alone)) = (&self.dir, self.in_use.try_write()) {
             dir.empty();
@@ -154,20 +183,18 @@ impl CompilerProcess {
     fn run(
         &self,
         bytes: &[u8],
-        digest: Digest,
-        target: Target,
+        request: &Request,
         cancel: &Cancel,
+        died: impl FnOnce(&str),
     ) -> Result<Compiled, Refusal> {
-        let request = Request::new(target, &self.limits, self.cache_dir());
-        match supervise::run(&self.program, &request, bytes, &self.limits, cancel) {
+        match supervise::run(&self.program, request, bytes, &self.limits, cancel) {
             Ended::Answered(Reply::Compiled { outline, cached, .. }, encoded) => {
                 self.compiled.fetch_add(u64::from(!cached), Ordering::Relaxed);
                 Ok(Compiled { outline, encoded })
             }
             Ended::Answered(Reply::Refused(refusal), _) => Err(refusal.into()),
             Ended::Died(how) => {
-                tracing::warn!(%digest, how, "compiler process died; its file is quarantined");
-                self.quarantine.add(digest, &how, &self.limits);
+                died(&how);
                 Err(Refusal::CompilerDied(how))
             }
             // Another try may succeed: on a busy machine a small file can take this long.

@@ -94,16 +94,47 @@ pub(crate) fn compile_apart(
     let Some((process, target)) = engine.compiler_process() else { return compile(engine, bytes, access) };
     let begun = Instant::now();
     let (outline, linked) = process.compile(bytes, digest(bytes), target, cancel, |compiled| {
-        let Compiled { outline, encoded } = compiled;
-        admission::check_grants(&outline, access)?;
-        let component = encoded.as_deref().unwrap_or(bytes);
-        // The code is in the cache. Should it be gone, this process compiles what the other one could.
-        let linked = on_deep_stack(|| {
-            admission::link(engine.engine(), engine.linker(outline.wasi), component, &outline)
-        });
-        Ok((outline, linked.unwrap_or_else(panicked)?))
+        link_compiled(engine, bytes, access, compiled)
     })?;
     Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun))
+}
+
+/// As [`compile`], for a built-in policy. The compiler process takes the work where there is one: what a
+/// compile touches of the program and of memory would stay resident in the daemon. The gateway has to start
+/// where no process can be started, too: then this one compiles.
+pub(crate) fn compile_built_in(
+    engine: &PolicyEngine,
+    bytes: &[u8],
+    access: &Access,
+    cancel: &Cancel,
+) -> Result<CompiledPolicy, Refusal> {
+    let Some((process, target)) = engine.compiler_process() else { return compile(engine, bytes, access) };
+    let begun = Instant::now();
+    let compiled =
+        process.compile_built_in(bytes, target, cancel, |built| link_compiled(engine, bytes, access, built));
+    match compiled {
+        Ok((outline, linked)) => Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun)),
+        Err(Refusal::CompilerDied(how)) if !cancel.is_cancelled() => {
+            tracing::warn!(how, "built-in policy is compiled in the daemon, whose compiler process failed");
+            compile(engine, bytes, access)
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// Takes the code of a file from the cache that the compiler process filled.
+fn link_compiled(
+    engine: &PolicyEngine,
+    bytes: &[u8],
+    access: &Access,
+    Compiled { outline, encoded }: Compiled,
+) -> Result<(Outline, Linked), Refusal> {
+    admission::check_grants(&outline, access)?;
+    let component = encoded.as_deref().unwrap_or(bytes);
+    // Should the code be gone, this process compiles what the other one could.
+    let linked =
+        on_deep_stack(|| admission::link(engine.engine(), engine.linker(outline.wasi), component, &outline));
+    Ok((outline, linked.unwrap_or_else(panicked)?))
 }
 
 fn panicked<T>(panic: String) -> Result<T, Refusal> {
@@ -128,6 +159,11 @@ impl CompiledPolicy {
             access: access.clone(),
             remembers: outline.needs.contains(&Grant::State),
         }
+    }
+
+    /// Returns the same code for another slot. Its grants have to be equal.
+    pub(crate) fn with_access(&self, access: &Access) -> Self {
+        Self { engine: self.engine.clone(), linked: self.linked.clone(), access: access.clone(), ..*self }
     }
 
     /// Configures, probes and warms up the policy.

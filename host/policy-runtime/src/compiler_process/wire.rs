@@ -25,10 +25,12 @@ pub(crate) struct Request {
     pub(crate) address_space: u64,
     /// Most CPU time of the process, seconds.
     pub(crate) cpu_seconds: u64,
+    /// Whether the process lowers its priority.
+    pub(crate) yields: bool,
 }
 
 impl Request {
-    pub(super) fn new(target: Target, limits: &CompileLimits, cache: PathBuf) -> Self {
+    pub(super) fn new(target: Target, limits: &CompileLimits, cache: PathBuf, yields: bool) -> Self {
         Self {
             parent: std::process::id(),
             file_bytes: target.file_bytes,
@@ -37,6 +39,7 @@ impl Request {
             cache,
             address_space: limits.memory_bytes,
             cpu_seconds: limits.cpu.as_secs().max(1),
+            yields,
         }
     }
 }

@@ -4,7 +4,13 @@
 //! small ones: a file that takes long holds up its own slot at most, and a policy of a few kilobytes does not
 //! wait behind one of many megabytes.
 
-use std::{collections::VecDeque, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use parking_lot::{Condvar, Mutex};
 use pointsman_routing::{Digest, Origin};
@@ -16,7 +22,7 @@ use crate::{
     compiler_process::{COMPILE_NICE, Cancel},
     engine::PolicyEngine,
     guest_info::truncate,
-    loaded::{LoadedPolicy, compile, compile_apart},
+    loaded::{CompiledPolicy, LoadedPolicy, compile_apart, compile_built_in},
     refusal::Refusal,
 };
 
@@ -44,6 +50,9 @@ pub(super) struct CompileJob {
     pub(super) origin: Origin,
     pub(super) access: Access,
 }
+
+/// Compiled policies by digest and grants.
+pub(super) type Compiled = HashMap<(Digest, Arc<[Grant]>), CompiledPolicy>;
 
 /// Result of a job.
 #[derive(Clone)]
@@ -111,21 +120,43 @@ impl CompileJob {
         }
     }
 
-    /// Runs the job on this thread. A built-in policy is compiled in this process, a file apart from it.
+    /// Runs the job on this thread.
     pub(super) fn run(&self, engine: &PolicyEngine, cancel: &Cancel) -> CompileResult {
-        let begun = Instant::now();
-        let make = || {
-            let compiled = match &self.origin {
-                Origin::File(_) => compile_apart(engine, &self.bytes, &self.access, cancel)?,
-                Origin::Embedded => compile(engine, &self.bytes, &self.access)?,
-            };
+        self.run_with(|| {
+            let compiled = self.compile(engine, cancel)?;
             if cancel.is_cancelled() {
                 return Err(Refusal::CompilerDied("cancelled: the file changed".to_owned()));
             }
-            compiled.configure(self.origin.clone(), &self.settings)
-        };
+            Ok(compiled)
+        })
+    }
+
+    /// As [`Self::run`], with the code of an earlier job that had the same bytes and grants: most slots start
+    /// with the same policy.
+    pub(super) fn run_sharing(&self, engine: &PolicyEngine, earlier: &mut Compiled) -> CompileResult {
+        self.run_with(|| {
+            let key = (self.digest, self.access.granted().clone());
+            if let Some(compiled) = earlier.get(&key) {
+                return Ok(compiled.with_access(&self.access));
+            }
+            let compiled = self.compile(engine, &Cancel::default())?;
+            earlier.insert(key, compiled.with_access(&self.access));
+            Ok(compiled)
+        })
+    }
+
+    fn compile(&self, engine: &PolicyEngine, cancel: &Cancel) -> Result<CompiledPolicy, Refusal> {
+        match &self.origin {
+            Origin::File(_) => compile_apart(engine, &self.bytes, &self.access, cancel),
+            Origin::Embedded => compile_built_in(engine, &self.bytes, &self.access, cancel),
+        }
+    }
+
+    fn run_with(&self, compile: impl FnOnce() -> Result<CompiledPolicy, Refusal>) -> CompileResult {
+        let begun = Instant::now();
         // A panic over one file must not end the thread.
-        let outcome = catch_panic(make).unwrap_or_else(|panic| {
+        let outcome = catch_panic(|| compile()?.configure(self.origin.clone(), &self.settings));
+        let outcome = outcome.unwrap_or_else(|panic| {
             Err(Refusal::Compile(truncate(format!("the compiler panicked: {panic}"))))
         });
         CompileResult { policy: outcome.map(Arc::new), took: begun.elapsed() }

@@ -8,14 +8,16 @@ use std::{
     time::Duration,
 };
 
-use super::compile_queue::{CompileJob, CompileQueue, CompileResult, Finished, PolicyKey, Ticket};
-use crate::{compiler_process::Cancel, engine::PolicyEngine, loaded::LoadedPolicy, refusal::Refusal};
+use super::compile_queue::{CompileJob, CompileQueue, CompileResult, Compiled, Finished, PolicyKey, Ticket};
+use crate::{engine::PolicyEngine, loaded::LoadedPolicy, refusal::Refusal};
 
 pub(super) struct Compiler {
     pub(super) engine: PolicyEngine,
     loaded: HashMap<PolicyKey, Weak<LoadedPolicy>>,
     /// Compiles on other threads. Without one, [`Compiler::load`] compiles on the caller's.
     queue: Option<CompileQueue>,
+    /// Code that jobs without a queue share.
+    compiled: Compiled,
     /// Jobs in the queue.
     pending: HashMap<PolicyKey, Ticket>,
     /// Results that lanes wait for.
@@ -40,6 +42,7 @@ impl Compiler {
             engine,
             loaded: HashMap::new(),
             queue: None,
+            compiled: Compiled::new(),
             pending: HashMap::new(),
             finished: HashMap::new(),
             asked: Vec::new(),
@@ -50,6 +53,7 @@ impl Compiler {
     /// Compiles on the threads of `queue` from now on.
     pub(super) fn use_queue(&mut self, queue: CompileQueue) {
         self.queue = Some(queue);
+        self.compiled = Compiled::new();
     }
 
     /// Whether no job is pending.
@@ -125,7 +129,7 @@ impl Compiler {
                 return Err(NotLoaded::Pending);
             }
             (None, None) => {
-                let result = job.run(&self.engine, &Cancel::default());
+                let result = job.run_sharing(&self.engine, &mut self.compiled);
                 self.keep(key, result.clone());
                 result
             }
