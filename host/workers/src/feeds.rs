@@ -18,7 +18,7 @@ use crate::{
     id::{DpRank, WorkerId},
     index::PrefixIndex,
     log_limit::LogLimit,
-    registry::Registry,
+    registry::{Followed, Registry},
     spec::rank_endpoint,
     worker::Worker,
 };
@@ -96,26 +96,16 @@ impl Feeds {
         stop: CancellationToken,
     ) {
         let tasks = TaskTracker::new();
-        let mut known: Vec<(Arc<Worker>, CancellationToken)> = Vec::new();
+        let mut followed = Followed::default();
         let mut changes = registry.subscribe();
         loop {
             let snapshot = registry.snapshot();
-            known.retain(|(worker, token)| {
-                let stays = snapshot.get(worker.id()).is_some_and(|present| Arc::ptr_eq(present, worker));
-                if !stays {
-                    token.cancel();
-                    self.running.lock().retain(|(id, _), _| *id != worker.id());
-                }
-                stays
-            });
-            for worker in snapshot.workers() {
-                if known.iter().any(|(other, _)| Arc::ptr_eq(other, worker)) {
-                    continue;
-                }
-                let token = stop.child_token();
-                self.start(worker, &index, &tasks, &token);
-                known.push((worker.clone(), token));
-            }
+            followed.follow(
+                &snapshot,
+                &stop,
+                |gone| self.running.lock().retain(|(id, _), _| *id != gone),
+                |worker, token| self.start(worker, &index, &tasks, token),
+            );
             drop(snapshot);
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { break },

@@ -3,11 +3,7 @@
 //! One task per worker, which ends when the worker leaves (B4). Load figures are read rarely because scraping
 //! may slow down an engine; decisions rely on the gateway's own bookings.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Semaphore, watch},
@@ -18,9 +14,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     columns::EngineLoad,
     facts::EngineFacts,
-    id::{Engine, WorkerId},
+    id::Engine,
     log_limit::LogLimit,
-    registry::Registry,
+    registry::{Followed, Registry},
     tls::EngineTls,
     worker::{Health, Worker},
 };
@@ -147,29 +143,29 @@ impl Prober {
         stop: CancellationToken,
     ) {
         let tasks = tracker.clone();
+        let (publisher, stopped) = (registry.clone(), stop.clone());
+        tracker.spawn(async move {
+            tokio::select! {
+                () = publisher.publish_late() => {}
+                () = stopped.cancelled() => {}
+            }
+        });
         tracker.spawn(async move {
             let (clients, turns) = (Clients::new(tls), Arc::new(Semaphore::new(MAX_AT_ONCE)));
             let failing = Failing::default();
-            let mut known: HashMap<WorkerId, (Arc<Worker>, CancellationToken)> = HashMap::new();
+            let mut followed = Followed::default();
             let mut changes = registry.subscribe();
             loop {
                 let snapshot = registry.snapshot();
-                known.retain(|id, (worker, token)| {
-                    let stays = snapshot.get(*id).is_some_and(|present| Arc::ptr_eq(present, worker));
-                    if !stays {
-                        token.cancel();
-                    }
-                    stays
-                });
-                for worker in snapshot.workers() {
-                    if let Entry::Vacant(vacant) = known.entry(worker.id()) {
-                        let token = stop.child_token();
-                        let probe =
-                            Probe::new((&clients, &turns, &failing), worker, &registry, config.clone());
-                        probe.start(&tasks, token.clone());
-                        vacant.insert((worker.clone(), token));
-                    }
-                }
+                followed.follow(
+                    &snapshot,
+                    &stop,
+                    |_| {},
+                    |worker, token| {
+                        let shared = (&clients, &turns, &failing);
+                        Probe::new(shared, worker, &registry, config.clone()).start(&tasks, token.clone());
+                    },
+                );
                 drop(snapshot);
                 tokio::select! {
                     changed = changes.changed() => if changed.is_err() { return },

@@ -10,7 +10,13 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
+
+mod followed;
+mod learned;
+
+pub(crate) use followed::Followed;
+use learned::Learned;
 
 use crate::{
     booking::Journal,
@@ -26,7 +32,8 @@ use crate::{
 pub struct Snapshot {
     version: u64,
     workers: Vec<Arc<Worker>>,
-    by_id: HashMap<WorkerId, Arc<Worker>>,
+    /// Positions in `workers`.
+    places: HashMap<WorkerId, usize>,
     pools: HashMap<ModelName, Pools>,
 }
 
@@ -104,7 +111,8 @@ impl ActivationState {
 #[derive(Debug)]
 pub struct Registry {
     current: ArcSwap<Snapshot>,
-    /// Each worker with the models it serves. Snapshots are built from this.
+    /// Each worker with the models it serves, in the order of the current snapshot. Snapshots are built from
+    /// this.
     members: Mutex<Vec<Member>>,
     /// By model. Entries stay when workers leave.
     activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
@@ -113,6 +121,7 @@ pub struct Registry {
     journal: Option<Arc<Journal>>,
     /// Load of all ranks.
     columns: Columns,
+    learned: Learned,
 }
 
 #[derive(Debug, Clone)]
@@ -132,6 +141,7 @@ impl Default for Registry {
             changed: watch::Sender::new(0),
             journal: None,
             columns: Columns::default(),
+            learned: Learned::default(),
         }
     }
 }
@@ -194,14 +204,15 @@ impl Registry {
     /// bookings and is probed from the beginning.
     pub(crate) fn complete(&self, worker: &Arc<Worker>, spec: WorkerSpec) {
         let mut members = self.members.lock();
-        let Some(member) = members.iter_mut().find(|member| Arc::ptr_eq(&member.worker, worker)) else {
+        let Some(member) = self.member(worker.id(), &mut members) else { return };
+        if !Arc::ptr_eq(&member.worker, worker) {
             return;
-        };
+        }
         let completed = self.worker(spec);
         completed.set_draining(worker.draining());
         completed.set_leaving(worker.leaving());
         member.worker = Arc::new(completed);
-        self.publish(&members);
+        self.publish_learned(&members);
     }
 
     /// Removes a worker. Its bookings end with their requests.
@@ -216,10 +227,33 @@ impl Registry {
     /// Stores the models that a worker reports. Configured models take precedence.
     pub(crate) fn learn_models(&self, id: WorkerId, models: Vec<ModelName>) {
         let mut members = self.members.lock();
-        let Some(member) = members.iter_mut().find(|member| member.worker.id() == id) else { return };
+        let Some(member) = self.member(id, &mut members) else { return };
         if member.worker.spec().models.is_empty() && member.models != models {
             member.models = models;
-            self.publish(&members);
+            self.publish_learned(&members);
+        }
+    }
+
+    /// Publishes what engines reported and what could not be published at once, for ever.
+    pub(crate) async fn publish_late(&self) {
+        loop {
+            tokio::time::sleep_until(self.learned.due().await).await;
+            let members = self.members.lock();
+            if self.learned.is_waiting() {
+                self.publish(&members);
+            }
+        }
+    }
+
+    fn member<'a>(&self, id: WorkerId, members: &'a mut [Member]) -> Option<&'a mut Member> {
+        members.get_mut(self.current.load().place(id)?)
+    }
+
+    /// Publishes what an engine reported, now or together with what others report within the next moment: a
+    /// snapshot of many workers takes time, and all of them may join at once.
+    fn publish_learned(&self, members: &[Member]) {
+        if self.learned.may_publish() {
+            self.publish(members);
         }
     }
 
@@ -230,6 +264,7 @@ impl Registry {
     }
 
     fn publish(&self, members: &[Member]) {
+        let started = Instant::now();
         let version = self.current.load().version + 1;
         let mut snapshot = Snapshot { version, ..Snapshot::default() };
         let mut by_model = HashMap::new();
@@ -247,6 +282,7 @@ impl Registry {
         drop(activations);
         self.current.store(Arc::new(snapshot));
         self.changed.send_replace(version);
+        self.learned.published(members.len(), started);
     }
 }
 
@@ -266,7 +302,7 @@ impl Snapshot {
     /// Returns the worker with this id.
     #[must_use]
     pub fn get(&self, id: WorkerId) -> Option<&Arc<Worker>> {
-        self.by_id.get(&id)
+        self.workers.get(self.place(id)?)
     }
 
     /// Returns the models that are served by at least one worker, sorted.
@@ -299,10 +335,15 @@ impl Snapshot {
         self.pools.get(model).map(|pools| &*pools.activation)
     }
 
+    /// Returns the position of a worker among all.
+    fn place(&self, id: WorkerId) -> Option<usize> {
+        self.places.get(&id).copied()
+    }
+
     fn add(&mut self, member: &Member, by_model: &mut HashMap<ModelName, Legs>) {
         let worker = &member.worker;
+        self.places.insert(worker.id(), self.workers.len());
         self.workers.push(worker.clone());
-        self.by_id.insert(worker.id(), worker.clone());
         let models: BTreeSet<&ModelName> = member.models.iter().collect();
         for model in models {
             let pools = by_model.entry(model.clone()).or_default();

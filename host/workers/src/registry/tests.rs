@@ -1,3 +1,6 @@
+use tokio::time::Duration;
+use tokio_util::task::TaskTracker;
+
 use super::*;
 use crate::worker::{Health, Ineligible};
 
@@ -106,4 +109,28 @@ fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
     worker.set_health(Health::Healthy);
     assert_eq!(worker.ineligible(), None);
     assert!(registry.snapshot().serves(&ModelName::new("learnt")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn b5_reports_of_many_engines_share_a_snapshot() {
+    let registry = Arc::new(Registry::default());
+    let of = |id: u64| spec(&format!("id={id},role=prefill,engine=vllm,url=http://a:{id}"));
+    registry.apply((1..=3).map(of).collect(), &[]);
+    let publisher = registry.clone();
+    let publisher = TaskTracker::new().spawn(async move { publisher.publish_late().await });
+    let started = Instant::now();
+    tokio::time::advance(Duration::from_millis(10)).await;
+    registry.learned.published(300, started);
+    let version = registry.snapshot().version();
+    let models = |count: u64| {
+        let learn = |id| registry.learn_models(WorkerId(id), vec![ModelName::new(&format!("m{id}"))]);
+        (1..=count).for_each(learn);
+    };
+    models(3);
+    // B5.11
+    assert_eq!(registry.snapshot().version(), version);
+    tokio::time::sleep(Duration::from_millis(321)).await;
+    let snapshot = registry.snapshot();
+    assert_eq!((snapshot.version(), snapshot.models().len()), (version + 1, 3));
+    publisher.abort();
 }
