@@ -16,8 +16,9 @@ use crate::{
     query::{CandidateId, Query},
 };
 
-/// Groups of candidates up to which facts of descriptions are computed once for each.
-const MAX_GROUPS: usize = 64;
+/// Most groups of candidates for which what follows from descriptions is found once for each: one for each
+/// bit of a word. Beyond them every candidate is asked.
+pub(crate) const MAX_GROUPS: usize = u64::BITS as usize;
 
 /// Facts of one decision, shared by all policies of the slot and by the native selectors.
 pub(crate) struct DecisionFacts<'a> {
@@ -60,8 +61,9 @@ impl<'a> DecisionFacts<'a> {
         for column in &wants.worker {
             match column {
                 WorkerColumn::Fact(WorkerFact::WorkerId) => {
-                    self.take(self.pool.ids_low(), rows, out);
-                    self.take(self.pool.ids_high(), rows, out);
+                    let [low, high, _] = self.pool.ids().columns();
+                    self.take(low, rows, out);
+                    self.take(high, rows, out);
                 }
                 WorkerColumn::Fact(fact) => self.write_fact(*fact, rows, out),
                 WorkerColumn::LabelIs { key, value } => self.describe(rows, out, |spec| {
@@ -180,7 +182,10 @@ impl<'a> DecisionFacts<'a> {
         match fact {
             // Takes two columns, which the caller writes.
             F::WorkerId => {}
-            F::DpRank => self.take(self.pool.ranks(), rows, out),
+            F::DpRank => {
+                let [_, _, ranks] = self.pool.ids().columns();
+                self.take(ranks, rows, out);
+            }
             F::ActiveRequests => match self.inputs.requests() {
                 Some(column) => self.take(column, rows, out),
                 None => self.read(rows, out, |load| load.active_requests()),

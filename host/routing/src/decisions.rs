@@ -26,12 +26,13 @@ mod packed;
 mod record;
 mod recorder;
 mod shard;
+mod shared_ids;
 mod state_reads;
 mod summary;
 
 pub use header::{DecidedBy, DecisionHeader, DecisionResult, Outcome};
 pub use record::Record;
-pub(crate) use recorder::{ALWAYS, Recorder};
+pub(crate) use recorder::{ALWAYS, Recorded, Recorder};
 use shard::Shard;
 pub use summary::DecisionSummary;
 
@@ -144,8 +145,8 @@ impl Decisions {
     #[must_use]
     pub fn get(&self, id: DecisionId, wanted: impl FnOnce(&DecisionHeader, &str) -> bool) -> Option<Record> {
         let (number, shard) = self.find(id)?;
-        let (head, words) = shard.copy(number, wanted)?;
-        Some(Record::new(id, head, words, self.always.clone()))
+        let (head, words, ids) = shard.copy(number, wanted)?;
+        Some(Record::new(id, head, words, ids, self.always.clone()))
     }
 
     /// Adds the outcome of a decision's request; does nothing when the decision was overwritten.
@@ -160,15 +161,15 @@ impl Decisions {
         &self.always
     }
 
-    /// Records a decision. `texts` are always kept, its packed words when they fit into a shard.
-    pub(crate) fn record(&self, head: DecisionHeader, texts: &[u32], packed: &[u32]) -> Option<DecisionId> {
+    /// Records a decision. Its texts are always kept, its packed words when they fit into a shard.
+    pub(crate) fn record(&self, head: DecisionHeader, recorded: Recorded<'_>) -> Option<DecisionId> {
         let count = self.shards.len();
         let ticket = self.ticket.fetch_add(1, Ordering::Relaxed);
         let first = ticket.checked_rem(count)?;
         let least = (ticket / count) as u64;
         let mut head = Some(head);
         let mut write = |ring: &mut shard::Ring, index| {
-            let number = ring.push(least, head.take()?, texts, packed);
+            let number = ring.push(least, head.take()?, recorded);
             Some(self.id(number, index))
         };
         for step in 0..count {

@@ -19,11 +19,24 @@ pub(crate) struct Inputs {
     /// Tokens in a block of the request.
     block_size: u32,
     overlaps: Overlaps,
-    requests: Vec<u32>,
-    prefill_tokens: Vec<u32>,
+    load: Load,
     after_admission: Vec<u32>,
     /// On device, in host memory, on disk.
     cached: [Vec<u32>; 3],
+    /// Rows of `cached` that may not be 0.
+    holders: Vec<u32>,
+}
+
+/// The load of a pool's candidates. It stays for the next decision, which reads what has changed.
+#[derive(Default)]
+struct Load {
+    /// Serial of the pool.
+    pool: u64,
+    /// Changes that are in the columns.
+    seen: Vec<u64>,
+    requests: Vec<u32>,
+    prefill_tokens: Vec<u32>,
+    blocks: Vec<u32>,
 }
 
 /// The inputs that a decision needs.
@@ -92,37 +105,19 @@ impl Inputs {
         self.computed = needs;
         self.block_size = query.request.block_size;
         if needs.load || needs.after_admission {
-            self.read_load(query.request.request_blocks(), pool, rows);
+            self.load.read(pool, rows);
         }
-        if needs.after_admission && config.assume_kv_reuse {
-            self.share(query, pool, rows);
+        if needs.after_admission {
+            let new = query.request.request_blocks();
+            self.after_admission.clear();
+            self.after_admission.extend(self.load.blocks.iter().map(|blocks| blocks.saturating_add(new)));
+            if config.assume_kv_reuse {
+                self.share(query, pool, rows);
+            }
         }
         if needs.cached {
             self.look_up(query, pool, index);
         }
-    }
-
-    /// Reads the load, and adds `new` blocks to those that are booked.
-    fn read_load(&mut self, new: u32, pool: &Pool, rows: &[u32]) {
-        let Self { requests, prefill_tokens, after_admission, .. } = self;
-        [&mut *requests, &mut *prefill_tokens, &mut *after_admission]
-            .into_iter()
-            .for_each(|column| column.resize(pool.len(), 0));
-        if rows.len() == pool.len() {
-            let cells = requests.iter_mut().zip(prefill_tokens).zip(after_admission);
-            pool.for_all(cells, |((requests, tokens), blocks), load| {
-                *requests = load.active_requests();
-                *tokens = load.active_prefill_tokens();
-                *blocks = load.decode_blocks().saturating_add(new);
-            });
-            return;
-        }
-        pool.for_each(rows, |row, load| {
-            let row = row as usize;
-            set(requests, row, load.active_requests());
-            set(prefill_tokens, row, load.active_prefill_tokens());
-            set(after_admission, row, load.decode_blocks().saturating_add(new));
-        });
     }
 
     /// Counts blocks that the request shares with booked ones once, where it shares any (G).
@@ -141,13 +136,16 @@ impl Inputs {
 
     fn look_up(&mut self, query: &Query<'_>, pool: &Pool, index: &PrefixIndex) {
         let (prefix, block_size) = (&query.request.prefix, query.request.block_size);
-        for column in &mut self.cached {
-            column.clear();
+        let Self { cached, holders, overlaps, .. } = self;
+        for column in cached.iter_mut() {
+            holders.iter().for_each(|row| set(column, *row as usize, 0));
             column.resize(pool.len(), 0);
         }
-        index.matches(prefix.hashes(), &mut self.overlaps);
-        let [device, host, disk] = &mut self.cached;
-        self.overlaps.for_each_holder(pool, |row, matched| {
+        holders.clear();
+        index.matches(prefix.hashes(), overlaps);
+        let [device, host, disk] = cached;
+        overlaps.for_each_holder(pool, |row, matched| {
+            holders.push(row);
             let row = row as usize;
             let mut blocks = prefix.blocks(matched.device);
             if (matched.host, matched.disk) == (0, 0) {
@@ -192,7 +190,7 @@ impl Inputs {
         // The bits of numbers above 0 are ordered as the numbers.
         let load = |blocks: u32, tokens: u32| (blocks as f32 + tokens as f32 * each_token).to_bits();
         if rows.len() == self.after_admission.len() {
-            let cells = self.after_admission.iter().zip(&self.prefill_tokens);
+            let cells = self.after_admission.iter().zip(&self.load.prefill_tokens);
             return out.extend(cells.map(|(blocks, tokens)| load(*blocks, *tokens)));
         }
         out.extend(rows.iter().map(|row| {
@@ -202,11 +200,11 @@ impl Inputs {
     }
 
     pub(crate) fn requests(&self) -> Option<&[u32]> {
-        self.computed.load.then_some(&*self.requests)
+        self.computed.load.then_some(&*self.load.requests)
     }
 
     pub(crate) fn prefill_tokens(&self) -> Option<&[u32]> {
-        self.computed.load.then_some(&*self.prefill_tokens)
+        self.computed.load.then_some(&*self.load.prefill_tokens)
     }
 
     /// Blocks of the candidate after admission; 0 if they were not computed.
@@ -230,8 +228,44 @@ impl Inputs {
     }
 }
 
+impl Load {
+    /// Reads the load of the `rows` of `pool`, which rise, where it has changed.
+    fn read(&mut self, pool: &Pool, rows: &[u32]) {
+        let Self { pool: serial, seen, requests, prefill_tokens, blocks } = self;
+        if *serial != pool.serial() {
+            *serial = pool.serial();
+            seen.clear();
+            [&mut *requests, &mut *prefill_tokens, &mut *blocks]
+                .into_iter()
+                .for_each(|column| column.resize(pool.len(), 0));
+        }
+        if rows.len() < pool.len() / 2 {
+            return pool.for_each(rows, |row, load| {
+                let row = row as usize;
+                set(requests, row, load.active_requests());
+                set(prefill_tokens, row, load.active_prefill_tokens());
+                set(blocks, row, load.decode_blocks());
+            });
+        }
+        for (first, loads) in pool.changed(seen) {
+            let rest = [&mut *requests, &mut *prefill_tokens, &mut *blocks]
+                .map(|column| column.get_mut(first..).unwrap_or_default());
+            let [requests, prefill_tokens, blocks] = rest;
+            let cells = requests.iter_mut().zip(prefill_tokens).zip(blocks);
+            for (load, ((requests, tokens), blocks)) in loads.zip(cells) {
+                *requests = load.active_requests();
+                *tokens = load.active_prefill_tokens();
+                *blocks = load.decode_blocks();
+            }
+        }
+    }
+}
+
 fn set(column: &mut [u32], row: usize, value: u32) {
     if let Some(cell) = column.get_mut(row) {
         *cell = value;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -219,6 +219,7 @@ impl Booking {
         };
         let unnamed_millis = i64::from(unnamed) * MILLIS;
         cell.unnamed_millis.fetch_add(unnamed_millis, Ordering::Relaxed);
+        load.position.count_change();
         let values = LoadValues { prefill_tokens, unnamed_millis };
         let entry = load
             .journal
@@ -251,6 +252,7 @@ impl Booking {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         if tokens > 0 {
             self.load.position.cell().prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
+            self.load.position.count_change();
             self.note();
         }
     }
@@ -301,6 +303,7 @@ impl Booking {
     fn add_unnamed(&mut self, millis: i64) {
         self.unnamed_millis += millis;
         self.load.position.cell().unnamed_millis.fetch_add(millis, Ordering::Relaxed);
+        self.load.position.count_change();
         self.note();
     }
 
@@ -325,6 +328,7 @@ impl Drop for Booking {
         let cell = self.load.position.cell();
         cell.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
         cell.requests.fetch_sub(1, Ordering::Relaxed);
+        self.load.position.count_change();
     }
 }
 

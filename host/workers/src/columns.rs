@@ -65,6 +65,9 @@ pub(crate) struct Chunk {
     averages: [Averages; CHUNK],
     engine: [EngineCell; CHUNK],
     created: Instant,
+    /// Number of changes of `cells` and `remote`. Whoever keeps a copy of the figures reads them again when
+    /// it has risen: most chunks of a large fleet do not change between two decisions.
+    changes: AtomicU64,
     /// Ranks whose worker is eligible whatever the load (`Worker::tell_ranks`), one bit each.
     eligible: AtomicU64,
     /// Positions that no rank has.
@@ -125,6 +128,7 @@ impl Chunk {
             averages: std::array::from_fn(|_| Averages::default()),
             engine: std::array::from_fn(|_| EngineCell::default()),
             created: Instant::now(),
+            changes: AtomicU64::new(0),
             eligible: AtomicU64::new(0),
             free: AtomicU64::new(u64::MAX),
             has_remote: AtomicBool::new(false),
@@ -144,6 +148,11 @@ impl Chunk {
             taken.push(Position { chunk: self.clone(), at });
         }
         taken
+    }
+
+    /// Returns the number of changes of the load so far. Figures that are read afterwards have all of them.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Returns the ranks that are eligible whatever the load, one bit each.
@@ -212,6 +221,11 @@ impl Position {
             self.chunk.has_remote.store(true, Ordering::Release);
         }
         self.remote()
+    }
+
+    /// Counts a change of the load that was made here. Copies of the load are out of date until then.
+    pub(crate) fn count_change(&self) {
+        self.chunk.changes.fetch_add(1, Ordering::Release);
     }
 
     pub(crate) fn chunk(&self) -> &Arc<Chunk> {

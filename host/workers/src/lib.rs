@@ -37,7 +37,7 @@ pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownName, Worke
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use local_shortage::is_local_shortage;
 pub use log_limit::LogLimit;
-pub use pool::Pool;
+pub use pool::{CandidateIds, Pool};
 pub use prefix::{Prefix, PrefixBuilder};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};

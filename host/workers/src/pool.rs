@@ -3,14 +3,16 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 mod groups;
+mod ids;
 
 use groups::Groups;
+pub use ids::CandidateIds;
 
 use crate::{
     booking::RankLoad,
@@ -27,10 +29,7 @@ pub struct Pool {
     /// Tells this pool from all others; 0 for the empty one.
     serial: u64,
     spans: Vec<Span>,
-    /// Halves of the worker ids, and the ranks, by row.
-    ids_low: Vec<u32>,
-    ids_high: Vec<u32>,
-    ranks: Vec<u32>,
+    ids: Arc<CandidateIds>,
     /// The rows, sorted by candidate.
     by_id: Vec<((WorkerId, DpRank), u32)>,
     groups: Groups,
@@ -46,16 +45,7 @@ struct Span {
     len: usize,
 }
 
-static EMPTY: Pool = Pool {
-    candidates: Vec::new(),
-    serial: 0,
-    spans: Vec::new(),
-    ids_low: Vec::new(),
-    ids_high: Vec::new(),
-    ranks: Vec::new(),
-    by_id: Vec::new(),
-    groups: Groups::EMPTY,
-};
+static EMPTY: LazyLock<Pool> = LazyLock::new(|| Pool { serial: 0, ..Pool::new(Vec::new()) });
 
 static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
 
@@ -82,38 +72,25 @@ impl Pool {
                 }),
             }
         }
-        let ids = || candidates.iter().map(|candidate| candidate.worker_id().0);
         let mut by_id: Vec<_> =
             candidates.iter().map(|candidate| (candidate.worker_id(), candidate.rank)).zip(0..).collect();
         by_id.sort_unstable();
         Self {
             serial: NEXT_SERIAL.fetch_add(1, Ordering::Relaxed),
             spans,
-            ids_low: ids().map(|id| id as u32).collect(),
-            ids_high: ids().map(|id| (id >> 32) as u32).collect(),
-            ranks: candidates.iter().map(|candidate| candidate.rank.0).collect(),
+            ids: Arc::new(
+                candidates.iter().map(|candidate| (candidate.worker_id(), candidate.rank)).collect(),
+            ),
             by_id,
             groups: Groups::of(&candidates),
             candidates,
         }
     }
 
-    /// Returns the lower halves of the worker ids, by row.
+    /// Returns the candidates by row.
     #[must_use]
-    pub fn ids_low(&self) -> &[u32] {
-        &self.ids_low
-    }
-
-    /// Returns the upper halves of the worker ids, by row.
-    #[must_use]
-    pub fn ids_high(&self) -> &[u32] {
-        &self.ids_high
-    }
-
-    /// Returns the ranks, by row.
-    #[must_use]
-    pub fn ranks(&self) -> &[u32] {
-        &self.ranks
+    pub fn ids(&self) -> &Arc<CandidateIds> {
+        &self.ids
     }
 
     /// Returns the row of a candidate.
@@ -149,7 +126,9 @@ impl Pool {
         &self.groups.of_row
     }
 
-    pub(crate) fn serial(&self) -> u64 {
+    /// Returns a number that no other pool has; 0: the pool is empty.
+    #[must_use]
+    pub fn serial(&self) -> u64 {
         self.serial
     }
 
@@ -189,6 +168,21 @@ impl Pool {
             // The views come first: `zip` asks them before it takes a cell.
             span.chunk.views(span.at, span.len).zip(&mut cells).for_each(|(view, cell)| each(cell, view));
         }
+    }
+
+    /// Returns the load of the rows that may have changed since `seen` was written by this pool, of all rows
+    /// if it is empty: the first row, and the loads from there on.
+    pub fn changed(
+        &self,
+        seen: &mut Vec<u64>,
+    ) -> impl Iterator<Item = (usize, impl Iterator<Item = RankView<'_>>)> {
+        // No number of changes reaches it.
+        seen.resize(self.spans.len(), u64::MAX);
+        self.spans.iter().zip(seen).filter_map(|(span, seen)| {
+            let changes = span.chunk.changes();
+            let changed = std::mem::replace(seen, changes) != changes;
+            changed.then(|| (span.first, span.chunk.views(span.at, span.len)))
+        })
     }
 
     /// Calls `each` with the load of each of `rows`, which rise.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{DpRank, WorkerId};
+use pointsman_workers::{CandidateIds, DpRank, WorkerId};
 use serde::{
     Serialize, Serializer,
     ser::{SerializeMap, SerializeSeq},
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::time::Duration;
 
 use super::{
-    fact_json::{RequestFacts, WorkerFacts, join_halves},
+    fact_json::{RequestFacts, WorkerFacts},
     header::{DecidedBy, DecisionHeader, DecisionResult, Outcome},
     recorder::ALWAYS,
     state_reads::StateReads,
@@ -33,6 +33,8 @@ pub struct Record {
     /// Everything but the recorded facts.
     pub header: DecisionHeader,
     words: Vec<u32>,
+    /// The ids that the words have ranges of; `None`: the words list ids.
+    ids: Option<Arc<CandidateIds>>,
     always: Arc<Wants>,
 }
 
@@ -81,8 +83,14 @@ impl<'a> Stage<'a> {
 }
 
 impl Record {
-    pub(super) fn new(id: DecisionId, header: DecisionHeader, words: Vec<u32>, always: Arc<Wants>) -> Self {
-        Self { id, header, words, always }
+    pub(super) fn new(
+        id: DecisionId,
+        header: DecisionHeader,
+        words: Vec<u32>,
+        ids: Option<Arc<CandidateIds>>,
+        always: Arc<Wants>,
+    ) -> Self {
+        Self { id, header, words, ids, always }
     }
 
     pub(super) fn parts(&self) -> Parts<'_> {
@@ -96,10 +104,7 @@ impl Record {
                 for _ in 0..self.header.stages {
                     parts.stages.push(Stage::read(&mut words)?);
                 }
-                let count = words.word()? as usize;
-                let (low, high, ranks) = (words.words(count)?, words.words(count)?, words.words(count)?);
-                let ids = low.iter().zip(high).map(|(low, high)| WorkerId(join_halves(*low, *high)));
-                parts.candidates = ids.zip(ranks.iter().map(|rank| DpRank(*rank))).collect();
+                parts.candidates = candidates(&mut words, self.ids.as_deref())?;
                 (_, parts.left) = words.rows()?;
                 let count = words.word()? as usize;
                 parts.costs = words.words(count)?.iter().map(|bits| f32::from_bits(*bits)).collect();
@@ -112,6 +117,22 @@ impl Record {
         debug_assert!(complete.is_some(), "a record decodes as it was encoded");
         parts
     }
+}
+
+/// Reads the candidates. `ids` are those that ranges refer to.
+fn candidates(words: &mut WordReader<'_>, ids: Option<&CandidateIds>) -> Option<Vec<CandidateId>> {
+    let count = words.word()? as usize;
+    let mut candidates = Vec::with_capacity(count);
+    if words.word()? == 1 {
+        let listed = CandidateIds::of_words(words.words(count * CandidateIds::WIDTH)?);
+        candidates.extend((0..count).filter_map(|place| listed.get(place)));
+    } else {
+        for _ in 0..words.word()? {
+            let (first, length) = (words.word()? as usize, words.word()? as usize);
+            candidates.extend((first..first + length).filter_map(|row| ids?.get(row)));
+        }
+    }
+    Some(candidates)
 }
 
 impl Parts<'_> {

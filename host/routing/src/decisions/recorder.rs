@@ -5,17 +5,20 @@
 //!
 //! ```text
 //! each stage:  step, rows, listed?, positions of the rows when listed, number of facts, facts
-//! candidates:  count, then the lower halves of the worker ids, the upper halves, the ranks
+//! candidates:  count, listed?; when listed the lower halves of the worker ids, the upper halves, the ranks;
+//!              otherwise the number of ranges, then the first row and the length of each
 //! rows left:   rows, listed?, positions when listed
 //! costs:       count, costs
 //! state:       the accesses of each stage that had any
 //! ```
 //!
+//! Ranges are of rows of the pool's ids. These are kept once for all decisions among the pool (`shard`).
+//!
 //! `record` reads it back.
 
 use std::sync::Arc;
 
-use pointsman_workers::Pool;
+use pointsman_workers::{CandidateIds, Pool};
 
 use super::packed;
 use crate::{
@@ -26,6 +29,17 @@ use crate::{
 
 /// The step of a stage without a policy: facts that are recorded for every decision.
 pub(crate) const ALWAYS: u32 = u32::MAX;
+/// Smallest pool whose ids are kept once for all decisions. The ids of smaller ones are copied.
+const MIN_SHARED: usize = 64;
+
+/// A decision as the ring stores it.
+#[derive(Clone, Copy)]
+pub(crate) struct Recorded<'a> {
+    pub(super) texts: &'a [u32],
+    pub(super) packed: &'a [u32],
+    /// The ids that the words have ranges of.
+    pub(super) ids: Option<&'a Arc<CandidateIds>>,
+}
 
 /// The words of one decision.
 #[derive(Default)]
@@ -34,6 +48,8 @@ pub(crate) struct Recorder {
     /// The words as the ring stores them, when the decision has ended.
     packed: Vec<u32>,
     texts: Vec<u32>,
+    /// The ids that the words have ranges of.
+    ids: Option<Arc<CandidateIds>>,
     /// Positions in the pool of the candidates, rising.
     candidates: Vec<u32>,
     /// Number of eligible candidates, of which those may be a short list.
@@ -53,7 +69,7 @@ impl Recorder {
         self.eligible = 0;
         self.state.clear();
         (self.stages, self.stateful_stages) = (0, 0);
-        self.program = None;
+        (self.program, self.ids) = (None, None);
     }
 
     /// Starts a decision of `program`, without candidates.
@@ -109,16 +125,7 @@ impl Recorder {
     /// Ends a decision. `rows` are those left (`None`: all), `costs` theirs or none; `texts` are the
     /// request's id, the policy's reason, and the detail of a fallback or refusal.
     pub(crate) fn end(&mut self, pool: &Pool, rows: Option<&[u32]>, costs: &[f32], texts: [&str; 3]) {
-        self.words.push(count(self.candidates.len()));
-        for column in [pool.ids_low(), pool.ids_high(), pool.ranks()] {
-            if self.candidates.len() == column.len() {
-                // Rows rise, so these are all.
-                self.words.extend_from_slice(column);
-            } else {
-                let value = |row: &u32| column.get(*row as usize).copied().unwrap_or(0);
-                self.words.extend(self.candidates.iter().map(value));
-            }
-        }
+        self.write_candidates(pool);
         match rows {
             Some(rows) => self.write_rows(rows),
             None => self.words.extend([count(self.candidates.len()), 0]),
@@ -145,13 +152,27 @@ impl Recorder {
         self.stateful_stages
     }
 
-    /// Returns the packed words of the decision that has ended.
-    pub(crate) fn packed(&self) -> &[u32] {
-        &self.packed
+    /// Returns the decision that has ended.
+    pub(crate) fn recorded(&self) -> Recorded<'_> {
+        Recorded { texts: &self.texts, packed: &self.packed, ids: self.ids.as_ref() }
     }
 
-    pub(crate) fn texts(&self) -> &[u32] {
-        &self.texts
+    fn write_candidates(&mut self, pool: &Pool) {
+        let Self { words, candidates, .. } = self;
+        let most = candidates.len() / CandidateIds::WIDTH;
+        let ids = (pool.len() >= MIN_SHARED && candidates.len() >= pool.len() / 2).then(|| pool.ids());
+        words.push(count(candidates.len()));
+        let begin = words.len();
+        if ids.is_some() && write_ranges(candidates, pool.len(), most, words) {
+            self.ids = ids.cloned();
+            return;
+        }
+        words.truncate(begin);
+        words.push(1);
+        for column in pool.ids().columns() {
+            let value = |row: &u32| column.get(*row as usize).copied().unwrap_or(0);
+            words.extend(candidates.iter().map(value));
+        }
     }
 
     /// The number of rows, and which ones when some candidates were dropped.
@@ -166,4 +187,28 @@ impl Recorder {
             }
         }
     }
+}
+
+/// Writes `rows`, which rise, as ranges. Returns whether there are at most `most`.
+fn write_ranges(rows: &[u32], all: usize, most: usize, out: &mut Vec<u32>) -> bool {
+    out.extend([0, 0]);
+    let number_at = out.len() - 1;
+    let mut ranges = 0;
+    if rows.len() == all {
+        // Rows rise, so these are all.
+        out.extend([0, count(all)]);
+        ranges = 1;
+    } else {
+        for range in rows.chunk_by(|row, next| row + 1 == *next) {
+            out.extend([range.first().copied().unwrap_or(0), count(range.len())]);
+            ranges += 1;
+            if ranges > most {
+                return false;
+            }
+        }
+    }
+    if let Some(number) = out.get_mut(number_at) {
+        *number = count(ranges);
+    }
+    true
 }

@@ -3,7 +3,9 @@ use std::sync::atomic::AtomicBool;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::{Value, json};
 
-use pointsman_workers::{DpRank, Leg, ModelName, Pool, WorkerId};
+use pointsman_workers::{
+    CandidateIds, DpRank, Leg, ModelName, Pool, Registry, Snapshot, WorkerId, WorkerSpec,
+};
 
 use super::*;
 use crate::{
@@ -64,7 +66,7 @@ fn put(
     recorder.begin(summary);
     recorder.stage(0, &[], |out| out.extend((seed as u32..).take(rows)));
     recorder.end(Pool::empty(), None, &[], [&format!("request-{seed}"), "", ""]);
-    decisions.record(head(summary, seed), recorder.texts(), recorder.packed()).unwrap()
+    decisions.record(head(summary, seed), recorder.recorded()).unwrap()
 }
 
 /// Whether the record is complete and its facts are those of its own seed.
@@ -78,6 +80,73 @@ fn sound(record: &Record) -> bool {
 
 fn copy(decisions: &Decisions, id: DecisionId) -> Option<Record> {
     decisions.get(id, |_, _| true)
+}
+
+/// Workers with these ids, which all serve the model `m`.
+fn fleet(ids: impl Iterator<Item = u64>) -> Arc<Snapshot> {
+    let registry = Registry::default();
+    for id in ids {
+        let flag = format!("id={id},role=prefill,engine=vllm,model=m,url=http://h{id}");
+        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+    }
+    registry.snapshot()
+}
+
+/// Records a decision among these rows of a pool.
+fn put_among(decisions: &Decisions, summary: &Arc<ProgramSummary>, pool: &Pool, rows: &[u32]) -> DecisionId {
+    let mut recorder = Recorder::default();
+    recorder.begin(summary);
+    recorder.set_candidates(rows);
+    recorder.stage(0, rows, |_| {});
+    recorder.end(pool, None, &[], ["r", "", ""]);
+    decisions.record(head(summary, 1), recorder.recorded()).unwrap()
+}
+
+#[test]
+fn candidates_are_those_of_the_pool_however_they_are_kept() {
+    let summary = summary();
+    // Ids of more than 32 bits, and one ring without room for shared ids.
+    let snapshot = fleet((0..300).map(|id| id * 0x1_0000_0001));
+    let pool = snapshot.pool(&ModelName::new("m"), Leg::Prefill);
+    let all: Vec<u32> = (0..300).collect();
+    let rows: [Vec<u32>; 6] = [
+        all.clone(),
+        all.iter().copied().filter(|row| *row != 7).collect(),
+        all.iter().copied().filter(|row| row % 100 > 1).collect(),
+        // So many ranges that a list is shorter.
+        all.iter().copied().filter(|row| row % 3 > 0).collect(),
+        vec![3, 299],
+        Vec::new(),
+    ];
+    for bytes in [1_000_000, 2 * 4_096] {
+        let decisions = Decisions::new(4, bytes, Wants::default());
+        for rows in &rows {
+            let id = put_among(&decisions, &summary, pool, rows);
+            let record = copy(&decisions, id).unwrap();
+            assert!(!record.header.inputs_dropped);
+            let candidates = rows.iter().map(|row| &pool[*row as usize]);
+            let wanted: Vec<_> = candidates.map(|one| json!([one.worker.id().0, one.rank.0])).collect();
+            let json = serde_json::to_value(&record).unwrap();
+            assert_eq!(json["candidates"], Value::from(wanted), "{bytes} bytes, {} rows", rows.len());
+        }
+    }
+}
+
+#[test]
+fn a_record_of_a_large_pool_has_its_candidates_after_the_pool_is_gone() {
+    let summary = summary();
+    let decisions = Decisions::new(1, 1_000_000, Wants::default());
+    let snapshot = fleet(0..100);
+    let pool = snapshot.pool(&ModelName::new("m"), Leg::Prefill);
+    let ids: std::sync::Weak<CandidateIds> = Arc::downgrade(pool.ids());
+    let rows: Vec<u32> = (0..100).collect();
+    let id = put_among(&decisions, &summary, pool, &rows);
+    drop(snapshot);
+    let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
+    assert_eq!(json["candidates"].as_array().unwrap().len(), 100);
+    // Another decision takes its place, and the ids go with it.
+    put(&decisions, &summary, &mut Recorder::default(), 2, 1);
+    assert!(ids.upgrade().is_none());
 }
 
 #[test]
@@ -140,7 +209,7 @@ fn facts_are_serialized_by_name_and_type() {
         out.extend([0.1_f32.to_bits(), 9, 1].into_iter().chain(worker_ids).chain(rest));
     });
     recorder.end(Pool::empty(), None, &[2.5, 1.5], ["r", "why not", ""]);
-    let id = decisions.record(head(&summary, 8), recorder.texts(), recorder.packed()).unwrap();
+    let id = decisions.record(head(&summary, 8), recorder.recorded()).unwrap();
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     let stage = &json["stages"][0];
     assert_eq!(stage["request"]["session-hash"], json!(9 + (1_u64 << 32)));
@@ -163,9 +232,8 @@ fn rows_left_by_filters_are_serialized_by_position() {
     recorder.stage(0, &[2, 5, 9], |_| {});
     recorder.stage(0, &[2, 9], |_| {});
     recorder.end(Pool::empty(), Some(&[9]), &[1.0], ["r", "", ""]);
-    let id = decisions
-        .record(DecisionHeader { stages: 2, ..head(&summary, 1) }, recorder.texts(), recorder.packed())
-        .unwrap();
+    let id =
+        decisions.record(DecisionHeader { stages: 2, ..head(&summary, 1) }, recorder.recorded()).unwrap();
     let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
     let kept = |stage: usize| json["stages"][stage]["kept"].clone();
     assert_eq!((kept(0), kept(1), &json["left"]), (Value::Null, json!([0, 2]), &json!([2])));

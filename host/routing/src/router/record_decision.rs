@@ -165,6 +165,6 @@ impl Router {
         let rows = if is_plan { None } else { Some(rows.as_slice()) };
         let costs = if entry.has_costs { costs.as_slice() } else { &[] };
         recorder.end(pool, rows, costs, [request_id, entry.reason, entry.detail]);
-        self.decisions.record(header, recorder.texts(), recorder.packed())
+        self.decisions.record(header, recorder.recorded())
     }
 }

@@ -53,6 +53,7 @@ impl RemoteBooking {
         if let Some(prefix) = &blocks {
             load.change_blocks(prefix, |blocks| blocks.add_remote(prefix));
         }
+        load.position.count_change();
         Self { load, blocks, values }
     }
 
@@ -60,6 +61,7 @@ impl RemoteBooking {
     pub fn update(&mut self, values: LoadValues) {
         let before = std::mem::replace(&mut self.values, values);
         change(self.load.position.remote_to_change(), before, values);
+        self.load.position.count_change();
     }
 
     /// Returns whether the booking counts on this rank.
@@ -81,5 +83,6 @@ impl Drop for RemoteBooking {
                 _ => self.load.change_blocks(&prefix, |blocks| blocks.release_remote(&prefix)),
             }
         }
+        self.load.position.count_change();
     }
 }

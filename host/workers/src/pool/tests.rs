@@ -149,11 +149,7 @@ fn compare(pool: &Pool, held: &Held) -> Result<(), TestCaseError> {
         prop_assert_eq!(found, figures(candidate.load().view()));
         prop_assert_eq!((found.0, found.1), held.of(candidate), "row {}", row);
         prop_assert_eq!(pool.row_of(candidate.worker_id(), candidate.rank), Some(*row));
-        let id = u64::from(pool.ids_high()[*row as usize]) << 32 | u64::from(pool.ids_low()[*row as usize]);
-        prop_assert_eq!(
-            (WorkerId(id), pool.ranks()[*row as usize]),
-            (candidate.worker_id(), candidate.rank.0)
-        );
+        prop_assert_eq!(pool.ids().get(*row as usize), Some((candidate.worker_id(), candidate.rank)));
         prop_assert_eq!(eligible[*row as usize], (*row, candidate.ineligible().is_none()));
     }
     prop_assert_eq!(pool.all_surely_eligible(), eligible.iter().all(|(_, surely)| *surely));

@@ -2,17 +2,14 @@
 
 use pointsman_workers::{Candidate, Leg, Pool, WorkerSpec};
 
-use crate::{query::Query, router::no_worker::Phrase};
-
-/// Most groups whose answers are kept: one for each bit of a word. Beyond them every candidate is asked.
-const MAX_GROUPS: usize = 64;
+use crate::{decision_facts::MAX_GROUPS, query::Query, router::no_worker::Phrase};
 
 /// Which candidates may serve a leg by their descriptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Described {
     /// All of them.
     All,
-    /// Those of the groups whose bits are set.
+    /// Those of the groups whose bits are set, of at most [`MAX_GROUPS`].
     Groups(u64),
     /// There are too many groups: each candidate has to be asked.
     Unknown,

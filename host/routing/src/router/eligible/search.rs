@@ -1,7 +1,7 @@
 //! The search for the candidates that may serve a leg. It reads columns, and asks a candidate only when they
 //! do not decide.
 
-use pointsman_workers::{Candidate, Pool};
+use pointsman_workers::{Candidate, Pool, RankView};
 
 use super::{Refused, described::Described, ineligible};
 use crate::{busy::BusyThresholds, query::Query};
@@ -34,24 +34,22 @@ impl<'a> Search<'a> {
         let has_thresholds = self.thresholds != BusyThresholds::default();
         if described == Described::All && !has_thresholds && pool.all_surely_eligible() {
             rows.extend(0..u32::try_from(pool.len()).unwrap_or(u32::MAX));
-        } else if has_thresholds {
-            pool.for_each_eligible_load(|row, surely, load| {
-                let may_serve = match described.may_serve(pool, row) {
-                    Some(false) => false,
-                    Some(true) if surely && self.thresholds.exceeded(load).is_none() => true,
-                    _ => self.may_serve(row),
-                };
-                rows.extend(may_serve.then_some(row));
-            });
         } else {
-            pool.for_each_eligibility(|row, surely| {
+            let mut check = |row, surely, load: Option<RankView<'_>>| {
+                let is_busy = || load.is_some_and(|load| self.thresholds.exceeded(load).is_some());
                 let may_serve = match described.may_serve(pool, row) {
-                    Some(true) if surely => true,
                     Some(false) => false,
+                    Some(true) if surely && !is_busy() => true,
                     _ => self.may_serve(row),
                 };
                 rows.extend(may_serve.then_some(row));
-            });
+            };
+            if has_thresholds {
+                pool.for_each_eligible_load(|row, surely, load| check(row, surely, Some(load)));
+            } else {
+                // The loads are not read.
+                pool.for_each_eligibility(|row, surely| check(row, surely, None));
+            }
         }
         for (worker, rank) in self.query.tried {
             let tried = pool.row_of(*worker, *rank).and_then(|row| rows.binary_search(&row).ok());
