@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use sha2::{Digest as _, Sha256};
 
-use crate::{fleet, setup, sh, table::Checks};
+use crate::{fleet, profile, setup, sh, table::Checks};
 
 mod build;
 mod commit;
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Profile of the build. `demo` takes a fifth of the time, to try the command itself.
     #[arg(long, default_value = "dist")]
     profile: String,
-    /// Counts of `cargo xtask profile`, by which the compiler lays out the hot path (profile-guided
+    /// Counts that `cargo xtask profile` made of the same sources. The compiler lays out the hot path by them (profile-guided
     /// optimisation). Who builds the same bytes needs the same file.
     #[arg(long, value_name = "FILE")]
     profile_data: Option<PathBuf>,
@@ -62,6 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         file.canonicalize().with_context(|| format!("--profile-data: could not find {}", file.display()))
     });
     let counts = counts.transpose()?;
+    counts.as_deref().map(profile::check).transpose()?;
     let build = Build { commit: &commit, profile: &args.profile, counts: counts.as_deref() };
     let files = build.run(&work.join("first"), None)?;
     let mut checks = Checks::default();

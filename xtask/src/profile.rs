@@ -12,6 +12,9 @@ use anyhow::{Context as _, ensure};
 
 use crate::{bench::gateway, fleet, setup, sh};
 
+/// What the gateway is built from.
+const SOURCES: [&str; 5] = ["host", "policies", "wit", "Cargo.toml", "Cargo.lock"];
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// File of the counts; default: `pointsman.profdata` in the target directory.
@@ -25,6 +28,7 @@ pub(crate) struct Args {
 /// Builds the gateway with counters, has it serve, and writes the counts.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let merge = profdata_tool()?;
+    let sources = sources()?;
     setup::run()?;
     fs::create_dir_all(fleet::target_dir())?;
     let target = fleet::target_dir().canonicalize()?;
@@ -47,8 +51,52 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         .collect::<anyhow::Result<_>>()?;
     ensure!(!files.is_empty(), "the gateway wrote no counts to {}", counts.display());
     sh::run(Command::new(merge).args(["merge", "--sparse", "-o"]).arg(&output).args(files))?;
+    fs::write(sources_file(&output), sources)?;
     sh::print(&format!("the profile is in {}", output.display()));
     Ok(())
+}
+
+/// Checks that the counts in `file` are those of the sources that are checked out: the compiler ignores counts
+/// of a function that has changed since, or that another one is inlined into.
+///
+/// # Errors
+/// They are of other sources, or nothing tells of which.
+pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
+    check_sources(file, &sources()?)
+}
+
+fn check_sources(file: &Path, wanted: &str) -> anyhow::Result<()> {
+    let beside = sources_file(file);
+    let counted = fs::read_to_string(&beside).with_context(|| {
+        format!("--profile-data: reading {}, which `cargo xtask profile` writes", beside.display())
+    })?;
+    ensure!(
+        counted == wanted,
+        "--profile-data: the counts in {} are of other sources than those that are checked out; run `cargo xtask profile` again",
+        file.display()
+    );
+    Ok(())
+}
+
+/// The file beside the counts that names the sources.
+fn sources_file(counts: &Path) -> PathBuf {
+    counts.with_added_extension("sources")
+}
+
+/// Returns the sources as git's hash of each, and the files that differ from the commit.
+fn sources() -> anyhow::Result<String> {
+    let committed = SOURCES.map(|path| format!("HEAD:{path}"));
+    let hashes = git(&["rev-parse"], &committed)?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--"], &SOURCES.map(str::to_owned))?;
+    Ok(format!("{hashes}{changed}"))
+}
+
+fn git(arguments: &[&str], paths: &[String]) -> anyhow::Result<String> {
+    let output = Command::new("git").args(arguments).args(paths).current_dir(sh::root()).output();
+    let output = output.context("could not start git, which names the sources")?;
+    let problem = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`git {}` failed: {}", arguments.join(" "), problem.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Path of the compiler's tool that merges counts.
@@ -59,4 +107,28 @@ fn profdata_tool() -> anyhow::Result<PathBuf> {
     let tool = Path::new(&libraries).with_file_name("bin").join("llvm-profdata");
     ensure!(tool.is_file(), "llvm-profdata is missing; install it with `rustup component add llvm-tools`");
     Ok(tool)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_other_sources_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.profdata");
+        let problem = |wanted| check_sources(&file, wanted).map_err(|error| format!("{error:#}"));
+        let missing = problem("s").unwrap_err();
+        assert!(missing.contains("a.profdata.sources, which `cargo xtask profile` writes"), "{missing}");
+        fs::write(sources_file(&file), "s").unwrap();
+        assert_eq!(problem("s"), Ok(()));
+        let other = problem("t").unwrap_err();
+        assert!(other.contains("are of other sources") && other.contains("cargo xtask profile"), "{other}");
+    }
+
+    #[test]
+    fn sources_are_named_by_their_hashes() {
+        let sources = sources().unwrap();
+        assert!(sources.lines().filter(|line| line.len() == 40).count() >= SOURCES.len(), "{sources}");
+    }
 }
