@@ -1,28 +1,30 @@
 //! Advances the epoch every millisecond while a guest runs, and sleeps when none does.
 //!
-//! No wake-up is lost. The ticker sets `asleep` and then adds 0 to `running`; a guest adds 1 to `running` and
-//! then reads `asleep`. Both are read-modify-write operations on `running`, so one comes first: either the
+//! No wake-up is lost. The ticker sets `asleep` and then adds 0 to `guests`; a guest adds itself to `guests`
+//! and then reads `asleep`. Both are read-modify-write operations on `guests`, so one comes first: either the
 //! ticker sees the guest, or the guest sees `asleep` and wakes the ticker. The loom model in tests/models
 //! checks this (`cargo xtask models`).
 
 use std::{sync::OnceLock, time::Duration};
 
 use crate::sync::{
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
     thread::{self, Thread},
 };
 
 /// Time between two ticks.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
-/// Ticks without a guest before the ticker sleeps, so that calls in quick succession need not wake it. All
-/// idle ticks are equal, so one is enough for the model checker.
-const IDLE_TICKS: u32 = if cfg!(loom) { 1 } else { 3 };
+/// A guest that starts. Both halves of `guests` count it.
+const START: u64 = 1 | 1 << 32;
+/// A guest that ends.
+const END: u64 = 1;
 
-/// Counts running guests, and wakes the ticker's thread when the first one starts.
+/// Counts guests, and wakes the ticker's thread when one starts while it sleeps.
 #[derive(Debug, Default)]
 pub(crate) struct Ticker {
-    running: AtomicUsize,
+    /// Upper half: number of guests that have started, which wraps; lower half: number of those that run.
+    guests: AtomicU64,
     asleep: AtomicBool,
     thread: OnceLock<Thread>,
 }
@@ -34,7 +36,7 @@ pub(crate) struct Running<'a>(&'a Ticker);
 impl Ticker {
     /// Registers a guest that starts to run, and wakes the ticker.
     pub(crate) fn running(&self) -> Running<'_> {
-        self.running.fetch_add(1, Ordering::AcqRel);
+        self.guests.fetch_add(START, Ordering::AcqRel);
         if self.asleep.load(Ordering::Acquire)
             && let Some(thread) = self.thread.get()
         {
@@ -46,29 +48,42 @@ impl Ticker {
     /// Calls `tick` every [`TICK`] until it returns `false`. Blocks the thread.
     pub(crate) fn run(&self, mut tick: impl FnMut() -> bool) {
         let _ = self.thread.set(thread::current());
-        let mut idle = 0;
+        let mut started = 0;
         while tick() {
             thread::sleep(TICK);
-            idle = if self.running.load(Ordering::Relaxed) == 0 { idle + 1 } else { 0 };
-            if idle < IDLE_TICKS {
+            let guests = self.guests.load(Ordering::Relaxed);
+            // Calls in quick succession keep it awake, although it rarely meets one: to be woken costs each of
+            // them more than the tick.
+            if running(guests) > 0 || started_by(guests) != started {
+                started = started_by(guests);
                 continue;
             }
             // Either this addition sees a guest that starts now, or that guest sees `asleep` and unparks this
             // thread.
             self.asleep.store(true, Ordering::Release);
-            if self.running.fetch_add(0, Ordering::AcqRel) == 0 {
+            if self.guests.fetch_add(0, Ordering::AcqRel) == guests {
                 // With a timeout: nothing wakes this thread when the engine is dropped.
                 thread::park_timeout(Duration::from_secs(1));
             }
             self.asleep.store(false, Ordering::Release);
-            idle = 0;
+            started = started_by(self.guests.load(Ordering::Relaxed));
         }
     }
 }
 
+/// Number of guests that run.
+fn running(guests: u64) -> u64 {
+    guests & u64::from(u32::MAX)
+}
+
+/// Number of guests that have started, modulo 2^32.
+fn started_by(guests: u64) -> u64 {
+    guests >> 32
+}
+
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::AcqRel);
+        self.0.guests.fetch_sub(END, Ordering::AcqRel);
     }
 }
 

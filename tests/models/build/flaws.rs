@@ -179,24 +179,24 @@ pub(crate) const FLAWS: &[Flaw] = &[
     ),
     flaw(
         "ticker",
-        "the clock only loads the number of running guests",
+        "the clock only loads the guests",
         "wakes",
-        &[("self.running.fetch_add(0, Ordering::AcqRel)", "self.running.load(Ordering::Acquire)")],
+        &[("self.guests.fetch_add(0, Ordering::AcqRel)", "self.guests.load(Ordering::Acquire)")],
     ),
     flaw(
         "ticker",
         "the clock announces its sleep after it has looked for guests",
         "wakes",
         &[(
-            "self.asleep.store(true, Ordering::Release);\n            if self.running.fetch_add(0, Ordering::AcqRel) == 0 {",
-            "if self.running.fetch_add(0, Ordering::AcqRel) == 0 {\n            self.asleep.store(true, Ordering::Release);",
+            "self.asleep.store(true, Ordering::Release);\n            if self.guests.fetch_add(0, Ordering::AcqRel) == guests {",
+            "if self.guests.fetch_add(0, Ordering::AcqRel) == guests {\n            self.asleep.store(true, Ordering::Release);",
         )],
     ),
     flaw(
         "ticker",
         "a starting guest does not acquire what the clock released",
         "wakes",
-        &[("self.running.fetch_add(1, Ordering::AcqRel)", "self.running.fetch_add(1, Ordering::Release)")],
+        &[("self.guests.fetch_add(START, Ordering::AcqRel)", "self.guests.fetch_add(START, Ordering::Release)")],
     ),
     flaw(
         "breaker",
