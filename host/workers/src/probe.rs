@@ -42,6 +42,8 @@ pub const MAX_LOAD_FAILURES: u32 = 3;
 const MAX_AT_ONCE: usize = 256;
 /// Number of checks after which the facts are read again: an engine may restart between two of them.
 const CHECKS_PER_READING: u32 = 10;
+/// Longest time between two questions to an engine that has not answered yet, unless many have not.
+const MAX_FIRST_INTERVAL: Duration = Duration::from_millis(500);
 /// Shortest time between checks that requests ask for.
 pub const MIN_REQUESTED_GAP: Duration = Duration::from_millis(500);
 
@@ -259,8 +261,11 @@ impl Probe {
             }
             // What fails is confirmed, and found again, as soon as in a small fleet, unless much fails.
             let failing = self.failing.set(health.failing());
-            let interval =
-                if health.failing() { config.interval_of_failing(failing) } else { spread(pace.interval) };
+            let interval = if health.failing() {
+                config.interval_of_failing(config.interval, failing)
+            } else {
+                spread(pace.interval)
+            };
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}
                 () = self.worker.check_requested() => {

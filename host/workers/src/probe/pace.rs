@@ -39,13 +39,13 @@ impl ProbeConfig {
         Pace { interval: stretch(self.interval), load_interval: stretch(self.load_interval) }
     }
 
-    /// Returns the time between two checks of a worker whose last one failed, when so many fail. Their checks
-    /// take at most half of `max_per_second`.
-    pub(super) fn interval_of_failing(&self, failing: usize) -> Duration {
+    /// Returns the time between two checks of a worker whose last one failed: `shortest`, or longer when so
+    /// many fail. Their checks take at most half of `max_per_second`.
+    pub(super) fn interval_of_failing(&self, shortest: Duration, failing: usize) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "a count")]
         let requests = REQUESTS_OF_FAILING * failing as f64;
         let least = requests / (f64::from(self.max_per_second.max(1)) / 2.0);
-        self.interval.max(Duration::try_from_secs_f64(least).unwrap_or(Duration::MAX))
+        shortest.max(Duration::try_from_secs_f64(least).unwrap_or(Duration::MAX))
     }
 }
 
@@ -123,12 +123,9 @@ mod tests {
             max_per_second: 1_000,
         };
         // B5.10
-        assert_eq!(config.interval_of_failing(500), Duration::from_secs(2));
-        assert_eq!(
-            config.interval_of_failing(10_000),
-            Duration::from_secs(40),
-            "2 * 10,000 / 40 = 500 a second"
-        );
+        let interval = |failing| config.interval_of_failing(Duration::from_millis(500), failing);
+        assert_eq!(interval(100), Duration::from_millis(500));
+        assert_eq!(interval(10_000), Duration::from_secs(40), "2 * 10,000 / 40 = 500 a second");
         let (mut one, mut two) = (Failing::default(), Failing::default());
         assert_eq!((one.set(true), one.set(true), two.set(true)), (1, 1, 1), "not of one fleet");
         let mut other = one.of_another();

@@ -1,8 +1,6 @@
 //! Reads an engine's facts before its worker is eligible, and again later (B5).
 
-use std::time::Duration;
-
-use super::{MAX_FACTS_BODY, Probe, Response, parse};
+use super::{MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe, Response, pace::spread, parse};
 use crate::{
     facts::{Contradiction, EngineFacts, FactName},
     id::{Engine, ModelName, Role},
@@ -43,8 +41,11 @@ impl Probe {
                     }
                 }
             }
-            let pause = self.config.borrow().interval.min(Duration::from_millis(500));
-            tokio::time::sleep(pause).await;
+            let config = *self.config.borrow();
+            let shortest = config.interval.min(MAX_FIRST_INTERVAL);
+            // Many engines that are away take no more than their share of the probes.
+            let failing = self.failing.set(true);
+            tokio::time::sleep(spread(config.interval_of_failing(shortest, failing))).await;
         }
     }
 

@@ -179,3 +179,38 @@ async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
     assert!((200..=256).contains(&most), "{most}");
     stop.cancel();
 }
+
+#[tokio::test]
+async fn b5_many_engines_that_never_answered_are_asked_less_often() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = connections.clone();
+    tasks.spawn(async move {
+        // Each is closed at once.
+        while listener.accept().await.is_ok() {
+            count.fetch_add(1, Relaxed);
+        }
+    });
+    let registry = Arc::new(Registry::default());
+    let spec = |number| {
+        let flag = format!("id={number},role=aggregated,engine=openai,url=http://127.0.0.1:{port}/{number}");
+        WorkerSpec::parse_flag(&flag).unwrap()
+    };
+    registry.apply((1..=200).map(spec).collect(), &[]);
+    let config = ProbeConfig {
+        interval: Duration::from_millis(10),
+        timeout: Duration::from_secs(10),
+        load_interval: Duration::ZERO,
+        max_per_second: 100,
+    };
+    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
+    until("all were asked", || connections.load(Relaxed) >= 200).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    // B5.10: 50 a second, after the questions of the first moment, when few had failed. Every 10 ms would be
+    // 40,000.
+    let connections = connections.load(Relaxed);
+    assert!((200..1_000).contains(&connections), "{connections}");
+    stop.cancel();
+}
