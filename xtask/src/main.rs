@@ -158,7 +158,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Ci(args) => ci::run(&args),
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
-        Command::Package(args) => package::run(&args),
+        Command::Package(args) => package::run(&args).await,
         Command::Profile(args) => profile::run(&args).await,
         Command::Policies(args) => policies::run(&args),
         Command::Structure(args) => structure::run(&args),

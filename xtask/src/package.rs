@@ -34,14 +34,17 @@ pub(crate) struct Args {
     /// Profile of the build. `demo` takes a fifth of the time, to try the command itself.
     #[arg(long, default_value = "dist")]
     profile: String,
-    /// Counts that `cargo xtask profile` made of the same sources. The compiler lays out the hot path by them (profile-guided
-    /// optimisation). Who builds the same bytes needs the same file.
-    #[arg(long, value_name = "FILE")]
+    /// Counts that `cargo xtask profile` made of the same sources. The compiler lays out the hot path by them
+    /// (profile-guided optimisation). Who builds the same bytes needs the same file [default: count now].
+    #[arg(long, value_name = "FILE", conflicts_with = "no_profile")]
     profile_data: Option<PathBuf>,
+    /// Build without counts: in half of the time, a program that needs up to a third more CPU time.
+    #[arg(long)]
+    no_profile: bool,
 }
 
 /// Builds and prints a table; an error when a check fails.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     for (program, install) in [
         ("cargo-deb", "cargo install --locked cargo-deb"),
         ("cargo-cyclonedx", "cargo install --locked cargo-cyclonedx"),
@@ -58,11 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let output = args.output.clone().unwrap_or_else(|| target.join("package"));
     let commit = Commit::of_head()?;
     let work = target.join("package-build");
-    let counts = args.profile_data.as_ref().map(|file| {
-        file.canonicalize().with_context(|| format!("--profile-data: could not find {}", file.display()))
-    });
-    let counts = counts.transpose()?;
-    counts.as_deref().map(profile::check).transpose()?;
+    let counts = counts(args).await?;
     let build = Build { commit: &commit, profile: &args.profile, counts: counts.as_deref() };
     let files = build.run(&work.join("first"), None)?;
     let mut checks = Checks::default();
@@ -79,9 +78,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             checks.check(&format!("both builds: {}", first.name), &first.hex[..24], first.hex == second.hex);
         }
     }
-    collect(&files, &output)?;
+    let of_counts = counts.map(|counts| [profile::sources_file(&counts), counts]);
+    let all = files.all().into_iter().map(Path::to_owned).chain(of_counts.into_iter().flatten());
+    collect(&all.collect::<Vec<_>>(), &output)?;
     sh::print(&format!("{} is in {}", commit.version, output.display()));
     checks.finish()
+}
+
+/// Returns the file of the counts by which the compiler lays out the hot path.
+async fn counts(args: &Args) -> anyhow::Result<Option<PathBuf>> {
+    if args.no_profile {
+        return Ok(None);
+    }
+    let file = match &args.profile_data {
+        Some(file) => file.clone(),
+        None => profile::count(&args.profile, None).await?,
+    };
+    let file =
+        file.canonicalize().with_context(|| format!("--profile-data: could not find {}", file.display()))?;
+    profile::check(&file)?;
+    let emptied = args.output.as_ref().and_then(|output| output.canonicalize().ok());
+    let is_emptied = emptied.is_some_and(|output| file.starts_with(output));
+    ensure!(
+        !is_emptied,
+        "--profile-data: {} is in the directory of --output, which is emptied",
+        file.display()
+    );
+    Ok(Some(file))
 }
 
 /// Checks the binary itself: its version, and that it names no directory of this machine.
@@ -116,11 +139,11 @@ fn digest(file: &Path) -> anyhow::Result<NamedDigest> {
 }
 
 /// Copies the files into the output directory and writes `SHA256SUMS`, which `sha256sum --check` reads.
-fn collect(files: &Files, output: &Path) -> anyhow::Result<()> {
+fn collect(files: &[PathBuf], output: &Path) -> anyhow::Result<()> {
     remove(output)?;
     fs::create_dir_all(output)?;
     let mut sums = String::new();
-    for file in files.all() {
+    for file in files {
         let NamedDigest { name, hex } = digest(file)?;
         fs::copy(file, output.join(&name))?;
         sums.push_str(&format!("{hex}  {name}\n"));

@@ -1,6 +1,6 @@
 //! `profile`: counts how often each branch of the gateway is taken while it serves the scenarios of `bench
-//! gateway`. The compiler lays the hot path out by these counts (profile-guided optimisation):
-//! `package --profile-data`.
+//! gateway`. The compiler lays the hot path out by these counts (profile-guided optimisation) when `package`
+//! builds a release.
 
 use std::{
     fs,
@@ -25,17 +25,25 @@ pub(crate) struct Args {
     profile: String,
 }
 
-/// Builds the gateway with counters, has it serve, and writes the counts.
+/// Counts, and prints where the counts are.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    let output = count(&args.profile, args.output.as_deref()).await?;
+    sh::print(&format!("the profile is in {}", output.display()));
+    Ok(())
+}
+
+/// Builds the gateway with counters, has it serve, and writes the counts to `output`, or to a file in the
+/// target directory. Returns the file.
+pub(crate) async fn count(profile: &str, output: Option<&Path>) -> anyhow::Result<PathBuf> {
     let merge = profdata_tool()?;
     let sources = sources()?;
     setup::run()?;
     fs::create_dir_all(fleet::target_dir())?;
     let target = fleet::target_dir().canonicalize()?;
-    let output = args.output.clone().unwrap_or_else(|| target.join("pointsman.profdata"));
+    let output = output.map_or_else(|| target.join("pointsman.profdata"), Path::to_owned);
     let (build, counts) = (target.join("profile-build"), target.join("profile-build/counts"));
     let mut cargo = sh::cargo();
-    cargo.args(["build", "--locked", "--profile", &args.profile]);
+    cargo.args(["build", "--locked", "--profile", profile]);
     cargo.args(["--package", "pointsman-gateway", "--package", "pointsman-sim"]);
     cargo.env("CARGO_TARGET_DIR", &build);
     cargo.env("CARGO_ENCODED_RUSTFLAGS", format!("-Cprofile-generate={}", counts.display()));
@@ -44,25 +52,25 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     if counts.exists() {
         fs::remove_dir_all(&counts).with_context(|| format!("removing {}", counts.display()))?;
     }
-    gateway::serve_all(&build.join(&args.profile)).await?;
+    gateway::serve_all(&build.join(profile)).await?;
     let files: Vec<PathBuf> = fs::read_dir(&counts)
         .with_context(|| format!("the gateway wrote no counts to {}", counts.display()))?
         .map(|entry| Ok(entry?.path()))
         .collect::<anyhow::Result<_>>()?;
     ensure!(!files.is_empty(), "the gateway wrote no counts to {}", counts.display());
     sh::run(Command::new(merge).args(["merge", "--sparse", "-o"]).arg(&output).args(files))?;
-    fs::write(sources_file(&output), sources)?;
-    sh::print(&format!("the profile is in {}", output.display()));
-    Ok(())
+    fs::write(sources_file(&output), sources.join(""))?;
+    Ok(output)
 }
 
-/// Checks that the counts in `file` are those of the sources that are checked out: the compiler ignores counts
+/// Checks that the counts in `file` are those of the commit that is checked out: the compiler ignores counts
 /// of a function that has changed since, or that another one is inlined into.
 ///
 /// # Errors
 /// They are of other sources, or nothing tells of which.
 pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
-    check_sources(file, &sources()?)
+    let [committed, _] = sources()?;
+    check_sources(file, &committed)
 }
 
 fn check_sources(file: &Path, wanted: &str) -> anyhow::Result<()> {
@@ -72,23 +80,24 @@ fn check_sources(file: &Path, wanted: &str) -> anyhow::Result<()> {
     })?;
     ensure!(
         counted == wanted,
-        "--profile-data: the counts in {} are of other sources than those that are checked out; run `cargo xtask profile` again",
+        "--profile-data: the counts in {} are of other sources than those of this commit; run `cargo xtask profile` again, without \
+         changed files",
         file.display()
     );
     Ok(())
 }
 
 /// The file beside the counts that names the sources.
-fn sources_file(counts: &Path) -> PathBuf {
+pub(crate) fn sources_file(counts: &Path) -> PathBuf {
     counts.with_added_extension("sources")
 }
 
 /// Returns the sources as git's hash of each, and the files that differ from the commit.
-fn sources() -> anyhow::Result<String> {
+fn sources() -> anyhow::Result<[String; 2]> {
     let committed = SOURCES.map(|path| format!("HEAD:{path}"));
     let hashes = git(&["rev-parse"], &committed)?;
     let changed = git(&["status", "--porcelain", "--untracked-files=no", "--"], &SOURCES.map(str::to_owned))?;
-    Ok(format!("{hashes}{changed}"))
+    Ok([hashes, changed])
 }
 
 fn git(arguments: &[&str], paths: &[String]) -> anyhow::Result<String> {
@@ -128,7 +137,8 @@ mod tests {
 
     #[test]
     fn sources_are_named_by_their_hashes() {
-        let sources = sources().unwrap();
-        assert!(sources.lines().filter(|line| line.len() == 40).count() >= SOURCES.len(), "{sources}");
+        let [committed, _] = sources().unwrap();
+        assert!(committed.lines().count() == SOURCES.len(), "{committed}");
+        assert!(committed.lines().all(|hash| hash.len() == 40), "{committed}");
     }
 }
