@@ -52,8 +52,8 @@ impl Ticker {
         while tick() {
             thread::sleep(TICK);
             let guests = self.guests.load(Ordering::Relaxed);
-            // Calls in quick succession keep it awake, although it rarely meets one: to be woken costs each of
-            // them more than the tick.
+            // Calls in quick succession keep it awake, although it rarely meets one: to be woken costs each
+            // of them more than the tick.
             if running(guests) > 0 || started_by(guests) != started {
                 started = started_by(guests);
                 continue;
