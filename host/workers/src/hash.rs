@@ -102,7 +102,7 @@ pub(crate) fn extend(
     seed: u64,
     out: &mut Vec<BlockHash>,
 ) {
-    chain_locals(parent, local_hashes(tokens, block_size, seed).into_iter(), out);
+    out.append(&mut chain_in_place(parent, local_hashes(tokens, block_size, seed)));
 }
 
 /// Returns the local hashes of the full blocks of `tokens`.
@@ -111,15 +111,11 @@ pub(crate) fn local_hashes(tokens: &[u32], block_size: usize, seed: u64) -> Vec<
     tokens.chunks_exact(block_size.max(1)).map(|block| local.tokens(block, &mut bytes)).collect()
 }
 
-/// Appends to `out` the sequence hashes of blocks with these local hashes, which follow a block with the
-/// sequence hash `parent`.
-pub(crate) fn chain_locals(
-    parent: Option<BlockHash>,
-    locals: impl Iterator<Item = u64>,
-    out: &mut Vec<BlockHash>,
-) {
+/// Turns the local hashes of blocks, which follow a block with the sequence hash `parent`, into sequence
+/// hashes. Both have the same size, so the list is reused.
+pub(crate) fn chain_in_place(parent: Option<BlockHash>, locals: Vec<u64>) -> Vec<BlockHash> {
     let mut chain = Chain(parent.map(|parent| parent.0));
-    out.extend(locals.map(|local| chain.next(local)));
+    locals.into_iter().map(|local| chain.next(local)).collect()
 }
 
 /// Tokens of one block, and the hashes of the multimodal objects in it, sorted.

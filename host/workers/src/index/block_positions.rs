@@ -63,11 +63,15 @@ fn tag_of(engine: u64) -> u32 {
 }
 
 impl BlockPositions {
-    /// Loads a block's line into the cache. The result has no meaning.
-    pub(super) fn prefetch(&self, engine: u64) -> u32 {
-        let tag = tag_of(engine);
-        let line = self.part(tag).and_then(|part| part.lines.get(part.home(tag)));
-        line.map_or(0, |line| line.state)
+    /// Loads the lines of blocks into the cache. The result has no meaning.
+    ///
+    /// A loop of few instructions, so that the processor waits for many lines at once.
+    pub(super) fn prefetch(&self, engine: &[u64]) -> u32 {
+        let tags = engine.iter().map(|hash| tag_of(*hash));
+        if let [part] = &self.parts[..] {
+            return tags.map(|tag| part.load(tag)).fold(0, u32::wrapping_add);
+        }
+        tags.map(|tag| self.part(tag).map_or(0, |part| part.load(tag))).fold(0, u32::wrapping_add)
     }
 
     /// Finds a block. `is` tells whether a position is that of the block with this hash.
@@ -158,6 +162,11 @@ impl BlockPositions {
 }
 
 impl Part {
+    /// Reads from a key's line.
+    fn load(&self, tag: u32) -> u32 {
+        self.lines.get(self.home(tag)).map_or(0, |line| line.state)
+    }
+
     /// Returns the line of a key, its cell in the line, and its position.
     fn find(&self, tag: u32, is: impl Fn(Position) -> bool) -> Option<(usize, usize, Position)> {
         let mut number = self.home(tag);

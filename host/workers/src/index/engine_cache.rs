@@ -13,13 +13,13 @@ use super::{
     eviction::{Queueable, RunId},
     holders::tier_index,
     memory::difference,
-    runs::{NewBlock, Runs, Victim},
+    runs::{NewBlocks, NewPart, Runs, Victim},
     tree::TreeWriter,
 };
 use crate::{
     events::{ExtraKey, Stored, Tier},
     facts::MAX_BLOCK_SIZE,
-    hash::{BlockContent, Salt, chain_locals, extend, extend_block},
+    hash::{BlockContent, Salt, chain_in_place, extend, extend_block},
     id::BlockHash,
 };
 
@@ -60,7 +60,7 @@ impl EngineCache {
     pub(super) fn store(
         &mut self,
         tree: &mut TreeWriter,
-        stored: &Stored,
+        stored: Stored,
         block_size: usize,
         holder: impl FnOnce(Tier) -> Option<u32>,
     ) -> StoreEffect {
@@ -85,12 +85,12 @@ impl EngineCache {
     fn store_blocks(
         &mut self,
         tree: &mut TreeWriter,
-        stored: &Stored,
+        mut stored: Stored,
         block_size: usize,
         to: (usize, u32),
     ) -> u64 {
         let (mut parent, seed) = match stored.parent {
-            None => (None, seed_of(stored)),
+            None => (None, seed_of(&stored)),
             Some(parent) => match self.runs.find(parent) {
                 Some(at) => (Some(at), self.runs.seed(at)),
                 None if stored.has_tokens() => return stored.hashes.len() as u64,
@@ -100,15 +100,16 @@ impl EngineCache {
         if let Some(parent) = parent {
             self.runs.mark_used(parent);
         }
-        let (ours, step) = self.hash(stored, parent, seed, block_size);
-        let blocks = stored.blocks();
+        let (all, blocks) = (stored.hashes.len(), stored.blocks());
+        let (ours, step) = self.hash(&mut stored, parent, seed, block_size);
+        let mut new = NewBlocks { engine: std::mem::take(&mut stored.hashes), ours, step, seed };
         let (mut orphans, mut number, mut known) = (0, 0, Vec::new());
-        while let Some(hash) = stored.hashes.get(number) {
-            match self.runs.find(*hash) {
+        while let Some(hash) = new.engine.get(number).copied() {
+            match self.runs.find(hash) {
                 // The hash names another prefix already: it identifies the block's tokens alone, as in old
                 // versions of SGLang.
                 Some(at) if number < blocks && self.runs.parent(at) != parent => {
-                    orphans += (stored.hashes.len() - number) as u64;
+                    orphans += (all - number) as u64;
                     break;
                 }
                 Some(at) => {
@@ -126,14 +127,12 @@ impl EngineCache {
                 None => self.add_known(tree, &mut known, to),
             }
             let last = if step > 0 {
-                let new = stored.hashes.get(number..blocks).unwrap_or_default();
-                let ours = ours.get(number * step as usize..).unwrap_or_default();
-                let (run, added) = self.runs.push(parent, new, ours, (seed, step), to.0);
+                let (run, added) = self.runs.push(parent, &mut new, number..blocks, to.0);
                 self.runs.cover_blocks(tree, run, added.clone(), to.1);
                 number += added.len();
                 added.last().map(|at| Position { run, at })
             } else {
-                let at = self.push_part(stored, number, parent, seed, block_size);
+                let at = self.push_part(&stored, (hash, number, all - number), parent, seed, block_size);
                 self.add(tree, at, &[at], to);
                 number += 1;
                 Some(at)
@@ -161,7 +160,7 @@ impl EngineCache {
     /// consist of whole ones of ours.
     fn hash(
         &self,
-        stored: &Stored,
+        stored: &mut Stored,
         parent: Option<Position>,
         seed: u64,
         block_size: usize,
@@ -172,16 +171,10 @@ impl EngineCache {
             return (ours, 0);
         }
         let chain = self.runs.last_hash(parent);
-        match stored.locals.as_ref().filter(|locals| locals.seed == seed && locals.size == block_size) {
-            Some(locals) => {
-                // Loads blocks' lines of the table meanwhile: each hash waits for the one before it.
-                let mut engine = stored.hashes.iter();
-                let loading = locals.hashes.iter().map(|local| {
-                    engine.next().into_iter().for_each(|hash| self.runs.prefetch_one(*hash));
-                    *local
-                });
-                chain_locals(chain, loading, &mut ours);
-            }
+        self.runs.prefetch(&stored.hashes);
+        match stored.locals.take_if(|locals| locals.seed == seed && locals.size == block_size) {
+            // In place, so that no buffer is needed.
+            Some(locals) => ours = chain_in_place(chain, locals.hashes),
             None => hash_tokens(stored, chain, seed, block_size, &mut ours),
         }
         (ours, u32::try_from(size / block_size).unwrap_or(1))
@@ -190,7 +183,7 @@ impl EngineCache {
     fn push_part(
         &mut self,
         stored: &Stored,
-        number: usize,
+        (engine, number, more): (u64, usize, usize),
         parent: Option<Position>,
         seed: u64,
         block_size: usize,
@@ -199,8 +192,7 @@ impl EngineCache {
         let tokens = stored.token_ids.get(number * size..(number + 1) * size).unwrap_or_default();
         let keys = stored.extra_keys.get(number).map_or(&[][..], Vec::as_slice);
         let objects: Vec<u64> = keys.iter().filter_map(ExtraKey::object).collect();
-        let more = stored.hashes.len() - number;
-        let block = NewBlock { engine: stored.hashes[number], tokens, objects: &objects, seed, more };
+        let block = NewPart { engine, tokens, objects: &objects, seed, more };
         self.runs.push_part(parent, &block, block_size)
     }
 
@@ -264,9 +256,8 @@ impl EngineCache {
             }
             1 => {
                 let blocks = self.runs.leaving(at, hashes, tier);
-                self.runs.set_absent(at.run, blocks.clone(), tier);
                 self.uncover(tree, at.run, blocks.clone(), tier);
-                self.runs.trim(at);
+                self.runs.leave(at.run, blocks.clone(), tier);
                 return Some(blocks.len());
             }
             count => self.runs.set_stored(at, tier, count - 1),

@@ -5,6 +5,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
+mod blocks;
 mod cut;
 mod parts;
 mod place;
@@ -18,9 +19,9 @@ use super::{
     memory::{heap, reserve},
 };
 use crate::id::BlockHash;
-pub(super) use cut::NewBlock;
+pub(super) use cut::NewPart;
 use parts::Parts;
-use run::{Block, Branch, Run};
+use run::{Branch, Run};
 
 /// Twentieths added to the counted bytes; 9 were not enough with larger tables. Fitted to
 /// `cargo xtask nightly --only index-memory`, where resident
@@ -43,6 +44,18 @@ pub(super) struct Runs {
     /// Number of runs created so far, wrapping. Tells the runs apart that reuse an index.
     births: u32,
     queueable: Queueable,
+}
+
+/// Blocks to be added.
+#[derive(Debug)]
+pub(super) struct NewBlocks {
+    /// The engine's hashes.
+    pub(super) engine: Vec<u64>,
+    /// Our hashes, `step` for each block.
+    pub(super) ours: Vec<BlockHash>,
+    pub(super) step: u32,
+    /// Seed of our local hashes.
+    pub(super) seed: u64,
 }
 
 /// What the eviction queue does with a run whose turn has come.
@@ -78,12 +91,6 @@ impl Runs {
 
     /// Loads the positions of blocks into the cache, so that their cache misses overlap.
     pub(super) fn prefetch(&self, engine: &[u64]) {
-        let loaded = engine.iter().map(|hash| self.positions.prefetch(*hash));
-        std::hint::black_box(loaded.fold(0, u32::wrapping_add));
-    }
-
-    /// Loads the position of one block into the cache.
-    pub(super) fn prefetch_one(&self, engine: u64) {
         std::hint::black_box(self.positions.prefetch(engine));
     }
 
@@ -94,7 +101,7 @@ impl Runs {
 
     /// Returns the engine's hash of a block.
     fn engine(&self, at: Position) -> Option<u64> {
-        Some(self.run(at)?.blocks.get(at.at as usize)?.engine)
+        self.run(at)?.blocks.hashes().get(at.at as usize).copied()
     }
 
     /// Returns whether a run exists and has an entry in the eviction queue.
@@ -139,68 +146,85 @@ impl Runs {
     }
 
     pub(super) fn stored(&self, at: Position) -> Counts {
-        self.run(at).and_then(|run| run.blocks.get(at.at as usize)).map_or([0; 3], |block| block.stored)
+        self.run(at).map_or([0; 3], |run| run.blocks.stored(at.at as usize))
     }
 
     /// Sets how often a block is stored in a tier, and keeps the branch that it starts up to date.
     pub(super) fn set_stored(&mut self, at: Position, tier: usize, count: u16) {
-        let run = self.runs.get_mut(at.run as usize);
-        let Some(block) = run.and_then(|run| run.blocks.get_mut(at.at as usize)) else { return };
-        let before = std::mem::replace(&mut block.stored[tier], count);
-        if at.at > 0 || (before > 0) == (count > 0) {
-            return;
-        }
-        let Some(parent) = self.parent(at) else { return };
-        if let Some(branch) = self.branch_mut(parent) {
-            branch.stored[tier] = if count > 0 { branch.stored[tier] + 1 } else { branch.stored[tier] - 1 };
+        let before = self.stored(at)[tier];
+        let block = at.at as usize;
+        self.change(at.run, |run| run.blocks.set_stored(block..block + 1, tier, count));
+        if (before > 0) != (count > 0) {
+            self.count_branch(at, tier, count > 0);
         }
     }
 
-    /// Adds blocks that are new, up to the first one that is known, after their parent: to the parent's
-    /// run if the parent is its tail, otherwise as a new run. They are stored once in `tier`. `ours` are our
-    /// hashes, `step` for each block. Returns the run, and the blocks in it.
+    /// Notes at the branch that a block starts, if it starts one, whether a tier stores the block.
+    fn count_branch(&mut self, at: Position, tier: usize, stored: bool) {
+        let parent = self.run(at).filter(|_| at.at == 0).and_then(|run| run.parent);
+        let Some(branch) = parent.and_then(|parent| self.branch_mut(parent)) else { return };
+        branch.stored[tier] = if stored { branch.stored[tier] + 1 } else { branch.stored[tier] - 1 };
+    }
+
+    /// Adds blocks that are new, up to the first one that is known, after their parent: to the parent's run
+    /// if the parent is its tail, otherwise as a new run. They are stored once in `tier`. Returns the run,
+    /// and the blocks in it.
     pub(super) fn push(
         &mut self,
         parent: Option<Position>,
-        engine: &[u64],
-        ours: &[BlockHash],
-        (seed, step): (u64, u32),
+        new: &mut NewBlocks,
+        range: Range<usize>,
         tier: usize,
     ) -> (u32, Range<u32>) {
+        let step = new.step;
         let tail =
             parent.filter(|at| self.run(*at).is_some_and(|run| run.step == step && run.ends_at(at.at)));
-        let number = tail.map_or_else(|| self.start_run(parent, seed, step, None), |at| at.run);
+        let number = tail.map_or_else(|| self.start_run(parent, new.seed, step, None), |at| at.run);
         let first = self.run(Position { run: number, at: 0 }).map_or(0, |run| run.blocks.len());
         let mut stored = [0; 3];
         stored[tier] = 1;
-        let ours = ours.get(..engine.len() * step as usize).unwrap_or_default();
-        self.change(number, |run| run.extend(engine, ours, stored));
-        self.positions.reserve(engine.len());
-        let count = self.insert_new(number, first, engine);
-        if count < engine.len() {
-            self.change(number, |run| run.truncate(first + count));
+        let (blocks, ours) = (range.len(), range.start * step as usize..range.end * step as usize);
+        let whole = first == 0 && blocks == new.engine.len();
+        self.change(number, |run| {
+            if whole {
+                new.ours.truncate(ours.len());
+                run.fill(std::mem::take(&mut new.engine), std::mem::take(&mut new.ours), stored);
+            } else {
+                let engine = new.engine.get(range).unwrap_or_default();
+                run.extend(engine, new.ours.get(ours).unwrap_or_default(), stored);
+            }
+        });
+        self.positions.reserve(blocks);
+        let count = self.insert_new(number, first);
+        if count < blocks {
+            self.change(number, |run| {
+                if whole {
+                    (new.engine, new.ours) = (run.blocks.hashes().to_vec(), run.our_hashes.clone());
+                }
+                run.truncate(first + count);
+            });
         }
-        if first == 0
-            && count > 0
-            && let Some(branch) = parent.and_then(|parent| self.branch_mut(parent))
-        {
-            branch.stored[tier] += 1;
+        if count > 0 {
+            let at = u32::try_from(first).unwrap_or(u32::MAX);
+            self.count_branch(Position { run: number, at }, tier, true);
         }
         let at = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         (number, at(first)..at(first + count))
     }
 
     /// Adds blocks of a run to the table, up to the first one that is known. Returns how many were added.
-    fn insert_new(&mut self, number: u32, first: usize, engine: &[u64]) -> usize {
+    fn insert_new(&mut self, number: u32, first: usize) -> usize {
         let (runs, positions) = (&self.runs, &mut self.positions);
         let known = |at: Position, hash: u64| {
             let run = runs.get(at.run as usize);
-            run.and_then(|run| run.blocks.get(at.at as usize)).is_some_and(|block| block.engine == hash)
+            run.and_then(|run| run.blocks.hashes().get(at.at as usize)) == Some(&hash)
         };
         let new = |(at, hash): &(u32, u64)| {
             positions.insert_new(*hash, Position { run: number, at: *at }, |at| known(at, *hash))
         };
-        (u32::try_from(first).unwrap_or(u32::MAX)..).zip(engine.iter().copied()).take_while(new).count()
+        let hashes = runs.get(number as usize).and_then(|run| run.blocks.hashes().get(first..));
+        let blocks = hashes.unwrap_or_default().iter().copied();
+        (u32::try_from(first).unwrap_or(u32::MAX)..).zip(blocks).take_while(new).count()
     }
 
     fn start_run(
@@ -245,38 +269,54 @@ impl Runs {
     /// are stored once in a tier.
     pub(super) fn leaving(&self, at: Position, hashes: &[u64], tier: usize) -> Range<u32> {
         let Some(run) = self.run(at) else { return at.at..at.at };
-        let (before, behind) = run.blocks.split_at_checked(at.at as usize).unwrap_or_default();
-        let leaves = |(block, hash): &(&Block, &u64)| block.engine == **hash && block.stored[tier] == 1;
-        let count = |count: usize| u32::try_from(count).unwrap_or(0);
+        let (before, behind) = run.blocks.hashes().split_at_checked(at.at as usize).unwrap_or_default();
+        let once = run.blocks.are_once_in(tier);
+        let is_once = |block: u32| once || run.blocks.stored(block as usize)[tier] == 1;
         let next = hashes.get(1..).unwrap_or_default();
-        match count(before.iter().rev().zip(next).take_while(leaves).count()) {
-            0 => at.at..at.at + count(behind.iter().zip(hashes).take_while(leaves).count()),
+        let leaves = |((block, hash), at): &((&u64, &u64), u32)| block == hash && is_once(*at);
+        let count = |count: usize| u32::try_from(count).unwrap_or(0);
+        match count(before.iter().rev().zip(next).zip((0..at.at).rev()).take_while(leaves).count()) {
+            0 => at.at..at.at + count(behind.iter().zip(hashes).zip(at.at..).take_while(leaves).count()),
             more => at.at - more..at.at + 1,
         }
     }
 
-    /// Notes that a tier does not store some blocks of a run any more.
-    pub(super) fn set_absent(&mut self, number: u32, blocks: Range<u32>, tier: usize) {
-        let Some(first) = (!blocks.is_empty()).then_some(blocks.start) else { return };
-        self.set_stored(Position { run: number, at: first }, tier, 0);
-        let run = self.runs.get_mut(number as usize);
-        let blocks = run.and_then(|run| run.blocks.get_mut(first as usize + 1..blocks.end as usize));
-        blocks.into_iter().flatten().for_each(|block| block.stored[tier] = 0);
+    /// Notes that a tier does not store some blocks of a run any more, and removes what is not needed then.
+    pub(super) fn leave(&mut self, number: u32, blocks: Range<u32>, tier: usize) {
+        let first = Position { run: number, at: blocks.start };
+        let Some(run) = self.run(first).filter(|_| !blocks.is_empty()) else { return };
+        let (start, end) = (blocks.start as usize, blocks.end as usize);
+        let is_tail = end == run.blocks.len() && !run.is_followed_from(blocks.start);
+        self.count_branch(first, tier, false);
+        let run = self.runs.get(number as usize);
+        if is_tail && run.is_some_and(|run| run.blocks.are_once_in(tier)) {
+            // No counts of single blocks are needed to remove them.
+            return self.cut(first, start);
+        }
+        self.change(number, |run| run.blocks.set_stored(start..end, tier, 0));
+        self.trim(first);
     }
 
     /// Removes the blocks at a run's tail that are stored in no tier and have no successor. If that empties
     /// the run, goes on with the run before it.
     pub(super) fn trim(&mut self, at: Position) {
-        let mut next = Some(at);
-        while let Some(at) = next.take() {
+        let needed = self.run(at).map_or(0, Run::needed);
+        self.cut(at, needed);
+    }
+
+    /// Removes the blocks of a run behind the first `needed`. If that empties the run, trims the run before
+    /// it.
+    fn cut(&mut self, at: Position, needed: usize) {
+        let mut next = Some((at, needed));
+        while let Some((at, needed)) = next.take() {
             if let Some(run) = self.runs.get_mut(at.run as usize) {
-                let needed = run.needed();
-                for (place, block) in (0..).zip(&run.blocks).skip(needed) {
-                    self.positions.remove(block.engine, Position { run: at.run, at: place });
+                for (place, hash) in (0..).zip(run.blocks.hashes()).skip(needed) {
+                    self.positions.remove(*hash, Position { run: at.run, at: place });
                 }
                 run.truncate(needed);
             }
-            next = self.shrink(at);
+            let parent = self.shrink(at);
+            next = parent.map(|parent| (parent, self.run(parent).map_or(0, Run::needed)));
         }
         if self.free.len() == self.runs.len() {
             (self.runs, self.free) = (Vec::new(), Vec::new());

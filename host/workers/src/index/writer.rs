@@ -93,7 +93,7 @@ impl Writer {
     pub(super) fn handle(&mut self, message: Message) {
         match message {
             Message::Events { candidate, batch } => {
-                self.apply(candidate, &batch);
+                self.apply(candidate, batch);
                 self.enforce_budget();
             }
             Message::Forget(candidate) => self.forget(candidate),
@@ -183,9 +183,9 @@ impl Writer {
     }
 
     /// Applies an engine's events in order.
-    fn apply(&mut self, candidate: Candidate, batch: &Batch) {
+    fn apply(&mut self, candidate: Candidate, batch: Batch) {
         let mut cache = self.candidates.get_or_insert(candidate).cache.take().unwrap_or_default();
-        for event in &batch.events {
+        for event in batch.events {
             let runs = cache.len();
             // Further cache groups of hybrid models hold other layers of the same blocks.
             let bytes = match event {
@@ -197,7 +197,7 @@ impl Writer {
                     effect.bytes
                 }
                 KvEvent::Removed { hashes, tier, group } if group.unwrap_or(0) == 0 => {
-                    cache.remove(&mut self.tree, hashes, *tier)
+                    cache.remove(&mut self.tree, &hashes, tier)
                 }
                 KvEvent::Cleared => cache.clear(&mut self.tree),
                 KvEvent::Stored(_) | KvEvent::Removed { .. } | KvEvent::Unknown(_) => continue,

@@ -1,4 +1,4 @@
-//! Measures the index's writer alone: hashed events, applied in one thread or through the index's own queue.
+//! Measures the index's writer alone: events, applied in one thread or through the index's own queue.
 //! For profiles, and to compare two builds.
 
 use std::{
@@ -22,6 +22,9 @@ struct Cli {
     /// Send the events to the index's own thread.
     #[arg(long)]
     thread: bool,
+    /// Send events with tokens, so that hashing these is measured too.
+    #[arg(long)]
+    tokens: bool,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -39,7 +42,9 @@ fn main() -> anyhow::Result<()> {
         let config =
             IndexConfig { byte_budget: 16 << 30, block_size: load.block_tokens, ..IndexConfig::default() };
         let index = if cli.thread { PrefixIndex::new(config)? } else { PrefixIndex::synchronous(config) };
-        events.iter_mut().for_each(|(_, batch)| index.hash_tokens(batch));
+        if !cli.tokens {
+            events.iter_mut().for_each(|(_, batch)| index.hash_tokens(batch));
+        }
         let events = events.clone();
         let start = Instant::now();
         for ((worker, rank), mut batch) in events {

@@ -16,7 +16,6 @@ use super::{
     super::{block_positions::Position, memory::reserve, tree::TreeWriter},
     Runs,
     parts::Parts,
-    run::Block,
 };
 use crate::{
     hash::{BlockContent, extend_block},
@@ -24,7 +23,7 @@ use crate::{
 };
 
 /// A block to be added.
-pub(in super::super) struct NewBlock<'a> {
+pub(in super::super) struct NewPart<'a> {
     pub(in super::super) engine: u64,
     pub(in super::super) tokens: &'a [u32],
     pub(in super::super) objects: &'a [u64],
@@ -44,7 +43,7 @@ impl Runs {
     pub(in super::super) fn push_part(
         &mut self,
         parent: Option<Position>,
-        block: &NewBlock<'_>,
+        block: &NewPart<'_>,
         ours: usize,
     ) -> Position {
         let size = block.tokens.len();
@@ -74,12 +73,12 @@ impl Runs {
                 reserve(&mut parts.listed, hashes.len());
                 parts.listed.resize(parts.listed.len() + hashes.len(), 0);
             }
-            reserve(&mut run.blocks, block.more);
+            run.blocks.reserve(block.more);
             run.extend(&[block.engine], &hashes, [0; 3]);
             at
         });
         let at = Position { run: number, at: index.unwrap_or(0) };
-        self.insert_new(at.run, at.at as usize, &[block.engine]);
+        self.insert_new(at.run, at.at as usize);
         at
     }
 
@@ -88,7 +87,7 @@ impl Runs {
         &self,
         parent: Option<Position>,
         before: usize,
-        block: &NewBlock<'_>,
+        block: &NewPart<'_>,
         ours: usize,
         hashes: &mut Vec<BlockHash>,
     ) {
@@ -201,8 +200,7 @@ impl Runs {
         let size = parts.size.max(1);
         let last = (end - 1).saturating_sub(parts.before) / size;
         let first = start.saturating_sub(parts.before) / size;
-        let stored = |block: &Block| block.stored[tier] > 0;
-        if !run.blocks.get(first..=last).is_some_and(|blocks| blocks.iter().all(stored)) {
+        if !(first..=last).all(|block| run.blocks.stored(block)[tier] > 0) {
             return false;
         }
         let mut missing = parts.before.saturating_sub(start);

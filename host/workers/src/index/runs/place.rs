@@ -141,12 +141,8 @@ impl Runs {
             let listed = parts.listed().iter().enumerate().filter(|(_, tiers)| **tiers & (1 << tier) != 0);
             listed.for_each(|(at, _)| add(at..at + 1));
         } else {
-            let held = run
-                .blocks
-                .iter()
-                .enumerate()
-                .filter(|(_, block)| block.stored.get(tier).is_some_and(|count| *count > 0));
-            held.for_each(|(at, _)| add(at * step..(at + 1) * step));
+            let held = |at: &usize| run.blocks.stored(*at).get(tier).is_some_and(|count| *count > 0);
+            (0..run.blocks.len()).filter(held).for_each(|at| add(at * step..(at + 1) * step));
         }
         ranges
     }

@@ -9,6 +9,7 @@ use super::{
         trail::Trail,
     },
     Counts,
+    blocks::Blocks,
     parts::Parts,
 };
 use crate::id::BlockHash;
@@ -28,19 +29,12 @@ pub(super) struct Run {
     pub(super) queued: bool,
     /// An event named the run since it was queued.
     pub(super) used: bool,
-    pub(super) blocks: Vec<Block>,
+    pub(super) blocks: Blocks,
     pub(super) our_hashes: Vec<BlockHash>,
     /// Where our hashes lie in the tree.
     pub(super) trail: Trail,
     /// Sorted by `at`.
     pub(super) branches: Vec<Branch>,
-}
-
-#[derive(Debug)]
-pub(super) struct Block {
-    /// The engine's hash.
-    pub(super) engine: u64,
-    pub(super) stored: Counts,
 }
 
 /// A block that other runs follow.
@@ -56,7 +50,7 @@ pub(super) struct Branch {
 impl Run {
     /// Returns the bytes that the run takes on the heap.
     pub(super) fn bytes(&self) -> usize {
-        heap(self.blocks.capacity() * size_of::<Block>())
+        self.blocks.bytes()
             + heap(self.our_hashes.capacity() * size_of::<BlockHash>())
             + heap(self.branches.capacity() * size_of::<Branch>())
             + self.trail.bytes()
@@ -71,8 +65,7 @@ impl Run {
     /// Returns the number of blocks up to the last one that is stored or that another run follows.
     pub(super) fn needed(&self) -> usize {
         let followed = self.branches.last().map_or(0, |branch| branch.at as usize + 1);
-        let stored = self.blocks.iter().rposition(|block| block.stored != [0; 3]);
-        stored.map_or(0, |last| last + 1).max(followed)
+        self.blocks.last_stored().map_or(0, |last| last + 1).max(followed)
     }
 
     /// Removes the blocks behind the first `blocks`.
@@ -91,18 +84,29 @@ impl Run {
 
     /// Appends blocks with our hashes of them.
     pub(super) fn extend(&mut self, engine: &[u64], ours: &[BlockHash], stored: Counts) {
-        reserve(&mut self.blocks, engine.len());
         reserve(&mut self.our_hashes, ours.len());
         self.our_hashes.extend_from_slice(ours);
-        self.blocks.extend(engine.iter().map(|engine| Block { engine: *engine, stored }));
+        self.blocks.extend(engine, stored);
+    }
+
+    /// Takes the first blocks with our hashes of them, without copying them.
+    pub(super) fn fill(&mut self, engine: Vec<u64>, ours: Vec<BlockHash>, stored: Counts) {
+        self.our_hashes = ours;
+        shrink(&mut self.our_hashes);
+        self.blocks.fill(engine, stored);
     }
 
     pub(super) fn shrink(&mut self) {
-        shrink(&mut self.blocks);
+        self.blocks.shrink();
         shrink(&mut self.our_hashes);
         if let Some(parts) = &mut self.parts {
             parts.shrink();
         }
+    }
+
+    /// Returns whether other runs follow a block or one behind it.
+    pub(super) fn is_followed_from(&self, at: u32) -> bool {
+        self.branches.last().is_some_and(|branch| branch.at >= at)
     }
 
     /// Returns whether a block is the last one and no run follows it.
