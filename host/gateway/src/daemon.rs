@@ -23,7 +23,7 @@ use crate::{
         reload::{ConfigReloader, ConfigSource, ReloadError, Reloaded},
         settings::Settings as Configured,
     },
-    http::{self, DataThread, audience::Audience},
+    http::{self, DataThread, audience::Audience, connected::Service},
     replicas::Replicas,
     state::open_files::connection_limit,
     state::{Settings, SharedState, State},
@@ -135,7 +135,7 @@ impl Daemon {
                 serve_on_this_thread(&shared, (listener, ext_proc), &origins, beat, stop);
             })?;
         }
-        let routes = admin::routes(shared.clone());
+        let routes = Service::of_router(admin::routes(shared.clone()));
         let serve =
             http::listener::serve(admin_listener, Audience::Operators, routes, shared.clone(), stop.clone());
         servers.spawn(serve);
@@ -223,10 +223,13 @@ fn serve_on_this_thread(
         match TcpListener::from_std(listener) {
             Ok(listener) => {
                 let (thread, shared) = (DataThread::new(shared.clone()), shared.clone());
+                // Each connection looks at the token with each event: threads do not share it.
+                let stop = stop.child_token();
                 let sweeper = thread.clone().close_idle_connections();
-                let routes = http::routes(thread.clone(), cors_origins);
-                let picking = ext_proc::serve(ext_proc, thread, routes.clone(), shared.clone(), stop.clone());
-                let serving = http::listener::serve(listener, Audience::Clients, routes, shared, stop);
+                let service = http::service(thread.clone(), cors_origins);
+                let own = service.router().clone();
+                let picking = ext_proc::serve(ext_proc, thread, own, shared.clone(), stop.clone());
+                let serving = http::listener::serve(listener, Audience::Clients, service, shared, stop);
                 tokio::select! {
                     _ = async { tokio::join!(serving, picking) } => {}
                     () = sweeper => {}

@@ -26,15 +26,15 @@ use crate::{
 
 mod accept_errors;
 pub(crate) mod admit;
+pub(crate) mod arrival;
 pub(crate) mod audience;
 pub(crate) mod auth;
 pub(crate) mod body;
 mod client_socket;
 mod client_stream;
 mod completion;
-mod connected;
+pub(crate) mod connected;
 pub(crate) mod credentials;
-mod first_byte;
 mod handshake;
 mod http2;
 pub(crate) mod listener;
@@ -48,6 +48,8 @@ mod refuse_connection;
 mod request_id;
 mod tunnel;
 
+use arrival::Arrival;
+use connected::Service;
 pub(crate) use request_id::request_id;
 
 /// How long a browser may remember what it is allowed.
@@ -90,10 +92,14 @@ impl DataThread {
     }
 }
 
-/// Returns the clients' endpoints with their state.
-pub(crate) fn routes(thread: DataThread, cors_origins: &[HeaderValue]) -> Router {
-    let routes = endpoints().with_state(thread);
-    if cors_origins.is_empty() { routes } else { routes.layer(cors(cors_origins)) }
+/// Returns what answers clients.
+pub(crate) fn service(thread: DataThread, cors_origins: &[HeaderValue]) -> Service {
+    let routes = endpoints().with_state(thread.clone());
+    if cors_origins.is_empty() {
+        Service::of_clients(routes, thread)
+    } else {
+        Service::of_router(routes.layer(cors(cors_origins)))
+    }
 }
 
 /// Returns the clients' endpoints. `openapi/clients.json` describes them.
@@ -101,7 +107,8 @@ pub(crate) fn endpoints() -> Router<DataThread> {
     let mut routes = Router::new();
     for endpoint in Endpoint::POSTED {
         let serve = move |thread: Extract<DataThread>, request: HttpRequest<Body>| async move {
-            completion::serve(&thread, endpoint, request).await
+            let arrival = Arrival::of(request.extensions());
+            completion::serve(thread.context(), endpoint, arrival, request).await.map(Body::new)
         };
         routes = routes.route(endpoint.path(), post(serve));
     }

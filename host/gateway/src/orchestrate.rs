@@ -55,7 +55,7 @@ pub(crate) struct Drive {
     upstream: Upstream,
     pub(crate) request: Arc<Request>,
     pub(crate) legs: Legs,
-    pub(crate) account: Account,
+    pub(crate) account: Box<Account>,
     pub(crate) decode: Upstreaming<DecodeHead>,
     pub(crate) deadline: Instant,
     /// When the request was ready to be routed: a booking cannot be older.
@@ -81,10 +81,10 @@ pub(crate) struct Drive {
     whole: Option<Response<Bytes>>,
     saw_gone: bool,
     planned: Option<CandidateId>,
-    /// Cancelled when no leg runs.
-    over: CancellationToken,
-    /// Cancelled when the prefill call ended.
-    prefill_over: CancellationToken,
+    /// Cancelled when no leg runs; the first abort makes it.
+    over: Option<CancellationToken>,
+    /// Cancelled when the prefill call ended; the call makes it.
+    prefill_over: Option<CancellationToken>,
 }
 
 /// One leg: its worker, booking, call in flight, and failure.
@@ -126,8 +126,8 @@ pub(crate) struct PlannedRequest {
 pub(crate) async fn drive(
     state: Arc<State>,
     upstream: Upstream,
-    planned: PlannedRequest,
-    account: Account,
+    planned: Box<PlannedRequest>,
+    account: Box<Account>,
     gone: CancellationToken,
 ) -> Response<Answer> {
     let mut drive = Drive::new(state, upstream, planned, account, gone);
@@ -154,7 +154,7 @@ pub(crate) async fn drive(
                         return relay::stream(drive, head);
                     }
                     // The client left, but the first token must arrive before decode may be cancelled.
-                    relay::drain(drive, head).await;
+                    Box::pin(relay::drain(drive, head)).await;
                     return ApiError::ClientClosed.response("").map(Answer::whole);
                 }
                 Err(event) => drive.report(event),
@@ -167,11 +167,11 @@ impl Drive {
     fn new(
         state: Arc<State>,
         upstream: Upstream,
-        planned: PlannedRequest,
-        account: Account,
+        planned: Box<PlannedRequest>,
+        account: Box<Account>,
         gone: CancellationToken,
     ) -> Box<Self> {
-        let PlannedRequest { request, routing_request, snapshot, plan, explain } = planned;
+        let PlannedRequest { request, routing_request, snapshot, plan, explain } = *planned;
         let mut retry_policy = state.settings.split(&request.model).retry_policy;
         // Local prefill would ignore the worker that a hint names [D4].
         retry_policy.local_fallback &= request.hints.prefill.is_none();
@@ -203,8 +203,8 @@ impl Drive {
             whole: None,
             saw_gone: false,
             planned: plan.planned,
-            over: CancellationToken::new(),
-            prefill_over: CancellationToken::new(),
+            over: None,
+            prefill_over: None,
         })
     }
 
@@ -300,7 +300,9 @@ impl Drive {
         if !self.attempts.queued().is_zero() {
             self.account.queued(self.attempts.queued());
         }
-        self.over.cancel();
+        if let Some(over) = &self.over {
+            over.cancel();
+        }
         self.attempts.stop();
         self.prefill.call = None;
         self.decode.call = None;

@@ -13,7 +13,7 @@ use pointsman_endpoint_picker::{
 
 use crate::{
     budget::Budget,
-    http::{DataThread, peer::Peer},
+    http::{DataThread, arrival::Arrival, peer::Sender},
     orchestrate::availability::servable_models,
     state::SharedState,
 };
@@ -36,8 +36,9 @@ impl Picker for GatewayPicker {
     type Exchange = GatewayExchange;
 
     fn begin(&self, head: RequestHead, extensions: &Extensions) -> GatewayExchange {
-        let peer = Peer(Peer::of(extensions));
-        GatewayExchange::begin(&self.thread, self.own.clone(), &self.streams, head, peer)
+        // The proxy's certificate is not the client's.
+        let sender = Sender::at(Arrival::of(extensions).sender.address);
+        GatewayExchange::begin(&self.thread, self.own.clone(), &self.streams, head, sender)
     }
 }
 

@@ -115,13 +115,14 @@ impl Tokens {
         }
         let outcome = match &model.source {
             Source::Engine(engine) => {
-                engine.of(request, upstream, model.timeout).await.map(|tokens| (tokens.into(), None))
+                let tokens = Box::pin(engine.of(request, upstream, model.timeout)).await;
+                tokens.map(|tokens| (tokens.into(), None))
             }
             Source::Folder(tokenizer, hashes) => {
                 let tokens = if request.prompt().len() <= INLINE_ENCODE_BYTES {
                     encode(tokenizer, request, None, &AtomicBool::new(false))
                 } else {
-                    self.long(tokenizer, request, tenant, model.timeout).await
+                    Box::pin(self.long(tokenizer, request, tenant, model.timeout)).await
                 };
                 tokens.map(|tokens| (tokens, Some(hashes.clone())))
             }

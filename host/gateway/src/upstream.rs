@@ -134,7 +134,7 @@ impl Upstream {
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
         let retry_after = response.headers().get(header::RETRY_AFTER).cloned();
         let retry_after = retry_after.filter(|value| value.len() <= MAX_RETRY_AFTER);
-        let body = beginning(response.into_body()).await?;
+        let body = Box::pin(beginning(response.into_body())).await?;
         Err(CallError::Status { status, content_type, retry_after, body })
     }
 
@@ -151,7 +151,8 @@ impl Upstream {
             let fresh = idle.is_none();
             let mut connection = match idle {
                 Some(connection) => connection,
-                None => self.connect(to, parts).await?,
+                // Boxed, as all that few calls need: each call has room for the largest of its steps.
+                None => Box::pin(self.connect(to, parts)).await?,
             };
             match connection.call(head, body).await {
                 Ok(mut answered) => {

@@ -104,7 +104,7 @@ async fn a_stream_is_read_as_the_standard_has_it() {
     ];
     let bench = bench(|_| {}).await;
     let cluster = &bench.cluster;
-    let mut complete = 0;
+    let (mut complete, mut bytes) = (0, 0);
     for (name, text) in cases {
         for pieces in [false, true] {
             let acts = if pieces {
@@ -126,6 +126,9 @@ async fn a_stream_is_read_as_the_standard_has_it() {
             complete += 1;
             let line = format!(r#"status="200",code="ok"}} {complete}"#);
             assert!(metrics.contains(&line), "{name}: the stream is complete");
+            bytes += text.len();
+            let line = format!("pointsman_relayed_bytes_total {bytes}\n");
+            assert!(metrics.contains(&line), "{name}: its bytes are counted when it has ended");
         }
     }
 }

@@ -6,7 +6,7 @@ use pointsman_gateway::config::{Config, SemconvVersion, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{Behaviour, Collector, ReceivedSpan, TestCluster, TestClusterBuilder};
 use serde_json::json;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 const CHAT: &str = "/v1/chat/completions";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -149,10 +149,16 @@ async fn m1_a_pair_s_request_is_one_tree_with_a_link_from_decode_to_prefill() {
         let head = &collector.heads()[0];
         assert!(head.starts_with("POST /v1/traces ") && head.contains("application/x-protobuf"), "{head}");
         assert!(head.contains("x-api-key: secret-7"), "{head}");
-        assert_eq!(
-            cluster.metric("pointsman_trace_spans_exported_total").await.unwrap(),
-            [spans.len() as f64]
-        );
+        // The gateway counts them when it has read the collector's answer.
+        let mut exported = Vec::new();
+        for _ in 0..400 {
+            exported = cluster.metric("pointsman_trace_spans_exported_total").await.unwrap();
+            if exported == [spans.len() as f64] {
+                break;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(exported, [spans.len() as f64]);
     }
 }
 
@@ -264,7 +270,7 @@ async fn m1_without_traces_or_outside_the_sample_nothing_is_sent() {
         assert!(sent.ends_with("-00"), "{sent}");
     }
     cluster.at_rest().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    sleep(Duration::from_millis(100)).await;
     assert!(collector.bodies().is_empty());
 }
 
@@ -321,7 +327,7 @@ async fn m3_a_bad_collector_costs_spans_and_no_request() {
         assert!(begun.elapsed() < Duration::from_secs(5), "{behaviour:?}: {:?}", begun.elapsed());
         let counted = async {
             while dropped(&cluster, reason).await == 0.0 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                sleep(Duration::from_millis(20)).await;
             }
         };
         // M3.3
@@ -342,7 +348,7 @@ async fn m3_a_bad_collector_costs_spans_and_no_request() {
         if dropped(&cluster, "connect").await > 0.0 {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        sleep(Duration::from_millis(20)).await;
     }
     panic!("a collector that is away was not counted");
 }

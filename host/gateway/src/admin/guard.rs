@@ -17,9 +17,9 @@ use super::{
 use crate::{
     config::Role,
     http::{
+        arrival::Arrival,
         auth::{operator_of, wrong_key},
         credentials::bearer,
-        peer::Sender,
         request_id,
     },
     openai::error::ApiError,
@@ -32,7 +32,7 @@ pub(super) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response<Body> {
-    let sender = Sender::of(request.extensions());
+    let sender = Arrival::of(request.extensions()).sender;
     let peer = sender.address;
     let change = Change::of(&request, peer);
     let (operator, found) = match operator_of(&state, request.headers(), &sender).await {

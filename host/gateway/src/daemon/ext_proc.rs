@@ -10,7 +10,7 @@ use super::{CLIENT_SEND_BUFFER, bind, cannot_listen};
 use crate::{
     budget::Budget,
     config::{ExtProc, Problem},
-    http::{self, DataThread, audience::Audience},
+    http::{self, DataThread, audience::Audience, connected::Service},
     picker,
     state::SharedState,
 };
@@ -57,7 +57,8 @@ pub(super) async fn serve(
     match TcpListener::from_std(socket) {
         Ok(listener) => {
             let routes = picker::routes(thread, shared.clone(), own, streams, max_body);
-            http::listener::serve(listener, Audience::Proxies, routes, shared, stop).await;
+            let service = Service::of_router(routes);
+            http::listener::serve(listener, Audience::Proxies, service, shared, stop).await;
         }
         Err(error) => {
             tracing::error!(%error, "endpoint picker not started: its listener cannot be registered")

@@ -1,12 +1,13 @@
 //! Admits a request: refuses it before its body is read, or reads the body.
 
-use axum::{body::Body, http::HeaderMap};
+use axum::http::HeaderMap;
 use bytes::Bytes;
+use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
     auth::authorize_client,
-    body::{self, BodyLimits},
+    body::{self, BodyLimits, ReadError},
     peer::Sender,
 };
 use crate::{
@@ -47,7 +48,7 @@ pub(crate) async fn identify(
 pub(super) async fn admit(
     state: &State,
     caller: Caller,
-    body: Body,
+    body: impl Body<Data = Bytes, Error: Into<ReadError>> + Unpin,
     started: Instant,
 ) -> Result<Admitted, ApiError> {
     check_rate(state, &caller)?;

@@ -36,7 +36,7 @@ pub(super) async fn authorize_client(
     let mut caller = Caller::default();
     if settings.clients_are_known() || state.jwt.is_some() {
         caller = match client_key(headers)? {
-            Some(given) => by_key(state, given, sender.address).await?,
+            Some(given) => Box::pin(by_key(state, given, sender.address)).await?,
             None => by_certificate(settings, sender).cloned().ok_or(ApiError::Unauthorized)?,
         };
     }

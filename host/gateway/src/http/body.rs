@@ -13,7 +13,7 @@ use axum::{
     middleware::Next,
 };
 use bytes::{Bytes, BytesMut};
-use http_body::Body as _;
+use http_body::Body as HttpBody;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Duration, Instant, timeout_at};
 
@@ -34,6 +34,9 @@ const SMALL_BODIES_PART: usize = 8;
 const MAX_RESERVED: usize = 1024 * 1024;
 /// Limit of a body for operators' endpoints, bytes.
 const MAX_OPERATORS_BODY: usize = 1024 * 1024;
+
+/// Why a body cannot be read.
+pub(super) type ReadError = Box<dyn Error + Send + Sync>;
 
 /// Limits of a body.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +86,11 @@ impl BodyLimits {
 ///
 /// # Errors
 /// [`ApiError`] that names the limit, or the failure of the client's connection.
-pub(super) async fn read(body: Body, limits: BodyLimits, held: &mut Share) -> Result<Bytes, ApiError> {
+pub(super) async fn read(
+    body: impl HttpBody<Data = Bytes, Error: Into<ReadError>> + Unpin,
+    limits: BodyLimits,
+    held: &mut Share,
+) -> Result<Bytes, ApiError> {
     // Before the first poll: the HTTP server then asks a client that waits for `100 Continue` to go on.
     if body.size_hint().lower() > limits.bytes as u64 {
         return Err(ApiError::PayloadTooLarge(limits.bytes));

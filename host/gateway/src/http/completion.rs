@@ -2,26 +2,21 @@
 
 use std::sync::Arc;
 
-use axum::{
-    body::Body,
-    http::{Request as HttpRequest, Response, header},
-};
+use axum::http::{Request as HttpRequest, Response, header};
 use bytes::Bytes;
+use http_body::Body;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    DataThread,
     admit::{Admitted, admit, identify},
-    first_byte::FirstByte,
-    peer::Sender,
+    arrival::Arrival,
+    body::ReadError,
     prepare::{Prepared, Received, Refused, prepare},
     request_id,
 };
 use crate::{
     openai::{error::ApiError, request::Endpoint},
-    orchestrate::{
-        self, after_disconnect::AfterDisconnect, client_connection::ClientConnection, relay::Answer,
-    },
+    orchestrate::{self, after_disconnect::AfterDisconnect, relay::Answer},
     state::State,
     telemetry::account::Account,
     upstream::Upstream,
@@ -31,15 +26,17 @@ use crate::{
 const LARGE_BODY: usize = 64 * 1024;
 
 /// Serves a request. Its account, with the number of requests in flight, begins before the body is read.
-pub(super) async fn serve(
-    thread: &DataThread,
+pub(super) async fn serve<B>(
+    (state, upstream): (Arc<State>, Upstream),
     endpoint: Endpoint,
-    request: HttpRequest<Body>,
-) -> Response<Body> {
-    let (state, upstream) = thread.context();
+    arrival: Arrival,
+    request: HttpRequest<B>,
+) -> Response<Answer>
+where
+    B: Body<Data = Bytes, Error: Into<ReadError>> + Unpin,
+{
     let (parts, body) = request.into_parts();
-    let started = FirstByte::of(&parts.extensions);
-    let client = parts.extensions.get::<ClientConnection>().cloned();
+    let Arrival { sender, first_byte: started, client } = arrival;
     if let Some(client) = &client {
         client.set_deadline(started + state.settings.request_timeout);
     }
@@ -48,7 +45,7 @@ pub(super) async fn serve(
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
     let admitted = async {
-        let caller = identify(&state, &parts.headers, &Sender::of(&parts.extensions)).await?;
+        let caller = identify(&state, &parts.headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
         admit(&state, caller, body, started).await
     };
@@ -63,7 +60,7 @@ pub(super) async fn serve(
             AfterDisconnect::new(work, gone, tracker).await
         }
     };
-    answer.map(|answer| Body::new(answer.on(client)))
+    answer.map(|answer| answer.on(client))
 }
 
 async fn answer(
@@ -88,12 +85,12 @@ async fn answer(
             account.discard();
             whole_json(&answer)
         }
-        Err(Refused { account, error }) => refuse(*account, &error),
+        Err(Refused { account, error }) => refuse(account, &error),
     }
 }
 
 /// Answers with an error and records it.
-fn refuse(mut account: Account, error: &ApiError) -> Response<Answer> {
+fn refuse(mut account: Box<Account>, error: &ApiError) -> Response<Answer> {
     account.ended(error.status().as_u16(), error.code());
     let mut response = error.response_as(account.endpoint.format(), &account.request_id);
     account.tell_limits(response.headers_mut());
@@ -104,4 +101,20 @@ fn whole_json(value: &serde_json::Value) -> Response<Answer> {
     let mut response = Response::new(Answer::whole(Bytes::from(value.to_string())));
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_future<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// It is moved into a box for each request: the larger the box, the longer the allocator looks for it.
+    #[test]
+    fn the_future_of_a_request_has_no_room_for_its_rare_steps() {
+        let size = size_of_future(answer);
+        assert!(size <= 2_048, "{size} bytes: box what few requests wait for");
+    }
 }

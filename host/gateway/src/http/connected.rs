@@ -1,36 +1,76 @@
-//! What a connection tells its requests.
+//! What answers the requests of a connection.
+
+use std::convert::Infallible;
 
 use axum::Router;
-use hyper::{Request, body::Incoming};
+use futures_util::{FutureExt as _, TryFutureExt as _, future::Either};
+use http_body_util::Either as EitherBody;
+use hyper::{Method, Request, Response, body::Incoming, service::Service as _};
+use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 
-use super::{
-    first_byte::FirstByte,
-    peer::{ClientCertificate, Peer},
+use super::{DataThread, arrival::Arrival, completion, peer::Sender, pieces::Pieces};
+use crate::{
+    openai::endpoint::Endpoint,
+    orchestrate::{client_connection::ClientConnection, relay::Answer},
 };
-use crate::orchestrate::client_connection::ClientConnection;
+
+/// What answers the requests of a listener.
+#[derive(Clone)]
+pub(crate) struct Service {
+    router: Router,
+    /// Runs the requests for engines without the steps and boxes of the router; `None`: it runs them, too.
+    engines: Option<DataThread>,
+}
+
+/// The body of an answer: of an engine's, or the router's.
+pub(super) type AnswerBody = EitherBody<Answer, Pieces>;
+
+impl Service {
+    /// Answers every request by the router.
+    pub(crate) fn of_router(router: Router) -> Self {
+        Self { router, engines: None }
+    }
+
+    /// Answers by the router, which adds nothing to the answers of engines.
+    pub(super) fn of_clients(router: Router, thread: DataThread) -> Self {
+        Self { router, engines: Some(thread) }
+    }
+
+    /// The router, for requests that come another way.
+    pub(crate) fn router(&self) -> &Router {
+        &self.router
+    }
+}
 
 /// A connection as its requests know it.
 pub(super) struct Connected {
-    pub(super) routes: Router,
-    pub(super) peer: Peer,
-    pub(super) certificate: Option<ClientCertificate>,
+    router: TowerToHyperService<Router>,
+    engines: Option<DataThread>,
+    sender: Sender,
 }
 
 impl Connected {
-    /// Tells a request, whose first byte arrived at `first`, whom it comes from.
-    pub(super) fn introduce(
+    pub(super) fn new(Service { router, engines }: Service, sender: Sender) -> Self {
+        Self { router: TowerToHyperService::new(router), engines, sender }
+    }
+
+    /// Answers a request, whose first byte arrived at `first_byte`, to `client`.
+    pub(super) fn answer(
         &self,
-        request: &mut Request<Incoming>,
-        first: Instant,
-        client: &ClientConnection,
-    ) {
-        let extensions = request.extensions_mut();
-        extensions.insert(FirstByte(first));
-        extensions.insert(client.clone());
-        extensions.insert(self.peer);
-        if let Some(certificate) = &self.certificate {
-            extensions.insert(certificate.clone());
+        mut request: Request<Incoming>,
+        first_byte: Instant,
+        client: ClientConnection,
+    ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + use<> {
+        let arrival = Arrival { sender: self.sender.clone(), first_byte, client: Some(client) };
+        let engines = self.engines.as_ref().filter(|_| request.method() == Method::POST);
+        let posted = engines.and_then(|thread| Some((thread, Endpoint::posted(request.uri().path())?)));
+        if let Some((thread, endpoint)) = posted {
+            let answer = completion::serve(thread.context(), endpoint, arrival, request);
+            return Either::Left(answer.map(|answer| Ok(answer.map(EitherBody::Left))));
         }
+        request.extensions_mut().insert(arrival);
+        let answer = self.router.call(request);
+        Either::Right(answer.map_ok(|answer| answer.map(|body| EitherBody::Right(Pieces::of(body)))))
     }
 }

@@ -1,6 +1,9 @@
 //! The TLS handshake of a connection: within its time, and with a reason when it fails.
 
-use std::io::{self, ErrorKind};
+use std::{
+    io::{self, ErrorKind},
+    net::IpAddr,
+};
 
 use pointsman_workers::LogLimit;
 use rustls::{CertificateError, Error, PeerIncompatible};
@@ -10,11 +13,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{
-    client_socket::ClientSocket,
-    peer::{ClientCertificate, Peer},
-    refuse_connection::plain_text,
-};
+use super::{client_socket::ClientSocket, peer::ClientCertificate, refuse_connection::plain_text};
 use crate::tls::{CertificateNames, Handshake};
 
 /// Bytes that TLS may hold for a client that does not read, besides the record that is written.
@@ -36,7 +35,7 @@ pub(super) struct Secured {
 pub(super) async fn accept(
     mut socket: ClientSocket,
     handshake: &Handshake,
-    peer: Peer,
+    peer: IpAddr,
 ) -> Result<Secured, &'static str> {
     let until = Instant::now() + handshake.timeout;
     match timeout_at(until, socket.peek()).await {
@@ -76,10 +75,10 @@ pub(super) async fn accept(
 }
 
 /// Logs a failed handshake, at most once a second, and returns its reason.
-fn failed<T>(peer: Peer, reason: &'static str) -> Result<T, &'static str> {
+fn failed<T>(peer: IpAddr, reason: &'static str) -> Result<T, &'static str> {
     static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
     if let Some(suppressed) = LINES.due() {
-        tracing::info!(address = %peer.0, reason, suppressed, "TLS handshake failed");
+        tracing::info!(address = %peer, reason, suppressed, "TLS handshake failed");
     }
     Err(reason)
 }

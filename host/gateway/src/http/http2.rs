@@ -5,21 +5,22 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::body::Body;
 use futures_util::{
     TryFutureExt as _,
     future::{Either, ready},
 };
-use hyper::{Request, Response, body::Incoming, server::conn::http2::Builder, service::Service as _};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use http_body_util::Either as EitherBody;
+use hyper::{Request, Response, body::Incoming, server::conn::http2::Builder};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{client_stream::ClientStream, connected::Connected, pieces::Pieces, request_id};
-use crate::{budget::Budget, config::Http2, openai::error::ApiError};
+use super::{
+    client_stream::ClientStream,
+    connected::{AnswerBody, Connected},
+    request_id,
+};
+use crate::{budget::Budget, config::Http2, openai::error::ApiError, orchestrate::relay::Answer};
 
 mod spawn;
 mod streams;
@@ -82,20 +83,20 @@ pub(super) async fn serve(
 ) -> Option<&'static str> {
     let Limits { http2, idle, write, connection_window, requests } = limits;
     let streams = Streams::new(http2.max_resets);
-    let (of_requests, routes) = (streams.clone(), TowerToHyperService::new(connected.routes.clone()));
-    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+    let of_requests = streams.clone();
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         // A stream has no bytes before its head, which arrives whole.
         let stream = of_requests.open();
-        connected.introduce(&mut request, Instant::now(), stream.client());
+        let client = stream.client().clone();
         let place = requests.as_ref().and_then(|requests| requests.take(1));
         let refused = requests.as_ref().filter(|_| place.is_none());
         let refused = refused.map(|requests| refusal(&request, requests.limit()));
         let body = StreamBody::of(stream, &request, place);
         let answer = match refused {
             Some(refused) => Either::Left(ready(Ok(refused))),
-            None => Either::Right(routes.call(request)),
+            None => Either::Right(connected.answer(request, Instant::now(), client)),
         };
-        answer.map_ok(move |answer| answer.map(|answer| body.with(Pieces::of(answer))))
+        answer.map_ok(move |answer| answer.map(|answer| body.with(answer)))
     });
     let mut builder = Builder::new(Spawn { streams: streams.clone(), tasks, write });
     builder
@@ -130,8 +131,9 @@ pub(super) async fn serve(
 }
 
 /// Answers a request that is one too many.
-fn refusal(request: &Request<Incoming>, limit: usize) -> Response<Body> {
-    ApiError::TooManyStreams(limit).response(&request_id(request.headers())).map(Body::from)
+fn refusal(request: &Request<Incoming>, limit: usize) -> Response<AnswerBody> {
+    let response = ApiError::TooManyStreams(limit).response(&request_id(request.headers()));
+    response.map(|text| EitherBody::Left(Answer::whole(text)))
 }
 
 /// Why a connection failed: one of a fixed list; `None`: the client ended it.

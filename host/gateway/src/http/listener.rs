@@ -1,14 +1,9 @@
 //! Accepts connections and serves them, with or without TLS, for clients and for operators.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use axum::Router;
-use futures_util::TryFutureExt as _;
-use hyper::{Request, body::Incoming, service::Service as _};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper::{Request, body::Incoming};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -17,11 +12,10 @@ use super::{
     audience::Audience,
     client_socket::ClientSocket,
     client_stream::ClientStream,
-    connected::Connected,
+    connected::{Connected, Service},
     handshake::{self, Secured},
     http2::{self, Limits},
-    peer::Peer,
-    pieces::Pieces,
+    peer::Sender,
     refuse_connection::{Refusals, TooMany},
 };
 use crate::{
@@ -40,7 +34,7 @@ const MAX_BUFFER: usize = 32 * 1024;
 pub(crate) async fn serve(
     listener: TcpListener,
     audience: Audience,
-    routes: Router,
+    service: Service,
     shared: SharedState,
     stop: CancellationToken,
 ) {
@@ -81,10 +75,10 @@ pub(crate) async fn serve(
             }
         };
         let shares = (share, of_address);
-        let open = Open { metrics: metrics.clone(), audience, peer: Peer(peer.ip()), _shares: shares };
+        let open = Open { metrics: metrics.clone(), audience, peer: peer.ip(), _shares: shares };
         open.metrics.connections.inc();
         let (shared, of_streams, stop) = (shared.clone(), tasks.clone(), stop.clone());
-        tasks.spawn(serve_connection(stream, open, routes.clone(), shared, of_streams, stop));
+        tasks.spawn(serve_connection(stream, open, service.clone(), shared, of_streams, stop));
     }
     drop(listener);
     tasks.close();
@@ -95,7 +89,7 @@ pub(crate) async fn serve(
 struct Open {
     metrics: Arc<Metrics>,
     audience: Audience,
-    peer: Peer,
+    peer: IpAddr,
     _shares: (Share, Option<AddressShare>),
 }
 
@@ -115,7 +109,7 @@ impl Drop for Open {
 async fn serve_connection(
     stream: TcpStream,
     open: Open,
-    routes: Router,
+    service: Service,
     shared: SharedState,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -144,7 +138,7 @@ async fn serve_connection(
             }
         }
     };
-    let connected = Connected { routes, peer, certificate };
+    let connected = Connected::new(service, Sender { address: peer, certificate });
     let ended = if io.speaks_http2() || open.audience.speaks_http2_only() {
         // Its state is large, and connections of HTTP/1.1 need no room for it.
         Box::pin(http2::serve(io, connected, limits, tasks, draining)).await
@@ -165,10 +159,8 @@ async fn serve_http1(
     idle: Duration,
     stop: CancellationToken,
 ) -> Option<&'static str> {
-    let routes = TowerToHyperService::new(connected.routes.clone());
-    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        connected.introduce(&mut request, client.begin_request(), &client);
-        routes.call(request).map_ok(|answer| answer.map(Pieces::of))
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        connected.answer(request, client.begin_request(), client.clone())
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle).max_buf_size(MAX_BUFFER);

@@ -9,7 +9,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{DataThread, auth, peer::Sender, request_id};
+use super::{DataThread, arrival::Arrival, auth, peer::Sender, request_id};
 use crate::{
     openai::{error::ApiError, json::shortened},
     orchestrate::availability::servable_models,
@@ -17,7 +17,7 @@ use crate::{
 
 /// Lists the models.
 pub(super) async fn list(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    let (headers, sender) = (request.headers().clone(), Sender::of(request.extensions()));
+    let (headers, sender) = (request.headers().clone(), Arrival::of(request.extensions()).sender);
     let models = async {
         let names = allowed(&thread, &headers, &sender).await?;
         let data: Vec<_> = names.iter().map(describe).collect();
@@ -32,7 +32,7 @@ pub(super) async fn one(
     Path(id): Path<String>,
     request: HttpRequest<Body>,
 ) -> Response<Body> {
-    let (headers, sender) = (request.headers().clone(), Sender::of(request.extensions()));
+    let (headers, sender) = (request.headers().clone(), Arrival::of(request.extensions()).sender);
     let model = async {
         let names = allowed(&thread, &headers, &sender).await?;
         let found = names.iter().find(|name| **name == id).map(describe);

@@ -1,22 +1,11 @@
-//! The other end of a connection: its address, and the names in its verified certificate. Both are extensions
-//! of its requests.
+//! The other end of a connection: its address, and the names in its verified certificate.
 
-use std::{net::IpAddr, sync::Arc};
-
-use axum::http::Extensions;
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
 
 use crate::tls::CertificateNames;
-
-/// The address.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
-
-impl Peer {
-    /// Returns the address of a request's connection; the unspecified one when there is no connection.
-    pub(crate) fn of(extensions: &Extensions) -> IpAddr {
-        extensions.get::<Self>().map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0)
-    }
-}
 
 /// The certificate that a client proved to own. The listener's authority signed it, and the listener's list
 /// of names admits it.
@@ -34,18 +23,24 @@ impl ClientCertificate {
     }
 }
 
-/// What a connection says about who sends its requests.
+/// Who sends the requests of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Sender {
-    /// The address.
+    /// The address; the unspecified one when there is no connection.
     pub(crate) address: IpAddr,
     /// The client's certificate; `None`: it sent none.
     pub(crate) certificate: Option<ClientCertificate>,
 }
 
 impl Sender {
-    /// Returns the sender of a request.
-    pub(crate) fn of(extensions: &Extensions) -> Self {
-        Self { address: Peer::of(extensions), certificate: extensions.get::<ClientCertificate>().cloned() }
+    /// A sender of whom only the address is known.
+    pub(crate) fn at(address: IpAddr) -> Self {
+        Self { address, certificate: None }
+    }
+}
+
+impl Default for Sender {
+    fn default() -> Self {
+        Self::at(Ipv4Addr::UNSPECIFIED.into())
     }
 }

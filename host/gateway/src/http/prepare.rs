@@ -41,16 +41,15 @@ pub(crate) struct Received {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) caller: Caller,
-    pub(crate) account: Account,
+    pub(crate) account: Box<Account>,
     /// Workers of which one must be chosen; `None`: any.
     pub(crate) only: Option<Vec<WorkerId>>,
 }
 
 /// A request that can be answered.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(crate) enum Prepared {
     /// It is going to be run.
-    Planned { planned: PlannedRequest, account: Account },
+    Planned { planned: Box<PlannedRequest>, account: Box<Account> },
     /// The client asked where it would run.
     Preview { answer: serde_json::Value, account: Box<Account> },
 }
@@ -62,8 +61,8 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    pub(crate) fn new(account: Account, error: impl Into<ApiError>) -> Self {
-        Self { account: Box::new(account), error: Box::new(error.into()) }
+    pub(crate) fn new(account: Box<Account>, error: impl Into<ApiError>) -> Self {
+        Self { account, error: Box::new(error.into()) }
     }
 }
 
@@ -71,7 +70,6 @@ impl Refused {
 ///
 /// # Errors
 /// [`Refused`]: the request fails.
-#[expect(clippy::too_many_lines, reason = "the steps of a request in their order")]
 pub(crate) async fn prepare(
     state: &State,
     upstream: &Upstream,
@@ -113,7 +111,7 @@ pub(crate) async fn prepare(
         let tokens = tokens.as_ref();
         let show_plan = |plan| preview::preview(state, &request, tokens, &routing_request, &snapshot, &plan);
         return match plan.map_err(ApiError::from).and_then(show_plan) {
-            Ok(answer) => Ok(Prepared::Preview { answer, account: Box::new(account) }),
+            Ok(answer) => Ok(Prepared::Preview { answer, account }),
             Err(error) => Err(Refused::new(account, error)),
         };
     }
@@ -128,8 +126,7 @@ pub(crate) async fn prepare(
         Ok(plan) => plan.decode_override.clone(),
         Err(unplanned) => unplanned.decode_override.as_deref().cloned(),
     };
-    let mut account =
-        account.recording(state.router.decisions(), &state.learning, &state.decision_stats, decode_override);
+    account.records(state.router.decisions(), &state.learning, &state.decision_stats, decode_override);
     account.planned(planning);
     let plan = match plan {
         Ok(plan) => plan,
@@ -137,7 +134,7 @@ pub(crate) async fn prepare(
     };
     let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
     let planned = PlannedRequest { request, routing_request, snapshot, plan, explain };
-    Ok(Prepared::Planned { planned, account })
+    Ok(Prepared::Planned { planned: Box::new(planned), account })
 }
 
 /// Restricts a request to workers, besides those that it allows itself. Returns why none is left.
@@ -182,7 +179,7 @@ async fn read(
 ) -> Result<Arc<Request>, RequestError> {
     let rules = &state.settings.request_rules;
     if endpoint.is_form() {
-        return Request::of_form(endpoint, headers, body, rules).await;
+        return Box::pin(Request::of_form(endpoint, headers, body, rules)).await;
     }
     let body = json_object(body)?;
     let canary =

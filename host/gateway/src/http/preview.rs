@@ -12,8 +12,7 @@ use pointsman_routing::Purpose;
 use super::{
     DataThread,
     admit::{Admitted, admit, identify},
-    first_byte::FirstByte,
-    peer::Sender,
+    arrival::Arrival,
     request_id,
 };
 use crate::{
@@ -29,9 +28,9 @@ use crate::{
 pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
     let (state, upstream) = thread.context();
     let (parts, body) = request.into_parts();
-    let started = FirstByte::of(&parts.extensions);
+    let Arrival { sender, first_byte: started, .. } = Arrival::of(&parts.extensions);
     let answered = async {
-        let caller = identify(&state, &parts.headers, &Sender::of(&parts.extensions)).await?;
+        let caller = identify(&state, &parts.headers, &sender).await?;
         let Admitted { body, caller, held: _held } = admit(&state, caller, body, started).await?;
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };

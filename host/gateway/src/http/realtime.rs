@@ -16,9 +16,8 @@ use hyper_util::rt::TokioIo;
 use super::{
     DataThread,
     admit::check_rate,
+    arrival::Arrival,
     auth::authorize_client,
-    first_byte::FirstByte,
-    peer::Sender,
     request_id,
     tunnel::{Ended, Patience, tunnel},
 };
@@ -55,7 +54,7 @@ struct Opened {
 pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
     let (state, upstream) = thread.context();
     let (mut parts, _) = request.into_parts();
-    let started = FirstByte::of(&parts.extensions);
+    let started = Arrival::of(&parts.extensions).first_byte;
     let id = request_id(&parts.headers);
     let mut account = Account::new(state.metrics.clone(), id, Endpoint::Realtime, started);
     let upgrade = parts.extensions.remove::<OnUpgrade>();
@@ -90,7 +89,7 @@ async fn open(
         return Err(ApiError::Draining);
     }
     let headers = &request.headers;
-    let caller = authorize_client(state, headers, &Sender::of(&request.extensions)).await?;
+    let caller = authorize_client(state, headers, &Arrival::of(&request.extensions).sender).await?;
     account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
     check_rate(state, &caller)?;
     if !upgradable || !asks_for_websocket(headers) {
@@ -175,7 +174,7 @@ fn switch(answered: &HeaderMap, request_id: &str) -> Response<Body> {
 }
 
 /// Relays until one end closes, nothing is sent for too long, or the gateway stops.
-async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut account: Account) {
+async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut account: Box<Account>) {
     let Opened { session, place } = opened;
     let Session { engine, candidate, booking } = session;
     let Ok(client) = upgrade.await else {

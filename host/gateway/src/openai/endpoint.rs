@@ -76,6 +76,12 @@ impl Endpoint {
         Self::Detokenize,
     ];
 
+    /// Returns the endpoint of a POST request to a path.
+    #[must_use]
+    pub(crate) fn posted(path: &str) -> Option<Self> {
+        Self::POSTED.into_iter().find(|endpoint| endpoint.path() == path)
+    }
+
     /// Its path, at the engines as well as here.
     #[must_use]
     pub(crate) fn path(self) -> &'static str {

@@ -26,7 +26,7 @@ impl Drive {
         if let Some(head) = self.due_head() {
             return Next::Stream(head);
         }
-        let stale = self.stale_at();
+        let (deadline, stale) = (self.deadline, self.stale_at().filter(|stale| *stale < self.deadline));
         let waiting = self.attempts.waiting();
         let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
         let pending = self.pending_head.as_mut();
@@ -50,8 +50,10 @@ impl Drive {
             }
             () = first_bytes(pending) => self.pending_head.take().map_or(Next::Nothing, Next::Stream),
             () = over(waiting) => Next::Again,
-            () = tokio::time::sleep_until(self.deadline) => Next::Event(Event::Deadline),
-            () = tokio::time::sleep_until(stale.unwrap_or(self.deadline)), if stale.is_some() => Next::Stale,
+            () = tokio::time::sleep_until(stale.unwrap_or(deadline)) => match stale {
+                Some(_) => Next::Stale,
+                None => Next::Event(Event::Deadline),
+            },
         }
     }
 }

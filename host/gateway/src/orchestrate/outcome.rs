@@ -20,7 +20,9 @@ use crate::{
 
 impl Drive {
     pub(super) fn prefill_outcome(&mut self, outcome: Result<PrefillDone, CallError>) -> Event {
-        self.prefill_over.cancel();
+        if let Some(over) = self.prefill_over.take() {
+            over.cancel();
+        }
         let answer = match outcome {
             Ok(answer) => answer,
             Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
@@ -126,7 +128,7 @@ impl Drive {
         if !sse::is_stream(content_type) {
             let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
             let idle = self.state.settings.leg_timeouts.event_idle;
-            let refusal = refusal(head, shown, idle);
+            let refusal = Box::pin(refusal(head, shown, idle));
             let refusal = tokio::time::timeout_at(self.deadline, refusal).await;
             let error = refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned()));
             return Err(self.decode_failed(error));

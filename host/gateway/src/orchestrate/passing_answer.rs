@@ -33,7 +33,7 @@ const MAX_WHOLE: usize = 4 * 1024 * 1024;
 #[derive(Debug)]
 pub(crate) struct PassingAnswer {
     state: Arc<State>,
-    account: Account,
+    account: Box<Account>,
     request: Arc<Request>,
     session: Option<u64>,
     /// Whether the client asked for the decisions.
@@ -60,7 +60,7 @@ enum Content {
 impl PassingAnswer {
     pub(crate) fn new(
         state: Arc<State>,
-        account: Account,
+        account: Box<Account>,
         planned: &PlannedRequest,
         workers: PickedWorkers,
     ) -> Self {

@@ -37,6 +37,9 @@ mod prefill_answer;
 const MAX_CHUNK: usize = 16 * 1024;
 /// Initial capacity of the output buffer, bytes: a few events.
 const OUT_CAPACITY: usize = 2 * 1024;
+/// Bytes that a stream counts for itself before it adds them to those of all streams: threads share that
+/// counter, and an event must not write what another thread writes.
+const COUNTED_AT_ONCE: usize = 16 * 1024;
 
 pub(crate) use answer::Answer;
 pub(crate) use edit::{edit, hide_ids, hide_ids_in_error};
@@ -56,6 +59,8 @@ struct Relay {
     begun: bool,
     /// Bytes for the client.
     out: BytesMut,
+    /// Bytes of the engine that the metrics do not have yet.
+    uncounted: usize,
     /// Bytes that are held back until prefill ended (C11).
     held: Option<Vec<u8>>,
     /// The deadline, or the moment the bookings expire.
@@ -123,6 +128,7 @@ impl Relay {
             event_at: now,
             begun: false,
             out: BytesMut::with_capacity(OUT_CAPACITY),
+            uncounted: 0,
             held: None,
             timer,
             first_token: false,
@@ -190,8 +196,10 @@ impl Relay {
         let before = room.len();
         match std::task::ready!(incoming.poll_read(cx, room)) {
             Ok(true) => {
-                let came = room.len().saturating_sub(before);
-                self.drive.state.metrics.relayed_bytes.inc_by(came as u64);
+                self.uncounted += room.len().saturating_sub(before);
+                if self.uncounted >= COUNTED_AT_ONCE {
+                    self.count_bytes();
+                }
                 self.read_at = Instant::now();
                 if self.closed { self.skip() } else { self.take() }
             }
@@ -201,6 +209,12 @@ impl Relay {
             Err(error) => self.fail(error.into()),
         }
         Poll::Ready(())
+    }
+
+    /// Adds the bytes that came to the metrics.
+    fn count_bytes(&mut self) {
+        let bytes = std::mem::take(&mut self.uncounted) as u64;
+        self.drive.state.metrics.relayed_bytes.inc_by(bytes);
     }
 
     /// Processes the events that are complete.
@@ -376,5 +390,11 @@ impl Relay {
     fn decode_knows(&self) -> bool {
         let candidate = self.drive.decode.candidate.as_ref();
         candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.count_bytes();
     }
 }

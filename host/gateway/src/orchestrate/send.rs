@@ -1,10 +1,12 @@
 //! Sends a leg: body and headers from the connector, the call through the upstream client. Aborts it by
 //! request id.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::header;
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::{Leg, Worker};
@@ -53,18 +55,22 @@ impl Drive {
         let upstream = self.upstream.clone();
         let limits = self.state.settings.leg_timeouts;
         let silence = head_of("prefill answer", "prefill_head", limits.prefill_head);
-        let head = async move { upstream.head(&to, &headers, body).await };
         let idle = limits.event_idle;
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
-        self.prefill_over = CancellationToken::new();
-        self.prefill.call = Some(unless_down(candidate.worker.clone(), async move {
-            let (head, body) = upstream::within(silence, head).await?.into_parts();
-            if carries_data {
-                let body = upstream::collect(body, Some(idle)).await?;
-                return Ok(Some(http::Response::from_parts(head, body)));
-            }
-            drain_prefill(http::Response::from_parts(head, body), idle).await.map(|()| None)
+        self.prefill_over = Some(CancellationToken::new());
+        let worker = candidate.worker.clone();
+        self.prefill.call = Some(Box::pin(async move {
+            let call = pin!(async {
+                let head = pin!(upstream.head(&to, &headers, body));
+                let (head, body) = upstream::within(silence, head).await?.into_parts();
+                if carries_data {
+                    let body = upstream::collect(body, Some(idle)).await?;
+                    return Ok(Some(http::Response::from_parts(head, body)));
+                }
+                drain_prefill(http::Response::from_parts(head, body), idle).await.map(|()| None)
+            });
+            unless_down(&worker, call).await
         }));
         self.prefill.sent = Some(Instant::now());
         self.prefill_span = Some(span);
@@ -100,27 +106,34 @@ impl Drive {
         };
         let idle = limits.event_idle;
         // The engine of a pair answers after the prefill, which has a limit of its own.
-        let prefill_over = self.prefill.call.is_some().then(|| self.prefill_over.clone());
-        self.decode.call = Some(unless_down(candidate.worker.clone(), async move {
-            let head = upstream.head(&to, &headers, body);
-            let response = within_after(prefill_over, silence, head).await?;
-            if streams {
-                return Ok(DecodeHead::Stream(response));
-            }
-            let (head, body) = response.into_parts();
-            let body = upstream::collect(body, Some(idle)).await?;
-            Ok(DecodeHead::Whole(http::Response::from_parts(head, body)))
+        let prefill_over = self.prefill_over.clone().filter(|_| self.prefill.call.is_some());
+        let worker = candidate.worker.clone();
+        self.decode.call = Some(Box::pin(async move {
+            let call = pin!(async {
+                let head = pin!(upstream.head(&to, &headers, body));
+                let response = within_after(prefill_over, silence, head).await?;
+                if streams {
+                    return Ok(DecodeHead::Stream(response));
+                }
+                let (head, body) = response.into_parts();
+                let body = upstream::collect(body, Some(idle)).await?;
+                Ok(DecodeHead::Whole(http::Response::from_parts(head, body)))
+            });
+            unless_down(&worker, call).await
         }));
     }
 
-    pub(super) fn abort(&self, leg: Leg) {
+    pub(super) fn abort(&mut self, leg: Leg) {
         let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
         let Some(candidate) = candidate else { return };
         let spec = candidate.worker.spec();
         let Some(abort) = connector_for(spec).abort(self.token) else { return };
         let (upstream, to) = (self.upstream.clone(), Destination::new(spec, abort.path));
         let headers = leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
-        let over = self.over.clone();
+        let over = self.over.get_or_insert_default().clone();
+        if self.legs.is_finished() {
+            over.cancel();
+        }
         let (worker, limit) = (spec.id, self.state.settings.leg_timeouts.abort);
         self.state.tracker.spawn(async move {
             let send_abort = async || {
@@ -163,25 +176,24 @@ fn head_of(what: &'static str, key: &'static str, limit: Duration) -> Silence {
     Silence { what, key, limit }
 }
 
-/// A call that ends when health checks find that the worker does not answer at all.
-fn unless_down<T>(
-    worker: Arc<Worker>,
-    call: impl Future<Output = Result<T, CallError>> + Send + 'static,
-) -> BoxFuture<'static, Result<T, CallError>> {
-    Box::pin(async move {
-        tokio::select! {
-            biased;
-            outcome = call => outcome,
-            () = worker.judged_down() => Err(CallError::Down),
-        }
-    })
+/// Waits for a call, which ends when health checks find that the worker does not answer at all. It is pinned
+/// where it was made: passed by value, each function would have room for it twice.
+async fn unless_down<T>(
+    worker: &Worker,
+    call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
+) -> Result<T, CallError> {
+    tokio::select! {
+        biased;
+        outcome = call => outcome,
+        () = worker.judged_down() => Err(CallError::Down),
+    }
 }
 
 /// Limits the time of a call, counted from when `start` is cancelled, if there is one.
 async fn within_after<T>(
     start: Option<CancellationToken>,
     silence: Silence,
-    call: impl Future<Output = Result<T, CallError>>,
+    call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
 ) -> Result<T, CallError> {
     let Some(start) = start else { return upstream::within(silence, call).await };
     let late = async {

@@ -19,7 +19,7 @@ use crate::{
         DataThread,
         admit::{check_rate, identify},
         body::reserve,
-        peer::{Peer, Sender},
+        peer::Sender,
         prepare::{Prepared, Received, Refused, prepare},
         request_id,
     },
@@ -43,7 +43,7 @@ pub(super) struct GatewayExchange {
     upstream: Upstream,
     own: Router,
     head: RequestHead,
-    peer: Peer,
+    sender: Sender,
     /// The endpoint of engines that is called; `None`: the gateway answers itself.
     endpoint: Option<Endpoint>,
     /// The request's place among all of them; `None`: there are too many.
@@ -51,7 +51,7 @@ pub(super) struct GatewayExchange {
     started: Instant,
     /// When bytes of the body came last.
     read_at: Instant,
-    account: Option<Account>,
+    account: Option<Box<Account>>,
     caller: Caller,
     held: Share,
     answer: Option<PassingAnswer>,
@@ -63,7 +63,7 @@ impl GatewayExchange {
         own: Router,
         streams: &Arc<Budget>,
         head: RequestHead,
-        peer: Peer,
+        sender: Sender,
     ) -> Self {
         let (state, upstream) = thread.context();
         let started = Instant::now();
@@ -82,7 +82,7 @@ impl GatewayExchange {
             state,
             upstream,
             own,
-            peer,
+            sender,
             head,
             endpoint,
             place,
@@ -101,7 +101,7 @@ impl GatewayExchange {
         self.refuse_recorded(account, error)
     }
 
-    fn refuse_recorded(&self, mut account: Account, error: &ApiError) -> Refusal {
+    fn refuse_recorded(&self, mut account: Box<Account>, error: &ApiError) -> Refusal {
         self.state.metrics.ext_proc.picked("refused");
         let mut answer = error.response_as(account.endpoint.format(), &account.request_id);
         account.tell_limits(answer.headers_mut());
@@ -111,7 +111,11 @@ impl GatewayExchange {
     }
 
     /// Picks the workers of a planned request.
-    async fn pick_workers(&mut self, planned: PlannedRequest, mut account: Account) -> Result<Pick, Refusal> {
+    async fn pick_workers(
+        &mut self,
+        planned: Box<PlannedRequest>,
+        mut account: Box<Account>,
+    ) -> Result<Pick, Refusal> {
         let mut workers = match pick(&self.state, &planned, &mut account).await {
             Ok(workers) => workers,
             Err(error) => return Err(self.refuse_recorded(account, &error)),
@@ -144,9 +148,7 @@ impl Exchange for GatewayExchange {
         if self.endpoint.is_none() {
             return Ok(());
         }
-        // The proxy's certificate is not the client's.
-        let sender = Sender { address: self.peer.0, certificate: None };
-        let identified = identify(&self.state, &self.head.headers, &sender).await;
+        let identified = identify(&self.state, &self.head.headers, &self.sender).await;
         let caller = identified.map_err(|error| self.refuse(&error))?;
         if let Some(account) = &mut self.account {
             account.counts_for(self.state.tenant_metrics.of(caller.tenant_name()));
@@ -168,7 +170,7 @@ impl Exchange for GatewayExchange {
     async fn pick(&mut self, body: Bytes) -> Result<Pick, Refusal> {
         let (Some(endpoint), Some(mut account)) = (self.endpoint, self.account.take()) else {
             self.state.metrics.ext_proc.picked("own");
-            return Err(own_answer(self.own.clone(), &self.head, body, self.peer).await);
+            return Err(own_answer(self.own.clone(), &self.head, body, self.sender.clone()).await);
         };
         account.stage("receive", self.started);
         account.holds(std::mem::replace(&mut self.held, self.state.body_bytes.share()));
@@ -186,7 +188,7 @@ impl Exchange for GatewayExchange {
                 response.headers_mut().insert(header::CONTENT_TYPE, json);
                 Err(refusal(response, "preview"))
             }
-            Err(Refused { account, error }) => Err(self.refuse_recorded(*account, &error)),
+            Err(Refused { account, error }) => Err(self.refuse_recorded(account, &error)),
         }
     }
 
@@ -245,8 +247,7 @@ impl Drop for GatewayExchange {
 /// Returns the endpoint of engines that a request calls; `None`: no engine answers it.
 fn endpoint_of(head: &RequestHead) -> Option<Endpoint> {
     let path = head.path.split('?').next().unwrap_or_default();
-    let posted = || Endpoint::POSTED.into_iter().find(|endpoint| endpoint.path() == path);
-    if head.method == "POST" { posted() } else { None }
+    if head.method == "POST" { Endpoint::posted(path) } else { None }
 }
 
 fn no_address() -> ApiError {

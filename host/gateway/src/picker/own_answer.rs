@@ -8,20 +8,23 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use pointsman_endpoint_picker::{Refusal, RequestHead};
 
-use crate::{http::peer::Peer, openai::error::ApiError};
+use crate::{
+    http::{arrival::Arrival, peer::Sender},
+    openai::error::ApiError,
+};
 
 /// Largest answer, bytes.
 const MAX_ANSWER: usize = 4 * 1024 * 1024;
 
 /// Answers a request with the gateway's own endpoint for it.
-pub(super) async fn own_answer(own: Router, head: &RequestHead, body: Bytes, peer: Peer) -> Refusal {
+pub(super) async fn own_answer(own: Router, head: &RequestHead, body: Bytes, sender: Sender) -> Refusal {
     let request = Request::builder().method(head.method.as_str()).uri(head.path.as_str());
     let Ok(mut request) = request.body(Body::from(body)) else {
         let error = ApiError::InvalidRequest("the request has no valid method and path".to_owned());
         return refusal(error.response(""), error.code());
     };
     *request.headers_mut() = head.headers.clone();
-    request.extensions_mut().insert(peer);
+    request.extensions_mut().insert(Arrival::now(sender));
     // A router answers in any case.
     let Ok(answer) = TowerToHyperService::new(own).call(request).await;
     let (parts, body) = answer.into_parts();

@@ -106,9 +106,9 @@ impl Account {
         request_id: String,
         endpoint: Endpoint,
         started: Instant,
-    ) -> Self {
+    ) -> Box<Self> {
         metrics.inflight.inc();
-        Self {
+        Box::new(Self {
             metrics,
             request_id,
             endpoint,
@@ -143,23 +143,21 @@ impl Account {
             origin: None,
             log: None,
             trace: None,
-        }
+        })
     }
 
     /// Also records the outcome with the request's decisions, passes it to policies that learn, and adds both
     /// to the statistics.
-    #[must_use]
-    pub(crate) fn recording(
-        mut self,
+    pub(crate) fn records(
+        &mut self,
         decisions: &Arc<Decisions>,
         learning: &Arc<Learning>,
         stats: &Arc<DecisionStats>,
         decode_override: Option<OverrideRecord>,
-    ) -> Self {
+    ) {
         (self.decisions, self.learning) = (Some(decisions.clone()), Some(learning.clone()));
         self.stats = Some(stats.clone());
         self.decode_override = decode_override;
-        self
     }
 
     /// Adds the receipt of a decision.
@@ -241,7 +239,7 @@ impl Account {
     }
 
     /// Ends without a record: the request was a preview.
-    pub(crate) fn discard(mut self) {
+    pub(crate) fn discard(mut self: Box<Self>) {
         self.discarded = true;
     }
 

@@ -93,6 +93,13 @@ async fn a_connection_serves_one_call_after_another() {
 }
 
 #[tokio::test]
+async fn the_future_of_a_call_has_no_room_for_a_connect() {
+    let (upstream, headers, to) = (upstream(), Vec::new(), "http://x".into());
+    let size = size_of_val(&upstream.head(&to, &headers, Bytes::new()));
+    assert!(size <= 640, "{size} bytes: box what few calls wait for");
+}
+
+#[tokio::test]
 async fn an_answer_that_comes_byte_by_byte_is_the_same() {
     let text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: 1\r\n\r\n";
     let bytes = text.chars().map(String::from).collect();

@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{budget::Share, http::pieces::Pieces, orchestrate::client_connection::ClientConnection};
+use crate::{budget::Share, http::connected::AnswerBody, orchestrate::client_connection::ClientConnection};
 
 /// Time in which abandoned requests are counted together.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -141,12 +141,11 @@ impl Drop for Stream {
 }
 
 /// The answer of a stream. Before there is one, it stands for the request.
-#[derive(Debug)]
 pub(super) struct StreamBody {
     stream: Arc<Stream>,
     /// The request's part of those that all connections may have open.
     _place: Option<Share>,
-    pieces: Option<Pieces>,
+    answer: Option<AnswerBody>,
     /// The client needs no more of it.
     is_complete: bool,
     /// An answer to HEAD has no body that could be sent.
@@ -158,34 +157,34 @@ impl StreamBody {
         Self {
             stream,
             _place: place,
-            pieces: None,
+            answer: None,
             is_complete: false,
             is_head: request.method() == Method::HEAD,
         }
     }
 
-    pub(super) fn with(mut self, pieces: Pieces) -> Self {
-        self.is_complete = self.is_head || pieces.is_end_stream();
+    pub(super) fn with(mut self, answer: AnswerBody) -> Self {
+        self.is_complete = self.is_head || answer.is_end_stream();
         // The HTTP server asks for the first piece when the client has a window for it, which may be never.
         *self.stream.blocked_since.lock() = (!self.is_complete).then(Instant::now);
-        self.pieces = Some(pieces);
+        self.answer = Some(answer);
         self
     }
 }
 
 impl Body for StreamBody {
     type Data = Bytes;
-    type Error = axum::Error;
+    type Error = <AnswerBody as Body>::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         // The HTTP server asks for a piece when it has sent the one before.
         *self.stream.blocked_since.lock() = None;
-        let Some(pieces) = &mut self.pieces else { return Poll::Ready(None) };
-        let piece = ready!(Pin::new(&mut *pieces).poll_frame(cx));
-        let ends = piece.is_none() || pieces.is_end_stream();
+        let Some(answer) = &mut self.answer else { return Poll::Ready(None) };
+        let piece = ready!(Pin::new(&mut *answer).poll_frame(cx));
+        let ends = piece.is_none() || answer.is_end_stream();
         *self.stream.blocked_since.lock() = piece.is_some().then(Instant::now);
         // An answer that fails has no rest that the client could want.
         self.is_complete |= ends || matches!(piece, Some(Err(_)));
@@ -193,11 +192,11 @@ impl Body for StreamBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.pieces.as_ref().is_none_or(Body::is_end_stream)
+        self.answer.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.pieces.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+        self.answer.as_ref().map_or_else(SizeHint::default, Body::size_hint)
     }
 }
 
@@ -212,6 +211,7 @@ impl Drop for StreamBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::orchestrate::relay::Answer;
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_idle_when_its_last_stream_has_ended() {
@@ -240,7 +240,7 @@ mod tests {
         abandon();
         assert!(!is_flooded());
         let answered = StreamBody::of(streams.open(), &Request::new(()), None);
-        drop(answered.with(Pieces::of(axum::body::Body::empty())));
+        drop(answered.with(AnswerBody::Left(Answer::whole(Bytes::new()))));
         assert!(!is_flooded());
         abandon();
         assert!(is_flooded());

@@ -45,8 +45,8 @@ impl Answer {
     }
 
     /// A body that is there whole, with the record of its request.
-    pub(crate) fn served(rest: Bytes, account: Account) -> Self {
-        let account = Some(Box::new(account)).filter(|_| !rest.is_empty());
+    pub(crate) fn served(rest: Bytes, account: Box<Account>) -> Self {
+        let account = Some(account).filter(|_| !rest.is_empty());
         Self::new(Content::Whole { rest, account })
     }
 

@@ -1,0 +1,34 @@
+//! What is known of a request before anything of it is read: who sent it, when its first byte arrived, and
+//! which connection takes the answer.
+//!
+//! Time to first token, duration and deadline count from the first byte. The HTTP server hands over a request
+//! when its head is complete. A connection therefore notes the first read after its last write, which is the
+//! first byte of the next request.
+
+use axum::http::Extensions;
+use tokio::time::Instant;
+
+use super::peer::Sender;
+use crate::orchestrate::client_connection::ClientConnection;
+
+/// The arrival of a request; an extension of those that the router gets.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) sender: Sender,
+    /// When the first byte arrived.
+    pub(super) first_byte: Instant,
+    /// The connection that takes the answer; `None`: it is not a client's.
+    pub(super) client: Option<ClientConnection>,
+}
+
+impl Arrival {
+    /// A request that arrives now, and not on a connection of its client.
+    pub(crate) fn now(sender: Sender) -> Self {
+        Self { sender, first_byte: Instant::now(), client: None }
+    }
+
+    /// Returns the arrival of a request; now and from nowhere when it came on no connection.
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        extensions.get::<Self>().cloned().unwrap_or_else(|| Self::now(Sender::default()))
+    }
+}
