@@ -92,7 +92,8 @@ impl DataThread {
     }
 }
 
-/// Returns what answers clients.
+/// Returns what answers clients. With origins of other sites, every answer passes the layer that adds their
+/// headers.
 pub(crate) fn service(thread: DataThread, cors_origins: &[HeaderValue]) -> Service {
     let routes = endpoints().with_state(thread.clone());
     if cors_origins.is_empty() {

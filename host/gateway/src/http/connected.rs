@@ -19,11 +19,12 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Service {
     router: Router,
-    /// Runs the requests for engines without the steps and boxes of the router; `None`: it runs them, too.
+    /// Runs the requests for engines without the steps and boxes of the router; `None`: the router runs them,
+    /// because a layer of it changes their answers.
     engines: Option<DataThread>,
 }
 
-/// The body of an answer: of an engine's, or the router's.
+/// The body of an answer: an engine's, or the router's.
 pub(super) type AnswerBody = EitherBody<Answer, Pieces>;
 
 impl Service {
