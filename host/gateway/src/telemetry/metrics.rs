@@ -306,7 +306,7 @@ impl Metrics {
             cached_tokens "cached_tokens" "Number of prompt tokens that engines found in their cache",
             predicted_tokens "predicted_tokens" "Number of prompt tokens that routing expected to be cached",
             output_tokens "output_tokens" "Number of output tokens",
-            relayed_bytes "relayed_bytes" "Size of all answers relayed to clients in bytes",
+            relayed_bytes "relayed_bytes" "Size of all answers relayed to clients in bytes; a stream adds its own by 16 KB and at its end",
             decision_log_records "decision_log_records" "Number of requests that were written to the decision log",
             decision_log_bytes "decision_log_bytes" "Size of what was written to the decision log in bytes, compressed",
             trace_spans_exported "trace_spans_exported" "Number of spans that the collector took",

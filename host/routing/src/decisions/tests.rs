@@ -239,24 +239,51 @@ fn rows_left_by_filters_are_serialized_by_position() {
     assert_eq!((kept(0), kept(1), &json["left"]), (Value::Null, json!([0, 2]), &json!([2])));
 }
 
-#[test]
-fn an_outcome_is_added_while_a_reader_holds_the_lock() {
-    let (summary, mut recorder) = (summary(), Recorder::default());
-    let decisions = Decisions::new(4, 4_096, Wants::default());
-    let id = put(&decisions, &summary, &mut recorder, 1, 0);
-    let outcome = Outcome {
+fn outcome(output_tokens: u32) -> Outcome {
+    Outcome {
         status: 200,
         code: "ok",
         retried: false,
         ttft: None,
         itl: None,
-        output_tokens: 3,
+        output_tokens,
         output_source: Some("usage"),
         ended_at_ms: 7,
         duration: Duration::from_millis(9),
         cached_predicted: None,
         cached_reported: None,
-    };
+    }
+}
+
+#[test]
+fn an_outcome_reaches_its_decision_also_beside_numbers_that_other_shards_took() {
+    let (summary, mut recorder) = (summary(), Recorder::default());
+    let decisions = Decisions::new(4, 4_096, Wants::default());
+    recorder.begin(&summary);
+    recorder.end(Pool::empty(), None, &[], ["", "", ""]);
+    // The ring keeps the last four of these.
+    let numbers = [0_u32, 1, 2, 5, 9, 10];
+    for number in numbers {
+        let mut ring = decisions.shards[0].ring.lock();
+        assert_eq!(ring.push(number.into(), head(&summary, 1), recorder.recorded()), u64::from(number));
+    }
+    for number in 0..12 {
+        decisions.outcome(decisions.id(number.into(), 0), outcome(number));
+    }
+    for number in 0..12 {
+        let kept = numbers[2..].contains(&number);
+        let record = copy(&decisions, decisions.id(number.into(), 0));
+        let told = record.map(|record| record.header.outcome.unwrap().output_tokens);
+        assert_eq!(told, kept.then_some(number), "{number}");
+    }
+}
+
+#[test]
+fn an_outcome_is_added_while_a_reader_holds_the_lock() {
+    let (summary, mut recorder) = (summary(), Recorder::default());
+    let outcome = outcome(3);
+    let decisions = Decisions::new(4, 4_096, Wants::default());
+    let id = put(&decisions, &summary, &mut recorder, 1, 0);
     let held = decisions.get(id, |_, _| {
         // The reader holds the lock now.
         decisions.outcome(id, outcome);
