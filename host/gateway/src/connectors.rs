@@ -208,7 +208,7 @@ impl fmt::Debug for RequestToken {
 }
 
 /// The header that carries the id engines see.
-fn token_header(id: &str) -> (HeaderName, HeaderValue) {
+fn token_header(id: String) -> (HeaderName, HeaderValue) {
     let value = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static(""));
     (HeaderName::from_static("x-request-id"), value)
 }

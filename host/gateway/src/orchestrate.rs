@@ -191,7 +191,7 @@ impl Drive {
             explain,
             routing_request,
             snapshot,
-            queue: actions.into(),
+            queue: actions.into_iter().collect(),
             prefill: Upstreaming::default(),
             pending_head: None,
             prefill_span: None,

@@ -14,6 +14,7 @@
 //! | addressed | first; the request id names both workers | sent when prefill ended |
 
 use pointsman_workers::Leg;
+use smallvec::smallvec;
 
 mod failures;
 mod types;
@@ -150,11 +151,11 @@ impl Legs {
         match (self.shape, self.policy.order) {
             (Shape::Remote, LegOrder::PrefillFirst) => {
                 self.prefill = LegState::Routing;
-                vec![Action::Route(Leg::Prefill)]
+                smallvec![Action::Route(Leg::Prefill)]
             }
             _ => {
                 self.decode = LegState::Routing;
-                vec![Action::Route(self.answering())]
+                smallvec![Action::Route(self.answering())]
             }
         }
     }
@@ -171,10 +172,10 @@ impl Legs {
         }
         if traits.handoff == HandoffKind::Completed {
             self.prefill = LegState::InFlight;
-            return vec![Action::Send(Leg::Prefill)];
+            return smallvec![Action::Send(Leg::Prefill)];
         }
         self.decode = LegState::Routing;
-        vec![Action::Route(Leg::Decode)]
+        smallvec![Action::Route(Leg::Decode)]
     }
 
     fn routed(&mut self) -> Actions {
@@ -185,11 +186,11 @@ impl Legs {
         match (self.shape, self.prefill) {
             (Shape::Aggregated, _) => {
                 self.decode = LegState::InFlight;
-                vec![Action::Send(Leg::Aggregated)]
+                smallvec![Action::Send(Leg::Aggregated)]
             }
             (Shape::Remote, LegState::Idle) => {
                 self.prefill = LegState::Routing;
-                vec![Action::Route(Leg::Prefill)]
+                smallvec![Action::Route(Leg::Prefill)]
             }
             (Shape::Remote, LegState::Routed) => self.send_first(),
             (Shape::Remote, _) => self.send_decode(),
@@ -202,9 +203,9 @@ impl Legs {
         if self.handoff_kind() == Some(HandoffKind::Bootstrap) {
             self.decode = LegState::InFlight;
             (self.committed, self.dispatched) = (true, true);
-            return vec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)];
+            return smallvec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)];
         }
-        vec![Action::Send(Leg::Prefill)]
+        smallvec![Action::Send(Leg::Prefill)]
     }
 
     /// Sends decode with the handoff, even after the client left: only decode frees the blocks that prefill
@@ -213,9 +214,9 @@ impl Legs {
         self.decode = LegState::InFlight;
         self.dispatched = true;
         if self.client == Client::Gone {
-            return vec![Action::SendToConsume];
+            return smallvec![Action::SendToConsume];
         }
-        vec![Action::Send(Leg::Decode)]
+        smallvec![Action::Send(Leg::Decode)]
     }
 
     fn handoff(&mut self) -> Actions {
@@ -228,7 +229,7 @@ impl Legs {
             return self.send_decode();
         }
         self.decode = LegState::Routing;
-        vec![Action::Route(Leg::Decode)]
+        smallvec![Action::Route(Leg::Decode)]
     }
 
     fn prefill_ended(&mut self) -> Actions {
@@ -271,7 +272,7 @@ impl Legs {
             return Actions::new();
         }
         self.client = Client::Reading;
-        vec![Action::Relay]
+        smallvec![Action::Relay]
     }
 
     fn first_token(&mut self) -> Actions {
@@ -291,7 +292,7 @@ impl Legs {
             return Actions::new();
         }
         self.held = true;
-        if self.client == Client::Reading { vec![Action::Hold] } else { Actions::new() }
+        if self.client == Client::Reading { smallvec![Action::Hold] } else { Actions::new() }
     }
 
     fn ended(&mut self) -> Actions {

@@ -77,7 +77,9 @@ pub(super) fn is_bootstrap(parameters: &JsonBody) -> bool {
 
 /// The attempt's id, and the rank where there are several.
 pub(super) fn headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
-    let mut headers = vec![token_header(&context.token.to_string())];
+    // With room for the rank, a key and a trace.
+    let mut headers = LegHeaders::with_capacity(5);
+    headers.push(token_header(context.token.to_string()));
     headers.extend(rank_header(target));
     headers
 }

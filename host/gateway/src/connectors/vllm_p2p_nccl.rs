@@ -43,7 +43,7 @@ impl Connector for VllmP2pNccl {
             address(context.decode),
             context.token
         );
-        let mut headers = vec![token_header(&id)];
+        let mut headers = vec![token_header(id)];
         headers.extend(vllm::rank_header(target));
         headers
     }

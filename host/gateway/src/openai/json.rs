@@ -28,10 +28,18 @@ pub(crate) struct JsonBody {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    key: Box<str>,
+    key: Key,
     value: Range<usize>,
     counts: Counts,
     object_ends: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+enum Key {
+    /// Where it is in the text.
+    Written(Range<usize>),
+    /// It is written with escapes, and means this.
+    Unescaped(Box<str>),
 }
 
 /// Why a body is refused.
@@ -69,7 +77,7 @@ impl JsonBody {
         let text = ByteString::try_from(bytes).map_err(|error| JsonError::Syntax(error.to_string()))?;
         let members = scan::members(&text).map_err(|fault| JsonError::of(fault, &text))?;
         let entry = |Member { key, value, counts, object_ends }| {
-            Some(Entry { key: plain_key(text.get(key)?)?, value, counts, object_ends })
+            Some(Entry { key: Key::of(&text, key)?, value, counts, object_ends })
         };
         let entries: Option<Vec<_>> = members.into_iter().map(entry).collect();
         let entries = entries.ok_or_else(|| JsonError::of(Fault::Syntax, &text))?;
@@ -103,7 +111,7 @@ impl JsonBody {
 
     /// Every key, as often as it is there.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
-        self.entries.iter().map(|entry| &*entry.key)
+        self.entries.iter().map(|entry| entry.key.text(&self.text))
     }
 
     /// The object under a key, without a copy of its text; `None` when there is no object.
@@ -114,7 +122,7 @@ impl JsonBody {
     }
 
     fn entry(&self, key: &str) -> Option<&Entry> {
-        self.entries.iter().rev().find(|entry| &*entry.key == key)
+        self.entries.iter().rev().find(|entry| entry.key.text(&self.text) == key)
     }
 
     /// A value as `T`; `Ok(None)` when missing or null.
@@ -170,9 +178,7 @@ impl<'a> Edit<'a> {
     /// The edited body; the body itself when nothing changed.
     #[must_use]
     pub(crate) fn finish(self) -> Bytes {
-        let touched =
-            |entry: &Entry| self.takes_out(&entry.key) || self.set.iter().any(|(key, _)| *key == &*entry.key);
-        if self.set.is_empty() && !self.body.entries.iter().any(touched) {
+        if self.set.is_empty() && !self.body.keys().any(|key| self.takes_out(key)) {
             return self.body.bytes().clone();
         }
         let bytes = self.body.bytes();
@@ -191,12 +197,13 @@ impl<'a> Edit<'a> {
             let value = bytes.get(entry.value.start..entry.value.end).unwrap_or_default();
             let gap = bytes.get(entry.value.end..close).unwrap_or_default();
             from = comma.map_or(close, |comma| comma + 1);
-            if let Some((key, json)) = self.set.iter().find(|(key, _)| *key == &*entry.key) {
+            let written = entry.key.text(&self.body.text);
+            if let Some((key, json)) = self.set.iter().find(|(key, _)| *key == written) {
                 if !done.contains(key) {
                     done.push(key);
                     open.push([name, json.as_bytes(), gap]);
                 }
-            } else if !self.takes_out(&entry.key) {
+            } else if !self.takes_out(written) {
                 open.push([name, value, gap]);
             }
         }
@@ -233,12 +240,23 @@ fn comma_after(bytes: &[u8], end: usize) -> Option<usize> {
     (rest.get(gap) == Some(&b',')).then_some(end + gap)
 }
 
-/// A key as it is meant; `None` when its escapes mean nothing.
-fn plain_key(quoted: &str) -> Option<Box<str>> {
-    if quoted.contains('\\') {
-        return serde_json::from_str(quoted).ok();
+impl Key {
+    /// The key at `place`, quotes included; `None` when its escapes mean nothing.
+    fn of(text: &str, place: Range<usize>) -> Option<Self> {
+        let quoted = text.get(place.clone())?;
+        if quoted.contains('\\') {
+            return serde_json::from_str(quoted).ok().map(Self::Unescaped);
+        }
+        Some(Self::Written(place.start + 1..place.end.checked_sub(1)?))
     }
-    Some(quoted.trim_matches('"').into())
+
+    /// The key as it is meant.
+    fn text<'a>(&'a self, body: &'a str) -> &'a str {
+        match self {
+            Self::Written(place) => body.get(place.clone()).unwrap_or_default(),
+            Self::Unescaped(key) => key,
+        }
+    }
 }
 
 impl JsonError {

@@ -87,28 +87,28 @@ impl Drive {
     }
 
     pub(super) fn decode_whole(&mut self, whole: Response<Bytes>) -> Event {
-        let body = whole.body();
         if !is_whole_answer(&self.request, &whole) {
             return self.decode_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
-        let seen = seen::whole(self.request.is_chat(), body);
+        let (mut head, body) = whole.into_parts();
+        let seen = seen::whole(self.request.is_chat(), &body);
         if seen.error {
-            return self.decode_failed(CallError::of_error_body(body));
+            return self.decode_failed(CallError::of_error_body(&body));
         }
         if let Some(usage) = seen.usage {
             self.usage(usage);
         }
         self.served();
         self.bind(self.legs.answering());
-        let edited = relay::edit(body, &seen, self.cached_tokens).map_or_else(|| body.clone(), Bytes::from);
+        let edited = relay::edit(&body, &seen, self.cached_tokens).map_or(body, Bytes::from);
         let hidden = self.hides_id().then(|| relay::hide_ids(&edited, self.token)).flatten();
         let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
-        let mut response = Response::new(shown);
-        *response.status_mut() = whole.status();
         let json = HeaderValue::from_static("application/json");
-        let content_type = whole.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
-        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
-        self.whole = Some(response);
+        let content_type = head.headers.remove(header::CONTENT_TYPE).unwrap_or(json);
+        // The others are between the gateway and the engine.
+        head.headers.clear();
+        head.headers.insert(header::CONTENT_TYPE, content_type);
+        self.whole = Some(Response::from_parts(head, shown));
         Event::Ended
     }
 

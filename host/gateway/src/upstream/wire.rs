@@ -7,6 +7,15 @@ use super::{LegHeaders, chunked::Chunked, wire_error::WireError};
 
 /// Headers that an answer may have.
 const MAX_HEADERS: usize = 100;
+/// The headers of an answer that anything reads; no others are kept.
+const READ: [HeaderName; 6] = [
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::RETRY_AFTER,
+    header::CONNECTION,
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+];
 /// Heads that only inform (1xx) before the head of an answer.
 const MAX_INFORMATIONAL: usize = 16;
 /// Bytes that the head of an answer may have.
@@ -89,8 +98,9 @@ pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError>
 fn head(parsed: &httparse::Response<'_, '_>) -> Result<Head, WireError> {
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::Head("it has no status"))?;
-    let mut headers = HeaderMap::with_capacity(parsed.headers.len());
-    for header in parsed.headers.iter() {
+    let mut headers = HeaderMap::with_capacity(READ.len());
+    let is_read = |name: &str| READ.iter().any(|read| name.eq_ignore_ascii_case(read.as_str()));
+    for header in parsed.headers.iter().filter(|header| is_read(header.name)) {
         let name = HeaderName::from_bytes(header.name.as_bytes());
         let value = HeaderValue::from_bytes(header.value);
         let (Ok(name), Ok(value)) = (name, value) else { return Err(WireError::Head("an invalid header")) };
@@ -212,6 +222,14 @@ mod tests {
             framing("content-length: 7\r\ncontent-length: 7\r\n").framing.decode(b"", &mut vec![]).is_ok()
         );
         assert!(matches!(whole("HTTP/1.1 204 No Content\r\n\r\n").framing, Framing::Length(0)));
+    }
+
+    #[test]
+    fn only_headers_that_something_reads_are_kept() {
+        let text = "HTTP/1.1 200 OK\r\nDate: now\r\nContent-Type: a/b\r\nx-name: y\r\nRetry-After: 1\r\n\r\n";
+        let headers = whole(text).headers;
+        let kept: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(kept, ["content-type", "retry-after"]);
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl Flight {
             request,
             chain,
             legs,
-            actions: actions.into(),
+            actions: actions.into_iter().collect(),
             attempts: Attempts::seeded(seed),
             prefill: None,
             decode: None,

@@ -1,6 +1,7 @@
 //! Failures of a leg, the deadline, and a client that leaves [E]: what is retried and what still has to run.
 
 use pointsman_workers::Leg;
+use smallvec::smallvec;
 
 use super::{Action, Actions, Client, Failed, HandoffKind, LegState, Legs, MAX_BROKEN, Shape};
 
@@ -22,7 +23,7 @@ impl Legs {
         }
         self.prefill = LegState::Over;
         self.broken += u32::from(failed.broke);
-        let mut actions = vec![Action::Cancel(Leg::Prefill)];
+        let mut actions = smallvec![Action::Cancel(Leg::Prefill)];
         if self.decode == LegState::InFlight {
             // The decode leg waits for a prefill that has failed [E3].
             actions.extend(self.stop(Leg::Decode));
@@ -51,7 +52,7 @@ impl Legs {
         self.broken += u32::from(failed.broke);
         self.dispatched &= failed.sent;
         let answering = self.answering();
-        let mut actions = vec![Action::Cancel(answering)];
+        let mut actions = smallvec![Action::Cancel(answering)];
         let completed = self.handoff_kind() == Some(HandoffKind::Completed);
         // Nothing of the handoff was sent, so another decode worker may take it [E5]. A client that left
         // makes no difference: the handoff still has to be consumed.
@@ -160,6 +161,10 @@ impl Legs {
             return Actions::new();
         }
         let abortable = self.shape == Shape::Remote && self.traits.is_some_and(|traits| traits.abortable);
-        if abortable { vec![Action::Abort(leg), Action::Cancel(leg)] } else { vec![Action::Cancel(leg)] }
+        if abortable {
+            smallvec![Action::Abort(leg), Action::Cancel(leg)]
+        } else {
+            smallvec![Action::Cancel(leg)]
+        }
     }
 }

@@ -3,6 +3,7 @@
 use pointsman_workers::Leg;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 /// Which leg of a disaggregated request is routed first (D5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -135,5 +136,5 @@ pub enum Action {
     Finish,
 }
 
-/// Actions of one event, in order.
-pub type Actions = Vec<Action>;
+/// Actions of one event, in order. Hardly any event has more than these.
+pub type Actions = SmallVec<[Action; 4]>;
