@@ -1,12 +1,13 @@
-//! A relayed event allocates nothing. The test has a file of its own because its allocator counts everything
-//! in the process; the threads of engine and client allocate nothing during the count.
+//! A relayed event allocates nothing, and a request little. The tests have a file of their own because their
+//! allocator counts everything in the process, and run one after the other; the threads of engine and client
+//! allocate nothing during the count.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "tests")]
 
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::mpsc,
+    sync::{Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -17,6 +18,14 @@ use pointsman_workers::WorkerSpec;
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
+/// Held by the test that counts.
+static COUNTING: Mutex<()> = Mutex::new(());
+
+/// Requests before the count begins, and counted ones.
+const REQUESTS: (u64, u64) = (100, 400);
+/// Allocations of a request that is not streamed, by the gateway, the HTTP server and the runtime: 42, and a few
+/// for periodic work.
+const MAX_OF_REQUEST: u64 = 46;
 /// Events before the count begins: buffers find their size.
 const WARM: u32 = 200;
 /// Events counted.
@@ -81,8 +90,83 @@ fn answer(stream: &mut TcpStream, request: &[u8]) {
     stream.write_all((head + body).as_bytes()).unwrap();
 }
 
+/// An engine that answers each generation with the same text, as often as it is asked.
+fn answering_engine() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let body = r#"{"id":"c","object":"chat.completion","created":1,"model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"y"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}}"#;
+    let head =
+        "HTTP/1.1 200 OK\r\ndate: x\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: ";
+    let text = format!("{head}{}\r\n\r\n{body}", body.len());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, text) = (stream.unwrap(), text.clone());
+            stream.set_nodelay(true).unwrap();
+            thread::spawn(move || {
+                let (mut buffer, mut length) = ([0; 4096], 0);
+                while let Ok(read @ 1..) = stream.read(&mut buffer[length..]) {
+                    length += read;
+                    if !buffer.starts_with(b"POST") {
+                        answer(&mut stream, &buffer[..length]);
+                    } else if buffer[..length].ends_with(b"}]}") {
+                        stream.write_all(text.as_bytes()).unwrap();
+                    } else {
+                        continue;
+                    }
+                    length = 0;
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_request_allocates_little() {
+    let _counting = COUNTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _profiler = dhat::Profiler::builder().testing().build();
+    let worker = format!("role=aggregated,engine=vllm,url=http://{}", answering_engine());
+    let rare = Duration::from_secs(600);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| {
+        config.workers.push(WorkerSpec::parse_flag(&worker).unwrap());
+        config.server.threads = 1;
+        (config.probe.interval, config.probe.load_interval, config.policies.rescan) = (rare, rare, rare);
+    });
+    let cluster = runtime.block_on(cluster.start()).unwrap();
+    let mut client = TcpStream::connect(cluster.gateway.address).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let body = r#"{"model":"tiny","stream":false,"max_tokens":1,"messages":[{"role":"user","content":"x"}]}"#;
+    let head =
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ";
+    let request = format!("{head}{}\r\n\r\n{body}", body.len());
+    let mut buffer = [0; 4096];
+    let mut ask = || {
+        client.write_all(request.as_bytes()).unwrap();
+        let mut length = 0;
+        while !buffer[..length].ends_with(b"}}") {
+            let read = client.read(&mut buffer[length..]).unwrap();
+            assert!(read > 0, "the answer was cut");
+            length += read;
+        }
+        assert!(buffer.starts_with(b"HTTP/1.1 200"));
+    };
+    let (warm, counted) = REQUESTS;
+    (0..warm).for_each(|_| ask());
+    let before = dhat::HeapStats::get().total_blocks;
+    (0..counted).for_each(|_| ask());
+    let blocks = dhat::HeapStats::get().total_blocks - before;
+    runtime.block_on(cluster.at_rest()).unwrap();
+    let of_request = blocks.div_ceil(counted);
+    assert!(
+        of_request <= MAX_OF_REQUEST,
+        "{blocks} allocations for {counted} requests, {of_request} for each"
+    );
+}
+
 #[test]
 fn a_relayed_event_allocates_nothing() {
+    let _counting = COUNTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let _profiler = dhat::Profiler::builder().testing().build();
     let (send, commands) = mpsc::channel();
     let worker = format!("role=aggregated,engine=vllm,url=http://{}", engine(commands));
