@@ -25,7 +25,7 @@ use pointsman_workers::{
 };
 
 const BLOCK: usize = 16;
-const SIZES: [u64; 5] = [8, 64, 512, 1_024, 4_096];
+const SIZES: [u64; 6] = [8, 64, 512, 1_024, 4_096, 10_000];
 
 fn tokens() -> Vec<u32> {
     (0..8_192_u32).map(|place| place.wrapping_mul(2_654_435_761) % 50_000).collect()

@@ -7,11 +7,12 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::{Mutex, mpsc},
+    sync::mpsc,
     thread,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use pointsman_tests::TestClusterBuilder;
 use pointsman_workers::WorkerSpec;
 
@@ -19,12 +20,12 @@ use pointsman_workers::WorkerSpec;
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 /// Held by the test that counts.
-static COUNTING: Mutex<()> = Mutex::new(());
+static COUNTING: Mutex<()> = parking_lot::const_mutex(());
 
 /// Requests before the count begins, and counted ones.
 const REQUESTS: (u64, u64) = (100, 400);
-/// Allocations of a request that is not streamed, by the gateway, the HTTP server and the runtime: 42, and a few
-/// for periodic work.
+/// Allocations of a request that is not streamed, by the gateway, the HTTP server and the runtime: 42, and a
+/// few for periodic work.
 const MAX_OF_REQUEST: u64 = 46;
 /// Events before the count begins: buffers find their size.
 const WARM: u32 = 200;
@@ -123,7 +124,7 @@ fn answering_engine() -> SocketAddr {
 
 #[test]
 fn a_request_allocates_little() {
-    let _counting = COUNTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _counting = COUNTING.lock();
     let _profiler = dhat::Profiler::builder().testing().build();
     let worker = format!("role=aggregated,engine=vllm,url=http://{}", answering_engine());
     let rare = Duration::from_secs(600);
@@ -166,7 +167,7 @@ fn a_request_allocates_little() {
 
 #[test]
 fn a_relayed_event_allocates_nothing() {
-    let _counting = COUNTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _counting = COUNTING.lock();
     let _profiler = dhat::Profiler::builder().testing().build();
     let (send, commands) = mpsc::channel();
     let worker = format!("role=aggregated,engine=vllm,url=http://{}", engine(commands));

@@ -267,7 +267,8 @@ async fn e2_a_consumed_sglang_decode_is_aborted_by_its_id() {
     assert_eq!(aborts(&decode)[0], generation(&decode));
     cluster.until("decode is closed", |_| decode.open() == 0).await.unwrap();
     cluster.at_rest().await.unwrap();
-    // The engine may have read the request after the first abort. Of a request that is over, no third is sent.
+    // The engine may have read the request after the first abort. A request that is over is not aborted a
+    // third time.
     cluster.until("the abort is repeated", |_| aborts(&decode).len() == 2).await.unwrap();
     tokio::time::sleep(500 * MS).await;
     assert_eq!(aborts(&decode), [generation(&decode), generation(&decode)]);

@@ -55,7 +55,6 @@ impl TraceContext {
     }
 
     /// Returns the headers of a leg. `prefill` is the span of the prefill leg that this leg continues.
-    #[must_use]
     pub(crate) fn headers(
         &self,
         span: Span,
