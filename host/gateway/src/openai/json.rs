@@ -34,6 +34,7 @@ struct Entry {
     object_ends: Vec<u32>,
 }
 
+/// A key of the top level.
 #[derive(Clone, Debug)]
 enum Key {
     /// Where it is in the text.

@@ -8,7 +8,7 @@ use super::{LegHeaders, chunked::Chunked, wire_error::WireError};
 /// Headers that an answer may have.
 const MAX_HEADERS: usize = 100;
 /// The headers of an answer that anything reads; no others are kept.
-const READ: [HeaderName; 6] = [
+static READ: [HeaderName; 6] = [
     header::CONTENT_TYPE,
     header::CONTENT_ENCODING,
     header::RETRY_AFTER,
@@ -99,12 +99,12 @@ fn head(parsed: &httparse::Response<'_, '_>) -> Result<Head, WireError> {
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::Head("it has no status"))?;
     let mut headers = HeaderMap::with_capacity(READ.len());
-    let is_read = |name: &str| READ.iter().any(|read| name.eq_ignore_ascii_case(read.as_str()));
-    for header in parsed.headers.iter().filter(|header| is_read(header.name)) {
-        let name = HeaderName::from_bytes(header.name.as_bytes());
+    for header in parsed.headers.iter() {
+        let Some(name) = READ.iter().find(|read| header.name.eq_ignore_ascii_case(read.as_str())) else {
+            continue;
+        };
         let value = HeaderValue::from_bytes(header.value);
-        let (Ok(name), Ok(value)) = (name, value) else { return Err(WireError::Head("an invalid header")) };
-        headers.append(name, value);
+        headers.append(name, value.map_err(|_| WireError::Head("an invalid header"))?);
     }
     let (framing, sound) = framing(status, &headers)?;
     let keep = sound && keeps(parsed.version == Some(1), &headers) && !matches!(framing, Framing::ToEnd);

@@ -136,5 +136,5 @@ pub enum Action {
     Finish,
 }
 
-/// Actions of one event, in order. Hardly any event has more than these.
+/// Actions of one event, in order. Hardly any event has more than four.
 pub type Actions = SmallVec<[Action; 4]>;
