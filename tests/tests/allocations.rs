@@ -13,8 +13,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use pointsman_tests::TestClusterBuilder;
+use pointsman_tests::{TestCluster, TestClusterBuilder};
 use pointsman_workers::WorkerSpec;
+use tokio::runtime::Runtime;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -122,11 +123,10 @@ fn answering_engine() -> SocketAddr {
     address
 }
 
-#[test]
-fn a_request_allocates_little() {
-    let _counting = COUNTING.lock();
-    let _profiler = dhat::Profiler::builder().testing().build();
-    let worker = format!("role=aggregated,engine=vllm,url=http://{}", answering_engine());
+/// Starts a gateway with one data thread before `engine`, and connects a client.
+fn start(engine: SocketAddr) -> (Runtime, TestCluster, TcpStream) {
+    let worker = format!("role=aggregated,engine=vllm,url=http://{engine}");
+    // No probe, load query or re-scan falls into the counted time.
     let rare = Duration::from_secs(600);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let cluster = TestClusterBuilder::new().config(|config| {
@@ -135,8 +135,16 @@ fn a_request_allocates_little() {
         (config.probe.interval, config.probe.load_interval, config.policies.rescan) = (rare, rare, rare);
     });
     let cluster = runtime.block_on(cluster.start()).unwrap();
-    let mut client = TcpStream::connect(cluster.gateway.address).unwrap();
+    let client = TcpStream::connect(cluster.gateway.address).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    (runtime, cluster, client)
+}
+
+#[test]
+fn a_request_allocates_little() {
+    let _counting = COUNTING.lock();
+    let _profiler = dhat::Profiler::builder().testing().build();
+    let (runtime, cluster, mut client) = start(answering_engine());
     let body = r#"{"model":"tiny","stream":false,"max_tokens":1,"messages":[{"role":"user","content":"x"}]}"#;
     let head =
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ";
@@ -170,19 +178,7 @@ fn a_relayed_event_allocates_nothing() {
     let _counting = COUNTING.lock();
     let _profiler = dhat::Profiler::builder().testing().build();
     let (send, commands) = mpsc::channel();
-    let worker = format!("role=aggregated,engine=vllm,url=http://{}", engine(commands));
-    // No probe, load query or re-scan falls into the counted time.
-    let rare = Duration::from_secs(600);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let cluster = TestClusterBuilder::new().config(|config| {
-        config.workers.push(WorkerSpec::parse_flag(&worker).unwrap());
-        config.server.threads = 1;
-        (config.probe.interval, config.probe.load_interval, config.policies.rescan) = (rare, rare, rare);
-    });
-    let cluster = runtime.block_on(cluster.start()).unwrap();
-
-    let mut client = TcpStream::connect(cluster.gateway.address).unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let (runtime, cluster, mut client) = start(engine(commands));
     let body = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}"#;
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
