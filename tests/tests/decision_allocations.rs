@@ -82,6 +82,7 @@ fn allocations(program: &Program, workers: u64, by_policy: bool) -> f64 {
         planned: None,
         tried: &[],
         other_leg: None,
+        pairing: pointsman_routing::Pairing::default(),
         explain: false,
         probe: false,
         seed: 1,

@@ -142,7 +142,8 @@ struct ServeArgs {
     enforce_disagg: bool,
     /// A worker: role=prefill|decode|aggregated,engine=vllm|sglang|openai,url=http://HOST:PORT and further
     /// id, model, dp_size, bootstrap_host, bootstrap_port, transport, label.KEY, taint, lora, local_prefill,
-    /// prefill_cancellable, max_concurrency, block_size, total_blocks, api_key. May be given many times.
+    /// prefill_cancellable, handoff_lease_s, max_concurrency, block_size, total_blocks, api_key. May be given
+    /// many times.
     #[arg(long = "worker", value_name = "KEY=VALUE,…")]
     workers: Vec<String>,
 }

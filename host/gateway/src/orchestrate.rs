@@ -10,9 +10,9 @@ use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::Response;
 use pointsman_orchestration::{Action, Attempts, Event, Legs, PrefillTraits};
-use pointsman_routing::{CandidateId, RoutingRequest};
+use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -38,6 +38,7 @@ mod pending_head;
 #[cfg(feature = "ext-proc")]
 pub(crate) mod pick;
 mod plan;
+mod prefill_call;
 pub(crate) mod preview;
 pub(crate) mod realtime;
 pub(crate) mod relay;
@@ -47,6 +48,7 @@ mod send;
 
 use next_event::Next;
 pub(crate) use plan::{RequestPlan, Unplanned, plan, question};
+use prefill_call::{PrefillBooking, PrefillDone};
 use relay::Answer;
 
 /// A request on its way.
@@ -68,6 +70,9 @@ pub(crate) struct Drive {
     snapshot: Arc<Snapshot>,
     queue: VecDeque<Action>,
     prefill: Upstreaming<PrefillDone>,
+    prefill_booking: PrefillBooking,
+    /// The place that is kept for decode while prefill runs.
+    place: Option<ReservedPlace>,
     /// The head of a decode answer that waits for prefill.
     pending_head: Option<Response<Body>>,
     /// The span of the prefill leg that was sent last.
@@ -96,9 +101,6 @@ pub(crate) struct Upstreaming<T> {
     pub(crate) sent: Option<Instant>,
     pub(crate) failure: Option<ApiError>,
 }
-
-/// A prefill call that ended: its answer, or (bootstrap) nothing.
-type PrefillDone = Option<Response<Bytes>>;
 
 /// The answer of a decode or single leg: its head with a stream to come, or the whole of it.
 pub(crate) enum DecodeHead {
@@ -141,24 +143,14 @@ pub(crate) async fn drive(
             // Only a client that left gets no answer.
             return ApiError::ClientClosed.response(&drive.account.request_id).map(Answer::whole);
         }
-        match drive.next().await {
-            Next::Event(event) => drive.report(event),
-            Next::Again => drive.route_again(),
-            Next::Stale => drive.expire(),
-            Next::Nothing => {}
-            Next::Stream(head) => match drive.take_head(head).await {
-                Ok(head) => {
-                    drive.report(Event::Head);
-                    if drive.queue.front() == Some(&Action::Relay) {
-                        drive.queue.pop_front();
-                        return relay::stream(drive, head);
-                    }
-                    // The client left, but the first token must arrive before decode may be cancelled.
-                    Box::pin(relay::drain(drive, head)).await;
-                    return ApiError::ClientClosed.response("").map(Answer::whole);
-                }
-                Err(event) => drive.report(event),
-            },
+        if let Some(head) = drive.step().await {
+            if drive.queue.front() == Some(&Action::Relay) {
+                drive.queue.pop_front();
+                return relay::stream(drive, head);
+            }
+            // The client left, but the first token must arrive before decode may be cancelled.
+            Box::pin(relay::drain(drive, head)).await;
+            return ApiError::ClientClosed.response("").map(Answer::whole);
         }
     }
 }
@@ -193,6 +185,8 @@ impl Drive {
             snapshot,
             queue: actions.into_iter().collect(),
             prefill: Upstreaming::default(),
+            prefill_booking: PrefillBooking::default(),
+            place: None,
             pending_head: None,
             prefill_span: None,
             token: RequestToken::fresh(),
@@ -211,6 +205,53 @@ impl Drive {
     /// Reports an event to the state machine and queues the actions that follow.
     pub(crate) fn report(&mut self, event: Event) {
         self.queue.extend(self.legs.on(event));
+        if event == Event::Deadline && !self.legs.is_finished() {
+            self.extend_deadline();
+        }
+    }
+
+    /// Gives engines time for what they still need, after the client has its answer: a prefill in flight may
+    /// end, and its handoff is consumed.
+    fn extend_deadline(&mut self) {
+        let prefill =
+            if self.prefill_runs() { self.state.settings.leg_timeouts.prefill_head } else { Duration::ZERO };
+        let lease = self.prefill.candidate.as_ref().map(|candidate| candidate.worker.spec().handoff_lease());
+        self.deadline = Instant::now() + prefill + lease.unwrap_or_default();
+        self.release_place();
+    }
+
+    /// Waits for the next event and reports it. Returns the head of an answer that is a stream.
+    async fn step(&mut self) -> Option<Response<Body>> {
+        match self.next().await {
+            Next::Event(event) => self.report(event),
+            Next::Again => self.route_again(),
+            Next::Stale => self.expire(),
+            Next::Nothing => {}
+            Next::Stream(head) => match self.take_head(head).await {
+                Ok(head) => {
+                    self.report(Event::Head);
+                    return Some(head);
+                }
+                Err(event) => self.report(event),
+            },
+        }
+        None
+    }
+
+    /// Does what engines still need, after the client has its answer.
+    async fn go_on(mut self: Box<Self>) {
+        loop {
+            while let Some(action) = self.queue.pop_front() {
+                self.perform(action);
+            }
+            if self.legs.is_finished() {
+                return;
+            }
+            if let Some(head) = self.step().await {
+                Box::pin(relay::drain(self, head)).await;
+                return;
+            }
+        }
     }
 
     /// Returns the next action to perform.
@@ -239,6 +280,7 @@ impl Drive {
     /// Performs an action that needs no answer to the client.
     pub(crate) fn perform(&mut self, action: Action) {
         match action {
+            Action::Reserve => self.route(Leg::Decode, None),
             Action::Route(leg) => self.route_or_pause(leg),
             Action::FallBackToLocal => self.state.metrics.handoff("local_fallback"),
             Action::Send(Leg::Prefill) => self.send_prefill(),
@@ -256,6 +298,11 @@ impl Drive {
                 self.free(leg);
             }
             Action::Abort(leg) => self.abort(leg),
+            Action::Lose(lost) => {
+                self.state.metrics.handoff(lost.as_str());
+                let request = &self.account.request_id;
+                tracing::warn!(request, reason = lost.as_str(), "handoff lost: its prefill ran in vain");
+            }
             Action::Finish => self.finish(),
             // Actions on the answer: the driver or the relay performs them.
             Action::Relay
@@ -294,9 +341,6 @@ impl Drive {
     }
 
     fn finish(&mut self) {
-        if self.legs.strands() && self.handoff.is_some() {
-            self.state.metrics.handoff("stranded");
-        }
         if !self.attempts.queued().is_zero() {
             self.account.queued(self.attempts.queued());
         }
@@ -309,6 +353,7 @@ impl Drive {
         self.pending_head = None;
         self.free(Leg::Prefill);
         self.free(Leg::Decode);
+        self.release_place();
         if self.request.hints.session_control.is_some_and(|control| control.close)
             && let Some(session) = self.routing_request.session_hash
         {

@@ -265,10 +265,17 @@ impl CallError {
         }
     }
 
-    /// Whether some byte of the request may have reached the engine.
+    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when it
+    /// refused the request.
     #[must_use]
-    pub(crate) fn sent(&self) -> bool {
-        !matches!(self, Self::Connect(_) | Self::Shortage(_))
+    pub(crate) fn began(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::Shortage(_) => false,
+            Self::Status { status, .. } => {
+                !status.is_client_error() && *status != StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
+        }
     }
 
     /// Stable metric label.

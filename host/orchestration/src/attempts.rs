@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pointsman_routing::{CandidateId, RouteError};
+use pointsman_routing::{CandidateId, Committed, RouteError};
 use pointsman_workers::Leg;
 use tokio::{
     sync::futures::OwnedNotified,
@@ -17,6 +17,8 @@ use crate::{
 
 /// Limit of further rounds over all decode workers to place a handoff.
 const MAX_HANDOFF_ROUNDS: u32 = 4;
+/// How often a committed handoff looks for a decode worker while all of them are busy.
+const HANDOFF_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why a leg is not routed at once.
 #[derive(Debug)]
@@ -63,6 +65,17 @@ pub enum AfterRefusal {
     GiveUp,
 }
 
+/// A handoff that has to be consumed.
+#[derive(Clone, Copy, Debug)]
+struct CommittedHandoff {
+    /// When load limits no longer hold it up: a quarter of its lease has passed.
+    limits_end: Instant,
+    /// When its prefill engine frees the blocks.
+    ends: Instant,
+    /// Whether any live worker takes it, whatever its load.
+    beyond_limits: bool,
+}
+
 /// The attempts of one request.
 #[derive(Debug, Default)]
 pub struct Attempts {
@@ -78,6 +91,8 @@ pub struct Attempts {
     failed: bool,
     pauses: Option<Backoff>,
     rounds: u32,
+    /// The handoff that has to be consumed.
+    committed: Option<CommittedHandoff>,
     /// The admission until a worker was found.
     unconfirmed: Option<Admission>,
     /// Whether a worker was found, or the queue is off: further legs do not ask again.
@@ -94,7 +109,31 @@ impl Attempts {
     /// Takes the number of the current attempt. Returns whether a new one began, which uses nothing of the
     /// one before.
     pub fn begin(&mut self, attempt: u32) -> bool {
-        std::mem::replace(&mut self.number, attempt) != attempt
+        let begins = std::mem::replace(&mut self.number, attempt) != attempt;
+        if begins {
+            self.committed = None;
+        }
+        begins
+    }
+
+    /// Notes that a handoff exists, whose prefill engine keeps the blocks for `lease` from now on.
+    pub fn commit(&mut self, lease: Duration) {
+        let now = Instant::now();
+        let (limits_end, ends) = (now + lease / 4, now + lease);
+        self.committed = Some(CommittedHandoff { limits_end, ends, beyond_limits: false });
+    }
+
+    /// What the next routing of decode is told of the handoff that it has to consume.
+    #[must_use]
+    pub fn committed(&self, only_consumes: bool) -> Option<Committed> {
+        let beyond_limits = self.committed?.beyond_limits;
+        Some(Committed { beyond_limits, only_consumes })
+    }
+
+    /// Whether the prefill engine has freed the blocks of the handoff.
+    #[must_use]
+    pub fn lease_is_over(&self) -> bool {
+        self.committed.is_some_and(|handoff| Instant::now() >= handoff.ends)
     }
 
     /// Number of attempts before the current one.
@@ -186,16 +225,17 @@ impl Attempts {
         Some(admission)
     }
 
-    /// Decides what follows when no worker takes a leg. `place` is the place in the queue that the request
-    /// has; `handoff`: a handoff has to be consumed.
+    /// Decides what follows when no worker takes a leg. `place` is the place in the queue that the request has.
     pub fn after_refusal(
         &mut self,
         leg: Leg,
         error: &RouteError,
         place: Option<Queued>,
-        handoff: bool,
         parking: &Parking<'_>,
     ) -> AfterRefusal {
+        if leg == Leg::Decode && self.committed.is_some() {
+            return self.after_refused_handoff(error);
+        }
         if let Some(admission) = self.unconfirmed.take()
             && matches!(error, RouteError::AllBusy(_))
         {
@@ -204,9 +244,6 @@ impl Attempts {
         match error {
             RouteError::AllBusy(_) if self.wait_in_queue(leg, place, parking) => AfterRefusal::Wait,
             RouteError::NoWorker { .. } if self.forgive_suspect(leg) => AfterRefusal::RouteAgain,
-            RouteError::NoWorker { .. } if leg == Leg::Decode && self.start_handoff_round(handoff) => {
-                AfterRefusal::Wait
-            }
             _ => AfterRefusal::GiveUp,
         }
     }
@@ -224,9 +261,27 @@ impl Attempts {
         true
     }
 
-    /// Starts another round when every decode worker refused the connection and a handoff has to be consumed.
-    fn start_handoff_round(&mut self, handoff: bool) -> bool {
-        let again = handoff && !self.tried.is_empty() && self.rounds < MAX_HANDOFF_ROUNDS;
+    /// Decides what follows when no decode worker takes a committed handoff. Limits of load hold it up for a
+    /// quarter of its lease. Then, and when no worker is eligible, any live worker takes it.
+    fn after_refused_handoff(&mut self, error: &RouteError) -> AfterRefusal {
+        let now = Instant::now();
+        let Some(handoff) = self.committed.as_mut().filter(|handoff| now < handoff.ends) else {
+            return AfterRefusal::GiveUp;
+        };
+        if matches!(error, RouteError::AllBusy(_)) && now < handoff.limits_end {
+            let next = (now + HANDOFF_INTERVAL).min(handoff.limits_end);
+            self.waiting = Some(Waiting::Pause(next, Leg::Decode));
+            return AfterRefusal::Wait;
+        }
+        if !std::mem::replace(&mut handoff.beyond_limits, true) {
+            return AfterRefusal::RouteAgain;
+        }
+        if self.start_handoff_round() { AfterRefusal::Wait } else { AfterRefusal::GiveUp }
+    }
+
+    /// Starts another round when every decode worker refused the connection or the request.
+    fn start_handoff_round(&mut self) -> bool {
+        let again = !self.tried.is_empty() && self.rounds < MAX_HANDOFF_ROUNDS;
         if again {
             self.rounds += 1;
             self.tried.clear();

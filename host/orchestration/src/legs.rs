@@ -9,7 +9,7 @@
 //!
 //! | handoff | prefill | decode |
 //! | --- | --- | --- |
-//! | completed | first; its answer carries parameters | sent with the parameters |
+//! | completed | first, once a place for decode is reserved; its answer carries parameters | sent with the parameters |
 //! | bootstrap | together with decode | together with prefill |
 //! | addressed | first; the request id names both workers | sent when prefill ended |
 
@@ -19,11 +19,15 @@ use smallvec::smallvec;
 mod failures;
 mod types;
 
-pub use types::{Action, Actions, Event, Failed, HandoffKind, LegOrder, PrefillTraits, RetryPolicy, Shape};
+pub use types::{
+    Action, Actions, Event, Failed, HandoffKind, LegOrder, Lost, PrefillTraits, RetryPolicy, Shape,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LegState {
     Idle,
+    /// A place is being reserved for the decode leg.
+    Reserving,
     Routing,
     Routed,
     InFlight,
@@ -57,6 +61,12 @@ pub struct Legs {
     /// A decode request with the handoff was sent; from then on the engines own the blocks (E5).
     dispatched: bool,
     consumed: bool,
+    /// The decode leg that runs only consumes the handoff.
+    consuming: bool,
+    /// A decode engine sent the head of an answer.
+    answered: bool,
+    /// The deadline passed, and engines still need work.
+    overdue: bool,
     /// A finish reason was seen and is held back until prefill ended (C11).
     held: bool,
     finished: bool,
@@ -82,6 +92,9 @@ impl Legs {
             committed: false,
             dispatched: false,
             consumed: false,
+            consuming: false,
+            answered: false,
+            overdue: false,
             held: false,
             finished: false,
             broken: 0,
@@ -96,10 +109,30 @@ impl Legs {
         self.finished
     }
 
-    /// Whether a committed handoff was never sent to a decode worker, so that ending now strands it.
+    /// Whether a committed handoff has to be sent to a decode worker: ending now would strand it.
     #[must_use]
-    pub fn strands(&self) -> bool {
-        self.committed && !self.dispatched && !self.consumed
+    pub fn owes(&self) -> bool {
+        // The engines of a bootstrap pair are both told by the failure of one leg (E3).
+        let is_pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
+        self.has_committed() && !self.dispatched && !is_pair
+    }
+
+    /// Whether a handoff exists that was not consumed.
+    #[must_use]
+    pub fn has_committed(&self) -> bool {
+        self.committed && !self.consumed
+    }
+
+    /// Whether a place for decode is being reserved.
+    #[must_use]
+    pub fn reserves(&self) -> bool {
+        self.decode == LegState::Reserving
+    }
+
+    /// Whether no client waits for the answer, so that decode is sent only to consume the handoff.
+    #[must_use]
+    pub fn only_consumes(&self) -> bool {
+        matches!(self.client, Client::Gone | Client::Served)
     }
 
     /// Number of the current attempt, from 1. An attempt uses nothing of the handoff of an earlier one.
@@ -124,8 +157,10 @@ impl Legs {
         }
         match event {
             Event::PrefillRouted(traits) => self.prefill_routed(traits),
+            Event::Reserved => self.reserved(),
             Event::Routed => self.routed(),
             Event::Unroutable => self.unroutable(),
+            Event::HandoffLost(lost) => self.handoff_lost(lost),
             Event::PrefillHandoff => self.handoff(),
             Event::PrefillEnded => self.prefill_ended(),
             Event::PrefillWasAll => self.prefill_was_all(),
@@ -145,6 +180,8 @@ impl Legs {
         self.traits = None;
         self.committed = false;
         self.dispatched = false;
+        self.consuming = false;
+        self.answered = false;
         self.held = false;
         self.prefill = LegState::Idle;
         self.decode = LegState::Idle;
@@ -160,7 +197,8 @@ impl Legs {
         }
     }
 
-    /// Routes decode as soon as prefill is *routed* (C2), unless the prefill answer carries the handoff (C7).
+    /// Routes decode as soon as prefill is *routed* (C2), unless the prefill answer carries the handoff (C7):
+    /// then decode's place is reserved (E6).
     fn prefill_routed(&mut self, traits: PrefillTraits) -> Actions {
         if self.prefill != LegState::Routing {
             return Actions::new();
@@ -171,11 +209,19 @@ impl Legs {
             return self.send_first();
         }
         if traits.handoff == HandoffKind::Completed {
-            self.prefill = LegState::InFlight;
-            return smallvec![Action::Send(Leg::Prefill)];
+            self.decode = LegState::Reserving;
+            return smallvec![Action::Reserve];
         }
         self.decode = LegState::Routing;
         smallvec![Action::Route(Leg::Decode)]
+    }
+
+    fn reserved(&mut self) -> Actions {
+        if self.decode != LegState::Reserving {
+            return Actions::new();
+        }
+        self.decode = LegState::Idle;
+        self.send_first()
     }
 
     fn routed(&mut self) -> Actions {
@@ -213,10 +259,8 @@ impl Legs {
     fn send_decode(&mut self) -> Actions {
         self.decode = LegState::InFlight;
         self.dispatched = true;
-        if self.client == Client::Gone {
-            return smallvec![Action::SendToConsume];
-        }
-        smallvec![Action::Send(Leg::Decode)]
+        self.consuming = self.only_consumes();
+        if self.consuming { smallvec![Action::SendToConsume] } else { smallvec![Action::Send(Leg::Decode)] }
     }
 
     fn handoff(&mut self) -> Actions {
@@ -268,6 +312,7 @@ impl Legs {
     }
 
     fn head(&mut self) -> Actions {
+        self.answered |= self.decode == LegState::InFlight;
         if self.decode != LegState::InFlight || self.client != Client::Waiting {
             return Actions::new();
         }
@@ -280,7 +325,7 @@ impl Legs {
             return Actions::new();
         }
         self.consumed = true;
-        if self.client == Client::Gone {
+        if self.only_consumes() {
             return self.cancel_all();
         }
         Actions::new()
@@ -288,7 +333,7 @@ impl Legs {
 
     fn finish_seen(&mut self) -> Actions {
         let waits = self.decode == LegState::InFlight && self.prefill == LegState::InFlight && !self.held;
-        if !waits || self.client == Client::Gone {
+        if !waits || self.only_consumes() {
             return Actions::new();
         }
         self.held = true;

@@ -11,7 +11,7 @@ pub use admission_queue::{
 };
 pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};
 pub use legs::{
-    Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, PrefillTraits, RetryPolicy, Shape,
+    Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, Lost, PrefillTraits, RetryPolicy, Shape,
 };
 pub use sessions::{CLOSED_FOR, SessionChange, Sessions, Stamp};
 pub use split::{NoPair, SplitRules, Splittable, is_up, pair_that_is_up};

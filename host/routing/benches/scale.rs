@@ -100,6 +100,7 @@ fn bench(c: &mut Criterion) {
             planned: None,
             tried: &[],
             other_leg: None,
+            pairing: pointsman_routing::Pairing::default(),
             queue_us: 0,
             explain: false,
             probe: false,

@@ -139,6 +139,7 @@ fn query<'a>(
         planned: None,
         tried: &[],
         other_leg: None,
+        pairing: pointsman_routing::Pairing::default(),
         queue_us: 0,
         explain: true,
         probe: false,

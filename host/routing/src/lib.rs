@@ -42,9 +42,9 @@ pub use outcome::{Moment, ObservedOutcome};
 pub use policy::{
     Call, Decision, Digest, Failure, OnFailure, Origin, Plan, Policy, PolicyInfo, ShedReason, World,
 };
-pub use query::{CandidateId, Query, RoutingRequest};
+pub use query::{CandidateId, Committed, Pairing, Query, RoutingRequest};
 pub use receipt::{Decider, Receipt, RefusedDecision, ShadowResult};
-pub use router::{OverrideDecision, RouteError, RoutePreview, Routed, Router, no_worker_text};
+pub use router::{OverrideDecision, ReservedPlace, RouteError, RoutePreview, Routed, Router, no_worker_text};
 pub use shared_state::{ChangeRefused, SharedContent, SharedState, Stamp, StateChange};
 pub use short_list::MIN_ROWS;
 pub use slot::{

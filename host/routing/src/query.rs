@@ -56,6 +56,29 @@ pub struct RoutingRequest {
 /// Identifies a candidate: a worker and one of its data-parallel ranks.
 pub type CandidateId = (WorkerId, DpRank);
 
+/// What a leg of a pair knows of the other leg, besides its candidate, and of the handoff.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pairing {
+    /// Whether this decode leg is routed before its prefill leg, which then has to fit it.
+    pub is_first: bool,
+    /// The worker (and rank) a hint pins the other leg to.
+    pub other_pin: Option<(WorkerId, Option<DpRank>)>,
+    /// The worker on which a place is reserved for this leg.
+    pub reserved: Option<WorkerId>,
+    /// The handoff that this decode leg has to consume.
+    pub committed: Option<Committed>,
+}
+
+/// A handoff that exists: its prefill worker holds blocks until a decode worker has pulled them. Policies
+/// advise where it goes, and refuse it no longer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Whether load limits, failures of other requests and draining no longer count: any live worker takes it.
+    pub beyond_limits: bool,
+    /// Whether no client waits: one token is generated so that the blocks are pulled, on any worker that can.
+    pub only_consumes: bool,
+}
+
 /// One leg to route.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
@@ -81,6 +104,8 @@ pub struct Query<'a> {
     pub tried: &'a [CandidateId],
     /// The other leg's candidate when it is already chosen.
     pub other_leg: Option<CandidateId>,
+    /// What else is known of the other leg and of the handoff.
+    pub pairing: Pairing,
     /// Time for which the request has waited in the gateway's queue, microseconds.
     pub queue_us: u32,
     /// Whether the client asked for an explanation.
@@ -105,6 +130,16 @@ impl Query<'_> {
             seed: self.seed,
             now_us: self.now_us,
         }
+    }
+
+    /// Whether a handoff exists that this leg has to consume.
+    pub(crate) fn is_committed(&self) -> bool {
+        self.pairing.committed.is_some()
+    }
+
+    /// Whether the leg only frees the blocks of a handoff: terms of the client no longer count.
+    pub(crate) fn only_consumes(&self) -> bool {
+        self.pairing.committed.is_some_and(|committed| committed.only_consumes)
     }
 
     /// Returns the other leg's worker, when it is chosen and still in the snapshot.

@@ -27,11 +27,13 @@ mod decode_override;
 mod eligible;
 mod no_worker;
 mod record_decision;
+mod reserve;
 mod shadow;
 
 pub use answer::{RouteError, RoutePreview, Routed};
 pub use decode_override::OverrideDecision;
 pub use no_worker::no_worker_text;
+pub use reserve::ReservedPlace;
 
 /// Routes legs.
 #[derive(Debug)]

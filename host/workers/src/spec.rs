@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
+    time::Duration,
 };
 
 use schemars::JsonSchema;
@@ -64,6 +65,9 @@ pub struct TransferRule {
     pub weight: Option<f32>,
 }
 
+/// Lease of a handoff on a worker whose lease is not known: that of recent vLLM versions.
+const HANDOFF_LEASE: Duration = Duration::from_secs(30);
+
 /// Prefix of the taints derived from a worker's topology.
 const TOPOLOGY_TAINT: &str = "dynamo.topology/";
 
@@ -107,6 +111,10 @@ pub struct WorkerSpec {
     pub local_prefill: bool,
     /// Whether a prefill in flight can be cancelled safely (E4).
     pub prefill_cancellable: bool,
+    /// How long a prefill worker keeps the blocks of a handoff that no decode worker pulls, seconds; `None` if
+    /// unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handoff_lease_s: Option<u32>,
     /// Limit of concurrent requests.
     pub max_concurrency: Option<u32>,
     /// Tokens in a KV block of the engine; if absent, read from the engine.
@@ -164,6 +172,12 @@ impl WorkerSpec {
         self.topology.get(&rule.domain) != decode.topology.get(&rule.domain)
     }
 
+    /// Returns how long this prefill worker keeps the blocks of a handoff that no decode worker pulls.
+    #[must_use]
+    pub fn handoff_lease(&self) -> Duration {
+        self.handoff_lease_s.map_or(HANDOFF_LEASE, |seconds| Duration::from_secs(seconds.into()))
+    }
+
     /// Returns the taint that this prefill worker prefers in a decode worker, and its weight (D3).
     #[must_use]
     pub fn preferred_transfer(&self) -> Option<(String, f32)> {
@@ -186,8 +200,8 @@ impl WorkerSpec {
     /// [,bootstrap_host=10.0.0.1][,bootstrap_port=8998][,transport=nixl][,kv_addr=10.0.0.1:14579]
     /// [,kv_events=tcp://10.0.0.1:5557][,kv_replay=tcp://10.0.0.1:5558]
     /// [,label.zone=a][,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=a]
-    /// [,local_prefill=true][,prefill_cancellable=true][,max_concurrency=64][,block_size=16]
-    /// [,total_blocks=512][,api_key=k][,tls_server_name=engine.example]
+    /// [,local_prefill=true][,prefill_cancellable=true][,handoff_lease_s=480][,max_concurrency=64]
+    /// [,block_size=16][,total_blocks=512][,api_key=k][,tls_server_name=engine.example]
     /// ```
     ///
     /// # Errors

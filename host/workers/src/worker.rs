@@ -3,7 +3,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU8, Ordering},
+    atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -21,9 +21,11 @@ use crate::{
 
 mod eligibility;
 mod reported;
+mod reservation;
 mod shared_load;
 
 pub use eligibility::Ineligible;
+pub use reservation::Reservation;
 
 /// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +70,8 @@ pub struct Worker {
     check_now: Notify,
     /// Held while the ranks are told whether the worker is eligible without a condition.
     telling: Mutex<()>,
+    /// Number of places that are reserved.
+    reserved: Arc<AtomicU32>,
 }
 
 /// A worker and one of its ranks: the unit that a decision chooses.
@@ -119,6 +123,7 @@ impl Worker {
             stale_facts: AtomicBool::new(false),
             check_now: Notify::new(),
             telling: Mutex::new(()),
+            reserved: Arc::default(),
         }
     }
 

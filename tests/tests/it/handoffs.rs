@@ -14,11 +14,15 @@ use pointsman_gateway::config::{Config, LegOrder};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw::connect_small,
     raw_engine::{chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    io::AsyncWriteExt as _,
+    time::{Instant, timeout},
+};
 
 const COMPLETIONS: &str = "/v1/completions";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
@@ -135,6 +139,28 @@ async fn c11_tokens_flow_while_prefill_runs_and_the_end_is_held() {
     // C6.7: with the same id
     assert_eq!(generation(&prefill), generation(&decode));
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn c6_a_client_that_does_not_read_keeps_no_booking_of_prefill() {
+    let flood = Act::Repeat(chunk(TOKEN.repeat(200).as_bytes()));
+    let answer = vec![Act::Pause(1_500 * MS), Act::Send(json_answer(ANSWER))];
+    let pair = pair(answer, vec![Act::Send(stream_head()), flood], |_| {}).await;
+    let body = prompt(json!({"stream": true}));
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut client = connect_small(pair.cluster.gateway.address).await.unwrap();
+    client.write_all((head + &body).as_bytes()).await.unwrap();
+    let both = |cluster: &TestCluster| (booked(cluster, 1), booked(cluster, 2)) == (1, 1);
+    pair.cluster.until("both legs run", both).await.unwrap();
+    // Its connection is full long before.
+    pair.cluster.until("prefill ended", |cluster| booked(cluster, 1) == 0).await.unwrap();
+    // C6.7
+    assert_eq!(booked(&pair.cluster, 2), 1, "the client is still there");
+    drop(client);
+    pair.cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]

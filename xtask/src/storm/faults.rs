@@ -126,8 +126,10 @@ pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
     for (leg, count) in metrics_text::by_label(&metrics, "pointsman_retries_total", "reason") {
         checks.show(&format!("retries of {leg} legs"), count);
     }
-    let dropped = metrics_text::sum_with(&metrics, "pointsman_handoffs_total", &[("reason", "stranded")]);
-    checks.check("committed handoffs that the gateway dropped", dropped, dropped == 0.0);
+    for reason in ["lost_no_decode_worker", "lost_prefill_died"] {
+        let lost = metrics_text::sum_with(&metrics, "pointsman_handoffs_total", &[("reason", reason)]);
+        checks.check(&format!("committed handoffs: {reason}"), lost, lost == 0.0);
+    }
     for (what, pointer) in LEAKS {
         checks.none(what, fleet.engines_sum(pointer).await);
     }

@@ -115,8 +115,8 @@ colour = 1
             "line 26: workers[1].dp_size: `0` is out of range: expected 1 to 4096",
             "line 27: workers[1].colour: unknown key `colour`: expected one of id, url, tls_server_name, \
              role, engine, models, dp_size, bootstrap_host, bootstrap_port, transport, labels, taints, topology, \
-             kv_transfer, kv_addr, kv_events, kv_replay, local_prefill, prefill_cancellable, max_concurrency, \
-             block_size, total_blocks, loras, api_key",
+             kv_transfer, kv_addr, kv_events, kv_replay, local_prefill, prefill_cancellable, handoff_lease_s, \
+             max_concurrency, block_size, total_blocks, loras, api_key",
             "line 29: servr: unknown key `servr`: did you mean `server`?",
         ],
     );

@@ -47,7 +47,13 @@ pub(super) fn prefill(request: &Request) -> Edit<'_> {
 
 /// The decode body of a client that left: one token, so that decode pulls the blocks and prefill frees them.
 pub(super) fn one_token(request: &Request) -> Edit<'_> {
-    let mut edit = clean(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
+    // Without what only the prefill engine did not check, so that no engine refuses it.
+    let mut edit = clean(request)
+        .remove("stream_options")
+        .remove("logprobs")
+        .remove("top_logprobs")
+        .set("stream", "false")
+        .set("max_tokens", "1");
     if request.body.get("max_completion_tokens").is_some() {
         edit = edit.set("max_completion_tokens", "1");
     }

@@ -166,6 +166,9 @@ pub(crate) enum ApiError {
     /// Remote prefill is enforced, and there is no prefill worker.
     #[error("no prefill worker is available, and enforce_disagg forbids local prefill; retry later")]
     PrefillUnavailable,
+    /// The prefill ran, and no decode worker can continue the request.
+    #[error("the prefill ran, and no decode worker can take its result: {0}; send the request again")]
+    HandoffLost(String),
     /// This gateway is shutting down.
     #[error("this gateway is draining; send the request to another one")]
     Draining,
@@ -223,6 +226,7 @@ impl ApiError {
             Self::BadUpstream(_) | Self::Poison { .. } => StatusCode::BAD_GATEWAY,
             Self::NoWorker(_)
             | Self::PrefillUnavailable
+            | Self::HandoffLost(_)
             | Self::Draining
             | Self::KeysBusy
             | Self::NoKeySet
@@ -270,6 +274,7 @@ impl ApiError {
             Self::Poison { .. } => "poison_request",
             Self::NoWorker(_) => "no_worker",
             Self::PrefillUnavailable => "prefill_unavailable",
+            Self::HandoffLost(_) => "handoff_lost",
             Self::Draining => "draining",
             Self::Deadline => "deadline",
             Self::Overloaded { .. } => "overloaded",
@@ -299,6 +304,7 @@ impl ApiError {
                 | Self::TooManyStreams(_)
                 | Self::NoWorker(_)
                 | Self::PrefillUnavailable
+                | Self::HandoffLost(_)
                 | Self::Draining
         );
         retry.then_some(RETRY_AFTER)

@@ -23,18 +23,10 @@ impl Drive {
         if let Some(over) = self.prefill_over.take() {
             over.cancel();
         }
-        let answer = match outcome {
-            Ok(answer) => answer,
+        let done = match outcome {
+            Ok(done) => done,
             Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
         };
-        let read = match self.read_prefill(answer.as_ref()) {
-            Ok(read) => read,
-            Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
-        };
-        if let (Some(booking), Some(sent)) = (self.prefill.booking.as_mut(), self.prefill.sent) {
-            booking.first_token(sent.elapsed(), true);
-        }
-        self.free(Leg::Prefill);
         self.bind(Leg::Prefill);
         let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
@@ -42,11 +34,13 @@ impl Drive {
         self.account.leg_ended(Leg::Prefill, Ok(()));
         candidate.load().observe_outcome(true);
         candidate.worker.note_outcome(true);
-        let (Some(answer), Some(read)) = (answer, read) else { return Event::PrefillEnded };
+        let lease = spec.handoff_lease();
+        let Some((answer, read)) = done else { return Event::PrefillEnded };
         match read {
             PrefillAnswer::Handoff { parameters, cached_tokens } => {
                 self.state.metrics.handoff("complete");
                 (self.handoff, self.cached_tokens) = (Some(parameters), cached_tokens);
+                self.attempts.commit(lease);
                 Event::PrefillHandoff
             }
             PrefillAnswer::WasAll => {
@@ -54,7 +48,7 @@ impl Drive {
                 self.whole = Some(relay::prefill_answer(self, answer));
                 Event::PrefillWasAll
             }
-            // `read_prefill` has turned missing data into a failed call.
+            // The call's task has turned missing data into a failed call.
             PrefillAnswer::MissingData(_) | PrefillAnswer::MissingParameters => self
                 .no_handoff("missing_parameters", "the prefill answer has no handoff parameters".to_owned()),
             PrefillAnswer::Incomplete(field) => self.no_handoff(
@@ -64,26 +58,10 @@ impl Drive {
         }
     }
 
-    /// Reads the answer of a prefill leg, if it carries data. One that is an error, or that cannot be read,
-    /// is a failed call: another prefill worker may answer.
-    fn read_prefill(&self, answer: Option<&Response<Bytes>>) -> Result<Option<PrefillAnswer>, CallError> {
-        let (Some(answer), Some(candidate)) = (answer, &self.prefill.candidate) else { return Ok(None) };
-        if seen::whole(self.request.is_chat(), answer.body()).error {
-            return Err(CallError::of_error_body(answer.body()));
-        }
-        match connector_for(candidate.worker.spec()).read_prefill(answer.body()) {
-            PrefillAnswer::MissingData(problem) => {
-                self.state.metrics.handoff("missing_data");
-                Err(CallError::Protocol(format!("the prefill answer has no data: {problem}")))
-            }
-            read => Ok(Some(read)),
-        }
-    }
-
     pub(super) fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {
         self.state.metrics.handoff(result);
         self.prefill.failure = Some(ApiError::BadUpstream(problem));
-        Event::PrefillFailed(Failed { retryable: false, refused: false, sent: true, broke: false })
+        Event::PrefillFailed(Failed { retryable: false, refused: false, began: true, broke: false })
     }
 
     pub(super) fn decode_whole(&mut self, whole: Response<Bytes>) -> Event {
@@ -162,10 +140,12 @@ impl Drive {
         let candidate = candidate.clone();
         let is_poison =
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
+        // A decode engine that has too much to do leaves a committed handoff to another one.
+        let retry_429 = self.state.settings.retry_429 || self.legs.has_committed();
         let failed = Failed {
-            retryable: error.retryable(self.state.settings.retry_429) && !is_poison,
+            retryable: error.retryable(retry_429) && !is_poison,
             refused: error.is_refusal(),
-            sent: error.sent(),
+            began: error.began(),
             broke: error.breaks_engine(),
         };
         if let Some(candidate) = &candidate {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use pointsman_orchestration::{AfterRefusal, Attempts, Entry, LegOrder, Queued, Shape};
 use pointsman_routing::{
-    CandidateId, Purpose, Query, Routed, RouterConfigOverride, RoutingRequest, SlotKind,
+    CandidateId, Pairing, Purpose, Query, Routed, RouterConfigOverride, RoutingRequest, SlotKind,
 };
 use pointsman_workers::{Booking, Candidate, Leg, Snapshot};
 use tokio::time::Instant;
@@ -122,7 +122,7 @@ impl Picking<'_> {
                 }
                 Err(error) => error,
             };
-            match self.attempts.after_refusal(leg, &error, entered, false, &parking) {
+            match self.attempts.after_refusal(leg, &error, entered, &parking) {
                 AfterRefusal::Wait => place = self.wait(leg).await?,
                 AfterRefusal::RouteAgain => {}
                 AfterRefusal::GiveUp => {
@@ -144,6 +144,7 @@ impl Picking<'_> {
         let query = Query {
             explain: self.explain,
             other_leg: other.map(id_of),
+            pairing: Pairing { is_first: leg == Leg::Decode && other.is_none(), ..question.pairing },
             queue_us: u32::try_from(self.attempts.queued().as_micros()).unwrap_or(u32::MAX),
             planned: self.planned.filter(|_| leg == Leg::Aggregated),
             request_id: Some(&self.account.request_id),

@@ -6,7 +6,9 @@ use std::{
 };
 
 use pointsman_orchestration::{NoPair, Shape, Splittable, is_up, pair_that_is_up};
-use pointsman_routing::{CandidateId, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text};
+use pointsman_routing::{
+    CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
+};
 use pointsman_workers::{Leg, ModelName, Role, Snapshot};
 
 use crate::{
@@ -160,6 +162,12 @@ pub(crate) fn question<'a>(
     let probed = pin.filter(|_| request.hints.probe).and_then(|(worker, _)| snapshot.get(worker));
     let leg =
         if request.endpoint.needs_no_model_run() { any_leg(snapshot, &request.model, leg) } else { leg };
+    let is_pair = request.endpoint.splits() && !request.hints.probe;
+    let other_pin = match leg {
+        Leg::Prefill => request.hints.pinned(Leg::Decode),
+        Leg::Decode => request.hints.pinned(Leg::Prefill),
+        Leg::Aggregated => None,
+    };
     let affinity = routing_request.session_hash.filter(|_| state.settings.affinity(&request.hints).is_some());
     Query {
         snapshot,
@@ -172,6 +180,7 @@ pub(crate) fn question<'a>(
         planned: None,
         tried: &[],
         other_leg: None,
+        pairing: Pairing { other_pin: other_pin.filter(|_| is_pair), ..Pairing::default() },
         queue_us: 0,
         explain: false,
         probe: request.hints.probe,

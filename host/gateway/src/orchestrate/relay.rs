@@ -70,6 +70,8 @@ struct Relay {
     /// The engine sent the event that ends an answer. What it sends afterwards is not read, except for the
     /// `[DONE]` behind the last named event.
     closed: bool,
+    /// The client got the end of its answer, or left. What engines still need goes on without it.
+    detached: bool,
     over: bool,
 }
 
@@ -90,7 +92,9 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
 
 /// Reads the stream of a client that left, until the state machine ends the request.
 pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
-    Box::new(Relay::new(drive, head.into_body())).drain().await;
+    let mut relay = Box::new(Relay::new(drive, head.into_body()));
+    relay.detached = true;
+    relay.drain().await;
 }
 
 /// Brings a booking up to the tokens that `account` has counted by `now`. `first`: these are the first, after
@@ -134,6 +138,7 @@ impl Relay {
             first_token: false,
             finish_seen: false,
             closed: false,
+            detached: false,
             over: false,
         };
         let first = relay.next_moment();
@@ -142,14 +147,24 @@ impl Relay {
     }
 
     async fn drain(mut self: Box<Self>) {
-        while std::future::poll_fn(|cx| self.poll_next(cx)).await.is_some() {}
+        while !self.over {
+            self.out.clear();
+            std::future::poll_fn(|cx| self.poll_step(cx)).await;
+        }
     }
 
     /// Continues without the client, as far as engines depend on it. `lost` says why there is no client.
     fn client_gone(mut self: Box<Self>, lost: &ApiError) {
         self.drive.gone.cancel();
-        self.drive.account.ended(lost.status().as_u16(), lost.code());
+        if !std::mem::replace(&mut self.detached, true) {
+            self.drive.account.ended(lost.status().as_u16(), lost.code());
+        }
         self.report(Event::ClientGone);
+        self.go_on();
+    }
+
+    /// Continues in the background, when the client has got the end of its answer.
+    fn go_on(self: Box<Self>) {
         if !self.over {
             let tracker = self.drive.state.tracker.clone();
             tracker.spawn(self.drain());
@@ -166,24 +181,34 @@ impl Relay {
     /// Returns the next chunk for the client: all bytes that the engine has written so far, without waiting
     /// for more.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        loop {
-            if self.over || self.out.len() >= MAX_CHUNK {
-                return Poll::Ready(self.next_chunk());
-            }
-            if self.drive.prefill_runs()
-                && let Poll::Ready(event) = self.drive.poll_prefill(cx)
-            {
-                self.prefill_ended();
-                self.report(event);
-                continue;
-            }
-            match self.poll_engine(cx) {
-                Poll::Ready(()) => {}
-                Poll::Pending if !self.out.is_empty() => return Poll::Ready(self.next_chunk()),
-                Poll::Pending if self.timer.as_mut().poll(cx).is_ready() => self.time_passed(),
-                Poll::Pending => return Poll::Pending,
+        while !self.over && !self.detached && self.out.len() < MAX_CHUNK {
+            if self.poll_step(cx).is_pending() {
+                if self.out.is_empty() {
+                    return Poll::Pending;
+                }
+                break;
             }
         }
+        Poll::Ready(self.next_chunk())
+    }
+
+    /// Takes what came first: the end of prefill, bytes of the engine, or, with nothing to send, the timer.
+    fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.drive.prefill_runs()
+            && let Poll::Ready(event) = self.drive.poll_prefill(cx)
+        {
+            self.prefill_ended();
+            self.report(event);
+            return Poll::Ready(());
+        }
+        if self.poll_engine(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        if self.out.is_empty() && self.timer.as_mut().poll(cx).is_ready() {
+            self.time_passed();
+            return Poll::Ready(());
+        }
+        Poll::Pending
     }
 
     fn next_chunk(&mut self) -> Option<Bytes> {
@@ -356,7 +381,7 @@ impl Relay {
             Action::Finish => {
                 self.over = true;
                 self.incoming = None;
-                if !self.drive.gone.is_cancelled() && self.closed && self.finished_well() {
+                if !self.detached && self.closed && self.finished_well() {
                     self.drive.account.ended(200, "ok");
                 }
                 self.drive.perform(action);
@@ -372,7 +397,7 @@ impl Relay {
 
     /// Ends the stream with one valid error event. Bytes that were held back are dropped.
     fn fail_client(&mut self, cause: &ApiError) {
-        self.held = None;
+        (self.held, self.detached) = (None, true);
         let event = cause.event(self.format, &self.drive.account.request_id);
         self.out.extend_from_slice(&event);
         self.drive.account.ended(cause.status().as_u16(), cause.code());

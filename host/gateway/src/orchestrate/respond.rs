@@ -51,6 +51,10 @@ impl Drive {
                 let format = self.request.endpoint.format();
                 let mut response = cause.response_as(format, &self.account.request_id);
                 self.decorate(response.headers_mut());
+                if !self.legs.is_finished() {
+                    let tracker = self.state.tracker.clone();
+                    tracker.spawn(self.go_on());
+                }
                 response.map(Answer::whole)
             }
         }

@@ -1,11 +1,14 @@
 //! Chooses a leg's worker, at once, after a pause or from the queue; books it and releases it.
 
-use pointsman_orchestration::{AfterRefusal, Entrant, Entry, Event, Parking, Queued, Waiting};
-use pointsman_routing::{Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest, SlotKind};
+use pointsman_orchestration::{AfterRefusal, Entrant, Entry, Event, Lost, Parking, Queued, Waiting};
+use pointsman_routing::{
+    Pairing, Purpose, Query, RefusedDecision, ReservedPlace, RouteError, Routed, RouterConfigOverride,
+    RoutingRequest, SlotKind,
+};
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
-use super::{Drive, id_of, plan, traits};
+use super::{Drive, id_of, plan, prefill_call::PrefillBooking, traits};
 use crate::{
     connectors::{RequestToken, rooms},
     openai::error::ApiError,
@@ -13,6 +16,13 @@ use crate::{
     state::State,
     telemetry::account::Account,
 };
+
+/// What a leg got.
+enum Found {
+    /// Decode has a place, and is routed when prefill has ended.
+    Place(Option<ReservedPlace>),
+    Worker(Routed),
+}
 
 impl Drive {
     pub(super) fn route_or_pause(&mut self, leg: Leg) {
@@ -33,12 +43,14 @@ impl Drive {
     }
 
     /// Chooses and books the leg's worker, once: from a hint, the session or the policy (C3). The outcome of
-    /// prefill is a worker, no worker, or back-pressure, which fails at once unless there is a queue (C5).
-    fn route(&mut self, leg: Leg, place: Option<Queued>) {
+    /// prefill is a worker, no worker, or back-pressure, which fails at once unless there is a queue (C5). Of
+    /// decode, only a place is reserved while prefill was not sent (E6).
+    pub(super) fn route(&mut self, leg: Leg, place: Option<Queued>) {
         if self.attempts.begin(self.legs.attempt()) {
             self.token = RequestToken::fresh();
             self.handoff = None;
             self.prefill_span = None;
+            self.release_place();
             if let Some(cause) = self.quarantined() {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
@@ -47,41 +59,86 @@ impl Drive {
                 return;
             }
         }
+        if leg == Leg::Decode && self.gives_up_handoff() {
+            return;
+        }
         let Some(place) = self.enter(leg, place) else { return };
-        let state = self.state.clone();
-        let query = self.query(leg);
-        let over = if leg == Leg::Decode {
-            let (over, fallback) = state.router.decode_config(&query, Purpose::Route);
-            fallback.into_iter().for_each(|reason| state.metrics.fell_back(SlotKind::DecodeOverride, reason));
-            over
-        } else {
-            RouterConfigOverride::default()
-        };
         let (mut refused, begun) = (None, Instant::now());
-        let routed = state.router.route_noting(&query, &over, &mut refused);
+        let found = self.find(leg, &mut refused);
         self.account.refused(refused);
-        match routed {
-            Ok(routed) => {
+        match found {
+            Ok(found) => {
                 if let Some(admission) = self.attempts.found(place.as_ref()) {
                     self.account.admitted(admission);
                 }
-                let event = self.routed(leg, routed);
+                let event = match found {
+                    Found::Place(place) => {
+                        self.place = place;
+                        Event::Reserved
+                    }
+                    Found::Worker(routed) => self.routed(leg, routed),
+                };
                 self.report(event);
             }
             Err(error) => self.not_routed(leg, error, place, begun),
         }
     }
 
+    /// Asks the router for the leg's worker, or for a place.
+    fn find(&self, leg: Leg, refused: &mut Option<RefusedDecision>) -> Result<Found, RouteError> {
+        let (router, query) = (&self.state.router, self.query(leg));
+        if leg != Leg::Decode {
+            return router.route_noting(&query, &RouterConfigOverride::default(), refused).map(Found::Worker);
+        }
+        let reserves = self.legs.reserves();
+        let purpose = if reserves { Purpose::Preview } else { Purpose::Route };
+        let (over, fallback) = router.decode_config(&query, purpose);
+        if reserves {
+            return router.reserve(&query, &over, refused).map(Found::Place);
+        }
+        let metrics = &self.state.metrics;
+        fallback.into_iter().for_each(|reason| metrics.fell_back(SlotKind::DecodeOverride, reason));
+        router.route_noting(&query, &over, refused).map(Found::Worker)
+    }
+
+    /// Gives up a handoff whose prefill engine died, or freed its blocks. Returns whether it did.
+    fn gives_up_handoff(&mut self) -> bool {
+        if !self.legs.owes() {
+            return false;
+        }
+        let died = self.prefill.candidate.as_ref().is_some_and(|candidate| candidate.worker.is_down());
+        let lost = if died { Lost::PrefillDied } else { Lost::NoDecodeWorker };
+        let gives_up = died || self.attempts.lease_is_over();
+        if gives_up {
+            let why = if died {
+                "its engine died"
+            } else {
+                "no decode worker took it before its blocks were freed"
+            };
+            self.decode.failure = Some(ApiError::HandoffLost(why.to_owned()));
+            self.report(Event::HandoffLost(lost));
+        } else if self.attempts.committed(false).is_some_and(|committed| committed.beyond_limits) {
+            // A worker that joined since may take it.
+            let now = self.state.registry.snapshot();
+            let prefill = self.prefill.candidate.as_ref().map(|candidate| candidate.worker_id());
+            if prefill.is_some_and(|prefill| now.get(prefill).is_some()) {
+                self.snapshot = now;
+            }
+        }
+        gives_up
+    }
+
     fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>, begun: Instant) {
         let state = &self.state;
         let (request, account) = (&self.routing_request, &self.account);
         let parking = parking(state, &self.request, request, account, leg);
-        match self.attempts.after_refusal(leg, &error, place, self.handoff.is_some(), &parking) {
+        match self.attempts.after_refusal(leg, &error, place, &parking) {
             AfterRefusal::Wait => {
                 let queued = matches!(self.attempts.waiting(), Some(Waiting::Queue(..)));
                 self.account.waits(if queued { "queue" } else { "pause" }, leg);
             }
             AfterRefusal::RouteAgain => self.route(leg, None),
+            AfterRefusal::GiveUp if leg == Leg::Decode && self.legs.owes() => self.not_consumed(error, begun),
             AfterRefusal::GiveUp => {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
@@ -93,6 +150,21 @@ impl Drive {
                 self.report(Event::Unroutable);
             }
         }
+    }
+
+    /// No decode worker takes a committed handoff: on the client's terms, or at all.
+    fn not_consumed(&mut self, error: RouteError, begun: Instant) {
+        if self.legs.only_consumes() {
+            self.report(Event::HandoffLost(Lost::NoDecodeWorker));
+            return;
+        }
+        let cause = match error {
+            RouteError::NoWorker { text, .. } => ApiError::HandoffLost(text),
+            other => ApiError::of_route(other, self.state.settings.busy_status),
+        };
+        self.account.not_routed(Leg::Decode, begun, cause.code());
+        self.decode.failure = Some(cause);
+        self.report(Event::Unroutable);
     }
 
     /// Asks the queue whether the leg may be routed. Returns the place in the queue that the request has;
@@ -120,12 +192,14 @@ impl Drive {
         self.account.decided(routed.receipt, &self.routing_request);
         if leg != Leg::Prefill {
             (self.decode.candidate, self.decode.booking) = (Some(candidate), Some(routed.booking));
+            self.release_place();
             return Event::Routed;
         }
         self.engine_id = candidate.worker.engine_id(candidate.rank);
         self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
         let traits = traits(&candidate);
-        (self.prefill.candidate, self.prefill.booking) = (Some(candidate), Some(routed.booking));
+        self.prefill.candidate = Some(candidate);
+        self.prefill_booking = PrefillBooking::new(routed.booking);
         traits.map_or(Event::Unroutable, Event::PrefillRouted)
     }
 
@@ -138,7 +212,19 @@ impl Drive {
             Leg::Aggregated => None,
         };
         let question = plan::question(&self.state, &self.request, &self.routing_request, &self.snapshot, leg);
+        let only_consumes = self.legs.only_consumes();
+        let pairing = match leg {
+            Leg::Decode => Pairing {
+                is_first: other.is_none(),
+                reserved: self.place.as_ref().map(ReservedPlace::worker),
+                committed: self.attempts.committed(only_consumes),
+                ..question.pairing
+            },
+            _ => question.pairing,
+        };
         Query {
+            pin: question.pin.filter(|_| pairing.committed.is_none() || !only_consumes),
+            pairing,
             attempt: self.attempts.earlier(),
             explain: self.explain || self.account.is_traced(),
             other_leg: other.map(id_of),
@@ -161,7 +247,7 @@ impl Drive {
 
     /// When the bookings expire unless a token arrives before (F4).
     pub(crate) fn stale_at(&self) -> Option<Instant> {
-        let booked = self.prefill.booking.is_some() || self.decode.booking.is_some();
+        let booked = self.decode.booking.is_some() || self.prefill_booking.is_some();
         booked.then(|| self.account.last_life().max(self.begun) + self.state.settings.booking_ttl)
     }
 
@@ -174,8 +260,17 @@ impl Drive {
 
     /// Releases a leg's booking and wakes the queue.
     pub(super) fn free(&mut self, leg: Leg) {
-        let booking = if leg == Leg::Prefill { &mut self.prefill.booking } else { &mut self.decode.booking };
-        if booking.take().is_some() {
+        let booking =
+            if leg == Leg::Prefill { self.prefill_booking.take() } else { self.decode.booking.take() };
+        if booking.is_some() {
+            drop(booking);
+            self.state.queue.wake();
+        }
+    }
+
+    /// Gives the place of decode back and wakes the queue.
+    pub(super) fn release_place(&mut self) {
+        if self.place.take().is_some() {
             self.state.queue.wake();
         }
     }

@@ -13,7 +13,7 @@ use pointsman_workers::{Leg, Worker};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{DecodeHead, Drive, drain_prefill::drain_prefill, target};
+use super::{DecodeHead, Drive, drain_prefill::drain_prefill, prefill_call::PrefillCall, target};
 use crate::{
     connectors::{Connector, LegContext, connector_for, leg_headers},
     openai::{request::Request, trace_context::Span},
@@ -60,7 +60,13 @@ impl Drive {
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         self.prefill_over = Some(CancellationToken::new());
         let worker = candidate.worker.clone();
-        self.prefill.call = Some(Box::pin(async move {
+        let task = PrefillCall {
+            state: self.state.clone(),
+            connector,
+            is_chat: self.request.is_chat(),
+            booking: self.prefill_booking.clone(),
+        };
+        self.prefill.call = Some(task.start(async move {
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
                 let (head, body) = upstream::within(silence, head).await?.into_parts();
@@ -72,7 +78,6 @@ impl Drive {
             });
             unless_down(&worker, call).await
         }));
-        self.prefill.sent = Some(Instant::now());
         self.prefill_span = Some(span);
     }
 

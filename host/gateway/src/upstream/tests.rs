@@ -166,7 +166,7 @@ async fn garbage_is_told() {
     let head = engine(once("220 smtp ready\r\n\r\n")).await;
     let outcome = call(&upstream(), &head.url).await.unwrap_err();
     assert!(
-        outcome.to_string().contains("not HTTP/1.1") && outcome.sent() && outcome.retryable(false),
+        outcome.to_string().contains("not HTTP/1.1") && outcome.began() && outcome.retryable(false),
         "{outcome}"
     );
     let chunk = engine(once("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")).await;
@@ -201,7 +201,7 @@ async fn an_unreachable_engine_differs_from_a_broken_call() {
     let url = format!("http://{}/", listener.local_addr().unwrap());
     drop(listener);
     let outcome = call(&upstream(), &url).await.unwrap_err();
-    assert!(!outcome.sent() && outcome.kind() == "connect", "{outcome}");
+    assert!(!outcome.began() && outcome.kind() == "connect", "{outcome}");
     let outcome = call(&upstream(), "http://127.0.0.1:1\r\nx: y/").await.unwrap_err();
     assert_eq!(outcome.kind(), "protocol", "{outcome}");
 }

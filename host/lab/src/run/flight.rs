@@ -7,7 +7,7 @@ use std::{
 };
 
 use pointsman_orchestration::{Action, Actions, Admission, Attempts, Legs};
-use pointsman_routing::{CandidateId, Lane, Receipt, RoutingRequest};
+use pointsman_routing::{CandidateId, Lane, Pairing, Receipt, ReservedPlace, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, Leg};
 use tokio::{
     sync::futures::OwnedNotified,
@@ -98,8 +98,8 @@ pub(super) struct Flight {
     /// The decode candidate for which the decode override decided on local prefill.
     pub(super) planned: Option<CandidateId>,
     pub(super) held: Option<Held>,
-    /// Whether the prefill answer carried a handoff that a decode leg has to consume.
-    pub(super) handoff: bool,
+    /// The place that is kept for decode while prefill runs.
+    pub(super) place: Option<ReservedPlace>,
     /// Number of waits, so that the end of an earlier one is ignored.
     pub(super) waits: u32,
     /// Completes when the queue wakes the request.
@@ -140,7 +140,7 @@ impl Flight {
             decode: None,
             planned: None,
             held: None,
-            handoff: false,
+            place: None,
             waits: 0,
             woken: None,
             admission: None,
@@ -168,6 +168,17 @@ impl Flight {
             Leg::Aggregated => None,
         };
         other.map(|run| (run.candidate.worker.id(), RANK))
+    }
+
+    /// Returns what a leg knows of the handoff.
+    pub(super) fn pairing(&self, leg: Leg) -> Pairing {
+        if leg != Leg::Decode {
+            return Pairing::default();
+        }
+        let is_first = self.other_leg(leg).is_none();
+        let reserved = self.place.as_ref().map(ReservedPlace::worker);
+        let committed = self.attempts.committed(self.legs.only_consumes());
+        Pairing { is_first, reserved, committed, other_pin: None }
     }
 
     /// Returns the engines that computed the prompt and generated the answer, by position.

@@ -31,8 +31,8 @@ pub(super) enum Fault {
 impl Fault {
     /// As the gateway classifies the failed call.
     fn failed(self) -> Failed {
-        let sent = self != Self::Connect;
-        Failed { retryable: true, refused: false, sent, broke: sent }
+        let began = self != Self::Connect;
+        Failed { retryable: true, refused: false, began, broke: began }
     }
 }
 

@@ -2,7 +2,7 @@
 //! the gateway's own (`pointsman_orchestration`), and the decisions are the production router's.
 
 use pointsman_orchestration::{
-    Action, AfterRefusal, Entrant, Entry, Event as LegEvent, HandoffKind, Legs, NoPair, Parking,
+    Action, AfterRefusal, Entrant, Entry, Event as LegEvent, HandoffKind, Legs, Lost, NoPair, Parking,
     PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
 };
 use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
@@ -117,6 +117,7 @@ impl Lab<'_> {
             planned: None,
             tried: &[],
             other_leg: None,
+            pairing: pointsman_routing::Pairing::default(),
             queue_us: 0,
             explain: false,
             probe: false,
@@ -145,6 +146,7 @@ impl Lab<'_> {
                         self.route(number, leg, None);
                     }
                 }
+                Action::Reserve => self.route(number, Leg::Decode, None),
                 Action::Send(Leg::Prefill) => self.send_prefill(number),
                 Action::Send(_) | Action::SendToConsume => self.send_answering(number),
                 Action::Cancel(leg) => self.cancel(number, leg),
@@ -152,8 +154,13 @@ impl Lab<'_> {
                 Action::Fail(_) | Action::FailDeadline => flight.failed = true,
                 Action::Finish => self.end(number),
                 // An abort comes with a cancellation. The others concern the bytes of the answer.
-                Action::Abort(_) | Action::Relay | Action::Hold | Action::Release | Action::AnswerPrefill => {
-                }
+                // A lost handoff holds its blocks until the lease ends.
+                Action::Abort(_)
+                | Action::Relay
+                | Action::Hold
+                | Action::Release
+                | Action::AnswerPrefill
+                | Action::Lose(_) => {}
             }
         }
     }
@@ -181,12 +188,15 @@ impl Lab<'_> {
                 return self.report(number, LegEvent::Unroutable);
             }
         };
+        if leg == Leg::Decode && self.flights.get(&number).is_some_and(|flight| flight.legs.reserves()) {
+            return self.reserve(number, place);
+        }
         let drawn = self.rng.random();
         let seed = self.draws.get(&(number, leg)).copied().unwrap_or(drawn);
         let Some(flight) = self.flights.get_mut(&number) else { return };
         if flight.attempts.begin(flight.legs.attempt()) {
             // A new attempt uses nothing of the one before.
-            flight.handoff = false;
+            flight.place = None;
             if let Some(held) = flight.held.take() {
                 self.strand(held);
             }
@@ -199,6 +209,7 @@ impl Lab<'_> {
             planned: flight.planned.filter(|_| leg == Leg::Aggregated),
             tried: flight.attempts.tried(),
             other_leg: flight.other_leg(leg),
+            pairing: flight.pairing(leg),
             queue_us: u32::try_from(flight.attempts.queued().as_micros()).unwrap_or(u32::MAX),
             ..self.query(number, &flight.request, leg, seed)
         };
@@ -224,6 +235,28 @@ impl Lab<'_> {
         }
     }
 
+    /// Reserves a place for decode, before its prefill runs.
+    fn reserve(&mut self, number: usize, place: Option<Queued>) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let query = Query {
+            attempt: flight.attempts.earlier(),
+            tried: flight.attempts.tried(),
+            other_leg: flight.other_leg(Leg::Decode),
+            ..self.query(number, &flight.request, Leg::Decode, 0)
+        };
+        let router = &self.gateways.of(number).router;
+        let (over, _) = router.decode_config(&query, Purpose::Preview);
+        match router.reserve(&query, &over, &mut None) {
+            Ok(reserved) => {
+                if let Some(flight) = self.flights.get_mut(&number) {
+                    flight.place = reserved;
+                }
+                self.report(number, LegEvent::Reserved);
+            }
+            Err(error) => self.not_routed(number, Leg::Decode, &error, place),
+        }
+    }
+
     fn not_routed(&mut self, number: usize, leg: Leg, error: &RouteError, place: Option<Queued>) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
@@ -231,13 +264,15 @@ impl Lab<'_> {
             entrant: entrant(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
-        match flight.attempts.after_refusal(leg, error, place, flight.handoff, &parking) {
+        match flight.attempts.after_refusal(leg, error, place, &parking) {
             AfterRefusal::Wait => self.wait(number),
             AfterRefusal::RouteAgain => self.route(number, leg, None),
             AfterRefusal::GiveUp => {
                 let refused = matches!(error, RouteError::AllBusy(_) | RouteError::Shed(_));
                 flight.cause.get_or_insert(if refused { Ended::Shed } else { Ended::NoWorker });
-                self.report(number, LegEvent::Unroutable);
+                let is_lost = leg == Leg::Decode && flight.legs.owes() && flight.legs.only_consumes();
+                let lost = LegEvent::HandoffLost(Lost::NoDecodeWorker);
+                self.report(number, if is_lost { lost } else { LegEvent::Unroutable });
             }
         }
     }
@@ -254,6 +289,9 @@ impl Lab<'_> {
         let engine = engines::position(candidate.worker.id());
         let run = LegRun { engine, candidate, booking: Some(booking), tag: None, sent: self.now };
         *flight.leg(leg) = Some(run);
+        if leg != Leg::Prefill && flight.place.take().is_some() {
+            self.gateways.of(number).queue.wake();
+        }
         let event = match leg {
             Leg::Prefill => LegEvent::PrefillRouted(PrefillTraits {
                 handoff,

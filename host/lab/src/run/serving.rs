@@ -167,7 +167,9 @@ impl Lab<'_> {
         run.candidate.load().observe_outcome(true);
         run.candidate.worker.note_outcome(true);
         flight.held = Some(Held { engine: run.engine, tag, until: self.now + lease, lost: false });
-        flight.handoff = handoff == HandoffKind::Completed;
+        if handoff == HandoffKind::Completed {
+            flight.attempts.commit(lease);
+        }
         self.free(number, Leg::Prefill);
         self.bind(number, Leg::Prefill);
         if decode_waits {

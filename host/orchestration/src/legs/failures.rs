@@ -3,18 +3,50 @@
 use pointsman_workers::Leg;
 use smallvec::smallvec;
 
-use super::{Action, Actions, Client, Failed, HandoffKind, LegState, Legs, MAX_BROKEN, Shape};
+use super::{Action, Actions, Client, Failed, HandoffKind, LegState, Legs, Lost, MAX_BROKEN, Shape};
 
 impl Legs {
     pub(super) fn unroutable(&mut self) -> Actions {
         let leg = if self.prefill == LegState::Routing {
             Leg::Prefill
-        } else if self.decode == LegState::Routing {
+        } else if matches!(self.decode, LegState::Routing | LegState::Reserving) {
             self.answering()
         } else {
             return Actions::new();
         };
+        if leg == Leg::Decode && self.owes() {
+            return self.consume_elsewhere();
+        }
         self.fail(leg)
+    }
+
+    /// No decode worker takes a committed handoff on the client's terms. The client gets the error, and the
+    /// handoff is consumed on terms of its own.
+    fn consume_elsewhere(&mut self) -> Actions {
+        let mut actions = self.fail_client(Leg::Decode);
+        self.decode = LegState::Routing;
+        actions.push(Action::Route(Leg::Decode));
+        actions
+    }
+
+    pub(super) fn handoff_lost(&mut self, lost: Lost) -> Actions {
+        if self.decode != LegState::Routing || !self.owes() {
+            return Actions::new();
+        }
+        self.decode = LegState::Over;
+        let mut actions = self.lose(lost);
+        let retries = lost == Lost::PrefillDied && self.may_retry();
+        actions.extend(if retries { self.retry() } else { self.fail(Leg::Decode) });
+        actions
+    }
+
+    /// Gives a handoff up that has to be consumed, if there is one.
+    fn lose(&mut self, lost: Lost) -> Actions {
+        if !self.owes() {
+            return Actions::new();
+        }
+        self.committed = false;
+        smallvec![Action::Lose(lost)]
     }
 
     pub(super) fn prefill_failed(&mut self, failed: Failed) -> Actions {
@@ -50,19 +82,24 @@ impl Legs {
         }
         self.decode = LegState::Over;
         self.broken += u32::from(failed.broke);
-        self.dispatched &= failed.sent;
+        // An engine whose answer began has taken the handoff, whatever it answers afterwards.
+        self.dispatched &= failed.began || self.answered;
         let answering = self.answering();
         let mut actions = smallvec![Action::Cancel(answering)];
-        let completed = self.handoff_kind() == Some(HandoffKind::Completed);
-        // Nothing of the handoff was sent, so another decode worker may take it [E5]. A client that left
-        // makes no difference: the handoff still has to be consumed.
-        let undispatched = completed && self.committed && !failed.sent && failed.retryable;
-        // It costs no retry, since no engine repeats work. The driver gives up when no decode worker is left.
-        if undispatched && matches!(self.client, Client::Waiting | Client::Gone) {
+        // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry.
+        let movable = self.handoff_kind() == Some(HandoffKind::Completed);
+        if self.owes() && movable && failed.retryable {
             self.decode = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;
         }
+        // The engine refuses the request itself, and so would every other one. One token is not refused.
+        if self.owes() && failed.refused && !self.consuming {
+            actions.extend(self.fail_client(answering));
+            actions.extend(self.send_decode());
+            return actions;
+        }
+        actions.extend(self.lose(Lost::NoDecodeWorker));
         if self.prefill == LegState::InFlight {
             actions.extend(self.stop(Leg::Prefill));
         }
@@ -74,13 +111,19 @@ impl Legs {
         actions
     }
 
+    /// Ends the request for the client. What engines still need goes on until the second deadline.
     pub(super) fn deadline(&mut self) -> Actions {
-        let mut actions = self.stop_all();
+        let goes_on = !self.overdue && self.must_go_on();
+        self.overdue = true;
+        let mut actions = if goes_on { Actions::new() } else { self.lose(Lost::NoDecodeWorker) };
+        if !goes_on {
+            actions.extend(self.stop_all());
+        }
         if matches!(self.client, Client::Waiting | Client::Reading) {
-            self.client = Client::Served;
+            (self.client, self.held) = (Client::Served, false);
             actions.push(Action::FailDeadline);
         }
-        self.finish(actions)
+        if goes_on { actions } else { self.finish(actions) }
     }
 
     /// Whether a retry is allowed: only while the client waits and no byte was sent downstream [invariant 7],
@@ -95,42 +138,52 @@ impl Legs {
     }
 
     fn fail(&mut self, leg: Leg) -> Actions {
-        let mut actions = Actions::new();
-        if matches!(self.client, Client::Waiting | Client::Reading) {
-            self.client = Client::Served;
-            actions.push(Action::Fail(leg));
-        }
+        let actions = self.fail_client(leg);
         self.finish(actions)
     }
 
+    /// Gives the client the failure of a leg, unless it has its answer or left.
+    fn fail_client(&mut self, leg: Leg) -> Actions {
+        if self.only_consumes() {
+            return Actions::new();
+        }
+        self.client = Client::Served;
+        smallvec![Action::Fail(leg)]
+    }
+
     pub(super) fn client_gone(&mut self) -> Actions {
-        if matches!(self.client, Client::Gone | Client::Served) {
+        if self.only_consumes() {
             return Actions::new();
         }
         self.client = Client::Gone;
         self.held = false;
-        let prefill_runs = self.prefill == LegState::InFlight;
-        match self.handoff_kind() {
-            // No leg was sent.
-            None => self.cancel_all(),
-            Some(_) if self.consumed || self.prefill == LegState::Routed => self.cancel_all(),
-            Some(HandoffKind::Completed | HandoffKind::Addressed) if prefill_runs => {
-                if self.traits.is_some_and(|traits| traits.cancellable) {
-                    self.cancel_all()
-                } else {
-                    Actions::new()
-                }
+        if self.must_go_on() {
+            return Actions::new();
+        }
+        let pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
+        if pair && !self.consumed && self.prefill != LegState::Routed {
+            return self.abort_both();
+        }
+        self.cancel_all()
+    }
+
+    /// Whether engines hold blocks that only more work frees, although no client waits for the answer [E1].
+    fn must_go_on(&self) -> bool {
+        let Some(traits) = self.traits else { return false };
+        if self.consumed || self.prefill == LegState::Routed {
+            // Nothing was sent, or nothing is left to consume.
+            return false;
+        }
+        match traits.handoff {
+            HandoffKind::Completed | HandoffKind::Addressed => {
+                // The decode leg that is being routed or was sent consumes the handoff.
+                self.prefill != LegState::InFlight || !traits.cancellable
             }
-            // The handoff exists: the decode leg that is being routed or was sent consumes it.
-            Some(HandoffKind::Completed | HandoffKind::Addressed) => Actions::new(),
-            Some(HandoffKind::Bootstrap) => self.abort_both(),
+            HandoffKind::Bootstrap => !traits.abortable,
         }
     }
 
     fn abort_both(&mut self) -> Actions {
-        if !self.traits.is_some_and(|traits| traits.abortable) {
-            return Actions::new();
-        }
         let mut actions = Actions::new();
         if self.prefill == LegState::InFlight {
             actions.push(Action::Abort(Leg::Prefill));

@@ -10,10 +10,12 @@ const ADDRESSED: PrefillTraits = PrefillTraits { handoff: HandoffKind::Addressed
 const BOOTSTRAP_NO_ABORT: PrefillTraits = PrefillTraits { abortable: false, ..BOOTSTRAP };
 const DECODE_FIRST: RetryPolicy =
     RetryPolicy { order: LegOrder::DecodeFirst, retries: 1, local_fallback: false };
-const RETRYABLE_SENT: Failed = Failed { retryable: true, refused: false, sent: true, broke: false };
-const RETRYABLE_UNSENT: Failed = Failed { retryable: true, refused: false, sent: false, broke: false };
-const BROKE: Failed = Failed { retryable: true, refused: false, sent: true, broke: true };
-const FATAL: Failed = Failed { retryable: false, refused: false, sent: true, broke: false };
+const RETRYABLE_SENT: Failed = Failed { retryable: true, refused: false, began: true, broke: false };
+const RETRYABLE_UNSENT: Failed = Failed { retryable: true, refused: false, began: false, broke: false };
+const BROKE: Failed = Failed { retryable: true, refused: false, began: true, broke: true };
+/// The engine refuses the request itself.
+const REFUSED: Failed = Failed { retryable: false, refused: true, began: false, broke: false };
+const FATAL: Failed = Failed { retryable: false, refused: false, began: true, broke: false };
 
 use Action as A;
 use Event as E;
@@ -44,7 +46,8 @@ fn single_leg_is_relayed_and_finished() {
 #[test]
 fn c7_completed_handoff_sends_decode_after_prefill_answered() {
     let steps: &[(Event, &[Action])] = &[
-        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+        (E::Reserved, &[A::Send(Leg::Prefill)]),
         // C7.1
         (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
         (E::Routed, &[A::Send(Leg::Decode)]),
@@ -53,7 +56,7 @@ fn c7_completed_handoff_sends_decode_after_prefill_answered() {
         (E::FinishSeen, &[]),
         (E::Ended, &[A::Finish]),
     ];
-    assert!(!check(Shape::Remote, 2, steps).strands());
+    assert!(!check(Shape::Remote, 2, steps).owes());
 }
 
 #[test]
@@ -80,7 +83,8 @@ fn c8_an_answer_that_ended_in_prefill_starts_no_decode() {
         Shape::Remote,
         2,
         &[
-            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+            (E::Reserved, &[A::Send(Leg::Prefill)]),
             (E::PrefillWasAll, &[A::AnswerPrefill, A::Finish]),
         ],
     );
@@ -178,7 +182,8 @@ fn e1_client_gone_in_prefill_lets_it_end_and_consumes_the_handoff() {
         Shape::Remote,
         2,
         &[
-            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+            (E::Reserved, &[A::Send(Leg::Prefill)]),
             // E1.2
             (E::ClientGone, &[]),
             (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
@@ -196,7 +201,8 @@ fn e4_a_cancellable_prefill_is_cancelled_at_once() {
         Shape::Remote,
         2,
         &[
-            (E::PrefillRouted(traits), &[A::Send(Leg::Prefill)]),
+            (E::PrefillRouted(traits), &[A::Reserve]),
+            (E::Reserved, &[A::Send(Leg::Prefill)]),
             // E1.2, E4.1
             (E::ClientGone, &[A::Cancel(Leg::Prefill), A::Finish]),
         ],
@@ -209,7 +215,8 @@ fn e1_client_gone_with_parameters_in_hand_sends_decode_to_consume() {
         Shape::Remote,
         2,
         &[
-            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+            (E::Reserved, &[A::Send(Leg::Prefill)]),
             (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
             (E::ClientGone, &[]),
             // E1.3
@@ -225,7 +232,8 @@ fn e1_decode_sent_but_not_consumed_runs_to_its_first_token() {
         Shape::Remote,
         2,
         &[
-            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+            (E::Reserved, &[A::Send(Leg::Prefill)]),
             (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
             (E::Routed, &[A::Send(Leg::Decode)]),
             (E::Head, &[A::Relay]),
@@ -241,7 +249,8 @@ fn e1_consumed_decode_is_cancelled_at_once() {
         Shape::Remote,
         2,
         &[
-            (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+            (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+            (E::Reserved, &[A::Send(Leg::Prefill)]),
             (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
             (E::Routed, &[A::Send(Leg::Decode)]),
             (E::Head, &[A::Relay]),
@@ -325,7 +334,8 @@ fn e3_a_failure_of_one_leg_of_a_pair_cancels_the_other_at_once() {
 #[test]
 fn e5_another_decode_worker_may_take_a_handoff_only_if_nothing_was_sent() {
     let before: &[(Event, &[Action])] = &[
-        (E::PrefillRouted(COMPLETED), &[A::Send(Leg::Prefill)]),
+        (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+        (E::Reserved, &[A::Send(Leg::Prefill)]),
         (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
         (E::Routed, &[A::Send(Leg::Decode)]),
     ];
@@ -393,8 +403,10 @@ fn a_request_on_which_two_engines_broke_is_not_sent_to_a_third() {
     let terms = RetryPolicy { local_fallback: true, retries: 9, ..RetryPolicy::default() };
     let (mut legs, _) = Legs::new(Shape::Remote, terms);
     legs.on(E::PrefillRouted(COMPLETED));
+    legs.on(E::Reserved);
     assert_eq!(legs.on(E::PrefillFailed(BROKE))[..], [A::Cancel(Leg::Prefill), A::Route(Leg::Prefill)]);
     legs.on(E::PrefillRouted(COMPLETED));
+    legs.on(E::Reserved);
     assert_eq!(
         legs.on(E::PrefillFailed(BROKE))[..],
         [A::Cancel(Leg::Prefill), A::Fail(Leg::Prefill), A::Finish]
@@ -429,12 +441,14 @@ fn b6_a_failed_prefill_becomes_a_local_one_only_with_the_operator_s_word() {
     let retry_policy = RetryPolicy { local_fallback: true, ..RetryPolicy::default() };
     let (mut legs, _) = Legs::new(Shape::Remote, retry_policy);
     legs.on(E::PrefillRouted(COMPLETED));
+    legs.on(E::Reserved);
     let actions = legs.on(E::PrefillFailed(FATAL));
     assert_eq!(actions[..], [A::Cancel(Leg::Prefill), A::FallBackToLocal, A::Route(Leg::Aggregated)]);
     // B6.2, E5.3
     assert_eq!(legs.on(E::Routed)[..], [A::Send(Leg::Aggregated)]);
     let (mut strict, _) = Legs::new(Shape::Remote, RetryPolicy::default());
     strict.on(E::PrefillRouted(COMPLETED));
+    strict.on(E::Reserved);
     let actions = strict.on(E::PrefillFailed(FATAL));
     assert_eq!(actions[..], [A::Cancel(Leg::Prefill), A::Fail(Leg::Prefill), A::Finish]);
 }
@@ -446,7 +460,10 @@ fn an_addressed_handoff_routes_both_and_sends_decode_when_prefill_ended() {
         (E::Routed, &[A::Send(Leg::Prefill)]),
         (E::PrefillEnded, &[A::Send(Leg::Decode)]),
         // Prefill pushed to this decode worker: another one would wait for ever.
-        (E::DecodeFailed(RETRYABLE_UNSENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]),
+        (
+            E::DecodeFailed(RETRYABLE_UNSENT),
+            &[A::Cancel(Leg::Decode), A::Lose(Lost::NoDecodeWorker), A::Route(Leg::Prefill)],
+        ),
     ];
     check(Shape::Remote, 1, steps);
 }
@@ -463,62 +480,221 @@ fn e1_a_client_that_leaves_an_addressed_prefill_has_its_handoff_consumed() {
     check(Shape::Remote, 1, steps);
 }
 
+#[test]
+fn e6_prefill_is_sent_only_when_decode_has_a_place() {
+    check(
+        Shape::Remote,
+        2,
+        &[
+            // E6.1
+            (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+            (E::Unroutable, &[A::Fail(Leg::Decode), A::Finish]),
+        ],
+    );
+    check(Shape::Remote, 2, &[(E::PrefillRouted(COMPLETED), &[A::Reserve]), (E::ClientGone, &[A::Finish])]);
+}
+
+/// Steps to a completed handoff that decode has to consume.
+const HANDED_OVER: [(Event, &[Action]); 3] = [
+    (E::PrefillRouted(COMPLETED), &[A::Reserve]),
+    (E::Reserved, &[A::Send(Leg::Prefill)]),
+    (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+];
+
+#[test]
+fn e6_a_handoff_that_the_client_s_terms_exclude_is_consumed_elsewhere() {
+    let mut steps = HANDED_OVER.to_vec();
+    steps.extend([
+        // E6.5
+        (E::Unroutable, &[A::Fail(Leg::Decode), A::Route(Leg::Decode)][..]),
+        (E::Routed, &[A::SendToConsume]),
+        (E::Ended, &[A::Finish]),
+    ]);
+    check(Shape::Remote, 2, &steps);
+}
+
+#[test]
+fn e6_a_request_that_decode_refuses_is_consumed_with_one_token() {
+    let mut steps = HANDED_OVER.to_vec();
+    steps.extend([
+        (E::Routed, &[A::Send(Leg::Decode)][..]),
+        // E6.6
+        (E::DecodeFailed(REFUSED), &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::SendToConsume]),
+    ]);
+    let (mut taken, mut refused) = (steps.clone(), steps);
+    taken.push((E::Ended, &[A::Finish]));
+    check(Shape::Remote, 2, &taken);
+    let lost: &[Action] = &[A::Cancel(Leg::Decode), A::Lose(Lost::NoDecodeWorker), A::Finish];
+    refused.push((E::DecodeFailed(REFUSED), lost));
+    check(Shape::Remote, 2, &refused);
+}
+
+#[test]
+fn e6_a_handoff_is_lost_only_with_its_engine_or_without_a_decode_worker() {
+    let mut died = HANDED_OVER.to_vec();
+    // E6.7
+    died.push((E::HandoffLost(Lost::PrefillDied), &[A::Lose(Lost::PrefillDied), A::Route(Leg::Prefill)]));
+    check(Shape::Remote, 1, &died);
+    let mut alone = HANDED_OVER.to_vec();
+    let lost: &[Action] = &[A::Lose(Lost::NoDecodeWorker), A::Fail(Leg::Decode), A::Finish];
+    alone.push((E::HandoffLost(Lost::NoDecodeWorker), lost));
+    check(Shape::Remote, 1, &alone);
+}
+
+#[test]
+fn e4_the_deadline_drains_a_prefill_in_flight_and_consumes_its_handoff() {
+    let sent: &[(Event, &[Action])] =
+        &[(E::PrefillRouted(COMPLETED), &[A::Reserve]), (E::Reserved, &[A::Send(Leg::Prefill)])];
+    let mut drained = sent.to_vec();
+    drained.extend([
+        // E4.2
+        (E::Deadline, &[A::FailDeadline][..]),
+        (E::PrefillHandoff, &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::SendToConsume]),
+        (E::Ended, &[A::Finish]),
+    ]);
+    check(Shape::Remote, 2, &drained);
+    let mut late = sent.to_vec();
+    late.extend([
+        (E::Deadline, &[A::FailDeadline][..]),
+        // E4.3
+        (E::Deadline, &[A::Cancel(Leg::Prefill), A::Finish]),
+    ]);
+    check(Shape::Remote, 2, &late);
+    let cancellable = PrefillTraits { cancellable: true, ..COMPLETED };
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(cancellable), &[A::Reserve]),
+            (E::Reserved, &[A::Send(Leg::Prefill)]),
+            // E4.1
+            (E::Deadline, &[A::Cancel(Leg::Prefill), A::FailDeadline, A::Finish]),
+        ],
+    );
+}
+
+/// What happens next in the world outside the machine.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    /// The driver reports an event.
+    Reported(Event),
+    /// No decode worker is alive any more.
+    DecodeWorkersDie,
+    /// The prefill engine dies after its answer.
+    PrefillDies,
+}
+
 /// What the world outside the machine holds: legs in flight, and what each may do next.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct World {
+    traits: PrefillTraits,
     routing: Option<Leg>,
+    reserving: bool,
+    /// Whether decode has a place or a worker.
+    placed: bool,
     prefill: bool,
     decode: bool,
+    /// The decode request that was sent last generates one token.
+    consuming: bool,
     head: bool,
     token: bool,
     finish: bool,
     relayed: bool,
     answers: u32,
     gone: bool,
-    /// Decode requests that carried the present handoff and reached an engine.
+    /// Decode requests that carried the present handoff and that an engine took.
     dispatched: u32,
-    /// A completed handoff that exists and was neither consumed nor lost to a failure of decode.
+    /// A handoff holds blocks of the prefill engine, and no decode engine took it.
     owed: bool,
+    decode_lives: bool,
+    prefill_lives: bool,
+    /// The decode worker that alone could take the handoff, refused even one token or was not reached.
+    nobody_takes: bool,
+    /// The time for what engines need after the deadline is over.
+    lease_over: bool,
     finished: bool,
     /// Engines that broke on the request.
     broken: u32,
 }
 
 impl World {
+    fn new(traits: PrefillTraits) -> Self {
+        Self {
+            traits,
+            routing: None,
+            reserving: false,
+            placed: false,
+            prefill: false,
+            decode: false,
+            consuming: false,
+            head: false,
+            token: false,
+            finish: false,
+            relayed: false,
+            answers: 0,
+            gone: false,
+            dispatched: 0,
+            owed: false,
+            decode_lives: true,
+            prefill_lives: true,
+            nobody_takes: false,
+            lease_over: false,
+            finished: false,
+            broken: 0,
+        }
+    }
+
     fn perform(&mut self, action: Action) {
         assert!(!self.finished, "{action:?} after finish");
-        let sends = matches!(action, A::Send(_) | A::SendToConsume | A::FallBackToLocal);
+        let sends = matches!(action, A::Send(_) | A::FallBackToLocal);
         assert!(!sends || self.broken < 2, "{action:?} after two engines broke on the request");
         match action {
+            A::Reserve => {
+                assert!(
+                    !self.prefill && !self.decode && self.routing.is_none(),
+                    "a place after a leg was sent"
+                );
+                self.reserving = true;
+            }
             A::Route(leg) => {
                 // I2.2
                 assert!(!self.relayed, "invariant 7: routed again after the first byte");
                 assert_eq!(self.routing, None);
                 self.routing = Some(leg);
                 if leg != Leg::Decode {
-                    self.dispatched = 0;
-                    self.owed = false;
+                    assert!(!self.owed, "a new attempt drops a handoff");
+                    (self.dispatched, self.prefill_lives, self.nobody_takes) = (0, true, false);
                 }
             }
             A::Send(Leg::Prefill) => {
-                assert!(!self.prefill);
-                self.prefill = true;
-                // A new prefill is a new handoff.
-                (self.dispatched, self.owed) = (0, false);
+                assert!(!self.prefill && !self.owed);
+                // E6.1
+                assert!(self.placed, "prefill runs before decode has a place");
+                (self.prefill, self.dispatched) = (true, 0);
             }
             A::Send(_) | A::SendToConsume => {
                 assert!(!self.decode);
                 // E5.1
                 assert!(self.dispatched == 0, "E5: a handoff was dispatched twice");
+                self.consuming = action == A::SendToConsume;
                 assert!(
-                    action == A::SendToConsume || !self.gone || self.prefill,
+                    self.consuming || !self.gone || self.prefill,
                     "a whole answer after the client disconnected"
+                );
+                assert!(
+                    !self.consuming || self.gone || self.answers > 0,
+                    "one token for a client that waits"
                 );
                 (self.decode, self.head, self.token, self.finish) = (true, false, false, false);
                 self.dispatched += 1;
             }
             A::Cancel(Leg::Prefill) => self.prefill = false,
-            A::Cancel(_) => self.decode = false,
+            A::Cancel(_) => {
+                // The decode engine has had the handoff for the whole lease.
+                self.owed &= !(self.decode && self.lease_over);
+                self.decode = false;
+            }
             A::Relay => {
                 assert!(!self.relayed && !self.gone && self.answers == 0);
                 self.relayed = true;
@@ -527,25 +703,51 @@ impl World {
                 assert!(!self.gone, "an answer after the client disconnected");
                 self.answers += 1;
             }
+            A::Lose(lost) => {
+                assert!(self.owed, "{lost:?} is counted without a handoff");
+                // E6.7
+                match lost {
+                    Lost::NoDecodeWorker => {
+                        let excused = !self.decode_lives || self.nobody_takes || self.lease_over;
+                        assert!(excused, "a handoff was dropped while a decode worker could take it");
+                    }
+                    Lost::PrefillDied => assert!(!self.prefill_lives, "the prefill engine lives"),
+                }
+                self.owed = false;
+            }
             A::Finish => {
                 self.finished = true;
                 assert!(!self.prefill && !self.decode, "invariant 8: a leg is left running");
+                assert!(!self.owed, "a committed handoff was dropped");
             }
             A::Abort(_) | A::Hold | A::Release | A::FallBackToLocal => {}
         }
     }
 
-    /// Events that the world may bring forth now.
-    fn possible(&self, traits: PrefillTraits) -> Vec<Event> {
+    /// What the world may bring forth now.
+    fn possible(&self) -> Vec<Happening> {
         let mut events = Vec::new();
-        let failures = [RETRYABLE_SENT, RETRYABLE_UNSENT, FATAL, BROKE];
+        let waits = !self.gone && self.answers == 0;
+        let failures = [RETRYABLE_SENT, RETRYABLE_UNSENT, FATAL, BROKE, REFUSED];
+        if self.reserving {
+            events.extend(self.decode_lives.then_some(E::Reserved));
+            events.push(E::Unroutable);
+        }
         match self.routing {
-            Some(Leg::Prefill) => events.extend([E::PrefillRouted(traits), E::Unroutable]),
+            Some(Leg::Prefill) => events.extend([E::PrefillRouted(self.traits), E::Unroutable]),
+            Some(Leg::Decode) => {
+                events.extend(self.decode_lives.then_some(E::Routed));
+                events.extend((waits || !self.owed).then_some(E::Unroutable));
+                let lost =
+                    [(Lost::NoDecodeWorker, self.decode_lives), (Lost::PrefillDied, self.prefill_lives)];
+                let lost = lost.into_iter().filter(|(_, lives)| self.owed && !lives);
+                events.extend(lost.map(|(lost, _)| E::HandoffLost(lost)));
+            }
             Some(_) => events.extend([E::Routed, E::Unroutable]),
             None => {}
         }
         if self.prefill {
-            if traits.handoff == HandoffKind::Completed {
+            if self.traits.handoff == HandoffKind::Completed {
                 events.extend([E::PrefillHandoff, E::PrefillWasAll]);
             } else {
                 events.push(E::PrefillEnded);
@@ -554,74 +756,95 @@ impl World {
         }
         if self.decode {
             match (self.head, self.token, self.finish) {
+                (false, ..) if self.consuming => events.extend([E::Ended, E::Head]),
                 (false, ..) => events.push(E::Head),
                 (true, false, _) => events.push(E::FirstToken),
                 (true, true, false) => events.push(E::FinishSeen),
                 (true, true, true) => events.push(E::Ended),
             }
-            let sent = if self.head { vec![RETRYABLE_SENT, FATAL, BROKE] } else { failures.to_vec() };
+            let sent =
+                if self.head { vec![RETRYABLE_SENT, FATAL, BROKE, REFUSED] } else { failures.to_vec() };
             events.extend(sent.into_iter().map(E::DecodeFailed));
         }
-        if !self.gone && self.answers == 0 {
+        if waits {
             events.push(E::ClientGone);
         }
-        events
+        let mut happenings: Vec<_> = events.into_iter().map(Happening::Reported).collect();
+        happenings.extend(self.decode_lives.then_some(Happening::DecodeWorkersDie));
+        happenings.extend((self.prefill_lives && self.owed).then_some(Happening::PrefillDies));
+        happenings
     }
 
-    fn happen(&mut self, event: Event, traits: PrefillTraits) {
+    /// Changes the world. Returns the event that the driver reports.
+    fn happen(&mut self, happening: Happening) -> Option<Event> {
+        let event = match happening {
+            Happening::Reported(event) => event,
+            Happening::DecodeWorkersDie => {
+                self.decode_lives = false;
+                return None;
+            }
+            Happening::PrefillDies => {
+                self.prefill_lives = false;
+                return None;
+            }
+        };
         if let E::PrefillFailed(failed) | E::DecodeFailed(failed) = event {
             self.broken += u32::from(failed.broke);
         }
         match event {
-            E::PrefillRouted(_) | E::Routed | E::Unroutable => {
-                if event == E::Unroutable {
-                    self.owed = false;
-                }
-                self.routing = None;
+            E::Reserved => (self.reserving, self.placed) = (false, true),
+            E::PrefillRouted(_) | E::Routed | E::Unroutable | E::HandoffLost(_) => {
+                self.placed |= event == E::Routed;
+                (self.routing, self.reserving) = (None, false);
             }
             E::PrefillHandoff => (self.prefill, self.owed) = (false, true),
             E::PrefillEnded => {
                 self.prefill = false;
-                self.owed |= traits.handoff == HandoffKind::Addressed;
+                self.owed |= self.traits.handoff == HandoffKind::Addressed;
             }
             E::PrefillWasAll | E::PrefillFailed(_) => self.prefill = false,
             E::Head => self.head = true,
             E::FirstToken => (self.token, self.owed) = (true, false),
             E::FinishSeen => self.finish = true,
-            E::Ended => self.decode = false,
+            E::Ended => (self.decode, self.owed) = (false, false),
             E::DecodeFailed(failed) => {
                 self.decode = false;
-                if !failed.sent && traits.handoff == HandoffKind::Completed {
+                if failed.began || self.head {
+                    // The decode engine took the handoff, and answers for it.
+                    self.owed = false;
+                } else {
                     self.dispatched = 0;
+                    // Prefill pushed to this worker, and to no other one.
+                    let addressed = self.traits.handoff == HandoffKind::Addressed && !failed.refused;
+                    self.nobody_takes |= addressed || (self.consuming && failed.refused);
                 }
-                // A failed decode is not a handoff that was dropped.
-                self.owed = false;
             }
             E::ClientGone => self.gone = true,
             E::Deadline => {}
         }
+        Some(event)
+    }
+
+    /// Lets something happen, and performs what the machine makes of it.
+    fn step(&mut self, legs: &mut Legs, choice: u8) -> Option<Event> {
+        let possible = self.possible();
+        assert!(!possible.is_empty(), "nothing can happen any more: {legs:?} {self:?}");
+        let event = self.happen(possible[choice as usize % possible.len()])?;
+        legs.on(event).into_iter().for_each(|action| self.perform(action));
+        Some(event)
     }
 }
 
 fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: &[u8]) {
     let (mut legs, actions) = Legs::new(shape, retry_policy);
-    let mut world = World::default();
+    let mut world = World::new(traits);
     actions.into_iter().for_each(|action| world.perform(action));
     let mut choices = choices.iter().copied().chain(std::iter::repeat(0));
     let mut steps = 0;
     while !world.finished {
-        let possible = world.possible(traits);
-        assert!(
-            !possible.is_empty(),
-            "nothing can happen any more, but the request is not over: {legs:?} {world:?}"
-        );
-        let choice = choices.next().unwrap_or(0) as usize % possible.len();
-        let event = possible[choice];
-        world.happen(event, traits);
         let running = (world.prefill, world.decode);
-        let actions = legs.on(event);
-        actions.iter().for_each(|action| world.perform(*action));
-        let failed = matches!(event, E::PrefillFailed(_) | E::DecodeFailed(_));
+        let event = world.step(&mut legs, choices.next().unwrap_or(0));
+        let failed = matches!(event, Some(E::PrefillFailed(_) | E::DecodeFailed(_)));
         if failed
             && traits.handoff == HandoffKind::Bootstrap
             && shape == Shape::Remote
@@ -633,7 +856,6 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
         assert!(steps < 200, "no end");
     }
     assert_eq!(legs.is_finished(), world.finished);
-    assert!(!world.owed, "a committed handoff was dropped: {legs:?}");
     let served = world.answers + u32::from(world.relayed && world.answers == 0);
     assert!(world.gone || served == 1, "the client got {served} answers");
     assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());
@@ -665,26 +887,30 @@ proptest! {
     }
 
     #[test]
-    fn the_deadline_always_ends_it(
-        traits in prop_oneof![Just(COMPLETED), Just(BOOTSTRAP), Just(ADDRESSED)],
+    fn the_deadline_answers_the_client_and_the_second_one_ends_the_request(
+        traits in prop_oneof![
+            Just(COMPLETED), Just(BOOTSTRAP), Just(ADDRESSED), Just(BOOTSTRAP_NO_ABORT),
+            Just(PrefillTraits { cancellable: true, ..COMPLETED }),
+        ],
         decode_first in any::<bool>(),
-        choices in proptest::collection::vec(any::<u8>(), 0..12),
+        before in proptest::collection::vec(any::<u8>(), 0..12),
+        after in proptest::collection::vec(any::<u8>(), 0..12),
     ) {
         let order = if decode_first { LegOrder::DecodeFirst } else { LegOrder::PrefillFirst };
         let policy = RetryPolicy { order, retries: 1, ..RetryPolicy::default() };
         let (mut legs, actions) = Legs::new(Shape::Remote, policy);
-        let mut world = World::default();
+        let mut world = World::new(traits);
         actions.into_iter().for_each(|action| world.perform(action));
-        for choice in choices {
-            let possible = world.possible(traits);
-            if world.finished || possible.is_empty() {
-                break;
+        for (is_second, choices) in [(false, before), (true, after)] {
+            for choice in choices {
+                if !world.finished {
+                    world.step(&mut legs, choice);
+                }
             }
-            let event = possible[choice as usize % possible.len()];
-            world.happen(event, traits);
-            legs.on(event).into_iter().for_each(|action| world.perform(action));
+            world.lease_over = is_second;
+            legs.on(E::Deadline).into_iter().for_each(|action| world.perform(action));
+            prop_assert!(world.gone || world.answers > 0 || world.relayed, "the client waits");
         }
-        legs.on(E::Deadline).into_iter().for_each(|action| world.perform(action));
         prop_assert!(world.finished);
     }
 }

@@ -66,8 +66,9 @@ pub struct Failed {
     pub retryable: bool,
     /// Whether the engine refused the request as the client's error (4xx).
     pub refused: bool,
-    /// Whether a byte of the request may have reached the engine.
-    pub sent: bool,
+    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when it
+    /// refused the request.
+    pub began: bool,
     /// Whether the engine broke while it handled the request. The request may be the reason.
     pub broke: bool,
 }
@@ -75,12 +76,16 @@ pub struct Failed {
 /// An event that the driver reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A place for the decode leg is reserved.
+    Reserved,
     /// The aggregated or the decode leg has a worker.
     Routed,
     /// The prefill leg has a worker.
     PrefillRouted(PrefillTraits),
-    /// No worker can take a leg.
+    /// No worker can take a leg on the client's terms.
     Unroutable,
+    /// A committed handoff cannot be consumed.
+    HandoffLost(Lost),
     /// The prefill answer carries a complete handoff.
     PrefillHandoff,
     /// The prefill leg of a bootstrap pair succeeded.
@@ -101,13 +106,35 @@ pub enum Event {
     DecodeFailed(Failed),
     /// The client disconnected.
     ClientGone,
-    /// The request's deadline passed.
+    /// The request's deadline passed; the second time: the time for what engines still need, too.
     Deadline,
+}
+
+/// Why a committed handoff stays unconsumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// No live decode worker can take it from its prefill worker.
+    NoDecodeWorker,
+    /// The prefill engine died, and the blocks with it.
+    PrefillDied,
+}
+
+impl Lost {
+    /// Stable metric label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoDecodeWorker => "lost_no_decode_worker",
+            Self::PrefillDied => "lost_prefill_died",
+        }
+    }
 }
 
 /// An action that the driver performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
+    /// Check that decode can be routed, and reserve its place: prefill is sent afterwards.
+    Reserve,
     /// Choose and book a worker for the leg.
     Route(Leg),
     /// Send the leg's request.
@@ -132,6 +159,8 @@ pub enum Action {
     Fail(Leg),
     /// Answer (or end the stream) with "deadline".
     FailDeadline,
+    /// Count a committed handoff that stays unconsumed.
+    Lose(Lost),
     /// Release everything that is left.
     Finish,
 }

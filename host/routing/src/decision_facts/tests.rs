@@ -101,6 +101,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingR
         planned: None,
         tried: &[],
         other_leg: None,
+        pairing: crate::query::Pairing::default(),
         queue_us: 0,
         explain: false,
         probe: false,

@@ -133,7 +133,14 @@ impl Router {
         let mut run = Run { facts: &facts, cursors: &self.cursors, context: &mut context, buffers: program };
         let mut choice = match preset {
             Some((row, decider)) => Choice::Row(row, decider, None),
-            None => run_program(&mut run, generation, on_failure, rows)?,
+            None => match run_program(&mut run, generation, on_failure, rows) {
+                // The prefill ran: policies no longer refuse. The filters may have dropped rows.
+                Err(refused) if query.is_committed() => {
+                    candidate_rows(query, &self.busy, pool, rows)?;
+                    Choice::FallBack { reason: "committed", detail: refused.error.to_string() }
+                }
+                done => done?,
+            },
         };
         if let Choice::FallBack { reason, detail } = choice {
             // The fallback ranks by inputs that the policy may not have asked for.

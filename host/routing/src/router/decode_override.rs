@@ -17,7 +17,7 @@ use crate::{
     ids::{DecisionId, Generation},
     inputs::{Inputs, Needs},
     policy::{Digest, Failure, OnFailure, Plan, Policy, ShedReason},
-    query::{CandidateId, Query},
+    query::{CandidateId, Pairing, Query},
     slot::{GenerationHandle, Lane, Program, ShadowVerdict, SlotKind},
 };
 
@@ -178,7 +178,9 @@ impl Router {
         };
         let DecisionBuffers { rows, inputs, program, state_accesses, .. } = buffers;
         let recorder = &mut program.recorder;
-        let prefill = Query { leg: Leg::Prefill, ..*query };
+        // Only workers that can pair with the worker that a hint names for decode.
+        let pairing = Pairing { other_pin: query.pin, ..Pairing::default() };
+        let prefill = Query { leg: Leg::Prefill, pairing, ..*query };
         let pool = query.snapshot.pool(query.model, Leg::Prefill);
         if decode.is_none() || eligible_rows(&prefill, &self.busy, pool, rows).is_err() {
             rows.clear();

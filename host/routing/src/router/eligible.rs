@@ -1,7 +1,7 @@
 //! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can
 //! extend it.
 
-use pointsman_workers::{Candidate, Ineligible, Pool};
+use pointsman_workers::{Candidate, Ineligible, Leg, Pool};
 
 use super::{
     RouteError,
@@ -10,24 +10,94 @@ use super::{
 mod described;
 mod search;
 
-use described::refused_by_description;
+use described::{fits, other, partners, refused_by_description};
 use search::Search;
 
 use crate::{
     busy::{BusyRules, BusyThresholds},
-    query::{CandidateId, Query},
+    query::{CandidateId, Pairing, Query},
     receipt::Decider,
 };
 
-/// Fills `rows` with the candidates: all eligible ones, or the one that a hint names.
+/// Fills `rows` with the candidates: all eligible ones, or the one that a hint names. Checks the worker that a
+/// hint names for the other leg first, so that no leg runs in vain.
 pub(super) fn candidate_rows(
     query: &Query<'_>,
     busy: &BusyRules,
     pool: &Pool,
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
+    let committed = query.pairing.committed.unwrap_or_default();
+    if committed.beyond_limits {
+        last_rows(query, pool, rows);
+        if !rows.is_empty() {
+            return Ok(());
+        }
+    }
+    check_other_pin(query, busy, rows)?;
     let fill = if query.pin.is_some() { pinned_row } else { eligible_rows };
-    fill(query, busy, pool, rows)
+    match fill(query, busy, pool, rows) {
+        Err(RouteError::NoWorker { .. }) if let Some(error) = never_pairs(query, pool) => Err(error),
+        done => done,
+    }
+}
+
+/// Checks the worker that a hint names for the other leg as that leg would.
+fn check_other_pin(query: &Query<'_>, busy: &BusyRules, rows: &mut Vec<u32>) -> Result<(), RouteError> {
+    let Some(pin) = query.pairing.other_pin.filter(|_| query.other_leg.is_none() && !query.probe) else {
+        return Ok(());
+    };
+    if !matches!(query.leg, Leg::Prefill | Leg::Decode) {
+        return Ok(());
+    }
+    let leg = other(query.leg);
+    let pairing = Pairing::default();
+    let pinned = Query { leg, pin: Some(pin), session: None, planned: None, pairing, ..*query };
+    pinned_row(&pinned, busy, query.snapshot.pool(query.model, leg), rows)
+}
+
+/// The error of a leg none of whose workers can ever pair with the worker that a hint names for the other leg.
+fn never_pairs(query: &Query<'_>, pool: &Pool) -> Option<RouteError> {
+    let (worker, _) = query.pairing.other_pin.filter(|_| query.other_leg.is_none())?;
+    let others = query.snapshot.pool(query.model, other(query.leg));
+    let partner = partners(query, others).next()?.worker.spec();
+    let pairs = pool.iter().any(|candidate| fits(query.leg, candidate.worker.spec(), partner));
+    let reason = format!("no {} worker can pair with it", query.leg);
+    (!pairs).then_some(RouteError::NotEligible(worker, reason))
+}
+
+/// Fills `rows` with every live candidate that can take a committed handoff, whatever its load. Those that
+/// drain come last.
+fn last_rows(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
+    rows.clear();
+    let is_wanted = |candidate: &Candidate| {
+        let pinned = query.pin.is_none_or(|(worker, rank)| {
+            candidate.worker_id() == worker && rank.is_none_or(|rank| candidate.rank == rank)
+        });
+        let tried = query.tried.contains(&(candidate.worker_id(), candidate.rank));
+        pinned && !tried && is_allowed(query, candidate)
+    };
+    for drains in [false, true] {
+        let lives = |candidate: &Candidate| match candidate.ineligible() {
+            None | Some(Ineligible::AtCapacity | Ineligible::Failing) => !drains,
+            Some(Ineligible::Draining) => drains,
+            Some(_) => false,
+        };
+        let takes = |candidate: &Candidate| {
+            lives(candidate)
+                && is_wanted(candidate)
+                && refused_by_description(query, candidate.worker.spec()).is_none()
+        };
+        rows.extend((0_u32..).zip(pool).filter(|(_, candidate)| takes(candidate)).map(|(row, _)| row));
+        if !rows.is_empty() {
+            return;
+        }
+    }
+}
+
+fn is_allowed(query: &Query<'_>, candidate: &Candidate) -> bool {
+    let allowed = &query.request.allowed_workers;
+    allowed.is_empty() || query.only_consumes() || allowed.contains(&candidate.worker_id())
 }
 
 pub(super) fn eligible_rows(
@@ -78,7 +148,7 @@ fn pinned_row(
         let reason = format!("it has no rank {rank}: its ranks are 0 to {}", known.spec().dp_size - 1);
         return Err(RouteError::NotEligible(worker, reason));
     }
-    let mut refused = None;
+    let (mut refused, mut is_busy) = (None, false);
     for (position, candidate) in (0_u32..).zip(pool) {
         let wanted = candidate.worker_id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
         if wanted {
@@ -87,9 +157,15 @@ fn pinned_row(
                     rows.push(position);
                     return Ok(());
                 }
-                Some(reason) => refused = Some(reason.phrase().0),
+                Some(reason) => {
+                    is_busy |= matches!(reason, Refused::Busy(_));
+                    refused = Some(reason.phrase().0);
+                }
             }
         }
+    }
+    if is_busy && query.is_committed() {
+        return Err(RouteError::AllBusy(query.leg));
     }
     let reason = match refused {
         Some(reason) => format!("it {reason}"),
@@ -118,16 +194,17 @@ pub(super) fn preset_row(query: &Query<'_>, pool: &Pool, rows: &[u32]) -> Option
 
 /// Returns why `candidate` may not serve the leg, when it may not (F6).
 fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -> Option<Refused> {
-    let request = query.request;
-    let allowed =
-        request.allowed_workers.is_empty() || request.allowed_workers.contains(&candidate.worker_id());
-    if !allowed {
+    if !is_allowed(query, candidate) {
         return Some(Refused::Other(("is not allowed by the request", "are not allowed by the request")));
     }
     if let Some(refused) = refused_by_description(query, candidate.worker.spec()) {
         return Some(Refused::Other(refused));
     }
-    match candidate.ineligible() {
+    // The place that is reserved for this leg is one of those that are taken.
+    let is_reserved = |reason: &Ineligible| {
+        *reason == Ineligible::AtCapacity && query.pairing.reserved == Some(candidate.worker_id())
+    };
+    match candidate.ineligible().filter(|reason| !is_reserved(reason)) {
         None => busy.exceeded(candidate.load().view()).map(|threshold| Refused::Busy(over(threshold))),
         Some(Ineligible::AtCapacity) => Some(Refused::Busy(phrase(Ineligible::AtCapacity))),
         Some(Ineligible::Failing) => Some(Refused::Failing),

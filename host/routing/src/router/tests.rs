@@ -13,6 +13,7 @@ use crate::{
     WeightedScorer, World, facts::Wants,
 };
 
+mod committed;
 mod short_list;
 
 /// A policy with a fixed answer.
@@ -218,6 +219,7 @@ fn query<'a>(
         planned: None,
         tried: &[],
         other_leg: None,
+        pairing: crate::query::Pairing::default(),
         queue_us: 0,
         explain: false,
         probe: false,

@@ -45,6 +45,7 @@ pub(super) struct RawSpec {
     pub(super) kv_replay: Option<String>,
     pub(super) local_prefill: Option<bool>,
     pub(super) prefill_cancellable: bool,
+    pub(super) handoff_lease_s: Option<u32>,
     pub(super) max_concurrency: Option<u32>,
     pub(super) block_size: Option<u32>,
     pub(super) total_blocks: Option<u32>,
@@ -52,11 +53,14 @@ pub(super) struct RawSpec {
     pub(super) api_key: Option<String>,
 }
 
+/// Longest lease of a handoff, seconds.
+const MAX_HANDOFF_LEASE_S: u32 = 86_400;
+
 /// Keys of the flag form, for messages.
 const FLAG_KEYS: &str = "role, engine, url, id, model, dp_size, bootstrap_host, bootstrap_port, transport, \
                          kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, topology.NAME, taint, lora, \
-                         local_prefill, prefill_cancellable, max_concurrency, block_size, total_blocks, \
-                         api_key, tls_server_name";
+                         local_prefill, prefill_cancellable, handoff_lease_s, max_concurrency, block_size, \
+                         total_blocks, api_key, tls_server_name";
 
 impl RawSpec {
     /// Sets the value of a key of the flag form.
@@ -92,6 +96,7 @@ impl RawSpec {
             "lora" => self.loras.push(value.to_owned()),
             "local_prefill" => self.local_prefill = Some(parse(key, value)?),
             "prefill_cancellable" => self.prefill_cancellable = parse(key, value)?,
+            "handoff_lease_s" => self.handoff_lease_s = Some(parse(key, value)?),
             "max_concurrency" => self.max_concurrency = Some(parse(key, value)?),
             "block_size" => self.block_size = Some(parse(key, value)?),
             "total_blocks" => self.total_blocks = Some(parse(key, value)?),
@@ -186,6 +191,7 @@ impl RawSpec {
             kv_replay: self.kv_replay,
             local_prefill: self.local_prefill.unwrap_or_else(|| engine.prefills_locally(role)),
             prefill_cancellable: self.prefill_cancellable,
+            handoff_lease_s: in_range("handoff_lease_s", self.handoff_lease_s, MAX_HANDOFF_LEASE_S)?,
             max_concurrency: self.max_concurrency,
             block_size,
             total_blocks: self.total_blocks,

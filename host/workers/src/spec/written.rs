@@ -34,6 +34,7 @@ impl WorkerSpec {
             kv_replay: self.kv_replay.clone(),
             local_prefill: given(FactName::LocalPrefill).then_some(self.local_prefill),
             prefill_cancellable: self.prefill_cancellable,
+            handoff_lease_s: self.handoff_lease_s,
             max_concurrency: self.max_concurrency,
             block_size: self.block_size,
             total_blocks: self.total_blocks,

@@ -42,7 +42,8 @@ impl Worker {
             return Some(Ineligible::Failing);
         }
         let limit = self.spec.max_concurrency?;
-        (self.active_requests() >= limit).then_some(Ineligible::AtCapacity)
+        let taken = self.active_requests().saturating_add(self.reserved());
+        (taken >= limit).then_some(Ineligible::AtCapacity)
     }
 
     /// Whether the ranks were told that the worker is eligible without a condition.

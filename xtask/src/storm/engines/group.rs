@@ -306,9 +306,11 @@ fn signal(signal: &str, pid: u32) {
     let _ = Command::new("kill").args([signal, &pid.to_string()]).status();
 }
 
-/// Number of handoffs that the gateway dropped.
+/// Number of committed handoffs that stayed unconsumed.
 pub(super) fn stranded(metrics: &str) -> f64 {
-    crate::metrics_text::sum_with(metrics, "pointsman_handoffs_total", &[("reason", "stranded")])
+    let lost =
+        |reason| crate::metrics_text::sum_with(metrics, "pointsman_handoffs_total", &[("reason", reason)]);
+    lost("lost_no_decode_worker") + lost("lost_prefill_died")
 }
 
 /// Requests booked now on the workers of all groups.

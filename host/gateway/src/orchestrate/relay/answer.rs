@@ -110,8 +110,10 @@ impl Body for Answer {
                     return Poll::Pending;
                 };
                 this.burst += next.as_ref().map_or(0, Bytes::len);
-                if next.is_none() {
-                    *relay = None;
+                if next.is_none()
+                    && let Some(rest) = relay.take()
+                {
+                    rest.go_on();
                 }
                 next
             }

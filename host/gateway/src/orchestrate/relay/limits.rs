@@ -34,6 +34,10 @@ impl Relay {
         let now = Instant::now();
         if now >= self.drive.deadline {
             self.report(Event::Deadline);
+            if !self.over {
+                let next = self.next_moment();
+                self.timer.as_mut().reset(next);
+            }
             return;
         }
         if let Some(error) = self.lost(now) {

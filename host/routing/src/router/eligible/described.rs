@@ -2,7 +2,11 @@
 
 use pointsman_workers::{Candidate, Leg, Pool, WorkerSpec};
 
-use crate::{decision_facts::MAX_GROUPS, query::Query, router::no_worker::Phrase};
+use crate::{
+    decision_facts::MAX_GROUPS,
+    query::{Pairing, Query},
+    router::no_worker::Phrase,
+};
 
 /// Which candidates may serve a leg by their descriptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +51,9 @@ impl Described {
 /// Returns whether the leg asks anything of descriptions.
 fn asks(query: &Query<'_>) -> bool {
     let request = query.request;
-    let needs_partner = query.leg == Leg::Prefill && !query.probe;
     !request.required_taints.is_empty()
         || request.lora.is_some()
-        || needs_partner
+        || needs_partner(query)
         || query.other_leg.is_some()
 }
 
@@ -58,7 +61,8 @@ fn asks(query: &Query<'_>) -> bool {
 /// differs within a group.
 pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Option<Phrase> {
     let request = query.request;
-    if !request.required_taints.iter().all(|taint| spec.taints.contains(taint)) {
+    let has_taint = |taint| spec.taints.contains(taint);
+    if !query.only_consumes() && !request.required_taints.iter().all(has_taint) {
         return Some(("lacks a required taint", "lack a required taint"));
     }
     if let Some(lora) = request.lora.as_deref().filter(|_| !spec.loras.is_empty())
@@ -73,25 +77,63 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
                 "use another handoff protocol than the other leg",
             ));
         }
-        let (prefill, decode) = if query.leg == Leg::Prefill { (spec, peer) } else { (peer, spec) };
-        if prefill.forbids_transfer_to(decode) {
+        if !fits(query.leg, spec, peer) {
             return Some((
                 "is outside the prefill worker's transfer domain",
                 "are outside the prefill worker's transfer domain",
             ));
         }
     }
-    let needs_partner = query.leg == Leg::Prefill && query.other_leg.is_none() && !query.probe;
-    (needs_partner && !has_partner(query, spec)).then_some((
-        "has no decode worker with its handoff protocol",
-        "have no decode worker with their handoff protocol",
-    ))
+    if !needs_partner(query) || has_partner(query, spec) {
+        return None;
+    }
+    Some(match (query.pairing.other_pin, query.leg) {
+        (None, Leg::Prefill) => (
+            "has no decode worker with its handoff protocol",
+            "have no decode worker with their handoff protocol",
+        ),
+        (None, _) => ("has no prefill worker to pair with", "have no prefill worker to pair with"),
+        (Some(_), _) => (
+            "cannot pair with the worker that the request names for the other leg",
+            "cannot pair with the worker that the request names for the other leg",
+        ),
+    })
 }
 
-/// Whether some decode worker is up that can take over from this prefill worker.
+/// Whether the leg is the first of a pair, so that a worker for the other one has to be left.
+fn needs_partner(query: &Query<'_>) -> bool {
+    let Pairing { is_first, other_pin, .. } = query.pairing;
+    let decode_first = query.leg == Leg::Decode && (is_first || other_pin.is_some());
+    (query.leg == Leg::Prefill || decode_first) && query.other_leg.is_none() && !query.probe
+}
+
+/// Whether some worker is up that can run the other leg of a pair with this one.
 fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
     let up = |candidate: &Candidate| candidate.ineligible().is_none_or(|reason| !reason.is_down());
-    let fits = |decode: &WorkerSpec| decode.pairs_with(spec) && !spec.forbids_transfer_to(decode);
-    let decode = query.snapshot.pool(query.model, Leg::Decode);
-    decode.iter().any(|candidate| fits(candidate.worker.spec()) && up(candidate))
+    let others = query.snapshot.pool(query.model, other(query.leg));
+    partners(query, others).any(|candidate| fits(query.leg, spec, candidate.worker.spec()) && up(candidate))
+}
+
+/// The candidates of the other leg: those of the worker that a hint names, else all.
+pub(super) fn partners<'a>(
+    query: &Query<'_>,
+    others: &'a [Candidate],
+) -> impl Iterator<Item = &'a Candidate> {
+    let pin = query.pairing.other_pin;
+    others.iter().filter(move |candidate| {
+        pin.is_none_or(|(worker, rank)| {
+            candidate.worker_id() == worker && rank.is_none_or(|rank| candidate.rank == rank)
+        })
+    })
+}
+
+/// Whether two workers can run the legs of a request. `leg` is that of the first.
+pub(super) fn fits(leg: Leg, spec: &WorkerSpec, other: &WorkerSpec) -> bool {
+    let (prefill, decode) = if leg == Leg::Prefill { (spec, other) } else { (other, spec) };
+    decode.pairs_with(prefill) && !prefill.forbids_transfer_to(decode)
+}
+
+/// The other leg of a pair.
+pub(super) fn other(leg: Leg) -> Leg {
+    if leg == Leg::Prefill { Leg::Decode } else { Leg::Prefill }
 }

@@ -127,6 +127,14 @@ fn check(random: &mut SmallRng, snapshot: &Snapshot) -> Result<usize, bool> {
     let tried = if random.random_bool(0.3) { some_candidates(random, pool, 0.3) } else { vec![] };
     let peer = others.choose(random).filter(|_| random.random_bool(0.5));
     let busy = rules(random, leg);
+    let other_pin = others.choose(random).filter(|_| random.random_bool(0.3));
+    let reserved = pool.iter().collect::<Vec<_>>().choose(random).map(|candidate| candidate.worker_id());
+    let pairing = Pairing {
+        is_first: random.random_bool(0.5),
+        other_pin: other_pin.map(|other| (other.worker_id(), None)),
+        reserved: reserved.filter(|_| random.random_bool(0.5)),
+        committed: None,
+    };
     let query = Query {
         snapshot,
         model: &model,
@@ -138,6 +146,7 @@ fn check(random: &mut SmallRng, snapshot: &Snapshot) -> Result<usize, bool> {
         planned: None,
         tried: &tried,
         other_leg: peer.map(|peer| (peer.worker_id(), DpRank(0))),
+        pairing,
         queue_us: 0,
         explain: false,
         probe: random.random_bool(0.1),

@@ -238,7 +238,7 @@ fn workers(state: &State) -> String {
                 (&spec.models, spec.dp_size, &spec.bootstrap, &spec.transport, &spec.labels, &spec.taints),
                 (&spec.topology, &spec.kv_transfer, &spec.kv_addr, &spec.kv_events, &spec.kv_replay),
                 (spec.local_prefill, spec.prefill_cancellable, spec.max_concurrency, spec.total_blocks),
-                (&spec.loras, &spec.block_size, &spec.api_key, &spec.tls_server_name),
+                (&spec.loras, &spec.block_size, &spec.api_key, &spec.tls_server_name, &spec.handoff_lease_s),
             )
         )
     });
@@ -439,6 +439,7 @@ fn rows() -> Vec<Row> {
         ("workers[].kv_replay", "'tcp://127.0.0.1:7'"),
         ("workers[].local_prefill", "true"),
         ("workers[].prefill_cancellable", "true"),
+        ("workers[].handoff_lease_s", "7"),
         ("workers[].max_concurrency", "7"),
         ("workers[].block_size", "7"),
         ("workers[].total_blocks", "7"),

@@ -1,0 +1,76 @@
+//! A place for the decode leg before its prefill runs: a prefill whose result no decode worker takes would hold
+//! blocks in vain.
+
+use pointsman_workers::{Reservation, WorkerId};
+use tokio::time::Instant;
+
+use super::{RouteError, Router, eligible::candidate_rows};
+use crate::{
+    buffers::BufferPool,
+    config::RouterConfigOverride,
+    context::Purpose,
+    query::Query,
+    receipt::RefusedDecision,
+    slot::{NativeMode, Program, SlotKind},
+};
+
+/// A place that is kept for a leg until it is dropped.
+#[derive(Debug)]
+pub struct ReservedPlace {
+    worker: WorkerId,
+    _reservation: Reservation,
+}
+
+impl ReservedPlace {
+    /// Returns the worker that has the place.
+    #[must_use]
+    pub fn worker(&self) -> WorkerId {
+        self.worker
+    }
+}
+
+impl Router {
+    /// Checks that a leg could be routed now, and reserves a place on the worker that it would get; `None` when
+    /// no worker has a limit. Books and records nothing. Puts the decision of a slot that refuses the request
+    /// into `refused`.
+    ///
+    /// # Errors
+    /// As [`Router::route`].
+    pub fn reserve(
+        &self,
+        query: &Query<'_>,
+        over: &RouterConfigOverride,
+        refused: &mut Option<RefusedDecision>,
+    ) -> Result<Option<ReservedPlace>, RouteError> {
+        let started = Instant::now();
+        let pool = query.snapshot.pool(query.model, query.leg);
+        let config = self.config.with(&query.request.config).with(over);
+        BufferPool::lend(|buffers| {
+            if pool.all_surely_eligible() && !self.may_refuse(query) {
+                return candidate_rows(query, &self.busy, pool, &mut buffers.rows).map(|()| None);
+            }
+            let quiet = Query { explain: false, ..*query };
+            match self.choose(&quiet, config, Purpose::Preview, buffers) {
+                Ok(chosen) => {
+                    let worker = &chosen.candidate.worker;
+                    let place = || ReservedPlace { worker: worker.id(), _reservation: worker.reserve() };
+                    Ok(worker.spec().max_concurrency.map(|_| place()))
+                }
+                Err(not_chosen) => {
+                    *refused = self.refused(&quiet, config, &not_chosen, buffers, started);
+                    Err(not_chosen.error)
+                }
+            }
+        })
+    }
+
+    /// Whether the program of the leg's slot may refuse a request that workers are eligible for.
+    fn may_refuse(&self, query: &Query<'_>) -> bool {
+        let slot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
+        match &slot.serving(query.request).program {
+            Program::Native(mode) => *mode == NativeMode::Direct,
+            Program::Scorers { filters, .. } => !filters.is_empty(),
+            Program::Selector { .. } | Program::DecodeOverride(_) => true,
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Prefill runs only for a request that decode will take, and its result is consumed whatever happens (E6).
+
+use std::time::Duration;
+
+use pointsman_gateway::config::{Config, LegOrder};
+use pointsman_routing::{BusyByLeg, BusyThresholds};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_workers::{Leg, WorkerId};
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+const COMPLETIONS: &str = "/v1/completions";
+const MS: Duration = Duration::from_millis(1);
+const ORDERS: [LegOrder; 2] = [LegOrder::PrefillFirst, LegOrder::DecodeFirst];
+
+fn body(word: &str, more: &Value) -> String {
+    let mut body = json!({
+        "model": "tiny", "max_tokens": 3, "ignore_eos": true, "prompt": format!("{word} ").repeat(200),
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.to_string()
+}
+
+async fn ask(cluster: &TestCluster, headers: &[(&str, &str)], word: &str) -> Reply {
+    cluster.client.post(COMPLETIONS, headers, body(word, &json!({}))).await.unwrap()
+}
+
+fn told(reply: &Reply) -> (u16, String) {
+    (reply.status.as_u16(), reply.code())
+}
+
+/// An engine whose prefill takes this long.
+fn slow(dialect: Dialect, took: Duration) -> SimConfig {
+    SimConfig { overhead: took, ..SimConfig::instant(dialect, Role::Prefill) }
+}
+
+fn decode(dialect: Dialect, itl: Duration) -> SimConfig {
+    SimConfig { itl, ..SimConfig::instant(dialect, Role::Decode) }
+}
+
+/// Requests that engines in these places took.
+fn taken(cluster: &TestCluster, places: std::ops::Range<usize>) -> u64 {
+    cluster.sims[places].iter().map(|sim| sim.state().requests.values().sum::<u64>()).sum()
+}
+
+fn pulled(cluster: &TestCluster, place: usize) -> u64 {
+    cluster.sims[place].state().handoffs.pulled
+}
+
+/// Waits until nothing is booked or reserved, and no engine holds the blocks of a handoff.
+async fn nothing_is_left(cluster: &TestCluster) {
+    cluster.at_rest().await.unwrap();
+    let held = |cluster: &TestCluster| {
+        let snapshot = cluster.gateway.state().registry.snapshot();
+        let reserved: u32 = snapshot.workers().iter().map(|worker| worker.reserved()).sum();
+        let pinned: u32 = cluster.sims.iter().map(|sim| sim.state().pinned_blocks).sum();
+        (reserved, pinned)
+    };
+    let free = cluster.until("no place and no block is held", |cluster| held(cluster) == (0, 0)).await;
+    assert!(free.is_ok(), "(reserved, pinned) = {:?}", held(cluster));
+    assert_eq!(cluster.sims.iter().map(|sim| sim.state().stranded).sum::<u64>(), 0);
+}
+
+async fn lost(cluster: &TestCluster, reason: &str) -> f64 {
+    let name = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
+    cluster.metric(&name).await.unwrap().into_iter().sum()
+}
+
+#[tokio::test]
+async fn e6_a_full_decode_pool_refuses_requests_before_their_prefill() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        for order in ORDERS {
+            let cluster = TestClusterBuilder::new()
+                .config(|config| config.routing.order = order)
+                .sim_with(slow(dialect, 20 * MS), "")
+                .sim_with(decode(dialect, 20 * MS), ",max_concurrency=2")
+                .start()
+                .await
+                .unwrap();
+            let mut clients = JoinSet::new();
+            for turn in 0..12 {
+                let client = cluster.client.clone();
+                let body = body(&format!("question{turn}"), &json!({}));
+                clients.spawn(async move { client.post(COMPLETIONS, &[], body).await.unwrap() });
+            }
+            let replies = clients.join_all().await;
+            let served = replies.iter().filter(|reply| reply.status == 200).count();
+            let refused = replies.iter().filter(|reply| told(reply) == (529, "overloaded".into())).count();
+            assert!(served >= 2 && refused > 0 && served + refused == 12, "{served} {refused} {replies:?}");
+            // E6.1, E6.2
+            assert_eq!(taken(&cluster, 0..1), served as u64, "{dialect:?} {order:?}");
+            nothing_is_left(&cluster).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn e6_requests_wait_in_the_queue_for_a_place_of_decode_before_their_prefill() {
+    for order in ORDERS {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| {
+                config.routing.order = order;
+                config.queue.limit = 100;
+            })
+            .sim_with(slow(Dialect::Vllm, 20 * MS), "")
+            .sim_with(decode(Dialect::Vllm, 10 * MS), ",max_concurrency=2")
+            .start()
+            .await
+            .unwrap();
+        let mut clients = JoinSet::new();
+        for turn in 0..16 {
+            let client = cluster.client.clone();
+            let body = body(&format!("question{turn}"), &json!({}));
+            clients.spawn(async move { client.post(COMPLETIONS, &[], body).await.unwrap().status });
+        }
+        // E6.2
+        assert!(clients.join_all().await.iter().all(|status| *status == 200), "{order:?}");
+        nothing_is_left(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn e6_a_decode_worker_that_does_not_exist_is_refused_before_prefill() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        for order in ORDERS {
+            let cluster = TestClusterBuilder::new()
+                .config(|config| config.routing.order = order)
+                .sim(dialect, Role::Prefill)
+                .sim(dialect, Role::Decode)
+                .sim(dialect, Role::Decode)
+                .start()
+                .await
+                .unwrap();
+            let unknown = ask(&cluster, &[("x-worker-instance-id", "99")], "a").await;
+            assert_eq!(told(&unknown), (404, "worker_not_found".into()));
+            let prefill = ask(&cluster, &[("x-worker-instance-id", "1")], "a").await;
+            assert_eq!(told(&prefill), (409, "worker_not_eligible".into()));
+            cluster.admin.post("/workers/2/drain", &[], "").await.unwrap();
+            let draining = ask(&cluster, &[("x-worker-instance-id", "2")], "a").await;
+            assert_eq!(told(&draining), (409, "worker_not_eligible".into()));
+            // E6.3
+            assert_eq!(taken(&cluster, 0..3), 0, "{dialect:?} {order:?}");
+            nothing_is_left(&cluster).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn e6_only_prefill_workers_that_may_transfer_to_the_pinned_decode_worker_are_chosen() {
+    let rack = |rack: &str| format!(",topology.rack={rack},kv_transfer=required:rack");
+    for order in ORDERS {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.routing.order = order)
+            .sim_with(SimConfig::instant(Dialect::Vllm, Role::Prefill), &rack("r1"))
+            .sim_with(SimConfig::instant(Dialect::Vllm, Role::Prefill), &rack("r2"))
+            .sim_with(decode(Dialect::Vllm, Duration::ZERO), ",topology.rack=r1")
+            .sim_with(decode(Dialect::Vllm, Duration::ZERO), ",topology.rack=r2")
+            .sim_with(decode(Dialect::Vllm, Duration::ZERO), "")
+            .start()
+            .await
+            .unwrap();
+        for turn in 0..12 {
+            let pin = [("x-worker-instance-id", if turn % 2 == 0 { "3" } else { "4" })];
+            let reply = ask(&cluster, &pin, &format!("question{turn}")).await;
+            // E6.4
+            assert_eq!(reply.status, 200, "{order:?} {reply:?}");
+        }
+        assert_eq!((taken(&cluster, 0..1), taken(&cluster, 1..2)), (6, 6));
+        for turn in 0..6 {
+            let pin = [("x-prefill-instance-id", "2")];
+            let reply = ask(&cluster, &pin, &format!("other{turn}")).await;
+            assert_eq!(reply.status, 200, "{order:?} {reply:?}");
+        }
+        assert_eq!((taken(&cluster, 1..2), taken(&cluster, 3..4)), (12, 12));
+        let outside = ask(&cluster, &[("x-worker-instance-id", "5")], "a").await;
+        assert_eq!(told(&outside), (409, "worker_not_eligible".into()), "{outside:?}");
+        assert_eq!(taken(&cluster, 0..2), 18, "a prefill ran in vain");
+        nothing_is_left(&cluster).await;
+    }
+}
+
+/// A cluster whose prefill takes 300 ms, with a request on its way.
+async fn in_prefill(
+    config: impl FnOnce(&mut Config),
+    decode_workers: &[&str],
+    headers: &'static [(&str, &str)],
+) -> (TestCluster, tokio::task::JoinHandle<Reply>) {
+    let mut builder = TestClusterBuilder::new().config(config).sim_with(slow(Dialect::Vllm, 300 * MS), "");
+    for more in decode_workers {
+        builder = builder.sim_with(decode(Dialect::Vllm, Duration::ZERO), more);
+    }
+    let cluster = builder.start().await.unwrap();
+    let client = cluster.client.clone();
+    let tasks = tokio_util::task::TaskTracker::new();
+    let request =
+        tasks.spawn(async move { client.post(COMPLETIONS, headers, body("a", &json!({}))).await.unwrap() });
+    cluster.until("prefill runs", |cluster| cluster.sims[0].state().running == 1).await.unwrap();
+    (cluster, request)
+}
+
+#[tokio::test]
+async fn e6_a_decode_pool_that_drains_while_prefill_runs_takes_the_handoff() {
+    let (cluster, request) = in_prefill(|_| {}, &[""], &[]).await;
+    cluster.admin.post("/workers/2/drain", &[], "").await.unwrap();
+    let reply = request.await.unwrap();
+    // E6.5
+    assert_eq!((reply.status.as_u16(), pulled(&cluster, 1)), (200, 1), "{reply:?}");
+    nothing_is_left(&cluster).await;
+}
+
+#[tokio::test]
+async fn e6_the_handoff_of_a_pinned_decode_worker_that_dies_is_consumed_by_another_one() {
+    let pin = &[("x-worker-instance-id", "2")];
+    let (mut cluster, request) = in_prefill(|config| config.routing.retries = 0, &["", ""], pin).await;
+    cluster.sims.remove(1).kill().await;
+    let reply = request.await.unwrap();
+    assert!(!reply.status.is_success(), "{reply:?}");
+    // E6.6
+    cluster.until("the other worker consumed it", |cluster| pulled(cluster, 1) == 1).await.unwrap();
+    nothing_is_left(&cluster).await;
+    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 0.0);
+}
+
+#[tokio::test]
+async fn e6_a_handoff_without_a_live_decode_worker_is_counted_with_an_error_of_its_own() {
+    let (mut cluster, request) = in_prefill(|config| config.routing.retries = 0, &[""], &[]).await;
+    cluster.sims.remove(1).kill().await;
+    let reply = request.await.unwrap();
+    // E6.7, I_handoff_lost
+    assert_eq!(told(&reply), (503, "handoff_lost".into()), "{reply:?}");
+    cluster.at_rest().await.unwrap();
+    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 1.0);
+}
+
+#[tokio::test]
+async fn e6_busy_decode_workers_hold_a_handoff_up_for_a_quarter_of_its_lease() {
+    let share = BusyThresholds { kv_usage: Some(0.02), ..BusyThresholds::default() };
+    let decode = SimConfig { blocks: 400, ..decode(Dialect::Vllm, 100 * MS) };
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.routing.busy = BusyByLeg::from([(Leg::Decode, share)]);
+            config.probe.load_interval = 50 * MS;
+        })
+        .sim_with(slow(Dialect::Vllm, 50 * MS), "")
+        .sim_with(slow(Dialect::Vllm, 600 * MS), ",handoff_lease_s=4")
+        .sim_with(decode, "")
+        .start()
+        .await
+        .unwrap();
+    let long = |word: &str| body(word, &json!({"stream": true, "max_tokens": 80}));
+    let ask = async |prefill: &str, word: &str| {
+        let pin = [("x-prefill-instance-id", prefill)];
+        let mut stream = cluster.client.stream(COMPLETIONS, &pin, long(word)).await.unwrap();
+        assert_eq!(stream.status, 200);
+        stream.next().await.unwrap().unwrap();
+        (stream, Instant::now())
+    };
+    // Both are admitted by an idle decode worker, which the first one makes busy.
+    let ((one, first), (two, second)) = tokio::join!(ask("1", "one"), ask("2", "two"));
+    let waited = second - first;
+    // E6.5: not before a quarter of the lease behind its prefill, and not at the end of the first one, in 8 s
+    assert!(waited > 1_200 * MS && waited < 6_000 * MS, "{waited:?}");
+    drop((one, two));
+    nothing_is_left(&cluster).await;
+}
+
+#[tokio::test]
+async fn e6_a_request_that_decode_refuses_does_not_hold_blocks() {
+    for stream in [false, true] {
+        let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
+        let huge = body("a", &json!({"max_tokens": 10_000_000, "stream": stream}));
+        let reply = cluster.client.post(COMPLETIONS, &[], huge).await.unwrap();
+        assert_eq!(reply.status, 400, "{reply:?}");
+        cluster
+            .until("the handoff is consumed", |cluster| pulled(cluster, 1) + pulled(cluster, 2) == 1)
+            .await
+            .unwrap();
+        // E6.6
+        nothing_is_left(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn e5_a_decode_engine_that_has_too_much_to_do_leaves_the_handoff_to_another_one() {
+    for status in [503, 429] {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.routing.retries = 0)
+            .sim(Dialect::Vllm, Role::Prefill)
+            .sim(Dialect::Vllm, Role::Decode)
+            .sim(Dialect::Vllm, Role::Decode)
+            .start()
+            .await
+            .unwrap();
+        let busy = Fault::always(FaultKind::Status { status, retry_after: None });
+        cluster.sims[1].set_faults(vec![busy]);
+        for turn in 0..6 {
+            let reply = ask(&cluster, &[], &format!("question{turn}")).await;
+            // E5.2
+            assert_eq!(reply.status, 200, "{status}: {reply:?}");
+        }
+        assert_eq!((taken(&cluster, 0..1), pulled(&cluster, 2)), (6, 6), "{status}");
+        nothing_is_left(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn e4_the_deadline_lets_a_prefill_end_and_its_handoff_be_consumed() {
+    for stream in [false, true] {
+        let (cluster, early) = in_prefill(|config| config.timeouts.request = 150 * MS, &[""], &[]).await;
+        // E4.2
+        assert_eq!(told(&early.await.unwrap()), (504, "deadline".into()), "{stream}");
+        cluster.until("the handoff is consumed", |cluster| pulled(cluster, 1) == 1).await.unwrap();
+        nothing_is_left(&cluster).await;
+        let ended = cluster.metric("pointsman_legs_total{leg=\"prefill\",engine=\"vllm\",outcome=\"ok\"}");
+        assert_eq!(ended.await.unwrap(), [1.0]);
+    }
+}
+
+#[tokio::test]
+async fn e4_the_deadline_closes_a_prefill_that_may_be_cancelled() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.timeouts.request = 150 * MS)
+        .sim_with(slow(Dialect::Vllm, 2_000 * MS), ",prefill_cancellable=true")
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    let started = Instant::now();
+    assert_eq!(told(&ask(&cluster, &[], "a").await), (504, "deadline".into()));
+    nothing_is_left(&cluster).await;
+    // E4.1
+    assert!(started.elapsed() < 1_500 * MS, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn e6_a_client_that_leaves_while_decode_is_full_holds_no_place() {
+    let cluster = TestClusterBuilder::new()
+        .sim_with(slow(Dialect::Vllm, 200 * MS), "")
+        .sim_with(decode(Dialect::Vllm, Duration::ZERO), ",max_concurrency=1")
+        .start()
+        .await
+        .unwrap();
+    let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(2)).unwrap().clone();
+    let leaving = cluster.client.post(COMPLETIONS, &[], body("a", &json!({})));
+    assert!(timeout(80 * MS, leaving).await.is_err(), "prefill runs");
+    // E6.2
+    assert_eq!(worker.reserved(), 1);
+    nothing_is_left(&cluster).await;
+    assert_eq!((worker.reserved(), ask(&cluster, &[], "b").await.status.as_u16()), (0, 200));
+}
