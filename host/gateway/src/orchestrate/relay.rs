@@ -29,6 +29,7 @@ use crate::{
 };
 
 mod answer;
+mod detached;
 mod edit;
 mod limits;
 mod prefill_answer;
@@ -42,6 +43,7 @@ const OUT_CAPACITY: usize = 2 * 1024;
 const COUNTED_AT_ONCE: usize = 16 * 1024;
 
 pub(crate) use answer::Answer;
+pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids, hide_ids_in_error};
 pub(crate) use prefill_answer::prefill_answer;
 
@@ -88,13 +90,6 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     drive.decorate(headers);
     response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming))))
-}
-
-/// Reads the stream of a client that left, until the state machine ends the request.
-pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
-    let mut relay = Box::new(Relay::new(drive, head.into_body()));
-    relay.detached = true;
-    relay.drain().await;
 }
 
 /// Brings a booking up to the tokens that `account` has counted by `now`. `first`: these are the first, after
@@ -144,38 +139,6 @@ impl Relay {
         let first = relay.next_moment();
         relay.timer.as_mut().reset(first);
         relay
-    }
-
-    async fn drain(mut self: Box<Self>) {
-        while !self.over {
-            self.out.clear();
-            std::future::poll_fn(|cx| self.poll_step(cx)).await;
-        }
-    }
-
-    /// Continues without the client, as far as engines depend on it. `lost` says why there is no client.
-    fn client_gone(mut self: Box<Self>, lost: &ApiError) {
-        self.drive.gone.cancel();
-        if !std::mem::replace(&mut self.detached, true) {
-            self.drive.account.ended(lost.status().as_u16(), lost.code());
-        }
-        self.report(Event::ClientGone);
-        self.go_on();
-    }
-
-    /// Continues in the background, when the client has got the end of its answer.
-    fn go_on(self: Box<Self>) {
-        if !self.over {
-            let tracker = self.drive.state.tracker.clone();
-            tracker.spawn(self.drain());
-        }
-    }
-
-    /// Releases bookings that expired while the client does not read. Its connection ends at the deadline.
-    fn expire_bookings(&mut self) {
-        if self.drive.stale_at().is_some_and(|stale| Instant::now() >= stale) {
-            self.drive.expire();
-        }
     }
 
     /// Returns the next chunk for the client: all bytes that the engine has written so far, without waiting

@@ -1,0 +1,49 @@
+//! A relay without its client: it left, has the end of its answer, or does not read.
+
+use http::Response;
+use pointsman_orchestration::Event;
+use tokio::time::Instant;
+
+use super::Relay;
+use crate::{openai::error::ApiError, orchestrate::Drive, upstream};
+
+/// Reads the stream of a client that left, until the state machine ends the request.
+pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
+    let mut relay = Box::new(Relay::new(drive, head.into_body()));
+    relay.detached = true;
+    relay.drain().await;
+}
+
+impl Relay {
+    async fn drain(mut self: Box<Self>) {
+        while !self.over {
+            self.out.clear();
+            std::future::poll_fn(|cx| self.poll_step(cx)).await;
+        }
+    }
+
+    /// Continues without the client, as far as engines depend on it. `lost` says why there is no client.
+    pub(super) fn client_gone(mut self: Box<Self>, lost: &ApiError) {
+        self.drive.gone.cancel();
+        if !std::mem::replace(&mut self.detached, true) {
+            self.drive.account.ended(lost.status().as_u16(), lost.code());
+        }
+        self.report(Event::ClientGone);
+        self.go_on();
+    }
+
+    /// Continues in the background, when the client has got the end of its answer.
+    pub(super) fn go_on(self: Box<Self>) {
+        if !self.over {
+            let tracker = self.drive.state.tracker.clone();
+            tracker.spawn(self.drain());
+        }
+    }
+
+    /// Releases bookings that expired while the client does not read. Its connection ends at the deadline.
+    pub(super) fn expire_bookings(&mut self) {
+        if self.drive.stale_at().is_some_and(|stale| Instant::now() >= stale) {
+            self.drive.expire();
+        }
+    }
+}
