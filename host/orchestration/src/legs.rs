@@ -114,13 +114,7 @@ impl Legs {
     pub fn owes(&self) -> bool {
         // The engines of a bootstrap pair are both told by the failure of one leg (E3).
         let is_pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
-        self.has_committed() && !self.dispatched && !is_pair
-    }
-
-    /// Whether a handoff exists that was not consumed.
-    #[must_use]
-    pub fn has_committed(&self) -> bool {
-        self.committed && !self.consumed
+        self.committed && !self.dispatched && !self.consumed && !is_pair
     }
 
     /// Whether a place for decode is being reserved.

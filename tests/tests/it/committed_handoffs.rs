@@ -269,6 +269,45 @@ async fn e6_busy_decode_workers_hold_a_handoff_up_for_a_quarter_of_its_lease() {
 }
 
 #[tokio::test]
+async fn e6_a_handoff_whose_prefill_engine_died_is_counted_with_an_error_of_its_own() {
+    let share = BusyThresholds { kv_usage: Some(0.02), ..BusyThresholds::default() };
+    let decode = SimConfig { blocks: 400, ..decode(Dialect::Vllm, 100 * MS) };
+    let mut cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.routing.busy = BusyByLeg::from([(Leg::Decode, share)]);
+            (config.routing.retries, config.probe.load_interval) = (0, 50 * MS);
+        })
+        .sim_with(slow(Dialect::Vllm, 50 * MS), "")
+        .sim_with(slow(Dialect::Vllm, 600 * MS), ",handoff_lease_s=60")
+        .sim_with(decode, "")
+        .start()
+        .await
+        .unwrap();
+    let client = cluster.client.clone();
+    let ask = move |prefill: &'static str, more: Value| {
+        let client = client.clone();
+        async move {
+            let pin = [("x-prefill-instance-id", prefill)];
+            client.post(COMPLETIONS, &pin, body(&format!("question{prefill}"), &more)).await.unwrap()
+        }
+    };
+    let tasks = tokio_util::task::TaskTracker::new();
+    let first = tasks.spawn(ask("1", json!({"max_tokens": 60})));
+    let second = tasks.spawn(ask("2", json!({})));
+    // The handoff waits: the first request made the decode worker busy.
+    let waits = |cluster: &TestCluster| cluster.sims[1].state().pinned_blocks > 0;
+    cluster.until("the second handoff exists", waits).await.unwrap();
+    cluster.sims.remove(1).kill().await;
+    let reply = second.await.unwrap();
+    // E6.7
+    assert_eq!(told(&reply), (503, "handoff_lost".into()), "{reply:?}");
+    assert_eq!(first.await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
+    assert_eq!(lost(&cluster, "lost_prefill_died").await, 1.0);
+    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 0.0);
+}
+
+#[tokio::test]
 async fn e6_a_request_that_decode_refuses_does_not_hold_blocks() {
     for stream in [false, true] {
         let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();

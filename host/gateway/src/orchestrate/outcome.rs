@@ -141,7 +141,7 @@ impl Drive {
         let is_poison =
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
         // A decode engine that has too much to do leaves a committed handoff to another one.
-        let retry_429 = self.state.settings.retry_429 || self.legs.has_committed();
+        let retry_429 = self.state.settings.retry_429 || (leg == Leg::Decode && self.handoff.is_some());
         let failed = Failed {
             retryable: error.retryable(retry_429) && !is_poison,
             refused: error.is_refusal(),
