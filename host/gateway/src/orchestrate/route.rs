@@ -18,6 +18,7 @@ use crate::{
 };
 
 /// What a leg got.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Found {
     /// Decode has a place, and is routed when prefill has ended.
     Place(Option<ReservedPlace>),

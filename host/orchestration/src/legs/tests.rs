@@ -673,22 +673,7 @@ impl World {
                 assert!(self.placed, "prefill runs before decode has a place");
                 (self.prefill, self.dispatched) = (true, 0);
             }
-            A::Send(_) | A::SendToConsume => {
-                assert!(!self.decode);
-                // E5.1
-                assert!(self.dispatched == 0, "E5: a handoff was dispatched twice");
-                self.consuming = action == A::SendToConsume;
-                assert!(
-                    self.consuming || !self.gone || self.prefill,
-                    "a whole answer after the client disconnected"
-                );
-                assert!(
-                    !self.consuming || self.gone || self.answers > 0,
-                    "one token for a client that waits"
-                );
-                (self.decode, self.head, self.token, self.finish) = (true, false, false, false);
-                self.dispatched += 1;
-            }
+            A::Send(_) | A::SendToConsume => self.send_decode(action == A::SendToConsume),
             A::Cancel(Leg::Prefill) => self.prefill = false,
             A::Cancel(_) => {
                 // The decode engine has had the handoff for the whole lease.
@@ -703,18 +688,7 @@ impl World {
                 assert!(!self.gone, "an answer after the client disconnected");
                 self.answers += 1;
             }
-            A::Lose(lost) => {
-                assert!(self.owed, "{lost:?} is counted without a handoff");
-                // E6.7
-                match lost {
-                    Lost::NoDecodeWorker => {
-                        let excused = !self.decode_lives || self.nobody_takes || self.lease_over;
-                        assert!(excused, "a handoff was dropped while a decode worker could take it");
-                    }
-                    Lost::PrefillDied => assert!(!self.prefill_lives, "the prefill engine lives"),
-                }
-                self.owed = false;
-            }
+            A::Lose(lost) => self.lose(lost),
             A::Finish => {
                 self.finished = true;
                 assert!(!self.prefill && !self.decode, "invariant 8: a leg is left running");
@@ -722,6 +696,28 @@ impl World {
             }
             A::Abort(_) | A::Hold | A::Release | A::FallBackToLocal => {}
         }
+    }
+
+    fn send_decode(&mut self, consuming: bool) {
+        assert!(!self.decode);
+        // E5.1
+        assert!(self.dispatched == 0, "E5: a handoff was dispatched twice");
+        assert!(consuming || !self.gone || self.prefill, "a whole answer after the client disconnected");
+        assert!(!consuming || self.gone || self.answers > 0, "one token for a client that waits");
+        (self.decode, self.consuming) = (true, consuming);
+        (self.head, self.token, self.finish) = (false, false, false);
+        self.dispatched += 1;
+    }
+
+    fn lose(&mut self, lost: Lost) {
+        assert!(self.owed, "{lost:?} is counted without a handoff");
+        let excused = match lost {
+            Lost::NoDecodeWorker => !self.decode_lives || self.nobody_takes || self.lease_over,
+            Lost::PrefillDied => !self.prefill_lives,
+        };
+        // E6.7
+        assert!(excused, "{lost:?}: a handoff was dropped that could be consumed: {self:?}");
+        self.owed = false;
     }
 
     /// What the world may bring forth now.
