@@ -247,6 +247,7 @@ async fn check(
         all.filter(|(role, _)| **role == Role::Decode).map(|(_, state)| state.handoffs.pulled).sum();
     let pinned: u32 = states.iter().map(|state| state.pinned_blocks).sum();
     let complete = handoffs(cluster, "complete").await;
+    println!("seed {seed}: hard {}, {complete} handoffs, {pulled} pulled, {lost} lost", plan.is_hard);
     if plan.is_hard {
         let taken = broken_decode_legs(cluster).await;
         // What the killed engine pulled after its state was read is among the legs that broke.
