@@ -265,8 +265,8 @@ impl CallError {
         }
     }
 
-    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when it
-    /// refused the request.
+    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when
+    /// it refused the request.
     #[must_use]
     pub(crate) fn began(&self) -> bool {
         match self {

@@ -225,7 +225,8 @@ impl Attempts {
         Some(admission)
     }
 
-    /// Decides what follows when no worker takes a leg. `place` is the place in the queue that the request has.
+    /// Decides what follows when no worker takes a leg. `place` is the place in the queue that the request
+    /// has.
     pub fn after_refusal(
         &mut self,
         leg: Leg,

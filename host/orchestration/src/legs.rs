@@ -9,7 +9,7 @@
 //!
 //! | handoff | prefill | decode |
 //! | --- | --- | --- |
-//! | completed | first, once a place for decode is reserved; its answer carries parameters | sent with the parameters |
+//! | completed | first, once decode has a place; its answer carries parameters | sent with the parameters |
 //! | bootstrap | together with decode | together with prefill |
 //! | addressed | first; the request id names both workers | sent when prefill ended |
 

@@ -73,7 +73,8 @@ pub struct Pairing {
 /// advise where it goes, and refuse it no longer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// Whether load limits, failures of other requests and draining no longer count: any live worker takes it.
+    /// Whether load limits, failures of other requests and draining no longer count: any live worker takes
+    /// it.
     pub beyond_limits: bool,
     /// Whether no client waits: one token is generated so that the blocks are pulled, on any worker that can.
     pub only_consumes: bool,

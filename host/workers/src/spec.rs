@@ -111,8 +111,8 @@ pub struct WorkerSpec {
     pub local_prefill: bool,
     /// Whether a prefill in flight can be cancelled safely (E4).
     pub prefill_cancellable: bool,
-    /// How long a prefill worker keeps the blocks of a handoff that no decode worker pulls, seconds; `None` if
-    /// unknown.
+    /// How long a prefill worker keeps the blocks of a handoff that no decode worker pulls, seconds; `None`
+    /// if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handoff_lease_s: Option<u32>,
     /// Limit of concurrent requests.

@@ -1,5 +1,5 @@
-//! Random fleets, settings, failures and clients: at the end no committed handoff is unconsumed, apart from the
-//! two kinds that are counted (E6.7), and no booking and no place is left.
+//! Random fleets, settings, failures and clients: at the end no committed handoff is unconsumed, apart from
+//! the two kinds that are counted (E6.7), and no booking and no place is left.
 
 use std::time::Duration;
 
@@ -220,7 +220,8 @@ async fn run(seed: u64) {
     check(seed, &plan, &cluster, (&roles, states_before)).await;
 }
 
-/// Checks that nothing is left. `killed` is what engines saw that were killed; `roles` are those of the others.
+/// Checks that nothing is left. `killed` is what engines saw that were killed; `roles` are those of the
+/// others.
 async fn check(
     seed: u64,
     plan: &Plan,

@@ -21,8 +21,8 @@ use crate::{
 /// A prefill call that ended: its answer and what it carries, or (bootstrap) nothing.
 pub(super) type PrefillDone = Option<(Response<Bytes>, PrefillAnswer)>;
 
-/// The booking of a prefill leg. The call's task releases it at its end, and the request when it gives the leg
-/// up.
+/// The booking of a prefill leg. The call's task releases it at its end, and the request when it gives the
+/// leg up.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PrefillBooking(Arc<Mutex<Option<Booking>>>);
 

@@ -66,8 +66,8 @@ pub struct Failed {
     pub retryable: bool,
     /// Whether the engine refused the request as the client's error (4xx).
     pub refused: bool,
-    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when it
-    /// refused the request.
+    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when
+    /// it refused the request.
     pub began: bool,
     /// Whether the engine broke while it handled the request. The request may be the reason.
     pub broke: bool,

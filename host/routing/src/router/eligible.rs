@@ -19,8 +19,8 @@ use crate::{
     receipt::Decider,
 };
 
-/// Fills `rows` with the candidates: all eligible ones, or the one that a hint names. Checks the worker that a
-/// hint names for the other leg first, so that no leg runs in vain.
+/// Fills `rows` with the candidates: all eligible ones, or the one that a hint names. Checks the worker that
+/// a hint names for the other leg first, so that no leg runs in vain.
 pub(super) fn candidate_rows(
     query: &Query<'_>,
     busy: &BusyRules,
@@ -56,7 +56,8 @@ fn check_other_pin(query: &Query<'_>, busy: &BusyRules, rows: &mut Vec<u32>) -> 
     pinned_row(&pinned, busy, query.snapshot.pool(query.model, leg), rows)
 }
 
-/// The error of a leg none of whose workers can ever pair with the worker that a hint names for the other leg.
+/// The error of a leg none of whose workers can ever pair with the worker that a hint names for the other
+/// leg.
 fn never_pairs(query: &Query<'_>, pool: &Pool) -> Option<RouteError> {
     let (worker, _) = query.pairing.other_pin.filter(|_| query.other_leg.is_none())?;
     let others = query.snapshot.pool(query.model, other(query.leg));

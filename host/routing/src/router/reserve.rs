@@ -1,5 +1,5 @@
-//! A place for the decode leg before its prefill runs: a prefill whose result no decode worker takes would hold
-//! blocks in vain.
+//! A place for the decode leg before its prefill runs: a prefill whose result no decode worker takes would
+//! hold blocks in vain.
 
 use pointsman_workers::{Reservation, WorkerId};
 use tokio::time::Instant;
@@ -30,9 +30,9 @@ impl ReservedPlace {
 }
 
 impl Router {
-    /// Checks that a leg could be routed now, and reserves a place on the worker that it would get; `None` when
-    /// no worker has a limit. Books and records nothing. Puts the decision of a slot that refuses the request
-    /// into `refused`.
+    /// Checks that a leg could be routed now, and reserves a place on the worker that it would get; `None`
+    /// when no worker has a limit. Books and records nothing. Puts the decision of a slot that refuses the
+    /// request into `refused`.
     ///
     /// # Errors
     /// As [`Router::route`].
