@@ -339,3 +339,6 @@ impl Waiting {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,9 +8,11 @@ use super::{
     no_worker::{self, Phrase, phrase},
 };
 mod described;
+mod free_partners;
 mod search;
 
 use described::{fits, other, partners, refused_by_description};
+use free_partners::prefer_free_partners;
 use search::Search;
 
 use crate::{
@@ -35,8 +37,12 @@ pub(super) fn candidate_rows(
         }
     }
     check_other_pin(query, busy, rows)?;
-    let fill = if query.pin.is_some() { pinned_row } else { eligible_rows };
-    match fill(query, busy, pool, rows) {
+    let filled = if query.pin.is_some() {
+        pinned_row(query, busy, pool, rows)
+    } else {
+        eligible_rows(query, busy, pool, rows).map(|()| prefer_free_partners(query, busy, pool, rows))
+    };
+    match filled {
         Err(RouteError::NoWorker { .. }) if let Some(error) = never_pairs(query, pool) => Err(error),
         done => done,
     }

@@ -101,7 +101,7 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
 }
 
 /// Whether the leg is the first of a pair, so that a worker for the other one has to be left.
-fn needs_partner(query: &Query<'_>) -> bool {
+pub(super) fn needs_partner(query: &Query<'_>) -> bool {
     let Pairing { is_first, other_pin, .. } = query.pairing;
     let decode_first = query.leg == Leg::Decode && (is_first || other_pin.is_some());
     (query.leg == Leg::Prefill || decode_first) && query.other_leg.is_none() && !query.probe

@@ -1,7 +1,10 @@
 //! A place before prefill, and the routing of a handoff that exists (E6).
 
 use super::*;
-use crate::query::{Committed, Pairing};
+use crate::{
+    NativeMode,
+    query::{Committed, Pairing},
+};
 
 fn committed(beyond_limits: bool, only_consumes: bool) -> Pairing {
     Pairing { committed: Some(Committed { beyond_limits, only_consumes }), ..Pairing::default() }
@@ -92,4 +95,34 @@ fn e6_one_token_goes_to_workers_that_the_client_did_not_allow() {
     assert!(route(committed(true, false)).is_err());
     // E6.6
     assert_eq!((route(committed(false, true)), route(committed(true, true))), (Ok(3), Ok(3)));
+}
+
+#[test]
+fn e6_a_prefill_worker_whose_decode_workers_are_busy_leaves_the_request_to_another_pair() {
+    let fixture = fixture(Program::Native(NativeMode::RoundRobin));
+    for (id, rack) in [(11, "r1"), (12, "r2")] {
+        let more = format!(",topology.rack={rack},kv_transfer=required:rack");
+        let prefill = format!("id={id},role=prefill,engine=vllm,url=http://b:{id},model=racks{more}");
+        let decode = format!(
+            "id={},role=decode,engine=vllm,url=http://b:{},model=racks,topology.rack={rack},max_concurrency=1",
+            id + 10,
+            id + 10
+        );
+        for flag in [prefill, decode] {
+            fixture.registry.upsert(WorkerSpec::parse_flag(&flag).unwrap()).set_health(Health::Healthy);
+        }
+    }
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("racks"), request());
+    let prefill = || {
+        let query = query(&snapshot, &model, Leg::Prefill, &request);
+        let routed = fixture.router.route(&query, &RouterConfigOverride::default()).unwrap();
+        routed.receipt.worker.0
+    };
+    let four = || (0..4).map(|_| prefill()).collect::<std::collections::BTreeSet<_>>();
+    assert_eq!(four(), [11, 12].into());
+    let busy = fixture.worker(21).reserve();
+    // E6.8
+    assert_eq!(four(), [12].into());
+    let _both = (busy, fixture.worker(22).reserve());
+    assert_eq!(four(), [11, 12].into(), "decode says that it is busy");
 }

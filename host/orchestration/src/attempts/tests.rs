@@ -1,0 +1,63 @@
+use pointsman_routing::RoutingRequest;
+use pointsman_workers::{DpRank, ModelName, WorkerId};
+
+use super::*;
+use crate::admission_queue::QueueRules;
+
+const LEASE: Duration = Duration::from_secs(8);
+
+/// Asks what follows when no decode worker takes the handoff.
+fn refused(attempts: &mut Attempts, error: &RouteError) -> AfterRefusal {
+    let (model, request) = (ModelName::new("m"), RoutingRequest::default());
+    let queue = AdmissionQueue::new(QueueRules::default());
+    let entrant = Entrant { model: &model, request: &request, pin: None, arrived: Instant::now(), bytes: 0 };
+    let parking = Parking { queue: &queue, entrant, timeout: Duration::from_secs(1) };
+    attempts.after_refusal(Leg::Decode, error, None, &parking)
+}
+
+fn nobody() -> RouteError {
+    RouteError::NoWorker { leg: Leg::Decode, text: "none".to_owned() }
+}
+
+fn is_beyond(attempts: &Attempts) -> bool {
+    attempts.committed(false).is_some_and(|committed| committed.beyond_limits)
+}
+
+#[tokio::test(start_paused = true)]
+async fn e6_limits_hold_a_handoff_up_for_a_quarter_of_its_lease() {
+    let mut attempts = Attempts::default();
+    let busy = RouteError::AllBusy(Leg::Decode);
+    assert_eq!(refused(&mut attempts, &busy), AfterRefusal::GiveUp, "without a handoff, and without a queue");
+    attempts.commit(LEASE);
+    let began = Instant::now();
+    while refused(&mut attempts, &busy) == AfterRefusal::Wait {
+        attempts.waiting().unwrap().over().await;
+        assert_eq!(attempts.resume().map(|(leg, _)| leg), Some(Leg::Decode));
+        assert!(began.elapsed() <= LEASE / 4);
+    }
+    // E6.5
+    assert_eq!((began.elapsed(), is_beyond(&attempts)), (LEASE / 4, true));
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
+}
+
+#[tokio::test(start_paused = true)]
+async fn e6_a_handoff_is_given_up_after_rounds_over_all_workers_and_at_the_end_of_its_lease() {
+    let mut attempts = Attempts::default();
+    attempts.commit(LEASE);
+    assert_eq!((refused(&mut attempts, &nobody()), is_beyond(&attempts)), (AfterRefusal::RouteAgain, true));
+    for _ in 0..MAX_HANDOFF_ROUNDS {
+        attempts.note_failure(Some((WorkerId(1), DpRank(0))));
+        assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::Wait);
+        assert!(attempts.tried().is_empty(), "the worker may have recovered");
+    }
+    attempts.note_failure(Some((WorkerId(1), DpRank(0))));
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
+    attempts.commit(LEASE);
+    assert!(!attempts.lease_is_over());
+    tokio::time::advance(LEASE).await;
+    // E6.5: it is not sent after the lease
+    assert!(attempts.lease_is_over());
+    assert_eq!(refused(&mut attempts, &RouteError::AllBusy(Leg::Decode)), AfterRefusal::GiveUp);
+    // A new attempt has a handoff of its own.
+    assert!(attempts.begin(2) && !attempts.lease_is_over() && attempts.committed(false).is_none());
+}
