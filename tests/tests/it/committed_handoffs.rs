@@ -251,7 +251,7 @@ async fn e6_busy_decode_workers_hold_a_handoff_up_for_a_quarter_of_its_lease() {
         .start()
         .await
         .unwrap();
-    let long = |word: &str| body(word, &json!({"stream": true, "max_tokens": 80}));
+    let long = |word: &str| body(word, &json!({"stream": true, "max_tokens": 400}));
     let ask = async |prefill: &str, word: &str| {
         let pin = [("x-prefill-instance-id", prefill)];
         let mut stream = cluster.client.stream(COMPLETIONS, &pin, long(word)).await.unwrap();
@@ -262,8 +262,8 @@ async fn e6_busy_decode_workers_hold_a_handoff_up_for_a_quarter_of_its_lease() {
     // Both are admitted by an idle decode worker, which the first one makes busy.
     let ((one, first), (two, second)) = tokio::join!(ask("1", "one"), ask("2", "two"));
     let waited = second - first;
-    // E6.5: not before a quarter of the lease behind its prefill, and not at the end of the first one, in 8 s
-    assert!(waited > 1_200 * MS && waited < 6_000 * MS, "{waited:?}");
+    // E6.5: not before a quarter of the lease behind its prefill, and not at the end of the first one, in 40 s
+    assert!(waited > 1_200 * MS && waited < 20_000 * MS, "{waited:?}");
     drop((one, two));
     nothing_is_left(&cluster).await;
 }
@@ -278,22 +278,20 @@ async fn e6_a_handoff_whose_prefill_engine_died_is_counted_with_an_error_of_its_
             (config.routing.retries, config.probe.load_interval) = (0, 50 * MS);
         })
         .sim_with(slow(Dialect::Vllm, 50 * MS), "")
-        .sim_with(slow(Dialect::Vllm, 600 * MS), ",handoff_lease_s=60")
+        .sim_with(slow(Dialect::Vllm, 600 * MS), ",handoff_lease_s=600")
         .sim_with(decode, "")
         .start()
         .await
         .unwrap();
+    let pinned = |prefill: &'static str| [("x-prefill-instance-id", prefill)];
     let client = cluster.client.clone();
-    let ask = move |prefill: &'static str, more: Value| {
-        let client = client.clone();
-        async move {
-            let pin = [("x-prefill-instance-id", prefill)];
-            client.post(COMPLETIONS, &pin, body(&format!("question{prefill}"), &more)).await.unwrap()
-        }
-    };
+    let long = body("question1", &json!({"max_tokens": 900, "stream": true}));
     let tasks = tokio_util::task::TaskTracker::new();
-    let first = tasks.spawn(ask("1", json!({"max_tokens": 60})));
-    let second = tasks.spawn(ask("2", json!({})));
+    let second = tasks.spawn(async move {
+        client.post(COMPLETIONS, &pinned("2"), body("question2", &json!({}))).await.unwrap()
+    });
+    let mut first = cluster.client.stream(COMPLETIONS, &pinned("1"), long).await.unwrap();
+    first.next().await.unwrap().unwrap();
     // The handoff waits: the first request made the decode worker busy.
     let waits = |cluster: &TestCluster| cluster.sims[1].state().pinned_blocks > 0;
     cluster.until("the second handoff exists", waits).await.unwrap();
@@ -301,7 +299,7 @@ async fn e6_a_handoff_whose_prefill_engine_died_is_counted_with_an_error_of_its_
     let reply = second.await.unwrap();
     // E6.7
     assert_eq!(told(&reply), (503, "handoff_lost".into()), "{reply:?}");
-    assert_eq!(first.await.unwrap().status, 200);
+    drop(first);
     cluster.at_rest().await.unwrap();
     assert_eq!(lost(&cluster, "lost_prefill_died").await, 1.0);
     assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 0.0);

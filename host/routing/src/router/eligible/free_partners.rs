@@ -6,8 +6,8 @@ use pointsman_workers::{Candidate, Pool, WorkerSpec};
 use super::described::{fits, needs_partner, other, partners};
 use crate::{busy::BusyRules, decision_facts::MAX_GROUPS, query::Query};
 
-/// Leaves out the candidates all of whose partners are busy, if others are left. Candidates of a group have the
-/// same partners.
+/// Leaves out the candidates all of whose partners are busy, if others are left. Candidates of a group have
+/// the same partners.
 pub(super) fn prefer_free_partners(query: &Query<'_>, busy: &BusyRules, pool: &Pool, rows: &mut Vec<u32>) {
     if !needs_partner(query) || !(2..=MAX_GROUPS).contains(&pool.group_count()) {
         return;
