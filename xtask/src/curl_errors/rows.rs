@@ -180,6 +180,17 @@ ask $CHAT -d '{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'"#,
         expects: &["503 Service Unavailable", "\"prefill_unavailable\"", "retry-after:"],
     },
     Row {
+        code: "handoff_lost",
+        condition: "The prefill ran, and no decode worker takes its result: the only one has too much to do.",
+        config: "",
+        engines: &[
+            ("prefill", "--overhead-ms 5; handoff_lease_s=1"),
+            ("decode", "--fault {\"kind\":\"status\",\"status\":503}"),
+        ],
+        script: r#"ask $CHAT -d '{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'"#,
+        expects: &["503 Service Unavailable", "\"handoff_lost\"", "retry-after:"],
+    },
+    Row {
         code: "draining",
         condition: "The gateway shuts down, while a stream still runs.",
         config: "",
