@@ -188,23 +188,24 @@ async fn in_prefill(
     config: impl FnOnce(&mut Config),
     decode_workers: &[&str],
     headers: &'static [(&str, &str)],
+    more: Value,
 ) -> (TestCluster, tokio::task::JoinHandle<Reply>) {
     let mut builder = TestClusterBuilder::new().config(config).sim_with(slow(Dialect::Vllm, 300 * MS), "");
-    for more in decode_workers {
-        builder = builder.sim_with(decode(Dialect::Vllm, Duration::ZERO), more);
+    for flag in decode_workers {
+        builder = builder.sim_with(decode(Dialect::Vllm, Duration::ZERO), flag);
     }
     let cluster = builder.start().await.unwrap();
     let client = cluster.client.clone();
     let tasks = tokio_util::task::TaskTracker::new();
     let request =
-        tasks.spawn(async move { client.post(COMPLETIONS, headers, body("a", &json!({}))).await.unwrap() });
+        tasks.spawn(async move { client.post(COMPLETIONS, headers, body("a", &more)).await.unwrap() });
     cluster.until("prefill runs", |cluster| cluster.sims[0].state().running == 1).await.unwrap();
     (cluster, request)
 }
 
 #[tokio::test]
 async fn e6_a_decode_pool_that_drains_while_prefill_runs_takes_the_handoff() {
-    let (cluster, request) = in_prefill(|_| {}, &[""], &[]).await;
+    let (cluster, request) = in_prefill(|_| {}, &[""], &[], json!({})).await;
     cluster.admin.post("/workers/2/drain", &[], "").await.unwrap();
     let reply = request.await.unwrap();
     // E6.5
@@ -215,7 +216,8 @@ async fn e6_a_decode_pool_that_drains_while_prefill_runs_takes_the_handoff() {
 #[tokio::test]
 async fn e6_the_handoff_of_a_pinned_decode_worker_that_dies_is_consumed_by_another_one() {
     let pin = &[("x-worker-instance-id", "2")];
-    let (mut cluster, request) = in_prefill(|config| config.routing.retries = 0, &["", ""], pin).await;
+    let (mut cluster, request) =
+        in_prefill(|config| config.routing.retries = 0, &["", ""], pin, json!({})).await;
     cluster.sims.remove(1).kill().await;
     let reply = request.await.unwrap();
     assert!(!reply.status.is_success(), "{reply:?}");
@@ -227,7 +229,7 @@ async fn e6_the_handoff_of_a_pinned_decode_worker_that_dies_is_consumed_by_anoth
 
 #[tokio::test]
 async fn e6_a_handoff_without_a_live_decode_worker_is_counted_with_an_error_of_its_own() {
-    let (mut cluster, request) = in_prefill(|config| config.routing.retries = 0, &[""], &[]).await;
+    let (mut cluster, request) = in_prefill(|config| config.routing.retries = 0, &[""], &[], json!({})).await;
     cluster.sims.remove(1).kill().await;
     let reply = request.await.unwrap();
     // E6.7, I_handoff_lost
@@ -347,7 +349,8 @@ async fn e5_a_decode_engine_that_has_too_much_to_do_leaves_the_handoff_to_anothe
 #[tokio::test]
 async fn e4_the_deadline_lets_a_prefill_end_and_its_handoff_be_consumed() {
     for stream in [false, true] {
-        let (cluster, early) = in_prefill(|config| config.timeouts.request = 150 * MS, &[""], &[]).await;
+        let short = |config: &mut Config| config.timeouts.request = 150 * MS;
+        let (cluster, early) = in_prefill(short, &[""], &[], json!({"stream": stream})).await;
         // E4.2
         assert_eq!(told(&early.await.unwrap()), (504, "deadline".into()), "{stream}");
         cluster.until("the handoff is consumed", |cluster| pulled(cluster, 1) == 1).await.unwrap();
@@ -355,6 +358,29 @@ async fn e4_the_deadline_lets_a_prefill_end_and_its_handoff_be_consumed() {
         let ended = cluster.metric("pointsman_legs_total{leg=\"prefill\",engine=\"vllm\",outcome=\"ok\"}");
         assert_eq!(ended.await.unwrap(), [1.0]);
     }
+}
+
+#[tokio::test]
+async fn e4_a_stream_ends_at_its_deadline_although_its_decode_leg_goes_on() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.timeouts.request = 300 * MS)
+        .sim_with(slow(Dialect::Vllm, Duration::ZERO), ",handoff_lease_s=2")
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    cluster.sims[1].set_faults(vec![Fault::always(FaultKind::HangAfterHeaders)]);
+    let started = Instant::now();
+    let body = body("a", &json!({"stream": true}));
+    let events = cluster.client.stream(COMPLETIONS, &[], body).await.unwrap().all().await.unwrap();
+    let took = started.elapsed();
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    // E4.2: the client does not wait for what the engines need
+    assert!((&last["error"]["code"], events.len()) == (&json!("deadline"), 1), "{events:?}");
+    assert!(took < 1_800 * MS && cluster.booked() == 1, "{took:?}");
+    cluster.at_rest().await.unwrap();
+    // E4.3
+    assert!(started.elapsed() >= 2_000 * MS, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
