@@ -8,10 +8,7 @@ use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
 use pointsman_workers::{Leg, WorkerId};
 use serde_json::{Value, json};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use tokio::{task::JoinSet, time::Instant};
 
 const COMPLETIONS: &str = "/v1/completions";
 const MS: Duration = Duration::from_millis(1);
@@ -387,7 +384,7 @@ async fn e4_a_stream_ends_at_its_deadline_although_its_decode_leg_goes_on() {
 async fn e4_the_deadline_closes_a_prefill_that_may_be_cancelled() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.timeouts.request = 150 * MS)
-        .sim_with(slow(Dialect::Vllm, 2_000 * MS), ",prefill_cancellable=true")
+        .sim_with(slow(Dialect::Vllm, 20_000 * MS), ",prefill_cancellable=true")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
         .await
@@ -396,7 +393,7 @@ async fn e4_the_deadline_closes_a_prefill_that_may_be_cancelled() {
     assert_eq!(told(&ask(&cluster, &[], "a").await), (504, "deadline".into()));
     nothing_is_left(&cluster).await;
     // E4.1
-    assert!(started.elapsed() < 1_500 * MS, "{:?}", started.elapsed());
+    assert!(started.elapsed() < 10_000 * MS, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
@@ -408,10 +405,12 @@ async fn e6_a_client_that_leaves_while_decode_is_full_holds_no_place() {
         .await
         .unwrap();
     let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(2)).unwrap().clone();
-    let leaving = cluster.client.post(COMPLETIONS, &[], body("a", &json!({})));
-    assert!(timeout(80 * MS, leaving).await.is_err(), "prefill runs");
-    // E6.2
-    assert_eq!(worker.reserved(), 1);
+    let client = cluster.client.clone();
+    let tasks = tokio_util::task::TaskTracker::new();
+    let leaving = tasks.spawn(async move { client.post(COMPLETIONS, &[], body("a", &json!({}))).await });
+    // E6.2: while prefill runs
+    assert!(cluster.until("a place is reserved", |_| worker.reserved() == 1).await.is_ok());
+    leaving.abort();
     nothing_is_left(&cluster).await;
     assert_eq!((worker.reserved(), ask(&cluster, &[], "b").await.status.as_u16()), (0, 200));
 }
