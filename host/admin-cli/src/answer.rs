@@ -90,7 +90,6 @@ fn advice(status: u16) -> &'static str {
         401 => {
             "; give it with --token-file FILE or POINTSMAN_ADMIN_TOKEN, or a certificate with --tls-cert and --tls-key"
         }
-        403 => "; check the token of --token-file or POINTSMAN_ADMIN_TOKEN",
         _ => "",
     }
 }

@@ -17,7 +17,7 @@ use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    openai::{endpoint::Endpoint, error::ApiError, json::shortened},
+    openai::{endpoint::Endpoint, error::ApiError, json::shortened, rate_limit::RateHeaders},
     openapi,
     state::{SharedState, State},
     upstream::{ConnectionPool, Upstream},
@@ -29,6 +29,7 @@ pub(crate) mod admit;
 pub(crate) mod arrival;
 pub(crate) mod audience;
 pub(crate) mod auth;
+mod base_url;
 pub(crate) mod body;
 mod client_socket;
 mod client_stream;
@@ -49,6 +50,7 @@ mod request_id;
 mod tunnel;
 
 use arrival::Arrival;
+use base_url::meant;
 use connected::Service;
 pub(crate) use request_id::request_id;
 
@@ -132,7 +134,8 @@ async fn version() -> Json<serde_json::Value> {
 }
 
 async fn unknown_url(request: HttpRequest<Body>) -> Response<Body> {
-    ApiError::UnknownUrl(shown(&request)).response(&request_id(request.headers())).map(Body::from)
+    let error = ApiError::UnknownUrl { shown: shown(&request), meant: meant(request.uri().path()) };
+    error.response(&request_id(request.headers())).map(Body::from)
 }
 
 /// Answers a method that an endpoint does not have. `axum` adds the header `allow`.
@@ -153,11 +156,14 @@ fn shown(request: &HttpRequest<Body>) -> String {
 fn cors(origins: &[HeaderValue]) -> CorsLayer {
     let any = origins.iter().any(|origin| origin == "*");
     let origins = if any { AllowOrigin::any() } else { AllowOrigin::list(origins.iter().cloned()) };
-    let shown = ["x-request-id", "x-pointsman-decision", "x-pointsman-warning", "retry-after"];
+    let shown =
+        ["x-request-id", "x-pointsman-decision", "x-pointsman-warning", "retry-after", "retry-after-ms"];
+    let shown =
+        shown.map(HeaderName::from_static).into_iter().chain(RateHeaders::NAMES.into_iter().flatten());
     CorsLayer::new()
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST, Method::HEAD])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers(shown.map(HeaderName::from_static))
+        .expose_headers(shown.collect::<Vec<_>>())
         .max_age(PREFLIGHT_AGE)
 }

@@ -241,7 +241,7 @@ fn a_missing_token_a_wrong_one_another_server_and_wrong_use_are_told_apart() {
     );
     let other = daemon.run(&["workers", "--token-file", &wrong]);
     // O2.1
-    assert!(other.code == Some(1) && other.err.contains("(403 forbidden)"), "{}", other.err);
+    assert!(other.code == Some(1) && other.err.contains("(401 unauthorized)"), "{}", other.err);
     assert!(!other.err.contains("other-token"), "{}", other.err);
     assert_eq!(daemon.run(&["workers", "--token-file", &right]).code, Some(0));
     let url = format!("http://{}", daemon.admin);

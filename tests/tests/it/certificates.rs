@@ -137,7 +137,7 @@ async fn k6_a_key_is_judged_without_the_certificate() {
     let hash = pointsman_workers::name_hash(b"team-c", 0).to_string();
     assert_eq!(site.tenant_hash().await, hash);
     // K6.2
-    assert_eq!(site.ask(Some(&team_a), &with_key("sk-wrong")).await, 403);
+    assert_eq!(site.ask(Some(&team_a), &with_key("sk-wrong")).await, 401);
     assert_eq!(site.ask(Some(&team_a), JSON).await, 200);
     assert_eq!(site.ask(None, &with_key("sk-c")).await, 200);
 }

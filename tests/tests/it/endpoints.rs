@@ -472,6 +472,16 @@ async fn b12_cors_is_off_until_origins_are_configured() {
     let body = requests()[1].2.clone();
     let reply = cluster.client.post("/v1/messages", &page[..1], body).await.unwrap();
     assert_eq!(reply.headers["access-control-allow-origin"], "https://page.example");
+    let exposed = reply.headers["access-control-expose-headers"].to_str().unwrap();
+    let exposed: Vec<&str> = exposed.split(',').map(str::trim).collect();
+    for limit in ["limit", "remaining", "reset"] {
+        for kind in ["requests", "tokens"] {
+            // I7.3
+            assert!(exposed.contains(&format!("x-ratelimit-{limit}-{kind}").as_str()), "{exposed:?}");
+        }
+    }
+    // I7.3
+    assert!(exposed.contains(&"retry-after-ms") && exposed.contains(&"x-request-id"), "{exposed:?}");
     let other = [("origin", "https://other.example")];
     let reply = cluster.client.send("GET", "/v1/models", &other).await.unwrap();
     // I7.3
@@ -493,7 +503,7 @@ async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_hav
     // I6.8
     assert_eq!(send(&[("x-api-key", "alpha")], body.clone()).await.status, StatusCode::OK);
     for (headers, body, status, kind) in [
-        (&[("x-api-key", "beta")][..], body.clone(), 403, "permission_error"),
+        (&[("x-api-key", "beta")][..], body.clone(), 401, "authentication_error"),
         (&[][..], body.clone(), 401, "authentication_error"),
         (&[("x-api-key", "alpha")][..], body.replace("tiny", "none"), 404, "not_found_error"),
         (&[("x-api-key", "alpha")][..], "{".to_owned(), 400, "invalid_request_error"),

@@ -77,11 +77,45 @@ async fn i_unauthorized_no_key_is_401() {
 }
 
 #[tokio::test]
-async fn i_forbidden_a_wrong_key_is_403() {
+async fn i_unauthorized_an_unknown_key_is_401_and_the_scheme_has_any_case() {
     let cluster = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
     let wrong = [("authorization", "Bearer sk-2")];
+    let reply = cluster.client.post(CHAT, &wrong, chat(1)).await.unwrap();
+    // I_unauthorized
+    check(&reply, 401, "unauthorized");
+    assert_eq!(reply.headers["www-authenticate"], "Bearer");
+    for scheme in ["Bearer", "bearer", "BEARER", "bEARER "] {
+        let right = format!("{scheme} sk-1");
+        let reply = cluster.client.post(CHAT, &[("authorization", &right)], chat(1)).await.unwrap();
+        // K1.7
+        assert_eq!(reply.status, 200, "{scheme}: {reply:?}");
+    }
+}
+
+#[tokio::test]
+async fn i_forbidden_a_page_of_another_site_may_not_change_the_gateway() {
+    let cluster = single(|_| {}).await;
+    let foreign = [("origin", "http://other.example")];
     // I_forbidden
-    check(&cluster.client.post(CHAT, &wrong, chat(1)).await.unwrap(), 403, "forbidden");
+    check(&cluster.admin.post("/policies/reload", &foreign, "").await.unwrap(), 403, "forbidden");
+}
+
+#[tokio::test]
+async fn i_unknown_url_a_wrong_base_url_is_answered_with_the_path_that_is_meant() {
+    let cluster = single(|_| {}).await;
+    for (path, meant) in [
+        ("/chat/completions", Some("the path is /v1/chat/completions")),
+        ("/v1/v1/chat/completions", Some("the path is /v1/chat/completions")),
+        ("/v1/chat/completions/chat/completions", Some("the path is /v1/chat/completions")),
+        ("/v1/v1/messages", Some("the path is /v1/messages")),
+        ("/v1/nothing", None),
+    ] {
+        let reply = cluster.client.post(path, &[], chat(1)).await.unwrap();
+        check(&reply, 404, "unknown_url");
+        let message = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+        // I7.4
+        assert!(message.contains(meant.unwrap_or("docs/configuration.md lists")), "{path}: {message}");
+    }
 }
 
 #[tokio::test]

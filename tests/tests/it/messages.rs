@@ -76,7 +76,7 @@ async fn the_admin_port_asks_for_the_admin_token_and_not_for_an_api_key() {
     let expected = "this needs the admin token (Authorization: Bearer …)".to_owned();
     assert_eq!(reload(&[]).await, (401, expected));
     let (status, text) = reload(&[("authorization", "Bearer client")]).await;
-    assert!(status == 403 && text.starts_with("this is not the admin token; send the one of"), "{text}");
+    assert!(status == 401 && text.starts_with("this is not the admin token; send the one of"), "{text}");
     // A client is asked for what it needs.
     let (status, text) = ask(&cluster).await;
     assert!(

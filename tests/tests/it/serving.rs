@@ -160,7 +160,7 @@ async fn i_a_key_is_required_when_keys_are_configured() {
         cluster.client.post(CHAT, headers, chat(false)).await.unwrap().status.as_u16()
     };
     assert_eq!(status(&[]).await, 401);
-    assert_eq!(status(&[("authorization", "Bearer sk-wrong")]).await, 403);
+    assert_eq!(status(&[("authorization", "Bearer sk-wrong")]).await, 401);
     assert_eq!(status(&[("authorization", "Bearer sk-right")]).await, 200);
 }
 

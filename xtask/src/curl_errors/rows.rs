@@ -33,18 +33,20 @@ ask $CHAT -d '{"model":"tiny","messages":[{"role":"user","content":"'"$words"'"}
     },
     Row {
         code: "unauthorized",
-        condition: "No key.",
+        condition: "No key, and an unknown one.",
         config: "[auth]\nplain_api_keys = true\n[server]\napi_keys = [\"sk-1\"]",
         engines: ONE,
-        script: r#"ask $CHAT -d '{"model":"tiny","messages":[]}'"#,
-        expects: &["401 Unauthorized", "\"unauthorized\""],
+        script: r#"
+ask $CHAT -d '{"model":"tiny","messages":[]}'
+ask $CHAT -H 'authorization: Bearer sk-2' -d '{"model":"tiny","messages":[]}'"#,
+        expects: &["401 Unauthorized", "\"unauthorized\"", "no API key", "unknown API key"],
     },
     Row {
         code: "forbidden",
-        condition: "A wrong key.",
-        config: "[auth]\nplain_api_keys = true\n[server]\napi_keys = [\"sk-1\"]",
+        condition: "Somebody who may not: here a page of another site that changes the gateway.",
+        config: "",
         engines: ONE,
-        script: r#"ask $CHAT -H 'authorization: Bearer sk-2' -d '{"model":"tiny","messages":[]}'"#,
+        script: r#"ask -X POST $ADMIN/policies/reload -H 'origin: http://other.example'"#,
         expects: &["403 Forbidden", "\"forbidden\""],
     },
     Row {

@@ -36,12 +36,16 @@ pub(super) async fn guard(
     let peer = sender.address;
     let change = Change::of(&request, peer);
     let (operator, found) = match operator_of(&state, request.headers(), &sender).await {
-        Ok(operator) => (operator, Ok(())),
+        Ok(operator) => (operator, Ok(false)),
+        Err(ApiError::NotOperator) => (None, Ok(true)),
         Err(error) => (None, Err(error)),
     };
     let (method, path) = (request.method(), request.uri().path());
     let by = operator.as_ref();
-    let response = match found.and_then(|()| allowed(&state.settings, method, path, request.headers(), by)) {
+    let headers = request.headers();
+    let allowed =
+        found.and_then(|lacks_role| allowed(&state.settings, method, path, headers, (by, lacks_role)));
+    let response = match allowed {
         Ok(()) => {
             request.extensions_mut().insert(MayChange(may_change(&state.settings, by)));
             next.run(request).await
@@ -75,7 +79,7 @@ fn allowed(
     method: &Method,
     path: &str,
     headers: &HeaderMap,
-    operator: Option<&Operator>,
+    (operator, lacks_role): (Option<&Operator>, bool),
 ) -> Result<(), ApiError> {
     let reads = is_read(method);
     let is_health = matches!(path, "/healthz" | "/readyz");
@@ -93,8 +97,11 @@ fn allowed(
     let open = !settings.operators_are_known
         || (reads && (is_health || !settings.admin_token_reads || super::page::is_of(path)));
     if !open && operator.is_none() {
-        let given = bearer(headers).is_some();
-        return Err(if given { ApiError::WrongAdminToken } else { ApiError::NoAdminToken });
+        return Err(match bearer(headers) {
+            Some(_) if lacks_role => ApiError::NotOperator,
+            Some(_) => ApiError::WrongAdminToken,
+            None => ApiError::NoAdminToken,
+        });
     }
     if !reads && !may_change(settings, operator) {
         return Err(ApiError::NotOperator);

@@ -47,7 +47,7 @@ pub(super) fn worker_id(
 
 /// Answers a path that does not exist.
 pub(super) async fn unknown_url(request: Request) -> Response<Body> {
-    let error = ApiError::UnknownUrl(shown(&request));
+    let error = ApiError::UnknownUrl { shown: shown(&request), meant: None };
     error.response(&request_id(request.headers())).map(Body::from)
 }
 

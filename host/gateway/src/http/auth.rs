@@ -52,11 +52,11 @@ async fn by_key(state: &State, given: &str, peer: IpAddr) -> Result<Caller, ApiE
         Some(verified) => verified.map(|verified| verified.caller.clone()),
         None => {
             let known = owner(state, &state.settings.keys, given, peer).await?;
-            known.cloned().ok_or(ApiError::Forbidden)
+            known.cloned().ok_or(ApiError::UnknownKey)
         }
     };
     match found {
-        Err(error @ (ApiError::Forbidden | ApiError::WrongToken(_))) => {
+        Err(error @ (ApiError::UnknownKey | ApiError::WrongToken(_))) => {
             Err(wrong_key(state, "clients", peer, error).await)
         }
         other => other,
@@ -71,7 +71,8 @@ fn by_certificate<'a>(settings: &'a Settings, sender: &Sender) -> Option<&'a Cal
 /// a token, a known certificate. An unknown token is not counted here.
 ///
 /// # Errors
-/// [`ApiError::KeysBusy`] or [`ApiError::NoKeySet`].
+/// [`ApiError::NotOperator`] for a token that is valid and gives no role, [`ApiError::KeysBusy`] or
+/// [`ApiError::NoKeySet`].
 pub(crate) async fn operator_of(
     state: &State,
     headers: &HeaderMap,
@@ -83,8 +84,9 @@ pub(crate) async fn operator_of(
         return Ok(owner.cloned());
     };
     match token(state, given).await {
-        Some(Ok(verified)) => return Ok(verified.operator.clone()),
+        Some(Ok(verified)) => return verified.operator.clone().map(Some).ok_or(ApiError::NotOperator),
         Some(Err(ApiError::WrongToken(_))) => return Ok(None),
+        Some(Err(ApiError::TokenMayNot(_))) => return Err(ApiError::NotOperator),
         Some(Err(error)) => return Err(error),
         None => {}
     }
@@ -96,6 +98,7 @@ async fn token(state: &State, given: &str) -> Option<Result<Arc<Verified>, ApiEr
     let verifier = state.jwt.as_ref().filter(|_| is_token(given))?;
     Some(verifier.verify(given).await.map_err(|error| match error {
         TokenError::Wrong(reason) => ApiError::WrongToken(reason),
+        TokenError::MayNot(reason) => ApiError::TokenMayNot(reason),
         TokenError::NoKeys => ApiError::NoKeySet,
     }))
 }

@@ -27,8 +27,10 @@ pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     once(headers, &header::AUTHORIZATION).ok().flatten().and_then(token_of)
 }
 
+/// The token of a header with the scheme `Bearer`, in any case (RFC 9110, section 11.1).
 fn token_of(value: &str) -> Option<&str> {
-    value.strip_prefix("Bearer ")
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim_start_matches(' '))
 }
 
 /// The value of a header that may come once.
@@ -62,6 +64,10 @@ mod tests {
         let authorization = || header::AUTHORIZATION;
         let a = || Ok(Some("a".to_owned()));
         assert_eq!(key_of(&[(authorization(), "Bearer a")]), a());
+        for other in ["bearer a", "BEARER a", "bEaReR   a"] {
+            assert_eq!(key_of(&[(authorization(), other)]), a(), "{other}");
+        }
+        assert_eq!(key_of(&[(authorization(), "Bearera")]), Ok(None));
         assert_eq!(key_of(&[(API_KEY, "a")]), a());
         assert_eq!(key_of(&[(authorization(), "Bearer a"), (API_KEY, "a")]), a());
         assert_eq!(key_of(&[(authorization(), "Basic a"), (API_KEY, "a")]), a());

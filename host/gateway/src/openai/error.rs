@@ -5,18 +5,20 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, StatusCode};
 use pointsman_routing::ShedReason;
 
-use crate::{
-    openai::endpoint::Format, openai::error_body::Told, openai::rate_limit::Exceeded, upstream::Silence,
-};
+use crate::{openai::rate_limit::Exceeded, upstream::Silence};
+
+mod convert;
+mod response;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use response::body;
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;
-
-/// Limit of an engine's own text in a message, characters.
-const MAX_TEXT: usize = 500;
 
 /// Why a request fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -31,12 +33,15 @@ pub(crate) enum ApiError {
     Unauthorized,
     /// A key that is not known.
     #[error("authenticating the request: unknown API key; use one that this gateway's operator gave you")]
-    Forbidden,
+    UnknownKey,
     /// A token of an identity server that is not accepted.
     #[error(
         "authenticating the request: the token is not accepted: {0}; get a new one from the identity server"
     )]
     WrongToken(&'static str),
+    /// A token of an identity server that is valid and may not.
+    #[error("authorising the request: the token is valid, but {0}; ask whoever runs the identity server")]
+    TokenMayNot(&'static str),
     /// The identity server's public keys are not known.
     #[error(
         "authenticating the request: the identity server's public keys are not available; retry after the time in \
@@ -48,9 +53,9 @@ pub(crate) enum ApiError {
         "authenticating the request: too many keys are being verified; retry after the time in `retry-after`"
     )]
     KeysBusy,
-    /// A change of the gateway by an operator that may only read.
+    /// A request of somebody who is known, and whose role does not allow it.
     #[error(
-        "changing the gateway: the token's role is `viewer`, which reads; use a token with the role `operator`"
+        "changing the gateway: the role of this token or certificate may not; use one with the role `operator`"
     )]
     NotOperator,
     /// A request of an operator without the token that it needs.
@@ -78,8 +83,13 @@ pub(crate) enum ApiError {
     )]
     NotJson,
     /// No endpoint has this method and path.
-    #[error("{0}: this path does not exist; docs/configuration.md lists the endpoints")]
-    UnknownUrl(String),
+    #[error("{shown}: this path does not exist; {}", hint(*.meant))]
+    UnknownUrl {
+        /// Method and path.
+        shown: String,
+        /// The path that is meant, when the client's base URL is wrong.
+        meant: Option<&'static str>,
+    },
     /// The endpoint has other methods.
     #[error("{0}: this path has other methods; the header `allow` lists them")]
     WrongMethod(String),
@@ -101,6 +111,12 @@ pub(crate) enum ApiError {
     /// No worker serves this model.
     #[error("the model `{0}` does not exist; GET /v1/models lists the models")]
     ModelNotFound(String),
+    /// A request names a stored response that no worker has.
+    #[error(
+        "finding the response `{0}`: no worker has stored it, or the worker that did has left; send the whole \
+         conversation in `input`"
+    )]
+    ResponseNotFound(String),
     /// A hint names a worker that does not exist.
     #[error("{0}")]
     WorkerNotFound(String),
@@ -113,6 +129,12 @@ pub(crate) enum ApiError {
          smaller one"
     )]
     PayloadTooLarge(usize),
+    /// The body has a content coding that is not decoded.
+    #[error(
+        "reading the body: the content coding `{0}` is not supported; send the body with `content-encoding: gzip`, \
+         `zstd` or `br`, or without a coding"
+    )]
+    UnsupportedCoding(String),
     /// The client paused for too long within the body.
     #[error(
         "reading the request body: no data for {0:?}, the limit of timeouts.body_idle; send the request again"
@@ -205,14 +227,17 @@ impl ApiError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::InvalidRequest(_) => StatusCode::BAD_REQUEST,
-            Self::Unauthorized | Self::NoAdminToken => StatusCode::UNAUTHORIZED,
-            Self::Forbidden
+            Self::Unauthorized
+            | Self::UnknownKey
             | Self::WrongToken(_)
-            | Self::WrongAdminToken
-            | Self::NotOperator
-            | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
-            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::ModelNotFound(_) | Self::WorkerNotFound(_) | Self::UnknownUrl(_) => StatusCode::NOT_FOUND,
+            | Self::NoAdminToken
+            | Self::WrongAdminToken => StatusCode::UNAUTHORIZED,
+            Self::TokenMayNot(_) | Self::NotOperator | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            Self::NotJson | Self::UnsupportedCoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::ModelNotFound(_)
+            | Self::WorkerNotFound(_)
+            | Self::ResponseNotFound(_)
+            | Self::UnknownUrl { .. } => StatusCode::NOT_FOUND,
             Self::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::UpgradeRequired(_) => StatusCode::UPGRADE_REQUIRED,
             Self::WorkerNotEligible(_) => StatusCode::CONFLICT,
@@ -243,22 +268,24 @@ impl ApiError {
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Self::InvalidRequest(_) => "invalid_request",
-            Self::Unauthorized | Self::NoAdminToken => "unauthorized",
-            Self::Forbidden
+            Self::Unauthorized
+            | Self::UnknownKey
             | Self::WrongToken(_)
-            | Self::WrongAdminToken
-            | Self::NotOperator
-            | Self::ForeignOrigin(_) => "forbidden",
+            | Self::NoAdminToken
+            | Self::WrongAdminToken => "unauthorized",
+            Self::TokenMayNot(_) | Self::NotOperator | Self::ForeignOrigin(_) => "forbidden",
             Self::KeysBusy => "keys_busy",
             Self::NoKeySet => "key_set_unavailable",
             Self::NotJson => "unsupported_media_type",
-            Self::UnknownUrl(_) => "unknown_url",
+            Self::UnsupportedCoding(_) => "unsupported_content_coding",
+            Self::UnknownUrl { .. } => "unknown_url",
             Self::WrongMethod(_) => "method_not_allowed",
             Self::UpgradeRequired(_) => "upgrade_required",
             Self::TooManyConnections(_) => "too_many_connections",
             Self::TooManyStreams(_) => "too_many_streams",
             Self::ModelNotFound(_) => "model_not_found",
             Self::WorkerNotFound(_) => "worker_not_found",
+            Self::ResponseNotFound(_) => "response_not_found",
             Self::WorkerNotEligible(_) => "worker_not_eligible",
             Self::PayloadTooLarge(_) => "payload_too_large",
             Self::RequestTimeout(_) => "request_timeout",
@@ -309,92 +336,15 @@ impl ApiError {
         );
         retry.then_some(RETRY_AFTER)
     }
-
-    /// Returns the whole answer, in OpenAI's error shape. An engine's own refusal is passed on unchanged.
-    #[must_use]
-    pub(crate) fn response(&self, request_id: &str) -> Response<Bytes> {
-        self.response_as(Format::OpenAi, request_id)
-    }
-
-    /// As [`Self::response`], in the error shape of `format`.
-    #[must_use]
-    pub(crate) fn response_as(&self, format: Format, request_id: &str) -> Response<Bytes> {
-        let mut response = match self {
-            Self::Engine { content_type, retry_after, body, .. } => {
-                let mut response = Response::new(body.clone());
-                let json = HeaderValue::from_static("application/json");
-                response.headers_mut().insert(header::CONTENT_TYPE, content_type.clone().unwrap_or(json));
-                if let Some(value) = retry_after {
-                    response.headers_mut().insert(header::RETRY_AFTER, value.clone());
-                }
-                response
-            }
-            _ => {
-                let body = self.told(&self.to_string(), request_id).body(format);
-                let mut response = Response::new(Bytes::from(body.to_string()));
-                response
-                    .headers_mut()
-                    .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                response
-            }
-        };
-        *response.status_mut() = self.status();
-        if let Some(seconds) = self.retry_after() {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if let Self::TenantLimit(exceeded) = self {
-            exceeded.write(response.headers_mut());
-        }
-        response
-    }
-
-    /// Returns one valid error event, for a stream that has begun. An engine's own refusal is passed on.
-    #[must_use]
-    pub(crate) fn event(&self, format: Format, request_id: &str) -> Bytes {
-        if let Self::Engine { body, .. } = self
-            && format == Format::OpenAi
-            && let Ok(refusal) = serde_json::from_slice::<serde_json::Value>(body)
-            && refusal.get("error").is_some()
-        {
-            return Bytes::from(format!("data: {refusal}\n\n"));
-        }
-        let message = match self {
-            Self::Engine { status, body, .. } => {
-                format!("the engine answered {}: {}", status.as_u16(), engine_text(body))
-            }
-            other => other.to_string(),
-        };
-        Bytes::from(self.told(&message, request_id).event(format))
-    }
-
-    fn told<'a>(&self, message: &'a str, request_id: &'a str) -> Told<'a> {
-        let kind = match self {
-            Self::TenantLimit(exceeded) => Some(exceeded.limit_type()),
-            _ => None,
-        };
-        Told { status: self.status(), code: self.code(), kind, message, request_id }
-    }
 }
 
-/// An error's body in OpenAI's shape.
-pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &str) -> serde_json::Value {
-    Told { status, code, kind: None, message, request_id }.body(Format::OpenAi)
-}
-
-/// The message an engine put into its error body, else the body's beginning.
-fn engine_text(body: &[u8]) -> String {
-    let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
-        let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
-        message.as_str().map(str::to_owned)
-    });
-    let text = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-    text.chars().take(MAX_TEXT).collect()
+fn hint(meant: Option<&'static str>) -> String {
+    match meant {
+        Some(path) => format!("the path is {path}: correct the base URL of the client"),
+        None => "docs/configuration.md lists the endpoints".to_owned(),
+    }
 }
 
 fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
 }
-
-mod convert;
-#[cfg(test)]
-mod tests;

@@ -58,21 +58,24 @@ impl Tightest {
 }
 
 impl RateHeaders {
+    /// Names of the headers: limit, remaining and reset, of requests and of tokens.
+    pub(crate) const NAMES: [[HeaderName; 3]; 2] = [
+        [
+            HeaderName::from_static("x-ratelimit-limit-requests"),
+            HeaderName::from_static("x-ratelimit-remaining-requests"),
+            HeaderName::from_static("x-ratelimit-reset-requests"),
+        ],
+        [
+            HeaderName::from_static("x-ratelimit-limit-tokens"),
+            HeaderName::from_static("x-ratelimit-remaining-tokens"),
+            HeaderName::from_static("x-ratelimit-reset-tokens"),
+        ],
+    ];
+
     /// Adds the headers.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
-        const NAMES: [[HeaderName; 3]; 2] = [
-            [
-                HeaderName::from_static("x-ratelimit-limit-requests"),
-                HeaderName::from_static("x-ratelimit-remaining-requests"),
-                HeaderName::from_static("x-ratelimit-reset-requests"),
-            ],
-            [
-                HeaderName::from_static("x-ratelimit-limit-tokens"),
-                HeaderName::from_static("x-ratelimit-remaining-tokens"),
-                HeaderName::from_static("x-ratelimit-reset-tokens"),
-            ],
-        ];
-        for ([limit, remaining, reset], tightest) in NAMES.into_iter().zip([self.requests, self.tokens]) {
+        for ([limit, remaining, reset], tightest) in Self::NAMES.into_iter().zip([self.requests, self.tokens])
+        {
             let Some(left) = tightest.0 else { continue };
             headers.insert(limit, HeaderValue::from(left.limit));
             headers.insert(remaining, HeaderValue::from(left.remaining));

@@ -75,6 +75,8 @@ pub(crate) struct Verified {
 pub(crate) enum TokenError {
     /// The token is wrong: in which way.
     Wrong(&'static str),
+    /// The token is valid, and may not: why.
+    MayNot(&'static str),
     /// The public keys are not known, or too old.
     NoKeys,
 }
@@ -229,7 +231,7 @@ impl TokenVerifier {
             Some(claim) => {
                 let name = claims.get(claim).and_then(Value::as_str).unwrap_or_default();
                 if name.is_empty() || name.len() > MAX_TENANT {
-                    return Err(TokenError::Wrong("it names no tenant, or one of more than 128 bytes"));
+                    return Err(TokenError::MayNot("it names no tenant, or one of more than 128 bytes"));
                 }
                 Some(Tenant::new(name, self.salt))
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use pointsman_routing::RouteError;
 
-use super::{ApiError, RETRY_AFTER, engine_text, status};
+use super::{ApiError, RETRY_AFTER, response::engine_text, status};
 use crate::{openai::request_error::RequestError, upstream::CallError};
 
 impl From<RequestError> for ApiError {

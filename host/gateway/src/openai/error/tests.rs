@@ -1,9 +1,10 @@
+use http::header;
 use pointsman_routing::RouteError;
 use pointsman_workers::{Leg, WorkerId};
 use serde_json::json;
 
 use super::*;
-use crate::{openai::request_error::RequestError, upstream::CallError};
+use crate::{openai::endpoint::Format, openai::request_error::RequestError, upstream::CallError};
 
 fn check(cause: impl Into<ApiError>, status: u16, code: &str, retry: bool) {
     let response = cause.into().response("id-1");
@@ -18,7 +19,8 @@ fn check(cause: impl Into<ApiError>, status: u16, code: &str, retry: bool) {
 fn i_every_row_of_the_table_has_its_status_and_code() {
     check(RequestError::new("n", "`0`"), 400, "invalid_request", false);
     check(ApiError::Unauthorized, 401, "unauthorized", false);
-    check(ApiError::Forbidden, 403, "forbidden", false);
+    check(ApiError::UnknownKey, 401, "unauthorized", false);
+    check(ApiError::TokenMayNot("it names no tenant"), 403, "forbidden", false);
     check(ApiError::TooManyWrongKeys, 429, "rate_limited", true);
     check(ApiError::ForeignOrigin("a".into()), 403, "forbidden", false);
     check(ApiError::NotJson, 415, "unsupported_media_type", false);

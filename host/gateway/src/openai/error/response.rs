@@ -1,0 +1,100 @@
+//! Errors as clients get them: whole answers, and events that end a stream.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+
+use super::ApiError;
+use crate::openai::{endpoint::Format, error_body::Told};
+
+/// Limit of an engine's own text in a message, characters.
+const MAX_TEXT: usize = 500;
+
+impl ApiError {
+    /// Returns the whole answer, in OpenAI's error shape. An engine's own refusal is passed on unchanged.
+    #[must_use]
+    pub(crate) fn response(&self, request_id: &str) -> Response<Bytes> {
+        self.response_as(Format::OpenAi, request_id)
+    }
+
+    /// As [`Self::response`], in the error shape of `format`.
+    #[must_use]
+    pub(crate) fn response_as(&self, format: Format, request_id: &str) -> Response<Bytes> {
+        let mut response = match self {
+            Self::Engine { content_type, retry_after, body, .. } => {
+                let mut response = Response::new(body.clone());
+                let json = HeaderValue::from_static("application/json");
+                response.headers_mut().insert(header::CONTENT_TYPE, content_type.clone().unwrap_or(json));
+                if let Some(value) = retry_after {
+                    response.headers_mut().insert(header::RETRY_AFTER, value.clone());
+                }
+                response
+            }
+            _ => {
+                let body = self.told(&self.to_string(), request_id).body(format);
+                let mut response = Response::new(Bytes::from(body.to_string()));
+                response
+                    .headers_mut()
+                    .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response
+            }
+        };
+        *response.status_mut() = self.status();
+        if let Some(seconds) = self.retry_after() {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status() == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(self, Self::UnsupportedCoding(_)) {
+            response
+                .headers_mut()
+                .insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, zstd, br"));
+        }
+        if let Self::TenantLimit(exceeded) = self {
+            exceeded.write(response.headers_mut());
+        }
+        response
+    }
+
+    /// Returns one valid error event, for a stream that has begun. An engine's own refusal is passed on.
+    #[must_use]
+    pub(crate) fn event(&self, format: Format, request_id: &str) -> Bytes {
+        if let Self::Engine { body, .. } = self
+            && format == Format::OpenAi
+            && let Ok(refusal) = serde_json::from_slice::<serde_json::Value>(body)
+            && refusal.get("error").is_some()
+        {
+            return Bytes::from(format!("data: {refusal}\n\n"));
+        }
+        let message = match self {
+            Self::Engine { status, body, .. } => {
+                format!("the engine answered {}: {}", status.as_u16(), engine_text(body))
+            }
+            other => other.to_string(),
+        };
+        Bytes::from(self.told(&message, request_id).event(format))
+    }
+
+    fn told<'a>(&self, message: &'a str, request_id: &'a str) -> Told<'a> {
+        let kind = match self {
+            Self::TenantLimit(exceeded) => Some(exceeded.limit_type()),
+            _ => None,
+        };
+        Told { status: self.status(), code: self.code(), kind, message, request_id }
+    }
+}
+
+/// An error's body in OpenAI's shape.
+pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &str) -> serde_json::Value {
+    Told { status, code, kind: None, message, request_id }.body(Format::OpenAi)
+}
+
+/// The message an engine put into its error body, else the body's beginning.
+pub(super) fn engine_text(body: &[u8]) -> String {
+    let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
+        let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
+        message.as_str().map(str::to_owned)
+    });
+    let text = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+    text.chars().take(MAX_TEXT).collect()
+}
