@@ -35,6 +35,7 @@ mod client_socket;
 mod client_stream;
 mod completion;
 pub(crate) mod connected;
+pub(crate) mod content_coding;
 pub(crate) mod credentials;
 mod handshake;
 mod http2;

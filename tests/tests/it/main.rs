@@ -21,6 +21,7 @@ mod certificates;
 mod client_bodies;
 mod client_tokens;
 mod committed_handoffs;
+mod compressed_bodies;
 mod contract;
 mod decision_log;
 mod decisions;

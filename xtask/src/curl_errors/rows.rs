@@ -84,6 +84,14 @@ ask $CHAT -H 'x-worker-instance-id: 1' -d '{"model":"tiny","messages":[]}'"#,
         expects: &["413 Payload Too Large", "\"payload_too_large\""],
     },
     Row {
+        code: "unsupported_content_coding",
+        condition: "A body with a content coding other than `gzip`, `zstd` and `br`.",
+        config: "",
+        engines: ONE,
+        script: r#"ask $CHAT -H 'content-encoding: deflate' -d '{"model":"tiny","messages":[]}'"#,
+        expects: &["415 Unsupported Media Type", "\"unsupported_content_coding\"", "`deflate`"],
+    },
+    Row {
         code: "shed",
         condition: "A policy refuses: `tenant-limit`, with one request in an hour for all without a tenant.",
         config: "[policies.slots.aggregated]\npolicy = \"tenant-limit\"\ngrants = [\"state\"]\n\

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::{
     auth::authorize_client,
     body::{self, BodyLimits, ReadError},
+    content_coding::Coding,
     peer::Sender,
 };
 use crate::{
@@ -40,20 +41,22 @@ pub(crate) async fn identify(
     authorize_client(state, headers, sender).await
 }
 
-/// Checks the rate limit of the caller and reads the body. `started` is when the first byte of the request
-/// arrived.
+/// Checks the rate limit of the caller, and reads and decodes the body. `started` is when the first byte
+/// of the request arrived.
 ///
 /// # Errors
 /// [`ApiError`] that names the limit.
 pub(super) async fn admit(
     state: &State,
     caller: Caller,
+    headers: &HeaderMap,
     body: impl Body<Data = Bytes, Error: Into<ReadError>> + Unpin,
     started: Instant,
 ) -> Result<Admitted, ApiError> {
     check_rate(state, &caller)?;
     let mut held = state.body_bytes.share();
-    let body = body::read(body, BodyLimits::of(state, started), &mut held).await?;
+    let coding = Coding::of(headers)?;
+    let body = body::read(body, coding, BodyLimits::of(state, started), &mut held).await?;
     Ok(Admitted { body, caller, held })
 }
 

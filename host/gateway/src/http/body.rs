@@ -9,7 +9,7 @@ use std::{
 use axum::{
     body::Body,
     extract::{Request, State as Extract},
-    http::Response,
+    http::{Response, header},
     middleware::Next,
 };
 use bytes::{Bytes, BytesMut};
@@ -17,7 +17,10 @@ use http_body::Body as HttpBody;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Duration, Instant, timeout_at};
 
-use super::request_id;
+use super::{
+    content_coding::{Coding, Decoder},
+    request_id,
+};
 use crate::{
     budget::Share,
     openai::error::ApiError,
@@ -82,12 +85,14 @@ impl BodyLimits {
     }
 }
 
-/// Reads a body whole. A body of one frame is not copied. `held` grows with the bytes that arrive.
+/// Reads a body whole. A body of one frame without a coding is not copied. `held` grows with the bytes of the
+/// body, decoded. The limit of its size holds before and after it is decoded.
 ///
 /// # Errors
 /// [`ApiError`] that names the limit, or the failure of the client's connection.
 pub(super) async fn read(
     body: impl HttpBody<Data = Bytes, Error: Into<ReadError>> + Unpin,
+    coding: Option<Coding>,
     limits: BodyLimits,
     held: &mut Share,
 ) -> Result<Bytes, ApiError> {
@@ -96,15 +101,22 @@ pub(super) async fn read(
         return Err(ApiError::PayloadTooLarge(limits.bytes));
     }
     let declared = usize::try_from(body.size_hint().lower()).unwrap_or(0);
-    let begun = Instant::now();
+    let (begun, mut received) = (Instant::now(), 0);
+    // Boxed, because few bodies have one.
+    let mut decoder = coding.map(|coding| Decoder::new(coding, limits.bytes).map(Box::new)).transpose()?;
     let mut body = Limited::new(body, limits.bytes);
     let (mut first, mut joined) = (Bytes::new(), BytesMut::new());
     loop {
-        let (until, late) = limits.next_until(begun, held.amount());
+        let (until, late) = limits.next_until(begun, received);
         let Ok(next) = timeout_at(until, body.frame()).await else { return Err(late) };
         let Some(frame) = next else { break };
         let frame = frame.map_err(|error| failure(&*error, limits.bytes))?;
         let Ok(data) = frame.into_data() else { continue };
+        received += data.len();
+        if let Some(decoder) = &mut decoder {
+            Box::pin(decoder.decode(&data, held)).await?;
+            continue;
+        }
         reserve(held, data.len())?;
         if first.is_empty() && joined.is_empty() {
             first = data;
@@ -117,6 +129,9 @@ pub(super) async fn read(
             joined.extend_from_slice(&std::mem::take(&mut first));
             joined.extend_from_slice(&data);
         }
+    }
+    if let Some(decoder) = decoder.filter(|_| received > 0) {
+        return decoder.finish(held);
     }
     Ok(if joined.is_empty() { first } else { joined.freeze() })
 }
@@ -166,11 +181,18 @@ pub(crate) async fn whole(
     next: Next,
 ) -> Response<Body> {
     let state = shared.get();
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let coding = match Coding::of(&parts.headers) {
+        Ok(coding) => coding,
+        Err(error) => return error.response(&request_id(&parts.headers)).map(Body::from),
+    };
+    // The handler gets the decoded body.
+    parts.headers.remove(header::CONTENT_ENCODING);
+    parts.headers.remove(header::CONTENT_LENGTH);
     let mut limits = BodyLimits::of(&state, Instant::now());
     limits.bytes = limits.bytes.min(MAX_OPERATORS_BODY);
     let mut held = state.body_bytes.share();
-    match read(body, limits, &mut held).await {
+    match read(body, coding, limits, &mut held).await {
         Ok(body) => next.run(Request::from_parts(parts, Body::from(body))).await,
         Err(error) => error.response(&request_id(&parts.headers)).map(Body::from),
     }
@@ -211,7 +233,7 @@ mod tests {
         ] {
             let budget = Budget::new(100);
             let mut held = budget.share();
-            assert_eq!(read(body(frames), LIMITS(), &mut held).await.unwrap(), expected);
+            assert_eq!(read(body(frames), None, LIMITS(), &mut held).await.unwrap(), expected);
             assert_eq!(budget.used(), expected.len());
         }
     }
@@ -219,7 +241,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_limit_is_named() {
         let within = async |frames, limits| {
-            read(body(frames), limits, &mut Budget::new(100).share()).await.unwrap_err()
+            read(body(frames), None, limits, &mut Budget::new(100).share()).await.unwrap_err()
         };
         let read_all = async |frames| within(frames, LIMITS()).await;
         assert_eq!(read_all(vec![(0, "abcdef"), (0, "ghijk")]).await, ApiError::PayloadTooLarge(10));
@@ -229,7 +251,7 @@ mod tests {
         assert_eq!(read_all(slow.clone()).await, ApiError::Deadline);
         let limits = BodyLimits { min_rate: 1, ..LIMITS() };
         assert_eq!(within(slow, limits).await, ApiError::BodyTooSlow(1));
-        let full = read(body(vec![(0, "ab"), (0, "cd")]), LIMITS(), &mut Budget::new(3).share()).await;
+        let full = read(body(vec![(0, "ab"), (0, "cd")]), None, LIMITS(), &mut Budget::new(3).share()).await;
         assert_eq!(full, Err(ApiError::BodyBytesInFlight(3)));
     }
 

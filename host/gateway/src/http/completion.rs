@@ -47,7 +47,7 @@ where
     let admitted = async {
         let caller = identify(&state, &parts.headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
-        admit(&state, caller, body, started).await
+        admit(&state, caller, &parts.headers, body, started).await
     };
     let answer = match admitted.await {
         Err(error) => refuse(account, &error),

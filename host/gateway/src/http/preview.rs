@@ -31,7 +31,8 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let Arrival { sender, first_byte: started, .. } = Arrival::of(&parts.extensions);
     let answered = async {
         let caller = identify(&state, &parts.headers, &sender).await?;
-        let Admitted { body, caller, held: _held } = admit(&state, caller, body, started).await?;
+        let Admitted { body, caller, held: _held } =
+            admit(&state, caller, &parts.headers, body, started).await?;
         let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
         let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let request = Request::parse(endpoint, &parts.headers, body, &state.settings.request_rules)?;

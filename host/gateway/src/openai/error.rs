@@ -135,6 +135,9 @@ pub(crate) enum ApiError {
          `zstd` or `br`, or without a coding"
     )]
     UnsupportedCoding(String),
+    /// The body is not what its content coding says.
+    #[error("decoding the body: it is not valid `{0}`: {1}; send it again, or without `content-encoding`")]
+    FalseCoding(&'static str, String),
     /// The client paused for too long within the body.
     #[error(
         "reading the request body: no data for {0:?}, the limit of timeouts.body_idle; send the request again"
@@ -233,7 +236,9 @@ impl ApiError {
             | Self::NoAdminToken
             | Self::WrongAdminToken => StatusCode::UNAUTHORIZED,
             Self::TokenMayNot(_) | Self::NotOperator | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
-            Self::NotJson | Self::UnsupportedCoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::NotJson | Self::UnsupportedCoding(_) | Self::FalseCoding(..) => {
+                StatusCode::UNSUPPORTED_MEDIA_TYPE
+            }
             Self::ModelNotFound(_)
             | Self::WorkerNotFound(_)
             | Self::ResponseNotFound(_)
@@ -277,7 +282,7 @@ impl ApiError {
             Self::KeysBusy => "keys_busy",
             Self::NoKeySet => "key_set_unavailable",
             Self::NotJson => "unsupported_media_type",
-            Self::UnsupportedCoding(_) => "unsupported_content_coding",
+            Self::UnsupportedCoding(_) | Self::FalseCoding(..) => "unsupported_content_coding",
             Self::UnknownUrl { .. } => "unknown_url",
             Self::WrongMethod(_) => "method_not_allowed",
             Self::UpgradeRequired(_) => "upgrade_required",

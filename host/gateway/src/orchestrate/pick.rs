@@ -200,8 +200,9 @@ impl Picking<'_> {
 /// The header by which vLLM takes the data-parallel rank.
 const RANK: &str = "x-data-parallel-rank";
 
-/// Headers of clients that engines, or the sidecars before them, would obey.
-const OBEYED: [HeaderName; 16] = [
+/// Headers of clients that engines, or the sidecars before them, would obey. The body goes on decoded.
+const OBEYED: [HeaderName; 17] = [
+    header::CONTENT_ENCODING,
     header::AUTHORIZATION,
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static(RANK),

@@ -19,6 +19,7 @@ use crate::{
         DataThread,
         admit::{check_rate, identify},
         body::reserve,
+        content_coding::{Coding, decode},
         peer::Sender,
         prepare::{Prepared, Received, Refused, prepare},
         request_id,
@@ -110,6 +111,19 @@ impl GatewayExchange {
         refusal
     }
 
+    /// Returns the body without its content coding. Engines decode none.
+    async fn decoded(&mut self, body: Bytes) -> Result<Bytes, Refusal> {
+        let limit = self.state.settings.max_body_bytes;
+        let mut held = self.state.body_bytes.share();
+        let decoded = match Coding::of(&self.head.headers) {
+            Ok(None) => return Ok(body),
+            Ok(Some(coding)) => decode(coding, &body, limit, &mut held).await,
+            Err(error) => Err(error),
+        };
+        self.held = held;
+        decoded.map_err(|error| self.refuse(&error))
+    }
+
     /// Picks the workers of a planned request.
     async fn pick_workers(
         &mut self,
@@ -154,6 +168,7 @@ impl Exchange for GatewayExchange {
             account.counts_for(self.state.tenant_metrics.of(caller.tenant_name()));
         }
         check_rate(&self.state, &caller).map_err(|error| self.refuse(&error))?;
+        Coding::of(&self.head.headers).map_err(|error| self.refuse(&error))?;
         self.caller = caller;
         Ok(())
     }
@@ -168,6 +183,7 @@ impl Exchange for GatewayExchange {
     }
 
     async fn pick(&mut self, body: Bytes) -> Result<Pick, Refusal> {
+        let body = if self.endpoint.is_some() { self.decoded(body).await? } else { body };
         let (Some(endpoint), Some(mut account)) = (self.endpoint, self.account.take()) else {
             self.state.metrics.ext_proc.picked("own");
             return Err(own_answer(self.own.clone(), &self.head, body, self.sender.clone()).await);

@@ -45,7 +45,7 @@ impl ApiError {
         if self.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if matches!(self, Self::UnsupportedCoding(_)) {
+        if matches!(self, Self::UnsupportedCoding(_) | Self::FalseCoding(..)) {
             response
                 .headers_mut()
                 .insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip, zstd, br"));
