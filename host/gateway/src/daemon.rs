@@ -49,6 +49,8 @@ pub use service_manager::InheritedSockets;
 const CLIENT_SEND_BUFFER: u32 = 128 * 1024;
 /// Bytes that the kernel buffers for an operator that does not read.
 const ADMIN_SEND_BUFFER: u32 = 64 * 1024;
+/// Searches for stored responses at the same time.
+const MAX_RESPONSE_SEARCHES: usize = 16;
 /// How long the end of the daemon waits for the decision log, and for the exporter of traces.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections that wait to be accepted.
@@ -377,6 +379,7 @@ fn build(
         realtime: Budget::new(reloadable.limits.realtime_connections),
         body_bytes: Budget::new(reloadable.limits.body_bytes_in_flight),
         sessions: replicas.sessions(),
+        response_searches: Budget::new(MAX_RESPONSE_SEARCHES),
         replicas,
         quarantine: Arc::default(),
         tenants: Arc::default(),

@@ -48,6 +48,7 @@ mod preview;
 mod realtime;
 mod refuse_connection;
 mod request_id;
+mod responses;
 mod tunnel;
 
 use arrival::Arrival;
@@ -118,6 +119,8 @@ pub(crate) fn endpoints() -> Router<DataThread> {
     }
     routes
         .route(Endpoint::Realtime.path(), get(realtime::serve))
+        .route("/v1/responses/{id}", get(responses::one).delete(responses::one))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/route", post(preview::route))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
@@ -163,7 +166,7 @@ fn cors(origins: &[HeaderValue]) -> CorsLayer {
         shown.map(HeaderName::from_static).into_iter().chain(RateHeaders::NAMES.into_iter().flatten());
     CorsLayer::new()
         .allow_origin(origins)
-        .allow_methods([Method::GET, Method::POST, Method::HEAD])
+        .allow_methods([Method::GET, Method::POST, Method::HEAD, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(shown.collect::<Vec<_>>())
         .max_age(PREFLIGHT_AGE)

@@ -45,6 +45,7 @@ pub(crate) mod relay;
 mod respond;
 mod route;
 mod send;
+pub(crate) mod stored;
 
 use next_event::Next;
 pub(crate) use plan::{RequestPlan, Unplanned, plan, question};
@@ -85,6 +86,8 @@ pub(crate) struct Drive {
     /// The whole answer of a request that is not streamed.
     whole: Option<Response<Bytes>>,
     saw_gone: bool,
+    /// Whether the worker of a stored response was noted.
+    stored: bool,
     planned: Option<CandidateId>,
     /// Cancelled when no leg runs; the first abort makes it.
     over: Option<CancellationToken>,
@@ -196,6 +199,7 @@ impl Drive {
             attempts: Attempts::default(),
             whole: None,
             saw_gone: false,
+            stored: false,
             planned: plan.planned,
             over: None,
             prefill_over: None,

@@ -88,6 +88,8 @@ pub struct State {
     pub body_bytes: Arc<Budget>,
     /// Workers that sessions are bound to.
     pub(crate) sessions: Arc<Sessions>,
+    /// Searches for the workers of stored responses that no gateway knows.
+    pub(crate) response_searches: Arc<Budget>,
     /// Request bodies that break engines.
     pub(crate) quarantine: Arc<Quarantine>,
     /// Requests in flight by tenant.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use pointsman_workers::{LogLimit, is_local_shortage};
 
 mod body;
@@ -105,15 +105,29 @@ impl Upstream {
     /// Sends a JSON body and waits for the head of a success answer.
     ///
     /// # Errors
+    /// As [`Self::send`].
+    pub(crate) fn head<'a>(
+        &'a self,
+        to: &'a Destination,
+        headers: &'a LegHeaders,
+        body: Bytes,
+    ) -> impl Future<Output = Result<Response<Body>, CallError>> + 'a {
+        self.send(&Method::POST, to, headers, body)
+    }
+
+    /// Sends a request, with a JSON body unless that is empty, and waits for the head of a success answer.
+    ///
+    /// # Errors
     /// [`CallError`]. An error status is one, with its whole body.
-    pub(crate) async fn head(
+    pub(crate) async fn send(
         &self,
+        method: &Method,
         to: &Destination,
         headers: &LegHeaders,
         body: Bytes,
     ) -> Result<Response<Body>, CallError> {
         let parts = to.parts();
-        let head = wire::request(parts.authority, parts.path, headers, body.len());
+        let head = wire::request(method, parts.authority, parts.path, headers, body.len());
         let head =
             head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;
         let response = self.call((to, parts), &head, &body).await?;

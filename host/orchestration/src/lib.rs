@@ -2,7 +2,7 @@
 //!
 //! [`SplitRules`] and [`Splittable`] decide between one worker and two. [`Legs`] orders the legs and handles
 //! their failures. [`Attempts`] decides what follows when no worker takes a leg. [`AdmissionQueue`] holds
-//! requests while every worker is busy, and [`Sessions`] binds sessions to workers. Time is
+//! requests while every worker is busy, and [`Sessions`] binds sessions and responses to workers. Time is
 //! `tokio::time::Instant`, so that a paused clock drives everything.
 
 pub use admission_queue::{
@@ -13,7 +13,7 @@ pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};
 pub use legs::{
     Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, Lost, PrefillTraits, RetryPolicy, Shape,
 };
-pub use sessions::{CLOSED_FOR, SessionChange, Sessions, Stamp};
+pub use sessions::{BindingKey, CLOSED_FOR, SessionChange, Sessions, Stamp};
 pub use split::{NoPair, SplitRules, Splittable, is_up, pair_that_is_up};
 
 mod admission_queue;

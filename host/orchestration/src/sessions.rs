@@ -1,4 +1,5 @@
-//! Session affinity [F8]: the worker that each leg of a session is bound to, for a limited time.
+//! Session affinity [F8] and stored responses [I12]: the worker that each leg of a session is bound to, and
+//! the worker that stored a response, for a limited time.
 //!
 //! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
 //! is routed again, and the new dispatch replaces the binding.
@@ -18,22 +19,38 @@ mod shared;
 use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange, Stamp};
 
-/// Limit of bindings. Above it, the quarter that expires first is evicted.
-const MAX_SESSIONS: usize = 100_000;
+/// Limit of bindings of sessions, and of those of responses. Above it, the quarter that expires first is
+/// evicted.
+const MAX_BINDINGS: usize = 100_000;
+/// How long the worker of a stored response is known.
+const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);
 /// The legs of a session.
 const LEGS: [Leg; 3] = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
+
+/// What is bound to a worker. Both kinds are named by hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BindingKey {
+    /// A leg of a session.
+    Session(u64, Leg),
+    /// A stored response.
+    Response(u64),
+}
 
 /// The bindings.
 #[derive(Debug, Default)]
 pub struct Sessions {
-    bound: Mutex<HashMap<(u64, Leg), Binding>>,
+    sessions: Mutex<Bindings>,
+    responses: Mutex<Bindings>,
     /// `None`: no other gateway is told.
     sharing: Option<Sharing>,
 }
 
+type Bindings = HashMap<BindingKey, Binding>;
+
 #[derive(Clone, Copy, Debug)]
 struct Binding {
-    /// `None`: the session was closed. Such an entry keeps an older binding of another gateway away.
+    /// `None`: the session was closed, or the response deleted. Such an entry keeps an older binding of
+    /// another gateway away.
     candidate: Option<CandidateId>,
     until: Instant,
     stamp: Stamp,
@@ -43,56 +60,82 @@ impl Sessions {
     /// Returns the worker that a session's leg is bound to.
     #[must_use]
     pub fn get(&self, session: u64, leg: Leg) -> Option<CandidateId> {
-        let bound = self.bound.lock();
-        bound.get(&(session, leg)).filter(|binding| binding.until > Instant::now())?.candidate
+        self.find(BindingKey::Session(session, leg))
     }
 
     /// Binds a session's leg, or extends its binding, for `ttl` from now.
     pub fn bind(&self, session: u64, leg: Leg, candidate: CandidateId, ttl: Duration) {
-        let now = Instant::now();
-        let mut bound = self.bound.lock();
-        let known = bound.get(&(session, leg)).map(|binding| binding.stamp);
-        let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(known)).unwrap_or_default();
-        bound.insert((session, leg), Binding { candidate: Some(candidate), until: now + ttl, stamp });
-        limit(&mut bound, now);
-        drop(bound);
-        if let Some(sharing) = &self.sharing {
-            sharing.tell(SessionChange { session, leg, candidate: Some(candidate), ttl, stamp });
-        }
-    }
-
-    /// Number of bindings. An expired one counts until it is evicted or replaced.
-    #[must_use]
-    pub fn bindings(&self) -> usize {
-        self.bound.lock().len()
+        self.put(BindingKey::Session(session, leg), Some(candidate), ttl);
     }
 
     /// Ends a session's bindings.
     pub fn close(&self, session: u64) {
-        let mut bound = self.bound.lock();
-        let Some(sharing) = &self.sharing else {
-            for leg in LEGS {
-                bound.remove(&(session, leg));
-            }
-            return;
-        };
-        let now = Instant::now();
-        for leg in LEGS {
-            let known = bound.get(&(session, leg)).map(|binding| binding.stamp);
-            let (stamp, ttl) = (sharing.stamp(known), shared::CLOSED_FOR);
-            bound.insert((session, leg), Binding { candidate: None, until: now + ttl, stamp });
-            sharing.tell(SessionChange { session, leg, candidate: None, ttl, stamp });
+        LEGS.into_iter().for_each(|leg| self.end(BindingKey::Session(session, leg)));
+    }
+
+    /// Returns the worker that stored a response.
+    #[must_use]
+    pub fn storing(&self, response: u64) -> Option<CandidateId> {
+        self.find(BindingKey::Response(response))
+    }
+
+    /// Notes that a worker stored a response.
+    pub fn stored(&self, response: u64, candidate: CandidateId) {
+        self.put(BindingKey::Response(response), Some(candidate), RESPONSE_TTL);
+    }
+
+    /// Notes that a response is not stored any more.
+    pub fn deleted(&self, response: u64) {
+        self.end(BindingKey::Response(response));
+    }
+
+    /// Number of bindings of sessions. An expired one counts until it is evicted or replaced.
+    #[must_use]
+    pub fn bindings(&self) -> usize {
+        self.sessions.lock().len()
+    }
+
+    fn table(&self, key: BindingKey) -> &Mutex<Bindings> {
+        match key {
+            BindingKey::Session(..) => &self.sessions,
+            BindingKey::Response(_) => &self.responses,
         }
+    }
+
+    fn find(&self, key: BindingKey) -> Option<CandidateId> {
+        let bound = self.table(key).lock();
+        bound.get(&key).filter(|binding| binding.until > Instant::now())?.candidate
+    }
+
+    /// Replaces a binding, and tells the other gateways.
+    fn put(&self, key: BindingKey, candidate: Option<CandidateId>, ttl: Duration) {
+        let now = Instant::now();
+        let mut bound = self.table(key).lock();
+        let known = bound.get(&key).map(|binding| binding.stamp);
+        let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(known)).unwrap_or_default();
+        bound.insert(key, Binding { candidate, until: now + ttl, stamp });
         limit(&mut bound, now);
+        drop(bound);
+        if let Some(sharing) = &self.sharing {
+            sharing.tell(SessionChange { key, candidate, ttl, stamp });
+        }
+    }
+
+    fn end(&self, key: BindingKey) {
+        if self.sharing.is_some() {
+            self.put(key, None, shared::CLOSED_FOR);
+        } else {
+            self.table(key).lock().remove(&key);
+        }
     }
 }
 
 /// Evicts the quarter of the bindings that expire first, when there are too many: a sweep reads all of them,
 /// so it must be rare.
-fn limit(bound: &mut HashMap<(u64, Leg), Binding>, now: Instant) {
-    if bound.len() > MAX_SESSIONS {
+fn limit(bound: &mut Bindings, now: Instant) {
+    if bound.len() > MAX_BINDINGS {
         let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
-        let (_, quarter, _) = ends.select_nth_unstable(MAX_SESSIONS / 4);
+        let (_, quarter, _) = ends.select_nth_unstable(MAX_BINDINGS / 4);
         let from = (*quarter).max(now);
         bound.retain(|_, binding| binding.until > from);
     }
@@ -123,15 +166,41 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn f8_bindings_are_bounded_and_those_that_expire_first_are_evicted() {
         let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
-        for session in 0..=MAX_SESSIONS as u64 {
+        sessions.stored(7, here);
+        for session in 0..=MAX_BINDINGS as u64 {
             sessions.bind(session, Leg::Decode, here, Duration::from_millis(1_000 + session));
         }
-        let left = sessions.bound.lock().len();
-        assert!((MAX_SESSIONS / 2..=MAX_SESSIONS).contains(&left), "{left}");
+        let left = sessions.bindings();
+        assert!((MAX_BINDINGS / 2..=MAX_BINDINGS).contains(&left), "{left}");
         assert_eq!(
-            (sessions.get(0, Leg::Decode), sessions.get(MAX_SESSIONS as u64, Leg::Decode)),
+            (sessions.get(0, Leg::Decode), sessions.get(MAX_BINDINGS as u64, Leg::Decode)),
             (None, Some(here))
         );
+        // I12.4: responses have a limit of their own.
+        assert_eq!(sessions.storing(7), Some(here));
+        for response in 0..=MAX_BINDINGS as u64 {
+            if response % 1_000 == 0 {
+                tokio::time::advance(Duration::from_millis(1)).await;
+            }
+            sessions.stored(response, here);
+        }
+        let left = sessions.responses.lock().len();
+        // I12.4
+        assert!((MAX_BINDINGS / 2..=MAX_BINDINGS).contains(&left), "{left}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i12_the_worker_of_a_response_is_known_for_a_day_or_until_it_is_deleted() {
+        let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
+        sessions.stored(7, here);
+        sessions.stored(8, here);
+        sessions.deleted(8);
+        assert_eq!((sessions.storing(7), sessions.storing(8)), (Some(here), None));
+        // A session of the same hash is another matter.
+        assert_eq!(sessions.get(7, Leg::Aggregated), None);
+        tokio::time::advance(RESPONSE_TTL).await;
+        // I12.4
+        assert_eq!(sessions.storing(7), None);
     }
 
     #[tokio::test]

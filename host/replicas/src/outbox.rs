@@ -9,16 +9,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use pointsman_orchestration::SessionChange;
-use pointsman_workers::{BlockHash, DpRank, JournalEntry, Leg, LoadValues, WorkerKey};
+use pointsman_orchestration::{BindingKey, SessionChange};
+use pointsman_workers::{BlockHash, DpRank, JournalEntry, LoadValues, WorkerKey};
 use tokio::time::Instant;
 
 use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
 
 /// Most changed bookings of one batch; the others follow with the next one.
 const MAX_CHANGES: usize = 65_536;
-/// Most bindings of sessions that a gateway which joins is told.
-const MAX_SESSIONS: usize = 50_000;
+/// Most bindings of sessions that a gateway which joins is told, and most of responses.
+const MAX_BINDINGS: usize = 50_000;
 /// Room of a header in a message.
 const HEADER_BYTES: usize = 128;
 
@@ -27,7 +27,8 @@ const HEADER_BYTES: usize = 128;
 pub struct Outbox {
     changed: Receiver<Arc<JournalEntry>>,
     live: HashMap<u64, Live>,
-    sessions: HashMap<(u64, Leg), LiveSession>,
+    sessions: HashMap<BindingKey, LiveSession>,
+    responses: HashMap<BindingKey, LiveSession>,
     header: Header,
     /// Number of the next snapshot.
     snapshot: u32,
@@ -38,7 +39,7 @@ pub struct Outbox {
 /// A change of a session with the names of its worker, unless it was closed.
 pub type NamedSession = (SessionChange, Option<(WorkerKey, DpRank)>);
 
-/// The newest change of a session here.
+/// The newest change of a session or a response here.
 #[derive(Clone, Copy, Debug)]
 struct LiveSession {
     change: SessionChange,
@@ -67,6 +68,7 @@ impl Outbox {
             changed,
             live: HashMap::new(),
             sessions: HashMap::new(),
+            responses: HashMap::new(),
             header,
             snapshot: 0,
             limit: 256 * 1024,
@@ -124,12 +126,15 @@ impl Outbox {
         }
     }
 
-    /// Notes a change of a session. Returns what to tell.
+    /// Notes a change of a session or a response. Returns what to tell.
     fn bind(&mut self, change: SessionChange, worker: Option<(WorkerKey, DpRank)>) -> Change {
         let live = LiveSession { change, worker, until: Instant::now() + change.ttl };
-        let key = (change.session, change.leg);
-        if self.sessions.len() < MAX_SESSIONS || self.sessions.contains_key(&key) {
-            self.sessions.insert(key, live);
+        let table = match change.key {
+            BindingKey::Session(..) => &mut self.sessions,
+            BindingKey::Response(_) => &mut self.responses,
+        };
+        if table.len() < MAX_BINDINGS || table.contains_key(&change.key) {
+            table.insert(change.key, live);
         }
         Change::Session(live)
     }
@@ -149,12 +154,13 @@ impl Outbox {
     }
 
     /// Returns the messages of a snapshot: every booking that has not ended. With `sessions`, also the newest
-    /// bindings of sessions that hold.
+    /// bindings of sessions and responses that hold.
     pub fn snapshot(&mut self, sessions: bool) -> Vec<Bytes> {
         // Ends that found the journal full are noticed here.
         self.live.retain(|_, live| !live.entry.ended());
         let now = Instant::now();
         self.sessions.retain(|_, live| live.until > now);
+        self.responses.retain(|_, live| live.until > now);
         let max_hashes = self.max_hashes();
         let mut changes: Vec<Change> = self
             .live
@@ -165,7 +171,8 @@ impl Outbox {
             })
             .collect();
         if sessions {
-            changes.extend(self.sessions.values().map(|live| Change::Session(live.left(now))));
+            let bound = self.sessions.values().chain(self.responses.values());
+            changes.extend(bound.map(|live| Change::Session(live.left(now))));
         }
         let mut parts: Vec<&[Change]> = Vec::new();
         let mut rest = changes.as_slice();

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use pointsman_orchestration::BindingKey;
 use pointsman_workers::{BlockHash, DpRank, Leg, LoadValues, Prefix, WorkerId, WorkerKey};
 
 mod reader;
@@ -39,6 +40,9 @@ const UPDATE: u8 = 2;
 const FREE: u8 = 3;
 const BIND: u8 = 4;
 const CLOSE: u8 = 5;
+
+/// In the place of a leg: a stored response is bound.
+const RESPONSE: u8 = 3;
 
 const SHARES_BLOCKS: u8 = 1;
 const SPARSE: u8 = 2;
@@ -112,12 +116,10 @@ pub enum Entry {
         /// Id of the booking.
         id: u64,
     },
-    /// A session was bound to a worker.
+    /// A session was bound to a worker, or a worker stored a response.
     Bind {
-        /// The session.
-        session: u64,
-        /// The leg.
-        leg: Leg,
+        /// What is bound.
+        key: BindingKey,
         /// Names of the worker.
         worker: WorkerKey,
         /// Rank of the worker.
@@ -127,12 +129,10 @@ pub enum Entry {
         /// When it was made, in microseconds of the sender's clock.
         at_us: u64,
     },
-    /// A session was closed.
+    /// A session was closed, or a response deleted.
     Close {
-        /// The session.
-        session: u64,
-        /// The leg.
-        leg: Leg,
+        /// What is not bound any more.
+        key: BindingKey,
         /// When it was closed, in microseconds of the sender's clock.
         at_us: u64,
     },
@@ -228,26 +228,27 @@ impl Entry {
             UPDATE => Ok(Self::Update { id: reader.number()?, values: decode_values(reader)? }),
             FREE => Ok(Self::Free { id: reader.number()? }),
             BIND => {
-                let (session, at_us) = (reader.word()?, reader.word()?);
-                let leg = decode_leg(reader)?;
+                let (name, at_us) = (reader.word()?, reader.word()?);
+                let key = decode_key(name, reader)?;
                 let (id, url) = (WorkerId(reader.word()?), reader.word()?);
                 let (rank, ttl_ms) = (DpRank(reader.small("rank")?), reader.number()?);
-                Ok(Self::Bind { session, leg, worker: WorkerKey { id, url }, rank, ttl_ms, at_us })
+                Ok(Self::Bind { key, worker: WorkerKey { id, url }, rank, ttl_ms, at_us })
             }
             CLOSE => {
-                let (session, at_us) = (reader.word()?, reader.word()?);
-                Ok(Self::Close { session, leg: decode_leg(reader)?, at_us })
+                let (name, at_us) = (reader.word()?, reader.word()?);
+                Ok(Self::Close { key: decode_key(name, reader)?, at_us })
             }
             value => Err(WireError::Unknown { what: "entry", value }),
         }
     }
 }
 
-fn decode_leg(reader: &mut Reader<'_>) -> Result<Leg, WireError> {
+fn decode_key(name: u64, reader: &mut Reader<'_>) -> Result<BindingKey, WireError> {
     match reader.byte()? {
-        0 => Ok(Leg::Aggregated),
-        1 => Ok(Leg::Prefill),
-        2 => Ok(Leg::Decode),
+        0 => Ok(BindingKey::Session(name, Leg::Aggregated)),
+        1 => Ok(BindingKey::Session(name, Leg::Prefill)),
+        2 => Ok(BindingKey::Session(name, Leg::Decode)),
+        RESPONSE => Ok(BindingKey::Response(name)),
         value => Err(WireError::Unknown { what: "leg", value }),
     }
 }

@@ -3,7 +3,7 @@
 //! It knows sequences, handoffs and bootstrap rooms, but neither HTTP nor the form of responses.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -68,6 +68,8 @@ pub(crate) struct Engine {
     work: Notify,
     dead: AtomicBool,
     recorded: Mutex<VecDeque<Recorded>>,
+    /// Ids of the responses that this engine stored.
+    stored: Mutex<HashSet<String>>,
 }
 
 struct Scheduler {
@@ -179,6 +181,7 @@ impl Engine {
             work: Notify::new(),
             dead: AtomicBool::new(false),
             recorded: Mutex::new(VecDeque::new()),
+            stored: Mutex::default(),
             config,
         }
     }
@@ -249,6 +252,20 @@ impl Engine {
             tracing::error!("engine stopped by a request");
             self.dead.store(true, Ordering::Release);
         }
+    }
+
+    /// Stores a response, as long as the process runs.
+    pub(crate) fn store(&self, id: &str) {
+        self.stored.lock().insert(id.to_owned());
+    }
+
+    pub(crate) fn has_stored(&self, id: &str) -> bool {
+        self.stored.lock().contains(id)
+    }
+
+    /// Deletes a response. Returns whether there was one.
+    pub(crate) fn delete_stored(&self, id: &str) -> bool {
+        self.stored.lock().remove(id)
     }
 
     pub(crate) fn record(&self, recorded: impl FnOnce() -> Recorded) {

@@ -24,6 +24,7 @@ mod metrics;
 mod pooling;
 mod probe;
 mod realtime;
+mod stored;
 
 /// Limit of a body in bytes: more than a prompt of 128k tokens needs.
 const MAX_BODY: usize = 64 << 20;
@@ -81,6 +82,8 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
 fn named(routes: Router<Arc<Engine>>) -> Router<Arc<Engine>> {
     routes
         .route("/v1/responses", post(generate::responses))
+        .route("/v1/responses/{id}", get(stored::read).delete(stored::delete))
+        .route("/v1/responses/{id}/cancel", post(stored::cancel))
         .route("/v1/messages", post(generate::messages))
         .route("/v1/messages/count_tokens", post(probe::count_tokens))
 }

@@ -22,6 +22,7 @@ pub(crate) struct Body {
     system: Option<Content>,
     input: Option<Input>,
     instructions: Option<String>,
+    pub(crate) previous_response_id: Option<String>,
     max_output_tokens: Option<u32>,
     prompt: Option<PromptField>,
     max_tokens: Option<u32>,

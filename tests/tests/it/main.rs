@@ -63,6 +63,7 @@ mod reserved;
 mod serving;
 mod slots;
 mod slow_readers;
+mod stored_responses;
 mod tenants;
 mod timings;
 mod tls;

@@ -31,7 +31,10 @@ async fn document(client: &Client) -> Document {
 
 /// Puts values in the place of the parameters of a path.
 fn filled(path: &str) -> String {
-    path.replace("{slot}", "prefill").replace("/models/{id}", "/models/tiny").replace("{id}", "1")
+    path.replace("{slot}", "prefill")
+        .replace("/models/{id}", "/models/tiny")
+        .replace("/responses/{id}", "/responses/resp_1")
+        .replace("{id}", "1")
 }
 
 #[tokio::test]
@@ -142,6 +145,9 @@ async fn answers_to_clients_are_as_documented() {
         get("/v1/models/{id}", "/v1/models/tiny", 200),
         get("/v1/models/{id}", "/v1/models/a/b", 404),
         get("/v1/realtime", "/v1/realtime?model=tiny", 426),
+        get("/v1/responses/{id}", "/v1/responses/resp_none", 404),
+        ("DELETE", "/v1/responses/{id}", "/v1/responses/resp_none", "", String::new(), 404),
+        ("POST", "/v1/responses/{id}/cancel", "/v1/responses/resp_none/cancel", JSON, String::new(), 404),
         get("/version", "/version", 200),
         get("/health", "/health", 200),
         get("/healthz", "/healthz", 200),

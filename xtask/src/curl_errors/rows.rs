@@ -66,6 +66,17 @@ ask $CHAT -H 'authorization: Bearer sk-2' -d '{"model":"tiny","messages":[]}'"#,
         expects: &["404 Not Found", "\"worker_not_found\""],
     },
     Row {
+        code: "response_not_found",
+        condition: "A stored response whose worker has left.",
+        config: "",
+        engines: ONE,
+        script: r#"
+id=$(curl -s -H 'content-type: application/json' $GATEWAY/v1/responses -d '{"model":"tiny","input":"hi","max_output_tokens":1}' | grep -o 'resp_[0-9a-f]*' | head -1)
+curl -s -o removed.json -X DELETE $ADMIN/workers/1
+curl -si $GATEWAY/v1/responses/$id"#,
+        expects: &["404 Not Found", "\"response_not_found\""],
+    },
+    Row {
         code: "worker_not_eligible",
         condition: "A pinned worker that drains.",
         config: "",

@@ -19,7 +19,7 @@ use crate::{
         request::{Endpoint, Request, json_object},
         request_error::RequestError,
     },
-    orchestrate::{self, PlannedRequest, Unplanned, preview},
+    orchestrate::{self, PlannedRequest, Unplanned, preview, stored},
     state::{
         State,
         caller::{Caller, Tenant},
@@ -77,10 +77,17 @@ pub(crate) async fn prepare(
     gone: &CancellationToken,
 ) -> Result<Prepared, Refused> {
     let Received { endpoint, headers, body, caller, mut account, only } = received;
-    let request = match read(state, endpoint, &headers, body).await {
+    let mut request = match read(state, endpoint, &headers, body).await {
         Ok(request) => request,
         Err(error) => return Err(Refused::new(account, error)),
     };
+    if endpoint == Endpoint::Responses {
+        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+        // Boxed, because few requests wait here.
+        if let Err(error) = Box::pin(stored::pin(state, upstream, &mut request, tenant)).await {
+            return Err(Refused::new(account, error));
+        }
+    }
     account.set_model(&request.model, state.registry.snapshot().activation(&request.model).is_some());
     if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
         match limits.request(caller.tenant.as_ref().map(|tenant| tenant.hash), &request.model) {

@@ -13,6 +13,8 @@ pub(crate) enum Endpoint {
     Embeddings,
     /// `/v1/responses`: one leg, because neither vLLM nor SGLang reads handoff fields there.
     Responses,
+    /// `/v1/responses/{id}`: a response that an engine stored.
+    StoredResponse,
     /// `/v1/messages`: the Anthropic API.
     Messages,
     /// `/v1/messages/count_tokens`
@@ -90,6 +92,7 @@ impl Endpoint {
             Self::Completions => "/v1/completions",
             Self::Embeddings => "/v1/embeddings",
             Self::Responses => "/v1/responses",
+            Self::StoredResponse => "/v1/responses/{id}",
             Self::Messages => "/v1/messages",
             Self::CountTokens => "/v1/messages/count_tokens",
             Self::Rerank(path) | Self::Score(path) => path,
@@ -109,6 +112,7 @@ impl Endpoint {
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
             Self::Responses => "responses",
+            Self::StoredResponse => "stored_responses",
             Self::Messages => "messages",
             Self::CountTokens => "count_tokens",
             Self::Rerank(_) => "rerank",
@@ -179,7 +183,9 @@ impl Endpoint {
                 (Some(first_of(["text_1", "queries", "query", "data_1"])), key, false)
             }
             Self::Detokenize => (None, "tokens", false),
-            Self::Transcriptions | Self::Translations | Self::Realtime => (None, "prompt", false),
+            Self::Transcriptions | Self::Translations | Self::Realtime | Self::StoredResponse => {
+                (None, "prompt", false)
+            }
         };
         PromptKeys { preamble, key, required }
     }

@@ -72,6 +72,30 @@ pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
     Seen { error: is_error, usage: told.usage.and_then(Counts::usage), cached_at: None, ..seen }
 }
 
+/// Returns the id of the response that an event's data or a whole answer of `/v1/responses` is about.
+#[must_use]
+pub(crate) fn response_id(json: &[u8]) -> Option<&str> {
+    let named: Named<'_> = serde_json::from_slice(json).ok()?;
+    let own = named.id.filter(|_| named.object == Some("response"));
+    own.or(named.response.and_then(|response| response.id))
+}
+
+/// The parts of an event, or of a whole answer, that name a response.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Named<'a> {
+    object: Option<&'a str>,
+    id: Option<&'a str>,
+    #[serde(borrow)]
+    response: Option<ResponseId<'a>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ResponseId<'a> {
+    id: Option<&'a str>,
+}
+
 fn named(event: &[u8]) -> Seen {
     let name = sse::name(event).or_else(|| type_of(sse::object(event))).unwrap_or_default();
     let told = || serde_json::from_slice::<Told<'_>>(sse::object(event)).unwrap_or_default();
@@ -158,6 +182,17 @@ mod tests {
         assert!(look("data: [DONE]\n\n").done);
         assert_eq!(look("event: ping\ndata: {\"type\":\"ping\"}\n\n"), Seen::default());
         assert_eq!(look("event: response.output_text.delta\ndata: {\"delta\":\"a\"}\n\n").tokens, 1);
+    }
+
+    #[test]
+    fn i12_a_response_is_named_by_its_answer_and_its_first_event() {
+        let id = |json: &'static str| response_id(json.as_bytes());
+        assert_eq!(id(r#"{"object":"response","id":"resp_1","output":[]}"#), Some("resp_1"));
+        let created = r#"{"type":"response.created","response":{"id":"resp_2","object":"response"}}"#;
+        assert_eq!(id(created), Some("resp_2"));
+        for other in [r#"{"object":"chat.completion","id":"x"}"#, r#"{"response":null}"#, "[]", "", "{"] {
+            assert_eq!(id(other), None, "{other}");
+        }
     }
 
     #[test]

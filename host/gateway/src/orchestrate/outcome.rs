@@ -6,13 +6,17 @@ use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Candidate, Leg};
 use tokio::time::Duration;
 
-use super::{Drive, PrefillDone, id_of};
+use super::{Drive, PrefillDone, id_of, stored};
 use crate::{
     connectors::{PrefillAnswer, connector_for},
     openai::error::ApiError,
     openai::hide::without_fields,
     openai::request::{Endpoint, Request},
-    openai::{seen, sse},
+    openai::{
+        endpoint::Format,
+        seen,
+        sse::{self, Seen},
+    },
     orchestrate::relay,
     state::{State, quarantine::Broke},
     upstream::{self, Body, CallError},
@@ -78,6 +82,7 @@ impl Drive {
         }
         self.served();
         self.bind(self.legs.answering());
+        self.note_stored(&body);
         let edited = relay::edit(&body, &seen, self.cached_tokens).map_or(body, Bytes::from);
         let hidden = self.hides_id().then(|| relay::hide_ids(&edited, self.token)).flatten();
         let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
@@ -88,6 +93,26 @@ impl Drive {
         head.headers.insert(header::CONTENT_TYPE, content_type);
         self.whole = Some(Response::from_parts(head, shown));
         Event::Ended
+    }
+
+    /// Looks at an event of the answer's stream.
+    pub(crate) fn look(&mut self, event: &[u8]) -> Seen {
+        // The first event of a stored response names it.
+        if self.account.tokens() == 0 {
+            self.note_stored(sse::object(event));
+        }
+        seen::event(self.request.endpoint.format(), event)
+    }
+
+    /// Notes which worker stored the response that an answer is about (I12).
+    fn note_stored(&mut self, json: &[u8]) {
+        if self.stored || self.request.endpoint.format() != Format::Responses {
+            return;
+        }
+        if let Some(candidate) = &self.decode.candidate {
+            let tenant = self.routing_request.tenant_hash;
+            self.stored = stored::note(&self.state, json, tenant, id_of(candidate));
+        }
     }
 
     /// Puts null in the place of fields that only the gateway may see in the answer of a leg.

@@ -13,9 +13,11 @@ use super::{
     pick::{PickedWorker, PickedWorkers},
     relay::book,
     respond::decorate,
+    stored,
 };
 use crate::{
     openai::{
+        endpoint::Format,
         error::ApiError,
         request::Request,
         seen,
@@ -36,6 +38,9 @@ pub(crate) struct PassingAnswer {
     account: Box<Account>,
     request: Arc<Request>,
     session: Option<u64>,
+    tenant: Option<u64>,
+    /// Whether the worker of a stored response was noted.
+    stored: bool,
     /// Whether the client asked for the decisions.
     explain: bool,
     leg: Leg,
@@ -65,11 +70,25 @@ impl PassingAnswer {
         workers: PickedWorkers,
     ) -> Self {
         let PlannedRequest { request, routing_request, explain, .. } = planned;
-        let (request, session, explain) = (request.clone(), routing_request.session_hash, *explain);
+        let (request, explain) = (request.clone(), *explain);
+        let (session, tenant) = (routing_request.session_hash, routing_request.tenant_hash);
         let PickedWorkers { leg, answering, prefill, .. } = workers;
         let picked_at = Instant::now();
         let content = Content::Nothing;
-        Self { state, account, request, session, explain, leg, answering, prefill, picked_at, content }
+        Self {
+            state,
+            account,
+            request,
+            session,
+            tenant,
+            stored: false,
+            explain,
+            leg,
+            answering,
+            prefill,
+            picked_at,
+            content,
+        }
     }
 
     /// The id the client knows the request by.
@@ -162,6 +181,9 @@ impl PassingAnswer {
         let format = self.request.endpoint.format();
         for place in sse::events(events) {
             let event = events.get(place).unwrap_or_default();
+            if self.account.tokens() == 0 {
+                self.note_stored(sse::object(event));
+            }
             let seen = seen::event(format, event);
             if seen.error {
                 return (closed, Some(CallError::of_error_body(sse::object(event))));
@@ -200,9 +222,18 @@ impl PassingAnswer {
                 if let Some(usage) = seen.usage {
                     self.account.usage(usage);
                 }
+                self.note_stored(&body);
                 self.served();
             }
             Content::Ignored { failed: true } => {}
+        }
+    }
+
+    /// Notes which worker stored the response that an answer is about (I12).
+    fn note_stored(&mut self, json: &[u8]) {
+        if !self.stored && self.request.endpoint.format() == Format::Responses {
+            let worker = id_of(&self.answering.candidate);
+            self.stored = stored::note(&self.state, json, self.tenant, worker);
         }
     }
 

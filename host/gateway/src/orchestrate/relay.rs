@@ -20,7 +20,6 @@ use crate::{
     connectors::connector_for,
     openai::endpoint::Format,
     openai::error::ApiError,
-    openai::seen,
     openai::sse::{self, Seen, Splitter},
     orchestrate::Drive,
     telemetry::account::Account,
@@ -234,7 +233,7 @@ impl Relay {
                 self.fail(CallError::Protocol("the stream contains bytes that are not an event".to_owned()));
                 return;
             }
-            let seen = seen::event(self.format, event);
+            let seen = self.drive.look(event);
             if seen.error {
                 self.push(slice(from..place.start));
                 self.fail(CallError::of_error_body(sse::object(event)));

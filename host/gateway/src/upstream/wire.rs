@@ -1,7 +1,7 @@
 //! HTTP/1.1 heads as a client writes and reads them, and how the body behind one ends (RFC 9112, sections 2
 //! to 6).
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::{LegHeaders, chunked::Chunked, wire_error::WireError};
 
@@ -42,9 +42,15 @@ pub(super) enum Framing {
     ToEnd,
 }
 
-/// The head of a POST, with a JSON body unless the headers name another content type; `None` when the address
-/// has characters that no request line may have.
-pub(super) fn request(authority: &str, path: &str, headers: &LegHeaders, length: usize) -> Option<Vec<u8>> {
+/// The head of a request, with a JSON body unless the headers name another content type; `None` when the
+/// address has characters that no request line may have.
+pub(super) fn request(
+    method: &Method,
+    authority: &str,
+    path: &str,
+    headers: &LegHeaders,
+    length: usize,
+) -> Option<Vec<u8>> {
     let visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     if !visible(authority) || !visible(path) {
         return None;
@@ -52,11 +58,14 @@ pub(super) fn request(authority: &str, path: &str, headers: &LegHeaders, length:
     let path = if path.is_empty() { "/" } else { path };
     let mut head = Vec::with_capacity(256);
     let mut lines = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
-    lines(&[b"POST ", path.as_bytes(), b" HTTP/1.1\r\nhost: ", authority.as_bytes()]);
-    if !headers.iter().any(|(name, _)| name == header::CONTENT_TYPE) {
+    lines(&[method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\nhost: ", authority.as_bytes()]);
+    if length > 0 && !headers.iter().any(|(name, _)| name == header::CONTENT_TYPE) {
         lines(&[b"\r\ncontent-type: application/json"]);
     }
-    lines(&[b"\r\ncontent-length: ", length.to_string().as_bytes(), b"\r\n"]);
+    if length > 0 || *method == Method::POST {
+        lines(&[b"\r\ncontent-length: ", length.to_string().as_bytes()]);
+    }
+    lines(&[b"\r\n"]);
     for (name, value) in headers {
         lines(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
     }
@@ -204,12 +213,18 @@ mod tests {
     #[test]
     fn a_request_s_head_is_one_block() {
         let headers = vec![(HeaderName::from_static("x-request-id"), HeaderValue::from_static("7"))];
-        let head = request("h:1", "/v1/chat/completions", &headers, 12).unwrap();
+        let head = request(&Method::POST, "h:1", "/v1/chat/completions", &headers, 12).unwrap();
         let expected = "POST /v1/chat/completions HTTP/1.1\r\nhost: h:1\r\ncontent-type: application/json\r\n\
                         content-length: 12\r\nx-request-id: 7\r\n\r\n";
         assert_eq!(String::from_utf8(head).unwrap(), expected);
-        assert_eq!(request("h:1\r\nx: y", "/", &Vec::new(), 0), None);
-        assert_eq!(request("h:1", "/a b", &Vec::new(), 0), None);
+        let head = request(&Method::GET, "h:1", "/v1/responses/r?stream=true", &Vec::new(), 0).unwrap();
+        assert_eq!(
+            String::from_utf8(head).unwrap(),
+            "GET /v1/responses/r?stream=true HTTP/1.1\r\nhost: h:1\r\n\r\n"
+        );
+        let request = |authority, path| request(&Method::POST, authority, path, &Vec::new(), 0);
+        assert_eq!(request("h:1\r\nx: y", "/"), None);
+        assert_eq!(request("h:1", "/a b"), None);
     }
 
     #[test]

@@ -10,10 +10,9 @@ use std::{
 };
 
 use pointsman_routing::CandidateId;
-use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
-use super::{Binding, Sessions, limit};
+use super::{Binding, BindingKey, Sessions, limit};
 
 /// How long the end of a session keeps older bindings away.
 pub const CLOSED_FOR: Duration = Duration::from_secs(60);
@@ -31,14 +30,12 @@ pub struct Stamp {
     pub writer: u64,
 }
 
-/// A binding that was made, or its end.
+/// A binding that was made, or its end: of a session or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionChange {
-    /// The session.
-    pub session: u64,
-    /// The leg.
-    pub leg: Leg,
-    /// The worker; `None`: the session was closed.
+    /// What is bound.
+    pub key: BindingKey,
+    /// The worker; `None`: the session was closed, or the response deleted.
     pub candidate: Option<CandidateId>,
     /// How long it holds.
     pub ttl: Duration,
@@ -93,15 +90,15 @@ impl Sessions {
 
     /// Applies a change of another gateway, unless a newer one is known.
     pub fn apply(&self, change: SessionChange) {
-        let SessionChange { session, leg, candidate, ttl, mut stamp } = change;
+        let SessionChange { key, candidate, ttl, mut stamp } = change;
         let ahead = u64::try_from(MAX_AHEAD.as_micros()).unwrap_or(u64::MAX);
         stamp.at_us = stamp.at_us.min(now_us().saturating_add(ahead));
         let now = Instant::now();
-        let mut bound = self.bound.lock();
-        if bound.get(&(session, leg)).is_some_and(|known| known.until > now && known.stamp >= stamp) {
+        let mut bound = self.table(key).lock();
+        if bound.get(&key).is_some_and(|known| known.until > now && known.stamp >= stamp) {
             return;
         }
-        bound.insert((session, leg), Binding { candidate, until: now + ttl.min(MAX_TTL), stamp });
+        bound.insert(key, Binding { candidate, until: now + ttl.min(MAX_TTL), stamp });
         limit(&mut bound, now);
     }
 }
@@ -113,7 +110,7 @@ fn now_us() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use pointsman_workers::{DpRank, WorkerId};
+    use pointsman_workers::{DpRank, Leg, WorkerId};
     use proptest::prelude::*;
 
     use super::*;
@@ -138,8 +135,7 @@ mod tests {
         // Q6.1
         assert_eq!(two.get(7, Leg::Decode), Some((WorkerId(3), DpRank(1))));
         let late = SessionChange {
-            session: 7,
-            leg: Leg::Decode,
+            key: BindingKey::Session(7, Leg::Decode),
             candidate: Some((WorkerId(9), DpRank(0))),
             ttl: TTL,
             stamp: Stamp { at_us: 1, writer: 3 },
@@ -152,12 +148,25 @@ mod tests {
     }
 
     #[test]
+    fn q6_the_worker_of_a_response_is_known_to_other_gateways_until_it_is_deleted() {
+        let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
+        one.stored(7, (WorkerId(3), DpRank(0)));
+        changes(&queue).into_iter().for_each(|change| two.apply(change));
+        // Q6.5
+        assert_eq!((two.storing(7), two.get(7, Leg::Aggregated)), (Some((WorkerId(3), DpRank(0))), None));
+        one.deleted(7);
+        changes(&queue).into_iter().for_each(|change| two.apply(change));
+        // Q6.5
+        assert_eq!(two.storing(7), None);
+    }
+
+    #[test]
     fn q6_a_clock_that_is_ahead_wins_for_seconds_only() {
         let (one, _queue) = gateway(1);
         let ahead = Stamp { at_us: u64::MAX, writer: 3 };
-        let candidate = Some((WorkerId(9), DpRank(0)));
-        one.apply(SessionChange { session: 7, leg: Leg::Decode, candidate, ttl: TTL * 1_000, stamp: ahead });
-        let binding = *one.bound.lock().get(&(7, Leg::Decode)).unwrap();
+        let (key, candidate) = (BindingKey::Session(7, Leg::Decode), Some((WorkerId(9), DpRank(0))));
+        one.apply(SessionChange { key, candidate, ttl: TTL * 1_000, stamp: ahead });
+        let binding = *one.sessions.lock().get(&key).unwrap();
         // Q6.3
         assert!(binding.stamp.at_us <= now_us() + 10_000_000);
         assert!(binding.until <= Instant::now() + MAX_TTL);

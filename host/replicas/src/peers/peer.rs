@@ -171,18 +171,18 @@ impl Peer {
                 self.update(id, values);
             }
             Entry::Free { id } => self.end(id, table.hashes),
-            Entry::Bind { session, leg, worker, rank, ttl_ms, at_us } => {
+            Entry::Bind { key, worker, rank, ttl_ms, at_us } => {
                 // A binding to a worker that this gateway does not have would bind to nothing.
                 if let Some(worker) = table.workers.find(worker) {
                     let candidate = Some((worker.id(), rank));
                     let (ttl, stamp) = (Duration::from_millis(ttl_ms), Stamp { at_us, writer: table.writer });
-                    let change = SessionChange { session, leg, candidate, ttl, stamp };
+                    let change = SessionChange { key, candidate, ttl, stamp };
                     table.effects.push(Effect::Session(change));
                 }
             }
-            Entry::Close { session, leg, at_us } => {
+            Entry::Close { key, at_us } => {
                 let (ttl, stamp) = (CLOSED_FOR, Stamp { at_us, writer: table.writer });
-                let change = SessionChange { session, leg, candidate: None, ttl, stamp };
+                let change = SessionChange { key, candidate: None, ttl, stamp };
                 table.effects.push(Effect::Session(change));
             }
         }

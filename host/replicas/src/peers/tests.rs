@@ -1,6 +1,6 @@
 use std::sync::mpsc::Receiver;
 
-use pointsman_orchestration::{SessionChange, Stamp};
+use pointsman_orchestration::{BindingKey, SessionChange, Stamp};
 use pointsman_workers::{
     BlockHash, Booking, BookingRequest, Candidate, Journal, JournalEntry, Leg, ModelName, Registry,
     WorkerKey, WorkerSpec,
@@ -190,23 +190,27 @@ fn q6_bindings_reach_gateways_that_have_the_worker() {
     reader.registry.apply(vec![renamed], &[]);
     reader.peers.set_workers(&reader.registry.snapshot());
     let stamp = Stamp { at_us: 12, writer: 99 };
-    let (leg, ttl) = (Leg::Decode, Duration::from_secs(60));
-    let change = |session, candidate| SessionChange { session, leg, candidate, ttl, stamp };
+    let ttl = Duration::from_secs(60);
+    let of_session = |session| BindingKey::Session(session, Leg::Decode);
+    let of = |key, candidate| SessionChange { key, candidate, ttl, stamp };
+    let change = |session, candidate| of(of_session(session), candidate);
     let named = |worker| Some((WorkerKey::of(&spec(worker)), DpRank(1)));
     let told = vec![
         (change(1, Some((WorkerId(1), DpRank(1)))), named(1)),
         (change(2, Some((WorkerId(2), DpRank(1)))), named(2)),
         (change(3, None), None),
+        (of(BindingKey::Response(1), Some((WorkerId(1), DpRank(1)))), named(1)),
     ];
     let mut effects = reader.receive(sender.outbox.batch(told));
     effects.remove(0);
     let stamp = Stamp { at_us: 12, writer: writer_of("a") };
     let bound = SessionChange { candidate: Some((WorkerId(77), DpRank(1))), stamp, ..change(1, None) };
     let closed = SessionChange { stamp, ..change(3, None) };
-    // Q6.1: the worker has another id here, and the other worker is unknown
-    assert_eq!(effects, [Effect::Session(bound), Effect::Session(closed)]);
+    let stored = SessionChange { key: BindingKey::Response(1), ..bound };
+    // Q6.1, Q6.5: the worker has another id here, and the other worker is unknown
+    assert_eq!(effects, [Effect::Session(bound), Effect::Session(closed), Effect::Session(stored)]);
     let asked = reader.receive(sender.outbox.snapshot(true));
-    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert_eq!(asked.len(), 3, "{asked:?}");
     assert_eq!(reader.receive(sender.outbox.snapshot(false)), []);
 }
 

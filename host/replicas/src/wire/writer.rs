@@ -1,12 +1,12 @@
 //! Writes messages.
 
 use bytes::Bytes;
-use pointsman_orchestration::SessionChange;
+use pointsman_orchestration::{BindingKey, SessionChange};
 use pointsman_workers::{BlockHash, DpRank, JournalEntry, Leg, LoadValues, WorkerKey};
 
 use super::{
-    ADD, ASK, BATCH, BIND, BYE, CLOSE, FREE, HAS_URL, Kind, MAX_ENTRIES, SHARES_BLOCKS, SNAPSHOT, SPARSE,
-    UPDATE, VERSION, bounded,
+    ADD, ASK, BATCH, BIND, BYE, CLOSE, FREE, HAS_URL, Kind, MAX_ENTRIES, RESPONSE, SHARES_BLOCKS, SNAPSHOT,
+    SPARSE, UPDATE, VERSION, bounded,
 };
 use crate::names::MAX_NAME;
 
@@ -95,7 +95,7 @@ impl MessageWriter {
         self.number(u64::try_from(change.ttl.as_millis()).unwrap_or(u64::MAX));
     }
 
-    /// Writes the end of a session.
+    /// Writes the end of a binding.
     pub(crate) fn close(&mut self, change: &SessionChange) {
         self.session(CLOSE, change);
     }
@@ -103,13 +103,15 @@ impl MessageWriter {
     fn session(&mut self, tag: u8, change: &SessionChange) {
         self.entries += 1;
         self.bytes.push(tag);
-        self.word(change.session);
+        let (name, leg) = match change.key {
+            BindingKey::Session(name, Leg::Aggregated) => (name, 0),
+            BindingKey::Session(name, Leg::Prefill) => (name, 1),
+            BindingKey::Session(name, Leg::Decode) => (name, 2),
+            BindingKey::Response(name) => (name, RESPONSE),
+        };
+        self.word(name);
         self.word(change.stamp.at_us);
-        self.bytes.push(match change.leg {
-            Leg::Aggregated => 0,
-            Leg::Prefill => 1,
-            Leg::Decode => 2,
-        });
+        self.bytes.push(leg);
     }
 
     pub(crate) fn finish(self) -> Bytes {

@@ -13,7 +13,7 @@ use axum::{
 
 use super::{
     answer::{self, Answer},
-    refuse_as,
+    refuse_as, stored,
 };
 use crate::{
     api::Api,
@@ -77,6 +77,10 @@ async fn serve(engine: &Arc<Engine>, api: Api, conn: &Conn, headers: &HeaderMap,
             return refuse_as(shape, &failure);
         }
     };
+    if let Some(previous) = body.previous_response_id.as_ref().filter(|id| !engine.has_stored(id)) {
+        engine.counters.end(leg, Outcome::Invalid);
+        return stored::not_found(previous);
+    }
     let faults = engine.faults.pick(leg.into(), bytes);
     let mut flight = InFlight::new(engine, leg);
     if let Some(response) = act_out(engine, shape, &faults, conn, body.stream, &mut flight).await {
@@ -84,6 +88,9 @@ async fn serve(engine: &Arc<Engine>, api: Api, conn: &Conn, headers: &HeaderMap,
     }
     let id = response_id(engine.config.dialect, api, headers, &body);
     flight.id = (engine.config.record > 0).then(|| id.clone());
+    if api == Api::Responses {
+        engine.store(&id);
+    }
     match start(engine, api, &body, leg, &faults, id).await {
         Ok(answer) if body.stream => answer.stream(flight, faults.body_break()),
         Ok(answer) => answer.whole(flight, faults.body_break()).await,

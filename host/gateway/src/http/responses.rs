@@ -1,0 +1,137 @@
+//! `/v1/responses/{id}`: reads, deletes and cancels a response at the worker that stored it [I12].
+
+use std::convert::Infallible;
+
+use axum::{
+    body::Body,
+    extract::{Path, State as Extract},
+    http::{Method, Request as HttpRequest, Response, header, request::Parts},
+};
+use bytes::Bytes;
+use futures_util::stream;
+use tokio::time::{Duration, Instant, timeout_at};
+
+use super::{
+    DataThread,
+    admit::{check_rate, identify},
+    arrival::Arrival,
+    request_id,
+};
+use crate::{
+    connectors::connector_for,
+    openai::{
+        endpoint::{Endpoint, Format},
+        error::ApiError,
+        hide::without_fields,
+        sse,
+    },
+    orchestrate::stored::{self, StoredCall},
+    state::State,
+    telemetry::account::Account,
+    upstream::{self, Upstream},
+};
+
+/// Capacity of the buffer of a stream, bytes.
+const BUFFER: usize = 4 * 1024;
+
+/// `GET` and `DELETE` of a stored response.
+pub(super) async fn one(
+    thread: Extract<DataThread>,
+    Path(id): Path<String>,
+    request: HttpRequest<Body>,
+) -> Response<Body> {
+    let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+    let path = format!("/v1/responses/{id}{query}");
+    serve(&thread, request.into_parts().0, &id, path).await
+}
+
+/// `POST /v1/responses/{id}/cancel`
+pub(super) async fn cancel(
+    thread: Extract<DataThread>,
+    Path(id): Path<String>,
+    request: HttpRequest<Body>,
+) -> Response<Body> {
+    let path = format!("/v1/responses/{id}/cancel");
+    serve(&thread, request.into_parts().0, &id, path).await
+}
+
+async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> Response<Body> {
+    let (state, upstream) = thread.context();
+    let Arrival { sender, first_byte: started, .. } = Arrival::of(&request.extensions);
+    let headers = &request.headers;
+    let mut account =
+        Account::new(state.metrics.clone(), request_id(headers), Endpoint::StoredResponse, started);
+    let deadline = started + state.settings.request_timeout;
+    let answered = async {
+        let caller = identify(&state, headers, &sender).await?;
+        account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
+        check_rate(&state, &caller)?;
+        let forwards = state.settings.request_rules.forward_authorization;
+        let call = StoredCall {
+            method: if request.method == Method::HEAD { Method::GET } else { request.method },
+            id,
+            path,
+            tenant: caller.tenant.as_ref().map(|tenant| tenant.hash),
+            authorization: headers.get(header::AUTHORIZATION).filter(|_| forwards),
+        };
+        answer(&state, &upstream, &call, deadline, &account.request_id).await
+    };
+    match timeout_at(deadline, answered).await.unwrap_or(Err(ApiError::Deadline)) {
+        Ok(response) => {
+            account.ended(response.status().as_u16(), "ok");
+            response
+        }
+        Err(error) => {
+            account.ended(error.status().as_u16(), error.code());
+            error.response(&account.request_id).map(Body::from)
+        }
+    }
+}
+
+/// Makes the call. A stream goes on until `deadline`.
+async fn answer(
+    state: &State,
+    upstream: &Upstream,
+    call: &StoredCall<'_>,
+    deadline: Instant,
+    request_id: &str,
+) -> Result<Response<Body>, ApiError> {
+    let (answered, worker) = stored::call(state, upstream, call).await?;
+    let idle = state.settings.leg_timeouts.event_idle;
+    let (head, body) = answered.into_parts();
+    let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
+    let is_stream = content_type.as_ref().is_some_and(|kind| sse::is_stream(kind.as_bytes()));
+    let body = if is_stream {
+        events(body, idle, deadline, request_id.to_owned())
+    } else {
+        let whole = upstream::collect(body, Some(idle)).await?;
+        let fields = connector_for(worker.spec()).private_answer_fields();
+        Body::from(without_fields(&whole, fields).map_or(whole, Bytes::from))
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = head.status;
+    response.headers_mut().extend(content_type.map(|kind| (header::CONTENT_TYPE, kind)));
+    if let Ok(id) = request_id.parse() {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    Ok(response)
+}
+
+/// The events of an engine as they come. A failure is one event that ends them.
+fn events(body: upstream::Body, idle: Duration, deadline: Instant, request_id: String) -> Body {
+    Body::from_stream(stream::unfold(Some(body), move |body| {
+        let request_id = request_id.clone();
+        async move {
+            let mut body = body?;
+            let mut bytes = Vec::with_capacity(BUFFER);
+            let read = timeout_at(deadline, upstream::read_within(&mut body, &mut bytes, Some(idle))).await;
+            let failure = match read {
+                Ok(Ok(true)) => return Some((Ok::<_, Infallible>(Bytes::from(bytes)), Some(body))),
+                Ok(Ok(false)) => return None,
+                Ok(Err(error)) => ApiError::from(error),
+                Err(_) => ApiError::Deadline,
+            };
+            Some((Ok(failure.event(Format::Responses, &request_id)), None))
+        }
+    }))
+}

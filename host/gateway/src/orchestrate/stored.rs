@@ -1,0 +1,202 @@
+//! Responses that engines store [I12]: which worker has one, and calls about one.
+//!
+//! Engines keep the answers of `/v1/responses` for later requests, each its own. The gateway notes the worker
+//! that sent an id. An id that it does not know, such as one from before its restart, is looked for at the
+//! workers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{HeaderValue, Method, Response, StatusCode};
+use pointsman_routing::CandidateId;
+use pointsman_workers::{DpRank, Health, Role, Worker, name_hash};
+use tokio::time::{Duration, timeout};
+
+use crate::{
+    connectors::{LegContext, RequestToken, Target, leg_headers},
+    openai::{
+        error::ApiError,
+        json::shortened,
+        request::{Endpoint, Request},
+        request_error::read,
+        seen,
+    },
+    state::State,
+    upstream::{self, Body, CallError, Destination, Silence, Upstream},
+};
+
+/// Longest id of a stored response, bytes.
+const MAX_ID: usize = 256;
+/// Workers that are asked for a response that no gateway knows.
+const MAX_ASKED: usize = 64;
+/// Workers that are asked at the same time, and how long one may take to answer.
+const ASKED_AT_ONCE: usize = 8;
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A call about a stored response.
+#[derive(Debug)]
+pub(crate) struct StoredCall<'a> {
+    pub(crate) method: Method,
+    pub(crate) id: &'a str,
+    /// Path and query at the engine.
+    pub(crate) path: String,
+    /// Salted hash of the caller's tenant.
+    pub(crate) tenant: Option<u64>,
+    /// The caller's `authorization`, where engines get it.
+    pub(crate) authorization: Option<&'a HeaderValue>,
+}
+
+/// Notes the worker that sent an event or a whole answer. Returns whether it names a response.
+pub(super) fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
+    let Some(id) = seen::response_id(json).filter(|id| is_id(id)) else { return false };
+    state.sessions.stored(key(state, id, tenant), worker);
+    true
+}
+
+/// Pins a request that continues a stored response to the worker that has it, unless a hint names another. A
+/// response that no worker has is the engine's to refuse.
+///
+/// # Errors
+/// The worker that stored the response has left.
+pub(crate) async fn pin(
+    state: &State,
+    upstream: &Upstream,
+    request: &mut Arc<Request>,
+    tenant: Option<u64>,
+) -> Result<(), ApiError> {
+    if request.endpoint != Endpoint::Responses || request.hints.backend.is_some() {
+        return Ok(());
+    }
+    let previous: Option<String> = read(&request.body, "previous_response_id").ok().flatten();
+    let Some(id) = previous.filter(|id| is_id(id)) else { return Ok(()) };
+    let authorization = request.authorization.clone();
+    let found = find(state, upstream, &id, tenant, authorization.as_ref()).await?;
+    if let (Some(worker), Some(request)) = (found, Arc::get_mut(request)) {
+        request.hints.backend = Some(worker.id());
+    }
+    Ok(())
+}
+
+/// Makes a call about a stored response to the worker that has it, and returns the head of the answer.
+///
+/// # Errors
+/// [`ApiError`]: no worker has the response, or the engine refuses.
+pub(crate) async fn call(
+    state: &State,
+    upstream: &Upstream,
+    call: &StoredCall<'_>,
+) -> Result<(Response<Body>, Arc<Worker>), ApiError> {
+    let missing = || ApiError::ResponseNotFound(shortened(call.id));
+    if !is_id(call.id) {
+        return Err(missing());
+    }
+    let worker =
+        find(state, upstream, call.id, call.tenant, call.authorization).await?.ok_or_else(missing)?;
+    let limit = state.settings.leg_timeouts.head;
+    let silence = Silence { what: "answer about a stored response", key: "head", limit };
+    let answered = upstream::within(silence, send(upstream, &worker, call)).await;
+    let is_gone = match &answered {
+        Ok(_) => call.method == Method::DELETE,
+        Err(CallError::Status { status, .. }) => *status == StatusCode::NOT_FOUND,
+        Err(_) => false,
+    };
+    if is_gone {
+        state.sessions.deleted(key(state, call.id, call.tenant));
+    }
+    if let Err(CallError::Connect(_)) = &answered {
+        worker.note_connect_failed();
+    }
+    Ok((answered?, worker))
+}
+
+/// Returns the worker that has a response; `None`: it is not known, and none says that it has it.
+async fn find(
+    state: &State,
+    upstream: &Upstream,
+    id: &str,
+    tenant: Option<u64>,
+    authorization: Option<&HeaderValue>,
+) -> Result<Option<Arc<Worker>>, ApiError> {
+    let (snapshot, key) = (state.registry.snapshot(), key(state, id, tenant));
+    if let Some((worker, _)) = state.sessions.storing(key) {
+        let worker = snapshot.get(worker).cloned();
+        return worker.map(Some).ok_or_else(|| ApiError::ResponseNotFound(shortened(id)));
+    }
+    let may_store = |worker: &&Arc<Worker>| {
+        worker.health() == Health::Healthy && worker.spec().role != Role::Prefill && !worker.is_down()
+    };
+    let mut workers: Vec<Arc<Worker>> =
+        snapshot.workers().iter().filter(may_store).take(MAX_ASKED).cloned().collect();
+    if workers.len() < 2 {
+        return Ok(workers.pop());
+    }
+    // A stranger may send any number of ids that nobody has.
+    let Some(_place) = state.response_searches.take(1) else { return Ok(None) };
+    let path = format!("/v1/responses/{id}");
+    let ask = |worker: Arc<Worker>| {
+        let path = path.clone();
+        async move {
+            let call = StoredCall { method: Method::GET, id, path, tenant, authorization };
+            let answered = timeout(SEARCH_TIMEOUT, send(upstream, &worker, &call)).await;
+            answered.is_ok_and(|answered| answered.is_ok()).then_some(worker)
+        }
+    };
+    let mut asked = stream::iter(workers).map(ask).buffer_unordered(ASKED_AT_ONCE);
+    while let Some(has_it) = asked.next().await {
+        if let Some(worker) = has_it {
+            state.sessions.stored(key, (worker.id(), DpRank(0)));
+            return Ok(Some(worker));
+        }
+    }
+    Ok(None)
+}
+
+async fn send(
+    upstream: &Upstream,
+    worker: &Worker,
+    call: &StoredCall<'_>,
+) -> Result<Response<Body>, CallError> {
+    let target = Target { spec: worker.spec(), rank: DpRank(0) };
+    let context = LegContext {
+        token: RequestToken::fresh(),
+        prefill: None,
+        decode: Some(target),
+        engine_id: None,
+        rooms: &[],
+        handoff: None,
+    };
+    let headers = leg_headers(&context, target, call.authorization);
+    let to = Destination::new(target.spec, &call.path);
+    upstream.send(&call.method, &to, &headers, Bytes::new()).await
+}
+
+/// Names a response. Only the tenant that it was made for finds it.
+fn key(state: &State, id: &str, tenant: Option<u64>) -> u64 {
+    let salt = name_hash(b"stored response", state.settings.measure.salt.expose());
+    name_hash(id.as_bytes(), salt ^ tenant.unwrap_or(0))
+}
+
+/// Whether a text may be an id, and a part of a path at an engine.
+fn is_id(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    text.len() <= MAX_ID
+        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && text.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_a_part_of_a_path_and_nothing_else() {
+        for good in ["resp_0a1b", "resp-1.2:3", "7"] {
+            assert!(is_id(good), "{good}");
+        }
+        let long = "x".repeat(MAX_ID + 1);
+        for bad in ["", "..", ".a", "a/b", "a?b", "a%2fb", "a b", "a\r\nb", "é", &long] {
+            assert!(!is_id(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Responses that engines store: later requests about one go to the engine that has it.
+
+use std::collections::BTreeSet;
+
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Role};
+use pointsman_tests::{
+    TestCluster, TestClusterBuilder,
+    client::{Client, Reply},
+    picker::PickerClient,
+};
+use serde_json::{Value, json};
+
+const RESPONSES: &str = "/v1/responses";
+
+async fn cluster(workers: usize, change: impl FnOnce(&mut Config)) -> TestCluster {
+    let builder = TestClusterBuilder::new().config(change);
+    let builder = (0..workers).fold(builder, |builder, _| builder.sim(Dialect::Vllm, Role::Aggregated));
+    builder.start().await.unwrap()
+}
+
+fn turn(previous: Option<&str>, stream: bool) -> String {
+    let mut body = json!({ "model": "tiny", "input": "hello", "max_output_tokens": 2, "stream": stream });
+    if let Some(previous) = previous {
+        body["previous_response_id"] = previous.into();
+    }
+    body.to_string()
+}
+
+fn id_of(reply: &Reply) -> String {
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.json().unwrap()["id"].as_str().unwrap().to_owned()
+}
+
+/// Makes a response and returns its id.
+async fn first(client: &Client) -> String {
+    id_of(&client.post(RESPONSES, &[], turn(None, false)).await.unwrap())
+}
+
+/// The engine that stored a response, by its place.
+async fn place_of(cluster: &TestCluster, id: &str) -> usize {
+    for (place, sim) in cluster.sims.iter().enumerate() {
+        let reply = Client::new(sim.addr()).get(&format!("{RESPONSES}/{id}")).await.unwrap();
+        if reply.status == 200 {
+            return place;
+        }
+    }
+    panic!("no engine has {id}");
+}
+
+#[tokio::test]
+async fn i12_the_next_turn_goes_to_the_worker_that_stored_the_last_one() {
+    let cluster = cluster(3, |_| {}).await;
+    let mut places = BTreeSet::new();
+    for _ in 0..6 {
+        let whole = first(&cluster.client).await;
+        // Other requests move the round of the workers on.
+        first(&cluster.client).await;
+        let next = id_of(&cluster.client.post(RESPONSES, &[], turn(Some(&whole), false)).await.unwrap());
+        let place = place_of(&cluster, &whole).await;
+        // I12.1
+        assert_eq!(place_of(&cluster, &next).await, place);
+        let stream = cluster.client.stream(RESPONSES, &[], turn(Some(&next), true)).await.unwrap();
+        assert_eq!(stream.status, 200);
+        let events = stream.all().await.unwrap();
+        let created: Value = serde_json::from_str(events[0].split_once("data: ").unwrap().1).unwrap();
+        let streamed = created["response"]["id"].as_str().unwrap().to_owned();
+        let last = cluster.client.post(RESPONSES, &[], turn(Some(&streamed), false)).await.unwrap();
+        // I12.1: the id of a streamed answer is known, too
+        assert_eq!(place_of(&cluster, &id_of(&last)).await, place);
+        places.insert(place);
+    }
+    assert!(places.len() > 1, "one worker served everything: {places:?}");
+    let unknown = cluster.client.post(RESPONSES, &[], turn(Some("resp_none"), false)).await.unwrap();
+    // I12.3
+    assert!(
+        unknown.status == 404 && String::from_utf8_lossy(&unknown.body).contains("resp_none"),
+        "{unknown:?}"
+    );
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i12_a_response_is_read_cancelled_and_deleted_where_it_is() {
+    let cluster = cluster(3, |config| config.server.api_keys = vec!["sk-1".into()]).await;
+    let key = [("authorization", "Bearer sk-1")];
+    for _ in 0..6 {
+        let id = id_of(&cluster.client.post(RESPONSES, &key, turn(None, false)).await.unwrap());
+        let path = format!("{RESPONSES}/{id}");
+        let read = cluster.client.get_with(&path, &key).await.unwrap();
+        // I12.2
+        assert_eq!((read.status.as_u16(), read.json().unwrap()["id"].as_str()), (200, Some(id.as_str())));
+        let stream = cluster.client.events(&format!("{path}?stream=true"), &key).await.unwrap();
+        assert_eq!(stream.headers["content-type"], "text/event-stream; charset=utf-8");
+        // I12.2: the query passes, and a stream of events
+        assert!(stream.all().await.unwrap()[0].contains("response.completed"));
+        let cancelled = cluster.client.post(&format!("{path}/cancel"), &key, "").await.unwrap();
+        // I12.2
+        assert_eq!(
+            (cancelled.status.as_u16(), &cancelled.json().unwrap()["status"]),
+            (200, &json!("cancelled"))
+        );
+        let refused = cluster.client.get(&path).await.unwrap();
+        // I12.2: with the key of a client only
+        assert_eq!((refused.status.as_u16(), refused.code().as_str()), (401, "unauthorized"));
+        let deleted = cluster.client.send("DELETE", &path, &key).await.unwrap();
+        // I12.2
+        assert_eq!((deleted.status.as_u16(), &deleted.json().unwrap()["deleted"]), (200, &json!(true)));
+        // I12.3
+        assert_eq!(cluster.client.get_with(&path, &key).await.unwrap().status, 404);
+    }
+    for id in ["resp_none", "..%2f..%2fhealth", "%00", &"x".repeat(300)] {
+        let reply = cluster.client.get_with(&format!("{RESPONSES}/{id}"), &key).await.unwrap();
+        // I12.3, I_response_not_found
+        assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "response_not_found"), "{id}");
+    }
+    let counted = cluster.metric("pointsman_requests_total{endpoint=\"stored_responses\"").await.unwrap();
+    assert!(counted.iter().sum::<f64>() >= 40.0, "{counted:?}");
+}
+
+#[tokio::test]
+async fn i12_a_response_whose_worker_left_is_gone() {
+    let cluster = cluster(2, |_| {}).await;
+    let id = first(&cluster.client).await;
+    let worker = place_of(&cluster, &id).await + 1;
+    assert_eq!(cluster.admin.delete(&format!("/workers/{worker}")).await.unwrap().status, 200);
+    let next = cluster.client.post(RESPONSES, &[], turn(Some(&id), false)).await.unwrap();
+    // I12.3
+    assert_eq!((next.status.as_u16(), next.code().as_str()), (404, "response_not_found"));
+    let read = cluster.client.get(&format!("{RESPONSES}/{id}")).await.unwrap();
+    // I12.3
+    assert_eq!((read.status.as_u16(), read.code().as_str()), (404, "response_not_found"));
+    let message = read.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains(&id), "{message}");
+}
+
+#[tokio::test]
+async fn i12_a_response_that_the_gateway_does_not_know_is_found_at_the_workers() {
+    let cluster = cluster(3, |_| {}).await;
+    for place in 0..3 {
+        // As after a restart of the gateway.
+        let engine = Client::new(cluster.sims[place].addr());
+        let (one, two) = (first(&engine).await, first(&engine).await);
+        // I12.5
+        assert_eq!(cluster.client.get(&format!("{RESPONSES}/{one}")).await.unwrap().status, 200);
+        let next = cluster.client.post(RESPONSES, &[], turn(Some(&two), false)).await.unwrap();
+        // I12.5
+        assert_eq!(place_of(&cluster, &id_of(&next)).await, place);
+    }
+}
+
+#[tokio::test]
+async fn i12_behind_a_proxy_the_next_turn_goes_there_too() {
+    let cluster = cluster(3, |config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap())).await;
+    let picker = PickerClient::connect(cluster.gateway.ext_proc.unwrap()).await.unwrap();
+    for _ in 0..4 {
+        let (picked, mut carried) = picker.ask(RESPONSES, &[], &turn(None, false)).await.unwrap();
+        let engine: std::net::SocketAddr = picked.endpoint().unwrap().parse().unwrap();
+        let answer = Client::new(engine).post(RESPONSES, &[], turn(None, false)).await.unwrap();
+        let id = id_of(&answer);
+        carried.answer_head(200, "application/json", None).unwrap();
+        carried.answer_body(&answer.body, true).unwrap();
+        carried.close();
+        while carried.next().await.unwrap().is_some() {}
+        let (next, _carried) = picker.ask(RESPONSES, &[], &turn(Some(&id), false)).await.unwrap();
+        // I12.1
+        assert_eq!(next.endpoint(), picked.endpoint());
+        let mut read = picker.open().await.unwrap();
+        read.head("GET", &format!("{RESPONSES}/{id}"), &[], true).unwrap();
+        let (status, body) = read.picked().await.unwrap().refusal();
+        // I12.2
+        assert!(status == 200 && body.contains(&id), "{status} {body}");
+    }
+}
