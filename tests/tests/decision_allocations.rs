@@ -53,7 +53,7 @@ fn request(prefix: Prefix) -> RoutingRequest {
         tenant_active_requests: 0,
         required_taints: vec![],
         preferred_taints: vec![],
-        allowed_workers: vec![],
+        allowed_workers: None,
         config: RouterConfigOverride::default(),
         draw: 0,
     }

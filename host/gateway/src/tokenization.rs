@@ -110,7 +110,12 @@ impl Tokens {
         metrics: &Metrics,
     ) -> Option<RequestTokens> {
         let model = self.models.get(&request.model)?;
-        if request.token_ids.is_some() || !request.is_chat() || request.prompts > 1 {
+        // A preview tells the tokens for the engine, also where routing has others.
+        let is_known = match request.hints.query_only {
+            true => request.token_ids.is_some(),
+            false => request.routing_token_ids().is_some(),
+        };
+        if is_known || !request.is_chat() || request.prompts > 1 {
             return None;
         }
         let outcome = match &model.source {

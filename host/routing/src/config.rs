@@ -36,7 +36,8 @@ pub struct RouterConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfigOverride {
-    /// Credit for a block cached on the device; 0 ignores the cache.
+    /// Credit for a block cached on the device; 0 ignores the cache. Older name: `overlap_score_weight`.
+    #[serde(alias = "overlap_score_weight")]
     pub overlap_score_credit: Option<f64>,
     /// Weight of the prefill term.
     pub prefill_load_scale: Option<f64>,

@@ -47,8 +47,8 @@ pub struct RoutingRequest {
     pub required_taints: Vec<String>,
     /// Taints that raise (negative weight) or lower (positive weight) a worker's cost.
     pub preferred_taints: Vec<(String, f32)>,
-    /// Workers that may serve it; empty: any.
-    pub allowed_workers: Vec<WorkerId>,
+    /// Workers that may serve it; `None`: any.
+    pub allowed_workers: Option<Vec<WorkerId>>,
     /// The client's own override of the router config.
     pub config: RouterConfigOverride,
 }

@@ -269,7 +269,7 @@ impl Booking {
     /// number than before, as an engine corrects what was counted, releases blocks.
     ///
     /// A new block counts `max(0, 1 - osl / expected)`: near its expected end, a request will soon release
-    /// its blocks.
+    /// its blocks. An expectation of 0 counts as 1.
     pub fn output_tokens(&mut self, osl: u32) -> bool {
         let reached = self.prompt_tokens.saturating_add(osl).div_ceil(self.block_size);
         if reached <= self.reached_blocks {
@@ -277,8 +277,8 @@ impl Booking {
             return false;
         }
         let new = i64::from(reached - self.reached_blocks);
-        let weight = match self.expected_output_tokens.filter(|expected| *expected > 0) {
-            Some(expected) => (MILLIS - i64::from(osl) * MILLIS / i64::from(expected)).max(0),
+        let weight = match self.expected_output_tokens {
+            Some(expected) => (MILLIS - i64::from(osl) * MILLIS / i64::from(expected.max(1))).max(0),
             None => MILLIS,
         };
         self.reached_blocks = reached;

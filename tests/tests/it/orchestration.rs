@@ -323,10 +323,34 @@ async fn f2_a_preview_changes_nothing() {
     let costs = preview["legs"][0]["receipt"]["costs"].as_array().unwrap();
     // F2.4
     assert_eq!(costs.len(), 2, "a cost for each candidate: {preview}");
-    let annotated = chat(json!({"stream": true, "nvext": {"annotations": ["query_instance_id:"]}}));
-    let asked = cluster.client.post(CHAT, &[], annotated).await.unwrap().json().unwrap();
-    // F2.1
-    assert!(asked["worker_id"]["decode_worker_id"].is_u64(), "{asked}");
+    for stream in [false, true] {
+        // The ids of the engine, not those that routing hashes.
+        let multimodal = json!({"routing_token_ids": [7, 8]});
+        let nvext = json!({
+            "annotations": ["query_instance_id:"], "token_data": [1, 2, 3], "mm_routing_info": multimodal,
+        });
+        let annotated = chat(json!({"stream": stream, "nvext": nvext}));
+        let asked = if stream {
+            let events = cluster.client.stream(CHAT, &[], annotated).await.unwrap().all().await.unwrap();
+            // F2.6
+            assert_eq!((events.len(), events[1].as_str()), (2, "[DONE]"));
+            serde_json::from_str(&events[0]).unwrap()
+        } else {
+            cluster.client.post(CHAT, &[], annotated).await.unwrap().json().unwrap()
+        };
+        // F2.1
+        assert!(asked["worker_id"]["decode_worker_id"].is_u64(), "{asked}");
+        // F2.3
+        assert_eq!((&asked["token_ids"], &asked["prompt_tokens"]), (&json!([1, 2, 3]), &json!(2)), "{asked}");
+    }
+    let text = chat(json!({"nvext": {"annotations": ["query_instance_id:"]}}));
+    let text = cluster.client.post(CHAT, &[], text).await.unwrap().json().unwrap();
+    // F2.3: the ids of a text are not known without a tokenizer, and are not none
+    assert_eq!(
+        (&text["token_ids"], text["prompt_tokens"].as_u64() > Some(0)),
+        (&Value::Null, true),
+        "{text}"
+    );
     assert_eq!(cluster.booked(), 0);
     let engines: u64 = cluster.sims.iter().map(|sim| sim.state().requests.values().sum::<u64>()).sum();
     cluster.gateway.state().router.index().flush();

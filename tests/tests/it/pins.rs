@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use pointsman_gateway::config::{Config, LegOrder, SlotEntry, TokenSource};
-use pointsman_routing::SlotKind;
+use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
 use serde_json::{Value, json};
@@ -54,6 +54,49 @@ async fn f3_the_worker_header_alone_pins_decode_and_the_policy_chooses_prefill()
     let reply = ask(&cluster, &[("x-worker-instance-id", "1")], body("tiny", "a")).await;
     assert_eq!(refused(&reply), (409, "worker_not_eligible".to_owned()), "a prefill worker does not decode");
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn f3_the_decode_worker_pins_an_aggregated_request_and_an_empty_list_allows_no_worker() {
+    for direct in [false, true] {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| {
+                let native = direct.then_some(NativeMode::Direct);
+                config
+                    .policies
+                    .slots
+                    .insert(SlotKind::Aggregated, SlotEntry { native, ..SlotEntry::default() });
+            })
+            .sim(Dialect::Vllm, Role::Aggregated)
+            .sim(Dialect::Vllm, Role::Aggregated)
+            .start()
+            .await
+            .unwrap();
+        let with = |nvext: Value| {
+            let mut body: Value = serde_json::from_str(&body("tiny", "a")).unwrap();
+            body["nvext"] = nvext;
+            body.to_string()
+        };
+        for worker in [1, 2, 1, 1, 2] {
+            let decided = decisions(&ask(&cluster, &[], with(json!({ "decode_worker_id": worker }))).await);
+            // F3.3, F3.6
+            assert!(
+                decided.starts_with(&format!("aggregated={worker}/0")) && decided.ends_with("pin"),
+                "{decided}"
+            );
+        }
+        let both = with(json!({ "decode_worker_id": 1, "backend_instance_id": 2 }));
+        // F3.3
+        assert!(decisions(&ask(&cluster, &[], both).await).starts_with("aggregated=2/0"));
+        if !direct {
+            let reply = ask(&cluster, &[], with(json!({ "allowed_worker_ids": [] }))).await;
+            // F6.4
+            assert_eq!(refused(&reply), (503, "no_worker".to_owned()));
+            let reply = ask(&cluster, &[], with(json!({ "allowed_worker_ids": null }))).await;
+            assert_eq!(reply.status, 200, "{reply:?}");
+        }
+        cluster.at_rest().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::http::{Request as HttpRequest, Response, header};
+use axum::http::{Request as HttpRequest, Response};
 use bytes::Bytes;
 use http_body::Body;
 use tokio_util::sync::CancellationToken;
@@ -83,7 +83,7 @@ async fn answer(
         }
         Ok(Prepared::Preview { answer, account }) => {
             account.discard();
-            whole_json(&answer)
+            answer.map(Answer::whole)
         }
         Err(Refused { account, error }) => refuse(account, &error),
     }
@@ -95,12 +95,6 @@ fn refuse(mut account: Box<Account>, error: &ApiError) -> Response<Answer> {
     let mut response = error.response_as(account.endpoint.format(), &account.request_id);
     account.tell_limits(response.headers_mut());
     response.map(Answer::whole)
-}
-
-fn whole_json(value: &serde_json::Value) -> Response<Answer> {
-    let mut response = Response::new(Answer::whole(Bytes::from(value.to_string())));
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    response
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Response};
 use bytes::Bytes;
 use pointsman_routing::{Purpose, RoutingRequest};
 use pointsman_workers::{Leg, ModelName, WorkerId};
@@ -51,7 +51,7 @@ pub(crate) enum Prepared {
     /// It is going to be run.
     Planned { planned: Box<PlannedRequest>, account: Box<Account> },
     /// The client asked where it would run.
-    Preview { answer: serde_json::Value, account: Box<Account> },
+    Preview { answer: Response<Bytes>, account: Box<Account> },
 }
 
 /// A request that is refused, with its record.
@@ -118,7 +118,7 @@ pub(crate) async fn prepare(
         let tokens = tokens.as_ref();
         let show_plan = |plan| preview::preview(state, &request, tokens, &routing_request, &snapshot, &plan);
         return match plan.map_err(ApiError::from).and_then(show_plan) {
-            Ok(answer) => Ok(Prepared::Preview { answer, account }),
+            Ok(answer) => Ok(Prepared::Preview { answer: preview::response(&request, &answer), account }),
             Err(error) => Err(Refused::new(account, error)),
         };
     }
@@ -146,11 +146,13 @@ pub(crate) async fn prepare(
 
 /// Restricts a request to workers, besides those that it allows itself. Returns why none is left.
 fn restrict(request: &mut RoutingRequest, only: Vec<WorkerId>) -> Option<ApiError> {
-    let allowed = std::mem::take(&mut request.allowed_workers);
-    request.allowed_workers =
-        only.into_iter().filter(|id| allowed.is_empty() || allowed.contains(id)).collect();
+    let allowed = request.allowed_workers.take();
+    let is_allowed = |id: &WorkerId| allowed.as_ref().is_none_or(|allowed| allowed.contains(id));
+    let both: Vec<WorkerId> = only.into_iter().filter(is_allowed).collect();
+    let is_empty = both.is_empty();
+    request.allowed_workers = Some(both);
     let text = "no worker is among those that the proxy and the request allow; check the proxy's endpoints";
-    request.allowed_workers.is_empty().then(|| ApiError::NoWorker(text.to_owned()))
+    is_empty.then(|| ApiError::NoWorker(text.to_owned()))
 }
 
 /// Returns the tokens of the prompt, if they can be had before the client leaves and the deadline passes.

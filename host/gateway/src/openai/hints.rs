@@ -76,8 +76,8 @@ pub(crate) struct Hints {
     pub priority: f32,
     /// Seconds by which it jumps the queue.
     pub priority_jump: f32,
-    /// Workers it may run on; empty is any.
-    pub allowed_workers: Vec<WorkerId>,
+    /// Workers it may run on; `None`: any.
+    pub allowed_workers: Option<Vec<WorkerId>>,
     /// Taints a worker must have.
     pub required_taints: Vec<String>,
     /// Taints with the weight of the preference.
@@ -90,8 +90,10 @@ pub(crate) struct Hints {
     pub itl_target_ms: Option<f64>,
     /// The client's override of the router config.
     pub config: RouterConfigOverride,
-    /// Token ids of the prompt.
+    /// Token ids of the prompt, for engines.
     pub token_ids: Option<Vec<u32>>,
+    /// What routing hashes in their place; not empty.
+    pub routing_token_ids: Option<Vec<u32>>,
     /// Salt of the prefix cache.
     pub cache_salt: Option<String>,
     /// Multimodal object hashes, a list a block (H1).
@@ -138,7 +140,7 @@ struct NvExt {
     lora_name: Option<String>,
     priority: Option<f32>,
     priority_jump: Option<f32>,
-    allowed_worker_ids: Vec<u64>,
+    allowed_worker_ids: Option<Vec<u64>>,
     required_taints: Vec<String>,
     preferred_taints: std::collections::BTreeMap<String, f32>,
     session_id: Option<String>,
@@ -232,8 +234,10 @@ impl Hints {
         let control = ext.session_control.as_ref().map(SessionObject::control);
         let controlled = ext.session_control.map(|control| control.session_id);
         let multimodal = ext.mm_routing_info.unwrap_or_default();
-        let routing_tokens = Some(multimodal.routing_token_ids).filter(|ids| !ids.is_empty());
-        let blocks = multimodal.block_mm_infos.into_iter().map(Option::unwrap_or_default);
+        let routing_token_ids = Some(multimodal.routing_token_ids).filter(|ids| !ids.is_empty());
+        // The blocks are those of the routing tokens: without these, they are blocks of nothing.
+        let objects = routing_token_ids.as_ref().map(|_| multimodal.block_mm_infos).unwrap_or_default();
+        let blocks = objects.into_iter().map(Option::unwrap_or_default);
         let hashes =
             |block: BlockObjects| block.mm_objects.into_iter().map(|object| object.mm_hash).collect();
         config.check().map_err(|problem| RequestError::new("nvext.router_config_override", &problem))?;
@@ -250,14 +254,15 @@ impl Hints {
             lora: ext.lora_name,
             priority: ext.priority.or(agent_hints.tier()).unwrap_or(0.0),
             priority_jump: ext.priority_jump.or(agent_hints.jump()).unwrap_or(0.0),
-            allowed_workers: ext.allowed_worker_ids.into_iter().map(WorkerId).collect(),
+            allowed_workers: ext.allowed_worker_ids.map(|ids| ids.into_iter().map(WorkerId).collect()),
             required_taints,
             preferred_taints: preferred_taints.into_iter().collect(),
             session: session.or(controlled).or(ext.session_id),
             ttft_target_ms: ext.ttft_target.or(ext.router.ttft_target),
             itl_target_ms: ext.itl_target.or(ext.router.itl_target),
             config,
-            token_ids: routing_tokens.or(ext.token_data),
+            token_ids: ext.token_data,
+            routing_token_ids,
             cache_salt: salt(body)?,
             block_objects: blocks.map(hashes).collect(),
             session_control: control,
@@ -266,7 +271,7 @@ impl Hints {
             agent: ext.agent_context,
             request_timestamp_ms: ext.request_timestamp_ms,
             mdc_sum: ext.mdc_sum,
-            warning: nvext::warning(body),
+            warning: nvext::warning(body, &ext.annotations),
         })
     }
 
@@ -277,7 +282,7 @@ impl Hints {
         match leg {
             Leg::Prefill => self.prefill.map(|id| (id, self.prefill_dp_rank.or(self.dp_rank))),
             Leg::Decode => self.decode.or(self.backend).map(|id| (id, self.dp_rank)),
-            Leg::Aggregated => self.backend.map(|id| (id, self.dp_rank)),
+            Leg::Aggregated => self.backend.or(self.decode).map(|id| (id, self.dp_rank)),
         }
     }
 }

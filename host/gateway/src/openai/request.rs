@@ -222,6 +222,14 @@ impl Request {
         Ok(parsed.traced(headers, rules))
     }
 
+    /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine.
+    #[must_use]
+    pub(crate) fn routing_token_ids(&self) -> Option<&[u32]> {
+        let multimodal =
+            self.hints.routing_token_ids.as_deref().filter(|_| self.prompt_key != "prompt_embeds");
+        multimodal.or(self.token_ids.as_deref())
+    }
+
     /// The raw JSON that makes up the prompt, for byte blocks (H5).
     #[must_use]
     pub(crate) fn prompt(&self) -> &str {

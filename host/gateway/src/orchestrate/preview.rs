@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
 use pointsman_orchestration::Shape;
 use pointsman_routing::{
     CandidateId, CostTerms, Purpose, Query, RoutePreview, RouterConfigOverride, RoutingRequest, cost,
@@ -13,7 +15,7 @@ use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    openai::{error::ApiError, request::Request},
+    openai::{endpoint::Format, error::ApiError, request::Request},
     orchestrate::{self, RequestPlan},
     state::State,
     tokenization::RequestTokens,
@@ -56,7 +58,8 @@ pub(crate) fn preview(
         worker_id.insert("decode_dp_rank".to_owned(), json!(single.receipt.rank));
     }
     let known = || tokens.map(RequestTokens::to_vec);
-    let token_ids = request.token_ids.clone().or_else(known).unwrap_or_default();
+    // Without a tokenizer, the ids of a text are not known.
+    let token_ids = request.token_ids.clone().or_else(known);
     let mut answer = json!({
         "worker_id": worker_id,
         "token_ids": token_ids,
@@ -68,6 +71,25 @@ pub(crate) fn preview(
         answer.insert("legs".to_owned(), Value::from(legs));
     }
     Ok(answer)
+}
+
+/// Returns the answer to a client that asked where its request would run: JSON, or one item of a stream if it
+/// asked for a stream.
+pub(crate) fn response(request: &Request, preview: &Value) -> Response<Bytes> {
+    let (text, content_type) = match request.stream {
+        true if request.endpoint.format() == Format::OpenAi => {
+            (format!("data: {preview}\n\ndata: [DONE]\n\n"), "text/event-stream")
+        }
+        true => (format!("event: query_instance_id\ndata: {preview}\n\n"), "text/event-stream"),
+        false => (preview.to_string(), "application/json"),
+    };
+    let mut response = Response::new(Bytes::from(text));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if let Some(warning) = &request.hints.warning {
+        headers.insert("x-pointsman-warning", warning.clone());
+    }
+    response
 }
 
 fn routed(state: &State, query: &Query<'_>, over: &RouterConfigOverride) -> Result<RoutePreview, ApiError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode};
 use pointsman_endpoint_picker::{AnswerHead, Exchange, Pick, Refusal, RequestHead};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -199,10 +199,7 @@ impl Exchange for GatewayExchange {
             Ok(Prepared::Planned { planned, account }) => self.pick_workers(planned, account).await,
             Ok(Prepared::Preview { answer, account }) => {
                 account.discard();
-                let mut response = Response::new(Bytes::from(answer.to_string()));
-                let json = HeaderValue::from_static("application/json");
-                response.headers_mut().insert(header::CONTENT_TYPE, json);
-                Err(refusal(response, "preview"))
+                Err(refusal(answer, "preview"))
             }
             Err(Refused { account, error }) => Err(self.refuse_recorded(account, &error)),
         }

@@ -40,7 +40,7 @@ pub(crate) fn routing_request(
     let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
     let objects = &hints.block_objects;
-    let (prompt_tokens, estimated, prefix) = match (request.token_ids.as_deref(), tokens) {
+    let (prompt_tokens, estimated, prefix) = match (request.routing_token_ids(), tokens) {
         (Some(ids), _) => (count(ids.len()), false, Prefix::of_tokens(ids, size as usize, &salt, objects)),
         (None, Some(tokens)) => (count(tokens.count()), false, tokens.prefix(size as usize, &salt, objects)),
         (None, None) => {

@@ -136,13 +136,13 @@ impl Entrant<'_> {
         let request = self.request;
         let (lora, taints) = (&request.lora, &request.required_taints);
         let allowed = &request.allowed_workers;
-        let is_free = lora.is_none() && taints.is_empty() && allowed.is_empty();
+        let is_free = lora.is_none() && taints.is_empty() && allowed.is_none();
         let constraints = if is_free && self.pin.is_none() && tried.is_empty() {
             0
         } else {
             let mut hasher = DefaultHasher::new();
             (lora, taints, self.pin, tried).hash(&mut hasher);
-            allowed.iter().for_each(|worker| worker.hash(&mut hasher));
+            allowed.hash(&mut hasher);
             1 + hasher.finish() % CONSTRAINED_LINES
         };
         LineId { model: self.model.clone(), leg, constraints }

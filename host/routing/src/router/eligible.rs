@@ -103,8 +103,8 @@ fn last_rows(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
 }
 
 fn is_allowed(query: &Query<'_>, candidate: &Candidate) -> bool {
-    let allowed = &query.request.allowed_workers;
-    allowed.is_empty() || query.only_consumes() || allowed.contains(&candidate.worker_id())
+    let allowed = query.request.allowed_workers.as_ref();
+    query.only_consumes() || allowed.is_none_or(|allowed| allowed.contains(&candidate.worker_id()))
 }
 
 pub(super) fn eligible_rows(

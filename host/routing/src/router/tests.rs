@@ -197,7 +197,7 @@ fn request() -> RoutingRequest {
         tenant_active_requests: 0,
         required_taints: vec![],
         preferred_taints: vec![],
-        allowed_workers: vec![],
+        allowed_workers: None,
         config: RouterConfigOverride::default(),
     }
 }
@@ -490,9 +490,16 @@ fn f6_only_eligible_candidates_are_offered() {
     let error = fixture.route_as(Leg::Prefill, &gold, |_| {}).unwrap_err();
     // F6.5
     assert_eq!(error.to_string(), "no worker can serve 'm': both prefill workers lack a required taint");
-    let allowed = RoutingRequest { allowed_workers: vec![WorkerId(4)], ..request() };
+    let allowed = RoutingRequest { allowed_workers: Some(vec![WorkerId(4)]), ..request() };
     // F6.4
     assert_eq!(fixture.route_as(Leg::Decode, &allowed, |_| {}).unwrap().receipt.worker, WorkerId(4));
+    let nobody = RoutingRequest { allowed_workers: Some(vec![]), ..request() };
+    let error = fixture.route_as(Leg::Decode, &nobody, |_| {}).unwrap_err();
+    // F6.4
+    assert_eq!(
+        error.to_string(),
+        "no worker can serve 'm': both decode workers are not allowed by the request"
+    );
     let tried = [(WorkerId(3), DpRank(0))];
     let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let again = Query { tried: &tried, ..query(&snapshot, &model, Leg::Decode, &request) };

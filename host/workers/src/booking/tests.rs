@@ -78,6 +78,24 @@ fn f4_output_blocks_count_less_towards_the_expected_end() {
 }
 
 #[test]
+fn f4_without_expected_output_only_the_prompt_s_block_counts() {
+    let load = Arc::new(new_load());
+    let expects = |tokens| BookingRequest { expected_output_tokens: tokens, ..request(16, &[1], true) };
+    let mut none = Booking::new(load.clone(), &expects(Some(0)));
+    for osl in 1..=64 {
+        none.output_tokens(osl);
+    }
+    // F4.4
+    assert_eq!(load.decode_blocks(), 1);
+    drop(none);
+    let mut unknown = Booking::new(load.clone(), &expects(None));
+    for osl in 1..=64 {
+        unknown.output_tokens(osl);
+    }
+    assert_eq!(load.decode_blocks(), 5);
+}
+
+#[test]
 fn f4_fewer_output_tokens_than_counted_release_blocks() {
     let load = Arc::new(new_load());
     let mut booking = Booking::new(load.clone(), &request(16, &[1], true));

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use http::HeaderValue;
 use serde::Deserialize;
 
+use super::QUERY_ONLY;
 use crate::openai::json::{JsonBody, shortened};
 
 /// Keys of `nvext` that are read.
@@ -107,10 +108,17 @@ pub(crate) struct AgentContext {
     pub session_final: Option<bool>,
 }
 
-/// Returns the warning about keys of `nvext` that have no effect, for a header; `None`: every key has one.
-pub(super) fn warning(body: &JsonBody) -> Option<HeaderValue> {
+/// What the warning says of the priority that Dynamo also gives to engines.
+const OF_PRIORITY: &str =
+    "nvext.priority orders the gateway's queue only: send `priority` for the engine's scheduler";
+
+/// Returns the warning about keys and annotations of `nvext` that lack their effect, for a header; `None`:
+/// none does.
+pub(super) fn warning(body: &JsonBody, annotations: &[String]) -> Option<HeaderValue> {
     let ext = body.object("nvext")?.ok()?;
-    let mut ignored: Vec<String> = Vec::new();
+    let unknown = annotations.iter().filter(|annotation| !annotation.starts_with(QUERY_ONLY));
+    let mut ignored: Vec<String> =
+        unknown.map(|annotation| format!("nvext.annotations.{}", shown(annotation))).collect();
     let mut look = |prefix: &str, object: &JsonBody, known: &[&str]| {
         let unknown = object.keys().filter(|key| !known.contains(key));
         ignored.extend(unknown.map(|key| format!("{prefix}.{}", shown(key))));
@@ -123,11 +131,13 @@ pub(super) fn warning(body: &JsonBody) -> Option<HeaderValue> {
     }
     let more = ignored.len().saturating_sub(MAX_NAMED);
     ignored.truncate(MAX_NAMED);
-    if ignored.is_empty() {
-        return None;
-    }
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    HeaderValue::try_from(format!("ignored, not known or not supported: {}{more}", ignored.join(", "))).ok()
+    let ignored = (!ignored.is_empty())
+        .then(|| format!("ignored, not known or not supported: {}{more}", ignored.join(", ")));
+    let is_sent = ext.get("priority").is_some_and(|priority| priority != "null");
+    let priority = is_sent.then(|| OF_PRIORITY.to_owned());
+    let parts: Vec<String> = ignored.into_iter().chain(priority).collect();
+    if parts.is_empty() { None } else { HeaderValue::try_from(parts.join("; ")).ok() }
 }
 
 /// A key as a header may have it.

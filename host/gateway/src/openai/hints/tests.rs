@@ -73,7 +73,10 @@ fn a2_session_control_names_the_session_and_its_timeout() {
 
 #[test]
 fn a4_routing_tokens_take_the_place_of_token_ids_when_there_are_any() {
-    let tokens = |nvext: &str| hints(&[], nvext, HintTrust::Trusted).unwrap().token_ids;
+    let tokens = |nvext: &str| {
+        let hints = hints(&[], nvext, HintTrust::Trusted).unwrap();
+        hints.routing_token_ids.or(hints.token_ids)
+    };
     let both = r#"{"token_data":[1,2],"mm_routing_info":{"routing_token_ids":[7,8,9]}}"#;
     // A4.1
     assert_eq!(tokens(both), Some(vec![7, 8, 9]));
@@ -84,6 +87,11 @@ fn a4_routing_tokens_take_the_place_of_token_ids_when_there_are_any() {
     );
     let objects = r#"{"mm_routing_info":{"routing_token_ids":[1],"block_mm_infos":[null,{"mm_objects":[{"mm_hash":5}]}]}}"#;
     assert_eq!(hints(&[], objects, HintTrust::Trusted).unwrap().block_objects, [vec![], vec![5]]);
+    for ids in ["[]", "null"] {
+        let without = objects.replace("[1]", ids).replace("\"routing_token_ids\":null,", "");
+        // A4.3
+        assert_eq!(hints(&[], &without, HintTrust::Trusted).unwrap().block_objects, [[0; 0]; 0], "{without}");
+    }
 }
 
 #[test]
@@ -118,6 +126,9 @@ fn f3_pins_by_leg() {
     let own = Hints { prefill: id(2), dp_rank: Some(DpRank(4)), ..Hints::default() };
     // F3.4
     assert_eq!(own.pinned(Leg::Prefill), Some((WorkerId(2), Some(DpRank(4)))));
+    let decode = Hints { decode: id(3), ..Hints::default() };
+    // F3.3
+    assert_eq!(decode.pinned(Leg::Aggregated), Some((WorkerId(3), None)));
     // F3.2
     assert_eq!(backend.pinned(Leg::Decode), Some((WorkerId(1), Some(DpRank(4)))));
     assert_eq!(Hints { prefill: id(2), ..Hints::default() }.pinned(Leg::Aggregated), None);
@@ -181,13 +192,23 @@ fn a2_a3_every_hint_is_read_from_the_body() {
     // A2.1, A3.1
     assert_eq!((hints.priority, hints.priority_jump), (7.5, 8.5));
     // A2.1, A3.1
-    assert_eq!(hints.allowed_workers, [WorkerId(9), WorkerId(10)]);
+    assert_eq!(hints.allowed_workers, Some(vec![WorkerId(9), WorkerId(10)]));
     let taints = (hints.required_taints.as_slice(), hints.preferred_taints.as_slice());
     // A2.1, A3.1
     assert_eq!(taints, (["r".to_owned()].as_slice(), [("p".to_owned(), -1.5)].as_slice()));
     let targets = (hints.ttft_target_ms, hints.itl_target_ms, hints.config.temperature);
     // A1.1: what routing reads
     assert_eq!((targets, hints.session.as_deref()), ((Some(11.5), Some(12.5), Some(0.5)), Some("s")));
+}
+
+#[test]
+fn a2_older_names_of_an_override_are_read() {
+    let over = r#"{"router_config_override":{"overlap_score_weight":0.5,"router_temperature":0.25}}"#;
+    let config = hints(&[], over, HintTrust::Trusted).unwrap().config;
+    // A2.7
+    assert_eq!((config.overlap_score_credit, config.temperature), (Some(0.5), Some(0.25)));
+    let both = over.replace("{\"over", "{\"overlap_score_credit\":1,\"over");
+    assert!(hints(&[], &both, HintTrust::Trusted).is_err(), "two names of one value");
 }
 
 #[test]
@@ -262,6 +283,15 @@ fn a2_keys_of_nvext_without_an_effect_are_named() {
             .unwrap(),
         "ignored, not known or not supported: nvext.use_raw_prompt, nvext.b\\u{e4}d, nvext.agent_hints.speculative_prefill"
     );
+    assert_eq!(
+        warning(r#"{"annotations":["token_ids","query_instance_id:","llm_metrics"]}"#).unwrap(),
+        "ignored, not known or not supported: nvext.annotations.token_ids, nvext.annotations.llm_metrics"
+    );
+    let priority = warning(r#"{"priority":2}"#).unwrap();
+    assert!(priority.starts_with("nvext.priority orders the gateway's queue only"), "{priority}");
+    let both = warning(r#"{"priority":2,"x":1}"#).unwrap();
+    assert!(both.starts_with("ignored, not known or not supported: nvext.x; nvext.priority"), "{both}");
+    assert_eq!(warning(r#"{"priority":null,"priority_jump":1}"#), None);
     let many: Vec<String> = (0..20).map(|number| format!("\"k{number}\":1")).collect();
     let told = warning(&format!("{{{}}}", many.join(","))).unwrap();
     assert!(told.ends_with("nvext.k7 and 12 more"), "{told}");

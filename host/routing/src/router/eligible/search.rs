@@ -24,7 +24,9 @@ impl<'a> Search<'a> {
     /// Fills `rows`, which are empty, with the eligible candidates.
     pub(super) fn fill(&mut self, rows: &mut Vec<u32>) {
         let (pool, allowed) = (self.pool, &self.query.request.allowed_workers);
-        if !allowed.is_empty() && !self.query.only_consumes() {
+        if let Some(allowed) = allowed
+            && !self.query.only_consumes()
+        {
             rows.extend(allowed.iter().flat_map(|worker| pool.rows_of(*worker)));
             rows.sort_unstable();
             rows.dedup();

@@ -73,11 +73,12 @@ fn booking(tokens: u32) -> BookingRequest {
 }
 
 fn request(random: &mut SmallRng) -> RoutingRequest {
-    let allowed = if random.random_bool(0.2) { random.random_range(1..8) } else { 0 };
+    let allowed = random.random_bool(0.2).then(|| random.random_range(0..8));
     RoutingRequest {
         required_taints: if random.random_bool(0.2) { vec!["gold".into()] } else { vec![] },
         lora: random.random_bool(0.2).then(|| "writer".into()),
-        allowed_workers: (0..allowed).map(|_| WorkerId(random.random_range(1..200))).collect(),
+        allowed_workers: allowed
+            .map(|allowed| (0..allowed).map(|_| WorkerId(random.random_range(1..200))).collect()),
         ..RoutingRequest::default()
     }
 }

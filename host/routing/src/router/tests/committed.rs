@@ -85,7 +85,7 @@ fn e6_one_token_goes_to_workers_that_the_client_did_not_allow() {
     let fixture = fixture(selector(choose(0)));
     let request = RoutingRequest {
         required_taints: vec!["gold".into()],
-        allowed_workers: vec![WorkerId(77)],
+        allowed_workers: Some(vec![WorkerId(77)]),
         ..request()
     };
     let route = |pairing| {
