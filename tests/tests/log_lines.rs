@@ -1,4 +1,4 @@
-//! A source of KV events cannot flood the log.
+//! A source of KV events cannot flood the log, and a routing decision writes one debug line.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
@@ -62,7 +62,12 @@ async fn publish(mut stream: TcpStream) -> io::Result<()> {
 async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_counted() {
     let log = Log::default();
     let writer = log.clone();
-    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let levels = "info,pointsman_gateway::telemetry::account=debug";
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_env_filter(levels)
+        .with_writer(move || writer.clone())
+        .init();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
     let tasks = TaskTracker::new();
@@ -90,4 +95,14 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
     let lines = text.lines().filter(|line| line.contains("kv events forgotten")).count();
     println!("{forgotten} forgets, {lines} lines");
     assert!((1..60).contains(&lines), "{lines} lines for {forgotten} forgets");
+    let body = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"SECRET"}]}"#;
+    let id = [("x-request-id", "req-7")];
+    assert_eq!(cluster.client.post("/v1/chat/completions", &id, body).await.unwrap().status, 200);
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let decisions: Vec<&str> = text.lines().filter(|line| line.contains("leg routed")).collect();
+    assert_eq!(decisions.len(), 1, "{decisions:?}");
+    for part in ["DEBUG", "request=\"req-7\"", "leg=\"aggregated\"", "worker=1", "generation=", "decider="] {
+        assert!(decisions[0].contains(part), "`{part}` is not in {}", decisions[0]);
+    }
+    assert!(!text.contains("SECRET"), "{text}");
 }

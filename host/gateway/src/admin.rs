@@ -80,6 +80,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         policies: state.policies.clone(),
         learning: state.learning.clone(),
         fleet: state.fleet.clone(),
+        models: state.settings.models.clone(),
         queued: state.queue.waiting(),
         replicas: state.replicas.figures(),
     };

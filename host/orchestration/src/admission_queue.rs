@@ -26,11 +26,13 @@ use tokio::{
 mod admission;
 mod drain_rate;
 mod fair_order;
+mod pressure;
 mod rules;
 #[cfg(test)]
 mod tests;
 
 pub use admission::Admission;
+pub use pressure::Pressure;
 pub use rules::{DEFAULT_OUTPUT_TOKENS, Entrant, ModelBounds, QueueRules, TenantShare, estimated_output};
 
 use drain_rate::DrainRate;
@@ -55,6 +57,8 @@ struct Inner {
     rules: QueueRules,
     order: FairOrder<Weak<Turn>>,
     bytes: usize,
+    /// Prompt tokens of the requests in the queue.
+    tokens: u64,
     tickets: u64,
     inflight: usize,
     inflight_of: std::collections::HashMap<ModelName, usize>,
@@ -82,6 +86,8 @@ pub struct Place {
     queue: Arc<AdmissionQueue>,
     position: Position,
     bytes: usize,
+    /// Tokens of the prompt.
+    tokens: u64,
     turn: Arc<Turn>,
 }
 
@@ -106,6 +112,7 @@ impl AdmissionQueue {
             rules,
             order: FairOrder::default(),
             bytes: 0,
+            tokens: 0,
             tickets: 0,
             inflight: 0,
             inflight_of: std::collections::HashMap::new(),
@@ -172,6 +179,8 @@ impl AdmissionQueue {
         };
         inner.tickets += 1;
         inner.bytes += entrant.bytes;
+        let tokens = u64::from(entrant.request.prompt_tokens);
+        inner.tokens += tokens;
         let line = entrant.line(leg, tried);
         let turn = Arc::new(Turn::default());
         let is_first = !inner.order.has(&line);
@@ -184,7 +193,7 @@ impl AdmissionQueue {
             }
         }
         self.waiting.store(inner.order.len(), Ordering::SeqCst);
-        Some(Place { queue: self.clone(), position, bytes: entrant.bytes, turn })
+        Some(Place { queue: self.clone(), position, bytes: entrant.bytes, tokens, turn })
     }
 
     /// Wakes the next request: capacity was released.
@@ -232,6 +241,25 @@ impl AdmissionQueue {
         let mut inner = self.inner.lock();
         let waiting = inner.order.len();
         inner.drain.retry_after(waiting, Instant::now())
+    }
+
+    /// Returns what a client that is refused now is told: how much waits and is in flight, and the limits.
+    #[must_use]
+    pub fn pressure(&self, model: &ModelName) -> Pressure {
+        let retry_after = self.retry_after();
+        let inner = self.inner.lock();
+        let (rules, bounds) = (&inner.rules, inner.rules.model(model));
+        let limited = |value: usize, limit: usize| (limit > 0).then_some((value, limit));
+        let inflight_of = inner.inflight_of.get(model).copied().unwrap_or(0);
+        Pressure {
+            waiting: inner.order.len(),
+            tokens: inner.tokens,
+            limit: rules.limit,
+            waiting_of_model: limited(inner.order.of_model(model), bounds.limit),
+            inflight: limited(inner.inflight, rules.max_inflight),
+            inflight_of_model: limited(inflight_of, bounds.max_inflight),
+            retry_after,
+        }
     }
 
     fn due_us(&self, entrant: &Entrant<'_>) -> i64 {
@@ -321,6 +349,7 @@ impl Drop for Place {
         let mut inner = self.queue.inner.lock();
         inner.order.remove(&self.position);
         inner.bytes -= self.bytes;
+        inner.tokens -= self.tokens;
         self.queue.waiting.store(inner.order.len(), Ordering::SeqCst);
         if self.is_its_turn() {
             // A turn that came too late for this request goes to the next one.

@@ -279,8 +279,15 @@ async fn i_overloaded_all_busy_is_529_or_the_configured_status() {
         let body = chat(500).replacen('{', r#"{"stream":true,"#, 1);
         let mut first = cluster.client.stream(CHAT, &[], body).await.unwrap();
         first.next().await.unwrap();
+        let busy = cluster.client.post(CHAT, &[], chat(1)).await.unwrap();
         // I_overloaded
-        check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), status, "overloaded");
+        check(&busy, status, "overloaded");
+        let text = String::from_utf8_lossy(&busy.body);
+        // F7.6
+        assert!(
+            text.contains("every aggregated worker is busy: no request may wait (queue.limit is 0)"),
+            "{text}"
+        );
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use pointsman_sim::{Dialect, Role};
+use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::cluster::{TestCluster, TestClusterBuilder};
 use serde_json::json;
 
@@ -159,6 +159,67 @@ async fn the_exposition_is_valid_and_follows_the_naming_rules() {
     }
     let again = parse(&exposition(&cluster).await);
     assert!(again.keys().eq(families.keys()), "a second scrape has the same families");
+}
+
+#[tokio::test]
+async fn f4_series_exist_at_zero_before_the_first_request_of_a_model() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.models.entry("later".to_owned()).or_default();
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let text = exposition(&cluster).await;
+    let mut expected = vec![
+        "pointsman_isl_tokens_count{source=\"usage\"} 0".to_owned(),
+        "pointsman_osl_tokens_count{source=\"counted\"} 0".to_owned(),
+        "pointsman_cache_hit_ratio_count{source=\"usage\"} 0".to_owned(),
+    ];
+    for model in ["tiny", "later"] {
+        let labels = format!("endpoint=\"chat_completions\",model=\"{model}\",status=\"200\",code=\"ok\"");
+        expected.push(format!("pointsman_requests_total{{{labels}}} 0"));
+    }
+    for line in expected {
+        // F4.15
+        assert!(text.lines().any(|other| other == line), "{line} is missing: {text}");
+    }
+}
+
+#[tokio::test]
+async fn f4_legs_have_durations_and_those_that_the_gateway_ends_are_cancelled() {
+    let slow =
+        SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let chat = |tokens: u32, stream: bool| {
+        json!({
+            "model": "tiny", "max_tokens": tokens, "ignore_eos": true, "stream": stream,
+            "messages": [{ "role": "user", "content": "hi" }],
+        })
+        .to_string()
+    };
+    let path = "/v1/chat/completions";
+    for stream in [false, true] {
+        let served = cluster.client.post(path, &[], chat(5, stream)).await.unwrap();
+        assert_eq!(served.status, 200);
+    }
+    let mut left = cluster.client.stream(path, &[], chat(5_000, true)).await.unwrap();
+    left.next().await.unwrap();
+    drop(left);
+    cluster.at_rest().await.unwrap();
+    let of = |metric: &str, outcome: &str| {
+        format!("{metric}{{leg=\"aggregated\",engine=\"vllm\",outcome=\"{outcome}\"}}")
+    };
+    for (outcome, count) in [("ok", 2.0), ("cancelled", 1.0)] {
+        for metric in ["pointsman_legs_total", "pointsman_leg_seconds_count"] {
+            // F4.16
+            assert_eq!(cluster.metric(&of(metric, outcome)).await.unwrap(), [count], "{metric} {outcome}");
+        }
+    }
+    let took = cluster.metric(&of("pointsman_leg_seconds_sum", "ok")).await.unwrap();
+    // F4.16: ten tokens, 10 ms each
+    assert!(took[0] >= 0.08 && took[0] < 60.0, "{took:?}");
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ impl Picking<'_> {
                     continue;
                 }
                 Entry::Refused => {
-                    return Err(ApiError::queue_full(busy_status, state.queue.retry_after()));
+                    return Err(ApiError::queue_full(busy_status, &state.queue.pressure(&request.model)));
                 }
             };
             let (mut refused, begun) = (None, Instant::now());
@@ -128,7 +128,7 @@ impl Picking<'_> {
                 AfterRefusal::GiveUp => {
                     let error = ApiError::of_route(error, busy_status);
                     self.account.not_routed(leg, begun, error.code());
-                    return Err(error.retried_after(state.queue.retry_after()));
+                    return Err(error.under(|| state.queue.pressure(&request.model)));
                 }
             }
         }

@@ -145,7 +145,7 @@ impl Drive {
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
                 // On a retry, the first failure explains more than "no worker is left".
                 let cause = ApiError::of_route(error, state.settings.busy_status);
-                let cause = cause.retried_after(state.queue.retry_after());
+                let cause = cause.under(|| state.queue.pressure(&self.request.model));
                 self.account.not_routed(leg, begun, cause.code());
                 failure.get_or_insert(cause);
                 self.report(Event::Unroutable);
@@ -180,8 +180,8 @@ impl Drive {
             Entry::Refused => {
                 let failure =
                     if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
-                let retry_after = state.queue.retry_after();
-                *failure = Some(ApiError::queue_full(state.settings.busy_status, retry_after));
+                let pressure = state.queue.pressure(&self.request.model);
+                *failure = Some(ApiError::queue_full(state.settings.busy_status, &pressure));
                 self.report(Event::Unroutable);
             }
         }

@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     pub split: SplitRules,
     /// The same of the models that have rules of their own.
     pub model_splits: BTreeMap<ModelName, SplitRules>,
+    /// Models of the configuration.
+    pub models: Vec<ModelName>,
     /// Limit of a whole request, from its first byte.
     pub request_timeout: Duration,
     /// Limit of connecting to a worker.
@@ -197,6 +199,7 @@ impl Settings {
         Self {
             split,
             model_splits,
+            models: reloadable.models.keys().map(|name| ModelName::new(name)).collect(),
             request_timeout: timeouts.request,
             connect_timeout: timeouts.connect,
             body_idle_timeout: timeouts.body_idle,

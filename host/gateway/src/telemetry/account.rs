@@ -17,12 +17,14 @@ use super::{
     traces::RequestTrace,
 };
 mod end;
+mod legs;
 mod log;
 mod outcome;
 mod override_record;
 mod quota;
 mod trace;
 
+use legs::OpenLeg;
 use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
 
@@ -90,6 +92,8 @@ pub(crate) struct Account {
     log: Option<LogDraft>,
     /// Spans of the request, if they are recorded.
     trace: Option<Box<RequestTrace>>,
+    /// The legs that run: prefill, and the one that answers.
+    open_legs: [Option<OpenLeg>; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +147,7 @@ impl Account {
             origin: None,
             log: None,
             trace: None,
+            open_legs: [None; 2],
         })
     }
 
@@ -172,10 +177,29 @@ impl Account {
             decider: receipt.decider.label(),
         };
         self.metrics.decisions.get_or_create(&labels).inc();
-        if let Decider::Fallback { reason, detail } = &receipt.decider {
-            self.metrics.fell_back(receipt.slot, reason);
-            tracing::debug!(request = self.request_id, slot, reason, detail, "the fallback decided");
-        }
+        let fallback = match &receipt.decider {
+            Decider::Fallback { reason, detail } => {
+                self.metrics.fell_back(receipt.slot, reason);
+                Some((*reason, detail.as_str()))
+            }
+            _ => None,
+        };
+        tracing::debug!(
+            request = self.request_id,
+            leg = receipt.leg.as_str(),
+            worker = %receipt.worker,
+            rank = %receipt.rank,
+            slot,
+            policy = &*labels.policy.0,
+            generation = %receipt.generation,
+            decider = labels.decider,
+            fallback = fallback.map(|(reason, _)| reason),
+            detail = fallback.map(|(_, detail)| detail),
+            cached_blocks = ?receipt.cached_blocks,
+            prompt_tokens = routing_request.prompt_tokens,
+            took_us = receipt.took.as_secs_f64() * 1e6,
+            "leg routed"
+        );
         self.prompt_tokens = routing_request.prompt_tokens;
         self.block_tokens = routing_request.block_size;
         self.prompt_tokens_estimated = routing_request.prompt_tokens_estimated;
@@ -198,6 +222,10 @@ impl Account {
 
     /// Adds a decision that refused the request.
     pub(crate) fn refused(&mut self, decision: Option<RefusedDecision>) {
+        if let Some(refused) = &decision {
+            let (slot, code) = (refused.program.slot.as_str(), refused.code);
+            tracing::debug!(request = self.request_id, slot, code, "leg refused");
+        }
         self.refusals.extend(decision);
     }
 

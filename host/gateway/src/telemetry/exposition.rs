@@ -13,7 +13,7 @@ use http::{HeaderMap, header};
 use pointsman_discovery::Fleet;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{Feeds, Registry as Workers, WorkerId, events::FeedCounters};
+use pointsman_workers::{Feeds, ModelName, Registry as Workers, WorkerId, events::FeedCounters};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text},
@@ -47,6 +47,8 @@ pub(crate) struct Sources {
     pub(crate) learning: Arc<Learning>,
     /// Where workers come from.
     pub(crate) fleet: Arc<Fleet>,
+    /// Models of the configuration. Those that workers serve are known besides.
+    pub(crate) models: Vec<ModelName>,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,
     /// The exchange with other gateways.
@@ -87,6 +89,9 @@ impl TextFormat {
 /// # Errors
 /// `prometheus_client` cannot write a metric.
 pub(crate) fn encode(metrics: &Metrics, sources: Sources, format: TextFormat) -> Result<String, fmt::Error> {
+    let snapshot = sources.workers.snapshot();
+    snapshot.models().into_iter().chain(&sources.models).for_each(|model| metrics.expect_model(model));
+    metrics.expect_lengths();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
     registry.register_collector(Box::new(sources));

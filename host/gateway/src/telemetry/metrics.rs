@@ -59,6 +59,8 @@ type BySource = Family<SourceLabels, Histogram, fn() -> Histogram>;
 
 /// Label value of models that no worker serves.
 pub(crate) static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
+/// Outcome of a leg that the gateway ended.
+pub(crate) const CANCELLED: &str = "cancelled";
 /// Label value of a slot without a policy.
 pub(crate) static NATIVE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("native"));
 
@@ -166,6 +168,8 @@ pub struct Metrics {
     pub route: Histogram,
     /// Legs by how they ended.
     pub legs: Family<LegLabels, Counter>,
+    /// Time from sending a leg to its end in seconds.
+    pub(crate) leg_seconds: Family<LegLabels, Histogram, fn() -> Histogram>,
     /// Retries by leg.
     pub retries: Family<ReasonLabels, Counter>,
     /// Completed handoffs by result.
@@ -237,6 +241,7 @@ impl Default for Metrics {
             fallbacks: Family::default(),
             route: Histogram::new(ROUTE_BUCKETS),
             legs: Family::default(),
+            leg_seconds: Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
             retries: Family::default(),
             handoffs: Family::default(),
             poison_requests: Family::default(),
@@ -267,6 +272,7 @@ impl Default for Metrics {
 }
 
 mod every_series;
+mod expected;
 
 impl Metrics {
     /// Registers every metric for one scrape.
@@ -293,6 +299,7 @@ impl Metrics {
             fallbacks "fallbacks" "Number of decisions by the native fallback, by the failure that caused it",
             route "route_seconds" "Time of routing one leg in seconds",
             legs "legs" "Number of legs by how they ended",
+            leg_seconds "leg_seconds" "Time from sending a leg to its end in seconds, by how it ended",
             retries "retries" "Number of retries by leg",
             handoffs "handoffs" "Number of handoffs from prefill to decode by result",
             poison_requests "poison_requests" "Number of requests that broke two workers, and of equal requests refused afterwards",
@@ -322,6 +329,17 @@ impl Metrics {
     /// Counts a leg.
     pub fn leg(&self, leg: &'static str, engine: &'static str, outcome: &'static str) {
         self.legs.get_or_create(&LegLabels { leg, engine, outcome }).inc();
+    }
+
+    /// Observes how long a leg took that was sent.
+    pub(crate) fn leg_took(
+        &self,
+        leg: &'static str,
+        engine: &'static str,
+        outcome: &'static str,
+        took: Duration,
+    ) {
+        self.leg_seconds.get_or_create(&LegLabels { leg, engine, outcome }).observe(seconds(took));
     }
 
     /// Counts a decision that the native fallback made instead of the slot's policy.

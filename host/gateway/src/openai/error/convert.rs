@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use pointsman_orchestration::Pressure;
 use pointsman_routing::RouteError;
 
 use super::{ApiError, RETRY_AFTER, response::engine_text, status};
@@ -16,16 +17,20 @@ impl From<RequestError> for ApiError {
 
 impl ApiError {
     /// The error of a request that the queue does not take.
-    pub(crate) fn queue_full(busy_status: u16, retry_after: Duration) -> Self {
-        let text = "waiting for a worker: as many requests wait or are in flight as [queue] allows, or the request \
-                    waited for queue.timeout; retry after the time in `retry-after`";
-        Self::Overloaded { text: text.to_owned(), status: status(busy_status), retry_after }
+    pub(crate) fn queue_full(busy_status: u16, pressure: &Pressure) -> Self {
+        let text = format!(
+            "waiting for a worker: the queue is full, or the request waited for queue.timeout: {pressure}; retry after \
+             the time in `retry-after`"
+        );
+        Self::Overloaded { text, status: status(busy_status), retry_after: pressure.retry_after }
     }
 
-    /// Changes when a client should try again because all workers are busy.
-    pub(crate) fn retried_after(mut self, when: Duration) -> Self {
-        if let Self::Overloaded { retry_after, .. } = &mut self {
-            *retry_after = when;
+    /// Adds how full the queue is to the error of a request that found all workers busy.
+    pub(crate) fn under(mut self, pressure: impl FnOnce() -> Pressure) -> Self {
+        if let Self::Overloaded { text, retry_after, .. } = &mut self {
+            let pressure = pressure();
+            *text = format!("{text}: {pressure}; retry after the time in `retry-after`");
+            *retry_after = pressure.retry_after;
         }
         self
     }

@@ -17,6 +17,7 @@ use crate::{
 impl Drop for Account {
     fn drop(&mut self) {
         self.settle();
+        self.count_open_legs();
         self.metrics.inflight.dec();
         if self.discarded {
             return;

@@ -5,13 +5,10 @@ use tokio::time::Instant;
 
 use super::Account;
 use crate::{
-    openai::{
-        request::Request,
-        trace_context::{Span, TraceContext},
-    },
+    openai::{request::Request, trace_context::TraceContext},
     telemetry::{
         labels::TraceLabel,
-        traces::{Attributes, Ending, LegTarget, RequestTrace},
+        traces::{Attributes, Ending, RequestTrace},
     },
 };
 
@@ -65,27 +62,6 @@ impl Account {
     pub(crate) fn waits(&mut self, what: &'static str, leg: Leg) {
         if let Some(trace) = &mut self.trace {
             trace.waits(what, leg);
-        }
-    }
-
-    /// Notes that a leg was sent.
-    pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) {
-        if let Some(trace) = &mut self.trace {
-            trace.leg_sent(id, target);
-        }
-    }
-
-    /// Notes that a leg ended, or why it failed.
-    pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
-        if let Some(trace) = &mut self.trace {
-            trace.leg_ended(leg, outcome);
-        }
-    }
-
-    /// Notes that the gateway ended a leg.
-    pub(crate) fn leg_cancelled(&mut self, leg: Leg) {
-        if let Some(trace) = &mut self.trace {
-            trace.leg_cancelled(leg);
         }
     }
 

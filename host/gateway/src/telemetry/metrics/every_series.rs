@@ -1,6 +1,6 @@
 //! One series of each family, so that a scrape shows every metric with its labels.
 
-use super::{DecisionLabels, Metrics, NATIVE, Name, OTHER, ReasonLabels, RequestLabels, SourceLabels};
+use super::{DecisionLabels, Metrics, NATIVE, Name, OTHER, ReasonLabels, RequestLabels};
 
 impl Metrics {
     /// Creates a series of each family that has none yet, for the table of metrics in the documentation.
@@ -13,6 +13,8 @@ impl Metrics {
         let labels = DecisionLabels { slot, policy: Name(NATIVE.clone()), lane, decider: "native" };
         drop(self.decisions.get_or_create(&labels));
         self.leg("prefill", "vllm", "ok");
+        self.leg_took("prefill", "vllm", "ok", std::time::Duration::ZERO);
+        self.expect_lengths();
         self.fell_back(pointsman_routing::SlotKind::Prefill, "abstain");
         self.admin_change(Name(OTHER.clone()), 200);
         self.tenants.ended(self.tenants.named([]).of(None), "ok", 0, 0);
@@ -37,7 +39,5 @@ impl Metrics {
             &self.trace_spans_dropped,
         ];
         reasons.into_iter().for_each(|family| drop(family.get_or_create(&ReasonLabels { reason: "x" })));
-        let sources = [&self.isl, &self.osl, &self.hit_rate];
-        sources.into_iter().for_each(|family| drop(family.get_or_create(&SourceLabels { source: "usage" })));
     }
 }

@@ -1,0 +1,65 @@
+//! The legs of a request: when each was sent, and how it ended.
+
+use pointsman_workers::Leg;
+use tokio::time::Instant;
+
+use super::Account;
+use crate::{openai::trace_context::Span, telemetry::metrics::CANCELLED, telemetry::traces::LegTarget};
+
+/// A leg that was sent and has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenLeg {
+    leg: Leg,
+    engine: &'static str,
+    sent: Instant,
+}
+
+impl Account {
+    /// Notes that a leg was sent.
+    pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) {
+        let leg = target.leg;
+        self.count_cancelled(leg);
+        let engine = target.candidate.worker.spec().engine.as_str();
+        *self.open_leg(leg) = Some(OpenLeg { leg, engine, sent: Instant::now() });
+        if let Some(trace) = &mut self.trace {
+            trace.leg_sent(id, target);
+        }
+    }
+
+    /// Notes that a leg ended, or why it failed.
+    pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
+        if let Some(OpenLeg { leg, engine, sent }) = self.open_leg(leg).take() {
+            let outcome = outcome.err().unwrap_or("ok");
+            self.metrics.leg_took(leg.as_str(), engine, outcome, sent.elapsed());
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.leg_ended(leg, outcome);
+        }
+    }
+
+    /// Notes that the gateway ended a leg.
+    pub(crate) fn leg_cancelled(&mut self, leg: Leg) {
+        self.count_cancelled(leg);
+        if let Some(trace) = &mut self.trace {
+            trace.leg_cancelled(leg);
+        }
+    }
+
+    /// Counts the legs that run when the request ends.
+    pub(super) fn count_open_legs(&mut self) {
+        self.count_cancelled(Leg::Prefill);
+        self.count_cancelled(Leg::Aggregated);
+    }
+
+    fn count_cancelled(&mut self, leg: Leg) {
+        if let Some(OpenLeg { leg, engine, sent }) = self.open_leg(leg).take() {
+            self.metrics.leg(leg.as_str(), engine, CANCELLED);
+            self.metrics.leg_took(leg.as_str(), engine, CANCELLED, sent.elapsed());
+        }
+    }
+
+    fn open_leg(&mut self, leg: Leg) -> &mut Option<OpenLeg> {
+        let [prefill, answering] = &mut self.open_legs;
+        if leg == Leg::Prefill { prefill } else { answering }
+    }
+}

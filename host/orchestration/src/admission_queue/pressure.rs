@@ -1,0 +1,83 @@
+//! How full the queue is, for the clients that it refuses.
+
+use std::fmt;
+
+use tokio::time::Duration;
+
+/// What waits and is in flight, and the limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pressure {
+    /// Requests in the queue.
+    pub waiting: usize,
+    /// Tokens of their prompts.
+    pub tokens: u64,
+    /// Requests that may wait; 0: none.
+    pub limit: usize,
+    /// Requests of the model in the queue, and its limit if it has one.
+    pub waiting_of_model: Option<(usize, usize)>,
+    /// Requests in flight, and their limit if there is one.
+    pub inflight: Option<(usize, usize)>,
+    /// Requests of the model in flight, and its limit if it has one.
+    pub inflight_of_model: Option<(usize, usize)>,
+    /// When a client should try again.
+    pub retry_after: Duration,
+}
+
+impl fmt::Display for Pressure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { waiting, tokens, limit, .. } = self;
+        match limit {
+            0 => write!(f, "no request may wait (queue.limit is 0)")?,
+            _ => write!(f, "{waiting} requests with {tokens} prompt tokens wait (queue.limit is {limit})")?,
+        }
+        if let Some((waiting, limit)) = self.waiting_of_model {
+            write!(f, ", {waiting} of them for this model (queue.models.NAME.limit is {limit})")?;
+        }
+        if let Some((inflight, limit)) = self.inflight {
+            write!(f, ", {inflight} are in flight (queue.max_inflight is {limit})")?;
+        }
+        if let Some((inflight, limit)) = self.inflight_of_model {
+            write!(
+                f,
+                ", {inflight} of this model are in flight (queue.models.NAME.max_inflight is {limit})"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f7_a_refusal_tells_numbers_and_limits() {
+        let off = Pressure {
+            waiting: 0,
+            tokens: 0,
+            limit: 0,
+            waiting_of_model: None,
+            inflight: None,
+            inflight_of_model: None,
+            retry_after: Duration::from_secs(1),
+        };
+        // F7.6
+        assert_eq!(off.to_string(), "no request may wait (queue.limit is 0)");
+        let full = Pressure {
+            waiting: 8,
+            tokens: 4_096,
+            limit: 8,
+            waiting_of_model: Some((2, 2)),
+            inflight: Some((64, 64)),
+            inflight_of_model: Some((9, 10)),
+            ..off
+        };
+        // F7.6
+        assert_eq!(
+            full.to_string(),
+            "8 requests with 4096 prompt tokens wait (queue.limit is 8), 2 of them for this model \
+             (queue.models.NAME.limit is 2), 64 are in flight (queue.max_inflight is 64), 9 of this model are in flight \
+             (queue.models.NAME.max_inflight is 10)"
+        );
+    }
+}
