@@ -18,6 +18,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Duration, Instant, timeout_at};
 
 use super::{
+    body_bytes::reserve,
     content_coding::{Coding, Decoder},
     request_id,
 };
@@ -27,11 +28,6 @@ use crate::{
     state::{SharedState, State},
 };
 
-/// Largest body that may use the last eighth of the bytes in flight: large uploads cannot keep small
-/// requests out.
-const SMALL_BODY: usize = 256 * 1024;
-/// Part of the bytes in flight that only small bodies may use.
-const SMALL_BODIES_PART: usize = 8;
 /// Memory that is reserved for a body at once because of its declared length, bytes: not touched before bytes
 /// arrive, so a lie costs address space only.
 const MAX_RESERVED: usize = 1024 * 1024;
@@ -134,16 +130,6 @@ pub(super) async fn read(
         return decoder.finish(held);
     }
     Ok(if joined.is_empty() { first } else { joined.freeze() })
-}
-
-/// Counts bytes of a body that arrived.
-///
-/// # Errors
-/// The bodies of all requests in flight take too much memory.
-pub(crate) fn reserve(held: &mut Share, more: usize) -> Result<(), ApiError> {
-    let is_small = held.amount() + more <= SMALL_BODY;
-    let kept_free = if is_small { 0 } else { held.limit() / SMALL_BODIES_PART };
-    if held.grow(more, kept_free) { Ok(()) } else { Err(ApiError::BodyBytesInFlight(held.limit())) }
 }
 
 fn failure(error: &(dyn Error + Send + Sync + 'static), limit: usize) -> ApiError {
@@ -253,14 +239,5 @@ mod tests {
         assert_eq!(within(slow, limits).await, ApiError::BodyTooSlow(1));
         let full = read(body(vec![(0, "ab"), (0, "cd")]), None, LIMITS(), &mut Budget::new(3).share()).await;
         assert_eq!(full, Err(ApiError::BodyBytesInFlight(3)));
-    }
-
-    #[test]
-    fn the_last_part_is_for_small_bodies() {
-        let budget = Budget::new(SMALL_BODY * SMALL_BODIES_PART);
-        let mut large = budget.share();
-        assert_eq!(reserve(&mut large, SMALL_BODY * (SMALL_BODIES_PART - 1)), Ok(()));
-        assert!(reserve(&mut large, 1).is_err());
-        assert_eq!(reserve(&mut budget.share(), SMALL_BODY), Ok(()));
     }
 }

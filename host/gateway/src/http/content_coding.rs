@@ -14,7 +14,7 @@ use zstd::stream::{
     zio,
 };
 
-use super::body::reserve;
+use super::body_bytes::reserve;
 use crate::{
     budget::Share,
     openai::{error::ApiError, json::shortened},

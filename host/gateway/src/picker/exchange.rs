@@ -18,7 +18,7 @@ use crate::{
     http::{
         DataThread,
         admit::{check_rate, identify},
-        body::reserve,
+        body_bytes::reserve,
         content_coding::{Coding, decode},
         peer::Sender,
         prepare::{Prepared, Received, Refused, prepare},
