@@ -110,7 +110,7 @@ pub(super) struct Decoder {
 enum Inner {
     Gzip(MultiGzDecoder<Decoded>),
     Zstd(zio::Writer<Decoded, ZstdDecoder<'static>>),
-    Brotli(DecompressorWriter<Decoded>),
+    Brotli(Box<DecompressorWriter<Decoded>>),
 }
 
 /// The decoded bytes.
@@ -138,7 +138,7 @@ impl Decoder {
                 let decoder = decoder.map_err(|error| invalid(coding, &error))?;
                 Inner::Zstd(zio::Writer::new_with_capacity(decoded, decoder, BUFFER))
             }
-            Coding::Brotli => Inner::Brotli(DecompressorWriter::new(decoded, BUFFER)),
+            Coding::Brotli => Inner::Brotli(Box::new(DecompressorWriter::new(decoded, BUFFER))),
         };
         Ok(Self { coding, inner, counted: 0, work: 0 })
     }

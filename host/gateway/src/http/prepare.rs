@@ -17,7 +17,6 @@ use crate::{
         hints::Hints,
         json::JsonBody,
         request::{Endpoint, Request, json_object},
-        request_error::RequestError,
     },
     orchestrate::{self, PlannedRequest, Unplanned, preview, stored},
     state::{
@@ -77,17 +76,11 @@ pub(crate) async fn prepare(
     gone: &CancellationToken,
 ) -> Result<Prepared, Refused> {
     let Received { endpoint, headers, body, caller, mut account, only } = received;
-    let mut request = match read(state, endpoint, &headers, body).await {
+    let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+    let request = match read((state, upstream), endpoint, &headers, body, tenant).await {
         Ok(request) => request,
         Err(error) => return Err(Refused::new(account, error)),
     };
-    if endpoint == Endpoint::Responses {
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
-        // Boxed, because few requests wait here.
-        if let Err(error) = Box::pin(stored::pin(state, upstream, &mut request, tenant)).await {
-            return Err(Refused::new(account, error));
-        }
-    }
     account.set_model(&request.model, state.registry.snapshot().activation(&request.model).is_some());
     if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
         match limits.request(caller.tenant.as_ref().map(|tenant| tenant.hash), &request.model) {
@@ -179,24 +172,30 @@ async fn tokens_of(
     if gone.is_cancelled() { Err(ApiError::ClientClosed) } else { Ok(tokens) }
 }
 
-/// Parses a request. A canary is a completion.
+/// Parses a request. A canary is a completion; what continues a stored response is pinned to its worker.
 async fn read(
-    state: &State,
+    (state, upstream): (&State, &Upstream),
     endpoint: Endpoint,
     headers: &HeaderMap,
     body: Bytes,
-) -> Result<Arc<Request>, RequestError> {
+    tenant: Option<u64>,
+) -> Result<Arc<Request>, ApiError> {
     let rules = &state.settings.request_rules;
     if endpoint.is_form() {
-        return Box::pin(Request::of_form(endpoint, headers, body, rules)).await;
+        return Ok(Box::pin(Request::of_form(endpoint, headers, body, rules)).await?);
     }
     let body = json_object(body)?;
     let canary =
         endpoint.splits().then(|| canary::completion(&body, |body| probed_model(state, headers, body)));
-    match canary.flatten() {
-        Some(completion) => Request::parse(Endpoint::Completions, headers, completion, rules),
-        None => Request::of_json(endpoint, headers, body, rules),
+    let mut request = match canary.flatten() {
+        Some(completion) => Request::parse(Endpoint::Completions, headers, completion, rules)?,
+        None => Request::of_json(endpoint, headers, body, rules)?,
+    };
+    if endpoint == Endpoint::Responses {
+        // Boxed, because few requests wait here.
+        Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
+    Ok(request)
 }
 
 /// The model of a canary that names none: its worker's, or the only one.
