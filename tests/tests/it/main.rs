@@ -1,6 +1,7 @@
 //! A gateway in process, simulated engines, real sockets: one file for each concern, all in one program,
-//! since each program links the whole gateway (200 MB). Tests that change their process, or count what it
-//! does, stand beside this directory in programs of their own.
+//! since each program links the whole gateway (200 MB). A test that changes its process, or reads what all of it
+//! does, begins with `own_process`. Tests that count allocations stand beside this directory: a program has one
+//! allocator.
 
 #![allow(
     clippy::expect_used,
@@ -12,8 +13,10 @@
     reason = "helpers of tests are tests: clippy.toml exempts only the marked functions"
 )]
 
+mod activation;
 mod admin;
 mod api_keys;
+mod audit;
 mod block_sizes;
 mod busy_thresholds;
 mod calibrate_log;
@@ -22,9 +25,12 @@ mod client_bodies;
 mod client_tokens;
 mod committed_handoffs;
 mod compressed_bodies;
+mod connection_pools;
 mod contract;
+mod data_threads;
 mod decision_log;
 mod decisions;
+mod descriptors;
 mod discovery;
 mod docs_links;
 mod drain;
@@ -32,6 +38,7 @@ mod endpoint_picker;
 mod endpoints;
 mod engine_answers;
 mod engine_facts;
+mod engine_refusals;
 mod engines;
 mod envoy;
 mod error_statuses;
@@ -39,12 +46,15 @@ mod failures;
 mod fairness;
 mod fidelity;
 mod first_byte;
+mod guest_log;
 mod handoffs;
 mod http2;
 mod jwt;
 mod jwt_algorithms;
 mod learning;
 mod lengths;
+mod limits;
+mod log_lines;
 mod messages;
 mod metrics;
 mod metrics_reference;
@@ -60,6 +70,7 @@ mod realtime;
 mod reload;
 mod replicas;
 mod reserved;
+mod secrets;
 mod serving;
 mod slots;
 mod slow_readers;

@@ -76,8 +76,7 @@ pub(crate) async fn prepare(
     gone: &CancellationToken,
 ) -> Result<Prepared, Refused> {
     let Received { endpoint, headers, body, caller, mut account, only } = received;
-    let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
-    let request = match read((state, upstream), endpoint, &headers, body, tenant).await {
+    let request = match read((state, upstream), endpoint, &headers, body, &caller).await {
         Ok(request) => request,
         Err(error) => return Err(Refused::new(account, error)),
     };
@@ -178,7 +177,7 @@ async fn read(
     endpoint: Endpoint,
     headers: &HeaderMap,
     body: Bytes,
-    tenant: Option<u64>,
+    caller: &Caller,
 ) -> Result<Arc<Request>, ApiError> {
     let rules = &state.settings.request_rules;
     if endpoint.is_form() {
@@ -193,6 +192,7 @@ async fn read(
     };
     if endpoint == Endpoint::Responses {
         // Boxed, because few requests wait here.
+        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
     Ok(request)

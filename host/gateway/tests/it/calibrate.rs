@@ -28,9 +28,7 @@ use pointsman_sim::core::{BatchEngine, BatchLimits, PromptKv, Sequence, StepTime
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, sync::mpsc};
 
-#[path = "calibrate/pair.rs"]
 mod pair;
-#[path = "calibrate/tls.rs"]
 mod tls;
 
 /// What is wrong with an engine.

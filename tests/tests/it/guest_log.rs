@@ -9,7 +9,7 @@ use std::{
 
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::CHATTY;
-use pointsman_tests::TestClusterBuilder;
+use pointsman_tests::{TestClusterBuilder, own_process};
 use serde_json::{Value, json};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -39,6 +39,12 @@ impl MakeWriter<'_> for Pipe {
 
 #[tokio::test]
 async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited() {
+    if !own_process(concat!(
+        module_path!(),
+        "::a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited"
+    )) {
+        return;
+    }
     let (sender, lines) = mpsc::channel();
     LINES.set(sender).unwrap();
     tracing_subscriber::fmt().json().with_writer(Pipe).init();

@@ -16,7 +16,7 @@ use pointsman_test_api_server::ApiServer;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{container, pod::Pod, strings, yaml};
+use super::{container, pod::Pod, strings, yaml};
 
 /// Longest time for anything that a test waits for.
 const LIMIT: Duration = Duration::from_secs(60);

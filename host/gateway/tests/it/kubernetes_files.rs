@@ -20,9 +20,7 @@ use clap::Parser as _;
 use pointsman_gateway::{cli::Cli, config::Config};
 use serde_json::Value;
 
-#[path = "kubernetes_files/pod.rs"]
 mod pod;
-#[path = "kubernetes_files/running.rs"]
 mod running;
 
 /// Largest sum of the values of a ConfigMap that the API server takes, bytes.
@@ -31,7 +29,7 @@ const CONFIG_MAP_BYTES: usize = 1 << 20;
 const OTHER_FILES: [&str; 1] = ["components/autoscaling/prometheus-adapter.yaml"];
 const RULES_HEAD: &str = "\
 # Written from deploy/prometheus/alerts.yaml by
-#     UPDATE_DOCS=1 cargo nextest run --package pointsman-gateway --test kubernetes_files
+#     UPDATE_DOCS=1 cargo nextest run --package pointsman-gateway --test it
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:

@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use pointsman_tests::{Client, TestClusterBuilder};
+use pointsman_tests::{Client, TestClusterBuilder, own_process};
 use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -109,6 +109,9 @@ fn epolls_by_ports() -> HashMap<(u16, u16), BTreeSet<u64>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_event_of_an_engine_wakes_another_data_thread() {
+    if !own_process(concat!(module_path!(), "::no_event_of_an_engine_wakes_another_data_thread")) {
+        return;
+    }
     const THREADS: usize = 8;
     const ROUNDS: usize = 4;
     let peers = Peers::default();
@@ -171,6 +174,9 @@ async fn complete(client: &mut TcpStream) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_data_thread_uses_no_connection_of_another() {
+    if !own_process(concat!(module_path!(), "::a_data_thread_uses_no_connection_of_another")) {
+        return;
+    }
     let peers = Peers::default();
     let address = engine(peers.clone()).await;
     let cluster = TestClusterBuilder::new()

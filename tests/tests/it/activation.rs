@@ -14,7 +14,7 @@ use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_test_guests::{ROGUE_LEARNING_PLANNER, scripted};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{TestCluster, TestClusterBuilder, own_process};
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -298,6 +298,12 @@ impl io::Write for Log {
 
 #[tokio::test]
 async fn a5_b1_the_log_has_the_client_s_request_id_and_whether_remote_prefill_is_enforced() {
+    if !own_process(concat!(
+        module_path!(),
+        "::a5_b1_the_log_has_the_client_s_request_id_and_whether_remote_prefill_is_enforced"
+    )) {
+        return;
+    }
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

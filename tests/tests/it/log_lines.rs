@@ -6,7 +6,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::TestClusterBuilder;
+use pointsman_tests::{TestClusterBuilder, own_process};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -60,6 +60,12 @@ async fn publish(mut stream: TcpStream) -> io::Result<()> {
 
 #[tokio::test]
 async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_counted() {
+    if !own_process(concat!(
+        module_path!(),
+        "::jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_counted"
+    )) {
+        return;
+    }
     let log = Log::default();
     let writer = log.clone();
     let levels = "info,pointsman_gateway::telemetry::account=debug";

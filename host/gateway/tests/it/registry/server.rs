@@ -24,7 +24,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::{io::AsyncWrite, net::TcpListener};
 
-use crate::tls;
+use crate::authority::Authority;
 
 type Body = StreamBody<Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, std::io::Error>> + Send>>>;
 
@@ -93,7 +93,7 @@ impl Registry {
     }
 
     /// Starts a registry with TLS; `Authority::pem` is its root.
-    pub(crate) fn start_tls(auth: Auth, authority: &tls::Authority) -> Self {
+    pub(crate) fn start_tls(auth: Auth, authority: &Authority) -> Self {
         Self::serve(auth, Some(authority.acceptor()))
     }
 

@@ -1,5 +1,7 @@
 //! A certificate authority of a test, and a server certificate for loopback addresses.
 
+#![allow(clippy::expect_used, reason = "helpers of tests")]
+
 use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{container, read, strings};
+use super::{container, read, strings};
 
 /// Directories and files of a pod, below a directory of the test.
 pub(crate) struct Pod {

@@ -4,7 +4,7 @@
 
 use pointsman_gateway::config::{KeyDigest, OperatorEntry};
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::TestClusterBuilder;
+use pointsman_tests::{TestClusterBuilder, own_process};
 
 /// Collects the text of log lines.
 #[derive(Clone, Default)]
@@ -24,6 +24,12 @@ impl std::io::Write for Log {
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
+    if !own_process(concat!(
+        module_path!(),
+        "::every_change_is_in_the_audit_log_with_who_and_what_and_is_counted"
+    )) {
+        return;
+    }
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

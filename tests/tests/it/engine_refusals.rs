@@ -16,6 +16,7 @@ use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, Sim, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
+    own_process,
     raw_engine::{self, json},
 };
 use pointsman_workers::WorkerSpec;
@@ -209,6 +210,12 @@ impl io::Write for Log {
 
 #[tokio::test]
 async fn b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operator_sees() {
+    if !own_process(concat!(
+        module_path!(),
+        "::b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operator_sees"
+    )) {
+        return;
+    }
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

@@ -10,12 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::authority::Authority;
 use server::{Auth, Fault, IDENTITY, Registry, USER, docker_config};
 
-#[path = "registry/server.rs"]
 mod server;
-#[path = "registry/tls.rs"]
-mod tls;
 
 /// Upper bound of bytes that a registry gets rid of before its client closes the connection: the client's
 /// limit and the buffers of two sockets.
@@ -343,11 +341,11 @@ fn a_hostile_location_or_token_is_a_message_and_no_credentials_leave_the_machine
 
 #[test]
 fn tls_with_a_private_root_works_and_a_wrong_root_is_refused() {
-    let authority = tls::Authority::new("127.0.0.1");
+    let authority = Authority::new("127.0.0.1");
     let (registry, work) = (Registry::start_tls(Auth::Basic, &authority), Work::new());
     work.login_ann(&registry);
     fs::write(work.path("ca.pem"), &authority.pem).expect("written");
-    fs::write(work.path("other.pem"), tls::Authority::new("127.0.0.1").pem).expect("written");
+    fs::write(work.path("other.pem"), Authority::new("127.0.0.1").pem).expect("written");
     fs::write(work.path("none.pem"), "no certificate").expect("written");
     let target = format!("{}/policy:1", registry.host());
     let pushed = work.run(&["push", "policy.wasm", &target, "--tls-ca", "ca.pem"]);
@@ -362,7 +360,7 @@ fn tls_with_a_private_root_works_and_a_wrong_root_is_refused() {
         let ran = work.pull_fails(&target, &["--tls-ca", file]);
         assert!(ran.err.contains(part), "{}", ran.err);
     }
-    let elsewhere = tls::Authority::new("other.example");
+    let elsewhere = Authority::new("other.example");
     let registry = Registry::start_tls(Auth::Open, &elsewhere);
     fs::write(work.path("ca.pem"), &elsewhere.pem).expect("written");
     let ran = work.pull_fails(&format!("{}/policy:1", registry.host()), &["--tls-ca", "ca.pem"]);

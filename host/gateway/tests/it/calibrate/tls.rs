@@ -6,11 +6,7 @@ use tokio::{
 };
 
 use super::{Engine, Flaw, calibrate, text};
-
-#[path = "../registry/tls.rs"]
-mod authority;
-
-use authority::Authority;
+use crate::authority::Authority;
 
 /// TLS in front of an engine. Returns its URL.
 async fn secured(engine: &str, authority: &Authority) -> String {

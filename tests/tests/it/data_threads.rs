@@ -6,7 +6,7 @@
 use std::{collections::HashMap, fs};
 
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{Client, TestClusterBuilder, client::text_of};
+use pointsman_tests::{Client, TestClusterBuilder, client::text_of, own_process};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -56,6 +56,9 @@ async fn converse(client: Client, number: usize) -> Vec<String> {
 
 #[tokio::test]
 async fn several_data_threads_share_the_requests_and_lose_none() {
+    if !own_process(concat!(module_path!(), "::several_data_threads_share_the_requests_and_lose_none")) {
+        return;
+    }
     let mut builder = TestClusterBuilder::new().config(|config| config.server.threads = THREADS);
     for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
         builder = builder.sim(Dialect::Vllm, role);

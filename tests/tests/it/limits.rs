@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{TestCluster, TestClusterBuilder, own_process};
 use tokio::time::Instant;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -28,6 +28,12 @@ fn resident() -> usize {
 
 #[tokio::test]
 async fn i_a_number_of_choices_beyond_the_limit_is_400_on_an_sglang_pair_and_takes_no_memory() {
+    if !own_process(concat!(
+        module_path!(),
+        "::i_a_number_of_choices_beyond_the_limit_is_400_on_an_sglang_pair_and_takes_no_memory"
+    )) {
+        return;
+    }
     let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 1).await.unwrap();
     let before = resident();
     for field in ["n", "best_of", "\\u006e"] {

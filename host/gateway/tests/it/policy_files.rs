@@ -9,7 +9,6 @@ use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_test_bombs as bombs;
 use tokio::time::Instant;
 
-#[path = "policy_files/daemon.rs"]
 mod daemon;
 
 use daemon::{Daemon, version_of};

@@ -1,0 +1,20 @@
+//! The programs as users run them, and files that are delivered with them: one file for each concern, all in one
+//! program, since each program links the whole gateway.
+
+mod admin_commands;
+mod authority;
+mod calibrate;
+mod check_config;
+mod compare;
+mod config_commands;
+mod import;
+mod import_parity;
+mod key_command;
+mod kubernetes_files;
+mod operators_view;
+mod policy_cases;
+mod policy_commands;
+mod policy_files;
+mod readme;
+mod registry;
+mod service_manager;

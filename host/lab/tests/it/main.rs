@@ -1,0 +1,5 @@
+//! Whole simulations, and documents whose figures follow from them, in one program.
+
+mod gateways;
+mod scale_figures;
+mod simulation;
