@@ -1,13 +1,13 @@
-//! Tests that change their process, or read what all of it does: the limit of open files, the subscriber of log
-//! lines, threads, memory.
+//! Tests that change their process, or read what all of it does: the limit of open files, the subscriber of
+//! log lines, threads, memory.
 
 use std::{env, process::Command};
 
 /// Set in the process that runs one test alone.
 const ALONE: &str = "POINTSMAN_TEST_ALONE";
 
-/// Returns true in a process that runs no other test. Elsewhere, as under `cargo test`, runs the test called `path`
-/// (`concat!(module_path!(), "::name")`) in such a process and returns false.
+/// Returns true in a process that runs no other test. Elsewhere, as under `cargo test`, runs the test called
+/// `path` (`concat!(module_path!(), "::name")`) in such a process and returns false.
 ///
 /// # Panics
 /// When the test fails there.

@@ -1,7 +1,7 @@
 //! A gateway in process, simulated engines, real sockets: one file for each concern, all in one program,
-//! since each program links the whole gateway (200 MB). A test that changes its process, or reads what all of it
-//! does, begins with `own_process`. Tests that count allocations stand beside this directory: a program has one
-//! allocator.
+//! since each program links the whole gateway (200 MB). A test that changes its process, or reads what all
+//! of it does, begins with `own_process`. Tests that count allocations stand beside this directory: a
+//! program has one allocator.
 
 #![allow(
     clippy::expect_used,
@@ -52,6 +52,7 @@ mod handoffs;
 mod http2;
 mod jwt;
 mod jwt_algorithms;
+mod kv_groups;
 mod learning;
 mod lengths;
 mod limits;

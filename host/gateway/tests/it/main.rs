@@ -1,5 +1,5 @@
-//! The programs as users run them, and files that are delivered with them: one file for each concern, all in one
-//! program, since each program links the whole gateway.
+//! The programs as users run them, and files that are delivered with them: one file for each concern, all in
+//! one program, since each program links the whole gateway.
 
 mod admin_commands;
 mod authority;

@@ -1,5 +1,5 @@
-//! The policy runtime on real components and folders: one file for each concern, all in one program, since each
-//! program links the compiler of policies.
+//! The policy runtime on real components and folders: one file for each concern, all in one program, since
+//! each program links the compiler of policies.
 
 mod admission;
 mod cache;
