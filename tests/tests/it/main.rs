@@ -14,6 +14,7 @@
 
 mod admin;
 mod api_keys;
+mod back_pressure;
 mod block_sizes;
 mod busy_thresholds;
 mod calibrate_log;
@@ -36,6 +37,7 @@ mod envoy;
 mod error_statuses;
 mod failures;
 mod fairness;
+mod fallback;
 mod fidelity;
 mod first_byte;
 mod handoffs;
@@ -59,6 +61,7 @@ mod realtime;
 mod reload;
 mod replicas;
 mod reserved;
+mod route_preview;
 mod serving;
 mod slots;
 mod slow_readers;

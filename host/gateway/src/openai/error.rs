@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use pointsman_routing::ShedReason;
+use pointsman_workers::{Leg, WorkerId};
 
 use crate::{
     openai::endpoint::Format, openai::error_body::Told, openai::rate_limit::Exceeded, upstream::Silence,
@@ -14,9 +15,6 @@ use crate::{
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;
-
-/// Limit of an engine's own text in a message, characters.
-const MAX_TEXT: usize = 500;
 
 /// Why a request fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -169,6 +167,9 @@ pub(crate) enum ApiError {
     /// The prefill ran, and no decode worker can continue the request.
     #[error("the prefill ran, and no decode worker can take its result: {0}; send the request again")]
     HandoffLost(String),
+    /// The worker that the request pins a leg to failed so, and no other one may take the leg.
+    #[error("{0}; the request pins its {1} leg to worker {2}, so no other one was tried")]
+    Pinned(Box<Self>, Leg, WorkerId),
     /// This gateway is shutting down.
     #[error("this gateway is draining; send the request to another one")]
     Draining,
@@ -235,6 +236,7 @@ impl ApiError {
             | Self::BodyBytesInFlight(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline | Self::EngineTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Overloaded { status, .. } | Self::Engine { status, .. } => *status,
+            Self::Pinned(cause, ..) => cause.status(),
         }
     }
 
@@ -279,11 +281,13 @@ impl ApiError {
             Self::Deadline => "deadline",
             Self::Overloaded { .. } => "overloaded",
             Self::Engine { .. } => "engine_4xx",
+            Self::Pinned(cause, ..) => cause.code(),
         }
     }
 
     fn retry_after(&self) -> Option<u64> {
         let measured = match self {
+            Self::Pinned(cause, ..) => return cause.retry_after(),
             Self::Overloaded { retry_after, .. } => Some(retry_after),
             Self::TenantLimit(exceeded) => Some(&exceeded.retry_after),
             _ => None,
@@ -360,7 +364,7 @@ impl ApiError {
         }
         let message = match self {
             Self::Engine { status, body, .. } => {
-                format!("the engine answered {}: {}", status.as_u16(), engine_text(body))
+                format!("the engine answered {}: {}", status.as_u16(), convert::engine_text(body))
             }
             other => other.to_string(),
         };
@@ -379,16 +383,6 @@ impl ApiError {
 /// An error's body in OpenAI's shape.
 pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &str) -> serde_json::Value {
     Told { status, code, kind: None, message, request_id }.body(Format::OpenAi)
-}
-
-/// The message an engine put into its error body, else the body's beginning.
-fn engine_text(body: &[u8]) -> String {
-    let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
-        let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
-        message.as_str().map(str::to_owned)
-    });
-    let text = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-    text.chars().take(MAX_TEXT).collect()
 }
 
 fn status(code: u16) -> StatusCode {

@@ -4,9 +4,13 @@ use std::time::Duration;
 
 use http::StatusCode;
 use pointsman_routing::RouteError;
+use pointsman_workers::{Leg, WorkerId};
 
-use super::{ApiError, RETRY_AFTER, engine_text, status};
+use super::{ApiError, RETRY_AFTER, status};
 use crate::{openai::request_error::RequestError, upstream::CallError};
+
+/// Limit of an engine's own text in a message, characters.
+const MAX_TEXT: usize = 500;
 
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
@@ -22,12 +26,40 @@ impl ApiError {
         Self::Overloaded { text: text.to_owned(), status: status(busy_status), retry_after }
     }
 
-    /// Changes when a client should try again because all workers are busy.
+    /// Changes when a client should try again because the workers are busy.
     pub(crate) fn retried_after(mut self, when: Duration) -> Self {
-        if let Self::Overloaded { retry_after, .. } = &mut self {
-            *retry_after = when;
+        match &mut self {
+            Self::Overloaded { retry_after, .. } => *retry_after = when,
+            Self::Pinned(cause, ..) => {
+                let changed = cause.as_ref().clone().retried_after(when);
+                **cause = changed;
+            }
+            _ => {}
         }
         self
+    }
+
+    /// Converts the routing error of a request that does not wait in the queue any more. `queue_clears`: when
+    /// a place of the queue is free, as far as is known.
+    pub(crate) fn of_refusal(
+        error: RouteError,
+        busy_status: u16,
+        queue_clears: impl FnOnce() -> Duration,
+    ) -> Self {
+        let is_busy = matches!(error, RouteError::AllBusy(_));
+        let error = Self::of_route(error, busy_status);
+        if is_busy { error.retried_after(queue_clears()) } else { error }
+    }
+
+    /// Names the worker that the request pins the leg to, and that failed. An engine's own answer passes
+    /// unchanged.
+    pub(crate) fn of_pinned(self, leg: Leg, worker: WorkerId) -> Self {
+        match self {
+            Self::BadUpstream(_) | Self::EngineTimeout(_) | Self::Overloaded { .. } => {
+                Self::Pinned(Box::new(self), leg, worker)
+            }
+            other => other,
+        }
     }
 
     /// Converts a routing error; `busy_status` is the status when every eligible worker is busy.
@@ -40,10 +72,19 @@ impl ApiError {
                 let retry_after = Duration::from_secs(RETRY_AFTER);
                 Self::Overloaded { text, status: status(busy_status), retry_after }
             }
+            RouteError::AllPaused { pause, .. } => Self::Overloaded {
+                text: format!("{text}; retry after the time in `retry-after`"),
+                status: if pause.is_too_many {
+                    StatusCode::TOO_MANY_REQUESTS
+                } else {
+                    StatusCode::SERVICE_UNAVAILABLE
+                },
+                retry_after: pause.left,
+            },
             RouteError::UnknownWorker(_) => Self::WorkerNotFound(text),
             RouteError::NotEligible(..) => Self::WorkerNotEligible(text),
             // In direct mode the message names the missing hint [C4, F3].
-            RouteError::NoPin(pointsman_workers::Leg::Prefill) => {
+            RouteError::NoPin(Leg::Prefill) => {
                 Self::InvalidRequest(format!("{text}: set the header x-prefill-instance-id"))
             }
             RouteError::NoPin(_) => Self::InvalidRequest(format!(
@@ -57,9 +98,18 @@ impl ApiError {
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Status { status, content_type, retry_after, body } if status.is_client_error() => {
+            CallError::Status { status, content_type, retry_after, body, .. } if status.is_client_error() => {
                 Self::Engine { status, content_type, retry_after, body }
             }
+            CallError::Status { status, ref body, .. } if error.refusal().is_some() => Self::Overloaded {
+                text: format!(
+                    "the engine has too much to do and answered {}: {}; retry after the time in `retry-after`",
+                    status.as_u16(),
+                    engine_text(body)
+                ),
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                retry_after: Duration::from_secs(RETRY_AFTER),
+            },
             CallError::Status { status, body, .. } => {
                 Self::BadUpstream(format!("the engine answered {}: {}", status.as_u16(), engine_text(&body)))
             }
@@ -79,4 +129,14 @@ impl From<CallError> for ApiError {
             }
         }
     }
+}
+
+/// The message an engine put into its error body, else the body's beginning.
+pub(super) fn engine_text(body: &[u8]) -> String {
+    let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
+        let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
+        message.as_str().map(str::to_owned)
+    });
+    let text = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+    text.chars().take(MAX_TEXT).collect()
 }

@@ -53,9 +53,9 @@ pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken) -> Option<Vec<u8>> {
 /// Removes the workers' addresses from an engine's error text.
 pub(crate) fn hide_ids_in_error(error: CallError, token: RequestToken) -> CallError {
     match error {
-        CallError::Status { status, content_type, retry_after, body } => {
+        CallError::Status { status, content_type, retry_after, body, in_body } => {
             let body = hide_ids(&body, token).map_or(body, Bytes::from);
-            CallError::Status { status, content_type, retry_after, body }
+            CallError::Status { status, content_type, retry_after, body, in_body }
         }
         other => other,
     }
@@ -74,6 +74,7 @@ mod tests {
             content_type: None,
             retry_after: None,
             body: Bytes::from_static(body.as_bytes()),
+            in_body: false,
         };
         let CallError::Status { body, .. } = hide_ids_in_error(error, token) else { panic!("another error") };
         let expected = format!(r#"{{"id":"cmpl-{token}","error":{{"message":"bad \"{token}\""}}}}"#);
