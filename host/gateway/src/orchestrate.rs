@@ -30,6 +30,7 @@ pub(crate) mod after_disconnect;
 pub(crate) mod availability;
 pub(crate) mod client_connection;
 mod drain_prefill;
+mod lateness;
 mod next_event;
 mod outcome;
 #[cfg(feature = "ext-proc")]
@@ -44,10 +45,12 @@ pub(crate) mod relay;
 mod respond;
 mod route;
 mod send;
+mod whole_estimate;
 
 use next_event::Next;
 pub(crate) use plan::{RequestPlan, Unplanned, plan, question};
 use relay::Answer;
+use whole_estimate::WholeEstimate;
 
 /// A request on its way.
 pub(crate) struct Drive {
@@ -85,6 +88,8 @@ pub(crate) struct Drive {
     over: Option<CancellationToken>,
     /// Cancelled when the prefill call ended; the call makes it.
     prefill_over: Option<CancellationToken>,
+    /// Progress of an answer that is not streamed.
+    estimate: Option<WholeEstimate>,
 }
 
 /// One leg: its worker, booking, call in flight, and failure.
@@ -142,7 +147,12 @@ pub(crate) async fn drive(
             return ApiError::ClientClosed.response(&drive.account.request_id).map(Answer::whole);
         }
         match drive.next().await {
-            Next::Event(event) => drive.report(event),
+            Next::Event(event) => {
+                if event == Event::Deadline {
+                    drive.note_deadline(drive.decode.sent.filter(|_| drive.decode.call.is_some()));
+                }
+                drive.report(event);
+            }
             Next::Again => drive.route_again(),
             Next::Stale => drive.expire(),
             Next::Nothing => {}
@@ -205,6 +215,7 @@ impl Drive {
             planned: plan.planned,
             over: None,
             prefill_over: None,
+            estimate: None,
         })
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Contains no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
 
+mod activity;
 mod average;
 mod block_map;
 mod booking;
@@ -24,9 +25,10 @@ mod sync;
 mod tls;
 mod worker;
 
+pub use activity::{EngineSigns, InFlight, Stuck, StuckBy};
 pub use booking::{
-    Booking, BookingRequest, Journal, JournalEntry, LoadValues, RankLoad, RemoteBooking, RemoteFigures,
-    WorkerKey,
+    Booking, BookingRequest, Estimate, Journal, JournalEntry, LoadValues, RankLoad, RemoteBooking,
+    RemoteFigures, WorkerKey,
 };
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use columns::{EngineLoad, RankView};

@@ -22,13 +22,17 @@ use crate::{
 };
 
 mod client;
+mod one_token;
 mod pace;
 mod parse;
 mod read_facts;
+mod signs;
+mod stuck;
 
 use client::{Clients, ProbeClient, Response};
 use pace::{Failing, spread};
 use read_facts::Problem;
+use stuck::Watch;
 
 /// Limit of a response body in bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
@@ -58,6 +62,10 @@ pub struct ProbeConfig {
     pub load_interval: Duration,
     /// Most requests to all workers together each second. With more workers, the two times above grow.
     pub max_per_second: u32,
+    /// Silence that makes a worker stuck while requests wait for it; 0: none does.
+    pub wedge_after: Duration,
+    /// Time between two looks at the activity of the workers.
+    pub look_interval: Duration,
 }
 
 /// Returns the facts in the body of vLLM's `/metrics`: block size, number of blocks, connector.
@@ -146,14 +154,17 @@ impl Prober {
     ) {
         let tasks = tracker.clone();
         let (publisher, stopped) = (registry.clone(), stop.clone());
+        let clients = Clients::new(tls);
+        let watch = Watch::new(registry.clone(), config.clone(), clients.clone(), tracker.clone());
         tracker.spawn(async move {
             tokio::select! {
                 () = publisher.publish_late() => {}
+                () = watch.run(stopped.clone()) => {}
                 () = stopped.cancelled() => {}
             }
         });
         tracker.spawn(async move {
-            let (clients, turns) = (Clients::new(tls), Arc::new(Semaphore::new(MAX_AT_ONCE)));
+            let turns = Arc::new(Semaphore::new(MAX_AT_ONCE));
             let failing = Failing::default();
             let mut followed = Followed::default();
             let mut changes = registry.subscribe();
@@ -272,6 +283,10 @@ impl Probe {
                     tokio::time::sleep_until(checked + MIN_REQUESTED_GAP.min(config.interval)).await;
                     health.requested(&self.worker);
                 }
+                () = self.worker.reading_requested() => {
+                    tokio::time::sleep_until(checked + MIN_REQUESTED_GAP.min(config.interval)).await;
+                    load_due = Instant::now();
+                }
                 () = changed(&mut self.config) => load_due = Instant::now(),
             }
         }
@@ -309,9 +324,13 @@ impl Probe {
     async fn read_load(&mut self) {
         let Some(path) = self.load_path else { return };
         let figures = match self.get(path).await {
-            Response::Ok(body) => parse::load(&body),
+            Response::Ok(body) => {
+                self.worker.note_signs(signs::of(&body));
+                parse::load(&body)
+            }
             Response::Absent => {
                 self.load_path = None;
+                self.worker.note_signs(None);
                 return self.worker.set_engine_load(None);
             }
             Response::Failed(_) | Response::Shortage(_) => None,
@@ -324,6 +343,7 @@ impl Probe {
         self.load_failures += 1;
         if self.load_failures >= MAX_LOAD_FAILURES {
             self.worker.set_engine_load(None);
+            self.worker.note_signs(None);
         }
     }
 

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{
+    activity::Activity,
     booking::{Booking, BookingRequest, Journal, RankJournal, RankLoad, WorkerKey},
     breaker::{Breaker, BreakerRules},
     columns::Columns,
@@ -20,6 +21,7 @@ use crate::{
 };
 
 mod eligibility;
+mod progress;
 mod reported;
 mod shared_load;
 
@@ -56,6 +58,12 @@ pub struct Worker {
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
+    /// What the worker does while requests wait for it.
+    activity: Activity,
+    /// Whether the worker is left out because it is stuck.
+    put_aside: AtomicBool,
+    /// Makes the prober read the engine's figures at once.
+    read_now: Notify,
     /// Whether a request timed out and none was answered since. Then one request at a time is tried.
     suspect: AtomicBool,
     /// Whether a request was answered since a health check failed.
@@ -113,6 +121,9 @@ impl Worker {
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
+            activity: Activity::new(),
+            put_aside: AtomicBool::new(false),
+            read_now: Notify::new(),
             suspect: AtomicBool::new(false),
             answered: AtomicBool::new(true),
             down: Notify::new(),

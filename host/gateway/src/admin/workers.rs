@@ -66,6 +66,10 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
                 Health::Unhealthy => "unhealthy",
             },
             "draining": worker.draining(), "leaving": worker.leaving(), "ineligible": worker.ineligible().map(Ineligible::as_str),
+            "stuck": worker.stuck().map(|stuck| {
+                let since_s = age.then(|| stuck.since.elapsed().as_secs());
+                json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
+            }),
             "reason": worker.problem(), "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,

@@ -27,6 +27,8 @@ impl Drive {
             return Next::Stream(head);
         }
         let (deadline, stale) = (self.deadline, self.stale_at().filter(|stale| *stale < self.deadline));
+        let bounded = stale.unwrap_or(deadline);
+        let until = self.estimate_due().map_or(bounded, |due| due.min(bounded));
         let waiting = self.attempts.waiting();
         let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
         let pending = self.pending_head.as_mut();
@@ -50,7 +52,11 @@ impl Drive {
             }
             () = first_bytes(pending) => self.pending_head.take().map_or(Next::Nothing, Next::Stream),
             () = over(waiting) => Next::Again,
-            () = tokio::time::sleep_until(stale.unwrap_or(deadline)) => match stale {
+            () = tokio::time::sleep_until(until) => match stale {
+                _ if until < bounded => {
+                    self.advance_estimate();
+                    Next::Nothing
+                }
                 Some(_) => Next::Stale,
                 None => Next::Event(Event::Deadline),
             },

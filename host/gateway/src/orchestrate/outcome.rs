@@ -4,7 +4,6 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Candidate, Leg};
-use tokio::time::Duration;
 
 use super::{Drive, PrefillDone, id_of};
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
     openai::{seen, sse},
     orchestrate::relay,
     state::{State, quarantine::Broke},
-    upstream::{self, Body, CallError},
+    upstream::{self, Body, CallError, PauseLimits},
 };
 
 impl Drive {
@@ -23,6 +22,7 @@ impl Drive {
         if let Some(over) = self.prefill_over.take() {
             over.cancel();
         }
+        self.estimate_begins();
         let answer = match outcome {
             Ok(answer) => answer,
             Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
@@ -98,7 +98,9 @@ impl Drive {
         if let Some(usage) = seen.usage {
             self.usage(usage);
         }
+        self.estimate_ends(seen.usage.and_then(|usage| usage.completion_tokens));
         self.served();
+        self.handoff_done();
         self.bind(self.legs.answering());
         let edited = relay::edit(&body, &seen, self.cached_tokens).map_or(body, Bytes::from);
         let hidden = self.hides_id().then(|| relay::hide_ids(&edited, self.token)).flatten();
@@ -127,8 +129,8 @@ impl Drive {
             head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         if !sse::is_stream(content_type) {
             let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
-            let idle = self.state.settings.leg_timeouts.event_idle;
-            let refusal = Box::pin(refusal(head, shown, idle));
+            let pause = self.state.settings.leg_timeouts.pause();
+            let refusal = Box::pin(refusal(head, shown, pause));
             let refusal = tokio::time::timeout_at(self.deadline, refusal).await;
             let error = refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned()));
             return Err(self.decode_failed(error));
@@ -173,8 +175,11 @@ impl Drive {
         }
         self.account.leg_ended(leg, Err(error.kind()));
         self.attempts.note_failure(candidate.as_ref().map(id_of));
-        if leg == Leg::Prefill && matches!(error, CallError::Timeout(_)) {
-            self.suspect_decode();
+        if matches!(error, CallError::Timeout(_)) {
+            self.note_late(leg);
+            if leg == Leg::Prefill {
+                self.suspect_decode();
+            }
         }
         let mut cause = self.client_error(error);
         if is_poison {
@@ -263,12 +268,12 @@ fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
 }
 
 /// What an answer says that should have been a stream: an error object, or something else.
-async fn refusal(head: Response<Body>, content_type: String, idle: Duration) -> CallError {
+async fn refusal(head: Response<Body>, content_type: String, pause: PauseLimits) -> CallError {
     let unexpected = format!("expected text/event-stream, got content type `{content_type}`");
     if !content_type.to_ascii_lowercase().starts_with("application/json") {
         return CallError::Protocol(unexpected);
     }
-    match upstream::collect(head.into_body(), Some(idle)).await {
+    match upstream::collect(head.into_body(), Some(pause)).await {
         Ok(body) if sse::look(&body).error => CallError::of_error_body(&body),
         Ok(_) => CallError::Protocol(unexpected),
         Err(error) => error,

@@ -2,6 +2,8 @@
 
 use std::task::{Context, Poll};
 
+use pointsman_workers::{InFlight, Worker};
+
 use super::{
     connection::{Answered, Connection},
     pool::ConnectionPool,
@@ -23,6 +25,8 @@ pub(crate) struct Body {
     connection: Option<Box<Connection>>,
     keep: bool,
     pool: ConnectionPool,
+    /// The call that the worker owes these bytes to.
+    call: Option<InFlight>,
 }
 
 impl Body {
@@ -30,7 +34,24 @@ impl Body {
         let Answered { head, early } = answered;
         let (framing, keep) = (head.framing, head.keep);
         let peeked = Vec::new();
-        Self { framing, early, peeked, failed: None, connection: Some(connection), keep, pool }
+        Self { framing, early, peeked, failed: None, connection: Some(connection), keep, pool, call: None }
+    }
+
+    /// Tells the worker of `call` of the bytes that come, until the body has ended.
+    pub(crate) fn of_call(&mut self, call: InFlight) {
+        self.call = Some(call);
+    }
+
+    /// Returns the worker that sends the body.
+    pub(crate) fn worker(&self) -> Option<&Worker> {
+        self.call.as_ref().map(InFlight::worker)
+    }
+
+    /// Nobody reads the body now, so the worker owes nothing until it is read again.
+    pub(crate) fn rest(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.pause();
+        }
     }
 
     /// Returns the bytes of the body that arrived with the head.
@@ -73,6 +94,9 @@ impl Body {
         cx: &mut Context<'_>,
         out: &mut Vec<u8>,
     ) -> Poll<Result<bool, WireError>> {
+        if let Some(call) = &mut self.call {
+            call.check();
+        }
         let before = out.len();
         out.append(&mut self.peeked);
         self.take_early(out);
@@ -98,6 +122,9 @@ impl Body {
                 Err(error) => self.failed = Some(error),
             }
         }
+        if let Some(call) = &self.call {
+            call.hear();
+        }
         Poll::Ready(Ok(true))
     }
 
@@ -119,6 +146,7 @@ impl Body {
     }
 
     fn give_back(&mut self) {
+        self.call = None;
         if let Some(connection) = self.connection.take().filter(|_| self.keep) {
             self.pool.put(connection);
         }

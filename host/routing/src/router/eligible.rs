@@ -46,6 +46,10 @@ pub(super) fn eligible_rows(
     if search.saw_failing {
         search.fill_failing(rows);
     }
+    // A retry waits for no worker that others wait for in vain, and a busy worker is about to be free.
+    if rows.is_empty() && search.saw_stuck && !search.saw_busy && query.tried.is_empty() {
+        search.fill_stuck(rows);
+    }
     match (rows.is_empty(), search.saw_busy) {
         (false, _) => Ok(()),
         (true, true) => Err(RouteError::AllBusy(query.leg)),
@@ -131,6 +135,7 @@ fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -
         None => busy.exceeded(candidate.load().view()).map(|threshold| Refused::Busy(over(threshold))),
         Some(Ineligible::AtCapacity) => Some(Refused::Busy(phrase(Ineligible::AtCapacity))),
         Some(Ineligible::Failing) => Some(Refused::Failing),
+        Some(Ineligible::Stuck) => Some(Refused::Stuck),
         Some(other) => Some(Refused::Other(phrase(other))),
     }
 }
@@ -150,6 +155,7 @@ fn over(threshold: &str) -> Phrase {
 enum Refused {
     Busy(Phrase),
     Failing,
+    Stuck,
     Other(Phrase),
 }
 
@@ -157,6 +163,7 @@ impl Refused {
     fn phrase(self) -> Phrase {
         match self {
             Self::Failing => phrase(Ineligible::Failing),
+            Self::Stuck => phrase(Ineligible::Stuck),
             Self::Busy(reason) | Self::Other(reason) => reason,
         }
     }

@@ -15,6 +15,7 @@ pub(super) fn phrase(reason: Ineligible) -> Phrase {
         Ineligible::Unhealthy => ("fails its health checks", "fail their health checks"),
         Ineligible::Draining => ("is draining", "are draining"),
         Ineligible::Failing => ("is failing", "are failing"),
+        Ineligible::Stuck => ("makes no progress", "make no progress"),
         Ineligible::AtCapacity => ("is busy", "are busy"),
     }
 }

@@ -63,6 +63,8 @@ async fn test_worker(owner: &'static str) -> TestWorker {
         timeout: Duration::from_millis(500),
         load_interval: Duration::from_millis(10),
         max_per_second: 1_500,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks, stop.clone());
     TestWorker { registry, worker, healthy, stop }
@@ -122,6 +124,8 @@ async fn b4_a_removed_worker_s_task_ends() {
         timeout: Duration::from_millis(100),
         load_interval: Duration::ZERO,
         max_per_second: 1_500,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
     // The prober has two of its own.
@@ -170,6 +174,8 @@ async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
         timeout: Duration::from_secs(10),
         load_interval: Duration::ZERO,
         max_per_second: u32::MAX,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
     let all = || registry.snapshot().workers().iter().all(|worker| worker.health() == Health::Healthy);
@@ -204,6 +210,8 @@ async fn b5_many_engines_that_never_answered_are_asked_less_often() {
         timeout: Duration::from_secs(10),
         load_interval: Duration::ZERO,
         max_per_second: 100,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
     until("all were asked", || connections.load(Relaxed) >= 200).await;

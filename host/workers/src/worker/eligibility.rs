@@ -18,6 +18,8 @@ pub enum Ineligible {
     /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
     /// It may still be chosen if no other worker is left.
     Failing,
+    /// Requests wait for it, and it makes no progress. It may be chosen if no other worker is left.
+    Stuck,
     /// It has reached its limit of concurrent requests.
     AtCapacity,
 }
@@ -36,6 +38,9 @@ impl Worker {
         }
         if self.draining() || self.leaving() {
             return Some(Ineligible::Draining);
+        }
+        if self.is_put_aside() {
+            return Some(Ineligible::Stuck);
         }
         let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
         if on_trial || self.breaker.is_paused() {
@@ -81,6 +86,7 @@ impl Ineligible {
             Self::Unhealthy => "unhealthy",
             Self::Draining => "draining",
             Self::Failing => "failing",
+            Self::Stuck => "stuck",
             Self::AtCapacity => "at_capacity",
         }
     }
@@ -108,6 +114,7 @@ mod tests {
         Outcome(bool),
         Answered,
         Timeout,
+        PutAside(bool),
         Later,
     }
 
@@ -121,6 +128,7 @@ mod tests {
             prop::bool::weighted(0.3).prop_map(Change::Outcome),
             Just(Change::Answered),
             Just(Change::Timeout),
+            any::<bool>().prop_map(Change::PutAside),
             Just(Change::Later),
         ]
     }
@@ -135,6 +143,7 @@ mod tests {
                 Self::Outcome(ok) => worker.note_outcome(ok),
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
+                Self::PutAside(on) => _ = worker.set_put_aside(on),
                 Self::Later => tokio::time::advance(Duration::from_secs(1)).await,
             }
         }

@@ -15,7 +15,7 @@ impl Problems {
     }
 
     pub(super) fn probe(&mut self, probe: &Probe) -> ProbeSettings {
-        let Probe { interval, timeout, load_interval, max_per_second } = *probe;
+        let Probe { interval, timeout, load_interval, max_per_second, wedge_after } = *probe;
         if max_per_second == 0 {
             self.add("probe.max_per_second", "`0` would never check a worker: expected 1 or more");
         }
@@ -24,6 +24,7 @@ impl Problems {
             timeout: self.limit("probe.timeout", timeout),
             load_interval,
             max_per_second,
+            wedge_after,
         }
     }
 }
