@@ -40,8 +40,9 @@ const HEAD: &str = "# Errors\n\n\
     Every row of [table I](behaviour.md), as `curl` shows it. `cargo xtask curl-errors --write FILE`\n\
     runs these commands on a gateway with simulated engines, checks status and code, and writes this page.\n\
     `$GATEWAY` is the address for clients, `$ADMIN` the one for operators, `$CHAT` is\n\
-    `$GATEWAY/v1/chat/completions`, and `ask` is `curl -si -H 'content-type: application/json'`. Answers\n\
-    are shown without the headers `date`, `content-type`, `content-length`, `connection`, `x-request-id`.\n";
+    `$GATEWAY/v1/chat/completions`, and `ask` is `curl -si -H 'content-type: application/json'`. `$DIGEST` is\n\
+    what `pointsman key new --argon2` prints. Answers are shown without the headers `date`, `content-type`,\n\
+    `content-length`, `connection`, `x-request-id`.\n";
 
 /// Headers that say nothing about an error.
 const HIDDEN: [&str; 6] =
@@ -98,10 +99,23 @@ async fn show(row: &Row, bin: &Path, policy: &[u8]) -> anyhow::Result<String> {
     std::fs::write(parts.join("tenant-limit.wasm"), policy)?;
     let engines: Vec<EngineSpec> = row.engines.iter().map(|(role, flags)| engine(role, flags)).collect();
     Certificates::write(dir.path())?;
-    let config = row.config.replace("$DIR", &dir.path().to_string_lossy());
+    let mut config = row.config.replace("$DIR", &dir.path().to_string_lossy());
+    if config.contains("$DIGEST") {
+        config = config.replace("$DIGEST", &fresh_digest(bin)?);
+    }
     let fleet = fleet::start(bin, dir.path(), &engines, &config).await?;
     let output = script(&fleet, row.script, dir.path()).await?;
     Ok(tidy(row.script, &output))
+}
+
+/// Returns the argon2id digest of a new key. A digest on the page would be known to everyone.
+fn fresh_digest(bin: &Path) -> anyhow::Result<String> {
+    let mut command = Command::new(bin.join("pointsman"));
+    let made = command.args(["key", "new", "--id", "slow", "--argon2"]).output()?;
+    ensure!(made.status.success(), "`pointsman key new` failed: {}", String::from_utf8_lossy(&made.stderr));
+    let entry = String::from_utf8(made.stdout)?;
+    let digest = entry.lines().find_map(|line| line.strip_prefix("digest = "));
+    Ok(digest.context("`pointsman key new` printed no digest")?.trim_matches(['"', '\'']).to_owned())
 }
 
 fn engine(role: &str, flags: &str) -> EngineSpec {

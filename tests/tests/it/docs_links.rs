@@ -92,6 +92,22 @@ fn problem(page: &Path, target: &str) -> Option<String> {
 }
 
 #[test]
+fn k1_no_page_has_the_digest_of_a_key() {
+    let mut found = Vec::new();
+    pages(&root(), &mut found);
+    assert!(found.len() > 50, "{found:?}");
+    for page in found {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let usable = |line: &&str| {
+            let given = line.trim_start_matches(['#', ' ']).strip_prefix("digest = \"");
+            given.is_some_and(|digest| digest.len() > 60)
+        };
+        // K1.7: whoever copies it would let in everyone who read the page.
+        assert_eq!(text.lines().find(usable), None, "{}", page.display());
+    }
+}
+
+#[test]
 fn every_relative_link_of_the_documentation_resolves() {
     let mut files = Vec::new();
     pages(&root(), &mut files);

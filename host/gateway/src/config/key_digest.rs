@@ -11,6 +11,12 @@ const MAX_PASSES: u32 = 8;
 const MAX_LANES: u32 = 4;
 /// Limit of a digest's text, bytes.
 pub(super) const MAX_TEXT: usize = 512;
+/// Keys whose digests stood in this project's documentation. Everyone knows them.
+const PUBLISHED_KEYS: [&str; 2] = ["abc", "def"];
+/// A digest that stood there, too.
+const PUBLISHED_ARGON2ID: &str =
+    "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0$Pk5YwVfvZq2xCzqVbXwV0m3b3Q5v2X0n5V8mZc0X1yM";
+
 /// The digest of a key.
 #[derive(Clone, PartialEq, Eq)]
 pub enum KeyDigest {
@@ -64,6 +70,22 @@ impl KeyDigest {
             ));
         }
         Ok(Self::Argon2id(text.into()))
+    }
+
+    /// Returns why nobody may use this digest: it stood in the documentation.
+    #[must_use]
+    pub(super) fn published(&self) -> Option<String> {
+        let advice = "`pointsman key new` makes a key that only you know";
+        match self {
+            Self::Sha256(digest) => {
+                let key = PUBLISHED_KEYS.iter().find(|key| sha256(key) == *digest)?;
+                Some(format!(
+                    "the key `{key}` was an example in the documentation, so everyone knows it: {advice}"
+                ))
+            }
+            Self::Argon2id(phc) => (**phc == *PUBLISHED_ARGON2ID)
+                .then(|| format!("this digest was an example in the documentation: {advice}")),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What `[server]` says that has to be read or computed: the operators' token and the number of threads.
 
-use super::{Problem, Secret, Server, settings::Listeners};
+use super::{KeyDigest, Problem, Secret, Server, settings::Listeners};
 
 impl Server {
     /// Returns the token that operators need, from its key or its file. `others`: operators have other ways
@@ -26,6 +26,11 @@ impl Server {
                 format!("server.{key}"),
                 "the token is empty: give one, or remove the key to let every operator in",
             ));
+        }
+        if let Some(message) = token.as_ref().and_then(|token| KeyDigest::sha256(token.expose()).published())
+        {
+            let key = if self.admin_token.is_some() { "admin_token" } else { "admin_token_file" };
+            return Err(Problem::new(format!("server.{key}"), message));
         }
         if token.is_none() && !others && self.admin_token_reads {
             return Err(Problem::new(

@@ -67,8 +67,11 @@ impl Shown<'_> {
                 }
                 _ => {
                     let source = self.origin.source(&path);
-                    let hidden = is_secret_number(key) && source != Source::Default;
-                    let value = if hidden { Value::String(HIDDEN.to_owned()) } else { value.clone() };
+                    let value = if is_secret_number(key, value) {
+                        Value::String(HIDDEN.to_owned())
+                    } else {
+                        value.clone()
+                    };
                     all.push(ShownValue { path, value, source });
                 }
             }
@@ -79,7 +82,7 @@ impl Shown<'_> {
     fn write(&self, f: &mut fmt::Formatter<'_>, path: &str, header: &str, table: &Table) -> fmt::Result {
         for (key, value) in table.iter().filter(|(_, value)| !has_header(value)) {
             let source = self.origin.source(&joined(path, key));
-            let line = if is_secret_number(key) && source != Source::Default {
+            let line = if is_secret_number(key, value) {
                 format!("# {key} = {HIDDEN}")
             } else {
                 format!("{} = {value}", quoted(key))
@@ -151,9 +154,10 @@ fn has_header(value: &Value) -> bool {
     }
 }
 
-/// Whether a key has a number that is a secret. In TOML a number cannot be hidden in its place.
-fn is_secret_number(key: &str) -> bool {
-    key == "hash_salt"
+/// Whether a key has a number that is a secret; the default, 0, is none. In TOML a number cannot be hidden in
+/// its place.
+fn is_secret_number(key: &str, value: &Value) -> bool {
+    key == "hash_salt" && value.as_integer() != Some(0)
 }
 
 /// A key as TOML writes it.

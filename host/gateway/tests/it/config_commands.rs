@@ -7,7 +7,12 @@
     reason = "tests and their helpers may fail"
 )]
 
-use std::{collections::BTreeSet, fs, path::Path, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    process::Command,
+};
 
 use serde_json::Value;
 
@@ -225,6 +230,95 @@ fn is_described(path: &str, described: &BTreeSet<String>) -> bool {
     described.iter().any(matches) || is_free()
 }
 
+/// The example with the keys and tables that are comments.
+fn with_comments(example: &str) -> String {
+    let is_key = |text: &str| {
+        text.starts_with('[')
+            || text.split_once(" = ").is_some_and(|(key, _)| {
+                key.bytes().all(|byte| b"_-\"*".contains(&byte) || byte.is_ascii_alphanumeric())
+            })
+    };
+    let uncommented = |line: &str| match line.strip_prefix("# ") {
+        Some(text) if is_key(text) => format!("{text}\n"),
+        _ => format!("{line}\n"),
+    };
+    example.lines().map(uncommented).collect()
+}
+
+#[test]
+fn the_example_unchanged_is_an_empty_configuration_without_a_key() {
+    let (dir, free) = (with_config(""), ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+    let (code, example, _) = pointsman(dir.path(), &[], &["config", "example"]);
+    assert_eq!(code, Some(0));
+    fs::write(dir.path().join("example.toml"), &example).unwrap();
+    // N3.3
+    let (code, out, text) =
+        pointsman(dir.path(), &[], &[&["check-config", "example.toml"][..], &free].concat());
+    assert!(code == Some(0) && out.ends_with("ok\n"), "{text}");
+    let values = |file: &str| {
+        let (code, shown, text) = pointsman(dir.path(), &[], &["config", "show", "--json", "--config", file]);
+        assert_eq!(code, Some(0), "{text}");
+        let values: Vec<Value> = serde_json::from_str(&shown).unwrap();
+        let of = |value: &Value| (value["path"].as_str().unwrap().to_owned(), value["value"].clone());
+        values.iter().map(of).collect::<BTreeMap<_, _>>()
+    };
+    // N3.3
+    assert_eq!(values("example.toml"), values("p.toml"));
+    let digests = example.match_indices("sha256:").map(|(at, _)| &example[at + 7..]);
+    let usable = |rest: &str| rest.bytes().take_while(u8::is_ascii_hexdigit).count() == 64;
+    // N3.3
+    assert_eq!(digests.filter(|rest| usable(rest)).count(), 0, "{example}");
+    // N3.4: of the types, nothing is wrong; `…` stands for what only the operator has.
+    fs::write(dir.path().join("all.toml"), with_comments(&example)).unwrap();
+    let (_, _, text) = pointsman(dir.path(), &[], &["check-config", "all.toml"]);
+    assert!(
+        !["unknown", "invalid type", "syntax", "missing field"].iter().any(|wrong| text.contains(wrong)),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_key_of_the_documentation_is_refused_by_name() {
+    let abc = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    let def = "sha256:CB8379AC2098AA165029E3938A51DA0BCECFC008FD6795F401178647F96C5B34";
+    let slow = "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0$Pk5YwVfvZq2xCzqVbXwV0m3b3Q5v2X0n5V8mZc0X1yM";
+    let file = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\napi_keys = [\"mine\", \"abc\"]\n\
+         admin_token = \"def\"\n[server.tenants]\nt = [\"def\"]\n\
+         [auth]\nplain_api_keys = true\nkey_dir = \"keys\"\n\
+         [[auth.keys]]\nid = \"a\"\ndigest = \"{abc}\"\n[[auth.keys]]\nid = \"b\"\nfile = \"b\"\n\
+         [[auth.keys]]\nid = \"c\"\ndigest = \"{slow}\"\n\
+         [[auth.operators]]\nid = \"d\"\nrole = \"operator\"\ndigest = \"{def}\"\n"
+    );
+    let dir = with_config(&file);
+    fs::write(dir.path().join("b"), "abc\n").unwrap();
+    fs::create_dir(dir.path().join("keys")).unwrap();
+    fs::write(dir.path().join("keys/e"), format!("[[auth.keys]]\nid = \"e\"\ndigest = \"{def}\"\n")).unwrap();
+    let example =
+        |key: &str| format!("the key `{key}` was an example in the documentation, so everyone knows it");
+    for arguments in [&["check-config", "p.toml"][..], &["serve", "--config", "p.toml"]] {
+        let (code, _, text) = pointsman(dir.path(), &[], arguments);
+        assert_eq!(code, Some(2), "{text}");
+        for (path, message) in [
+            ("server.api_keys[1]", example("abc")),
+            ("server.admin_token", example("def")),
+            ("server.tenants.t[0]", example("def")),
+            ("auth.keys[0].digest", example("abc")),
+            ("auth.keys[1].file", example("abc")),
+            ("auth.keys[2].digest", "this digest was an example in the documentation".to_owned()),
+            ("auth.operators[0].digest", example("def")),
+            ("auth.key_dir(keys/e)[0].digest", example("def")),
+        ] {
+            // K1.7
+            assert!(
+                text.contains(&format!("{path}: {message}: `pointsman key new` makes")),
+                "{path}: {text}"
+            );
+        }
+        assert!(!text.contains("server.api_keys[0]"), "{text}");
+    }
+}
+
 #[test]
 fn the_schema_has_every_key_of_the_example_with_type_default_and_text() {
     let dir = with_config("");
@@ -236,8 +330,8 @@ fn the_schema_has_every_key_of_the_example_with_type_default_and_text() {
     let mut described = BTreeSet::new();
     properties(&schema, &schema, "", &mut described, 0);
     let mut written = BTreeSet::new();
-    keys(&toml::Value::Table(example.parse().unwrap()), "", &mut written);
-    // N3.1
+    keys(&toml::Value::Table(with_comments(&example).parse().unwrap()), "", &mut written);
+    // N3.1, N3.4
     let unknown: Vec<&String> = written.iter().filter(|path| !is_described(path, &described)).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
     let server = schema.pointer("/$defs/Server").unwrap();

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::Problems;
 use crate::config::{
-    Auth, KeyDigest, KeyEntry, SECRET_KEYS, Server,
+    Auth, KeyDigest, KeyEntry, SECRET_KEYS, Secret, Server,
     auth::KeyFile,
     settings::{AuthSettings, KeySettings, OperatorSettings},
 };
@@ -48,6 +48,7 @@ impl Problems {
         if !plain_api_keys {
             self.plain_keys(server);
         }
+        self.published_keys(server);
         let mut seen = Seen::default();
         let mut valid = Vec::new();
         for (index, entry) in keys.iter().enumerate() {
@@ -107,6 +108,22 @@ impl Problems {
         }
     }
 
+    /// Refuses plain keys and a token of operators that stood in the documentation.
+    fn published_keys(&mut self, server: &Server) {
+        let published = |key: &Secret| KeyDigest::sha256(key.expose()).published();
+        let mut add = |path: String, keys: &[Secret]| {
+            for (index, key) in keys.iter().enumerate() {
+                if let Some(message) = published(key) {
+                    self.add(format!("{path}[{index}]"), message);
+                }
+            }
+        };
+        add("server.api_keys".to_owned(), &server.api_keys);
+        for (tenant, keys) in &server.tenants {
+            add(format!("server.tenants.{tenant}"), keys);
+        }
+    }
+
     fn key(&mut self, path: &str, entry: &KeyEntry, plain: bool, seen: &mut Seen) -> Option<KeySettings> {
         let KeyEntry { id, tenant, digest, file } = entry;
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -133,6 +150,11 @@ impl Problems {
                     .to_owned(),
             )),
         };
+        let given = if digest.is_some() { "digest" } else { "file" };
+        let read = read.and_then(|digest| match digest.published() {
+            Some(message) => Err((given, message)),
+            None => Ok(digest),
+        });
         let digest = match read {
             Ok(digest) => digest,
             Err((key, message)) => {
