@@ -65,8 +65,18 @@ pub(crate) struct Slot {
     pub(crate) calls: u64,
     pub(crate) failures: u64,
     pub(crate) breaker_open: bool,
+    #[serde(default)]
+    pub(crate) only_choice: Option<OnlyChoice>,
     pub(crate) canary: Option<Trial>,
     pub(crate) shadow: Option<Trial>,
+}
+
+/// The only candidate that a lane chooses.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct OnlyChoice {
+    pub(crate) worker: u64,
+    pub(crate) dp_rank: u32,
+    pub(crate) decisions: u64,
 }
 
 /// A canary or shadow.
@@ -75,6 +85,8 @@ pub(crate) struct Trial {
     pub(crate) generation: u64,
     pub(crate) share: f64,
     pub(crate) policy: String,
+    #[serde(default)]
+    pub(crate) only_choice: Option<OnlyChoice>,
 }
 
 /// `GET /workers`.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::{
-    api::{Live, Slot, Status, Trial},
+    api::{Live, OnlyChoice, Slot, Status, Trial},
     block_on,
     gateway::GatewayArgs,
     print,
@@ -43,7 +43,28 @@ fn shown(status: &Status, url: &str) -> String {
     }
     text.push('\n');
     text.push_str(&slots(&status.slots).text());
+    for line in status.slots.iter().flat_map(one_sided) {
+        text.push_str(&format!("\nwarning: {}\n", clean(&line)));
+    }
     text
+}
+
+/// Says which lanes of a slot send everything to one worker.
+fn one_sided(slot: &Slot) -> Vec<String> {
+    let trial = |trial: &Option<Trial>| {
+        trial.as_ref().and_then(|trial| Some((trial.policy.clone(), trial.only_choice?)))
+    };
+    let active = slot.only_choice.map(|only| (slot.policy.clone(), only));
+    let lanes = [active, trial(&slot.canary), trial(&slot.shadow)];
+    let model = slot.model.as_ref().map(|model| format!(" of {model}")).unwrap_or_default();
+    let line = |(policy, only): (String, OnlyChoice)| {
+        format!(
+            "slot {}{model}: the last {} decisions of {policy} all chose worker {} rank {}, while others got nothing; \
+             a policy balances when it reads the load (`active-requests`) and breaks ties by the call's seed",
+            slot.slot, only.decisions, only.worker, only.dp_rank
+        )
+    };
+    lanes.into_iter().flatten().map(line).collect()
 }
 
 fn lines(status: &Status) -> Vec<(&'static str, String)> {
@@ -133,4 +154,33 @@ pub(crate) fn trials(slot: &Slot) -> String {
     let trials = [one("canary", &slot.canary), one("shadow", &slot.shadow)];
     let trials: Vec<String> = trials.into_iter().flatten().collect();
     if trials.is_empty() { NONE.to_owned() } else { trials.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_lane_that_sends_everything_to_one_worker_is_a_warning() {
+        let only = serde_json::json!({ "worker": 7, "dp_rank": 0, "decisions": 336 });
+        let slot = |active, canary| {
+            let slot = serde_json::json!({
+                "slot": "prefill", "model": null, "state": "active", "generation": 2, "policy": "first",
+                "version": null, "digest": null, "calls": 336, "failures": 0, "breaker_open": false,
+                "only_choice": active, "shadow": null,
+                "canary": { "generation": 3, "share": 0.5, "policy": "trial", "only_choice": canary },
+            });
+            one_sided(&serde_json::from_value(slot).expect("a slot"))
+        };
+        assert_eq!(slot(Value::Null, Value::Null), Vec::<String>::new());
+        let [active, canary] = &slot(only.clone(), only)[..] else { panic!("two lanes") };
+        // F10.1
+        assert!(
+            active.contains("slot prefill: the last 336 decisions of first all chose worker 7"),
+            "{active}"
+        );
+        assert!(canary.contains("decisions of trial"), "{canary}");
+    }
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use pointsman_orchestration::SplitRules;
+use pointsman_routing::SlotKind;
 use pointsman_sim::core::Token;
 use pointsman_workers::{ModelName, SpecError};
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
@@ -93,6 +94,9 @@ pub struct RunResult {
     /// Whether the run went on without the policies, because they exceeded their limit of CPU time again and
     /// again.
     pub withdrawn: bool,
+    /// Slots whose last decisions all chose one engine while others got nothing, with the number of these
+    /// decisions.
+    pub one_sided: BTreeMap<SlotKind, u64>,
     /// What gateways told each other.
     pub told: Told,
 }
@@ -353,6 +357,7 @@ impl<'a> Lab<'a> {
             stranded: self.stranded,
             fallbacks: self.fallbacks,
             withdrawn: self.withdrawn,
+            one_sided: self.gateways.one_sided(),
             told: self.told,
         }
     }

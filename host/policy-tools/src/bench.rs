@@ -8,6 +8,7 @@ use pointsman_routing::{Call, DecisionContext, Failure, Policy, Purpose, World};
 use tokio::time::Instant;
 
 use crate::{
+    one_row,
     output::print,
     policy_file::{LimitArgs, PolicyFile, refused},
 };
@@ -109,9 +110,10 @@ impl BenchArgs {
             }
         }
         print(&format!(
-            "memory  {} bytes of linear memory in the largest instance now\n{}",
+            "memory  {} bytes of linear memory in the largest instance now\n{}{}",
             policy.memory_bytes(),
-            verdict(&measured)
+            verdict(&measured),
+            one_row::warning(&policy).unwrap_or_default()
         ))?;
         Ok(ExitCode::SUCCESS)
     }

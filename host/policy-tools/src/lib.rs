@@ -14,6 +14,7 @@ mod build;
 mod inspect;
 mod new;
 mod oci;
+mod one_row;
 mod output;
 mod place;
 mod policy_file;

@@ -14,6 +14,7 @@ use pointsman_routing::{
 use pointsman_workers::{DpRank, Leg, WorkerId};
 
 use crate::{
+    one_row,
     output::print,
     policy_file::{LimitArgs, PolicyFile, refused},
 };
@@ -66,6 +67,10 @@ impl TestArgs {
             report.record(case, &answer);
         }
         print(&format!("{report}\n"))?;
+        file.access.state().clear();
+        if let Ok(policy) = loads.with(default) {
+            print(&one_row::warning(policy).unwrap_or_default())?;
+        }
         Ok(if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

@@ -48,9 +48,9 @@ pub use router::{OverrideDecision, ReservedPlace, RouteError, RoutePreview, Rout
 pub use shared_state::{ChangeRefused, SharedContent, SharedState, Stamp, StateChange};
 pub use short_list::MIN_ROWS;
 pub use slot::{
-    AgreementStats, CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, LastFailure, NativeMode, Normalize,
-    Picker, PolicySummary, Program, ProgramSummary, ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot,
-    Trial, WeightedScorer,
+    AgreementStats, CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, LastFailure, MIN_IN_A_ROW,
+    NativeMode, Normalize, OneWorker, OnlyChoice, Picker, PolicySummary, Program, ProgramSummary,
+    ShadowVerdict, Slot, SlotEvent, SlotKind, SlotSnapshot, Trial, WeightedScorer,
 };
 pub use slots::{SlotSet, Slots};
 pub use state_accesses::StateAccesses;

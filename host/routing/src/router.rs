@@ -155,7 +155,9 @@ impl Router {
             let candidate = chosen.candidate.clone();
             let request = query.request;
             let [device, host, disk] = chosen.cached;
-            let cached_tokens = (device + host + disk).saturating_mul(request.block_size);
+            let cached = device + host + disk;
+            chosen.note_candidate(cached);
+            let cached_tokens = cached.saturating_mul(request.block_size);
             let booking = candidate.book(&BookingRequest {
                 leg: query.leg,
                 prompt_tokens: request.prompt_tokens,

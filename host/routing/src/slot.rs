@@ -23,6 +23,7 @@ use crate::{ids::Generation, policy::OnFailure};
 
 mod content;
 mod generation;
+mod one_worker;
 mod snapshot;
 mod stats;
 mod summary;
@@ -30,6 +31,7 @@ mod summary;
 pub use content::{NativeMode, Normalize, Picker, Program, WeightedScorer};
 pub use generation::{GenerationHandle, LastFailure, SlotEvent};
 use generation::{LaneStats, Place};
+pub use one_worker::{MIN_IN_A_ROW, OneWorker, OnlyChoice};
 pub use snapshot::{SlotSnapshot, Trial};
 pub use stats::{AgreementStats, CALL_BUCKETS_US, CallStats, ShadowVerdict};
 pub use summary::{PolicySummary, ProgramSummary};

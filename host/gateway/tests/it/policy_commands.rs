@@ -213,6 +213,32 @@ fn bench_measures_every_row_count_and_judges_the_budget() {
 }
 
 #[test]
+fn test_and_bench_tell_a_policy_that_sends_everything_to_one_worker() {
+    let dir = folder();
+    let told = |cases: &Path| {
+        let cases = cases.to_str().expect("text");
+        let tested = pointsman(dir.path(), ["test", "policy.wasm", "--cases", cases]);
+        let bench = pointsman(dir.path(), ["bench", "policy.wasm", "--rows", "8", "--seconds", "0.01"]);
+        assert_eq!((tested.code, bench.code), (Some(0), Some(0)), "{cases}: {}{}", tested.err, bench.err);
+        let warns =
+            |ran: &Ran| ran.out.contains("warning it chose row 0 of 8 equal workers in all of 64 calls");
+        [warns(&tested), warns(&bench)]
+    };
+    let one = dir.path().join("cases.toml");
+    fs::write(&one, "[[case]]\nname = \"one\"\nrows = [{}]\nexpect = { row = 0 }\n").expect("written");
+    fs::write(dir.path().join("policy.wasm"), pointsman_test_guests::HOSTILE).expect("written");
+    // F10.2
+    assert_eq!(told(&one), [true, true]);
+    for name in
+        ["least-loaded", "kv-aware", "predicted-latency", "queue-kv-prefix", "cache-aware", "longest-prefix"]
+    {
+        embedded(dir.path(), name);
+        // F10.2
+        assert_eq!(told(&policies().join(name).join("cases.toml")), [false, false], "{name}");
+    }
+}
+
+#[test]
 fn new_creates_a_project_and_refuses_a_directory_that_is_not_empty() {
     let dir = folder();
     let ran = pointsman(dir.path(), ["new", "my-rule", "--world", "scorer"]);

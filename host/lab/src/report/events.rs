@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pointsman_routing::SlotKind;
 use serde::Serialize;
 
 use crate::{run::RunResult, stats::mean};
@@ -17,6 +18,9 @@ pub struct Events {
     pub imbalance_over_time: Vec<(f64, f64)>,
     /// Calls of policies without a usable answer a run, by the reason.
     pub fallbacks: BTreeMap<&'static str, f64>,
+    /// Slots whose last decisions all chose one engine while others got nothing: the most such decisions of a
+    /// run.
+    pub one_sided: BTreeMap<SlotKind, u64>,
     /// Runs that went on without the policies, because these exceeded their CPU time again and again.
     pub withdrawn_runs: usize,
 }
@@ -27,6 +31,7 @@ pub(super) struct RunEvents {
     imbalance: Vec<(f64, f64)>,
     fallbacks: BTreeMap<&'static str, u64>,
     withdrawn: bool,
+    one_sided: BTreeMap<SlotKind, u64>,
 }
 
 impl RunEvents {
@@ -36,6 +41,7 @@ impl RunEvents {
             imbalance: imbalance.collect(),
             fallbacks: result.fallbacks.clone(),
             withdrawn: result.withdrawn,
+            one_sided: result.one_sided.clone(),
         }
     }
 }
@@ -46,9 +52,15 @@ impl Events {
         for (reason, count) in runs.iter().flat_map(|run| &run.fallbacks) {
             *fallbacks.entry(*reason).or_insert(0.0) += count_per_run(*count, runs.len());
         }
+        let mut one_sided: BTreeMap<SlotKind, u64> = BTreeMap::new();
+        for (slot, decisions) in runs.iter().flat_map(|run| &run.one_sided) {
+            let most = one_sided.entry(*slot).or_default();
+            *most = (*most).max(*decisions);
+        }
         Self {
             imbalance_over_time: curve(runs),
             fallbacks,
+            one_sided,
             withdrawn_runs: runs.iter().filter(|run| run.withdrawn).count(),
         }
     }
@@ -79,7 +91,12 @@ mod tests {
     use super::*;
 
     fn run(imbalance: Vec<(f64, f64)>, count: u64) -> RunEvents {
-        RunEvents { imbalance, fallbacks: BTreeMap::from([("trap", count)]), withdrawn: count > 2 }
+        RunEvents {
+            imbalance,
+            fallbacks: BTreeMap::from([("trap", count)]),
+            withdrawn: count > 2,
+            one_sided: BTreeMap::from([(SlotKind::Prefill, count)]),
+        }
     }
 
     #[test]
@@ -88,6 +105,7 @@ mod tests {
         let events = Events::over(&runs);
         assert_eq!(events.imbalance_over_time, [(0.5, 1.5), (1.5, 4.0), (119.5, 3.0)]);
         assert_eq!((events.fallbacks["trap"], events.withdrawn_runs), (2.5, 1));
+        assert_eq!(events.one_sided, BTreeMap::from([(SlotKind::Prefill, 3)]));
         assert!(Events::over(&[]).imbalance_over_time.is_empty());
     }
 }

@@ -50,6 +50,12 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
              (calls a run: {reasons})"
         ));
     }
+    for (slot, decisions) in &arm.events.one_sided {
+        warnings.push(format!(
+            "\"{label}\": the last {decisions} decisions of its slot {slot} all chose one engine while others got \
+             nothing; a policy balances when it reads the load (`active-requests`) and breaks ties by the call's seed"
+        ));
+    }
     if arm.events.withdrawn_runs > 0 {
         let runs = arm.events.withdrawn_runs;
         warnings.push(format!(

@@ -1,11 +1,12 @@
 //! The gateways of a run. Each routes its share of the requests with what it knows itself. They share the
 //! engines.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use pointsman_orchestration::{AdmissionQueue, QueueRules, Sessions};
 use pointsman_routing::{
-    BatchedLearning, BusyRules, NativeMode, OnFailure, Program, Router, RouterConfig, SlotEvent,
+    BatchedLearning, BusyRules, NativeMode, OnFailure, Program, Router, RouterConfig, Slot, SlotEvent,
+    SlotKind,
 };
 use pointsman_workers::{IndexConfig, PrefixIndex, Snapshot, Worker, probe::HealthChecks};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -87,6 +88,13 @@ impl Gateway {
         self.failures.try_recv().ok()
     }
 
+    /// Returns the slots that sent their last requests all to one engine, with the number of these decisions.
+    pub(super) fn one_sided(&self) -> impl Iterator<Item = (SlotKind, u64)> + '_ {
+        let only =
+            |slot: &Arc<Slot>| Some((slot.kind(), slot.snapshot().active.choices.only_choice()?.decisions));
+        self.router.slots().iter().filter_map(only)
+    }
+
     /// Routes without policies from now on.
     pub(super) fn withdraw(&self) {
         for slot in self.router.slots().iter() {
@@ -101,6 +109,17 @@ impl Gateways {
         let others = (1..fleet.gateways.count as usize).map(|place| Gateway::new(arm, fleet, place));
         let others = others.collect::<Result<_, _>>()?;
         Ok(Self { first, others, seed })
+    }
+
+    /// Returns the slots that sent their last requests all to one engine: the most decisions of any gateway.
+    pub(super) fn one_sided(&self) -> BTreeMap<SlotKind, u64> {
+        let mut slots = BTreeMap::new();
+        for (kind, decisions) in std::iter::once(&self.first).chain(&self.others).flat_map(Gateway::one_sided)
+        {
+            let most: &mut u64 = slots.entry(kind).or_default();
+            *most = decisions.max(*most);
+        }
+        slots
     }
 
     /// Returns the position of the gateway that a request comes to: a load balancer chooses it at random.

@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "a test")]
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use pointsman_lab::{
     Arm, Ended, EngineGroup, Fleet, Outage, Outcome, RunOptions, RunResult, Trace, TraceRequest,
@@ -11,6 +14,7 @@ use pointsman_lab::{
     run,
 };
 use pointsman_orchestration::{HandoffKind, LegOrder};
+use pointsman_routing::SlotKind;
 use pointsman_workers::Role;
 
 fn fleet(groups: &[(Role, u32)]) -> Fleet {
@@ -251,6 +255,15 @@ fn a_policy_that_traps_or_answers_nonsense_is_an_outcome_and_no_abort() {
     }
     let refused = hostile("refuse");
     assert!(ended(&refused, Ended::Shed) > 50);
+}
+
+#[test]
+fn an_arm_that_sends_everything_to_one_engine_is_told() {
+    // F10.3
+    assert_eq!(hostile("good").one_sided, BTreeMap::from([(SlotKind::Aggregated, 149)]));
+    let even = result("least-loaded", &prompts(150), &fleet(&[(Role::Aggregated, 2)]));
+    // F10.3
+    assert_eq!(even.one_sided, BTreeMap::new());
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use pointsman_routing::{Digest, Generation, GenerationHandle, LastFailure, Origin, SlotKind, Trial, World};
+use pointsman_routing::{
+    Digest, Generation, GenerationHandle, LastFailure, OnlyChoice, Origin, SlotKind, Trial, World,
+};
 use serde::Serialize;
 
 use super::{
@@ -59,6 +61,8 @@ pub struct SlotStatus {
     pub breaker_open: bool,
     /// Last failed call of the active generation.
     pub last_failure: Option<LastFailure>,
+    /// The only candidate that it chooses, after many decisions in a row for one. `None`: it chooses several.
+    pub only_choice: Option<OnlyChoice>,
     /// Time of installation, milliseconds since the Unix epoch.
     pub since_ms: u64,
     /// Duration of loading, milliseconds.
@@ -121,6 +125,8 @@ pub struct LaneStatus {
     pub last_failure: Option<LastFailure>,
     /// Start of the trial, milliseconds since the Unix epoch.
     pub since_ms: u64,
+    /// As for the active lane.
+    pub only_choice: Option<OnlyChoice>,
     /// As a shadow: requests for which it chose the same worker.
     pub agree: u64,
     /// As a shadow: requests for which it chose another worker, or none.
@@ -220,6 +226,7 @@ impl SlotStatus {
             (self.calls, self.failures) = (active.calls(), active.failures());
             self.breaker_open = active.breaker.is_open();
             self.last_failure = active.last_failure();
+            self.only_choice = active.choices.only_choice();
         }
         for (status, trial) in [(&mut self.canary, canary), (&mut self.shadow, shadow)] {
             if let (Some(status), Some(trial)) = (status, trial)
@@ -243,6 +250,7 @@ impl LaneStatus {
         (self.calls, self.failures) = (active.calls(), active.failures());
         self.breaker_open = active.breaker.is_open();
         self.last_failure = active.last_failure();
+        self.only_choice = active.choices.only_choice();
         let [(_, agree), (_, disagree), (_, failed)] = active.agreement.counts();
         (self.agree, self.disagree, self.failed) = (agree, disagree, failed);
     }

@@ -271,6 +271,14 @@ impl From<RouteError> for NotChosen {
 }
 
 impl Chosen {
+    /// Notes the candidate of a decision that the slot's program made, before it is booked.
+    pub(super) fn note_candidate(&self, cached_blocks: u32) {
+        if self.candidates > 1 && matches!(self.decider, Decider::Policy | Decider::Native { .. }) {
+            let counts = cached_blocks == 0 || self.candidate.load().active_requests() > 0;
+            self.generation.choices.note(self.candidate.worker_id(), self.candidate.rank, counts);
+        }
+    }
+
     pub(super) fn receipt(self, query: &Query<'_>, started: Instant) -> Receipt {
         let info = self.generation.program.ranker();
         Receipt {

@@ -16,6 +16,7 @@ use tokio::{sync::mpsc, time::Duration};
 use super::{
     Lane, SlotKind,
     content::Program,
+    one_worker::OneWorker,
     stats::{AgreementStats, CallStats},
     summary::ProgramSummary,
 };
@@ -40,6 +41,8 @@ pub struct GenerationHandle {
     pub(crate) summary: Arc<ProgramSummary>,
     /// In the shadow lane: how often its choice was the one made.
     pub agreement: AgreementStats,
+    /// Whether all decisions choose one candidate.
+    pub choices: OneWorker,
     place: Place,
     stats: LaneStats,
     observed: AtomicU64,
@@ -119,6 +122,7 @@ impl GenerationHandle {
             observing: Breaker::new(BreakerRules::POLICY),
             lane,
             agreement: AgreementStats::default(),
+            choices: OneWorker::default(),
             place,
             stats,
             observed: AtomicU64::new(0),

@@ -28,7 +28,8 @@ function showSlot(node, slot) {
     lines.push(make("p", "dim", slot.parts.map(part).join(" → ")));
   }
   lines.push(make("p", "dim", `grants: ${slot.grants.join(", ") || "none"}`, ...stateUsage(slot.memory)));
-  if (slot.canary) lines.push(describeTrial("canary", slot, ""));
+  lines.push(...oneWorker(slot, ""));
+  if (slot.canary) lines.push(describeTrial("canary", slot, ""), ...oneWorker(slot.canary, "canary: "));
   if (slot.shadow) {
     const { agree, disagree, failed } = slot.shadow;
     const asked = agree + disagree + failed;
@@ -48,6 +49,13 @@ function showSlot(node, slot) {
   node.replaceChildren(...lines);
   // Restore the focus.
   if (focused) [...node.querySelectorAll("button, summary")].find((one) => one.textContent === focused)?.focus();
+}
+
+/** Says that a lane chooses one worker only while others get nothing. */
+function oneWorker({ only_choice: only }, lane) {
+  if (!only) return [];
+  const worker = only.worker_text ?? only.worker;
+  return [make("p", "warn", `${lane}the last ${number(only.decisions)} decisions all chose worker ${worker}/${only.dp_rank}`)];
 }
 
 /** Describes how full the state of a slot's policies is; the fuller of keys and bytes sets the colour. */
