@@ -217,7 +217,7 @@ mod tests {
         // chain.
         let tokens: Vec<u32> = (1..=9).collect();
         let plain = block_hashes(&tokens, 4, &Salt::default());
-        // H1.1, H1.7
+        // H1.1, H1.6
         assert_eq!(plain, PLAIN.map(BlockHash));
         let salted = block_hashes(&tokens, 4, &Salt { lora: Some("adapter"), cache: Some("tenant-7") });
         // H1.3

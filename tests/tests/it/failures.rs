@@ -190,7 +190,8 @@ async fn e3_a_failed_sglang_prefill_cancels_its_decode_at_once() {
     cluster.sims[0].set_faults(vec![Fault::always(status(500))]);
     let started = tokio::time::Instant::now();
     assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
-    assert!(started.elapsed() < Duration::from_secs(1), "decode was waited for");
+    // Decode alone would wait for timeouts.whole_head, 5 minutes.
+    assert!(started.elapsed() < Duration::from_secs(20), "decode was waited for");
     cluster
         .until("decode is free", |cluster| {
             cluster.sims[1].state().running + cluster.sims[1].state().waiting == 0
@@ -216,22 +217,31 @@ async fn e1_e2_a_client_that_leaves_mid_stream_frees_the_engine_at_once() {
     let left = tokio::time::Instant::now();
     cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
     println!("upstream work stopped {:?} after the client left", left.elapsed());
+    // The whole answer takes 50 s.
     // E1.5
-    assert!(left.elapsed() < Duration::from_millis(500));
+    assert!(left.elapsed() < Duration::from_secs(10), "{:?}", left.elapsed());
     cluster.at_rest().await.unwrap();
+}
+
+/// Sends a request, and leaves when the first engine has it.
+async fn leave_while_prefill_runs(cluster: &TestCluster, stream: bool) {
+    let has_it = |cluster: &TestCluster| {
+        let prefill = cluster.sims[0].state();
+        prefill.running + prefill.waiting == 1
+    };
+    tokio::select! {
+        reply = cluster.client.post(CHAT, &[], chat(stream, 500)) => panic!("prefill has ended: {reply:?}"),
+        seen = cluster.until("prefill runs", has_it) => seen.unwrap(),
+    }
 }
 
 #[tokio::test]
 async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
-    let slow = SimConfig {
-        overhead: Duration::from_millis(200),
-        ..SimConfig::instant(Dialect::Vllm, Role::Prefill)
-    };
+    let slow =
+        SimConfig { overhead: Duration::from_secs(1), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
     let cluster =
         TestClusterBuilder::new().sim_with(slow, "").sim_with(paced(Role::Decode), "").start().await.unwrap();
-    let leaving =
-        tokio::time::timeout(Duration::from_millis(50), cluster.client.post(CHAT, &[], chat(true, 500)));
-    assert!(leaving.await.is_err(), "the client left while prefill ran");
+    leave_while_prefill_runs(&cluster, true).await;
     cluster
         .until("the handoff was consumed", |cluster| cluster.sims[1].state().handoffs.pulled == 1)
         .await
@@ -246,7 +256,7 @@ async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
 #[tokio::test]
 async fn e1_an_sglang_pair_whose_client_left_is_aborted() {
     let slow = |role| SimConfig {
-        overhead: Duration::from_millis(300),
+        overhead: Duration::from_secs(1),
         itl: Duration::from_millis(20),
         ..SimConfig::instant(Dialect::Sglang, role)
     };
@@ -256,9 +266,7 @@ async fn e1_an_sglang_pair_whose_client_left_is_aborted() {
         .start()
         .await
         .unwrap();
-    let leaving =
-        tokio::time::timeout(Duration::from_millis(80), cluster.client.post(CHAT, &[], chat(false, 500)));
-    assert!(leaving.await.is_err());
+    leave_while_prefill_runs(&cluster, false).await;
     cluster
         .until("both legs are free", |cluster| {
             cluster.sims.iter().all(|sim| sim.state().running + sim.state().waiting == 0)

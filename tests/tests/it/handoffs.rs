@@ -31,7 +31,8 @@ const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_re
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"b\",\"finish_reason\":\"stop\"}]}\n\n";
 const DONE: &str = "data: [DONE]\n\n";
 /// How long a leg of a pair takes that is slow on purpose.
-const SLOW: Duration = Duration::from_millis(800);
+/// Long enough that a busy machine does not take it for the work of a moment.
+const SLOW: Duration = Duration::from_secs(3);
 const MS: Duration = Duration::from_millis(1);
 
 fn prompt(more: Value) -> String {
@@ -256,8 +257,9 @@ async fn e3_a_failed_leg_stops_the_other_at_once_in_both_directions() {
             assert_eq!(reply.code(), "bad_upstream", "{reply:?}");
             cluster.until("the other leg is closed", |_| other.open() == 0).await.unwrap();
             let took = started.elapsed();
+            // The other leg hangs: alone it would wait for timeouts.whole_head, 5 minutes.
             // E3.1, E3.2, E3.3
-            assert!(took < 600 * MS, "{fails:?} of prefill {prefill_fails}: {took:?}");
+            assert!(took < 20_000 * MS, "{fails:?} of prefill {prefill_fails}: {took:?}");
             cluster.until("the other leg is aborted", |_| !aborts(other).is_empty()).await.unwrap();
             // E2.3
             assert_eq!(aborts(other)[0], generation(other));
@@ -309,12 +311,18 @@ async fn e4_a_prefill_that_may_be_cancelled_ends_with_its_client() {
             .start()
             .await
             .unwrap();
-        let leaving = cluster.client.post(COMPLETIONS, &[], prompt(json!({})));
-        assert!(timeout(150 * MS, leaving).await.is_err(), "prefill runs");
+        let has_it = |cluster: &TestCluster| {
+            let prefill = cluster.sims[0].state();
+            prefill.running + prefill.waiting == 1
+        };
+        tokio::select! {
+            reply = cluster.client.post(COMPLETIONS, &[], prompt(json!({}))) => panic!("prefill has ended: {reply:?}"),
+            seen = cluster.until("prefill runs", has_it) => seen.unwrap(),
+        }
         let left = Instant::now();
         cluster.at_rest().await.unwrap();
         // E1.2, E4.1
-        assert_eq!(left.elapsed() < 500 * MS, consumed == 0, "`{flag}`: {:?}", left.elapsed());
+        assert_eq!(left.elapsed() < SLOW / 2, consumed == 0, "`{flag}`: {:?}", left.elapsed());
         assert_eq!(cluster.sims[1].state().handoffs.pulled, consumed, "`{flag}`");
     }
 }

@@ -387,7 +387,8 @@ async fn k2_the_last_keys_serve_while_the_identity_server_is_broken() {
     server.behave(Behaviour::Silent);
     let began = tokio::time::Instant::now();
     assert_eq!(ask(&cluster, &token(9)).await.0, 200);
-    assert!(began.elapsed() < Duration::from_secs(1), "a known key waits for no fetch");
+    // A fetch from a silent server takes 5 s.
+    assert!(began.elapsed() < Duration::from_secs(4), "a known key waits for no fetch");
     tokio::time::sleep(Duration::from_secs(8)).await;
     // K2.6: up to auth.jwt.max_stale.
     let (status, message) = ask(&cluster, &token(10)).await;
