@@ -80,8 +80,8 @@ pub fn parse_with<T: DeserializeOwned + Default>(
                     continue;
                 }
                 let message = overrides.first_message(&keys).unwrap_or(message);
-                let problem = removed.problem(&segments, message, secrets);
-                problems.extend(problem.map(|problem| overrides.named(problem, &keys, &lines)));
+                let found = removed.problems(&segments, &message, secrets);
+                problems.extend(found.into_iter().map(|problem| overrides.named(problem, &keys, &lines)));
                 if problems.len() >= MAX_PROBLEMS || !removed.remove(&mut table, &segments) {
                     return Ok(Parsed { problems, lines, ..Parsed::default() });
                 }
@@ -102,17 +102,31 @@ struct Removed {
 pub struct UnreadElements(BTreeMap<String, BTreeSet<usize>>);
 
 impl Removed {
-    /// The problem that serde found at `segments`; `None` for a consequence of an earlier removal.
-    fn problem(&self, segments: &[Segment], message: String, secrets: &[&str]) -> Option<Problem> {
-        let path = self.path(segments);
-        // A worker's description names the key at fault itself.
-        let (path, message) = match message.split_once(": ") {
-            Some((key, rest)) if ends_in_element(segments) && is_key(key) => {
-                (join(&path, key), rest.to_owned())
+    /// The problems that serde found at `segments`, without the consequences of earlier removals.
+    fn problems(&self, segments: &[Segment], message: &str, secrets: &[&str]) -> Vec<Problem> {
+        // A worker's description names the keys at fault itself, each on a line of its own.
+        let lines = message.lines().map(|line| line.split_once(": ").filter(|(key, _)| is_key(key)));
+        let named: Option<Vec<(&str, &str)>> = lines.collect();
+        match named.filter(|named| !named.is_empty() && ends_in_element(segments)) {
+            Some(named) => {
+                let one = |(key, text)| self.problem(segments, Some(key), text, secrets);
+                named.into_iter().filter_map(one).collect()
             }
-            _ => (path, message),
-        };
-        let message = if is_secret(&path, secrets) { without_value(&message) } else { message };
+            None => self.problem(segments, None, message, secrets).into_iter().collect(),
+        }
+    }
+
+    /// The problem of the value at `segments`, or of a `key` of it; `None` for a consequence.
+    fn problem(
+        &self,
+        segments: &[Segment],
+        key: Option<&str>,
+        message: &str,
+        secrets: &[&str],
+    ) -> Option<Problem> {
+        let path = self.path(segments);
+        let path = key.map_or_else(|| path.clone(), |key| join(&path, key));
+        let message = if is_secret(&path, secrets) { without_value(message) } else { message.to_owned() };
         let missing = quoted(&message).next().filter(|_| message.starts_with("missing field"));
         let lost = missing.map_or_else(|| path.clone(), |key| join(&path, key));
         (!self.keys.contains(&lost)).then(|| Problem::new(path, explain(&message)))

@@ -227,7 +227,11 @@ impl ServeArgs {
                     config.given_by(format!("workers[{}]", config.workers.len()), shown);
                     config.workers.push(worker);
                 }
-                Err(error) => config.refuse_flag(shown, format!("{error:#}")),
+                Err(_) => {
+                    for problem in WorkerSpec::flag_problems(flag) {
+                        config.refuse_flag(shown.clone(), problem.to_string());
+                    }
+                }
             }
         }
     }

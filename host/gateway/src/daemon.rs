@@ -91,6 +91,7 @@ impl Daemon {
         sockets: InheritedSockets,
     ) -> anyhow::Result<Self> {
         let settings = config.resolve()?;
+        check::log_advice(&settings);
         let listeners = settings.fixed.listeners.clone();
         let client = listen(sockets.clients, listeners.listen, CLIENT_SEND_BUFFER);
         let client = client.map_err(cannot_listen("server.listen"));
@@ -346,6 +347,10 @@ fn build(
         }
     };
     let (slots, manager) = opened.start(&settings)?;
+    let wrong = slots::refused_settings(&manager, reloadable);
+    if !wrong.is_empty() {
+        return Err(refused(wrong).into());
+    }
     let index = PrefixIndex::new(IndexConfig {
         byte_budget: fixed.index.byte_budget,
         ttl: fixed.index.ttl,

@@ -48,7 +48,7 @@ mod send;
 pub(crate) mod stored;
 
 use next_event::Next;
-pub(crate) use plan::{RequestPlan, Unplanned, plan, question};
+pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan, question};
 use prefill_call::{PrefillBooking, PrefillDone};
 use relay::Answer;
 

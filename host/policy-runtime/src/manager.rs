@@ -47,6 +47,7 @@ use managed_lane::Content;
 pub use managed_lane::Source;
 use managed_slot::ManagedSlot;
 use manager_task::ManagerTask;
+use plan::Refused;
 use program_builder::{BuildError, ProgramBuilder};
 pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount};
 pub use status::{
@@ -105,6 +106,15 @@ pub struct PolicyDir {
     changes: mpsc::UnboundedReceiver<()>,
 }
 
+/// Why a lane cannot use one of the parts that its spec names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartRefusal {
+    /// File in the policy directory, or name of the built-in policy.
+    pub part: PathBuf,
+    /// What is wrong with it.
+    pub refusal: Refusal,
+}
+
 /// Identifies the content of a first generation.
 #[derive(Clone, Copy, Debug)]
 pub struct InitialContent(Content);
@@ -131,26 +141,44 @@ impl PolicyDir {
         Ok(Self { builder: ProgramBuilder::new(engine.clone(), folder, trust), changes })
     }
 
-    /// Builds the program that a lane runs without its own file.
+    /// Builds the program that a lane runs without its own file. Returns `None` for a trial that exists only
+    /// while its file does.
     ///
     /// # Errors
-    /// Refusal of the first part that cannot be used.
+    /// Refusals of all parts that cannot be used.
     pub fn initial(
         &mut self,
         kind: SlotKind,
         spec: &LaneSpec,
         access: &Access,
-    ) -> Result<(Program, InitialContent), Refusal> {
-        let plan = self.builder.plan(None, spec).map_err(|refused| *refused.refusal)?;
-        let mut plan = plan.ok_or_else(|| Refusal::MissingPart(kind.to_string()))?;
-        let program = self.builder.build(kind, &mut plan, spec, access);
-        let program = program.map_err(|error| match error {
-            BuildError::Refused(refused) => *refused.refusal,
-            // Unreachable: only a running manager has a queue.
-            BuildError::Pending => Refusal::MissingPart(kind.to_string()),
-        })?;
-        let (fingerprint, main) = (plan.fingerprint, plan.main_digest());
-        Ok((program, InitialContent(Content { fingerprint, main, source: Source::Default })))
+    ) -> Result<Option<(Program, InitialContent)>, Vec<PartRefusal>> {
+        let built = match self.builder.plan(None, spec) {
+            Ok(None) => return Ok(None),
+            Err(refused) => Err(BuildError::Refused(refused)),
+            Ok(Some(mut plan)) => {
+                self.builder.build(kind, &mut plan, spec, access).map(|program| (program, plan))
+            }
+        };
+        let error = match built {
+            Ok((program, plan)) => {
+                let (fingerprint, main) = (plan.fingerprint, plan.main_digest());
+                let content = Content { fingerprint, main, source: Source::Default };
+                return Ok(Some((program, InitialContent(content))));
+            }
+            Err(error) => error,
+        };
+        let mut all = self.builder.refused_parts(spec, access);
+        if let BuildError::Refused(refused) = error {
+            all.push(refused);
+        }
+        let mut refusals: Vec<PartRefusal> = Vec::new();
+        for refused in all.iter().flat_map(Refused::all) {
+            let part = PartRefusal { part: refused.file.clone(), refusal: (*refused.refusal).clone() };
+            if !refusals.contains(&part) {
+                refusals.push(part);
+            }
+        }
+        Err(refusals)
     }
 }
 

@@ -69,6 +69,24 @@ impl Default for RouterConfig {
 }
 
 impl RouterConfig {
+    /// Returns the fields that are not finite numbers of 0 or more, each with what is wrong.
+    #[must_use]
+    pub fn problems(&self) -> Vec<(&'static str, String)> {
+        let fields = [
+            ("overlap_score_credit", self.overlap_score_credit),
+            ("host_cache_credit", self.host_cache_credit),
+            ("disk_cache_credit", self.disk_cache_credit),
+            ("prefill_load_scale", self.prefill_load_scale),
+            ("active_request_weight", self.active_request_weight),
+            ("temperature", self.temperature),
+        ];
+        let bad = fields.into_iter().filter(|(_, value)| !value.is_finite() || *value < 0.0);
+        bad.map(|(key, value)| {
+            (key, format!("`{value}` is out of range: expected a finite number of 0 or more"))
+        })
+        .collect()
+    }
+
     /// These values with the fields that `over` gives.
     #[must_use]
     pub fn with(mut self, over: &RouterConfigOverride) -> Self {

@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod completed;
+mod problems;
 mod raw;
 mod traits;
 mod written;
@@ -238,7 +239,12 @@ impl WorkerSpec {
 
 impl<'de> Deserialize<'de> for WorkerSpec {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        RawSpec::deserialize(deserializer)?.resolve().map_err(serde::de::Error::custom)
+        let raw = RawSpec::deserialize(deserializer)?;
+        raw.clone().resolve().map_err(|_| {
+            // One line for each key, as readers of configuration files expect it.
+            let lines: Vec<String> = raw.problems().iter().map(ToString::to_string).collect();
+            serde::de::Error::custom(lines.join("\n"))
+        })
     }
 }
 

@@ -102,7 +102,7 @@ fn k1_no_page_has_the_digest_of_a_key() {
             let given = line.trim_start_matches(['#', ' ']).strip_prefix("digest = \"");
             given.is_some_and(|digest| digest.len() > 60)
         };
-        // K1.7: whoever copies it would let in everyone who read the page.
+        // K1.8: whoever copies it would let in everyone who read the page.
         assert_eq!(text.lines().find(usable), None, "{}", page.display());
     }
 }

@@ -119,6 +119,24 @@ async fn i_unknown_url_a_wrong_base_url_is_answered_with_the_path_that_is_meant(
 }
 
 #[tokio::test]
+async fn i_while_no_worker_is_registered_every_model_is_503() {
+    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    for path in [CHAT, "/v1/completions", "/v1/embeddings", "/v1/route", "/v1/models/tiny"] {
+        let reply = if path.starts_with("/v1/models") {
+            cluster.client.get(path).await.unwrap()
+        } else {
+            let body = json!({"model": "tiny", "prompt": "a", "input": "a", "messages": []}).to_string();
+            cluster.client.post(path, &[], body).await.unwrap()
+        };
+        // I1.6
+        assert_eq!((reply.status.as_u16(), reply.code().as_str()), (503, "no_worker"), "{path}: {reply:?}");
+        assert!(reply.headers.contains_key("retry-after"), "{path}");
+        let message = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with("no worker is registered"), "{path}: {message}");
+    }
+}
+
+#[tokio::test]
 async fn i_model_not_found_an_unknown_model_is_404() {
     let cluster = single(|_| {}).await;
     let reply = cluster.client.post(CHAT, &[], chat(1).replace("tiny", "nope")).await.unwrap();
@@ -200,13 +218,13 @@ async fn i_rate_limited_is_429_for_each_key_alone() {
 
 #[tokio::test]
 async fn i_client_closed_is_499_in_the_metrics() {
-    let slow = SimConfig {
-        overhead: Duration::from_millis(400),
-        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
-    };
+    let slow =
+        SimConfig { overhead: Duration::from_secs(2), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
-    let leaving = tokio::time::timeout(Duration::from_millis(60), cluster.client.post(CHAT, &[], chat(5)));
-    assert!(leaving.await.is_err());
+    tokio::select! {
+        reply = cluster.client.post(CHAT, &[], chat(5)) => panic!("the client left before its answer: {reply:?}"),
+        booked = cluster.until("it is routed", |cluster| cluster.booked() == 1) => booked.unwrap(),
+    }
     cluster.at_rest().await.unwrap();
     let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
     let line = r#"status="499",code="client_closed"} 1"#;

@@ -54,18 +54,36 @@ async fn cluster(config: &str) -> TestCluster {
         .unwrap()
 }
 
+const COMPOSED: &str = r#"
+[policies.slots.aggregated]
+filters = [{ policy = "low-queue" }]
+scorers = [{ policy = "kv-aware", weight = 2.0, normalize = "min-max" }]
+picker = { softmax = { temperature = 0.3 } }
+"#;
+
+/// As the file says, with the slots of this text.
+fn with_slots(config: &Config, text: &str) -> Config {
+    let mut config = config.clone();
+    config.policies.slots = toml::from_str::<Config>(text).unwrap().policies.slots;
+    config
+}
+
 #[tokio::test]
-async fn a_composed_slot_waits_for_its_parts_and_then_serves() {
-    let cluster = cluster(
-        r#"
-        [policies.slots.aggregated]
-        filters = [{ policy = "low-queue" }]
-        scorers = [{ policy = "kv-aware", weight = 2.0, normalize = "min-max" }]
-        picker = { softmax = { temperature = 0.3 } }
-        "#,
-    )
-    .await;
-    assert!(ask(&cluster).await.contains("native@1"), "it serves without its filter");
+async fn a_slot_that_cannot_be_built_stops_the_start_and_a_reload_keeps_the_old_one() {
+    let builder = || {
+        TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim(Dialect::Vllm, Role::Aggregated)
+    };
+    let at_start = builder().config(|config| *config = with_slots(config, COMPOSED)).start().await;
+    let problem = at_start.map(drop).unwrap_err().to_string();
+    let expected =
+        "policies.slots.aggregated: the policy `parts/low-queue.wasm` is refused: part `low-queue` is not in";
+    // N7.2
+    assert!(problem.contains(expected), "{problem}");
+
+    let cluster = builder().reread(None, |started| Ok(with_slots(started, COMPOSED))).start().await.unwrap();
+    cluster.gateway.reload().await.unwrap();
+    // N7.3
+    assert!(ask(&cluster).await.contains("kv-aware@1 policy"), "the old content serves");
     assert_eq!(slot(&cluster).await["refusals"][0]["kind"], "missing_part");
     std::fs::create_dir(cluster.policy_path("parts")).unwrap();
     cluster.drop_policy("parts/low-queue.wasm", LOW_QUEUE).unwrap();
@@ -73,6 +91,32 @@ async fn a_composed_slot_waits_for_its_parts_and_then_serves() {
     assert!(ask(&cluster).await.contains("kv-aware@2 policy"));
     let parts = slot(&cluster).await["parts"].clone();
     assert_eq!((&parts[0]["policy"], &parts[1]["weight"]), (&json!("low-queue"), &json!(2.0)));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn f10_a_slot_that_sends_everything_to_one_worker_is_told() {
+    let cluster = cluster("").await;
+    let only = async || slot(&cluster).await["only_choice"].clone();
+    let min = pointsman_routing::MIN_IN_A_ROW;
+    for _ in 0..min + 20 {
+        ask(&cluster).await;
+    }
+    // F10.1
+    assert_eq!(only().await, Value::Null, "kv-aware balances");
+    cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
+    post(&cluster, "/policies/reload").await;
+    for _ in 0..=min {
+        assert!(ask(&cluster).await.contains("hostile@2"));
+    }
+    let told = only().await;
+    // F10.1
+    assert!(told["decisions"].as_u64() >= Some(min) && told["worker"].is_u64(), "{told}");
+    let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    let slots = status["slots"].as_array().unwrap();
+    let slot = slots.iter().find(|slot| slot["slot"] == "aggregated").unwrap();
+    // F10.1
+    assert_eq!(slot["only_choice"]["worker"], told["worker"]);
     cluster.at_rest().await.unwrap();
 }
 

@@ -88,7 +88,7 @@ pub(super) async fn join(Extract(state): Extract<Arc<State>>, headers: HeaderMap
                 }
             }
         }
-        Err(error) => invalid(&headers, &shortened(&error.to_string())),
+        Err(error) => invalid(&headers, &shortened(&error.to_string().replace('\n', "; "))),
     }
 }
 

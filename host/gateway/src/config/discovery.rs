@@ -122,6 +122,12 @@ impl Discovery {
         FleetRules { max_workers: self.max_workers, drain: self.drain, guard }
     }
 
+    /// Whether any source of workers is configured.
+    pub(crate) fn has_sources(&self) -> bool {
+        let Self { files, dns, etcd, kubernetes, .. } = self;
+        !(files.is_empty() && dns.is_empty() && etcd.is_empty() && kubernetes.is_empty())
+    }
+
     /// Returns what is wrong with the values.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();

@@ -9,7 +9,6 @@ use std::{
 };
 
 use http::{HeaderName, HeaderValue};
-use pointsman_workers::WorkerSpec;
 
 use super::{
     Config, Index, Policies, Problem, Routing, Secret, Server, Timeouts,
@@ -28,6 +27,7 @@ mod model;
 mod shared_state;
 mod traces;
 mod upstream;
+mod workers;
 
 /// Validates `config`. Returns the settings with all problems. If there are problems, the settings serve only
 /// to look for more.
@@ -268,6 +268,7 @@ impl Problems {
             cost,
         } = *routing;
         self.busy("routing.busy", busy);
+        self.cost(&cost);
         if !(400..600).contains(&busy_status) {
             self.add(
                 "routing.busy_status",
@@ -382,18 +383,5 @@ impl Problems {
             booking: self.limit("timeouts.booking", booking),
             drain,
         }
-    }
-
-    fn workers(&mut self, workers: &[WorkerSpec]) -> Vec<WorkerSpec> {
-        for (index, worker) in workers.iter().enumerate() {
-            let same = workers.iter().take(index).position(|other| other.id == worker.id);
-            if let Some(same) = same {
-                let id = worker.id;
-                let message =
-                    format!("`{id}` is already the id of workers[{same}]: give each worker its own");
-                self.add(format!("workers[{index}].id"), message);
-            }
-        }
-        workers.to_vec()
     }
 }

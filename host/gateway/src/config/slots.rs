@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use pointsman_embedded_policies::by_name;
 use pointsman_policy_runtime::{Access, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
-use pointsman_routing::{NativeMode, Normalize, OnFailure, Picker, SlotKind};
+use pointsman_routing::{Lane, NativeMode, Normalize, OnFailure, Picker, SlotKind};
 use pointsman_workers::name_hash;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -137,6 +137,28 @@ impl SlotEntry {
             max_rows: self.max_rows,
             shared_state: self.shared_state,
         }
+    }
+
+    /// Whether only a policy in the slot's own file gets the settings.
+    #[must_use]
+    pub fn settings_need_file(&self) -> bool {
+        let trials = [&self.canary, &self.shadow].into_iter().flatten();
+        let named = self.builtin.is_some()
+            || self.policy.is_some()
+            || trials.clone().any(|trial| trial.builtin.is_some() || trial.policy.is_some());
+        !self.settings.is_empty() && !named
+    }
+
+    /// Whether the entry gives settings to the policy in a lane's own file.
+    #[must_use]
+    pub fn has_settings(&self, lane: Lane) -> bool {
+        let trial = match lane {
+            Lane::Active => None,
+            Lane::Canary => self.canary.as_ref(),
+            Lane::Shadow => self.shadow.as_ref(),
+        };
+        let own = trial.and_then(|trial| trial.settings.as_ref());
+        !own.unwrap_or(&self.settings).is_empty()
     }
 
     fn ranking(&self) -> Ranking<'_> {

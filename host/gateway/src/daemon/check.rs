@@ -2,8 +2,8 @@
 
 use std::{io::ErrorKind, sync::Arc};
 
-use pointsman_policy_runtime::{Command, RefusalRecord};
-use pointsman_workers::{ModelName, Registry, Role, WorkerSpec};
+use pointsman_policy_runtime::Command;
+use pointsman_workers::{Registry, Role, WorkerSpec};
 
 use super::{CLIENT_SEND_BUFFER, bind, cannot_listen, slots};
 use crate::{
@@ -36,6 +36,12 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     let proxies = TlsContext::new().load_proxies(settings.fixed.ext_proc.tls.as_ref());
     problems.extend(proxies.err().unwrap_or_default());
     policies(config, settings, &mut problems, &mut warnings)?;
+    // A worker that could not be read is no missing worker.
+    let of_workers = |problem: &Problem| {
+        let of_flag = problem.flag.as_ref().is_some_and(|flag| flag.starts_with("--worker"));
+        of_flag || ["workers", "discovery"].iter().any(|section| problem.path.starts_with(section))
+    };
+    warnings.retain(|warning| warning.path != "workers" || !found.iter().any(of_workers));
     let known = |problem: &Problem| found.iter().any(|old| old.path == problem.path);
     let mut problems = config.in_file(problems);
     problems.retain(|problem| problem.path.is_empty() || !known(problem));
@@ -93,8 +99,9 @@ fn policies(
     let (_slots, manager) = opened.start(&settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let report = runtime.block_on(manager.execute(Command::Reload))?;
-    // Built-in content that is refused was found above.
-    problems.extend(report.refused.iter().map(refused).filter(|problem| !known.contains(&problem.path)));
+    // What the configuration names was found above.
+    let found = report.refused.iter().map(slots::refused);
+    problems.extend(found.filter(|problem| !known.contains(&problem.path)));
     for stray in &report.strays {
         let message =
             format!("`{stray}` names no slot, so nothing runs it; rename it after a slot, or remove it");
@@ -107,18 +114,18 @@ fn policies(
     Ok(())
 }
 
-/// The problem of a policy: at the directory when it is the slot's own file, else at the slot's entry.
-fn refused(refusal: &RefusalRecord) -> Problem {
-    let part = !refusal.file.ends_with(".wasm") || refusal.file.starts_with("parts/");
-    let model = refusal.model.as_deref().map(ModelName::new);
-    let path = if part { slots::slot_path(refusal.slot, model.as_ref()) } else { "policies.dir".to_owned() };
-    Problem::new(path, format!("the policy `{}` is refused: {}", refusal.file, refusal.message))
+/// Logs what is probably not meant.
+pub(super) fn log_advice(settings: &Settings) {
+    for warning in advice(settings) {
+        tracing::warn!(key = warning.path, problem = warning.message, "configuration warning");
+    }
 }
 
 /// Returns what contradicts itself without being wrong.
 fn advice(settings: &Settings) -> Vec<Problem> {
     let reloadable = &settings.reloadable;
     let mut warnings = Vec::new();
+    warnings.extend(slots::waiting_settings(settings));
     let mut warn = |path: String, message: String| warnings.push(Problem::new(path, message));
     let (routing, queue) = (&reloadable.routing, &reloadable.queue);
     if routing.local_fallback && routing.enforce_disagg {
@@ -130,6 +137,11 @@ fn advice(settings: &Settings) -> Vec<Problem> {
         warn("queue.timeout".to_owned(), message.to_owned());
     }
     let workers = &reloadable.workers;
+    if workers.is_empty() && !settings.fixed.discovery.has_sources() {
+        let message = "no worker and no source of [discovery] is configured: requests are answered with 503 until a \
+                       worker is registered (`PUT /workers/ID`)";
+        warn("workers".to_owned(), message.to_owned());
+    }
     let has = |role| workers.iter().any(|worker| worker.role == role);
     let lonely = match (has(Role::Prefill), has(Role::Decode)) {
         (true, false) => Some((Role::Prefill, Role::Decode)),

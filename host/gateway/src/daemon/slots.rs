@@ -1,19 +1,23 @@
 //! The slots of a gateway: from the configuration to specs, first generations, and the manager that keeps
 //! them.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use pointsman_policy_runtime::{
-    Access, Capacity, CompileLimits, Limits, ManagerConfig, Part, PolicyDir, PolicyEngine, PolicyManager,
-    Probation, Rank, SlotConfig, SlotName, SlotSpec,
+    Access, Capacity, CompileLimits, Limits, ManagerConfig, PartRefusal, PolicyDir, PolicyEngine,
+    PolicyManager, Probation, RefusalRecord, SlotConfig, SlotName, SlotSpec,
 };
-use pointsman_routing::{NativeMode, Program, Slot, SlotEvent, SlotKind, SlotSet, Slots};
+use pointsman_routing::{Lane, NativeMode, Program, Slot, SlotEvent, SlotKind, SlotSet, Slots};
 use pointsman_workers::ModelName;
 use tokio::sync::mpsc;
 
 use crate::config::{
-    Problem,
+    Problem, SlotEntry,
     settings::{PolicyRuntime, Reloadable, Settings, Static},
 };
 
@@ -36,8 +40,10 @@ pub(super) fn specs(settings: &Reloadable) -> Vec<(SlotName, SlotSpec)> {
 pub(super) struct OpenedSlots {
     dir: PolicyDir,
     slots: Vec<SlotConfig>,
+    /// Programs of canaries and shadows that the configuration names.
+    trials: Vec<Program>,
     failures: mpsc::UnboundedReceiver<SlotEvent>,
-    /// Slots whose built-in content is refused: they route natively.
+    /// What the configuration names and no lane can run. The daemon does not start with it.
     pub(super) problems: Vec<Problem>,
 }
 
@@ -56,43 +62,117 @@ pub(super) fn open(
     let engine = engine(policies, compiler, capacity)?;
     let trust = reloadable.policies.trust().map_err(|error| Problem::new("policies.trusted_keys", error))?;
     let dir = PolicyDir::open(&engine, policies.dir.clone(), trust);
-    let mut dir = dir.map_err(|error| Problem::new("policies.dir", error.to_string()))?;
+    let dir = dir.map_err(|error| Problem::new("policies.dir", error.to_string()))?;
     let (events, failures) = mpsc::unbounded_channel();
-    let (mut slots, mut problems) = (Vec::new(), Vec::new());
+    let mut opened =
+        OpenedSlots { dir, slots: Vec::new(), trials: Vec::new(), failures, problems: Vec::new() };
     for ((kind, model), spec) in specs {
-        let access = Access::default();
-        let native = || (Program::Native(NativeMode::Kv), None);
-        let (program, initial) = match dir.initial(kind, &spec.active, &access) {
-            Ok((program, initial)) => (program, Some(initial)),
-            // Files may be added later. Until then the slot routes natively, and its status shows the reason.
-            Err(refusal) if names_files(&spec) => {
-                tracing::warn!(slot = %kind, kind = refusal.kind(), %refusal, "slot started without its policies");
-                native()
-            }
-            Err(refusal) => {
-                problems.push(Problem::new(slot_path(kind, model.as_ref()), refusal.to_string()));
-                native()
-            }
-        };
-        let slot = Arc::new(Slot::new(kind, model, program, events.clone()));
-        slots.push(SlotConfig { slot, spec, access, initial });
+        opened.add(kind, model, spec, &events);
     }
-    Ok(OpenedSlots { dir, slots, failures, problems })
+    Ok(opened)
 }
 
-/// Returns the dotted path of a slot's entry.
-pub(super) fn slot_path(kind: SlotKind, model: Option<&ModelName>) -> String {
+/// Returns the dotted path of a lane's entry.
+fn lane_path(kind: SlotKind, model: Option<&str>, lane: Lane) -> String {
     let section = model.map_or("policies".to_owned(), |model| format!("models.{model}"));
-    format!("{section}.slots.{kind}")
+    match lane {
+        Lane::Active => format!("{section}.slots.{kind}"),
+        lane => format!("{section}.slots.{kind}.{lane}"),
+    }
+}
+
+/// Returns the problem of a policy: at the directory when it is a lane's own file, else at the lane's entry.
+pub(super) fn refused(refusal: &RefusalRecord) -> Problem {
+    let path = if is_own_file(refusal) {
+        "policies.dir".to_owned()
+    } else {
+        lane_path(refusal.slot, refusal.model.as_deref(), refusal.lane)
+    };
+    Problem::new(path, format!("the policy `{}` is refused: {}", refusal.file, refusal.message))
+}
+
+/// Returns the problems of lanes' own files that refuse the settings which the configuration gives them.
+pub(super) fn refused_settings(manager: &PolicyManager, settings: &Reloadable) -> Vec<Problem> {
+    let status = manager.status();
+    let given = |refusal: &RefusalRecord| {
+        let slots = refusal.model.as_ref().map_or(Some(&settings.policies.slots), |model| {
+            settings.models.get(model).map(|model| &model.slots)
+        });
+        let entry = slots.and_then(|slots| slots.get(&refusal.slot));
+        entry.is_some_and(|entry| entry.has_settings(refusal.lane))
+    };
+    let refusals = status.slots.iter().flat_map(|slot| &slot.refusals);
+    let wrong =
+        refusals.filter(|refusal| is_own_file(refusal) && refusal.kind == "configure" && given(refusal));
+    wrong.map(refused).collect()
+}
+
+/// Returns the settings that no policy gets, because the lane's own file is not there.
+pub(super) fn waiting_settings(settings: &Settings) -> Vec<Problem> {
+    let Settings { fixed: Static { policies, .. }, reloadable } = settings;
+    let Some(dir) = &policies.dir else { return Vec::new() };
+    let all = reloadable.policies.slots.iter().map(|(kind, entry)| (None, *kind, entry));
+    let own = reloadable.models.iter().flat_map(|(model, settings)| {
+        settings.slots.iter().map(move |(kind, entry)| (Some(model.as_str()), *kind, entry))
+    });
+    let waits = |(model, kind, entry): (Option<&str>, SlotKind, &SlotEntry)| {
+        let file = Path::new(model.unwrap_or_default()).join(format!("{kind}.wasm"));
+        if !entry.settings_need_file() || dir.join(&file).exists() {
+            return None;
+        }
+        let message = format!(
+            "no policy gets them before `{}` is in `policies.dir`: the slot's own policy runs without settings",
+            file.display()
+        );
+        Some(Problem::new(format!("{}.settings", lane_path(kind, model, Lane::Active)), message))
+    };
+    all.chain(own).filter_map(waits).collect()
+}
+
+fn is_own_file(refusal: &RefusalRecord) -> bool {
+    refusal.file.ends_with(".wasm") && !refusal.file.starts_with("parts/")
 }
 
 impl OpenedSlots {
+    /// Makes a slot with its first content, and tries what its trials name.
+    fn add(
+        &mut self,
+        kind: SlotKind,
+        model: Option<ModelName>,
+        spec: SlotSpec,
+        events: &mpsc::UnboundedSender<SlotEvent>,
+    ) {
+        let access = Access::default();
+        let mut native = (Program::Native(NativeMode::Kv), None);
+        for (lane, content) in
+            [(Lane::Active, &spec.active), (Lane::Canary, &spec.canary), (Lane::Shadow, &spec.shadow)]
+        {
+            match self.dir.initial(kind, content, &access) {
+                Ok(Some((program, initial))) if lane == Lane::Active => native = (program, Some(initial)),
+                Ok(trial) => self.trials.extend(trial.map(|(program, _)| program)),
+                Err(refusals) => {
+                    let path = lane_path(kind, model.as_ref().map(ModelName::as_str), lane);
+                    let problem = |refused: &PartRefusal| {
+                        let PartRefusal { part, refusal } = refused;
+                        let message = format!("the policy `{}` is refused: {refusal}", part.display());
+                        Problem::new(path.clone(), message)
+                    };
+                    self.problems.extend(refusals.iter().map(problem));
+                }
+            }
+        }
+        let (program, initial) = native;
+        let slot = Arc::new(Slot::new(kind, model, program, events.clone()));
+        self.slots.push(SlotConfig { slot, spec, access, initial });
+    }
+
     /// Starts the manager that keeps the slots.
     ///
     /// # Errors
     /// The operating system starts no thread.
     pub(super) fn start(self, settings: &Settings) -> anyhow::Result<(Slots, PolicyManager)> {
-        let Self { dir, slots, failures, problems: _ } = self;
+        // The manager's first scan finds the programs of trials loaded.
+        let Self { dir, slots, trials: _trials, failures, problems: _ } = self;
         let policies = &settings.fixed.policies;
         let shared: Vec<Arc<Slot>> = slots.iter().map(|config| config.slot.clone()).collect();
         let manager = ManagerConfig {
@@ -138,15 +218,4 @@ fn engine(
     };
     let path = if policies.compile_cache.is_some() { "policies.compile_cache" } else { "policies" };
     engine.map_err(|error| Problem::new(path, format!("cannot start the policy engine: {error:#}")))
-}
-
-/// Whether the active lane uses a file of the policy directory.
-fn names_files(spec: &SlotSpec) -> bool {
-    let is_file = |part: &Part| part.file.is_some();
-    spec.active.filters.iter().any(is_file)
-        || match &spec.active.rank {
-            Some(Rank::Policy(part)) => is_file(part),
-            Some(Rank::Scorers { scorers, .. }) => scorers.iter().any(|scorer| is_file(&scorer.part)),
-            Some(Rank::Native(_)) | None => false,
-        }
 }

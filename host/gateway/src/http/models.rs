@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{DataThread, arrival::Arrival, auth, peer::Sender, request_id};
 use crate::{
     openai::{error::ApiError, json::shortened},
-    orchestrate::availability::servable_models,
+    orchestrate::{availability::servable_models, no_worker_registered},
 };
 
 /// Lists the models.
@@ -36,7 +36,9 @@ pub(super) async fn one(
     let model = async {
         let names = allowed(&thread, &headers, &sender).await?;
         let found = names.iter().find(|name| **name == id).map(describe);
-        found.ok_or_else(|| ApiError::ModelNotFound(shortened(&id)))
+        let none = thread.state.get().registry.snapshot().workers().is_empty();
+        let missing = || if none { no_worker_registered() } else { ApiError::ModelNotFound(shortened(&id)) };
+        found.ok_or_else(missing)
     };
     answer(model.await, &headers)
 }

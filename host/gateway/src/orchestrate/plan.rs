@@ -120,9 +120,21 @@ pub(crate) fn plan(
     }
 }
 
+/// The error while the gateway knows no worker at all, so that no model can be called unknown.
+pub(crate) fn no_worker_registered() -> ApiError {
+    ApiError::NoWorker(
+        "no worker is registered; the operator adds one with `[[workers]]`, a source of `[discovery]` or `PUT \
+         /workers/ID`; retry after the time in `retry-after`"
+            .to_owned(),
+    )
+}
+
 /// The error for a model that no worker serves. A worker that joined a moment ago may serve it: its models
 /// are not known before it has loaded.
 fn unknown_model(model: &ModelName, snapshot: &Snapshot) -> ApiError {
+    if snapshot.workers().is_empty() {
+        return no_worker_registered();
+    }
     let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
     if loading == 0 {
         return ApiError::ModelNotFound(model.to_string());

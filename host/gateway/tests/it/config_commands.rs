@@ -309,7 +309,7 @@ fn a_key_of_the_documentation_is_refused_by_name() {
             ("auth.operators[0].digest", example("def")),
             ("auth.key_dir(keys/e)[0].digest", example("def")),
         ] {
-            // K1.7
+            // K1.8
             assert!(
                 text.contains(&format!("{path}: {message}: `pointsman key new` makes")),
                 "{path}: {text}"

@@ -181,6 +181,25 @@ impl ProgramBuilder {
         }
     }
 
+    /// Returns the refusal of every part that `spec` names, each loaded by itself.
+    pub(super) fn refused_parts(&mut self, spec: &LaneSpec, access: &Access) -> Vec<Refused> {
+        let ranking: Vec<&Part> = match &spec.rank {
+            Some(Rank::Policy(part)) => vec![part],
+            Some(Rank::Scorers { scorers, .. }) => scorers.iter().map(|scorer| &scorer.part).collect(),
+            Some(Rank::Native(_)) | None => Vec::new(),
+        };
+        let access = access.granting(&spec.grants);
+        let mut refused = Vec::new();
+        for part in spec.filters.iter().chain(ranking) {
+            let loaded =
+                self.resolve(part).map_err(BuildError::from).and_then(|part| self.load(&part, &access));
+            if let Err(BuildError::Refused(error)) = loaded {
+                refused.push(error);
+            }
+        }
+        refused
+    }
+
     fn load_as(
         &mut self,
         part: &ResolvedPart,

@@ -54,7 +54,7 @@ fn with_256_cpus_every_lane_starts_and_reloads() {
     let (sender, events) = mpsc::unbounded_channel();
     let slots = SlotKind::ALL.into_iter().zip(specs).map(|(kind, spec)| {
         let access = Access::default();
-        let (program, initial) = policies.initial(kind, &spec.active, &access).unwrap();
+        let (program, initial) = policies.initial(kind, &spec.active, &access).unwrap().unwrap();
         let slot = Arc::new(Slot::new(kind, None, program, sender.clone()));
         SlotConfig { slot, spec, access, initial: Some(initial) }
     });

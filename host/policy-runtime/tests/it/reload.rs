@@ -36,7 +36,7 @@ fn manager_of(dir: TempDir, spec: SlotSpec) -> TestManager {
     let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), TrustRules::default()).unwrap();
     let access = Access::default();
-    let (program, initial) = policies.initial(SlotKind::Prefill, &spec.active, &access).unwrap();
+    let (program, initial) = policies.initial(SlotKind::Prefill, &spec.active, &access).unwrap().unwrap();
     let slot = Arc::new(Slot::new(SlotKind::Prefill, None, program, sender));
     let config = ManagerConfig {
         slots: vec![SlotConfig { slot: slot.clone(), spec, access, initial: Some(initial) }],

@@ -40,7 +40,7 @@ fn managed(spec: SlotSpec, trust: TrustRules, files: &[(&str, &[u8])]) -> TestMa
     let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), trust).unwrap();
     let access = Access::default();
-    let made = policies.initial(SlotKind::Prefill, &spec.active, &access).ok();
+    let made = policies.initial(SlotKind::Prefill, &spec.active, &access).ok().flatten();
     let native = Program::Native(pointsman_routing::NativeMode::Kv);
     let (program, initial) = made.map_or((native, None), |(program, initial)| (program, Some(initial)));
     let slot = Arc::new(Slot::new(SlotKind::Prefill, None, program, sender));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use pointsman_routing::BusyByLeg;
+use pointsman_routing::{BusyByLeg, RouterConfig};
 
 use super::Problems;
 use crate::config::{Model, settings::ModelSettings, slots::is_folder_name};
@@ -29,6 +29,13 @@ impl Problems {
             if let Err((key, problem)) = thresholds.check() {
                 self.add(format!("{path}.{leg}.{key}"), problem);
             }
+        }
+    }
+
+    /// Checks the parameters of the native cost.
+    pub(super) fn cost(&mut self, cost: &RouterConfig) {
+        for (key, problem) in cost.problems() {
+            self.add(format!("routing.cost.{key}"), problem);
         }
     }
 

@@ -7,6 +7,10 @@ use pointsman_routing::{MIN_ROWS, Picker, SlotKind};
 use super::{Ranking, SlotEntry};
 use crate::config::Problem;
 
+/// The problem of settings that no policy gets.
+const NO_POLICY: &str = "no policy gets them: name one with `builtin` or `policy`, set `policies.dir` to run a file, \
+                         or remove them";
+
 impl SlotEntry {
     /// Returns what is wrong with the entry at `path`; `has_dir`: there is a directory of policies.
     pub(in crate::config) fn problems(&self, path: &str, kind: SlotKind, has_dir: bool) -> Vec<Problem> {
@@ -14,6 +18,9 @@ impl SlotEntry {
         if self.shared_state && !self.grants.as_ref().is_some_and(|grants| grants.contains(&Grant::State)) {
             let message = "needs the grant `state`: add `state` to `grants` of this slot";
             problems.push(Problem::new(format!("{path}.shared_state"), message));
+        }
+        if !has_dir && self.settings_need_file() {
+            problems.push(Problem::new(format!("{path}.settings"), NO_POLICY));
         }
         if let Some(rows) = self.max_rows.filter(|rows| *rows < MIN_ROWS) {
             let message = format!("`{rows}` is too few: expected at least {MIN_ROWS}");
@@ -26,6 +33,10 @@ impl SlotEntry {
         for (name, trial) in [("canary", &self.canary), ("shadow", &self.shadow)] {
             let Some(trial) = trial else { continue };
             let path = format!("{path}.{name}");
+            let unnamed = trial.builtin.is_none() && trial.policy.is_none();
+            if !has_dir && unnamed && trial.settings.as_ref().is_some_and(|settings| !settings.is_empty()) {
+                problems.push(Problem::new(format!("{path}.settings"), NO_POLICY));
+            }
             if let Some(share) = trial.share.filter(|share| !(0.0..=1.0).contains(share)) {
                 let message = format!("`{share}` is not a share: expected 0 to 1");
                 problems.push(Problem::new(format!("{path}.share"), message));

@@ -1,0 +1,66 @@
+//! Everything that is wrong with a description, not only the first thing.
+
+use super::{
+    SpecError, WorkerSpec,
+    raw::{RawSpec, error},
+};
+
+impl RawSpec {
+    /// Returns the problems of all keys, one for each key.
+    pub(super) fn problems(&self) -> Vec<SpecError> {
+        let (mut rest, mut found) = (self.clone(), Vec::<SpecError>::new());
+        // Each round gives the key at fault a valid value, and finds the next problem.
+        while let Err(error) = rest.clone().resolve() {
+            if found.iter().any(|known| known.key == error.key) {
+                break;
+            }
+            let replaced = rest.replace_by_valid(&error.key);
+            found.push(error);
+            if !replaced {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Gives a key a value that is valid whatever the other keys say. Returns `false` for an unknown key.
+    fn replace_by_valid(&mut self, key: &str) -> bool {
+        match key {
+            "url" => self.url = Some("https://valid".to_owned()),
+            "engine" => self.engine = Some("vllm".to_owned()),
+            "role" => self.role = Some("aggregated".to_owned()),
+            "tls_server_name" => self.tls_server_name = None,
+            "dp_size" => self.dp_size = None,
+            "handoff_lease_s" => self.handoff_lease_s = None,
+            "block_size" => self.block_size = None,
+            "max_concurrency" => self.max_concurrency = None,
+            "kv_transfer" => self.kv_transfer = None,
+            "kv_addr" | "bootstrap_port" => self.transport = None,
+            "kv_events" => self.kv_events = None,
+            "kv_replay" => self.kv_replay = None,
+            _ => return false,
+        }
+        true
+    }
+}
+
+impl WorkerSpec {
+    /// Returns everything that is wrong with the value of a `--worker` flag that [`WorkerSpec::parse_flag`]
+    /// refuses.
+    #[must_use]
+    pub fn flag_problems(flag: &str) -> Vec<SpecError> {
+        let (mut raw, mut found) = (RawSpec::default(), Vec::<SpecError>::new());
+        for pair in flag.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let set = match pair.split_once('=') {
+                Some((key, value)) => raw.set(key, value),
+                None => Err(error(pair, "is not of the form key=value".to_owned())),
+            };
+            found.extend(set.err());
+        }
+        // A key that could not be read is not missing.
+        let is_new = |error: &SpecError| !found.iter().any(|known| known.key == error.key);
+        let others: Vec<SpecError> = raw.problems().into_iter().filter(is_new).collect();
+        found.extend(others);
+        found
+    }
+}
