@@ -199,7 +199,8 @@ function told(answer) {
   }
 }
 
-/** Returns the words of facts: those of a request, or columns. A fact that is asked for and not given is 0. */
+/** Returns the words of facts: those of a request, or columns. A fact that is asked for and not given is 0,
+ * and one that says whether a figure is known (`…-known`) is 1. */
 function words(names, rows, isRequest = false) {
   for (const name of rows.flatMap((row) => Object.keys(row))) {
     if (!names.includes(name)) throw new Error(`the policy does not ask for the ${isRequest ? "request" : "worker"} fact \`${name}\`${suggestion(name, names)}`);
@@ -212,7 +213,7 @@ function words(names, rows, isRequest = false) {
     return bits.getUint32(0);
   };
   const column = (name) => {
-    const values = rows.map((row) => row[name] ?? 0);
+    const values = rows.map((row) => row[name] ?? Number(name.endsWith("-known")));
     const lows = values.map((value) => low(name, value));
     return U64.has(name) ? [...lows, ...values.map((value) => Number(BigInt(value) >> 32n))] : lows;
   };

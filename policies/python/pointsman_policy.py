@@ -79,7 +79,8 @@ class Columns:
 
     @classmethod
     def of(cls, policy, request: dict, rows: list[dict], worker_facts: bool = True) -> "Columns":
-        """Returns columns with these values. A fact that the policy asks for and that is not given is 0."""
+        """Returns columns with these values. A fact that the policy asks for and that is not given is 0, and
+        one that says whether a figure is known (`…-known`) is 1."""
         columns = cls([], [], [], [], len(rows))
         worker = policy.worker_facts if worker_facts else []
         for given, asked in [(request, policy.request_facts), *((row, worker) for row in rows)]:
@@ -89,7 +90,7 @@ class Columns:
         for name in policy.request_facts:
             columns._values[name] = _exact(name, request.get(name, 0))
         for name in worker:
-            columns._values[name] = [_exact(name, row.get(name, 0)) for row in rows]
+            columns._values[name] = [_exact(name, row.get(name, int(name.endswith("-known")))) for row in rows]
         return columns
 
     def __getitem__(self, name: str):

@@ -119,9 +119,9 @@ pub(crate) struct Spec {
 /// What the engine reports.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct EngineLoad {
-    pub(crate) running: u64,
-    pub(crate) waiting: u64,
-    pub(crate) kv_usage: f64,
+    pub(crate) running: Option<u64>,
+    pub(crate) waiting: Option<u64>,
+    pub(crate) kv_usage: Option<f64>,
 }
 
 /// A data-parallel rank.

@@ -114,7 +114,8 @@ impl Daemon {
         let state = shared.get();
         discovery::start_sources(&state, &discovery, &stop);
         let (registry, tls) = (state.registry.clone(), state.tls.engines().clone());
-        Prober::start(registry, probe_config, tls, state.tracker.clone(), stop.clone());
+        let index = state.router.index().clone();
+        Prober::start(registry, index, probe_config, tls, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
         state.tracker.spawn(state.tls.clone().watch(state.metrics.clone(), stop.clone()));

@@ -64,8 +64,10 @@ impl BusyThresholds {
         if self.prefill_tokens.is_some_and(|most| load.active_prefill_tokens() > most) {
             return Some("prefill_tokens");
         }
+        // A figure that the engine does not tell refuses nothing.
         let engine = load.engine_load();
-        if self.engine_queue.zip(engine).is_some_and(|(most, engine)| engine.waiting > most) {
+        let waiting = engine.and_then(|engine| engine.waiting);
+        if self.engine_queue.zip(waiting).is_some_and(|(most, waiting)| waiting > most) {
             return Some("engine_queue");
         }
         let booked = || {
@@ -75,7 +77,7 @@ impl BusyThresholds {
             Some(share)
         };
         let most = self.kv_usage?;
-        let usage = engine.map(|engine| engine.kv_usage).or_else(booked)?;
+        let usage = engine.and_then(|engine| engine.kv_usage).or_else(booked)?;
         (usage > most).then_some("kv_usage")
     }
 
@@ -134,7 +136,28 @@ impl BusyRules {
 
 #[cfg(test)]
 mod tests {
+    use pointsman_workers::{EngineLoad, Worker, WorkerSpec};
+    use tokio::time::Instant;
+
     use super::*;
+
+    #[test]
+    fn b8_a_figure_that_the_engine_does_not_tell_refuses_nothing() {
+        let flag = "role=decode,engine=vllm,url=http://a:1";
+        let worker = Worker::new(WorkerSpec::parse_flag(flag).unwrap());
+        let rules = BusyThresholds { kv_usage: Some(0.5), engine_queue: Some(2), prefill_tokens: None };
+        let exceeded = |waiting, kv_usage| {
+            let load = EngineLoad { running: None, waiting, kv_usage, read_at: Instant::now() };
+            worker.set_engine_load(Some(load));
+            rules.exceeded(worker.load(DpRank(0)).unwrap().view())
+        };
+        // B8.4
+        assert_eq!(exceeded(None, None), None);
+        assert_eq!(
+            (exceeded(Some(3), None), exceeded(None, Some(0.6))),
+            (Some("engine_queue"), Some("kv_usage"))
+        );
+    }
 
     #[test]
     fn f6_a_model_s_own_threshold_precedes_the_one_for_all_models() {

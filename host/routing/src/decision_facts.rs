@@ -202,15 +202,12 @@ impl<'a> DecisionFacts<'a> {
             F::CachedBlocksDevice => self.take(self.inputs.cached_column(0), rows, out),
             F::CachedBlocksHost => self.take(self.inputs.cached_column(1), rows, out),
             F::CachedBlocksDisk => self.take(self.inputs.cached_column(2), rows, out),
-            F::EngineRunning => {
-                self.read(rows, out, |load| load.engine_load().map_or(0, |engine| engine.running));
-            }
-            F::EngineQueue => {
-                self.read(rows, out, |load| load.engine_load().map_or(0, |engine| engine.waiting));
-            }
-            F::KvUsage => {
-                self.read(rows, out, |load| load.engine_load().map_or(0, |engine| engine.kv_usage.to_bits()));
-            }
+            F::EngineRunning => self.read(rows, out, |load| running(load).unwrap_or(0)),
+            F::EngineRunningKnown => self.read(rows, out, |load| running(load).is_some().into()),
+            F::EngineQueue => self.read(rows, out, |load| waiting(load).unwrap_or(0)),
+            F::EngineQueueKnown => self.read(rows, out, |load| waiting(load).is_some().into()),
+            F::KvUsage => self.read(rows, out, |load| kv_usage(load).map_or(0, f32::to_bits)),
+            F::KvUsageKnown => self.read(rows, out, |load| kv_usage(load).is_some().into()),
             F::LoadAgeMs => {
                 let now = Instant::now();
                 self.read(rows, out, |load| load.engine_load().map_or(u32::MAX, |engine| engine.age_ms(now)));
@@ -280,6 +277,18 @@ impl<'a> DecisionFacts<'a> {
         };
         out.push(value);
     }
+}
+
+fn running(load: RankView<'_>) -> Option<u32> {
+    load.engine_load()?.running
+}
+
+fn waiting(load: RankView<'_>) -> Option<u32> {
+    load.engine_load()?.waiting
+}
+
+fn kv_usage(load: RankView<'_>) -> Option<f32> {
+    load.engine_load()?.kv_usage
 }
 
 /// Number of topology domains in which the two workers differ.

@@ -92,6 +92,10 @@ pub struct SimConfig {
     pub kv_events_port: u16,
     /// Topic of the KV events.
     pub kv_events_topic: String,
+    /// Version that the engine reports; default: one of its dialect.
+    pub version: Option<String>,
+    /// SGLang: serve `/ready`, as newer versions do.
+    pub ready: bool,
     /// Serve `/v1/chat/completions/render`.
     pub scale_out: bool,
     /// Lease of pinned blocks.
@@ -142,6 +146,8 @@ impl Default for SimConfig {
             kv_events: false,
             kv_events_port: 0,
             kv_events_topic: "kv-events".to_owned(),
+            version: None,
+            ready: true,
             scale_out: false,
             lease: Duration::from_secs(30),
             room_wait: Duration::from_secs(300),
@@ -202,6 +208,14 @@ impl SimConfig {
             problems.extend(fault.problem());
         }
         problems
+    }
+
+    /// Returns the version that the engine reports.
+    pub(crate) fn version(&self) -> &str {
+        self.version.as_deref().unwrap_or(match self.dialect {
+            Dialect::Vllm | Dialect::Openai => "0.32.0",
+            Dialect::Sglang => "0.5.9",
+        })
     }
 
     pub(crate) fn core(&self) -> CoreConfig {

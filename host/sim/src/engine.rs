@@ -67,6 +67,8 @@ pub(crate) struct Engine {
     /// Notified when there may be something to compute, or nothing any more.
     work: Notify,
     dead: AtomicBool,
+    /// Requests wait while it is true.
+    asleep: watch::Sender<bool>,
     recorded: Mutex<VecDeque<Recorded>>,
     /// Ids of the responses that this engine stored.
     stored: Mutex<HashSet<String>>,
@@ -180,6 +182,7 @@ impl Engine {
             moved: Notify::new(),
             work: Notify::new(),
             dead: AtomicBool::new(false),
+            asleep: watch::Sender::new(false),
             recorded: Mutex::new(VecDeque::new()),
             stored: Mutex::default(),
             config,
@@ -240,6 +243,21 @@ impl Engine {
                 () = due => {}
             }
         }
+    }
+
+    pub(crate) fn is_asleep(&self) -> bool {
+        *self.asleep.borrow()
+    }
+
+    /// Has the engine sleep, or wakes it.
+    pub(crate) fn set_asleep(&self, asleep: bool) {
+        self.asleep.send_replace(asleep);
+    }
+
+    /// Waits until the engine is awake.
+    pub(crate) async fn awake(&self) {
+        // Fails only when the sender is dropped, which `self` holds.
+        let _ = self.asleep.subscribe().wait_for(|asleep| !asleep).await;
     }
 
     pub(crate) fn is_dead(&self) -> bool {

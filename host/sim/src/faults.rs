@@ -66,7 +66,7 @@ pub enum FaultKind {
     },
     /// Responds with status 200 and an HTML page.
     WrongContentType,
-    /// Delays the response of `/health` in wall-clock time.
+    /// Delays the response of `/health` and `/ready` in wall-clock time.
     SlowHealth {
         /// Delay in milliseconds.
         ms: u64,
@@ -93,7 +93,7 @@ pub enum FaultLeg {
     Decode,
     /// Complete requests.
     Aggregated,
-    /// `GET /health`.
+    /// `GET /health`, and `/ready` of SGLang.
     Health,
     /// `POST /tokenize`.
     Tokenize,

@@ -46,6 +46,8 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
     let engine_routes = match engine.config.dialect {
         Dialect::Vllm => named(engine_routes)
             .route("/version", get(probe::version))
+            .route("/sleep", post(control::sleep))
+            .route("/wake_up", post(control::wake_up))
             .route("/tokenize", post(probe::tokenize))
             .route("/detokenize", post(probe::detokenize))
             .route("/rerank", post(pooling::rerank))
@@ -55,6 +57,7 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
             .route("/server_info", get(probe::server_info))
             .route("/get_server_info", get(probe::server_info))
             .route("/v1/loads", get(probe::loads))
+            .route("/ready", get(probe::ready))
             .route("/abort_request", post(control::abort)),
         Dialect::Openai => engine_routes,
     };

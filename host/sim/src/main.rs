@@ -88,6 +88,12 @@ struct Args {
     /// Topic of the KV events.
     #[arg(long, default_value = "kv-events")]
     kv_events_topic: String,
+    /// Version that the engine reports; default: one of its dialect.
+    #[arg(long)]
+    engine_version: Option<String>,
+    /// Serve no `/ready`, as older SGLang engines do not.
+    #[arg(long)]
+    no_ready: bool,
     /// Serve `/v1/chat/completions/render`, as vLLM does with `--enable-scale-out`.
     #[arg(long)]
     scale_out: bool,
@@ -218,6 +224,8 @@ fn config(args: Args) -> anyhow::Result<SimConfig> {
         kv_events: args.kv_events_port.is_some(),
         kv_events_port: args.kv_events_port.unwrap_or(0),
         kv_events_topic: args.kv_events_topic,
+        version: args.engine_version,
+        ready: !args.no_ready,
         scale_out: args.scale_out,
         lease: span("lease-s", args.lease_s, 1.0)?,
         room_wait: span("room-wait-s", args.room_wait_s, 1.0)?,

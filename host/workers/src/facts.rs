@@ -27,6 +27,8 @@ pub enum FactName {
     BootstrapPort,
     /// KV connector (vLLM).
     Transport,
+    /// What both workers of a pair must have in common.
+    KvCompatibility,
     /// Tokens in a KV block.
     BlockSize,
     /// Number of KV blocks of a rank.
@@ -48,6 +50,8 @@ pub struct EngineFacts {
     pub bootstrap_port: Option<u16>,
     /// The engine's own name of its KV connector; `none` if it has none.
     pub connector: Option<String>,
+    /// The engine's version.
+    pub version: Option<String>,
     /// Tokens in a KV block.
     pub block_size: Option<u32>,
     /// Number of KV blocks of a rank.
@@ -85,6 +89,7 @@ impl FactName {
             Self::DpSize => "dp_size",
             Self::BootstrapPort => "bootstrap_port",
             Self::Transport => "transport",
+            Self::KvCompatibility => "kv_compatibility",
             Self::BlockSize => "block_size",
             Self::TotalBlocks => "total_blocks",
             Self::MaxRunningRequests => "max_running_requests",
@@ -115,6 +120,7 @@ impl EngineFacts {
             dp_size: self.dp_size.or(earlier.dp_size),
             bootstrap_port: self.bootstrap_port.or(earlier.bootstrap_port),
             connector: self.connector.or_else(|| earlier.connector.clone()),
+            version: self.version.or_else(|| earlier.version.clone()),
             block_size: self.block_size.or(earlier.block_size),
             total_blocks: self.total_blocks.or(earlier.total_blocks),
             max_running_requests: self.max_running_requests.or(earlier.max_running_requests),

@@ -182,6 +182,11 @@ impl PrefixIndex {
         self.inbox.send(Message::Live { candidate: (worker, rank), live });
     }
 
+    /// Removes a worker's records: it is not assumed any more that what was decided stays cached there.
+    pub fn forget_records(&self, worker: WorkerId) {
+        self.inbox.send(Message::ForgetRecords(worker));
+    }
+
     /// Removes a worker's records, blocks and holders.
     pub fn remove_worker(&self, worker: WorkerId) {
         self.inbox.send(Message::Remove(worker));

@@ -12,30 +12,37 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    columns::EngineLoad,
     facts::EngineFacts,
-    id::Engine,
+    index::PrefixIndex,
     log_limit::LogLimit,
     registry::{Followed, Registry},
     tls::EngineTls,
-    worker::{Health, Worker},
+    worker::Worker,
 };
 
 mod client;
+mod exposition;
+mod figures;
+mod health;
 mod pace;
 mod parse;
+mod process;
 mod read_facts;
 
 use client::{Clients, ProbeClient, Response};
+use figures::Figures;
+pub use health::HealthChecks;
+use health::health_path;
 use pace::{Failing, spread};
+use process::metrics_path;
 use read_facts::Problem;
 
+/// The check that every engine answers.
+const HEALTH: &str = "/health";
 /// Limit of a response body in bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
 /// Limit of the body of a response with an engine's facts in bytes.
 const MAX_FACTS_BODY: usize = 1024 * 1024;
-/// Consecutive failed health checks that make a worker unhealthy.
-const MAX_FAILURES: u32 = 2;
 /// Load figures that could not be read in a row, after which the last ones are forgotten.
 pub const MAX_LOAD_FAILURES: u32 = 3;
 /// Most requests at a time. Further ones wait for their turn.
@@ -54,6 +61,8 @@ pub struct ProbeConfig {
     pub interval: Duration,
     /// Time limit of a request.
     pub timeout: Duration,
+    /// Time limit of the health check of an engine that is slow to answer them, or may be.
+    pub health_timeout: Duration,
     /// Time between reads of load figures; 0 to never read them.
     pub load_interval: Duration,
     /// Most requests to all workers together each second. With more workers, the two times above grow.
@@ -74,53 +83,6 @@ pub fn facts_of_sglang_info(body: &[u8]) -> Result<EngineFacts, String> {
     parse::sglang_facts(body)
 }
 
-/// Consecutive failed health checks of a worker, and what follows from them.
-#[derive(Debug, Default)]
-pub struct HealthChecks {
-    failures: u32,
-}
-
-impl HealthChecks {
-    /// Whether the last check failed.
-    #[must_use]
-    pub fn failing(&self) -> bool {
-        self.failures > 0
-    }
-
-    /// The engine answered, but must not be used.
-    fn answered(&mut self) {
-        self.failures = 0;
-    }
-
-    /// The check passed. Returns whether the worker was not healthy before.
-    pub fn passed(&mut self, worker: &Worker) -> bool {
-        self.failures = 0;
-        worker.set_health(Health::Healthy)
-    }
-
-    /// The check failed. Returns whether the worker is unhealthy now and was not before.
-    pub fn failed(&mut self, worker: &Worker) -> bool {
-        self.failures += 1;
-        if self.failures == 1 {
-            worker.watch_answers();
-        }
-        if self.failures < MAX_FAILURES {
-            return false;
-        }
-        let changed = worker.set_health(Health::Unhealthy);
-        worker.release_waiting();
-        changed
-    }
-
-    /// A request asked for a check. After a failed connect, one successful check makes the worker healthy and
-    /// one failure keeps it unhealthy.
-    pub fn requested(&mut self, worker: &Worker) {
-        if worker.health() == Health::Unhealthy {
-            self.failures = MAX_FAILURES;
-        }
-    }
-}
-
 /// Probes the workers of a registry.
 #[derive(Debug)]
 pub struct Prober;
@@ -136,9 +98,11 @@ enum Checked {
 
 impl Prober {
     /// Starts probing, with the intervals and limits that `config` holds at the time, until `stop` is
-    /// cancelled. Follows the registry as workers join and leave.
+    /// cancelled. Follows the registry as workers join and leave. `index` forgets what it assumes about the
+    /// processes that end.
     pub fn start(
         registry: Arc<Registry>,
+        index: Arc<PrefixIndex>,
         config: watch::Receiver<ProbeConfig>,
         tls: Arc<EngineTls>,
         tracker: TaskTracker,
@@ -165,7 +129,8 @@ impl Prober {
                     |_| {},
                     |worker, token| {
                         let shared = (&clients, &turns, &failing);
-                        Probe::new(shared, worker, &registry, config.clone()).start(&tasks, token.clone());
+                        let probe = Probe::new(shared, worker, (&registry, &index), config.clone());
+                        probe.start(&tasks, token.clone());
                     },
                 );
                 drop(snapshot);
@@ -185,8 +150,13 @@ struct Probe {
     failing: Failing,
     worker: Arc<Worker>,
     registry: Arc<Registry>,
+    index: Arc<PrefixIndex>,
     config: watch::Receiver<ProbeConfig>,
+    checks: HealthChecks,
+    health_path: &'static str,
     load_path: Option<&'static str>,
+    /// What the engine's metrics last told.
+    figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
     load_failures: u32,
     /// The engine did not answer a question about its facts: ask again with the next check.
@@ -197,17 +167,22 @@ impl Probe {
     fn new(
         (clients, turns, failing): (&Clients, &Arc<Semaphore>, &Failing),
         worker: &Arc<Worker>,
-        registry: &Arc<Registry>,
+        (registry, index): (&Arc<Registry>, &Arc<PrefixIndex>),
         config: watch::Receiver<ProbeConfig>,
     ) -> Self {
+        let engine = worker.spec().engine;
         Self {
             client: clients.of(worker.spec()),
             turns: turns.clone(),
             failing: failing.of_another(),
             worker: worker.clone(),
             registry: registry.clone(),
+            index: index.clone(),
             config,
-            load_path: load_path(worker.spec().engine),
+            checks: HealthChecks::default(),
+            health_path: health_path(engine),
+            load_path: metrics_path(engine),
+            figures: None,
             load_failures: 0,
             incomplete: false,
         }
@@ -224,16 +199,18 @@ impl Probe {
 
     async fn run(mut self) {
         self.read_facts().await;
-        let (mut health, mut stale, mut checks) = (HealthChecks::default(), false, 0_u32);
+        let (mut stale, mut checks) = (false, 0_u32);
         let mut load_due = Instant::now();
         loop {
             let checked = Instant::now();
-            // An engine that was away may have restarted: with another model, or other engine ids.
-            stale |= health.failing() || self.incomplete || self.worker.take_stale_facts();
+            // An engine that was away may have restarted: with another model, or other engine ids. One that
+            // sleeps may have been woken.
+            stale |= self.checks.failing() || self.incomplete || self.worker.is_asleep();
+            stale |= self.worker.take_stale_facts();
             match self.check(stale).await {
                 Ok(Checked::Unknown) => {}
                 Ok(Checked::Misconfigured) => {
-                    health.answered();
+                    self.checks.answered();
                     stale = true;
                 }
                 Ok(Checked::Healthy) => {
@@ -243,13 +220,13 @@ impl Probe {
                         checks = 0;
                         stale = self.read_again().await;
                     }
-                    health.answered();
-                    if !stale && health.passed(&self.worker) {
+                    self.checks.answered();
+                    if !stale && self.checks.passed(&self.worker) {
                         self.worker.set_problem(None);
                         self.log("healthy", "");
                     }
                 }
-                Err(problem) => self.failed(&mut health, &problem),
+                Err(problem) => self.failed(&problem),
             }
             let config = *self.config.borrow();
             let pace = config.pace(self.registry.snapshot().workers().len());
@@ -260,8 +237,8 @@ impl Probe {
                 self.read_load().await;
             }
             // What fails is confirmed, and found again, as soon as in a small fleet, unless much fails.
-            let failing = self.failing.set(health.failing());
-            let interval = if health.failing() {
+            let failing = self.failing.set(self.checks.failing());
+            let interval = if self.checks.failing() {
                 config.interval_of_failing(config.interval, failing)
             } else {
                 spread(pace.interval)
@@ -270,7 +247,7 @@ impl Probe {
                 () = tokio::time::sleep(interval) => {}
                 () = self.worker.check_requested() => {
                     tokio::time::sleep_until(checked + MIN_REQUESTED_GAP.min(config.interval)).await;
-                    health.requested(&self.worker);
+                    self.checks.requested(&self.worker);
                 }
                 () = changed(&mut self.config) => load_due = Instant::now(),
             }
@@ -279,51 +256,57 @@ impl Probe {
 
     /// Checks the health, and reads the facts again if they may be `stale`.
     async fn check(&mut self, stale: bool) -> Result<Checked, String> {
-        match self.get("/health").await {
-            Response::Ok(_) | Response::Absent if stale => {
-                self.load_path = load_path(self.worker.spec().engine);
-                match self.facts(false).await {
-                    Ok(()) => Ok(Checked::Healthy),
-                    Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
-                    Err(Problem::Failed(problem)) => Err(problem),
-                }
-            }
+        if stale {
+            let engine = self.worker.spec().engine;
+            (self.health_path, self.load_path) = (health_path(engine), metrics_path(engine));
+        }
+        match self.ask_health().await {
+            Response::Ok(_) | Response::Absent if stale => match self.facts(false).await {
+                Ok(()) => Ok(Checked::Healthy),
+                Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
+                Err(Problem::Failed(problem)) => Err(problem),
+            },
             Response::Ok(_) | Response::Absent => Ok(Checked::Healthy),
             Response::Shortage(problem) => {
                 log_shortage(&problem);
                 Ok(Checked::Unknown)
             }
-            Response::Failed(problem) => Err(problem),
+            Response::Refused(problem) => {
+                self.process_gone();
+                Err(problem)
+            }
+            Response::Status(problem) | Response::Failed(problem) => Err(problem),
         }
     }
 
-    fn failed(&self, health: &mut HealthChecks, problem: &str) {
-        if health.failed(&self.worker) {
+    /// Asks whether the engine is healthy. Where `/ready` says no, `/health` decides: it alone ends the state in
+    /// which a check that once failed leaves a SGLang engine.
+    async fn ask_health(&mut self) -> Response {
+        let answer = self.health_at(self.health_path).await;
+        if self.health_path == HEALTH || !matches!(answer, Response::Absent | Response::Status(_)) {
+            return answer;
+        }
+        if matches!(answer, Response::Absent) {
+            self.health_path = HEALTH;
+        }
+        self.health_at(HEALTH).await
+    }
+
+    async fn health_at(&mut self, path: &str) -> Response {
+        let config = *self.config.borrow();
+        let url = format!("{}{path}", self.worker.spec().url);
+        let limit = if path == HEALTH { self.checks.limit(&config) } else { config.timeout };
+        let (answer, took) = self.send(&url, MAX_BODY, limit).await;
+        if path == HEALTH && matches!(answer, Response::Ok(_) | Response::Absent) {
+            self.checks.took(took, &config);
+        }
+        answer
+    }
+
+    fn failed(&mut self, problem: &str) {
+        if self.checks.failed(&self.worker) {
             self.worker.set_problem(Some(problem.to_owned()));
             self.log("unhealthy", problem);
-        }
-    }
-
-    /// Reads the load figures. Those that could not be read several times in a row are forgotten: an old
-    /// figure must not keep a worker busy.
-    async fn read_load(&mut self) {
-        let Some(path) = self.load_path else { return };
-        let figures = match self.get(path).await {
-            Response::Ok(body) => parse::load(&body),
-            Response::Absent => {
-                self.load_path = None;
-                return self.worker.set_engine_load(None);
-            }
-            Response::Failed(_) | Response::Shortage(_) => None,
-        };
-        if let Some(parse::Figures { running, waiting, kv_usage }) = figures {
-            self.load_failures = 0;
-            let read_at = Instant::now();
-            return self.worker.set_engine_load(Some(EngineLoad { running, waiting, kv_usage, read_at }));
-        }
-        self.load_failures += 1;
-        if self.load_failures >= MAX_LOAD_FAILURES {
-            self.worker.set_engine_load(None);
         }
     }
 
@@ -333,10 +316,17 @@ impl Probe {
 
     /// Sends a request whose response may have `max_body` bytes.
     async fn get_at(&self, url: &str, max_body: usize) -> Response {
+        let limit = self.config.borrow().timeout;
+        self.send(url, max_body, limit).await.0
+    }
+
+    /// Sends a request when it is its turn. Also returns how long the answer took.
+    async fn send(&self, url: &str, max_body: usize, limit: Duration) -> (Response, Duration) {
         // Never closed.
         let _turn = self.turns.acquire().await;
-        let limit = self.config.borrow().timeout;
-        self.client.get(url, self.worker.spec().api_key.as_deref(), max_body, limit).await
+        let sent = Instant::now();
+        let answer = self.client.get(url, self.worker.spec().api_key.as_deref(), max_body, limit).await;
+        (answer, sent.elapsed())
     }
 
     fn log(&self, state: &str, problem: &str) {
@@ -358,13 +348,6 @@ fn log_shortage(problem: &str) {
 async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
     if config.changed().await.is_err() {
         std::future::pending().await
-    }
-}
-
-fn load_path(engine: Engine) -> Option<&'static str> {
-    match engine {
-        Engine::Vllm | Engine::Sglang => Some("/metrics"),
-        Engine::Trtllm | Engine::Openai => None,
     }
 }
 

@@ -66,9 +66,10 @@ pub struct TransferRule {
     pub weight: Option<f32>,
 }
 
+/// Default port of Mooncake's bootstrap server.
+const MOONCAKE_PORT: u16 = 8998;
 /// Lease of a handoff on a worker whose lease is not known: that of recent vLLM versions.
 const HANDOFF_LEASE: Duration = Duration::from_secs(30);
-
 /// Prefix of the taints derived from a worker's topology.
 const TOPOLOGY_TAINT: &str = "dynamo.topology/";
 
@@ -94,6 +95,9 @@ pub struct WorkerSpec {
     pub bootstrap: Bootstrap,
     /// KV connector (vLLM).
     pub transport: KvTransport,
+    /// What a prefill and a decode worker must have in common to hand KV blocks over; `None`: unknown, which
+    /// excludes nothing.
+    pub kv_compatibility: Option<Arc<str>>,
     /// Free labels, for policies.
     pub labels: BTreeMap<String, String>,
     /// Taints that requests may require or prefer.
@@ -159,11 +163,11 @@ impl WorkerSpec {
         self.url.starts_with("https://")
     }
 
-    /// Returns the base URL of the bootstrap server (vLLM Mooncake).
+    /// Returns the base URL of the bootstrap server (vLLM Mooncake), by default at the engine's default port.
     #[must_use]
     pub fn bootstrap_address(&self) -> String {
         let host = self.bootstrap.host.as_deref().unwrap_or_else(|| self.host());
-        format!("http://{host}:{}", self.bootstrap.port.unwrap_or(0))
+        format!("http://{host}:{}", self.bootstrap.port.unwrap_or(MOONCAKE_PORT))
     }
 
     /// Returns whether this prefill worker's required transfer rule excludes `decode` (D3).
@@ -190,7 +194,10 @@ impl WorkerSpec {
     /// Returns whether this worker can run the other leg of a request with a leg on `other`.
     #[must_use]
     pub fn pairs_with(&self, other: &Self) -> bool {
-        self.engine == other.engine && (self.engine != Engine::Vllm || self.transport == other.transport)
+        let compatible = self.kv_compatibility.as_ref().zip(other.kv_compatibility.as_ref());
+        self.engine == other.engine
+            && (self.engine != Engine::Vllm || self.transport == other.transport)
+            && compatible.is_none_or(|(own, other)| own == other)
     }
 
     /// Parses the value of a `--worker` flag: comma-separated `key=value` pairs. `engine` and `url` are
@@ -198,7 +205,8 @@ impl WorkerSpec {
     ///
     /// ```text
     /// role=prefill,engine=vllm,url=http://10.0.0.1:8000[,id=7][,dp_size=2][,model=a]
-    /// [,bootstrap_host=10.0.0.1][,bootstrap_port=8998][,transport=nixl][,kv_addr=10.0.0.1:14579]
+    /// [,bootstrap_host=10.0.0.1][,bootstrap_port=8998][,transport=nixl][,kv_compatibility=0.33]
+    /// [,kv_addr=10.0.0.1:14579]
     /// [,kv_events=tcp://10.0.0.1:5557][,kv_replay=tcp://10.0.0.1:5558]
     /// [,label.zone=a][,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=a]
     /// [,local_prefill=true][,prefill_cancellable=true][,handoff_lease_s=480][,max_concurrency=64]

@@ -25,6 +25,7 @@ mod reservation;
 mod shared_load;
 
 pub use eligibility::Ineligible;
+pub use reported::EngineProgress;
 pub use reservation::Reservation;
 
 /// Result of a worker's health checks.
@@ -51,6 +52,10 @@ pub struct Worker {
     leaving: AtomicBool,
     /// Whether the engine contradicts the description.
     misconfigured: AtomicBool,
+    /// Whether the engine sleeps.
+    asleep: AtomicBool,
+    /// How much the engine has done, as it last told.
+    progress: Mutex<EngineProgress>,
     /// What the last probe found wrong.
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
@@ -114,6 +119,8 @@ impl Worker {
             draining: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             misconfigured: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            progress: Mutex::default(),
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
@@ -274,9 +281,11 @@ impl Worker {
         self.engine_ids.load().as_deref()?.get(rank.0 as usize).cloned()
     }
 
-    /// Stores the engine ids by rank.
-    pub(crate) fn set_engine_ids(&self, ids: Vec<String>) {
-        self.engine_ids.store(Some(Arc::new(ids)));
+    /// Stores the engine ids by rank. Returns true if others were known before.
+    pub(crate) fn set_engine_ids(&self, ids: Vec<String>) -> bool {
+        let new = Arc::new(ids);
+        let earlier = self.engine_ids.swap(Some(new.clone()));
+        earlier.is_some_and(|earlier| earlier != new)
     }
 
     /// Resolves when the worker has to be checked at once.

@@ -103,11 +103,12 @@ pub fn request_words<'a>(wanted: impl IntoIterator<Item = (&'a str, FactType)>, 
 }
 
 /// Encodes the worker facts that a policy asked for, one column (two for `u64`) per fact. Facts that a row
-/// does not give are 0.
+/// does not give are 0, and those that say whether a figure is known are 1.
 pub fn worker_words<'a>(wanted: impl IntoIterator<Item = (&'a str, FactType)>, rows: &[Values]) -> Vec<u32> {
     let mut words = Vec::new();
     for (name, ty) in wanted {
-        let values = || rows.iter().map(|row| row.get(name).copied().unwrap_or_default());
+        let missing = (u32::from(name.ends_with("-known")), 0);
+        let values = || rows.iter().map(|row| row.get(name).copied().unwrap_or(missing));
         words.extend(values().map(|(low, _)| low));
         if ty == FactType::U64 {
             words.extend(values().map(|(_, high)| high));

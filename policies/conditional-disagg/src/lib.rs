@@ -22,6 +22,8 @@ struct Signals {
     queue: Column<u32>,
     kv_usage: Column<f32>,
     load_age_ms: Column<u32>,
+    queue_known: Column<u32>,
+    kv_usage_known: Column<u32>,
     local_prefill: Column<u32>,
 }
 
@@ -39,6 +41,8 @@ impl Policy for ConditionalDisagg {
             queue: wants.worker(facts::ENGINE_QUEUE),
             kv_usage: wants.worker(facts::KV_USAGE),
             load_age_ms: wants.worker(facts::LOAD_AGE_MS),
+            queue_known: wants.worker(facts::ENGINE_QUEUE_KNOWN),
+            kv_usage_known: wants.worker(facts::KV_USAGE_KNOWN),
             local_prefill: wants.worker(facts::LOCAL_PREFILL),
         });
         Ok(Self { settings, on })
@@ -50,12 +54,14 @@ impl DecodeOverride for ConditionalDisagg {
         let Some(signals) = self.on.as_ref().filter(|_| decode.rows() > 0) else { return Ok(Plan::Remote) };
         let prompt_tokens = signals.prompt_tokens.get(decode);
         let cached = signals.cached.at(decode, 0).saturating_mul(signals.block_size.get(decode));
+        let known = signals.queue_known.at(decode, 0) == 1 && signals.kv_usage_known.at(decode, 0) == 1;
         let worker = DecodeWorker {
             can_prefill: signals.local_prefill.at(decode, 0) == 1,
             prefill_tokens: signals.prefill_tokens.at(decode, 0),
             queue: signals.queue.at(decode, 0),
             kv_usage: signals.kv_usage.at(decode, 0),
-            load_age_ms: signals.load_age_ms.at(decode, 0),
+            // Figures that the engine does not tell are as old as those of an engine that tells none.
+            load_age_ms: if known { signals.load_age_ms.at(decode, 0) } else { u32::MAX },
         };
         let least_busy_prefill = signals.prefill_tokens.slice(prefill).iter().copied().min();
         let new_tokens = prompt_tokens.saturating_sub(cached);

@@ -15,6 +15,7 @@ pub struct LeastLoaded {
     requests: Column<u32>,
     prefill_tokens: Column<u32>,
     queue: Column<u32>,
+    queue_known: Column<u32>,
 }
 
 impl Policy for LeastLoaded {
@@ -29,6 +30,7 @@ impl Policy for LeastLoaded {
             requests: wants.worker(facts::ACTIVE_REQUESTS),
             prefill_tokens: wants.worker(facts::ACTIVE_PREFILL_TOKENS),
             queue: wants.worker(facts::ENGINE_QUEUE),
+            queue_known: wants.worker(facts::ENGINE_QUEUE_KNOWN),
         })
     }
 }
@@ -39,6 +41,7 @@ impl Selector for LeastLoaded {
             self.requests.slice(facts),
             self.prefill_tokens.slice(facts),
             self.queue.slice(facts),
+            self.queue_known.slice(facts),
         );
         let Some(row) = least(&costs, &mut Rng::new(call.seed)) else { return Ok(Decision::Abstain) };
         let explain = self.explain.get(facts) == 1;

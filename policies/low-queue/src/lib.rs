@@ -1,4 +1,5 @@
-//! Filter: keeps the workers with a short engine queue. When no queue is short, keeps the shortest.
+//! Filter: keeps the workers with a short engine queue. When no queue is short, keeps the shortest. Keeps workers
+//! whose engines do not tell their queues.
 
 use pointsman_policy_sdk::{Call, Column, Error, Facts, Filter, Policy, Wants, facts};
 use serde::Deserialize;
@@ -22,6 +23,7 @@ impl Default for Settings {
 pub struct LowQueue {
     settings: Settings,
     queue: Column<u32>,
+    known: Column<u32>,
 }
 
 impl Policy for LowQueue {
@@ -29,16 +31,18 @@ impl Policy for LowQueue {
     type Settings = Settings;
 
     fn configure(settings: Settings, wants: &mut Wants) -> Result<Self, String> {
-        Ok(Self { settings, queue: wants.worker(facts::ENGINE_QUEUE) })
+        let (queue, known) = (wants.worker(facts::ENGINE_QUEUE), wants.worker(facts::ENGINE_QUEUE_KNOWN));
+        Ok(Self { settings, queue, known })
     }
 }
 
 impl Filter for LowQueue {
     fn keep(&self, _: &Call, facts: &Facts<'_>) -> Result<Vec<u32>, Error> {
-        let queue = self.queue.slice(facts);
-        let shortest = queue.iter().copied().min().unwrap_or(0);
-        let limit = self.settings.threshold.max(shortest);
-        Ok((0_u32..).zip(queue).filter(|(_, waiting)| **waiting <= limit).map(|(row, _)| row).collect())
+        let rows = || self.queue.slice(facts).iter().zip(self.known.slice(facts));
+        let known = rows().filter(|(_, known)| **known == 1).map(|(queue, _)| *queue);
+        let limit = self.settings.threshold.max(known.min().unwrap_or(0));
+        let keeps = |(queue, known): (&u32, &u32)| *known == 0 || *queue <= limit;
+        Ok((0_u32..).zip(rows()).filter(|(_, figures)| keeps(*figures)).map(|(row, _)| row).collect())
     }
 }
 

@@ -8,7 +8,7 @@ import pointsman_policy as pp
 class LeastLoaded(pp.Policy):
     name = "least-loaded"
     request_facts = ["explain"]
-    worker_facts = ["active-requests", "active-prefill-tokens", "engine-queue"]
+    worker_facts = ["active-requests", "active-prefill-tokens", "engine-queue", "engine-queue-known"]
     settings = {"active-requests": 1.0, "prefill-kilotokens": 0.0, "engine-queue": 0.0}
 
     def configure(self, settings):
@@ -19,7 +19,12 @@ class LeastLoaded(pp.Policy):
 
     def select(self, call, facts):
         a, b, c = self.weights
-        rows = zip(facts["active-requests"], facts["active-prefill-tokens"], facts["engine-queue"])
+        queues = list(zip(facts["engine-queue"], facts["engine-queue-known"]))
+        told = [queue for queue, known in queues if known]
+        # A queue that the engine does not tell counts as the mean of the others.
+        mean = sum(told) / len(told) if told else 0
+        queues = [queue if known else mean for queue, known in queues]
+        rows = zip(facts["active-requests"], facts["active-prefill-tokens"], queues)
         costs = [a * requests + b * tokens + c * queue for requests, tokens, queue in rows]
         row = pp.least(costs, call.seed)
         return None if row is None else (row, costs if facts["explain"] else [], None)

@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 /// Load age of a worker without figures.
-const NO_FIGURES: u32 = u32::MAX;
+pub(crate) const NO_FIGURES: u32 = u32::MAX;
 
 /// Weights of the scores, and the age limit of load figures.
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -189,5 +189,11 @@ table! {
         MAX_CONCURRENCY = "max-concurrency": u32,
         /// Moving average of the time per 1,000 uncached prompt tokens, microseconds; 0 when none was seen.
         PREFILL_US_PER_KTOKEN = "prefill-us-per-ktoken": u32,
+        /// 1 when the engine tells how many requests run, else 0.
+        ENGINE_RUNNING_KNOWN = "engine-running-known": u32,
+        /// 1 when the engine tells how many requests wait, else 0.
+        ENGINE_QUEUE_KNOWN = "engine-queue-known": u32,
+        /// 1 when the engine tells the share of its KV cache in use, else 0.
+        KV_USAGE_KNOWN = "kv-usage-known": u32,
     }
 }

@@ -23,7 +23,8 @@ pub struct Words {
 }
 
 impl Words {
-    /// Lays out the facts that `wants` asks for. Facts that are not given are 0.
+    /// Lays out the facts that `wants` asks for. Facts that are not given are 0, and those that say whether
+    /// a figure is known are 1.
     ///
     /// # Panics
     /// Panics at an unknown fact and at a value that does not fit its fact.

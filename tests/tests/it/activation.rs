@@ -197,7 +197,7 @@ async fn d4_an_unknown_load_and_a_busy_decode_worker_keep_prefill_remote() {
     let used = |cluster: &TestCluster| {
         let snapshot = cluster.gateway.state().registry.snapshot();
         let decode = snapshot.get(pointsman_workers::WorkerId(2)).unwrap().clone();
-        decode.engine_load().is_some_and(|load| load.kv_usage > 0.0)
+        decode.engine_load().is_some_and(|load| load.kv_usage > Some(0.0))
     };
     cluster.until("blocks of the decode engine are in use", used).await.unwrap();
     // D4.4: busy

@@ -154,8 +154,9 @@ impl Sort {
 
     /// Largest first, except for ids.
     fn compare(self, a: &Worker, b: &Worker) -> Ordering {
-        let queue = |worker: &Worker| worker.engine_load.as_ref().map_or(0, |load| load.waiting);
-        let usage = |worker: &Worker| worker.engine_load.as_ref().map_or(0.0, |load| load.kv_usage);
+        let queue = |worker: &Worker| worker.engine_load.as_ref().and_then(|load| load.waiting).unwrap_or(0);
+        let usage =
+            |worker: &Worker| worker.engine_load.as_ref().and_then(|load| load.kv_usage).unwrap_or(0.0);
         let ttft = |worker: &Worker| worker.ttft_ms().unwrap_or(0.0);
         let order = match self {
             Self::Id => Ordering::Equal,

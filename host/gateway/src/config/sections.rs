@@ -215,10 +215,14 @@ pub struct Probe {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub interval: Duration,
-    /// Limit of one health check.
+    /// Limit of one request of a probe.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
+    /// Limit of the health check of an engine that is slow to answer them, or may be.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub health_timeout: Duration,
     /// Interval of reading a worker's own load figures; 0: never.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
@@ -335,6 +339,7 @@ impl Default for Probe {
         Self {
             interval: Duration::from_secs(2),
             timeout: Duration::from_secs(1),
+            health_timeout: Duration::from_secs(5),
             load_interval: Duration::from_secs(5),
             max_per_second: 1_000,
         }

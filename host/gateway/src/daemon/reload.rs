@@ -236,8 +236,8 @@ pub(super) fn tenant_metrics(settings: &Reloadable, metrics: &Metrics) -> Arc<Te
 }
 
 pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {
-    let ProbeSettings { interval, timeout, load_interval, max_per_second } = *probe;
-    ProbeConfig { interval, timeout, load_interval, max_per_second }
+    let ProbeSettings { interval, timeout, health_timeout, load_interval, max_per_second } = *probe;
+    ProbeConfig { interval, timeout, health_timeout, load_interval, max_per_second }
 }
 
 /// Returns which workers differ between two readings of the file.

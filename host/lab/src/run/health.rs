@@ -233,7 +233,12 @@ impl Lab<'_> {
             most = most.max(running + waiting);
             all += u64::from(running + waiting);
             let kv_usage = engine.core.kv_usage() as f32;
-            let load = EngineLoad { running, waiting, kv_usage, read_at: Instant::now() - age };
+            let load = EngineLoad {
+                running: Some(running),
+                waiting: Some(waiting),
+                kv_usage: Some(kv_usage),
+                read_at: Instant::now() - age,
+            };
             self.gateways.watched(place).for_each(|watched| watched.worker.set_engine_load(Some(load)));
         }
         if all > 0 {

@@ -42,7 +42,12 @@ fn fleet(random: &mut SmallRng) -> Registry {
         let worker = registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
         worker.set_health(Health::Healthy);
         if random.random_bool(0.5) {
-            let load = EngineLoad { running: 3, waiting: 1, kv_usage: 0.5, read_at: Instant::now() };
+            let load = EngineLoad {
+                running: Some(3),
+                waiting: random.random_bool(0.5).then_some(1),
+                kv_usage: Some(0.5),
+                read_at: Instant::now(),
+            };
             worker.set_engine_load(Some(load));
         }
     }
@@ -127,9 +132,11 @@ fn expected(fact: WorkerFact, query: &Query<'_>, candidate: &Candidate, overlaps
         F::CachedBlocksDevice => held.device - held.device % worker.blocks_at_once(BLOCK),
         F::CachedBlocksHost => held.host,
         F::CachedBlocksDisk => held.disk,
-        F::EngineRunning => engine.map_or(0, |load| load.running),
-        F::EngineQueue => engine.map_or(0, |load| load.waiting),
-        F::KvUsage => engine.map_or(0.0, |load| load.kv_usage).to_bits(),
+        F::EngineRunning => engine.map_or(0, |_| 3),
+        F::EngineQueue => engine.and_then(|load| load.waiting).unwrap_or(0),
+        F::KvUsage => engine.map_or(0.0, |_| 0.5_f32).to_bits(),
+        F::EngineRunningKnown | F::KvUsageKnown => engine.is_some().into(),
+        F::EngineQueueKnown => engine.is_some_and(|load| load.waiting.is_some()).into(),
         F::LoadAgeMs => engine.map_or(u32::MAX, |load| load.read_at.elapsed().as_millis() as u32),
         // The sum of no weights is -0.0.
         F::TaintPreference => (if spec.taints.contains("gold") { 0.5_f32 } else { -0.0 }).to_bits(),

@@ -13,6 +13,7 @@ pub(super) fn phrase(reason: Ineligible) -> Phrase {
             ("is another engine than configured", "are other engines than configured")
         }
         Ineligible::Unhealthy => ("fails its health checks", "fail their health checks"),
+        Ineligible::Asleep => ("is asleep", "are asleep"),
         Ineligible::Draining => ("is draining", "are draining"),
         Ineligible::Failing => ("is failing", "are failing"),
         Ineligible::AtCapacity => ("is busy", "are busy"),

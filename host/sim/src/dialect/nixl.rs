@@ -193,6 +193,7 @@ impl Link for Taker {
     ) -> BoxFuture<'a, Result<Source, Failure>> {
         Box::pin(async move {
             let ask = Ask::Pull {
+                version: self.engine.config.version().to_owned(),
                 engine_id: self.engine_id.clone(),
                 request_id: self.request_id.clone(),
                 block_ids: self.block_ids.clone(),

@@ -25,7 +25,15 @@ use crate::core;
 #[serde(tag = "op", rename_all = "lowercase")]
 pub(crate) enum Ask {
     /// NIXL: pulls the blocks of a finished prefill.
-    Pull { engine_id: String, request_id: String, block_ids: Vec<u32>, fingerprint: u64, transfer_us: u64 },
+    Pull {
+        /// Version of the decode engine. The handshake refuses another one, as NIXL's compatibility hash does.
+        version: String,
+        engine_id: String,
+        request_id: String,
+        block_ids: Vec<u32>,
+        fingerprint: u64,
+        transfer_us: u64,
+    },
     /// SGLang: waits for the KV of the prefill in this bootstrap room.
     Join { room: u64, fingerprint: u64 },
 }
@@ -146,9 +154,13 @@ async fn converse(engine: &Arc<Engine>, stream: TcpStream) -> io::Result<()> {
 }
 
 fn pull_reply(engine: &Engine, ask: &Ask) -> Reply {
-    let Ask::Pull { engine_id, request_id, block_ids, fingerprint, transfer_us } = ask else {
+    let Ask::Pull { version, engine_id, request_id, block_ids, fingerprint, transfer_us } = ask else {
         return Reply { verdict: Verdict::Failed, message: "not a pull".to_owned() };
     };
+    if version != engine.config.version() {
+        let message = format!("version `{version}` is not compatible with `{}`", engine.config.version());
+        return Reply { verdict: Verdict::Failed, message };
+    }
     if *engine_id != engine.id {
         let message = format!("engine id `{engine_id}` is not `{}`", engine.id);
         return Reply { verdict: Verdict::Wrong, message };

@@ -1,5 +1,5 @@
-//! SGLang's abort endpoint, and the model's own endpoints `/sim/state`, `/sim/faults`, `/sim/requests` and
-//! `/sim/disconnects`.
+//! SGLang's abort endpoint, vLLM's of the sleep mode, and the model's own endpoints `/sim/state`, `/sim/faults`,
+//! `/sim/requests` and `/sim/disconnects`.
 
 use std::sync::Arc;
 
@@ -37,6 +37,18 @@ pub(super) async fn abort(State(engine): State<Arc<Engine>>, bytes: Bytes) -> Re
         }
         Err(error) => refuse(&engine, &Failure::bad(format!("abort_request: {error}"))),
     }
+}
+
+/// Handles vLLM's `POST /sleep`: new requests wait, and `/health` stays 200.
+pub(super) async fn sleep(State(engine): State<Arc<Engine>>) -> StatusCode {
+    engine.set_asleep(true);
+    StatusCode::OK
+}
+
+/// Handles vLLM's `POST /wake_up`.
+pub(super) async fn wake_up(State(engine): State<Arc<Engine>>) -> StatusCode {
+    engine.set_asleep(false);
+    StatusCode::OK
 }
 
 pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Json<SimState> {

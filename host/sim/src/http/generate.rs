@@ -81,6 +81,7 @@ async fn serve(engine: &Arc<Engine>, api: Api, conn: &Conn, headers: &HeaderMap,
         engine.counters.end(leg, Outcome::Invalid);
         return stored::not_found(previous);
     }
+    engine.awake().await;
     let faults = engine.faults.pick(leg.into(), bytes);
     let mut flight = InFlight::new(engine, leg);
     if let Some(response) = act_out(engine, shape, &faults, conn, body.stream, &mut flight).await {

@@ -49,6 +49,29 @@ fn vllm(engine: &Engine, state: &SimState, out: &mut Exposition) {
         out.family(&format!("vllm:{name}"), "gauge", help);
         out.float(&format!("vllm:{name}{labels}"), value);
     }
+    out.family("vllm:engine_sleep_state", "gauge", "Engine sleep state; awake = 0 means engine is sleeping.");
+    let awake = u8::from(!engine.is_asleep());
+    for (name, value) in [("awake", awake), ("weights_offloaded", 1 - awake), ("discard_all", 0)] {
+        let _ = writeln!(
+            out.0,
+            r#"vllm:engine_sleep_state{{engine="0",model_name="{}",sleep_state="{name}"}} {value}.0"#,
+            config.model
+        );
+    }
+    let counters = [
+        ("prompt_tokens", "Number of prefill tokens processed.", state.prefix_queries),
+        ("generation_tokens", "Number of generation tokens processed.", state.generated_tokens),
+    ];
+    for (name, help, value) in counters {
+        out.family(&format!("vllm:{name}"), "counter", help);
+        let _ = writeln!(out.0, "vllm:{name}_total{labels} {value}.0");
+    }
+    out.family(
+        "process_start_time_seconds",
+        "gauge",
+        "Start time of the process since unix epoch in seconds.",
+    );
+    let _ = writeln!(out.0, "process_start_time_seconds {}", engine.started_unix);
     let counters = [
         ("queries", "Prefix cache queries, in terms of number of queried tokens.", state.prefix_queries),
         ("hits", "Prefix cache hits, in terms of number of cached tokens.", state.prefix_hits),

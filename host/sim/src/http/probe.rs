@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{json as json_response, refuse, refuse_as};
 use crate::{
     api::Api,
-    config::Role,
+    config::{Dialect, Role},
     engine::Engine,
     failure::Failure,
     faults::{FaultKind, FaultLeg},
@@ -22,7 +22,24 @@ use crate::{
     server::Conn,
 };
 
+/// SGLang waits so long in `/health` before it looks whether the scheduler has answered, in wall-clock time.
+const SGLANG_HEALTH_WAIT: Duration = Duration::from_secs(1);
+
 pub(super) async fn health(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
+    if let Some(response) = faulty(&engine, FaultLeg::Health, &conn).await {
+        return response;
+    }
+    if engine.config.dialect == Dialect::Sglang {
+        tokio::time::sleep(SGLANG_HEALTH_WAIT).await;
+    }
+    StatusCode::OK.into_response()
+}
+
+/// Handles SGLang's `/ready`, which answers at once.
+pub(super) async fn ready(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
+    if !engine.config.ready {
+        return super::not_found().await;
+    }
     faulty(&engine, FaultLeg::Health, &conn).await.unwrap_or_else(|| StatusCode::OK.into_response())
 }
 
@@ -46,7 +63,7 @@ pub(super) async fn models(State(engine): State<Arc<Engine>>, Extension(conn): E
 pub(super) async fn version(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
     match faulty(&engine, FaultLeg::Probe, &conn).await {
         Some(response) => response,
-        None => ok(&json!({"version": "0.32.0"})),
+        None => ok(&json!({"version": engine.config.version()})),
     }
 }
 
@@ -180,7 +197,7 @@ pub(super) async fn server_info(
         "max_req_input_len": config.max_model_len,
         "status": "ready",
         "internal_states": [{"effective_max_running_requests_per_dp": config.max_num_seqs}],
-        "version": "0.5.9",
+        "version": config.version(),
     }))
 }
 
@@ -208,7 +225,7 @@ pub(super) async fn loads(State(engine): State<Arc<Engine>>, Extension(conn): Ex
         "total_reqs": state.running + state.waiting,
         "avg_token_usage": usage,
     });
-    ok(&json!({"version": "0.5.9", "dp_rank_count": 1, "loads": [load], "aggregate": aggregate}))
+    ok(&json!({"version": config.version(), "dp_rank_count": 1, "loads": [load], "aggregate": aggregate}))
 }
 
 /// Carries out a fault that affects a probe.

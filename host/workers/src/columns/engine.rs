@@ -9,12 +9,12 @@ use super::RankView;
 /// Load figures that the engine reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineLoad {
-    /// Number of running requests.
-    pub running: u32,
-    /// Number of waiting requests.
-    pub waiting: u32,
-    /// Fraction of the KV cache in use, 0 to 1.
-    pub kv_usage: f32,
+    /// Number of running requests, if the engine tells it.
+    pub running: Option<u32>,
+    /// Number of waiting requests, if the engine tells it.
+    pub waiting: Option<u32>,
+    /// Fraction of the KV cache in use, 0 to 1, if the engine tells it.
+    pub kv_usage: Option<f32>,
     /// When the figures were read, in whole milliseconds after the columns were created.
     pub read_at: Instant,
 }
@@ -32,10 +32,22 @@ impl EngineLoad {
 pub(super) struct EngineCell {
     /// Milliseconds from the creation of the chunk to the reading, plus 1; 0: there are no figures.
     read_at: AtomicU64,
+    /// [`UNKNOWN`] if the engine does not tell it, and so are the next two.
     running: AtomicU32,
     waiting: AtomicU32,
     /// Bits of a single.
     kv_usage: AtomicU32,
+}
+
+/// A figure that the engine does not tell. As a single, it is not a number.
+const UNKNOWN: u32 = u32::MAX;
+
+fn known(cell: &AtomicU32) -> Option<u32> {
+    Some(cell.load(Ordering::Relaxed)).filter(|value| *value != UNKNOWN)
+}
+
+fn store(cell: &AtomicU32, value: Option<u32>) {
+    cell.store(value.unwrap_or(UNKNOWN), Ordering::Relaxed);
 }
 
 impl EngineCell {
@@ -51,9 +63,9 @@ impl RankView<'_> {
     pub fn engine_load(&self) -> Option<EngineLoad> {
         let millis = self.engine.read_at.load(Ordering::Acquire).checked_sub(1)?;
         Some(EngineLoad {
-            running: self.engine.running.load(Ordering::Relaxed),
-            waiting: self.engine.waiting.load(Ordering::Relaxed),
-            kv_usage: f32::from_bits(self.engine.kv_usage.load(Ordering::Relaxed)),
+            running: known(&self.engine.running),
+            waiting: known(&self.engine.waiting),
+            kv_usage: known(&self.engine.kv_usage).map(f32::from_bits),
             read_at: self.created + Duration::from_millis(millis),
         })
     }
@@ -61,9 +73,10 @@ impl RankView<'_> {
     /// Stores the load figures of the engine; `None` when they are not known any more.
     pub(crate) fn set_engine_load(&self, load: Option<EngineLoad>) {
         let Some(load) = load else { return self.engine.clear() };
-        self.engine.running.store(load.running, Ordering::Relaxed);
-        self.engine.waiting.store(load.waiting, Ordering::Relaxed);
-        self.engine.kv_usage.store(load.kv_usage.to_bits(), Ordering::Relaxed);
+        let count = |count: Option<u32>| count.map(|count| count.min(UNKNOWN - 1));
+        store(&self.engine.running, count(load.running));
+        store(&self.engine.waiting, count(load.waiting));
+        store(&self.engine.kv_usage, load.kv_usage.map(f32::to_bits));
         let millis = load.read_at.saturating_duration_since(self.created).as_millis();
         let millis = u64::try_from(millis).unwrap_or(u64::MAX - 1);
         self.engine.read_at.store(millis + 1, Ordering::Release);

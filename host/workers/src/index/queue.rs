@@ -23,6 +23,7 @@ pub(super) enum Message {
     Forget(Candidate),
     Live { candidate: Candidate, live: bool },
     Record { candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant },
+    ForgetRecords(WorkerId),
     Remove(WorkerId),
     Expire(Instant),
     Flush(Sender<()>),

@@ -103,6 +103,10 @@ impl Writer {
                 self.record(candidate, blocks, at);
                 self.enforce_budget();
             }
+            Message::ForgetRecords(worker) => {
+                let candidates = self.candidates.of_worker(worker);
+                candidates.into_iter().for_each(|candidate| self.end_records_of(candidate));
+            }
             Message::Remove(worker) => self.remove(worker),
             Message::Expire(now) => self.expire(now),
             Message::Flush(done) => drop(done.send(())),

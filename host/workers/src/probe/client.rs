@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustls::ClientConfig;
 
 use crate::{
-    local_shortage::is_local_shortage,
+    os_errors::{is_local_shortage, is_refused},
     spec::WorkerSpec,
     tls::{EngineTls, server_name, tls_problem},
 };
@@ -48,10 +48,31 @@ pub(super) enum Response {
     Ok(Bytes),
     /// Status 404, 405 or 501: the engine does not support the request.
     Absent,
-    /// Any other status or an error, with its description. The request may be repeated.
+    /// Any other status, with its description. The request may be repeated.
+    Status(String),
+    /// No process listens at the address.
+    Refused(String),
+    /// Any other error, with its description. The request may be repeated.
     Failed(String),
     /// This host has no descriptor or port left, which says nothing about the worker.
     Shortage(String),
+}
+
+impl Response {
+    /// Returns the body; `None` if the engine does not support the request.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub(super) fn body(self) -> Result<Option<Bytes>, String> {
+        match self {
+            Self::Ok(body) => Ok(Some(body)),
+            Self::Absent => Ok(None),
+            Self::Status(problem)
+            | Self::Refused(problem)
+            | Self::Failed(problem)
+            | Self::Shortage(problem) => Err(problem),
+        }
+    }
 }
 
 impl Clients {
@@ -84,7 +105,7 @@ impl ProbeClient {
                 StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
                 _,
             ))) => Response::Absent,
-            Ok(Ok((status, _))) => Response::Failed(format!("GET {url}: status {status}")),
+            Ok(Ok((status, _))) => Response::Status(format!("GET {url}: status {status}")),
             Ok(Err(response)) => response,
             Err(_) => Response::Failed(format!("GET {url}: timed out after {limit:?}")),
         }
@@ -105,6 +126,9 @@ impl ProbeClient {
         let response = self.request(request).map_err(failed)?.await.map_err(|error| {
             if is_local_shortage(&error) {
                 return Response::Shortage(format!("GET {url}: {error}"));
+            }
+            if is_refused(&error) {
+                return Response::Refused(format!("GET {url}: connection refused"));
             }
             failed(tls_problem(&error).unwrap_or_else(|| error.to_string()))
         })?;

@@ -94,6 +94,7 @@ mod tests {
         let config = ProbeConfig {
             interval: Duration::from_secs(2),
             timeout: Duration::from_secs(1),
+            health_timeout: Duration::from_secs(5),
             load_interval: Duration::from_secs(5),
             max_per_second: 1_500,
         };
@@ -119,6 +120,7 @@ mod tests {
         let config = ProbeConfig {
             interval: Duration::from_secs(2),
             timeout: Duration::from_secs(1),
+            health_timeout: Duration::from_secs(5),
             load_interval: Duration::from_secs(5),
             max_per_second: 1_000,
         };

@@ -1,10 +1,11 @@
-//! Parses engines' responses to probes. No I/O.
+//! Parses engines' responses to probes about models and facts. No I/O.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::exposition::samples;
 use crate::{
     facts::{EngineFacts, MAX_BLOCK_SIZE, MAX_DP_SIZE},
     id::Role,
@@ -15,14 +16,6 @@ use crate::{
 pub(super) struct Models {
     pub(super) names: Vec<String>,
     pub(super) owner: Option<String>,
-}
-
-/// Load figures of an engine.
-#[derive(Debug, PartialEq)]
-pub(super) struct Figures {
-    pub(super) running: u32,
-    pub(super) waiting: u32,
-    pub(super) kv_usage: f32,
 }
 
 #[derive(Deserialize)]
@@ -65,27 +58,32 @@ enum EngineId {
     Entry { engine_id: String },
 }
 
-/// Parses the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, and
-/// recognises the NIXL connector by its metrics.
+/// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, and recognises
+/// the connector by its metrics.
 pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
-    let Ok(text) = std::str::from_utf8(metrics) else { return EngineFacts::default() };
-    let info = text.lines().find_map(|line| line.strip_prefix("vllm:cache_config_info{"));
-    let label = |name: &str| -> Option<u32> {
-        let labels = info?;
-        let at = format!("{name}=\"");
-        let starts =
-            |from: &usize| labels.get(..*from).is_some_and(|head| head.is_empty() || head.ends_with(','));
-        let (from, _) = labels.match_indices(&at).find(|(from, _)| starts(from))?;
-        labels.get(from + at.len()..)?.split('"').next()?.parse().ok().filter(|value| *value > 0)
-    };
-    let nixl = text.lines().any(|line| line.starts_with("vllm:nixl_"));
-    EngineFacts {
-        block_size: label("block_size").filter(|size| *size <= MAX_BLOCK_SIZE),
-        total_blocks: label("num_gpu_blocks"),
-        connector: nixl.then(|| "NixlConnector".to_owned()),
-        ..EngineFacts::default()
+    let mut facts = EngineFacts::default();
+    for sample in samples(metrics) {
+        let name = sample.name.strip_prefix("ray_").unwrap_or(sample.name);
+        let Some(name) = name.strip_prefix("vllm").and_then(|rest| rest.strip_prefix([':', '_'])) else {
+            continue;
+        };
+        if name == "cache_config_info" {
+            let number = |label| sample.label(label)?.parse().ok().filter(|value| *value > 0);
+            let block_size = number("block_size").filter(|size| *size <= MAX_BLOCK_SIZE);
+            facts.block_size = facts.block_size.or(block_size);
+            facts.total_blocks = facts.total_blocks.or_else(|| number("num_gpu_blocks"));
+        }
+        let connector = CONNECTORS.iter().find(|(prefix, _)| name.starts_with(prefix));
+        let connector = connector.and_then(|(_, connector)| connector.map(str::to_owned));
+        facts.connector = facts.connector.or(connector);
     }
+    facts
 }
+
+/// What the names of a connector's metrics begin with, and the connector. Mooncake's store only shares a cache:
+/// it says nothing about the connector of handoffs.
+const CONNECTORS: [(&str, Option<&str>); 3] =
+    [("nixl_", Some("NixlConnector")), ("mooncake_store_", None), ("mooncake_", Some("MooncakeConnector"))];
 
 /// Parses vLLM's `/server_info?config_format=json`: the KV connector and its role.
 pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
@@ -112,12 +110,26 @@ pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
         Some("kv_consumer") => Some(Role::Decode),
         _ => None,
     };
-    let connector = transfer.kv_connector.map(|name| name.chars().take(MAX_NAME).collect()).or_else(none);
+    let connector = transfer.kv_connector.as_deref().map(short).or_else(none);
     EngineFacts { connector, role, ..EngineFacts::default() }
 }
 
-/// Length in characters to which an engine's name of a connector is cut.
-const MAX_NAME: usize = 64;
+/// Parses vLLM's `/version`.
+pub(super) fn vllm_version(body: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: String,
+    }
+    let Version { version } = serde_json::from_slice(body).ok()?;
+    Some(short(&version)).filter(|version| !version.is_empty())
+}
+
+/// Cuts a name that an engine tells.
+fn short(name: &str) -> String {
+    /// Characters that are kept.
+    const MOST: usize = 64;
+    name.chars().take(MOST).collect()
+}
 
 #[derive(Deserialize)]
 struct ServerInfo {
@@ -128,6 +140,7 @@ struct ServerInfo {
     max_total_num_tokens: Option<Value>,
     max_total_tokens: Option<Value>,
     max_running_requests: Option<Value>,
+    version: Option<Value>,
     #[serde(default, deserialize_with = "states")]
     internal_states: Vec<Value>,
 }
@@ -165,35 +178,11 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
         dp_size: number(&info.dp_size).filter(|size| *size <= MAX_DP_SIZE),
         bootstrap_port: port.filter(|_| role == Some(Role::Prefill)),
         connector: None,
+        version: info.version.as_ref().and_then(Value::as_str).map(short),
         block_size,
         total_blocks: tokens.zip(block_size).map(|(tokens, size)| tokens / size).filter(|blocks| *blocks > 0),
         max_running_requests: number(&effective).or_else(|| number(&info.max_running_requests)),
     })
-}
-
-/// Parses the load figures from vLLM's or SGLang's metrics. Of several series of one name (ranks), counts are
-/// added and the highest usage is taken.
-pub(super) fn load(metrics: &[u8]) -> Option<Figures> {
-    let text = std::str::from_utf8(metrics).ok()?;
-    let series = |names: [&str; 2]| -> Vec<f64> {
-        let value = |line: &str| {
-            let (name, value) = line.rsplit_once(' ')?;
-            let bare = name.split('{').next()?;
-            if names.contains(&bare) { value.parse::<f64>().ok() } else { None }
-        };
-        text.lines().filter(|line| !line.starts_with('#')).filter_map(value).collect()
-    };
-    let running = series(["vllm:num_requests_running", "sglang:num_running_reqs"]);
-    let waiting = series(["vllm:num_requests_waiting", "sglang:num_queue_reqs"]);
-    let usage = series(["vllm:kv_cache_usage_perc", "sglang:token_usage"]);
-    if running.is_empty() {
-        return None;
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float cast saturates")]
-    let total = |values: &[f64]| values.iter().sum::<f64>() as u32;
-    #[expect(clippy::cast_possible_truncation, reason = "a share between 0 and 1")]
-    let kv_usage = usage.iter().copied().fold(0.0, f64::max) as f32;
-    Some(Figures { running: total(&running), waiting: total(&waiting), kv_usage })
 }
 
 #[cfg(test)]
@@ -207,7 +196,6 @@ mod tests {
         let metrics = include_bytes!("../../../../tests/fixtures/engines/metrics.txt");
         let facts = vllm_facts(metrics);
         assert_eq!((facts.block_size, facts.total_blocks, facts.connector), (Some(32), Some(32_768), None));
-        assert_eq!(load(metrics), Some(Figures { running: 0, waiting: 0, kv_usage: 0.0 }));
     }
 
     #[test]
@@ -219,18 +207,18 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_ranks_add_up_and_the_highest_usage_counts() {
-        let text = b"sglang:num_running_reqs{rank=\"0\"} 3.0\nsglang:num_running_reqs{rank=\"1\"} 4.0\nsglang:num_queue_reqs 2\nsglang:token_usage{rank=\"0\"} 0.25\nsglang:token_usage{rank=\"1\"} 0.5\n";
-        assert_eq!(load(text), Some(Figures { running: 7, waiting: 2, kv_usage: 0.5 }));
-        assert_eq!(load(b"# nothing\nother 1\n"), None);
-    }
-
-    #[test]
     fn b5_facts_of_vllm_are_parsed_and_what_it_leaves_open_is_unknown() {
         let open = b"vllm:cache_config_info{mamba_block_size=\"9\",num_gpu_blocks=\"None\"} 1.0";
         assert_eq!(vllm_facts(open), EngineFacts::default());
         let nixl = vllm_facts(b"vllm:nixl_num_failed_transfers_total{engine=\"0\"} 0.0\n");
         assert_eq!(nixl.connector.as_deref(), Some("NixlConnector"));
+        let mooncake =
+            vllm_facts(b"vllm:mooncake_store_operation_total 1\nvllm:mooncake_num_failed_recvs_total 0.0\n");
+        assert_eq!(mooncake.connector.as_deref(), Some("MooncakeConnector"));
+        assert_eq!(vllm_facts(b"vllm:mooncake_store_operation_total 1\n").connector, None);
+        let stamped =
+            vllm_facts(b"vllm:cache_config_info{ block_size = \"16\", num_gpu_blocks=\"9\"} 1 1700000000000");
+        assert_eq!((stamped.block_size, stamped.total_blocks), (Some(16), Some(9)));
         let config =
             |text: &str| vllm_config(format!(r#"{{"vllm_config":{text},"vllm_env":{{}}}}"#).as_bytes());
         let p2p =
@@ -251,6 +239,7 @@ mod tests {
             dp_size: Some(2),
             bootstrap_port: Some(8998),
             connector: None,
+            version: Some("0.5.9".to_owned()),
             block_size: Some(64),
             total_blocks: Some(100),
             max_running_requests: Some(48),

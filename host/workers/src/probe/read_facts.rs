@@ -1,6 +1,11 @@
 //! Reads an engine's facts before its worker is eligible, and again later (B5).
 
-use super::{MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe, Response, pace::spread, parse};
+use super::{
+    MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe,
+    figures::{Figures, figures},
+    pace::spread,
+    parse,
+};
 use crate::{
     facts::{Contradiction, EngineFacts, FactName},
     id::{Engine, ModelName, Role},
@@ -66,8 +71,8 @@ impl Probe {
     /// a failure; otherwise the configured values do.
     pub(super) async fn facts(&mut self, patient: bool) -> Result<(), Problem> {
         let spec = self.worker.spec().clone();
-        match self.get("/v1/models").await {
-            Response::Ok(body) => {
+        match self.get("/v1/models").await.body()? {
+            Some(body) => {
                 let list = parse::models(&body)?;
                 if let Some(other) = list.owner.as_deref().and_then(engine_of)
                     && spec.engine != Engine::Openai
@@ -82,12 +87,11 @@ impl Probe {
                 let names = list.names.iter().map(|name| ModelName::new(name)).collect();
                 self.registry.learn_models(spec.id, names);
             }
-            Response::Absent if !spec.models.is_empty() => {}
-            Response::Absent => {
+            None if !spec.models.is_empty() => {}
+            None => {
                 let problem = "the engine does not support /v1/models: configure the worker's models";
                 return Err(Problem::Failed(problem.to_owned()));
             }
-            Response::Failed(problem) | Response::Shortage(problem) => return Err(Problem::Failed(problem)),
         }
         let (reported, problem) = match spec.engine {
             Engine::Vllm => self.vllm_facts().await,
@@ -123,6 +127,8 @@ impl Probe {
             Err(contradiction) => return self.refuse(contradiction),
         };
         if completed != spec {
+            // The engine of another description is another process, or knows nothing yet.
+            self.index.forget_records(spec.id);
             self.registry.complete(&self.worker, completed);
             // The completed worker is probed by a task of its own; this one is about to be stopped.
             std::future::pending::<()>().await;
@@ -154,35 +160,46 @@ impl Probe {
     async fn sglang_facts(&self) -> (EngineFacts, Option<String>) {
         for path in ["/server_info", "/get_server_info"] {
             let url = format!("{}{path}", self.worker.spec().url);
-            match self.get_at(&url, MAX_FACTS_BODY).await {
-                Response::Absent => {}
-                Response::Ok(body) => {
+            match self.get_at(&url, MAX_FACTS_BODY).await.body() {
+                Ok(None) => {}
+                Ok(Some(body)) => {
                     return match parse::sglang_facts(&body) {
                         Ok(facts) => (facts, None),
                         Err(problem) => (EngineFacts::default(), Some(format!("GET {path}: {problem}"))),
                     };
                 }
-                Response::Failed(problem) | Response::Shortage(problem) => {
-                    return (EngineFacts::default(), Some(problem));
-                }
+                Err(problem) => return (EngineFacts::default(), Some(problem)),
             }
         }
         (EngineFacts::default(), None)
     }
 
-    /// Reads the cache's size from vLLM's metrics, and the connector from there or from `/server_info`, which
-    /// vLLM offers in development mode only.
-    async fn vllm_facts(&self) -> (EngineFacts, Option<String>) {
-        let (mut facts, problem) = match self.get("/metrics").await {
-            Response::Ok(body) => (parse::vllm_facts(&body), None),
-            Response::Absent => (EngineFacts::default(), None),
-            Response::Failed(problem) | Response::Shortage(problem) => {
-                (EngineFacts::default(), Some(problem))
+    /// Reads the cache's size from vLLM's metrics, of a worker of a pair also the version, and the connector from
+    /// the metrics or from `/server_info`, which vLLM offers in development mode only.
+    async fn vllm_facts(&mut self) -> (EngineFacts, Option<String>) {
+        let (mut facts, problem) = match self.get("/metrics").await.body() {
+            Ok(Some(body)) => {
+                self.observe(figures(&body));
+                (parse::vllm_facts(&body), None)
             }
+            Ok(None) => {
+                self.observe(Figures::default());
+                (EngineFacts::default(), None)
+            }
+            Err(problem) => (EngineFacts::default(), Some(problem)),
         };
-        if facts.connector.is_none() && self.worker.spec().role != Role::Aggregated {
+        if self.worker.spec().role == Role::Aggregated {
+            return (facts, problem);
+        }
+        let url = format!("{}/version", self.worker.spec().url);
+        facts.version = match self.get_at(&url, MAX_FACTS_BODY).await.body() {
+            Ok(body) => body.and_then(|body| parse::vllm_version(&body)),
+            // Another answer would make another worker of it.
+            Err(_) => self.worker.facts().version.clone(),
+        };
+        if facts.connector.is_none() {
             let url = format!("{}/server_info?config_format=json", self.worker.spec().url);
-            if let Response::Ok(body) = self.get_at(&url, MAX_FACTS_BODY).await {
+            if let Ok(Some(body)) = self.get_at(&url, MAX_FACTS_BODY).await.body() {
                 facts = parse::vllm_config(&body).or(&facts);
             }
         }
@@ -193,16 +210,13 @@ impl Probe {
     /// engine.
     async fn engine_ids(&self) -> Result<(), String> {
         let url = format!("{}/query", self.worker.spec().bootstrap_address());
-        match self.get_at(&url, MAX_FACTS_BODY).await {
-            Response::Ok(body) => {
-                self.worker.set_engine_ids(parse::engine_ids(&body)?);
-                Ok(())
-            }
-            Response::Absent => {
-                Err(format!("GET {url}: not supported; check bootstrap_host and bootstrap_port"))
-            }
-            Response::Failed(problem) | Response::Shortage(problem) => Err(problem),
+        let Some(body) = self.get_at(&url, MAX_FACTS_BODY).await.body()? else {
+            return Err(format!("GET {url}: not supported; check bootstrap_host and bootstrap_port"));
+        };
+        if self.worker.set_engine_ids(parse::engine_ids(&body)?) {
+            self.process_ended("another engine id");
         }
+        Ok(())
     }
 }
 

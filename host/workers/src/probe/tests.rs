@@ -7,17 +7,29 @@ use tokio::{
 };
 
 use super::*;
-use crate::{Leg, ModelName, WorkerId, spec::WorkerSpec, worker::Ineligible};
+use crate::{
+    Leg, ModelName, WorkerId,
+    id::{BlockHash, DpRank},
+    index::{IndexConfig, Overlaps},
+    spec::WorkerSpec,
+    worker::{Health, Ineligible},
+};
 
 /// A worker that answers probes; its health follows the switch.
-async fn engine(owner: &'static str, healthy: watch::Receiver<bool>, tasks: &TaskTracker) -> String {
+/// Its process started at the time that `started` says.
+async fn engine(
+    owner: &'static str,
+    healthy: watch::Receiver<bool>,
+    started: Arc<AtomicUsize>,
+    tasks: &TaskTracker,
+) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let inner = tasks.clone();
     tasks.spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else { return };
-            let healthy = healthy.clone();
+            let (healthy, started) = (healthy.clone(), started.clone());
             inner.spawn(async move {
                 let mut buffer = vec![0; 4096];
                 while let Ok(read) = stream.read(&mut buffer).await {
@@ -30,7 +42,11 @@ async fn engine(owner: &'static str, healthy: watch::Receiver<bool>, tasks: &Tas
                         "/health" if *healthy.borrow() => ("200 OK", String::new()),
                         "/health" => ("503 Service Unavailable", String::new()),
                         "/v1/models" => ("200 OK", format!(r#"{{"data":[{{"id":"tiny","owned_by":"{owner}"}}]}}"#)),
-                        "/metrics" => ("200 OK", "vllm:num_requests_running 3.0\nvllm:cache_config_info{num_gpu_blocks=\"77\"} 1\n".into()),
+                        "/metrics" => {
+                            let started = started.load(Relaxed);
+                            let text = "vllm:num_requests_running 3.0\nvllm:cache_config_info{num_gpu_blocks=\"77\"} 1";
+                            ("200 OK", format!("{text}\nprocess_start_time_seconds {started}\n"))
+                        }
                         _ => ("404 Not Found", String::new()),
                     };
                     let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
@@ -44,28 +60,38 @@ async fn engine(owner: &'static str, healthy: watch::Receiver<bool>, tasks: &Tas
     url
 }
 
+fn index() -> Arc<PrefixIndex> {
+    Arc::new(PrefixIndex::synchronous(IndexConfig::default()))
+}
+
 struct TestWorker {
     registry: Arc<Registry>,
     worker: Arc<Worker>,
+    index: Arc<PrefixIndex>,
     healthy: watch::Sender<bool>,
+    started: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
 
 async fn test_worker(owner: &'static str) -> TestWorker {
     let (healthy, receiver) = watch::channel(true);
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    let url = engine(owner, receiver, &tasks).await;
+    let started = Arc::new(AtomicUsize::new(1_795_233_866));
+    let url = engine(owner, receiver, started.clone(), &tasks).await;
+    let index = index();
     let registry = Arc::new(Registry::default());
     let worker =
         registry.upsert(WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap());
     let config = ProbeConfig {
         interval: Duration::from_millis(10),
         timeout: Duration::from_millis(500),
+        health_timeout: Duration::from_millis(500),
         load_interval: Duration::from_millis(10),
         max_per_second: 1_500,
     };
-    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks, stop.clone());
-    TestWorker { registry, worker, healthy, stop }
+    let receiver = watch::channel(config).1;
+    Prober::start(registry.clone(), index.clone(), receiver, Arc::default(), tasks, stop.clone());
+    TestWorker { registry, worker, index, healthy, started, stop }
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -86,7 +112,7 @@ async fn b5_facts_are_read_before_a_worker_is_eligible() {
     until("eligible", || test.worker.ineligible().is_none()).await;
     assert_eq!(test.worker.total_blocks(), Some(77));
     assert_eq!(test.registry.snapshot().pool(&ModelName::new("tiny"), Leg::Decode).len(), 1);
-    until("load", || test.worker.engine_load().is_some_and(|load| load.running == 3)).await;
+    until("load", || test.worker.engine_load().is_some_and(|load| load.running == Some(3))).await;
     test.stop.cancel();
 }
 
@@ -101,6 +127,24 @@ async fn b2_health_comes_and_goes_with_the_worker() {
     test.worker.note_connect_failed();
     assert_eq!(test.worker.health(), Health::Unhealthy);
     until("back after a nudge", || test.worker.health() == Health::Healthy).await;
+    test.stop.cancel();
+}
+
+#[tokio::test]
+async fn b8_predictions_end_with_a_process_that_was_replaced_unseen() {
+    let test = test_worker("vllm").await;
+    until("load", || test.worker.engine_load().is_some()).await;
+    let (rank, blocks) = (DpRank(0), Arc::from([BlockHash(1), BlockHash(2)]));
+    let held = || {
+        let mut overlaps = Overlaps::default();
+        test.index.matches(&blocks, &mut overlaps);
+        overlaps.get(test.worker.id(), rank).device
+    };
+    test.index.record(test.worker.id(), rank, &blocks, Instant::now());
+    assert_eq!(held(), 2);
+    test.started.fetch_add(1, Relaxed);
+    // B8.9
+    until("forgotten", || held() == 0).await;
     test.stop.cancel();
 }
 
@@ -120,10 +164,18 @@ async fn b4_a_removed_worker_s_task_ends() {
     let config = ProbeConfig {
         interval: Duration::from_millis(5),
         timeout: Duration::from_millis(100),
+        health_timeout: Duration::from_millis(100),
         load_interval: Duration::ZERO,
         max_per_second: 1_500,
     };
-    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
+    Prober::start(
+        registry.clone(),
+        index(),
+        watch::channel(config).1,
+        Arc::default(),
+        tasks.clone(),
+        stop.clone(),
+    );
     // The prober has two of its own.
     until("three tasks", || tasks.len() == 3).await;
     registry.remove(WorkerId(1));
@@ -168,10 +220,18 @@ async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
     let config = ProbeConfig {
         interval: Duration::from_millis(10),
         timeout: Duration::from_secs(10),
+        health_timeout: Duration::from_secs(10),
         load_interval: Duration::ZERO,
         max_per_second: u32::MAX,
     };
-    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
+    Prober::start(
+        registry.clone(),
+        index(),
+        watch::channel(config).1,
+        Arc::default(),
+        tasks.clone(),
+        stop.clone(),
+    );
     let all = || registry.snapshot().workers().iter().all(|worker| worker.health() == Health::Healthy);
     until("all were asked", all).await;
     // B5.9
@@ -202,10 +262,18 @@ async fn b5_many_engines_that_never_answered_are_asked_less_often() {
     let config = ProbeConfig {
         interval: Duration::from_millis(10),
         timeout: Duration::from_secs(10),
+        health_timeout: Duration::from_secs(10),
         load_interval: Duration::ZERO,
         max_per_second: 100,
     };
-    Prober::start(registry.clone(), watch::channel(config).1, Arc::default(), tasks.clone(), stop.clone());
+    Prober::start(
+        registry.clone(),
+        index(),
+        watch::channel(config).1,
+        Arc::default(),
+        tasks.clone(),
+        stop.clone(),
+    );
     until("all were asked", || connections.load(Relaxed) >= 200).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     // B5.10: 50 a second, after the questions of the first moment, when few had failed. Every 10 ms would be

@@ -3,7 +3,7 @@
 //! A configuration may leave facts out; the engine's report then completes the description. Where both say
 //! something and differ, the worker is refused.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use super::{KvTransport, WorkerSpec};
 use crate::{
@@ -76,9 +76,25 @@ impl WorkerSpec {
                 settle(FactName::Transport, left_out(FactName::Transport), &mut spec.transport, transport)?;
             }
         }
+        if left_out(FactName::KvCompatibility) {
+            let hands_over = spec.role != Role::Aggregated && spec.transport == KvTransport::Nixl;
+            let version = facts.version.as_deref().filter(|_| hands_over);
+            spec.kv_compatibility = version.filter(|version| checks_version(version)).map(Arc::from);
+        }
         agree(FactName::BlockSize, spec.block_size, facts.block_size)?;
         agree(FactName::TotalBlocks, spec.total_blocks, facts.total_blocks)?;
         Ok(spec)
+    }
+}
+
+/// Whether NIXL's handshake in this version of vLLM refuses any other one: a hash of both ends contains the
+/// whole version. Versions before 0.13 compare nothing.
+fn checks_version(version: &str) -> bool {
+    let mut numbers = version.split(['.', '-', '+']).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(0)), Some(Ok(minor))) => minor >= 13,
+        (Some(Ok(_)), _) => true,
+        _ => false,
     }
 }
 
@@ -151,6 +167,31 @@ mod tests {
         assert_eq!(worker.models_contradicted(&[]), None);
         let plain = spec("engine=openai,role=aggregated,model=a");
         assert_eq!(plain.models_contradicted(&listed(&["c"])), None);
+    }
+
+    #[test]
+    fn b8_workers_of_versions_that_refuse_each_other_do_not_pair() {
+        let worker = |role: &str, more: &str, version: Option<&str>| {
+            let facts = EngineFacts { version: version.map(str::to_owned), ..EngineFacts::default() };
+            spec(&format!("engine=vllm,role={role}{more}")).completed(&facts).unwrap()
+        };
+        let pair = |prefill: Option<&str>, decode: Option<&str>| {
+            worker("prefill", "", prefill).pairs_with(&worker("decode", "", decode))
+        };
+        // B8.8
+        assert!(pair(Some("0.33.0"), Some("0.33.0")) && !pair(Some("0.32.0"), Some("0.33.0")));
+        assert!(!pair(Some("0.33.0"), Some("0.33.1")) && !pair(Some("1.0.0"), Some("0.33.0")));
+        assert!(pair(Some("0.33.0"), None) && pair(None, None), "what is unknown excludes nothing");
+        assert!(pair(Some("0.12.0"), Some("0.11.2")) && pair(Some("0.1.dev1+g1"), Some("0.33.0")));
+        let told = |more| worker("prefill", more, Some("0.32.0"));
+        assert!(told(",kv_compatibility=a").pairs_with(&worker(
+            "decode",
+            ",kv_compatibility=a",
+            Some("0.33.0")
+        )));
+        assert!(!told(",kv_compatibility=a").pairs_with(&worker("decode", "", Some("0.32.0"))));
+        let mooncake = |role, version| worker(role, ",transport=mooncake,bootstrap_port=9", Some(version));
+        assert!(mooncake("prefill", "0.32.0").pairs_with(&mooncake("decode", "0.33.0")));
     }
 
     #[test]

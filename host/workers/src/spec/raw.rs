@@ -36,6 +36,7 @@ pub(super) struct RawSpec {
     pub(super) bootstrap_host: Option<String>,
     pub(super) bootstrap_port: Option<u16>,
     pub(super) transport: Option<KvTransport>,
+    pub(super) kv_compatibility: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) taints: BTreeSet<String>,
     pub(super) topology: BTreeMap<String, String>,
@@ -58,9 +59,9 @@ const MAX_HANDOFF_LEASE_S: u32 = 86_400;
 
 /// Keys of the flag form, for messages.
 const FLAG_KEYS: &str = "role, engine, url, id, model, dp_size, bootstrap_host, bootstrap_port, transport, \
-                         kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, topology.NAME, taint, lora, \
-                         local_prefill, prefill_cancellable, handoff_lease_s, max_concurrency, block_size, \
-                         total_blocks, api_key, tls_server_name";
+                         kv_compatibility, kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, \
+                         topology.NAME, taint, lora, local_prefill, prefill_cancellable, handoff_lease_s, \
+                         max_concurrency, block_size, total_blocks, api_key, tls_server_name";
 
 impl RawSpec {
     /// Sets the value of a key of the flag form.
@@ -88,6 +89,7 @@ impl RawSpec {
                     }
                 });
             }
+            "kv_compatibility" => self.kv_compatibility = Some(value.to_owned()),
             "kv_transfer" => self.kv_transfer = Some(value.to_owned()),
             "kv_addr" => self.kv_addr = Some(value.to_owned()),
             "kv_events" => self.kv_events = Some(value.to_owned()),
@@ -182,6 +184,7 @@ impl RawSpec {
             dp_size,
             bootstrap: Bootstrap { host: self.bootstrap_host, port: self.bootstrap_port },
             transport: self.transport.unwrap_or_default(),
+            kv_compatibility: self.kv_compatibility.map(Arc::from),
             labels: self.labels,
             taints,
             topology: self.topology,
@@ -209,6 +212,7 @@ impl RawSpec {
             (FactName::DpSize, sglang && self.dp_size.is_none()),
             (FactName::BootstrapPort, sglang && self.bootstrap_port.is_none()),
             (FactName::Transport, engine == Engine::Vllm && self.transport.is_none()),
+            (FactName::KvCompatibility, engine == Engine::Vllm && self.kv_compatibility.is_none()),
             (FactName::LocalPrefill, self.local_prefill.is_none()),
         ];
         facts.into_iter().filter(|(_, left)| *left).map(|(fact, _)| fact).collect()

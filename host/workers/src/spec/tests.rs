@@ -88,9 +88,9 @@ fn errors_name_the_key_and_the_value() {
         (
             "role=decode,engine=vllm,url=http://a:1,speed=9",
             "speed: unknown key `speed`: expected one of role, engine, url, id, model, dp_size, bootstrap_host, \
-             bootstrap_port, transport, kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, topology.NAME, taint, \
-             lora, local_prefill, prefill_cancellable, handoff_lease_s, max_concurrency, block_size, total_blocks, \
-             api_key, tls_server_name",
+             bootstrap_port, transport, kv_compatibility, kv_transfer, kv_addr, kv_events, kv_replay, \
+             label.NAME, topology.NAME, taint, lora, local_prefill, prefill_cancellable, handoff_lease_s, \
+             max_concurrency, block_size, total_blocks, api_key, tls_server_name",
         ),
         (
             "role=decode,engine=openai,url=http://a:1",

@@ -23,7 +23,7 @@ impl WorkerSpec {
         // A preferred domain is read of the worker of the other leg, and not of candidates.
         let required = self.kv_transfer.as_ref().filter(|rule| rule.weight.is_none());
         (
-            (self.engine, self.transport, required.map(|rule| &rule.domain)),
+            (self.engine, self.transport, &self.kv_compatibility, required.map(|rule| &rule.domain)),
             (&self.labels, &self.taints, &self.topology, &self.loras),
             (self.local_prefill, self.max_concurrency),
         )

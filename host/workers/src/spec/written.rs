@@ -25,6 +25,11 @@ impl WorkerSpec {
             bootstrap_host: self.bootstrap.host.clone(),
             bootstrap_port: self.bootstrap.port,
             transport: given(FactName::Transport).then_some(self.transport),
+            kv_compatibility: self
+                .kv_compatibility
+                .as_ref()
+                .filter(|_| given(FactName::KvCompatibility))
+                .map(ToString::to_string),
             labels: self.labels.clone(),
             taints: self.taints.iter().filter(|taint| !taint.starts_with(TOPOLOGY_TAINT)).cloned().collect(),
             topology: self.topology.clone(),

@@ -13,6 +13,8 @@ pub enum Ineligible {
     Misconfigured,
     /// The worker does not answer its health checks.
     Unhealthy,
+    /// The engine sleeps: it answers its health checks, and requests wait until it is woken.
+    Asleep,
     /// The worker is draining.
     Draining,
     /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
@@ -33,6 +35,9 @@ impl Worker {
             Health::Unknown => return Some(Ineligible::NotReady),
             Health::Unhealthy => return Some(Ineligible::Unhealthy),
             Health::Healthy => {}
+        }
+        if self.is_asleep() {
+            return Some(Ineligible::Asleep);
         }
         if self.draining() || self.leaving() {
             return Some(Ineligible::Draining);
@@ -70,7 +75,7 @@ impl Ineligible {
     /// Returns whether the worker cannot serve at all, as opposed to being avoided.
     #[must_use]
     pub fn is_down(self) -> bool {
-        matches!(self, Self::NotReady | Self::Misconfigured | Self::Unhealthy | Self::Draining)
+        matches!(self, Self::NotReady | Self::Misconfigured | Self::Unhealthy | Self::Asleep | Self::Draining)
     }
 
     /// Returns the stable label in metrics and records.
@@ -80,6 +85,7 @@ impl Ineligible {
             Self::NotReady => "not_ready",
             Self::Misconfigured => "misconfigured",
             Self::Unhealthy => "unhealthy",
+            Self::Asleep => "asleep",
             Self::Draining => "draining",
             Self::Failing => "failing",
             Self::AtCapacity => "at_capacity",
@@ -106,6 +112,7 @@ mod tests {
         Draining(bool),
         Leaving(bool),
         Misconfigured(bool),
+        Asleep(bool),
         Outcome(bool),
         Answered,
         Timeout,
@@ -119,6 +126,7 @@ mod tests {
             any::<bool>().prop_map(Change::Draining),
             any::<bool>().prop_map(Change::Leaving),
             any::<bool>().prop_map(Change::Misconfigured),
+            any::<bool>().prop_map(Change::Asleep),
             prop::bool::weighted(0.3).prop_map(Change::Outcome),
             Just(Change::Answered),
             Just(Change::Timeout),
@@ -133,6 +141,7 @@ mod tests {
                 Self::Draining(on) => worker.set_draining(on),
                 Self::Leaving(on) => worker.set_leaving(on),
                 Self::Misconfigured(on) => _ = worker.set_contradiction(on.then(contradiction)),
+                Self::Asleep(on) => _ = worker.set_asleep(on),
                 Self::Outcome(ok) => worker.note_outcome(ok),
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),

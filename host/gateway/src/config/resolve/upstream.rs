@@ -15,13 +15,14 @@ impl Problems {
     }
 
     pub(super) fn probe(&mut self, probe: &Probe) -> ProbeSettings {
-        let Probe { interval, timeout, load_interval, max_per_second } = *probe;
+        let Probe { interval, timeout, health_timeout, load_interval, max_per_second } = *probe;
         if max_per_second == 0 {
             self.add("probe.max_per_second", "`0` would never check a worker: expected 1 or more");
         }
         ProbeSettings {
             interval: self.limit("probe.interval", interval),
             timeout: self.limit("probe.timeout", timeout),
+            health_timeout: self.limit("probe.health_timeout", health_timeout),
             load_interval,
             max_per_second,
         }

@@ -7,8 +7,10 @@ settings! {
     ProbeSettings {
         /// Interval of health checks.
         "probe.interval" interval: Duration,
-        /// Limit of one health check.
+        /// Limit of one request.
         "probe.timeout" timeout: Duration,
+        /// Limit of the health check of an engine that is slow to answer them, or may be.
+        "probe.health_timeout" health_timeout: Duration,
         /// Interval of reading a worker's own load figures; 0: never.
         "probe.load_interval" load_interval: Duration,
         /// Most requests of probes to all workers together each second.

@@ -46,9 +46,10 @@ fn fleet(random: &mut SmallRng) -> Registry {
             (0..20).for_each(|_| worker.note_outcome(false));
         }
         if random.random_bool(0.4) {
-            let (waiting, kv_usage) = (random.random_range(0..4), random.random_range(0.0..1.0));
+            let waiting = random.random_bool(0.8).then(|| random.random_range(0..4));
+            let kv_usage = random.random_bool(0.8).then(|| random.random_range(0.0..1.0));
             worker.set_engine_load(Some(EngineLoad {
-                running: 1,
+                running: Some(1),
                 waiting,
                 kv_usage,
                 read_at: Instant::now(),

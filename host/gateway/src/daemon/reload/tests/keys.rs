@@ -403,6 +403,7 @@ fn rows() -> Vec<Row> {
         row("timeouts.drain", "'7s'", settings),
         row("probe.interval", "'7s'", probe),
         row("probe.timeout", "'7s'", probe),
+        row("probe.health_timeout", "'7s'", probe),
         row("probe.load_interval", "'7s'", probe),
         row("probe.max_per_second", "7", probe),
         row("models.*.tokenizer", "'engine'", tokens),

@@ -1,16 +1,25 @@
-//! Errors of this host that look like errors of a worker: no file descriptor, port or memory was left for a
-//! connection.
+//! What the operating system says behind an error of a call.
 
 use std::{error::Error, io};
 
-/// Whether an error, or one that caused it, says that this host has run out of something. It says nothing
-/// about the worker.
+/// Whether an error, or one that caused it, says that this host has run out of something: file descriptors,
+/// ports or memory for a connection. It says nothing about the worker.
 #[must_use]
 pub fn is_local_shortage(error: &(dyn Error + 'static)) -> bool {
+    // `ENOMEM`, `ENFILE`, `EMFILE`, `EADDRNOTAVAIL`, `ENOBUFS` of Linux.
+    any_code(error, |code| matches!(code, 12 | 23 | 24 | 99 | 105))
+}
+
+/// Whether an error, or one that caused it, says that no process listens at the address.
+pub(crate) fn is_refused(error: &(dyn Error + 'static)) -> bool {
+    any_code(error, |code| code == 111)
+}
+
+fn any_code(error: &(dyn Error + 'static), wanted: impl Fn(i32) -> bool) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         let of_system = error.downcast_ref::<io::Error>();
-        if of_system.and_then(io::Error::raw_os_error).is_some_and(is_shortage) {
+        if of_system.and_then(io::Error::raw_os_error).is_some_and(&wanted) {
             return true;
         }
         // `source` of an error that `io::Error::other` wraps is the source of the wrapped one.
@@ -18,11 +27,6 @@ pub fn is_local_shortage(error: &(dyn Error + 'static)) -> bool {
         cause = wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source());
     }
     false
-}
-
-/// `ENOMEM`, `ENFILE`, `EMFILE`, `EADDRNOTAVAIL`, `ENOBUFS` of Linux.
-fn is_shortage(code: i32) -> bool {
-    matches!(code, 12 | 23 | 24 | 99 | 105)
 }
 
 #[cfg(test)]
@@ -33,6 +37,7 @@ mod tests {
     fn a_shortage_is_found_behind_other_errors() {
         let error = |code| io::Error::other(io::Error::from_raw_os_error(code));
         assert!(is_local_shortage(&error(24)) && is_local_shortage(&io::Error::from_raw_os_error(99)));
+        assert!(is_refused(&error(111)) && !is_refused(&error(24)));
         assert!(!is_local_shortage(&error(111)) && !is_local_shortage(&io::Error::other("x")));
     }
 }

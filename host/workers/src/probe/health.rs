@@ -1,0 +1,121 @@
+//! Health checks of one worker: what is asked, how long it may take, and what follows from the results. No I/O.
+
+use std::time::Duration;
+
+use super::{HEALTH, ProbeConfig};
+use crate::{
+    id::Engine,
+    worker::{Health, Worker},
+};
+
+/// Consecutive failed health checks that make a worker unhealthy.
+const MAX_FAILURES: u32 = 2;
+/// Of so many failed checks in a row, one has the long time.
+const LONG_EVERY: u32 = 4;
+
+/// Returns the path that is asked first. SGLang's `/health` generates a token; `/ready` tells what that found.
+pub(super) fn health_path(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Sglang => "/ready",
+        Engine::Vllm | Engine::Trtllm | Engine::Openai => HEALTH,
+    }
+}
+
+/// Consecutive failed health checks of a worker, and what follows from them.
+#[derive(Debug, Default)]
+pub struct HealthChecks {
+    failures: u32,
+    /// Whether the last check that passed was answered quickly.
+    quick: bool,
+}
+
+impl HealthChecks {
+    /// Whether the last check failed.
+    #[must_use]
+    pub fn failing(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// The engine answered, but must not be used.
+    pub(super) fn answered(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Returns the time limit of the next check. SGLang's `/health` takes a second or more by design, and any
+    /// engine may be slow under load; most answer in milliseconds, and one of those that hangs has to be found
+    /// soon. So an engine has the long time unless its last check was answered quickly. A first failure is
+    /// confirmed with the long time, and later ones now and then.
+    pub(super) fn limit(&self, config: &ProbeConfig) -> Duration {
+        let long = !self.quick || self.failures % LONG_EVERY == 1;
+        if long { config.health_timeout.max(config.timeout) } else { config.timeout }
+    }
+
+    /// Notes how long the engine took to answer a check.
+    pub(super) fn took(&mut self, time: Duration, config: &ProbeConfig) {
+        self.quick = time <= config.timeout / 2;
+    }
+
+    /// The check passed. Returns whether the worker was not healthy before.
+    pub fn passed(&mut self, worker: &Worker) -> bool {
+        self.failures = 0;
+        worker.set_health(Health::Healthy)
+    }
+
+    /// The check failed. Returns whether the worker is unhealthy now and was not before.
+    pub fn failed(&mut self, worker: &Worker) -> bool {
+        self.failures += 1;
+        if self.failures == 1 {
+            worker.watch_answers();
+        }
+        if self.failures < MAX_FAILURES {
+            return false;
+        }
+        let changed = worker.set_health(Health::Unhealthy);
+        worker.release_waiting();
+        changed
+    }
+
+    /// A request asked for a check. After a failed connect, one successful check makes the worker healthy and
+    /// one failure keeps it unhealthy.
+    pub fn requested(&mut self, worker: &Worker) {
+        if worker.health() == Health::Unhealthy {
+            self.failures = MAX_FAILURES;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::WorkerSpec;
+
+    #[test]
+    fn b8_the_time_of_a_check_follows_from_the_ones_before() {
+        let [short, long] = [Duration::from_secs(1), Duration::from_secs(5)];
+        let config = ProbeConfig {
+            interval: Duration::from_secs(2),
+            timeout: short,
+            health_timeout: long,
+            load_interval: Duration::ZERO,
+            max_per_second: 1_000,
+        };
+        let worker = Worker::new(WorkerSpec::parse_flag("role=decode,engine=vllm,url=http://a:1").unwrap());
+        let mut checks = HealthChecks::default();
+        // B8.6
+        assert_eq!(checks.limit(&config), long, "the first");
+        checks.took(Duration::from_millis(5), &config);
+        assert_eq!(checks.limit(&config), short);
+        let after_failures: Vec<Duration> = (0..6)
+            .map(|_| {
+                checks.failed(&worker);
+                checks.limit(&config)
+            })
+            .collect();
+        assert_eq!(after_failures, [long, short, short, short, long, short]);
+        checks.took(Duration::from_millis(1_100), &config);
+        checks.passed(&worker);
+        assert_eq!(checks.limit(&config), long, "a slow engine");
+        let impatient = ProbeConfig { health_timeout: Duration::from_millis(1), ..config };
+        assert_eq!(checks.limit(&impatient), short, "never less than the others");
+    }
+}

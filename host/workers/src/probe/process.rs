@@ -1,0 +1,84 @@
+//! What an engine's metrics say about its process: load, progress, sleep, and whether it is the same process as
+//! before. What the gateway knows of a process ends with it.
+
+use tokio::time::Instant;
+
+use super::{
+    MAX_LOAD_FAILURES, Probe, Response,
+    figures::{Figures, figures},
+};
+use crate::{columns::EngineLoad, id::Engine};
+
+/// Returns the path of an engine's metrics.
+pub(super) fn metrics_path(engine: Engine) -> Option<&'static str> {
+    match engine {
+        Engine::Vllm | Engine::Sglang => Some("/metrics"),
+        Engine::Trtllm => Some("/prometheus/metrics"),
+        Engine::Openai => None,
+    }
+}
+
+impl Probe {
+    /// Reads the load figures. Those that could not be read several times in a row are forgotten: an old
+    /// figure must not keep a worker busy.
+    pub(super) async fn read_load(&mut self) {
+        let Some(path) = self.load_path else { return };
+        let read = match self.get(path).await {
+            Response::Absent => {
+                self.load_path = None;
+                return self.worker.set_engine_load(None);
+            }
+            answer => answer.body().ok().flatten().map(|body| figures(&body)),
+        };
+        if let Some(figures) = read {
+            self.observe(figures);
+            if figures.has_load() {
+                self.load_failures = 0;
+                let Figures { running, waiting, kv_usage, .. } = figures;
+                let load = EngineLoad { running, waiting, kv_usage, read_at: Instant::now() };
+                return self.worker.set_engine_load(Some(load));
+            }
+        }
+        self.load_failures += 1;
+        if self.load_failures >= MAX_LOAD_FAILURES {
+            self.worker.set_engine_load(None);
+        }
+    }
+
+    /// Notes what the metrics say of the process, apart from its load.
+    pub(super) fn observe(&mut self, figures: Figures) {
+        let earlier = self.figures.replace(figures);
+        if earlier.is_some_and(|earlier| figures.of_another_process(&earlier)) {
+            self.process_ended("another start");
+            self.worker.note_restart();
+        }
+        self.worker.set_engine_progress(figures.progress);
+        if self.worker.set_asleep(figures.asleep) {
+            self.log(if figures.asleep { "asleep" } else { "awake" }, "");
+            if figures.asleep {
+                // An engine that falls asleep drops its cache.
+                self.index.forget_records(self.worker.id());
+            }
+        }
+    }
+
+    /// Forgets what was known of the engine's process: its load, and what it is assumed to have cached. Blocks
+    /// that its events report end with the connection of the events.
+    pub(super) fn process_ended(&self, why: &str) {
+        self.log("restarted", why);
+        self.forget_process();
+    }
+
+    /// No process listens: the one that did has ended.
+    pub(super) fn process_gone(&mut self) {
+        if self.figures.take().is_some() {
+            self.log("ended", "connection refused");
+        }
+        self.forget_process();
+    }
+
+    fn forget_process(&self) {
+        self.index.forget_records(self.worker.id());
+        self.worker.set_engine_load(None);
+    }
+}
