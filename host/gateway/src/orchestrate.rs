@@ -326,8 +326,14 @@ impl Drive {
 
     /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
     pub(crate) fn usage(&mut self, usage: Usage) {
-        let cached_tokens = self.cached_tokens.or(usage.cached_tokens);
-        self.account.usage(Usage { cached_tokens, ..usage });
+        let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
+        self.account.usage(Usage { cached_tokens: self.cached_tokens.or(own), ..usage });
+    }
+
+    /// Returns whether the engine that answers knows how much of the prompt was cached.
+    pub(crate) fn decode_knows_cached_tokens(&self) -> bool {
+        let candidate = self.decode.candidate.as_ref().filter(|_| self.legs.answering() == Leg::Decode);
+        candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
     }
 
     /// Records the success of the decode or aggregated leg in metrics and averages.

@@ -131,7 +131,7 @@ fn c8_an_end_of_sequence_in_prefill_is_the_whole_answer() {
 #[test]
 fn c7a_incomplete_parameters_are_never_a_handoff() {
     let mut recorded = value(include_bytes!("../../../../tests/fixtures/pd/prefill-response.json"));
-    for field in ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"] {
+    for field in ["remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"] {
         let whole = recorded.clone();
         recorded["kv_transfer_params"][field] = Value::Null;
         let answer = connector_for(&spec(NIXL)).read_prefill(recorded.to_string().as_bytes());

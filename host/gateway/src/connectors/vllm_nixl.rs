@@ -17,7 +17,8 @@ pub(super) struct VllmNixl;
 /// What prefill is asked for. Streamed it would answer no parameters and still pin its blocks.
 const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
 /// Fields of the parameters without which a decode engine recomputes silently, or dies.
-const NEEDED: [&str; 4] = ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"];
+const NEEDED: [&str; 5] =
+    ["remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"];
 
 #[derive(Deserialize)]
 struct Answer<'a> {

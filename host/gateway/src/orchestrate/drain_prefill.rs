@@ -1,35 +1,45 @@
-//! Reads the prefill answer of a bootstrap pair, which carries no data, only to learn whether prefill
-//! succeeded.
+//! Reads the prefill answer of a bootstrap pair, which carries no handoff, to learn whether prefill succeeded and
+//! how much of the prompt was cached.
 
 use std::time::Duration;
 
 use http::{HeaderValue, Response, header};
 
 use crate::{
-    openai::sse::{self, Splitter},
+    openai::{
+        seen,
+        sse::{self, Splitter},
+    },
     upstream::{self, Body, CallError},
 };
 
 /// How long the end of a body may take after the end mark.
 const END_GRACE: Duration = Duration::from_millis(200);
 
-/// Reads a prefill answer to its end without keeping it. `idle` limits each pause of the engine.
+/// Reads a prefill answer to its end without keeping it. `idle` limits each pause of the engine. Returns the
+/// cached prompt tokens that a whole answer reports.
 ///
 /// # Errors
 /// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would
 /// wait for it until its own timeout.
-pub(super) async fn drain_prefill(response: Response<Body>, idle: Duration) -> Result<(), CallError> {
+pub(super) async fn drain_prefill(
+    response: Response<Body>,
+    idle: Duration,
+) -> Result<Option<u32>, CallError> {
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
     if sse::is_stream(content_type) {
-        return drain_events(response.into_body(), idle).await;
+        return drain_events(response.into_body(), idle).await.map(|()| None);
     }
     let whole = upstream::collect(response.into_body(), Some(idle)).await?;
     if sse::look(&whole).error {
         return Err(CallError::of_error_body(&whole));
     }
     let valid = content_type.to_ascii_lowercase().starts_with(b"application/json") && whole.starts_with(b"{");
-    if valid { Ok(()) } else { Err(not_an_answer(&whole)) }
+    if !valid {
+        return Err(not_an_answer(&whole));
+    }
+    Ok(seen::whole(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
 
 /// Reads events up to the end mark. What the body does afterwards does not matter.

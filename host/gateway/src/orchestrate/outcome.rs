@@ -27,19 +27,22 @@ impl Drive {
         if let Some(over) = self.prefill_over.take() {
             over.cancel();
         }
-        let done = match outcome {
+        let PrefillDone { answer, cached_tokens } = match outcome {
             Ok(done) => done,
             Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
         };
         self.bind(Leg::Prefill);
         let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
+        if !connector_for(spec).decode_knows_cached_tokens() {
+            self.cached_tokens = cached_tokens;
+        }
         self.state.metrics.leg("prefill", spec.engine.as_str(), "ok");
         self.account.leg_ended(Leg::Prefill, Ok(()));
         candidate.load().observe_outcome(true);
         candidate.worker.note_outcome(true);
         let lease = spec.handoff_lease();
-        let Some((answer, read)) = done else { return Event::PrefillEnded };
+        let Some((answer, read)) = answer else { return Event::PrefillEnded };
         match read {
             PrefillAnswer::Handoff { parameters, cached_tokens } => {
                 self.state.metrics.handoff("complete");

@@ -18,8 +18,22 @@ use crate::{
     upstream::CallError,
 };
 
-/// A prefill call that ended: its answer and what it carries, or (bootstrap) nothing.
-pub(super) type PrefillDone = Option<(Response<Bytes>, PrefillAnswer)>;
+/// What a prefill call brought.
+pub(super) enum Prefilled {
+    /// The answer of a completed handoff.
+    Answer(Response<Bytes>),
+    /// Any other answer was not kept. It said how much of the prompt was cached, or did not.
+    Drained { cached_tokens: Option<u32> },
+}
+
+/// A prefill call that ended.
+#[derive(Default)]
+pub(super) struct PrefillDone {
+    /// The answer of a completed handoff, and what it carries.
+    pub(super) answer: Option<(Response<Bytes>, PrefillAnswer)>,
+    /// Cached prompt tokens, of an answer that was not kept.
+    pub(super) cached_tokens: Option<u32>,
+}
 
 /// The booking of a prefill leg. The call's task releases it at its end, and the request when it gives the
 /// leg up.
@@ -54,7 +68,7 @@ impl PrefillCall {
     /// Starts the call. It ends when the returned future is dropped.
     pub(super) fn start(
         self,
-        call: impl Future<Output = Result<Option<Response<Bytes>>, CallError>> + Send + 'static,
+        call: impl Future<Output = Result<Prefilled, CallError>> + Send + 'static,
     ) -> BoxFuture<'static, Result<PrefillDone, CallError>> {
         let (tracker, sent) = (self.state.tracker.clone(), Instant::now());
         let task = tracker.spawn(async move {
@@ -68,8 +82,11 @@ impl PrefillCall {
 
     /// Reads the answer of a prefill leg, if it carries data. One that is an error, or that cannot be read,
     /// is a failed call: another prefill worker may answer.
-    fn read(&self, answer: Option<Response<Bytes>>) -> Result<PrefillDone, CallError> {
-        let Some(answer) = answer else { return Ok(None) };
+    fn read(&self, prefilled: Prefilled) -> Result<PrefillDone, CallError> {
+        let answer = match prefilled {
+            Prefilled::Answer(answer) => answer,
+            Prefilled::Drained { cached_tokens } => return Ok(PrefillDone { answer: None, cached_tokens }),
+        };
         if seen::whole(self.is_chat, answer.body()).error {
             return Err(CallError::of_error_body(answer.body()));
         }
@@ -78,7 +95,7 @@ impl PrefillCall {
                 self.state.metrics.handoff("missing_data");
                 Err(CallError::Protocol(format!("the prefill answer has no data: {problem}")))
             }
-            read => Ok(Some((answer, read))),
+            read => Ok(PrefillDone { answer: Some((answer, read)), cached_tokens: None }),
         }
     }
 

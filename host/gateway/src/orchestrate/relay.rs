@@ -17,7 +17,6 @@ use pointsman_workers::Booking;
 use tokio::time::{Duration, Instant, Sleep};
 
 use crate::{
-    connectors::connector_for,
     openai::endpoint::Format,
     openai::error::ApiError,
     openai::sse::{self, Seen, Splitter},
@@ -242,7 +241,7 @@ impl Relay {
             let held_before = self.held.is_some();
             self.see(&seen);
             let begins_hold = self.held.is_some() && !held_before;
-            let cached = self.drive.cached_tokens.filter(|_| !self.decode_knows());
+            let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
             let edits = seen.handoff_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
             if begins_hold || edits {
                 // The events before this one go first, and are not held back even if this one is.
@@ -372,11 +371,6 @@ impl Relay {
             Some(held) => held.extend_from_slice(bytes),
             None => self.out.extend_from_slice(bytes),
         }
-    }
-
-    fn decode_knows(&self) -> bool {
-        let candidate = self.drive.decode.candidate.as_ref();
-        candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
     }
 }
 

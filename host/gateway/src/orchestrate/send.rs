@@ -13,7 +13,12 @@ use pointsman_workers::{Leg, Worker};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{DecodeHead, Drive, drain_prefill::drain_prefill, prefill_call::PrefillCall, target};
+use super::{
+    DecodeHead, Drive,
+    drain_prefill::drain_prefill,
+    prefill_call::{PrefillCall, Prefilled},
+    target,
+};
 use crate::{
     connectors::{Connector, LegContext, connector_for, leg_headers},
     openai::{request::Request, trace_context::Span},
@@ -72,9 +77,10 @@ impl Drive {
                 let (head, body) = upstream::within(silence, head).await?.into_parts();
                 if carries_data {
                     let body = upstream::collect(body, Some(idle)).await?;
-                    return Ok(Some(http::Response::from_parts(head, body)));
+                    return Ok(Prefilled::Answer(http::Response::from_parts(head, body)));
                 }
-                drain_prefill(http::Response::from_parts(head, body), idle).await.map(|()| None)
+                let cached_tokens = drain_prefill(http::Response::from_parts(head, body), idle).await?;
+                Ok(Prefilled::Drained { cached_tokens })
             });
             unless_down(&worker, call).await
         }));

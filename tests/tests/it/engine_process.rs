@@ -1,0 +1,221 @@
+//! What engines tell of themselves beside their facts: slow health checks, sleep, a new process, versions that do
+//! not pair, and which leg knows the cached tokens (B8).
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use pointsman_sim::{Dialect, Role, Sim, SimConfig};
+use pointsman_tests::{
+    Act, Client, RawEngine, TestCluster, TestClusterBuilder,
+    raw_engine::{chunk, json as json_answer, status, stream_head},
+};
+use pointsman_workers::{Ineligible, WorkerSpec};
+use serde_json::{Value, json};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn ineligible(cluster: &TestCluster) -> Vec<Option<Ineligible>> {
+    let snapshot = cluster.gateway.state().registry.snapshot();
+    snapshot.workers().iter().map(|worker| worker.ineligible()).collect()
+}
+
+fn body() -> String {
+    json!({"model": "tiny", "prompt": "one two three four ".repeat(20), "max_tokens": 2}).to_string()
+}
+
+async fn status_of(cluster: &TestCluster) -> u16 {
+    cluster.client.post(COMPLETIONS, &[], body()).await.unwrap().status.as_u16()
+}
+
+/// Returns the cached tokens of the last request, as predicted and as reported.
+async fn cached(cluster: &TestCluster) -> (Value, Value) {
+    cluster.at_rest().await.unwrap();
+    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
+    let cached = &list["decisions"][0]["outcome"]["cached_tokens"];
+    (cached["predicted"].clone(), cached["reported"].clone())
+}
+
+#[tokio::test]
+async fn b8_a_sglang_engine_whose_health_check_takes_a_second_serves_at_default_settings() {
+    let engine = |ready| SimConfig { ready, ..SimConfig::instant(Dialect::Sglang, Role::Aggregated) };
+    let cluster = TestClusterBuilder::new()
+        .sim_with(engine(false), "")
+        .sim_with(engine(true), "")
+        .start()
+        .await
+        .unwrap();
+    // B8.6, B8.7: several checks of a second each
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        assert_eq!(ineligible(&cluster), [None, None]);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(status_of(&cluster).await, 200);
+}
+
+#[tokio::test]
+async fn b8_health_decides_where_ready_says_no() {
+    let engine = RawEngine::start(|request| {
+        let answer = match request.line.as_str() {
+            "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"sglang"}]}"#),
+            "GET /server_info" => json_answer(r#"{"disaggregation_mode":"null"}"#),
+            "GET /ready" => status("503 Service Unavailable", "{}"),
+            "GET /health" => json_answer("{}"),
+            _ => status("404 Not Found", "{}"),
+        };
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap();
+    let flag = format!("engine=sglang,url=http://{}", engine.address);
+    let spec = WorkerSpec::parse_flag(&flag).unwrap();
+    // B8.7
+    TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
+}
+
+#[tokio::test]
+async fn b8_a_sleeping_engine_gets_no_request_until_it_is_woken() {
+    let cluster = TestClusterBuilder::new()
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let engine = |place: usize| Client::new(cluster.sims[place].addr());
+    engine(0).post("/sleep", &[], "").await.unwrap();
+    let asleep = [Some(Ineligible::Asleep), None];
+    cluster.until("the first is asleep", |cluster| ineligible(cluster) == asleep).await.unwrap();
+    for _ in 0..8 {
+        // B8.10
+        assert_eq!(status_of(&cluster).await, 200);
+    }
+    assert_eq!(cluster.sims[1].state().requests["aggregated/ok"], 8);
+    let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    assert_eq!(
+        (&list["workers"][0]["ineligible"], &list["workers"][0]["health"]),
+        (&json!("asleep"), &json!("healthy"))
+    );
+    engine(1).post("/sleep", &[], "").await.unwrap();
+    cluster.until("both are asleep", |cluster| !ineligible(cluster).contains(&None)).await.unwrap();
+    let refused = cluster.client.post(COMPLETIONS, &[], body()).await.unwrap();
+    assert_eq!(refused.status.as_u16(), 503);
+    assert!(String::from_utf8_lossy(&refused.body).contains("are asleep"), "{refused:?}");
+    engine(0).post("/wake_up", &[], "").await.unwrap();
+    cluster.until("the first is awake", |cluster| ineligible(cluster).contains(&None)).await.unwrap();
+    assert_eq!(status_of(&cluster).await, 200);
+}
+
+#[tokio::test]
+async fn b8_what_was_predicted_of_a_process_ends_with_it() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen: SocketAddr = free.local_addr().unwrap();
+    drop(free);
+    let engine = || SimConfig { listen, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let mut cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await.unwrap();
+    assert_eq!(status_of(&cluster).await, 200);
+    assert_eq!(cached(&cluster).await.0, 0);
+    let mut predicted = json!(0);
+    for _ in 0..400 {
+        assert_eq!(status_of(&cluster).await, 200);
+        predicted = cached(&cluster).await.0;
+        if predicted != 0 {
+            break;
+        }
+    }
+    assert_ne!(predicted, 0, "the index learns from decisions");
+    cluster.sims.remove(0).kill().await;
+    cluster.until("the engine is gone", |cluster| !ineligible(cluster).contains(&None)).await.unwrap();
+    let _engine = Sim::start(engine()).await.unwrap();
+    cluster.until("another engine is there", |cluster| ineligible(cluster) == [None]).await.unwrap();
+    assert_eq!(status_of(&cluster).await, 200);
+    // B8.9
+    assert_eq!(cached(&cluster).await.0, 0);
+}
+
+#[tokio::test]
+async fn b8_a_rolling_upgrade_pairs_engines_of_one_version() {
+    let engine = |role, version: &str| SimConfig {
+        version: Some(version.to_owned()),
+        ..SimConfig::instant(Dialect::Vllm, role)
+    };
+    let cluster = TestClusterBuilder::new()
+        .sim_with(engine(Role::Prefill, "0.32.0"), "")
+        .sim_with(engine(Role::Prefill, "0.33.0"), "")
+        .sim_with(engine(Role::Decode, "0.32.0"), "")
+        .sim_with(engine(Role::Decode, "0.33.0"), "")
+        .start()
+        .await
+        .unwrap();
+    for number in 0..24 {
+        // No worker has any of it cached.
+        let body = json!({"model": "tiny", "prompt": format!("{number} ").repeat(80), "max_tokens": 2});
+        assert_eq!(cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap().status, 200);
+    }
+    cluster.at_rest().await.unwrap();
+    let handoffs = |place: usize| cluster.sims[place].state().handoffs;
+    for place in 0..4 {
+        // B8.8
+        assert!(handoffs(place).pulled > 0 && handoffs(place).failed == 0, "{place}: {:?}", handoffs(place));
+    }
+    assert_eq!((handoffs(0).pulled, handoffs(1).pulled), (handoffs(2).pulled, handoffs(3).pulled));
+}
+
+/// One leg of a pair of vLLM engines with Mooncake, which says that so many tokens were cached.
+async fn mooncake(cached: u32) -> RawEngine {
+    RawEngine::start(move |request| {
+        let usage = format!(
+            r#"{{"prompt_tokens":612,"completion_tokens":1,"total_tokens":613,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
+        );
+        let choice = r#"{"index":0,"text":"a","finish_reason":"length"}"#;
+        let answer = format!(r#"{{"id":"x","object":"text_completion","model":"m","choices":[{choice}],"usage":{usage}}}"#);
+        let answer = match request.line.as_str() {
+            "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"vllm"}]}"#),
+            "GET /query" => json_answer(r#"{"0":{"engine_id":"e"}}"#),
+            "GET /metrics" => json_answer("vllm:mooncake_num_failed_recvs_total 0.0\n"),
+            "GET /health" => json_answer("{}"),
+            "POST /v1/completions" if request.body.contains("\"stream\":true") => {
+                let events = format!("data: {answer}\n\ndata: [DONE]\n\n");
+                [stream_head(), chunk(events.as_bytes()), chunk(b"")].concat()
+            }
+            "POST /v1/completions" => json_answer(&answer),
+            _ => status("404 Not Found", "{}"),
+        };
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
+    let (prefill, decode) = (mooncake(48).await, mooncake(612).await);
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            let port = prefill.address.port();
+            for flag in [
+                format!("role=prefill,bootstrap_port={port},url=http://{}", prefill.address),
+                format!("role=decode,url=http://{}", decode.address),
+            ] {
+                // The connector is known by the engine's metrics.
+                config.workers.push(WorkerSpec::parse_flag(&format!("engine=vllm,{flag}")).unwrap());
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    for stream in [false, true] {
+        let body = json!({"model": "m", "prompt": "a ".repeat(612), "stream": stream, "max_tokens": 1,
+            "stream_options": stream.then(|| json!({"include_usage": true}))});
+        let reply = cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // C7.4
+        assert!(
+            reply.status == 200 && text.contains("\"cached_tokens\":48") && !text.contains("612}"),
+            "{text}"
+        );
+        assert_eq!(cached(&cluster).await.1, 48);
+    }
+    assert!(decode.requests()[0].body.contains("\"remote_engine_id\":\"e\""), "{:?}", decode.requests());
+}
