@@ -163,7 +163,8 @@ async fn b8_a_rolling_upgrade_pairs_engines_of_one_version() {
 }
 
 /// One leg of a pair of vLLM engines with Mooncake, which says that so many tokens were cached.
-async fn mooncake(cached: u32) -> RawEngine {
+async fn mooncake(is_decode: bool) -> RawEngine {
+    let cached = if is_decode { 612 } else { 48 };
     RawEngine::start(move |request| {
         let usage = format!(
             r#"{{"prompt_tokens":612,"completion_tokens":1,"total_tokens":613,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
@@ -182,7 +183,9 @@ async fn mooncake(cached: u32) -> RawEngine {
             "POST /v1/completions" => json_answer(&answer),
             _ => status("404 Not Found", "{}"),
         };
-        vec![Act::Send(answer)]
+        // A decode engine answers after it has the blocks, and so after prefill.
+        let pause = Duration::from_millis(if is_decode && request.line.starts_with("POST") { 100 } else { 0 });
+        vec![Act::Pause(pause), Act::Send(answer)]
     })
     .await
     .unwrap()
@@ -190,7 +193,7 @@ async fn mooncake(cached: u32) -> RawEngine {
 
 #[tokio::test]
 async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
-    let (prefill, decode) = (mooncake(48).await, mooncake(612).await);
+    let (prefill, decode) = (mooncake(false).await, mooncake(true).await);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             let port = prefill.address.port();
@@ -210,7 +213,7 @@ async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
             "stream_options": stream.then(|| json!({"include_usage": true}))});
         let reply = cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap();
         let text = String::from_utf8_lossy(&reply.body).into_owned();
-        // C7.4
+        // B8.11
         assert!(
             reply.status == 200 && text.contains("\"cached_tokens\":48") && !text.contains("612}"),
             "{text}"
