@@ -1,6 +1,6 @@
 //! What a source reports: descriptions of workers, within bounds.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use pointsman_workers::WorkerSpec;
 use serde::Serialize;
@@ -23,6 +23,9 @@ pub struct Found {
     pub spec: WorkerSpec,
     /// Whether the source says that the worker ends: it gets no new request.
     pub leaving: bool,
+    /// What the worker is, whatever address it was found at: a pod, and the place of the port among those of
+    /// its workers.
+    pub identity: Option<Arc<str>>,
 }
 
 /// An entry of a source that is not used.
@@ -58,7 +61,13 @@ impl Found {
     /// A worker that stays.
     #[must_use]
     pub fn staying(spec: WorkerSpec) -> Self {
-        Self { spec, leaving: false }
+        Self { spec, leaving: false, identity: None }
+    }
+
+    /// Returns the same worker, which ends.
+    #[must_use]
+    pub fn ending(self) -> Self {
+        Self { leaving: true, ..self }
     }
 }
 

@@ -129,7 +129,7 @@ impl Leases {
         let mut held = self.held.lock();
         let Some(lease) = held.remove(&id) else { return false };
         // The worker itself said that it leaves, so the guard has nothing to confirm.
-        self.report(&held, Some(Found { spec: lease.spec, leaving: true }));
+        self.report(&held, Some(Found::staying(lease.spec).ending()));
         self.report(&held, None);
         true
     }

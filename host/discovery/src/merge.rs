@@ -1,4 +1,4 @@
-//! Merges the workers of all sources: each id and each URL has one owner.
+//! Merges the workers of all sources: each id, each URL and each pod has one owner.
 
 use std::{
     cmp::Reverse,
@@ -44,10 +44,10 @@ pub(crate) struct Merged<'a> {
 pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_workers: usize) -> Merged<'a> {
     claims.sort_by_key(|claim| (claim.rank, Reverse(claim.owns), claim.source));
     let mut merged = Merged::default();
-    let (mut ids, mut urls) = (HashMap::new(), HashMap::new());
+    let mut owners = Owners::default();
     for claim in claims {
         let Claim { source, rank, found, .. } = claim;
-        match refusal(&claim, &mut ids, &mut urls, names) {
+        match owners.refusal(&claim, names) {
             Some(problem) => merged.refused.push((source, Refusal::new(&found.spec.url, &problem))),
             None if rank == Rank::Discovered && merged.accepted.len() >= max_workers => {
                 let problem = format!(
@@ -61,38 +61,55 @@ pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_work
     merged
 }
 
-/// Returns why a claim is refused; otherwise its source owns the id and URL.
-fn refusal<'a>(
-    claim: &Claim<'a>,
-    ids: &mut HashMap<WorkerId, usize>,
-    urls: &mut HashMap<&'a str, (usize, WorkerId)>,
-    names: &[Arc<str>],
-) -> Option<String> {
-    let (spec, source) = (&claim.found.spec, claim.source);
-    let name = |number: usize| names.get(number).map_or("", |name| &**name);
-    let own = name(source);
-    if let Some(owner) = ids.get(&spec.id) {
-        let owner = name(*owner);
-        return Some(format!(
-            "id {} of source `{own}` belongs to source `{owner}`: remove one of them",
-            spec.id
-        ));
-    }
-    match urls.entry(&spec.url) {
-        // An operator may describe an engine twice on purpose, a source does so by mistake.
-        Entry::Occupied(owner) if owner.get().0 != source || claim.rank == Rank::Discovered => {
-            let (owner, id) = *owner.get();
+/// What has an owner already.
+#[derive(Default)]
+struct Owners<'a> {
+    ids: HashMap<WorkerId, usize>,
+    urls: HashMap<&'a str, (usize, WorkerId)>,
+    /// By what the worker is, for example a pod.
+    identities: HashMap<&'a str, (usize, WorkerId)>,
+}
+
+impl<'a> Owners<'a> {
+    /// Returns why a claim is refused; otherwise its source owns what it names.
+    fn refusal(&mut self, claim: &Claim<'a>, names: &[Arc<str>]) -> Option<String> {
+        let (spec, source) = (&claim.found.spec, claim.source);
+        let name = |number: usize| names.get(number).map_or("", |name| &**name);
+        let own = name(source);
+        if let Some(owner) = self.ids.get(&spec.id) {
+            let owner = name(*owner);
             return Some(format!(
-                "the URL of worker {} of source `{own}` is that of worker {id} of source `{}`: remove one of them",
-                spec.id,
-                name(owner)
+                "id {} of source `{own}` belongs to source `{owner}`: remove one of them",
+                spec.id
             ));
         }
-        Entry::Occupied(_) => {}
-        Entry::Vacant(vacant) => drop(vacant.insert((source, spec.id))),
+        let identity = claim.found.identity.as_deref();
+        if let Some((owner, id)) = identity.and_then(|identity| self.identities.get(identity)) {
+            return Some(format!(
+                "the pod of worker {} of source `{own}` is worker {id} of source `{}`: remove one of them",
+                spec.id,
+                name(*owner)
+            ));
+        }
+        match self.urls.entry(&spec.url) {
+            // An operator may describe an engine twice on purpose, a source does so by mistake.
+            Entry::Occupied(owner) if owner.get().0 != source || claim.rank == Rank::Discovered => {
+                let (owner, id) = *owner.get();
+                return Some(format!(
+                    "the URL of worker {} of source `{own}` is that of worker {id} of source `{}`: remove one of them",
+                    spec.id,
+                    name(owner)
+                ));
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(vacant) => drop(vacant.insert((source, spec.id))),
+        }
+        self.ids.insert(spec.id, source);
+        if let Some(identity) = identity {
+            self.identities.insert(identity, (source, spec.id));
+        }
+        None
     }
-    ids.insert(spec.id, source);
-    None
 }
 
 #[cfg(test)]
@@ -132,6 +149,27 @@ mod tests {
                 "id 1 of source `file:b` belongs to source `etcd:a`: remove one of them",
                 "the URL of worker 2 of source `file:b` is that of worker 1 of source `etcd:a`: remove one of them",
             ]
+        );
+    }
+
+    #[test]
+    fn a_pod_that_two_sources_list_at_two_addresses_is_one_worker() {
+        let at = |url: &str, identity: &str| Found {
+            identity: Some(Arc::from(identity)),
+            ..found(&format!("url={url}"))
+        };
+        let (pod, slice) = (at("http://10.0.0.1:8000", "uid-1/0"), at("http://[fd00::1]:8000", "uid-1/0"));
+        let second = at("http://[fd00::1]:8001", "uid-1/1");
+        let claim = |source, found| Claim { source, rank: Rank::Discovered, owns: false, found };
+        let merged = merge(vec![claim(3, &slice), claim(3, &second), claim(2, &pod)], &names(), 10);
+        let accepted: Vec<_> =
+            merged.accepted.iter().map(|(source, found)| (*source, &*found.spec.url)).collect();
+        // P9.8: across sources
+        assert_eq!(accepted, [(2, "http://10.0.0.1:8000"), (3, "http://[fd00::1]:8001")]);
+        let problem = &merged.refused[0].1.problem;
+        assert!(
+            problem.starts_with("the pod of worker ") && problem.contains("source `etcd:a`"),
+            "{problem}"
         );
     }
 

@@ -27,7 +27,8 @@ pub enum ImportCommand {
     /// Translate an `EndpointPickerConfig` of llm-d's router or of the Gateway API Inference Extension.
     #[command(name = "llm-d")]
     LlmD(Box<LlmDArgs>),
-    /// Translate a command line of vllm-router.
+    /// Translate a command line of vllm-router, also of that of production-stack.
+    #[command(visible_alias = "production-stack")]
     VllmRouter(RouterArgs),
     /// Translate a command line of sglang-router (SGLang Model Gateway, `smg`).
     SglangRouter(RouterArgs),

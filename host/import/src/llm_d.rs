@@ -46,6 +46,8 @@ struct Import<'a> {
     report: Report,
     /// Limit of requests of a worker, with what it comes from.
     max_concurrency: Option<(u32, String)>,
+    /// Address of the KV events of a worker.
+    kv_events: Option<String>,
 }
 
 /// Translates the text of a file.
@@ -61,6 +63,7 @@ pub(crate) fn import(text: &str, target: &Target) -> anyhow::Result<Imported> {
         draft: Draft::default(),
         report: Report::default(),
         max_concurrency: None,
+        kv_events: None,
     };
     import.all()?;
     Ok(Imported { draft: import.draft, report: import.report })
@@ -95,6 +98,10 @@ impl Import<'_> {
         let config = self.config;
         for plugin in &config.plugins {
             self.describe(plugin);
+            if let Some(place) = plugin.odd_parameters() {
+                let theirs = format!("parameters of the plugin `{}`", plain(plugin.name));
+                self.report.add(Kind::Missing, place, theirs, "they are not a map: its defaults are taken");
+            }
             for (key, place) in plugin.unread() {
                 let theirs = format!("parameter `{key}` of the plugin `{}`", plain(plugin.name));
                 self.report.add(Kind::Missing, place, theirs, "nothing here does what it sets: leave it out");

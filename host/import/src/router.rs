@@ -18,6 +18,8 @@ mod flags;
 mod limits;
 mod listen;
 mod policies;
+mod production;
+mod shell;
 mod workers;
 
 use arguments::{CommandLine, Given};
@@ -27,6 +29,8 @@ use arguments::{CommandLine, Given};
 pub(crate) enum Flavor {
     Vllm,
     Sglang,
+    /// The router of production-stack, which is called vllm-router, too.
+    Production,
 }
 
 impl Flavor {
@@ -35,13 +39,14 @@ impl Flavor {
         match self {
             Self::Vllm => "vllm-router",
             Self::Sglang => "sglang-router",
+            Self::Production => "production-stack",
         }
     }
 
     /// Returns the dialect of its engines.
     fn engine(self) -> &'static str {
         match self {
-            Self::Vllm => "vllm",
+            Self::Vllm | Self::Production => "vllm",
             Self::Sglang => "sglang",
         }
     }
@@ -63,6 +68,7 @@ struct Import<'a> {
 /// A flag has a value that the router would refuse.
 pub(crate) fn import(flavor: Flavor, arguments: &[String]) -> anyhow::Result<Imported> {
     let line = CommandLine::parse(arguments)?;
+    let flavor = if line.is_production { Flavor::Production } else { flavor };
     let draft = Draft::default();
     let mut import =
         Import { flavor, line: &line, engine: flavor.engine(), draft, report: Report::default() };
@@ -74,8 +80,11 @@ impl<'a> Import<'a> {
     fn all(&mut self) -> anyhow::Result<()> {
         self.backend();
         self.listeners()?;
-        self.limits()?;
-        self.security()?;
+        if self.flavor != Flavor::Production {
+            // That of production-stack has neither.
+            self.limits()?;
+            self.security()?;
+        }
         self.policies()?;
         self.workers()?;
         self.discovery()?;
@@ -109,7 +118,7 @@ impl<'a> Import<'a> {
             if given.is_told.get() {
                 continue;
             }
-            match flags::note(&given.name) {
+            match given.note.or_else(|| flags::note(&given.name)) {
                 Some((kind, ours)) => self.tell(given, kind, ours),
                 None if self.line.last(&given.name).is_some_and(|last| last.place != given.place) => {
                     self.tell(

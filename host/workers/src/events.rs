@@ -8,6 +8,6 @@ mod decode;
 mod feed;
 mod sequence;
 
-pub use decode::{Batch, DecodeError, ExtraKey, KvEvent, LocalHashes, Stored, Tier, decode_batch};
+pub use decode::{Batch, DecodeError, ExtraKey, GroupKind, KvEvent, LocalHashes, Stored, Tier, decode_batch};
 pub use feed::{FeedConfig, FeedCounters, Sink, run};
 pub use sequence::{Sequencer, Step};

@@ -2,7 +2,7 @@
 //! the registry.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -37,9 +37,22 @@ pub struct FeedStatus {
 }
 
 /// All running feeds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Feeds {
     running: Mutex<BTreeMap<(WorkerId, DpRank), FeedStatus>>,
+    /// The worker that an endpoint was first given for.
+    owners: Mutex<HashMap<String, WorkerId>>,
+    shared_lines: LogLimit,
+}
+
+impl Default for Feeds {
+    fn default() -> Self {
+        Self {
+            running: Mutex::default(),
+            owners: Mutex::default(),
+            shared_lines: LogLimit::new(LOG_INTERVAL),
+        }
+    }
 }
 
 struct IndexSink {
@@ -103,7 +116,10 @@ impl Feeds {
             followed.follow(
                 &snapshot,
                 &stop,
-                |gone| self.running.lock().retain(|(id, _), _| *id != gone),
+                |gone| {
+                    self.running.lock().retain(|(id, _), _| *id != gone);
+                    self.owners.lock().retain(|_, owner| *owner != gone);
+                },
                 |worker, token| self.start(worker, &index, &tasks, token),
             );
             drop(snapshot);
@@ -122,6 +138,22 @@ impl Feeds {
         self.running.lock().iter().map(|(key, status)| (*key, status.clone())).collect()
     }
 
+    /// Warns if another worker has the same endpoint: one of the two is said to have what it has not.
+    fn warn_of_shared(&self, worker: WorkerId, endpoint: &str) {
+        let other = match self.owners.lock().entry(endpoint.to_owned()) {
+            Entry::Vacant(free) => *free.insert(worker),
+            Entry::Occupied(owner) => *owner.get(),
+        };
+        if other != worker
+            && let Some(suppressed) = self.shared_lines.due()
+        {
+            tracing::warn!(
+                %worker, %other, endpoint, suppressed,
+                "two workers have one address for kv events: write it with {{host}} or give each its own"
+            );
+        }
+    }
+
     fn start(
         &self,
         worker: &Arc<Worker>,
@@ -133,7 +165,8 @@ impl Feeds {
         let Some(events) = &spec.kv_events else { return };
         for rank in 0..spec.dp_size {
             let Some(endpoint) = rank_endpoint(events, rank) else { continue };
-            let mut config = FeedConfig::new(endpoint);
+            self.warn_of_shared(worker.id(), &endpoint);
+            let mut config = FeedConfig::new(&*endpoint);
             config.replay = spec.kv_replay.as_ref().and_then(|replay| rank_endpoint(replay, rank));
             let status = FeedStatus { counters: config.counters.clone(), live: Arc::default() };
             let sink = IndexSink {

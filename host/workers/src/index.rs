@@ -33,6 +33,7 @@ mod candidates;
 mod covers;
 mod engine_cache;
 mod eviction;
+mod gates;
 mod holder_rows;
 mod holders;
 mod inbox;

@@ -279,8 +279,8 @@ impl Probe {
         }
     }
 
-    /// Asks whether the engine is healthy. Where `/ready` says no, `/health` decides: it alone ends the state in
-    /// which a check that once failed leaves a SGLang engine.
+    /// Asks whether the engine is healthy. Where `/ready` says no, `/health` decides: it alone ends the
+    /// state in which a check that once failed leaves a SGLang engine.
     async fn ask_health(&mut self) -> Response {
         let answer = self.health_at(self.health_path).await;
         if self.health_path == HEALTH || !matches!(answer, Response::Absent | Response::Status(_)) {

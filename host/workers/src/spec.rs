@@ -19,6 +19,7 @@ use crate::{
 mod completed;
 mod problems;
 mod raw;
+mod template;
 mod traits;
 mod written;
 
@@ -229,7 +230,19 @@ impl WorkerSpec {
     /// # Errors
     /// [`SpecError`] names the key and the value.
     pub fn from_pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, SpecError> {
-        let mut raw = RawSpec::default();
+        Self::from_pairs_of_rank(pairs, 0)
+    }
+
+    /// Builds a description as [`WorkerSpec::from_pairs`] does, in whose addresses `{rank}` stands for
+    /// `rank`.
+    ///
+    /// # Errors
+    /// As [`WorkerSpec::from_pairs`].
+    pub fn from_pairs_of_rank<'a>(
+        pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
+        rank: u32,
+    ) -> Result<Self, SpecError> {
+        let mut raw = RawSpec { rank, ..RawSpec::default() };
         for (key, value) in pairs {
             raw.set(key, value)?;
         }

@@ -1,5 +1,5 @@
-//! Scorer for `normalize = "unit"`: the free share of a worker's KV cache, in [0, 1], higher is better. A worker
-//! whose engine does not tell it has the mean of the others.
+//! Scorer for `normalize = "unit"`: the free share of a worker's KV cache, in [0, 1], higher is better. A
+//! worker whose engine does not tell it has the mean of the others.
 
 use pointsman_policy_sdk::{Call, Column, Error, Facts, NoSettings, Policy, Scorer, Wants, facts};
 

@@ -37,8 +37,8 @@ impl Weights {
         }
     }
 
-    /// Returns the cost of each row. A queue that the engine does not tell (`known` is 0) counts as the mean of
-    /// the others.
+    /// Returns the cost of each row. A queue that the engine does not tell (`known` is 0) counts as the mean
+    /// of the others.
     #[expect(clippy::cast_precision_loss, reason = "loads are far below 2^24")]
     pub fn costs(&self, requests: &[u32], prefill_tokens: &[u32], queue: &[u32], known: &[u32]) -> Vec<f32> {
         let queues = || queue.iter().zip(known);

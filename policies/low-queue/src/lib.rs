@@ -1,5 +1,5 @@
-//! Filter: keeps the workers with a short engine queue. When no queue is short, keeps the shortest. Keeps workers
-//! whose engines do not tell their queues.
+//! Filter: keeps the workers with a short engine queue. When no queue is short, keeps the shortest. Keeps
+//! workers whose engines do not tell their queues.
 
 use pointsman_policy_sdk::{Call, Column, Error, Facts, Filter, Policy, Wants, facts};
 use serde::Deserialize;

@@ -14,7 +14,8 @@
 //! A selector that chooses the candidate with the fewest active requests:
 //!
 //! ```
-//! use pointsman_policy_sdk::{self as sdk, Call, Column, Decision, Facts, Policy, Rng, Selector, Wants, facts};
+//! use pointsman_policy_sdk::{self as sdk, Call, Column, Decision, Facts, Policy, Rng, Selector, Wants,
+//! facts};
 //!
 //! struct FewestRequests { requests: Column<u32> }
 //!
@@ -28,7 +29,8 @@
 //!
 //! impl Selector for FewestRequests {
 //!     fn select(&self, call: &Call, facts: &Facts<'_>) -> Result<Decision, sdk::Error> {
-//!         let requests: Vec<f32> = self.requests.slice(facts).iter().map(|requests| *requests as f32).collect();
+//!         let requests: Vec<f32> = self.requests.slice(facts).iter().map(|requests| *requests as
+//! f32).collect();
 //!         // Draws among equal workers: the first one alone would get every request.
 //!         let row = sdk::least(&requests, &mut Rng::new(call.seed));
 //!         Ok(row.map_or(Decision::Abstain, Decision::row))

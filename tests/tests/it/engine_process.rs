@@ -1,5 +1,5 @@
-//! What engines tell of themselves beside their facts: slow health checks, sleep, a new process, versions that do
-//! not pair, and which leg knows the cached tokens (B8).
+//! What engines tell of themselves beside their facts: slow health checks, sleep, a new process, versions
+//! that do not pair, and which leg knows the cached tokens (B8).
 
 use std::{
     net::SocketAddr,

@@ -112,3 +112,34 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
     }
     assert!(!text.contains("SECRET"), "{text}");
 }
+
+#[tokio::test]
+async fn p11_workers_with_one_address_for_kv_events_are_told() {
+    let path = concat!(module_path!(), "::p11_workers_with_one_address_for_kv_events_are_told");
+    if !own_process(path) {
+        return;
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
+    let config = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+    let cluster = TestClusterBuilder::new()
+        .sim_with(config(), &endpoint)
+        .sim_with(config(), &endpoint)
+        .start()
+        .await
+        .unwrap();
+    let told = |_: &pointsman_tests::TestCluster| {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let mut lines =
+            text.lines().filter(|line| line.contains("two workers have one address for kv events"));
+        // P11.3
+        lines.any(|line| {
+            ["worker=1", "worker=2"].iter().any(|part| line.contains(part))
+                && ["other=1", "other=2"].iter().any(|part| line.contains(part))
+        })
+    };
+    cluster.until("the log names both workers", told).await.unwrap();
+}

@@ -52,6 +52,7 @@ mod handoffs;
 mod http2;
 mod jwt;
 mod jwt_algorithms;
+mod kv_groups;
 mod learning;
 mod lengths;
 mod limits;

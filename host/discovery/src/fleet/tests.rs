@@ -207,7 +207,7 @@ async fn p4_a_mass_removal_waits_until_the_source_was_read_again() {
 async fn p4_workers_that_said_that_they_leave_are_not_held() {
     let fixture = Fixture::start();
     fixture.present(1..=8);
-    let leaving = |id: u64| Found { spec: spec(id), leaving: true };
+    let leaving = |id: u64| Found::staying(spec(id)).ending();
     fixture.source.present(snapshot((1..=8).map(leaving).collect()));
     assert!(fixture.worker(1).leaving());
     fixture.source.present(snapshot(Vec::new()));

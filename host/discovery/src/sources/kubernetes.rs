@@ -29,6 +29,8 @@ use objects::{Meta, Object};
 
 /// Objects of one page of a list.
 const PAGE: &str = "500";
+/// Most workers of a pod.
+const MAX_PORTS: usize = 64;
 /// Most pages of a list.
 const MAX_PAGES: usize = 100;
 /// Most bytes of a page.
@@ -56,6 +58,43 @@ pub enum PortOfWorker {
     Name(String),
 }
 
+impl PortOfWorker {
+    /// Reads a list of numbers and names, with commas between them.
+    ///
+    /// # Errors
+    /// The entry that is neither.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, String> {
+        let one = |entry: &str| {
+            let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            if entry.is_empty() || !entry.bytes().all(fits) {
+                return Err(format!(
+                    "`{entry}` is not a port: expected a number, or a name of letters, digits and `-`"
+                ));
+            }
+            match entry.parse::<u16>() {
+                Ok(0) => Err("`0` is not a port: expected 1 to 65535".to_owned()),
+                Ok(number) => Ok(Self::Number(number)),
+                Err(_) if entry.bytes().all(|byte| byte.is_ascii_digit()) => {
+                    Err(format!("`{entry}` is not a port: expected 1 to 65535"))
+                }
+                Err(_) => Ok(Self::Name(entry.to_owned())),
+            }
+        };
+        let ports: Vec<Self> = text.split(',').map(str::trim).map(one).collect::<Result<_, _>>()?;
+        if ports.len() > MAX_PORTS {
+            return Err(format!("{} ports: at most {MAX_PORTS} are allowed", ports.len()));
+        }
+        match ports
+            .iter()
+            .enumerate()
+            .find(|(at, port)| ports.get(..*at).is_some_and(|all| all.contains(port)))
+        {
+            Some(_) => Err(format!("`{text}` names a port twice: remove one of them")),
+            None => Ok(ports),
+        }
+    }
+}
+
 /// What is read, and from where.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubernetesSourceConfig {
@@ -67,8 +106,8 @@ pub struct KubernetesSourceConfig {
     pub resource: Resource,
     /// Label selector.
     pub selector: String,
-    /// Port of the workers, unless an annotation names another.
-    pub port: PortOfWorker,
+    /// Ports of the workers of a pod, unless an annotation names others. Each is a worker.
+    pub ports: Vec<PortOfWorker>,
     /// Values of keys that neither labels nor annotations give.
     pub defaults: BTreeMap<String, String>,
     /// File with the bearer token, read for each request: such tokens are replaced every hour.
@@ -226,7 +265,7 @@ impl KubernetesSource {
                 }
             }
             if changed {
-                reporter.present(self.table.snapshot_by_url(Read::Changes));
+                reporter.present(self.table.snapshot_once(Read::Changes));
             }
             tokio::select! {
                 more = tokio::time::timeout(self.config.watch + SILENCE, lines.more()) => {
@@ -287,7 +326,7 @@ impl Source for KubernetesSource {
             let outcome = match &mut version {
                 None => match self.list(&client).await {
                     Ok(listed) => {
-                        reporter.present(self.table.snapshot_by_url(Read::Whole));
+                        reporter.present(self.table.snapshot_once(Read::Whole));
                         version = Some(listed);
                         pauses = Pauses::default();
                         continue;

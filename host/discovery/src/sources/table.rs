@@ -66,20 +66,35 @@ impl Table {
         SourceSnapshot { workers, refused, read }
     }
 
-    /// Returns all workers, and of several with one URL one that stays: an endpoint that moves from one
-    /// EndpointSlice to another is in both for a moment.
+    /// Returns all workers, each once. A pod is found several times at addresses of both families, by several
+    /// services, or while its endpoint moves from one EndpointSlice to another.
     #[cfg(feature = "kubernetes")]
-    pub(super) fn snapshot_by_url(&self, read: Read) -> SourceSnapshot {
+    pub(super) fn snapshot_once(&self, read: Read) -> SourceSnapshot {
         let snapshot = self.snapshot(read);
-        let mut by_url: BTreeMap<std::sync::Arc<str>, Found> = BTreeMap::new();
-        for found in snapshot.workers {
-            let present = by_url.get(&found.spec.url);
-            if present.is_none_or(|present| present.leaving) {
-                by_url.insert(found.spec.url.clone(), found);
-            }
-        }
-        SourceSnapshot { workers: by_url.into_values().collect(), ..snapshot }
+        let identity = |found: &Found| found.identity.clone();
+        let workers = once(snapshot.workers, identity);
+        let workers = once(workers, |found| Some(found.spec.url.clone()));
+        SourceSnapshot { workers, ..snapshot }
     }
+}
+
+/// Of several workers with one key, takes one that stays, at an IPv4 address if it has one.
+#[cfg(feature = "kubernetes")]
+fn once(workers: Vec<Found>, key: impl Fn(&Found) -> Option<std::sync::Arc<str>>) -> Vec<Found> {
+    let order = |found: &Found| (found.leaving, found.spec.url.contains("://["), found.spec.url.clone());
+    let mut by_key: BTreeMap<std::sync::Arc<str>, Found> = BTreeMap::new();
+    let mut others = Vec::new();
+    for found in workers {
+        let Some(key) = key(&found) else {
+            others.push(found);
+            continue;
+        };
+        if by_key.get(&key).is_none_or(|present| order(&found) < order(present)) {
+            by_key.insert(key, found);
+        }
+    }
+    others.extend(by_key.into_values());
+    others
 }
 
 #[cfg(test)]
@@ -90,7 +105,7 @@ mod tests {
 
     fn found(url: &str, leaving: bool) -> Found {
         let spec = WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap();
-        Found { spec, leaving }
+        Found { leaving, ..Found::staying(spec) }
     }
 
     #[test]
@@ -116,7 +131,7 @@ mod tests {
         let mut table = Table::default();
         table.set("a", Ok(vec![found("http://a:1", true)]));
         table.set("b", Ok(vec![found("http://a:1", false)]));
-        let workers = table.snapshot_by_url(Read::Whole).workers;
+        let workers = table.snapshot_once(Read::Whole).workers;
         assert!(workers.len() == 1 && !workers[0].leaving);
     }
 }

@@ -83,7 +83,6 @@ fn etcd_source(etcd: &DiscoveryEtcd) -> EtcdSource {
 #[cfg(feature = "kubernetes")]
 fn kubernetes_source(kubernetes: &DiscoveryKubernetes) -> KubernetesSource {
     let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
-    let port = &kubernetes.port;
     // Plain HTTP has no authority that could be checked.
     let ca = given(&kubernetes.ca_file).filter(|_| kubernetes.api.starts_with("https://"));
     KubernetesSource::new(KubernetesSourceConfig {
@@ -94,7 +93,8 @@ fn kubernetes_source(kubernetes: &DiscoveryKubernetes) -> KubernetesSource {
             DiscoveryResource::EndpointSlices => Resource::EndpointSlices,
         },
         selector: kubernetes.selector.clone(),
-        port: port.parse().map_or_else(|_| PortOfWorker::Name(port.clone()), PortOfWorker::Number),
+        // The configuration was checked.
+        ports: PortOfWorker::parse_list(&kubernetes.port).unwrap_or_default(),
         defaults: kubernetes.defaults.clone(),
         token_file: given(&kubernetes.token_file),
         tls: TlsFiles { ca, client: None },

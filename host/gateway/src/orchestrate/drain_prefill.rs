@@ -1,5 +1,5 @@
-//! Reads the prefill answer of a bootstrap pair, which carries no handoff, to learn whether prefill succeeded and
-//! how much of the prompt was cached.
+//! Reads the prefill answer of a bootstrap pair, which carries no handoff, to learn whether prefill
+//! succeeded and how much of the prompt was cached.
 
 use std::time::Duration;
 

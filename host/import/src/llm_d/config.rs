@@ -12,8 +12,9 @@ use crate::{
     yaml::Node,
 };
 
-/// The versions of the configuration that are read: llm-d's, and its predecessor's.
-const VERSIONS: [&str; 2] = ["llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"];
+/// Beginnings of the versions of the configuration that are read: llm-d's (`v1alpha1`, `v1`), and its
+/// predecessor's.
+const VERSIONS: [&str; 2] = ["llm-d.ai/v1", "inference.networking.x-k8s.io/v1"];
 
 /// A configuration.
 pub(super) struct Config<'a> {
@@ -55,7 +56,8 @@ impl<'a> Config<'a> {
     /// The version is unknown, or the lists of plugins and profiles contradict each other.
     pub(super) fn read(root: &'a Node) -> anyhow::Result<Self> {
         let version = root.get("apiVersion").and_then(Node::text).unwrap_or_default();
-        if !VERSIONS.contains(&version) {
+        let is_later = |rest: &str| rest.is_empty() || rest.starts_with("alpha") || rest.starts_with("beta");
+        if !VERSIONS.iter().filter_map(|known| version.strip_prefix(known)).any(is_later) {
             bail!("apiVersion `{}` is not known: expected {}", plain(version), VERSIONS.join(" or "));
         }
         let mut plugins: Vec<Plugin<'a>> = Vec::new();
@@ -68,12 +70,16 @@ impl<'a> Config<'a> {
         }
         let profiles: anyhow::Result<Vec<_>> =
             list(root, "schedulingProfiles")?.iter().map(Profile::read).collect();
-        let config = Self { root, plugins, profiles: profiles? };
+        let mut config = Self { root, plugins, profiles: profiles? };
+        // A profile may name a type that the list of plugins does not have: it has no parameters then.
+        let mut implied: Vec<Plugin<'a>> = Vec::new();
         for entry in config.profiles.iter().flat_map(|profile| &profile.entries) {
-            if config.plugin(entry.plugin).is_none() {
-                bail!("{}: no plugin has the name `{}`", entry.place, plain(entry.plugin));
+            let is_known = |plugin: &Plugin<'a>| plugin.name == entry.plugin;
+            if !config.plugins.iter().chain(&implied).any(is_known) {
+                implied.push(Plugin::implied(entry.plugin, entry.place));
             }
         }
+        config.plugins.extend(implied);
         Ok(config)
     }
 
@@ -106,9 +112,6 @@ impl<'a> Plugin<'a> {
         let kind = kind.with_context(|| format!("line {}: a plugin without `type`", node.line))?;
         let name = node.get("name").and_then(Node::text).unwrap_or(kind);
         let params = node.get("parameters").filter(|params| !params.is_null());
-        if let Some(params) = params.filter(|params| params.entries().is_empty() && !is_empty_map(params)) {
-            bail!("line {}: the parameters of `{}` are not a map", params.line, plain(name));
-        }
         Ok(Self {
             name,
             kind,
@@ -117,6 +120,17 @@ impl<'a> Plugin<'a> {
             read: RefCell::default(),
             is_told: Cell::new(false),
         })
+    }
+
+    /// A plugin of which there is no more than its name, which is that of its type.
+    fn implied(kind: &'a str, place: Place) -> Self {
+        Self { name: kind, kind, place, params: None, read: RefCell::default(), is_told: Cell::new(false) }
+    }
+
+    /// Returns where the parameters are, if they are not a map.
+    pub(super) fn odd_parameters(&self) -> Option<Place> {
+        let params = self.params.filter(|params| !matches!(&params.value, crate::yaml::Value::Map(_)));
+        params.map(|params| Place::Line(params.line))
     }
 
     /// Returns a parameter.
@@ -188,10 +202,6 @@ fn list<'a>(node: &'a Node, key: &str) -> anyhow::Result<&'a [Node]> {
         Some(list) if matches!(list.value, crate::yaml::Value::List(_)) => Ok(list.list()),
         Some(list) => bail!("line {}: `{key}` is not a list", list.line),
     }
-}
-
-fn is_empty_map(node: &Node) -> bool {
-    matches!(&node.value, crate::yaml::Value::Map(_))
 }
 
 /// Returns a finite number.

@@ -35,8 +35,11 @@ impl Import<'_> {
                 self.discovery(node);
                 return;
             }
-            "peerDiscovery" | "crossReplicaSyncerPluginRef" | "crossReplicaSyncInterval" => {
-                (Kind::Missing, "gateways do not share their state yet")
+            "peerDiscovery" | "crossReplica" | "crossReplicaSyncerPluginRef" | "crossReplicaSyncInterval" => {
+                (
+                    Kind::Approximated,
+                    "[replicas]: gateways tell each other their bookings over NATS, set its url",
+                )
             }
             _ => (Kind::Missing, "it is not known: leave it out"),
         };
@@ -46,6 +49,14 @@ impl Import<'_> {
     /// The plugin that lists endpoints.
     fn discovery(&mut self, node: &Node) {
         let config = self.config;
+        // In version v1 the sources of endpoints are one of several kinds.
+        for (key, _) in
+            node.entries().iter().filter(|(key, _)| !["pluginRef", "endpoints"].contains(&&*key.text))
+        {
+            let theirs = format!("dataLayer.discovery.{}", plain(&key.text));
+            self.report.add(Kind::Missing, Place::Line(key.line), theirs, "it is not known: leave it out");
+        }
+        let node = node.get("endpoints").unwrap_or(node);
         let plugin = node.get("pluginRef").and_then(Node::text).and_then(|name| config.plugin(name));
         let Some(plugin) = plugin else {
             let ours = "its plugin is missing: add a source of workers ([discovery])";
@@ -121,6 +132,9 @@ impl Import<'_> {
         defaults.insert("role".to_owned(), role.into());
         if let Some((limit, _)) = &self.max_concurrency {
             defaults.insert("max_concurrency".to_owned(), limit.to_string().into());
+        }
+        if let Some(address) = &self.kv_events {
+            defaults.insert("kv_events".to_owned(), address.as_str().into());
         }
         Value::Table(defaults)
     }

@@ -1,5 +1,5 @@
-//! Finds the `EndpointPickerConfig` in a file: as a document of its own, or as a text in a `ConfigMap` or in
-//! Helm values.
+//! Finds the `EndpointPickerConfig` in a file: as a document of its own, inline in another one (KServe's
+//! `LLMInferenceService`), or as a text in a `ConfigMap`, in Helm values or in arguments of a container.
 
 use crate::yaml::{self, Node, Value};
 
@@ -23,10 +23,25 @@ pub(super) fn find(text: &str) -> Result<Node, String> {
             Err(format!("{count} documents of the kind `{KIND}`: put the one to import in a file of its own"))
         }
         None => Err(format!(
-            "no document of the kind `{KIND}`: give the endpoint picker's configuration, a ConfigMap or Helm \
-             values that contain it"
+            "no document of the kind `{KIND}`: give the endpoint picker's configuration, or a ConfigMap, Helm \
+             values or an LLMInferenceService that contain it{}",
+            hint(text)
         )),
     }
+}
+
+/// What to do with files of other projects, by a word that only they have.
+const OTHERS: [(&str, &str); 5] = [
+    ("routerSpec", "production-stack: give the router's command line to `pointsman import vllm-router`"),
+    ("DynamoGraphDeployment", "Dynamo: the frontend's flags have no import; see docs/import.md"),
+    ("aibrix", "AIBrix: its gateway's policies have no import; see docs/import.md"),
+    ("sglang_router", "sglang-router: give its command line to `pointsman import sglang-router`"),
+    ("vllm-router", "vllm-router: give its command line to `pointsman import vllm-router`"),
+];
+
+fn hint(text: &str) -> String {
+    let other = OTHERS.iter().find(|(word, _)| text.contains(word));
+    other.map_or_else(String::new, |(_, what)| format!(". This file looks like one of {what}"))
 }
 
 fn is_config(node: &Node) -> bool {
@@ -36,9 +51,14 @@ fn is_config(node: &Node) -> bool {
 /// Collects the configurations that are texts within a document.
 fn within(node: &Node, found: &mut Vec<Node>) -> Result<(), String> {
     match &node.value {
-        Value::Scalar(text) if text.contains(KIND) && text.contains('\n') => {
+        Value::Scalar(text) if text.contains(KIND) => {
             let inside = |problem| format!("in the text that begins at line {}: {problem}", node.line);
-            for mut inner in yaml::parse(text).map_err(inside)? {
+            let parsed = match yaml::parse(text) {
+                // A sentence that mentions the kind.
+                Err(_) if !text.contains('\n') => return Ok(()),
+                parsed => parsed.map_err(inside)?,
+            };
+            for mut inner in parsed {
                 if is_config(&inner) {
                     // The line of a block is that of its first line with text.
                     let blank = text.chars().take_while(|letter| *letter == '\n').count();
@@ -48,6 +68,7 @@ fn within(node: &Node, found: &mut Vec<Node>) -> Result<(), String> {
             }
         }
         Value::Scalar(_) => {}
+        Value::Map(_) if is_config(node) => found.push(node.clone()),
         Value::List(nodes) => nodes.iter().try_for_each(|node| within(node, found))?,
         Value::Map(entries) => entries.iter().try_for_each(|(_, node)| within(node, found))?,
     }
@@ -76,6 +97,26 @@ mod tests {
             assert_eq!(plugin.get("type").unwrap().line, line, "{text}");
             assert!(text.lines().nth(line - 1).unwrap().contains("queue-scorer"), "{text}");
         }
+    }
+
+    #[test]
+    fn s2_the_configuration_is_found_inline_and_in_arguments() {
+        let inline = format!(
+            "kind: LLMInferenceService\nspec:\n  router:\n    scheduler:\n      config:\n        inline:\n{}",
+            indented(CONFIG, 10)
+        );
+        let arguments = format!("containers:\n- args:\n  - --config-text\n  - |\n{}", indented(CONFIG, 4));
+        let json = r#"args: ["--config-text", '{"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}']"#;
+        let said = "description: 'an EndpointPickerConfig: inline'\n";
+        for (text, line) in
+            [(inline, 9), (arguments, 7), (json.to_owned(), 1), (format!("{said}---\n{CONFIG}"), 5)]
+        {
+            let config = find(&text).unwrap();
+            // S2.1
+            assert_eq!(config.get("plugins").unwrap().list()[0].get("type").unwrap().line, line, "{text}");
+        }
+        // S2.1
+        assert!(find("routerSpec:\n  routingLogic: session\n").unwrap_err().contains("production-stack"));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
+const SYNCER: &str = "[replicas]: gateways tell each other their bookings over NATS, set its url";
+
 /// Plugins that are built in, in other words or not at all.
 const NOTES: &[(&str, Kind, &str)] = &[
     // What the gateway does by itself.
@@ -30,7 +32,11 @@ const NOTES: &[(&str, Kind, &str)] = &[
     ("single-profile-handler", Translated, "one profile serves all requests"),
     ("always-disagg-pd-decider", Translated, "left out: no handler refers to it"),
     ("prefix-based-pd-decider", Translated, "left out: no handler refers to it"),
-    ("local-syncer", Approximated, "gateways do not share their state yet"),
+    ("local-syncer", Translated, "nothing is shared without [replicas]"),
+    ("redis-syncer", Approximated, SYNCER),
+    ("redis-state-store", Approximated, SYNCER),
+    ("cross-replica-publisher", Approximated, SYNCER),
+    ("models-responder", Translated, "built in: GET /v1/models"),
     (
         "approx-prefix-cache-producer",
         Translated,

@@ -7,6 +7,8 @@ use crate::report::{Kind, Place, plain};
 const MAX_TOKENS: u32 = 131_072;
 const MAX_BLOCKS: u32 = 2_048;
 const BLOCK_TOKENS: u32 = 16;
+/// Port at which llm-d expects the KV events of a pod.
+const EVENTS_PORT: u32 = 5_557;
 
 /// Producers of prefix matches.
 const APPROXIMATE: &str = "approx-prefix-cache-producer";
@@ -128,16 +130,26 @@ impl Import<'_> {
                 self.block_size(tokens, producer, &source);
             }
         }
-        for key in ["indexerConfig", "kvEventsConfig", "speculativeIndexing", "speculativeTTL"] {
+        for key in ["indexerConfig", "speculativeIndexing", "speculativeTTL"] {
             producer.param(key);
         }
-        self.tell(
-            producer,
-            Kind::Approximated,
-            "the prefix index follows the KV events of each worker with kv_events = \"tcp://HOST:PORT\" \
-             (pods: the annotation pointsman.dev/kv_events); hash seeds need not agree; decisions are \
-             predicted, too",
+        let events = producer.param("kvEventsConfig");
+        let of_pods = events.and_then(|events| events.get("podDiscoveryConfig"));
+        if let Some(of_pods) = of_pods {
+            let port = of_pods
+                .get("socketPort")
+                .map_or(Ok(EVENTS_PORT), |it| super::config::count(it, "socketPort"))?;
+            self.kv_events = Some(format!("tcp://{{host}}:{port}"));
+        }
+        let address = self.kv_events.as_deref().unwrap_or("tcp://{host}:5557");
+        let mut ours = format!(
+            "the prefix index follows the KV events of each worker with kv_events = \"{address}\" (in the \
+             defaults of their source); hash seeds need not agree; decisions are predicted, too"
         );
+        if of_pods.is_none() && events.is_some_and(|events| events.get("zmqEndpoint").is_some()) {
+            ours.push_str(". Engines have to listen (--kv-events-config with tcp://*:5557), not to call");
+        }
+        self.tell(producer, Kind::Approximated, ours);
         if self.config.of_kind("token-producer").is_none() && self.config.of_kind("tokenizer").is_none() {
             self.report.add(
                 Kind::Approximated,

@@ -166,9 +166,7 @@ fn s2_a_configuration_that_llm_d_would_refuse_is_refused() {
     for (text, part) in [
         (format!("{HEAD}plugins:\n- name: a\n"), "line 4: a plugin without `type`"),
         (format!("{HEAD}plugins:\n- type: a\n- type: a\n"), "line 5: the plugin `a` is there twice"),
-        (format!("{HEAD}plugins: []\n{PROFILE}  - pluginRef: a\n"), "line 7: no plugin has the name `a`"),
         (format!("{HEAD}plugins: 7\n"), "line 3: `plugins` is not a list"),
-        (format!("{HEAD}plugins: [{{ type: a, parameters: 7 }}]\n"), "the parameters of `a` are not a map"),
         (
             format!("{HEAD}plugins: [{{ type: q }}]\n{PROFILE}  - {{ pluginRef: q, weight: x }}\n"),
             "weight: `x` is not",
@@ -187,6 +185,20 @@ fn s2_a_configuration_that_llm_d_would_refuse_is_refused() {
 }
 
 #[test]
+fn s2_what_is_not_known_is_in_the_report_and_ends_nothing() {
+    for (text, part) in [
+        (format!("{HEAD}plugins: []\n{PROFILE}  - pluginRef: a\n"), "its type is not known: write a policy"),
+        (
+            format!("{HEAD}plugins: [{{ type: a, parameters: 7 }}]\n"),
+            "they are not a map: its defaults are taken",
+        ),
+    ] {
+        let made = import(&text, &target()).unwrap();
+        assert!(made.report.text().contains(part), "{text}: {}", made.report.text());
+    }
+}
+
+#[test]
 fn s2_workers_come_from_the_flags_or_are_asked_for() {
     let text = format!("{HEAD}plugins: [{{ type: queue-scorer }}]\n");
     let with = Target { selector: Some("app=vllm".to_owned()), ext_proc: true, ..target() };
@@ -199,4 +211,63 @@ fn s2_workers_come_from_the_flags_or_are_asked_for() {
     // S2.6
     assert!(without.report.text().contains("workers -> none: the file names no engines"));
     assert!(without.draft.text("x").contains("# [[discovery.kubernetes]]\n"));
+}
+
+#[test]
+fn s2_version_1_and_its_discovery_are_read() {
+    let text = "kind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n- { name: disc, type: file-discovery, \
+                parameters: { path: /e.yaml } }\nschedulingProfiles:\n- name: default\n  plugins:\n  - { \
+                pluginRef: queue-scorer, weight: 2 }\n";
+    let read = |version: &str, discovery: &str| {
+        let text = format!("apiVersion: {version}\n{text}dataLayer:\n  discovery: {discovery}\n");
+        let made = import(&text, &target()).unwrap();
+        (made.draft.text("x").parse::<toml::Table>().unwrap(), made.report.text())
+    };
+    let (old, _) = read("llm-d.ai/v1alpha1", "{ pluginRef: disc }");
+    for version in ["llm-d.ai/v1", "llm-d.ai/v1beta1"] {
+        let (new, report) = read(version, "{ endpoints: { pluginRef: disc } }");
+        // S2.1
+        assert_eq!(new, old, "{version}");
+        assert!(report.contains("0 without counterpart"), "{report}");
+    }
+    let (_, report) = read("llm-d.ai/v1", "{ endpoints: { pluginRef: disc }, oracles: {} }");
+    // S2.4
+    assert!(report.contains("dataLayer.discovery.oracles"), "{report}");
+    assert!(refused(&format!("apiVersion: llm-d.ai/v2\n{text}")).contains("`llm-d.ai/v2` is not known"));
+}
+
+#[test]
+fn s2_what_is_not_known_leaves_a_hole() {
+    let (table, report) = imported(&format!(
+        "plugins:\n- type: queue-scorer\n- type: oracle-scorer\n  parameters: [1, 2]\n- type: oracle-handler\n\
+         {PROFILE}  - pluginRef: queue-scorer\n  - pluginRef: oracle-scorer\n    weight: 9\n  - pluginRef: \
+         never-listed\n  - pluginRef: kv-cache-utilization-scorer\n    weight: 4\n"
+    ));
+    let settings = settings(&table, "aggregated");
+    assert_eq!((settings["queue"].as_float(), settings["kv"].as_float()), (Some(1.0), Some(4.0)));
+    for part in [
+        "plugin `oracle-scorer` in a profile -> its type is not known",
+        "parameters of the plugin `oracle-scorer` -> they are not a map",
+        "plugin `oracle-handler` -> its type `oracle-handler` is not known",
+        "plugin `never-listed` in a profile -> its type is not known",
+    ] {
+        // S2.4
+        assert!(report.contains(part), "{part}\n{report}");
+    }
+}
+
+#[test]
+fn s2_kv_events_of_pods_become_a_default_of_their_source() {
+    let text = format!(
+        "{HEAD}plugins:\n- type: token-producer\n- type: precise-prefix-cache-producer\n  parameters:\n    \
+         kvEventsConfig: {{ discoverPods: true, podDiscoveryConfig: {{ socketPort: 5600 }} }}\n- type: \
+         prefix-cache-scorer\n  parameters: {{ prefixMatchInfoProducerName: precise-prefix-cache-producer }}\n\
+         {PROFILE}  - pluginRef: prefix-cache-scorer\n"
+    );
+    let target = Target { selector: Some("app=vllm".to_owned()), ..target() };
+    let made = import(&text, &target).unwrap();
+    let table: toml::Table = made.draft.text("x").parse().unwrap();
+    let defaults = &table["discovery"]["kubernetes"][0]["defaults"];
+    // S2.6
+    assert_eq!(defaults["kv_events"].as_str(), Some("tcp://{host}:5600"));
 }

@@ -4,15 +4,18 @@ use std::cell::Cell;
 
 use anyhow::bail;
 
-use super::flags::{self, Arity};
-use crate::report::{Place, plain};
+use super::{
+    flags::{self, Arity, Flag},
+    production, shell,
+};
+use crate::report::{Kind, Place, plain};
 
 /// Limits of a command line: arguments, and bytes of all of them.
 const MAX_ARGUMENTS: usize = 20_000;
 const MAX_BYTES: usize = 1024 * 1024;
 
 /// What may stand before the first flag.
-const PROGRAMS: [&str; 14] = [
+const PROGRAMS: [&str; 20] = [
     "vllm-router",
     "sglang-router",
     "sglang_router",
@@ -27,13 +30,25 @@ const PROGRAMS: [&str; 14] = [
     "exec",
     "uv",
     "run",
+    "vllm_router",
+    "vllm_router.app",
+    "env",
+    "nohup",
+    "tini",
+    "dumb-init",
 ];
+/// Options of Python that have a value.
+const PYTHON_OPTIONS: [&str; 2] = ["-X", "-W"];
 
 /// A command line.
 #[derive(Debug)]
 pub(super) struct CommandLine {
     /// Flags in their order.
     pub(super) given: Vec<Given>,
+    /// Models of workers by their URLs.
+    pub(super) models: Vec<(String, String)>,
+    /// Whether the router is production-stack's.
+    pub(super) is_production: bool,
 }
 
 /// A flag with its values.
@@ -45,10 +60,14 @@ pub(super) struct Given {
     pub(super) place: Place,
     /// Whether the report lists it already.
     pub(super) is_told: Cell<bool>,
+    /// The flag that was written, if this one stands for it.
+    pub(super) original: Option<String>,
+    /// What becomes of it, whatever its value.
+    pub(super) note: Option<(Kind, &'static str)>,
 }
 
 impl CommandLine {
-    /// Parses arguments, with or without the program before them.
+    /// Parses arguments, with or without the program before them, also within `sh -c '…'`.
     ///
     /// # Errors
     /// There are too many, one is not a flag where one is expected, or a flag lacks its value.
@@ -57,13 +76,38 @@ impl CommandLine {
         if arguments.len() > MAX_ARGUMENTS || bytes > MAX_BYTES {
             bail!("a command line has at most {MAX_ARGUMENTS} arguments of {MAX_BYTES} bytes together");
         }
+        if let Some(script) = shell::script(arguments) {
+            let mut routers = shell::commands(script)?;
+            routers.retain(|words| words.iter().any(|word| is_router(word)));
+            return match routers.as_slice() {
+                [one] => Self::parse_words(one),
+                _ => bail!(
+                    "`{}` starts {} routers: give the arguments of one after `--`",
+                    plain(script),
+                    routers.len()
+                ),
+            };
+        }
+        Self::parse_words(arguments)
+    }
+
+    fn parse_words(arguments: &[String]) -> anyhow::Result<Self> {
         let mut rest =
             arguments.iter().enumerate().map(|(index, text)| (index + 1, text.as_str())).peekable();
-        while let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--")) {
-            if !is_program(text) {
+        let mut in_python = false;
+        while let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--") || *text == "--") {
+            in_python |= shell::file_name(text).starts_with("python");
+            if in_python && PYTHON_OPTIONS.contains(&text) {
+                rest.next();
+            } else if !(is_program(text) || in_python && text.starts_with('-') || is_assignment(text)) {
                 bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
             }
         }
+        let is_production = production::is_meant(arguments.iter().map(String::as_str));
+        let find = |name: &str| -> Option<&'static Flag> {
+            let of_production = is_production.then(|| production::find(name)).flatten();
+            of_production.or_else(|| flags::find(name))
+        };
         let mut given = Vec::new();
         while let Some((number, text)) = rest.next() {
             let place = Place::Argument(number);
@@ -76,8 +120,8 @@ impl CommandLine {
             };
             // `--router-policy` is the form of `sglang_router.launch_server`.
             let short = name.strip_prefix("router-").filter(|short| flags::find(short).is_some());
-            let name = flags::alias(if flags::find(name).is_none() { short.unwrap_or(name) } else { name });
-            let arity = flags::find(name).map_or(Arity::Many, |flag| flag.arity);
+            let name = flags::alias(if find(name).is_none() { short.unwrap_or(name) } else { name });
+            let arity = find(name).map_or(Arity::Many, |flag| flag.arity);
             let mut values: Vec<String> = value.into_iter().collect();
             while values.len() < arity.most()
                 && let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--"))
@@ -90,9 +134,14 @@ impl CommandLine {
             if values.len() > arity.most() {
                 bail!("{place}: --{} takes no value", plain(name));
             }
-            given.push(Given { name: name.to_owned(), values, place, is_told: Cell::new(false) });
+            let (name, is_told) = (name.to_owned(), Cell::new(false));
+            given.push(Given { name, values, place, is_told, original: None, note: None });
         }
-        Ok(Self { given })
+        let mut line = Self { given, models: Vec::new(), is_production };
+        if is_production {
+            production::translate(&mut line);
+        }
+        Ok(line)
     }
 
     /// Returns the last flag of this name, which counts.
@@ -117,8 +166,23 @@ impl Given {
         self.values.first().map_or("", String::as_str)
     }
 
+    /// Returns the same flag, of which nothing is told yet.
+    pub(super) fn again(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            values: self.values.clone(),
+            place: self.place,
+            is_told: Cell::new(false),
+            original: self.original.clone(),
+            note: self.note,
+        }
+    }
+
     /// Returns the flag for a report: no secret.
     pub(super) fn shown(&self) -> String {
+        if let Some(original) = &self.original {
+            return original.clone();
+        }
         match self.values.as_slice() {
             [] => format!("--{}", self.name),
             _ if flags::is_secret(&self.name) => format!("--{} [secret]", self.name),
@@ -140,6 +204,19 @@ fn without_passwords(text: &str) -> String {
 }
 
 fn is_program(text: &str) -> bool {
-    let name = text.rsplit('/').next().unwrap_or(text);
-    name == "-m" || name.starts_with("python") || PROGRAMS.contains(&name)
+    let name = shell::file_name(text);
+    name == "-m" || name == "--" || name.starts_with("python") || PROGRAMS.contains(&name)
+}
+
+/// Whether a word is the program or the module of a router.
+fn is_router(text: &str) -> bool {
+    let name = shell::file_name(text);
+    let routers = ["smg", "amg"];
+    routers.contains(&name) || PROGRAMS.contains(&name) && name.contains("router")
+}
+
+/// Whether a word sets a variable of the program's environment.
+fn is_assignment(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    text.split_once('=').is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(fits))
 }

@@ -8,7 +8,9 @@ use crate::report::{Kind, plain};
 impl Import<'_> {
     /// Translates service discovery.
     pub(super) fn discovery(&mut self) -> anyhow::Result<()> {
-        let Some(on) = self.line.last("service-discovery") else { return Ok(()) };
+        let Some(on) = self.line.last("service-discovery").filter(|given| given.note.is_none()) else {
+            return Ok(());
+        };
         let namespace = self.line.last("service-discovery-namespace");
         let (port, port_source, given_port) = self.number("service-discovery-port", 80)?;
         let sources: &[(&str, Option<&str>)] = if self.splits() {

@@ -15,10 +15,10 @@ pub(super) enum Arity {
 /// A flag that is known.
 #[derive(Debug)]
 pub(super) struct Flag {
-    name: &'static str,
+    pub(super) name: &'static str,
     pub(super) arity: Arity,
     /// What becomes of it; `None` when that depends on its value.
-    note: Option<(Kind, &'static str)>,
+    pub(super) note: Option<(Kind, &'static str)>,
 }
 
 impl Arity {
@@ -36,11 +36,11 @@ impl Arity {
     }
 }
 
-const fn read(name: &'static str, arity: Arity) -> Flag {
+pub(super) const fn read(name: &'static str, arity: Arity) -> Flag {
     Flag { name, arity, note: None }
 }
 
-const fn told(name: &'static str, arity: Arity, kind: Kind, ours: &'static str) -> Flag {
+pub(super) const fn told(name: &'static str, arity: Arity, kind: Kind, ours: &'static str) -> Flag {
     Flag { name, arity, note: Some((kind, ours)) }
 }
 
@@ -51,7 +51,7 @@ const HEALTH: &str = "a worker is left out after two failed checks and used agai
 const STORE: &str = "stored responses are not served (behaviour I6)";
 const CACHE: &str = "set models.NAME.tokenizer_cache_bytes with models.NAME.tokenizer";
 const PARSER: &str = "not needed: the engine parses (its own flag of this name)";
-const NO_MESH: &str = "gateways do not share their state yet: keep sessions on one gateway";
+const MESH: &str = "[replicas]: gateways tell each other their bookings and sessions over NATS, set its url";
 const JWT: &str = "[auth.jwt] would also ask clients for tokens: set it by hand if they have some";
 const INDEX: &str = "index.byte_budget and index.ttl bound the prefix index";
 
@@ -263,13 +263,13 @@ const FLAGS: &[Flag] = &[
     told("jwt-audience", Arity::One, Missing, JWT),
     told("jwt-jwks-uri", Arity::One, Missing, JWT),
     told("jwt-role-mapping", Arity::Many, Missing, JWT),
-    told("enable-mesh", Arity::Switch, Missing, NO_MESH),
-    told("mesh-advertise-host", Arity::One, Missing, NO_MESH),
-    told("mesh-host", Arity::One, Missing, NO_MESH),
-    told("mesh-port", Arity::One, Missing, NO_MESH),
-    told("mesh-peer-urls", Arity::Many, Missing, NO_MESH),
-    told("mesh-server-name", Arity::One, Missing, NO_MESH),
-    told("router-selector", Arity::Many, Missing, NO_MESH),
+    told("enable-mesh", Arity::Switch, Approximated, MESH),
+    told("mesh-advertise-host", Arity::One, Approximated, MESH),
+    told("mesh-host", Arity::One, Approximated, MESH),
+    told("mesh-port", Arity::One, Approximated, MESH),
+    told("mesh-peer-urls", Arity::Many, Approximated, MESH),
+    told("mesh-server-name", Arity::One, Approximated, MESH),
+    told("router-selector", Arity::Many, Approximated, MESH),
     told(
         "epd-disaggregation",
         Arity::Switch,

@@ -165,6 +165,10 @@ fn s3_a_pasted_command_is_read_with_its_program() {
         "/usr/bin/python3.11 -m vllm_router.launch_router",
         "uv run vllm-router",
         "smg launch",
+        "python3 -u -m vllm_router.launch_router",
+        "python3 -X dev -W ignore -u -m vllm_router.launch_router",
+        "env A=1 B=2 tini -- vllm-router",
+        "RUST_LOG=info nohup vllm-router",
     ] {
         let (table, _) =
             imported(Flavor::Vllm, &format!("{program} --router-policy=random --worker-urls http://a:1"));
@@ -235,4 +239,91 @@ fn s3_kv_events_join_their_workers() {
     assert!(
         report.contains("have to follow each other") && report.contains("no worker has the url `http://c:1`")
     );
+}
+
+fn words(line: &[&str]) -> Vec<String> {
+    line.iter().map(|word| (*word).to_owned()).collect()
+}
+
+#[test]
+fn s3_a_script_of_a_shell_is_read() {
+    let script = "set -e; cd /srv && exec python3 -u -m sglang_router.launch_router --policy 'power_of_two' \
+                  --worker-urls http://a:1 > /var/log/router 2>&1";
+    for line in [vec!["sh", "-c", script], vec!["/usr/bin/tini", "--", "/bin/bash", "-ec", script]] {
+        let made = import(Flavor::Sglang, &words(&line)).unwrap();
+        let table: toml::Table = made.draft.text("x").parse().unwrap();
+        // S3.1
+        assert_eq!(table["policies"]["slots"]["aggregated"]["native"].as_str(), Some("power-of-two"));
+        assert_eq!(table["workers"][0]["url"].as_str(), Some("http://a:1"));
+    }
+    for (script, part) in [("echo hello", "starts 0 routers"), ("smg a; smg b", "starts 2 routers")] {
+        let refused = import(Flavor::Sglang, &words(&["sh", "-c", script])).unwrap_err();
+        // S3.4
+        assert!(refused.to_string().contains(part), "{refused}");
+    }
+}
+
+#[test]
+fn s3_flags_of_production_stack_are_those_of_its_router() {
+    let line = "--port 8000 --service-discovery static --static-backends http://a:9001,http://b:9002 \
+                --static-models m1,m2 --routing-logic roundrobin --session-key x-user-id --enable-batch-api";
+    let (table, report) = imported(Flavor::Vllm, line);
+    let worker =
+        |at: usize| (table["workers"][at]["url"].as_str(), table["workers"][at]["models"][0].as_str());
+    // S3.6
+    assert_eq!(
+        (worker(0), worker(1)),
+        ((Some("http://a:9001"), Some("m1")), (Some("http://b:9002"), Some("m2")))
+    );
+    assert_eq!(table["policies"]["slots"]["aggregated"]["native"].as_str(), Some("round-robin"));
+    assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:8000"));
+    // The limits of the other vllm-router are not its own.
+    assert!(table.get("queue").is_none() && table.get("timeouts").is_none(), "{table}");
+    for part in [
+        "argument 9: --routing-logic roundrobin -> slot aggregated: round-robin",
+        "--session-key x-user-id -> a session is named in x-session-id",
+        "--enable-batch-api -> files and batches are not served",
+        "1 without counterpart",
+    ] {
+        assert!(report.contains(part), "{part}\n{report}");
+    }
+    let (table, report) = imported(
+        Flavor::Vllm,
+        "--service-discovery k8s --k8s-namespace serving --k8s-label-selector app=vllm,tier=1 --routing-logic session",
+    );
+    let source = &table["discovery"]["kubernetes"][0];
+    // S3.6
+    assert_eq!(source["selector"].as_str(), Some("app=vllm,tier=1"), "{report}");
+    assert_eq!((source["namespace"].as_str(), source["port"].as_str()), (Some("serving"), Some("8000")));
+    assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:8001"));
+    assert!(table["routing"].get("session_affinity").is_some());
+    let (table, _) = imported(
+        Flavor::Vllm,
+        "--service-discovery static --static-backends http://a:1,http://b:2 --static-models m,m \
+         --static-model-labels p,d --prefill-model-labels p --decode-model-labels d --routing-logic \
+         disaggregated_prefill",
+    );
+    let roles: Vec<_> =
+        table["workers"].as_array().unwrap().iter().map(|worker| worker["role"].as_str().unwrap()).collect();
+    // S3.6
+    assert_eq!(roles, ["prefill", "decode"]);
+    assert_eq!(table["policies"]["slots"]["prefill"]["native"].as_str(), Some("round-robin"));
+}
+
+#[test]
+fn s3_every_flag_of_production_stack_is_reported() {
+    let mut arguments = words(&["--routing-logic", "prefixaware"]);
+    for (flag, arity) in production::names().filter(|(flag, _)| *flag != "routing-logic") {
+        arguments.push(format!("--{flag}"));
+        if arity.least() > 0 {
+            arguments.push(if flag == "static-backends" { "http://a:1" } else { "1" }.to_owned());
+        }
+    }
+    arguments.push("--of-tomorrow".to_owned());
+    let report = import(Flavor::Vllm, &arguments).unwrap().report.text();
+    for (flag, _) in production::names() {
+        // S3.4, S3.6
+        assert!(report.contains(&format!(": --{flag}")), "{flag}\n{report}");
+    }
+    assert!(report.contains("--of-tomorrow -> it is not a flag of production-stack"), "{report}");
 }

@@ -50,6 +50,11 @@ impl<'a> Import<'a> {
             self.add(given, vec![worker], &common, &mut known)?;
         }
         self.events(&known)?;
+        for (url, model) in &self.line.models {
+            self.draft.of_element("workers", "url", url.trim_end_matches('/'), |worker| {
+                worker.set("models", vec![model.as_str()], "--static-models");
+            });
+        }
         for given in
             ["vllm-pd-disaggregation", "pd-disaggregation"].iter().filter_map(|flag| self.line.last(flag))
         {

@@ -26,7 +26,8 @@ use crate::core;
 pub(crate) enum Ask {
     /// NIXL: pulls the blocks of a finished prefill.
     Pull {
-        /// Version of the decode engine. The handshake refuses another one, as NIXL's compatibility hash does.
+        /// Version of the decode engine. The handshake refuses another one, as NIXL's compatibility hash
+        /// does.
         version: String,
         engine_id: String,
         request_id: String,

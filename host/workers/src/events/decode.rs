@@ -11,8 +11,11 @@ use serde::{
 };
 
 mod fields;
+mod group_kind;
 
 use fields::{ExtraKeys, Field, Hash, LoraId, Medium};
+pub use group_kind::GroupKind;
+use group_kind::Loose;
 
 /// Largest payload in bytes. Decoded events take several times as much memory.
 const MAX_PAYLOAD: usize = 16 * 1024 * 1024;
@@ -71,6 +74,8 @@ pub struct Stored {
     pub extra_keys: Vec<Vec<ExtraKey>>,
     /// KV cache group, if the engine has several.
     pub group: Option<u32>,
+    /// What the group keeps of a prompt, if the engine says so.
+    pub kind: Option<GroupKind>,
     /// Local hashes of the index's blocks, which the index computes before its writer gets the event. Then
     /// the tokens may be gone.
     pub locals: Option<LocalHashes>,
@@ -293,6 +298,8 @@ impl Tag {
                 Field::LoraName,
                 Field::ExtraKeys,
                 Field::Group,
+                Field::Kind,
+                Field::Window,
             ],
             Self::Removed => &[Field::Hashes, Field::Medium, Field::Group],
             Self::Cleared | Self::Other(_) => &[],
@@ -324,6 +331,8 @@ struct Fields {
     lora_name: Option<String>,
     extra_keys: Option<Vec<ExtraKeys>>,
     group: Option<u32>,
+    kind: Option<Loose>,
+    window: Option<Loose>,
 }
 
 impl Fields {
@@ -343,6 +352,7 @@ impl Fields {
                 tier,
                 extra_keys: self.extra_keys.unwrap_or_default().into_iter().map(|keys| keys.0).collect(),
                 group: self.group,
+                kind: self.kind.and_then(|kind| kind.group_kind(self.window)),
                 locals: None,
             }),
             Tag::Removed => KvEvent::Removed { hashes: hashes(self.hashes)?, tier, group: self.group },
@@ -373,6 +383,8 @@ impl<'de> DeserializeSeed<'de> for FieldSeed<'_> {
             Field::LoraName => fields.lora_name = Option::deserialize(deserializer)?,
             Field::ExtraKeys => fields.extra_keys = Option::deserialize(deserializer)?,
             Field::Group => fields.group = Option::deserialize(deserializer)?,
+            Field::Kind => fields.kind = Some(Loose::deserialize(deserializer)?),
+            Field::Window => fields.window = Some(Loose::deserialize(deserializer)?),
             Field::Type | Field::Other => _ = IgnoredAny::deserialize(deserializer)?,
         }
         Ok(())

@@ -9,18 +9,31 @@ use std::{
 use super::{
     Candidate, Shared,
     engine_cache::EngineCache,
-    holders::{HolderDirectory, Holders},
+    gates::{Gate, GateRule},
+    holders::{HolderDirectory, Holders, tier_index},
 };
-use crate::id::{DpRank, WorkerId};
+use crate::{
+    events::Tier,
+    id::{DpRank, WorkerId},
+};
 
 /// State of one candidate.
 #[derive(Debug, Default)]
 pub(super) struct CandidateState {
     pub(super) holders: Holders,
+    /// The holders of its gates.
+    gates: Vec<u32>,
     /// The engine's event feed is connected: decisions are not recorded.
     pub(super) live: bool,
     /// Content of the engine's cache according to its events.
     pub(super) cache: Option<EngineCache>,
+}
+
+impl CandidateState {
+    /// Returns whether events tell of the candidate's blocks, so that decisions are not recorded.
+    pub(super) fn is_followed(&self) -> bool {
+        self.live && !self.cache.as_ref().is_some_and(EngineCache::lacks_followed_group)
+    }
 }
 
 /// All candidates of the index.
@@ -64,6 +77,15 @@ impl Candidates {
         if known.is_some() {
             return known;
         }
+        let holder = self.assign(candidate);
+        self.publish(candidate, kind, Some(holder));
+        if let Some(of_kind) = self.get_or_insert(candidate).holders.get_mut(kind) {
+            *of_kind = Some(holder);
+        }
+        Some(holder)
+    }
+
+    fn assign(&mut self, candidate: Candidate) -> u32 {
         let holder = self.free.pop_first().unwrap_or_else(|| {
             self.assigned.push(None);
             u32::try_from(self.assigned.len() - 1).unwrap_or(u32::MAX)
@@ -71,11 +93,31 @@ impl Candidates {
         if let Some(assigned) = self.assigned.get_mut(holder as usize) {
             *assigned = Some((candidate, 0));
         }
-        self.publish(candidate, kind, Some(holder));
-        if let Some(of_kind) = self.get_or_insert(candidate).holders.get_mut(kind) {
-            *of_kind = Some(holder);
-        }
+        holder
+    }
+
+    /// Adds a gate to a candidate. Returns its holder.
+    fn add_gate(&mut self, candidate: Candidate, rule: GateRule) -> Option<u32> {
+        let [device, ..] = self.states.get(&candidate)?.holders;
+        let (limits, holder) = (device?, self.assign(candidate));
+        self.change_directory(|directory, holders| {
+            directory.add_gate(Gate { candidate, limits, holder, rule }, holders);
+        });
+        self.get_or_insert(candidate).gates.push(holder);
         Some(holder)
+    }
+
+    /// Removes the gates of a candidate, or one of them. They list nothing any more.
+    pub(super) fn end_gates(&mut self, candidate: Candidate, only: Option<u32>) {
+        let Some(state) = self.states.get_mut(&candidate).filter(|state| !state.gates.is_empty()) else {
+            return;
+        };
+        let ended: Vec<u32> =
+            state.gates.extract_if(.., |gate| only.is_none_or(|only| only == *gate)).collect();
+        for holder in &ended {
+            self.release(*holder);
+        }
+        self.change_directory(|directory, holders| directory.end_gates(&ended, holders));
     }
 
     /// Adds to the number of a holder's records. A candidate without records may lose its holders.
@@ -100,7 +142,9 @@ impl Candidates {
         if state.cache.is_some() {
             return;
         }
-        for (kind, holder) in state.holders.into_iter().enumerate() {
+        let holders = state.holders;
+        self.end_gates(candidate, None);
+        for (kind, holder) in holders.into_iter().enumerate() {
             let Some(holder) = holder.filter(|holder| self.records(*holder) == 0) else { continue };
             if let Some(of_kind) = self.get_or_insert(candidate).holders.get_mut(kind) {
                 *of_kind = None;
@@ -126,10 +170,38 @@ impl Candidates {
     }
 
     fn publish(&self, candidate: Candidate, kind: usize, holder: Option<u32>) {
+        self.change_directory(|directory, holders| directory.set(candidate, kind, holder, holders));
+    }
+
+    /// Publishes a changed directory. `change` also gets the upper bound of all holders.
+    fn change_directory(&self, change: impl FnOnce(&mut HolderDirectory, usize)) {
         let mut directory = HolderDirectory::clone(&self.shared.directory.load());
-        directory.set(candidate, kind, holder, self.assigned.len());
+        change(&mut directory, self.assigned.len());
         self.shared.directory.store(Arc::new(directory));
         let holders = self.assigned.len() - self.free.len();
         self.shared.counters.holders.store(holders as u64, Ordering::Relaxed);
+    }
+}
+
+/// Assigns holders to one candidate.
+pub(super) struct HoldersOf<'a> {
+    pub(super) candidates: &'a mut Candidates,
+    pub(super) candidate: Candidate,
+}
+
+impl HoldersOf<'_> {
+    /// Returns the holder of a tier.
+    pub(super) fn of_tier(&mut self, tier: Tier) -> Option<u32> {
+        self.candidates.holder(self.candidate, tier_index(tier))
+    }
+
+    /// Adds a gate. Returns its holder; none before the device has one.
+    pub(super) fn gate(&mut self, rule: GateRule) -> Option<u32> {
+        self.candidates.add_gate(self.candidate, rule)
+    }
+
+    /// Removes a gate, which lists nothing any more.
+    pub(super) fn end_gate(&mut self, gate: u32) {
+        self.candidates.end_gates(self.candidate, Some(gate));
     }
 }

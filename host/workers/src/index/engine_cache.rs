@@ -8,6 +8,10 @@
 
 use std::ops::Range;
 
+mod groups;
+
+use groups::Groups;
+
 use super::{
     block_positions::Position,
     eviction::{Queueable, RunId},
@@ -29,6 +33,7 @@ pub(super) struct EngineCache {
     /// By tier.
     holders: [Option<u32>; 3],
     runs: Runs,
+    groups: Groups,
 }
 
 /// Effect of a store event.
@@ -56,29 +61,25 @@ impl EngineCache {
         self.runs.queueable()
     }
 
-    /// Applies a store event. `holder` assigns the holder of a tier that is used for the first time.
-    pub(super) fn store(
+    /// Applies a store event of the followed group. `holder` assigns the holder of a tier that is used for
+    /// the first time. Returns the number of blocks that cannot be placed.
+    fn store(
         &mut self,
         tree: &mut TreeWriter,
         stored: Stored,
         block_size: usize,
         holder: impl FnOnce(Tier) -> Option<u32>,
-    ) -> StoreEffect {
-        let orphans = stored.hashes.len() as u64;
+    ) -> u64 {
         let tier = tier_index(stored.tier);
         let engine_size = stored.block_size as usize;
         if stored.has_tokens() && !(1..=MAX_BLOCK_SIZE as usize).contains(&engine_size) {
-            return StoreEffect { orphans, ..StoreEffect::default() };
+            return stored.hashes.len() as u64;
         }
         if self.holders[tier].is_none() {
             self.holders[tier] = holder(stored.tier);
         }
-        let Some(holder) = self.holders[tier] else {
-            return StoreEffect::default();
-        };
-        let before = self.runs.bytes();
-        let orphans = self.store_blocks(tree, stored, block_size, (tier, holder));
-        StoreEffect { bytes: difference(self.runs.bytes(), before), orphans }
+        let Some(holder) = self.holders[tier] else { return 0 };
+        self.store_blocks(tree, stored, block_size, (tier, holder))
     }
 
     /// Stores an event's blocks in a tier. Returns the number of blocks that cannot be placed.
@@ -225,10 +226,11 @@ impl EngineCache {
         (end - first.at) as usize
     }
 
-    /// Applies a removal event. Engines free the deepest block first, but any order is correct. Forgets
-    /// everything if it leaves blocks in other runs of which it cannot be said whether ours are complete.
-    pub(super) fn remove(&mut self, tree: &mut TreeWriter, hashes: &[u64], tier: Tier) -> i64 {
-        let (tier, before) = (tier_index(tier), self.runs.bytes());
+    /// Applies a removal event of the followed group. Engines free the deepest block first, but any order is
+    /// correct. Forgets everything if it leaves blocks in other runs of which it cannot be said whether ours
+    /// are complete.
+    fn remove(&mut self, tree: &mut TreeWriter, hashes: &[u64], tier: Tier) {
+        let tier = tier_index(tier);
         self.runs.prefetch(hashes);
         let mut rest = hashes;
         while !rest.is_empty() {
@@ -238,7 +240,6 @@ impl EngineCache {
             };
             rest = rest.get(count..).unwrap_or_default();
         }
-        difference(self.runs.bytes(), before)
     }
 
     /// Removes the first of some blocks from a tier, together with those that follow each other in its run.
@@ -272,7 +273,10 @@ impl EngineCache {
 
     /// Forgets the last block of a run in all tiers to free memory, although the engine still has it.
     pub(super) fn evict(&mut self, tree: &mut TreeWriter, tail: Position) -> i64 {
-        let before = self.runs.bytes();
+        let before = self.bytes();
+        if let Some(hash) = self.runs.engine(tail) {
+            self.evict_sides(tree, hash);
+        }
         for (tier, count) in self.runs.stored(tail).into_iter().enumerate() {
             if count == 0 {
                 continue;
@@ -286,12 +290,13 @@ impl EngineCache {
             }
         }
         self.runs.trim(tail);
-        difference(self.runs.bytes(), before)
+        difference(self.bytes(), before)
     }
 
     /// Removes all blocks.
     pub(super) fn clear(&mut self, tree: &mut TreeWriter) -> i64 {
-        let before = self.runs.bytes();
+        let before = self.bytes();
+        self.clear_sides(tree);
         for number in self.runs.numbers().rev() {
             for (tier, holder) in self.holders.iter().enumerate() {
                 let Some(holder) = holder else { continue };
@@ -301,7 +306,7 @@ impl EngineCache {
             }
         }
         self.runs.reset();
-        difference(self.runs.bytes(), before)
+        difference(self.bytes(), before)
     }
 
     fn uncover(&mut self, tree: &mut TreeWriter, run: u32, blocks: Range<u32>, tier: usize) {

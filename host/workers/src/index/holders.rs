@@ -7,6 +7,7 @@
 //! directory before it adds any block of the new candidate. A lookup that reads the directory before and
 //! after therefore knows which holders to ignore.
 
+use super::gates::Gate;
 use crate::{
     events::Tier,
     id::{DpRank, WorkerId},
@@ -28,6 +29,8 @@ pub(super) struct HolderDirectory {
     pub(super) candidates: Vec<(Candidate, Holders)>,
     /// Those candidates that have a holder on host or disk.
     pub(super) lower: Vec<(Candidate, Holders)>,
+    /// The gates, sorted by holder.
+    pub(super) gates: Vec<Gate>,
     /// Upper bound of all holders.
     pub(super) holders: usize,
     /// Number of changes so far.
@@ -49,12 +52,7 @@ impl HolderDirectory {
     /// Gives a candidate a holder, or takes it away. `kind` is the index in [`Holders`], `holders` the new
     /// upper bound of all holders.
     pub(super) fn set(&mut self, candidate: Candidate, kind: usize, holder: Option<u32>, holders: usize) {
-        self.holders = holders;
-        self.version += 1;
-        self.since.resize(holders, 0);
-        if let Some(since) = holder.and_then(|holder| self.since.get_mut(holder as usize)) {
-            *since = self.version;
-        }
+        self.note_change(holder, holders);
         let found = self.candidates.binary_search_by_key(&candidate, |(other, _)| *other);
         let known = found.ok().and_then(|at| self.candidates.get(at));
         let mut all = known.map_or(Holders::default(), |(_, holders)| *holders);
@@ -64,6 +62,28 @@ impl HolderDirectory {
         put(&mut self.candidates, candidate, all);
         let [_, host, disk, _] = all;
         put(&mut self.lower, candidate, if host.or(disk).is_some() { all } else { Holders::default() });
+    }
+
+    /// Adds a gate. `holders` is the new upper bound of all holders.
+    pub(super) fn add_gate(&mut self, gate: Gate, holders: usize) {
+        self.note_change(Some(gate.holder), holders);
+        let at = self.gates.partition_point(|other| other.holder < gate.holder);
+        self.gates.insert(at, gate);
+    }
+
+    /// Removes gates by their holders.
+    pub(super) fn end_gates(&mut self, ended: &[u32], holders: usize) {
+        self.note_change(None, holders);
+        self.gates.retain(|gate| !ended.contains(&gate.holder));
+    }
+
+    fn note_change(&mut self, assigned: Option<u32>, holders: usize) {
+        self.holders = holders;
+        self.version += 1;
+        self.since.resize(holders, 0);
+        if let Some(since) = assigned.and_then(|holder| self.since.get_mut(holder as usize)) {
+            *since = self.version;
+        }
     }
 
     pub(super) fn version(&self) -> u64 {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::{
+    gates::Listed,
     holder_rows::{HolderRows, NO_ROW},
     holders::{Candidate, HolderDirectory, Holders},
     segments::Segment,
@@ -35,6 +36,8 @@ pub struct Overlaps {
     ends: Vec<u32>,
     /// Buffer for one lower tier.
     tier_ends: Vec<u32>,
+    /// Buffer for the gates.
+    listed: Listed,
     rows: HolderRows,
 }
 
@@ -132,10 +135,16 @@ impl Overlaps {
         if after.version() == version {
             return;
         }
-        // Ignore holders that were reassigned while the lookup ran.
+        // Ignore holders that were reassigned while the lookup ran, and what they limited.
         for holder in after.assigned_after(version) {
             if let Some(end) = self.ends.get_mut(holder) {
                 *end = 0;
+            }
+            let gates = self.directory.gates.iter().filter(|gate| gate.holder as usize == holder);
+            for gate in gates {
+                if let Some(end) = self.ends.get_mut(gate.limits as usize) {
+                    *end = 0;
+                }
             }
         }
         self.directory = after.clone();
@@ -150,12 +159,29 @@ impl Overlaps {
             }
             extend(ends, before, matching, segment) || lower
         });
+        if !self.directory.gates.is_empty() {
+            self.limit(shared, blocks);
+        }
         if self.ends.is_empty() || !lower {
             return;
         }
         for tier in [1, 2] {
             self.walk_tier(shared, blocks, tier);
         }
+    }
+
+    /// Shortens the matches of candidates whose engines have several cache groups.
+    fn limit(&mut self, shared: &Shared, blocks: &[BlockHash]) {
+        let gates = &self.directory.gates;
+        let matches = gates.iter().filter_map(|gate| self.ends.get(gate.limits as usize));
+        let Some(longest) = matches.copied().max().filter(|longest| *longest > 0) else { return };
+        let listed = &mut self.listed;
+        listed.clear();
+        shared.tree.walk(blocks, |before, matching, segment| {
+            listed.add(gates, before, matching, segment);
+            before + matching < longest as usize
+        });
+        listed.limit(gates, &mut self.ends);
     }
 
     /// Finds where the holders of a lower tier end. They begin where the tier above ends.

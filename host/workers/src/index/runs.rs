@@ -100,7 +100,7 @@ impl Runs {
     }
 
     /// Returns the engine's hash of a block.
-    fn engine(&self, at: Position) -> Option<u64> {
+    pub(super) fn engine(&self, at: Position) -> Option<u64> {
         self.run(at)?.blocks.hashes().get(at.at as usize).copied()
     }
 
@@ -136,6 +136,11 @@ impl Runs {
     /// Returns the seed of the local hashes of a run.
     pub(super) fn seed(&self, at: Position) -> u64 {
         self.run(at).map_or(0, |run| run.seed)
+    }
+
+    /// Returns the number of our hashes of each block of a run; 0 if the blocks do not end where ours do.
+    pub(super) fn step(&self, at: Position) -> usize {
+        self.run(at).map_or(0, |run| run.step as usize)
     }
 
     pub(super) fn parent(&self, at: Position) -> Option<Position> {

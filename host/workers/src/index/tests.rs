@@ -190,6 +190,7 @@ mod events {
 
     mod eviction;
     mod fleet;
+    mod groups;
     mod parts;
     mod ranges;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::engine_cache::seed_of;
 use crate::{
-    events::{Batch, ExtraKey, KvEvent, LocalHashes, Stored},
+    events::{Batch, ExtraKey, GroupKind, KvEvent, LocalHashes, Stored},
     hash::{Salt, local_hashes},
 };
 
@@ -19,7 +19,11 @@ use crate::{
 pub(super) fn add(batch: &mut Batch, block_size: usize, keeps_tokens: &AtomicBool) {
     for event in &mut batch.events {
         let KvEvent::Stored(stored) = event else { continue };
-        if stored.locals.is_some() || stored.token_ids.is_empty() || stored.group.unwrap_or(0) != 0 {
+        if stored.locals.is_some() || stored.token_ids.is_empty() {
+            continue;
+        }
+        if !needs_tokens(stored) || !has_tokens_of_all_blocks(stored) {
+            (stored.token_ids, stored.extra_keys) = (Vec::new(), Vec::new());
             continue;
         }
         let seed = seed_of(stored);
@@ -39,6 +43,20 @@ pub(super) fn add(batch: &mut Batch, block_size: usize, keeps_tokens: &AtomicBoo
             (stored.token_ids, stored.extra_keys) = (Vec::new(), Vec::new());
         }
     }
+}
+
+/// Returns whether the event may be of the group that the index follows.
+fn needs_tokens(stored: &Stored) -> bool {
+    match stored.kind {
+        Some(kind) => kind == GroupKind::Full,
+        None => stored.group.unwrap_or(0) == 0,
+    }
+}
+
+/// Returns whether it is known which tokens each block has. vLLM names no hash of a block that it skips, but
+/// sends its tokens all the same.
+fn has_tokens_of_all_blocks(stored: &Stored) -> bool {
+    stored.token_ids.len() == stored.hashes.len() * stored.block_size as usize
 }
 
 /// Returns whether the event's blocks consist of whole ones of the index, without objects.

@@ -15,10 +15,10 @@ use tokio::time::Instant;
 
 use super::{
     Candidate, IndexConfig,
-    candidates::Candidates,
+    candidates::{CandidateState, Candidates, HoldersOf},
     engine_cache::EngineCache,
     eviction::EvictionQueue,
-    holders::{RECORDED, tier_index},
+    holders::RECORDED,
     memory::{difference, heap},
     queue::{Message, Queue},
     runs::Victim,
@@ -113,9 +113,10 @@ impl Writer {
         }
     }
 
-    /// Records a decision, unless the candidate's event feed is live.
+    /// Records a decision, unless the candidate's event feed is live and tells of blocks that can be
+    /// followed.
     fn record(&mut self, candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant) {
-        if self.candidates.get(candidate).is_some_and(|state| state.live) {
+        if self.candidates.get(candidate).is_some_and(CandidateState::is_followed) {
             return;
         }
         let Some(holder) = self.candidates.holder(candidate, RECORDED) else { return };
@@ -189,26 +190,29 @@ impl Writer {
     /// Applies an engine's events in order.
     fn apply(&mut self, candidate: Candidate, batch: Batch) {
         let mut cache = self.candidates.get_or_insert(candidate).cache.take().unwrap_or_default();
+        let recorded = cache.lacks_followed_group();
         for event in batch.events {
             let runs = cache.len();
-            // Further cache groups of hybrid models hold other layers of the same blocks.
+            let mut holders = HoldersOf { candidates: &mut self.candidates, candidate };
             let bytes = match event {
-                KvEvent::Stored(stored) if stored.group.unwrap_or(0) == 0 => {
-                    let (candidates, size) = (&mut self.candidates, self.block_size);
-                    let holder = |tier| candidates.holder(candidate, tier_index(tier));
-                    let effect = cache.store(&mut self.tree, stored, size, holder);
+                KvEvent::Stored(stored) => {
+                    let effect = cache.stored(&mut self.tree, stored, self.block_size, &mut holders);
                     self.shared.counters.orphans.fetch_add(effect.orphans, Ordering::Relaxed);
                     effect.bytes
                 }
-                KvEvent::Removed { hashes, tier, group } if group.unwrap_or(0) == 0 => {
-                    cache.remove(&mut self.tree, &hashes, tier)
+                KvEvent::Removed { hashes, tier, group } => {
+                    cache.removed(&mut self.tree, &hashes, (tier, group), &mut holders)
                 }
                 KvEvent::Cleared => cache.clear(&mut self.tree),
-                KvEvent::Stored(_) | KvEvent::Removed { .. } | KvEvent::Unknown(_) => continue,
+                KvEvent::Unknown(_) => continue,
             };
             self.settle(candidate, &mut cache, runs, bytes);
         }
+        let ends_records = recorded && !cache.lacks_followed_group();
         self.candidates.get_or_insert(candidate).cache = Some(cache);
+        if ends_records {
+            self.end_records_of(candidate);
+        }
         self.compact();
     }
 
@@ -235,7 +239,9 @@ impl Writer {
         let runs = cache.len();
         let bytes = cache.clear(&mut self.tree);
         self.settle(candidate, &mut cache, runs, bytes);
+        cache.forget_groups();
         self.candidates.get_or_insert(candidate).cache = Some(cache);
+        self.candidates.end_gates(candidate, None);
         self.compact();
     }
 

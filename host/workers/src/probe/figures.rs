@@ -68,8 +68,8 @@ impl Figures {
 }
 
 /// Reads the figures of an engine. Of the series of one data-parallel rank (those of its other ranks) the
-/// highest counts. Running and waiting requests of data-parallel ranks are added, and of their cache usage the
-/// highest counts.
+/// highest counts. Running and waiting requests of data-parallel ranks are added, and of their cache usage
+/// the highest counts.
 pub(super) fn figures(metrics: &[u8]) -> Figures {
     let mut figures = Figures::default();
     let [mut running, mut waiting, mut usage] =

@@ -1,4 +1,5 @@
-//! Health checks of one worker: what is asked, how long it may take, and what follows from the results. No I/O.
+//! Health checks of one worker: what is asked, how long it may take, and what follows from the results. No
+//! I/O.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ const MAX_FAILURES: u32 = 2;
 /// Of so many failed checks in a row, one has the long time.
 const LONG_EVERY: u32 = 4;
 
-/// Returns the path that is asked first. SGLang's `/health` generates a token; `/ready` tells what that found.
+/// Returns the path that is asked first. SGLang's `/health` generates a token; `/ready` tells what that
+/// found.
 pub(super) fn health_path(engine: Engine) -> &'static str {
     match engine {
         Engine::Sglang => "/ready",
@@ -42,9 +44,9 @@ impl HealthChecks {
     }
 
     /// Returns the time limit of the next check. SGLang's `/health` takes a second or more by design, and any
-    /// engine may be slow under load; most answer in milliseconds, and one of those that hangs has to be found
-    /// soon. So an engine has the long time unless its last check was answered quickly. A first failure is
-    /// confirmed with the long time, and later ones now and then.
+    /// engine may be slow under load; most answer in milliseconds, and one of those that hangs has to be
+    /// found soon. So an engine has the long time unless its last check was answered quickly. A first
+    /// failure is confirmed with the long time, and later ones now and then.
     pub(super) fn limit(&self, config: &ProbeConfig) -> Duration {
         let long = !self.quick || self.failures % LONG_EVERY == 1;
         if long { config.health_timeout.max(config.timeout) } else { config.timeout }

@@ -58,8 +58,8 @@ enum EngineId {
     Entry { engine_id: String },
 }
 
-/// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, and recognises
-/// the connector by its metrics.
+/// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, and
+/// recognises the connector by its metrics.
 pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
     let mut facts = EngineFacts::default();
     for sample in samples(metrics) {
@@ -80,8 +80,8 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
     facts
 }
 
-/// What the names of a connector's metrics begin with, and the connector. Mooncake's store only shares a cache:
-/// it says nothing about the connector of handoffs.
+/// What the names of a connector's metrics begin with, and the connector. Mooncake's store only shares a
+/// cache: it says nothing about the connector of handoffs.
 const CONNECTORS: [(&str, Option<&str>); 3] =
     [("nixl_", Some("NixlConnector")), ("mooncake_store_", None), ("mooncake_", Some("MooncakeConnector"))];
 

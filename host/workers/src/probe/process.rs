@@ -1,5 +1,5 @@
-//! What an engine's metrics say about its process: load, progress, sleep, and whether it is the same process as
-//! before. What the gateway knows of a process ends with it.
+//! What an engine's metrics say about its process: load, progress, sleep, and whether it is the same process
+//! as before. What the gateway knows of a process ends with it.
 
 use tokio::time::Instant;
 
@@ -62,8 +62,8 @@ impl Probe {
         }
     }
 
-    /// Forgets what was known of the engine's process: its load, and what it is assumed to have cached. Blocks
-    /// that its events report end with the connection of the events.
+    /// Forgets what was known of the engine's process: its load, and what it is assumed to have cached.
+    /// Blocks that its events report end with the connection of the events.
     pub(super) fn process_ended(&self, why: &str) {
         self.log("restarted", why);
         self.forget_process();

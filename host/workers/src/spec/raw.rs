@@ -9,7 +9,10 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, rank_endpoint};
+use super::{
+    Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec,
+    template::{self, Parts, PortText, SAMPLE},
+};
 use crate::{
     facts::{FactName, MAX_BLOCK_SIZE, MAX_DP_SIZE},
     id::{Engine, ModelName, Role, WorkerId},
@@ -34,7 +37,7 @@ pub(super) struct RawSpec {
     pub(super) models: Vec<String>,
     pub(super) dp_size: Option<u32>,
     pub(super) bootstrap_host: Option<String>,
-    pub(super) bootstrap_port: Option<u16>,
+    pub(super) bootstrap_port: Option<PortText>,
     pub(super) transport: Option<KvTransport>,
     pub(super) kv_compatibility: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
@@ -52,6 +55,9 @@ pub(super) struct RawSpec {
     pub(super) total_blocks: Option<u32>,
     pub(super) loras: Vec<String>,
     pub(super) api_key: Option<String>,
+    /// What `{rank}` stands for.
+    #[serde(skip)]
+    pub(super) rank: u32,
 }
 
 /// Longest lease of a handoff, seconds.
@@ -74,8 +80,16 @@ impl RawSpec {
             "engine" => self.engine = Some(value.to_owned()),
             "model" => self.models.push(value.to_owned()),
             "dp_size" => self.dp_size = Some(parse(key, value)?),
-            "bootstrap_host" => self.bootstrap_host = Some(value.to_owned()),
-            "bootstrap_port" => self.bootstrap_port = Some(parse(key, value)?),
+            "bootstrap_host" | "kv_addr" => {
+                template::fill(key, value, SAMPLE)?;
+                let address = if key == "kv_addr" { &mut self.kv_addr } else { &mut self.bootstrap_host };
+                *address = Some(value.to_owned());
+            }
+            "bootstrap_port" => {
+                let port = PortText::Template(value.to_owned());
+                port.fill(key, SAMPLE)?;
+                self.bootstrap_port = Some(port);
+            }
             "transport" => {
                 self.transport = Some(match value {
                     "nixl" => KvTransport::Nixl,
@@ -91,9 +105,11 @@ impl RawSpec {
             }
             "kv_compatibility" => self.kv_compatibility = Some(value.to_owned()),
             "kv_transfer" => self.kv_transfer = Some(value.to_owned()),
-            "kv_addr" => self.kv_addr = Some(value.to_owned()),
-            "kv_events" => self.kv_events = Some(value.to_owned()),
-            "kv_replay" => self.kv_replay = Some(value.to_owned()),
+            "kv_events" | "kv_replay" => {
+                template::endpoint(key, value, SAMPLE)?;
+                let endpoint = if key == "kv_events" { &mut self.kv_events } else { &mut self.kv_replay };
+                *endpoint = Some(value.to_owned());
+            }
             "taint" => drop(self.taints.insert(value.to_owned())),
             "lora" => self.loras.push(value.to_owned()),
             "local_prefill" => self.local_prefill = Some(parse(key, value)?),
@@ -116,15 +132,38 @@ impl RawSpec {
         Ok(())
     }
 
-    /// Checks endpoints and the keys that a vLLM transport requires.
-    fn check_transport(&self, engine: Engine, role: Role) -> Result<(), SpecError> {
-        for (key, endpoint) in [("kv_events", &self.kv_events), ("kv_replay", &self.kv_replay)] {
-            if let Some(endpoint) = endpoint
-                && rank_endpoint(endpoint, 0).is_none()
-            {
-                return Err(error(key, format!("`{endpoint}` is not of the form tcp://host:port")));
+    /// Writes the addresses with the parts of the URL.
+    fn fill_addresses(&mut self, url: &str) -> Result<(), SpecError> {
+        let authority = url.split_once("://").map_or(url, |(_, rest)| rest);
+        let authority = authority.split('/').next().unwrap_or(authority);
+        let (host, port) = authority.rsplit_once(':').unwrap_or((authority, ""));
+        let parts = Parts { host, port: port.parse().unwrap_or(0), rank: self.rank };
+        for (key, endpoint) in [("kv_events", &mut self.kv_events), ("kv_replay", &mut self.kv_replay)] {
+            if let Some(text) = endpoint {
+                *text = template::endpoint(key, text, parts)?;
             }
         }
+        for (key, address) in [("kv_addr", &mut self.kv_addr), ("bootstrap_host", &mut self.bootstrap_host)] {
+            if let Some(text) = address {
+                *text = template::fill(key, text, parts)?;
+            }
+        }
+        if let Some(port) = &mut self.bootstrap_port {
+            *port = PortText::Number(port.fill("bootstrap_port", parts)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the port of the bootstrap server, which is written.
+    fn bootstrap_port(&self) -> Option<u16> {
+        match self.bootstrap_port {
+            Some(PortText::Number(port)) => Some(port),
+            _ => None,
+        }
+    }
+
+    /// Checks the keys that a vLLM transport requires.
+    fn check_transport(&self, engine: Engine, role: Role) -> Result<(), SpecError> {
         if engine != Engine::Vllm || role == Role::Aggregated {
             return Ok(());
         }
@@ -143,11 +182,12 @@ impl RawSpec {
     }
 
     /// Validates the values and fills in the defaults.
-    pub(super) fn resolve(self) -> Result<WorkerSpec, SpecError> {
+    pub(super) fn resolve(mut self) -> Result<WorkerSpec, SpecError> {
         let missing = |key: &str| error(key, "is missing".to_owned());
         let required = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
         let url = base_url(&required("url", self.url.clone())?)?;
         check_server_name(self.tls_server_name.as_deref(), &url)?;
+        self.fill_addresses(&url)?;
         let engine: Engine =
             required("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
         let role: Role = match &self.role {
@@ -171,6 +211,7 @@ impl RawSpec {
         let kv_transfer =
             self.kv_transfer.as_deref().map(|rule| transfer_rule(rule, &self.topology)).transpose()?;
         self.check_transport(engine, role)?;
+        let bootstrap_port = self.bootstrap_port();
         let mut taints = self.taints;
         taints
             .extend(self.topology.iter().map(|(domain, value)| format!("{TOPOLOGY_TAINT}{domain}={value}")));
@@ -182,7 +223,7 @@ impl RawSpec {
             engine,
             models: self.models.iter().map(|name| ModelName::new(name)).collect(),
             dp_size,
-            bootstrap: Bootstrap { host: self.bootstrap_host, port: self.bootstrap_port },
+            bootstrap: Bootstrap { host: self.bootstrap_host, port: bootstrap_port },
             transport: self.transport.unwrap_or_default(),
             kv_compatibility: self.kv_compatibility.map(Arc::from),
             labels: self.labels,

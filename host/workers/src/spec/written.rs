@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
-use super::{RawSpec, TOPOLOGY_TAINT, TransferRule, WorkerSpec};
+use super::{RawSpec, TOPOLOGY_TAINT, TransferRule, WorkerSpec, template::PortText};
 use crate::{facts::FactName, id::WorkerId};
 
 impl WorkerSpec {
@@ -23,7 +23,7 @@ impl WorkerSpec {
             models: self.models.iter().map(ToString::to_string).collect(),
             dp_size: given(FactName::DpSize).then_some(self.dp_size),
             bootstrap_host: self.bootstrap.host.clone(),
-            bootstrap_port: self.bootstrap.port,
+            bootstrap_port: self.bootstrap.port.map(PortText::Number),
             transport: given(FactName::Transport).then_some(self.transport),
             kv_compatibility: self
                 .kv_compatibility
@@ -45,6 +45,7 @@ impl WorkerSpec {
             total_blocks: self.total_blocks,
             loras: self.loras.clone(),
             api_key: self.api_key.as_ref().map(|_| "[secret]".to_owned()),
+            rank: 0,
         }
     }
 }

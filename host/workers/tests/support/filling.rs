@@ -39,8 +39,7 @@ pub(crate) fn chain(name: u64, count: u64) -> Batch {
             lora: None,
             tier: if name.is_multiple_of(4) { Tier::Host } else { Tier::Device },
             extra_keys: Vec::new(),
-            group: None,
-            locals: None,
+            ..Stored::default()
         })],
     }
 }

@@ -1,6 +1,6 @@
 //! What pods and EndpointSlices say of workers.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use pointsman_workers::WorkerSpec;
 use serde::Deserialize;
@@ -20,6 +20,7 @@ const LISTS: [&str; 3] = ["model", "taint", "lora"];
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Meta {
     pub(super) name: String,
+    uid: String,
     pub(super) resource_version: String,
     /// Where the next page of a list begins.
     #[serde(rename = "continue")]
@@ -75,7 +76,16 @@ struct ContainerPort {
 struct PodStatus {
     #[serde(rename = "podIP")]
     pod_ip: String,
+    /// One address of each family.
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
     conditions: Vec<PodCondition>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodIp {
+    ip: String,
 }
 
 #[derive(Deserialize)]
@@ -96,10 +106,18 @@ pub(super) struct Slice {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct Endpoint {
     addresses: Vec<String>,
     conditions: Conditions,
+    target_ref: TargetRef,
+}
+
+/// The pod behind an endpoint.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TargetRef {
+    uid: String,
 }
 
 /// What is missing is unknown: an endpoint of an unknown state counts as ready.
@@ -168,8 +186,12 @@ impl Pod {
         }
         let ports = self.spec.containers.iter().flat_map(|container| &container.ports);
         let named = |name: &str| ports.clone().find(|port| port.name == name).map(|port| port.container_port);
-        let spec = worker(config, &self.metadata, &self.status.pod_ip, named)?;
-        Ok(vec![Found { spec, leaving }])
+        let status = &self.status;
+        // As of the slices of a service, IPv4 comes first: engines listen there by default.
+        let v4 = status.pod_ips.iter().map(|one| &one.ip).find(|ip| !ip.is_empty() && !ip.contains(':'));
+        let address = v4.unwrap_or(&status.pod_ip);
+        let specs = workers(config, &self.metadata, address, named)?;
+        Ok(found(specs, leaving, &self.metadata.uid).collect())
     }
 }
 
@@ -178,28 +200,34 @@ impl Slice {
         let named = |name: &str| {
             self.ports.iter().find(|port| port.name.as_deref() == Some(name)).and_then(|port| port.port)
         };
-        let usable = self.endpoints.iter().filter_map(|endpoint| {
+        let mut all = Vec::new();
+        for endpoint in &self.endpoints {
             let Conditions { ready, terminating } = endpoint.conditions;
             let leaving = terminating == Some(true);
             // All addresses of an endpoint are the same one; clients use the first.
-            let address = endpoint.addresses.first().filter(|_| leaving || ready != Some(false))?;
-            Some((address, leaving))
-        });
-        usable
-            .map(|(address, leaving)| {
-                Ok(Found { spec: worker(config, &self.metadata, address, named)?, leaving })
-            })
-            .collect()
+            let address = endpoint.addresses.first().filter(|_| leaving || ready != Some(false));
+            let Some(address) = address else { continue };
+            let specs = workers(config, &self.metadata, address, named)?;
+            all.extend(found(specs, leaving, &endpoint.target_ref.uid));
+        }
+        Ok(all)
     }
 }
 
-/// Describes the worker at an address: by the defaults, then by labels, then by annotations.
-fn worker(
+/// Returns the workers of a pod, with what they are.
+fn found(specs: Vec<WorkerSpec>, leaving: bool, uid: &str) -> impl Iterator<Item = Found> {
+    let identity = move |rank: usize| (!uid.is_empty()).then(|| Arc::from(format!("{uid}/{rank}")));
+    specs.into_iter().enumerate().map(move |(rank, spec)| Found { spec, leaving, identity: identity(rank) })
+}
+
+/// Describes the workers at an address, one for each port: by the defaults, then by labels, then by
+/// annotations.
+fn workers(
     config: &KubernetesSourceConfig,
     meta: &Meta,
     address: &str,
     port_of: impl Fn(&str) -> Option<u16>,
-) -> Result<WorkerSpec, String> {
+) -> Result<Vec<WorkerSpec>, String> {
     let said = |map: &BTreeMap<String, String>| -> Vec<(String, String)> {
         let own = map.iter().filter_map(|(key, value)| Some((key.strip_prefix(PREFIX)?, value)));
         own.map(|(key, value)| (key.to_owned(), value.clone())).collect()
@@ -214,23 +242,35 @@ fn worker(
     }
     keys.extend(said(&meta.labels));
     keys.extend(said(&meta.annotations));
-    let port = match (keys.remove("port"), &config.port) {
-        (Some(port), _) => {
-            port.parse().map_err(|_| format!("{PREFIX}port: `{port}` is not a port: expected 1 to 65535"))?
-        }
-        (None, PortOfWorker::Number(port)) => *port,
-        (None, PortOfWorker::Name(name)) => port_of(name)
-            .ok_or_else(|| format!("no port is named `{name}`: correct discovery.kubernetes.port"))?,
-    };
+    let told = keys.remove("port");
+    let told = told.map(|ports| PortOfWorker::parse_list(&ports).map_err(|e| format!("{PREFIX}port: {e}")));
+    let told = told.transpose()?;
+    let ports = told.as_ref().unwrap_or(&config.ports);
+    if ports.len() > 1 && keys.contains_key("id") {
+        return Err("`id` cannot be given for the workers of several ports: remove it".to_owned());
+    }
     let host = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
-    keys.insert("url".to_owned(), format!("http://{host}:{port}"));
-    let pairs = keys.iter().flat_map(|(key, value)| {
+    let one = |(rank, port): (u32, &PortOfWorker)| {
+        let port = match port {
+            PortOfWorker::Number(port) => *port,
+            PortOfWorker::Name(name) => port_of(name)
+                .ok_or_else(|| format!("no port is named `{name}`: correct discovery.kubernetes.port"))?,
+        };
+        let url = format!("http://{host}:{port}");
+        let pairs = pairs(&keys).chain([("url", url.as_str())]);
+        WorkerSpec::from_pairs_of_rank(pairs, rank).map_err(|error| error.to_string())
+    };
+    (0..).zip(ports).map(one).collect()
+}
+
+/// Returns keys and values as those of the `--worker` flag.
+fn pairs(keys: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
+    keys.iter().flat_map(|(key, value)| {
         let values: Vec<&str> = if LISTS.contains(&key.as_str()) {
             value.split(',').map(str::trim).collect()
         } else {
             vec![value]
         };
         values.into_iter().map(move |value| (key.as_str(), value))
-    });
-    WorkerSpec::from_pairs(pairs).map_err(|error| error.to_string())
+    })
 }

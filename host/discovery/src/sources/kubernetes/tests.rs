@@ -31,7 +31,7 @@ fn config(api: &ApiServer, resource: Resource) -> KubernetesSourceConfig {
         namespace: "default".to_owned(),
         resource,
         selector: "app=vllm".to_owned(),
-        port: PortOfWorker::Name("http".to_owned()),
+        ports: vec![PortOfWorker::Name("http".to_owned())],
         defaults: defaults.into(),
         token_file: None,
         tls: TlsFiles::default(),
@@ -155,6 +155,90 @@ async fn p9_endpoints_of_slices_become_workers_by_their_conditions() {
     api.put("endpointslices", slice(json!({ "ready": false, "serving": true, "terminating": true })));
     // P9.3: slices
     running.until("it drains", |_| worker.leaving()).await;
+}
+
+#[tokio::test]
+async fn p9_a_pod_that_is_listed_several_times_is_one_worker() {
+    let api = ApiServer::start().await.unwrap();
+    let slice = |name: &str, port: u16, endpoints: &[(&str, &str)]| {
+        let endpoints = endpoints.iter().map(|(address, uid)| {
+            json!({ "addresses": [address], "conditions": {}, "targetRef": { "kind": "Pod", "uid": uid } })
+        });
+        json!({
+            "metadata": { "name": name },
+            "ports": [{ "name": "http", "port": port }],
+            "endpoints": endpoints.collect::<Vec<_>>(),
+        })
+    };
+    // A service of both families, and another service at another port of the first pod.
+    api.put(
+        "endpointslices",
+        slice("a-v6", 8000, &[("fd00::1", "p1"), ("fd00::2", "p2"), ("fd00::3", "p3")]),
+    );
+    api.put("endpointslices", slice("b-v4", 8000, &[("10.0.0.1", "p1"), ("10.0.0.2", "p2")]));
+    api.put("endpointslices", slice("c-v4", 9000, &[("10.0.0.1", "p1")]));
+    let running = run(config(&api, Resource::EndpointSlices));
+    // P9.8
+    running.until_hosts("each pod once", &["10.0.0.1", "10.0.0.2", "[fd00::3]"]).await;
+    assert_eq!(&*running.worker("10.0.0.1").spec().url, "http://10.0.0.1:8000");
+    // The pod stays while one of its services lists it.
+    api.put("endpointslices", slice("b-v4", 8000, &[("10.0.0.2", "p2")]));
+    let urls = |running: &Running| {
+        let snapshot = running.registry.snapshot();
+        let urls = snapshot.workers().iter().filter(|worker| !worker.leaving());
+        urls.map(|worker| worker.spec().url.to_string()).collect::<Vec<_>>()
+    };
+    let other_port = |running: &Running| {
+        let urls = urls(running);
+        urls.len() == 3 && urls.iter().any(|url| url == "http://10.0.0.1:9000")
+    };
+    running.until("another port", other_port).await;
+    api.delete("endpointslices", "c-v4");
+    running.until_hosts("another family", &["10.0.0.2", "[fd00::1]", "[fd00::3]"]).await;
+}
+
+#[tokio::test]
+async fn p9_a_pod_with_several_serving_ports_is_several_workers() {
+    let api = ApiServer::start().await.unwrap();
+    let mut one = pod("d", "fd00::2", true);
+    one["metadata"]["uid"] = json!("p1");
+    one["status"]["podIPs"] = json!([{ "ip": "fd00::2" }, { "ip": "10.0.0.2" }]);
+    api.put("pods", one.clone());
+    let mut config = config(&api, Resource::Pods);
+    config.ports = PortOfWorker::parse_list("8000, 8001").unwrap();
+    config.defaults.insert("kv_events".to_owned(), "tcp://{host}:{5557+rank}".to_owned());
+    let running = run(config);
+    let seen = |running: &Running| {
+        let snapshot = running.registry.snapshot();
+        let spec = |worker: &Arc<Worker>| (worker.spec().url.to_string(), worker.spec().kv_events.clone());
+        let mut seen: Vec<_> = snapshot.workers().iter().map(spec).collect();
+        seen.sort_unstable();
+        seen
+    };
+    let worker = |port: u16, events: u16| {
+        (format!("http://10.0.0.2:{port}"), Some(format!("tcp://10.0.0.2:{events}")))
+    };
+    // P9.9, P11.1
+    running.until("two workers", |running| seen(running) == [worker(8000, 5557), worker(8001, 5558)]).await;
+    one["metadata"]["annotations"]["pointsman.dev/port"] = json!("http,9000,9001");
+    api.put("pods", one.clone());
+    let three = [worker(8000, 5557), worker(9000, 5558), worker(9001, 5559)];
+    running.until("three workers", |running| seen(running) == three).await;
+    one["metadata"]["annotations"]["pointsman.dev/kv_events"] = json!("tcp://*:5557");
+    api.put("pods", one.clone());
+    running.until("it is refused", |running| running.status().refused_count == 1).await;
+    // P11.2
+    assert!(running.status().refused[0].problem.contains("write {host}"), "{:?}", running.status());
+    for (ports, expected) in [
+        ("8000,8000", "names a port twice"),
+        ("8000,", "`` is not a port"),
+        ("0", "`0` is not a port"),
+        ("70000", "`70000` is not a port"),
+        ("a_b", "`a_b` is not a port"),
+    ] {
+        let problem = PortOfWorker::parse_list(ports).unwrap_err();
+        assert!(problem.contains(expected), "{ports}: {problem}");
+    }
 }
 
 #[tokio::test]

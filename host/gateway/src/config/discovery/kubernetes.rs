@@ -24,7 +24,7 @@ pub struct DiscoveryKubernetes {
     pub resource: DiscoveryResource,
     /// Label selector.
     pub selector: String,
-    /// Number or name of the workers' port.
+    /// Number or name of the workers' port. Several with commas between them: each is a worker of its own.
     pub port: String,
     /// Keys of the `--worker` flag that labels and annotations do not give.
     pub defaults: BTreeMap<String, String>,
@@ -84,13 +84,13 @@ impl DiscoveryKubernetes {
             );
         }
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        for (key, value) in [("namespace", &self.namespace), ("port", &self.port)] {
-            if value.is_empty() || !value.bytes().all(fits) || value == "0" {
-                add(
-                    &format!("{path}.{key}"),
-                    format!("`{value}` is not a name: expected letters, digits and `-`"),
-                );
-            }
+        if self.namespace.is_empty() || !self.namespace.bytes().all(fits) {
+            let message = format!("`{}` is not a name: expected letters, digits and `-`", self.namespace);
+            add(&format!("{path}.namespace"), message);
+        }
+        #[cfg(feature = "kubernetes")]
+        if let Err(problem) = pointsman_discovery::PortOfWorker::parse_list(&self.port) {
+            add(&format!("{path}.port"), problem);
         }
         super::check_times(path, &[("timeout", self.timeout), ("watch", self.watch)], add);
         super::check_defaults(path, &self.defaults, add);

@@ -24,6 +24,8 @@ pub(super) enum Field {
     LoraName,
     ExtraKeys,
     Group,
+    Kind,
+    Window,
     Other,
 }
 
@@ -163,6 +165,8 @@ impl Visitor<'_> for FieldVisitor {
             "lora_name" => Field::LoraName,
             "extra_keys" => Field::ExtraKeys,
             "group_idx" => Field::Group,
+            "kv_cache_spec_kind" => Field::Kind,
+            "kv_cache_spec_sliding_window" => Field::Window,
             _ => Field::Other,
         })
     }

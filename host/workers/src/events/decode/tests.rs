@@ -99,11 +99,13 @@ fn h6_both_forms_say_the_same() {
             vec![],
         ],
         group: Some(1),
+        kind: Some(GroupKind::Full),
         locals: None,
     });
     let extra = json!([["fr", ["img", 3]], null]);
     let positional = json!(["BlockStored", [7, -1], -2, [1, 2, 3, 4], 2, 5, "CPU", "fr", extra, 1, "full_attention", {"x": [1]}]);
-    let named = json!({"zzz": {"deep": [[1]]}, "token_ids": [1, 2, 3, 4], "group_idx": 1, "lora_name": "fr", "lora_id": 5,
+    let named = json!({"zzz": {"deep": [[1]]}, "kv_cache_spec_kind": "mla_attention",
+        "token_ids": [1, 2, 3, 4], "group_idx": 1, "lora_name": "fr", "lora_id": 5,
         "extra_keys": extra, "parent_block_hash": -2, "medium": "cpu", "block_hashes": [7, -1], "block_size": 2,
         "type": "BlockStored"});
     // H6.2, H6.3, H6.5
@@ -115,6 +117,43 @@ fn h6_both_forms_say_the_same() {
     let named = json!({"type": "BlockRemoved", "block_hashes": [9], "medium": "nvme", "group_idx": 2});
     assert_eq!(one(&named).expect("named"), removed);
     assert_eq!(one(&json!(["AllBlocksCleared"])).expect("positional"), KvEvent::Cleared);
+}
+
+#[test]
+fn h6_the_kind_of_a_group_is_read() {
+    let kind = |name: Value, window: Value| {
+        let named = json!({"type": "BlockStored", "block_hashes": [1], "kv_cache_spec_kind": name,
+            "kv_cache_spec_sliding_window": window});
+        let none = Value::Null;
+        let positional =
+            json!(["BlockStored", [1], none, [], 16, none, none, none, none, 2, name, window, "more"]);
+        let [named, positional] = [named, positional].map(|event| match one(&event) {
+            Ok(KvEvent::Stored(stored)) => stored.kind,
+            other => panic!("not a store: {other:?}"),
+        });
+        assert_eq!(named, positional);
+        named
+    };
+    let table = [
+        (json!("full_attention"), json!(null), Some(GroupKind::Full)),
+        (json!("mla_attention"), json!(128), Some(GroupKind::Full)),
+        (json!("sink_full_attention"), json!(null), Some(GroupKind::Full)),
+        (json!("sliding_window"), json!(128), Some(GroupKind::Window(128))),
+        (json!("sliding_window_mla"), json!(1), Some(GroupKind::Window(1))),
+        (json!("sliding_window"), json!(null), Some(GroupKind::Other)),
+        (json!("sliding_window"), json!(0), Some(GroupKind::Other)),
+        (json!("sliding_window"), json!(-1), Some(GroupKind::Other)),
+        (json!("mamba"), json!(null), Some(GroupKind::State)),
+        (json!("chunked_local_attention"), json!({"chunk": [1]}), Some(GroupKind::Other)),
+        (json!("unknown"), json!(null), None),
+        (json!(null), json!(128), None),
+        (json!([1, {"a": 2.5}]), json!(true), None),
+        (json!(7), json!("x"), None),
+    ];
+    for (name, window, expected) in table {
+        // H6.3, H6.5
+        assert_eq!(kind(name.clone(), window), expected, "{name}");
+    }
 }
 
 #[test]

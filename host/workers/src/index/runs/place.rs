@@ -59,7 +59,13 @@ impl Runs {
     }
 
     /// Notes that a holder has what some of our hashes of a run stand for.
-    pub(super) fn cover(&mut self, tree: &mut TreeWriter, number: u32, ours: Range<usize>, holder: u32) {
+    pub(in super::super) fn cover(
+        &mut self,
+        tree: &mut TreeWriter,
+        number: u32,
+        ours: Range<usize>,
+        holder: u32,
+    ) {
         if ours.is_empty() {
             return;
         }

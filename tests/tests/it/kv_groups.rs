@@ -1,0 +1,122 @@
+//! KV events of engines with several cache groups, published over real sockets, and what the gateway says of
+//! a prompt then.
+
+use std::time::Duration;
+
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::{TestCluster, TestClusterBuilder};
+use serde_json::{Value, json};
+use zeromq::{Endpoint, PubSocket, Socket as _, SocketSend as _, ZmqMessage};
+
+/// An engine's publisher.
+struct Publisher {
+    socket: PubSocket,
+    port: u16,
+    seq: u64,
+}
+
+impl Publisher {
+    async fn bind() -> Self {
+        let mut socket = PubSocket::new();
+        let Endpoint::Tcp(_, port) = socket.bind("tcp://127.0.0.1:0").await.unwrap() else { panic!("tcp") };
+        Self { socket, port, seq: 0 }
+    }
+
+    /// Publishes a batch as the next message.
+    async fn send(&mut self, events: &[Value]) {
+        let payload = rmp_serde::to_vec(&json!([1.0, events, 0])).unwrap();
+        let frames = ["kv".into(), self.seq.to_be_bytes().to_vec().into(), payload.into()];
+        self.seq += 1;
+        self.socket.send(ZmqMessage::try_from(frames.to_vec()).unwrap()).await.unwrap();
+    }
+}
+
+fn stored(group: u32, kind: &str, parent: Option<u64>, hashes: &[u64], tokens: &[u32], size: usize) -> Value {
+    json!({"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens,
+        "block_size": size, "lora_id": null, "lora_name": null, "medium": "GPU", "group_idx": group,
+        "kv_cache_spec_kind": kind,
+        "kv_cache_spec_sliding_window": (kind == "sliding_window").then_some(128)})
+}
+
+fn removed(group: u32, hashes: &[u64]) -> Value {
+    json!({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
+}
+
+/// Returns how many blocks of a prompt the gateway expects at the worker.
+async fn predicted(cluster: &TestCluster, prompt: &[u32]) -> u64 {
+    let body = json!({"model": "tiny", "prompt": prompt}).to_string();
+    let reply = cluster.client.post("/v1/route", &[], body).await.unwrap().json().unwrap();
+    reply["legs"][0]["candidates"][0]["cached_blocks"]["device"].as_u64().unwrap_or_else(|| panic!("{reply}"))
+}
+
+/// Starts a gateway and one worker whose events come from the publisher, which the feed has heard of.
+async fn start(publisher: &mut Publisher) -> TestCluster {
+    let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);
+    let sim = SimConfig { block_size: 16, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await.unwrap();
+    // A subscription takes effect some time after its connection. A repeated number is dropped.
+    let known: Vec<u32> = (0..16).collect();
+    for _ in 0..1_000 {
+        publisher.seq = 0;
+        publisher.send(&[json!(["BlockStored", [99], null, known, 16, null, "GPU"])]).await;
+        if predicted(&cluster, &known).await == 1 {
+            publisher.send(&[json!({"type": "AllBlocksCleared"})]).await;
+            return cluster;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the feed hears nothing");
+}
+
+async fn until_predicted(cluster: &TestCluster, prompt: &[u32], expected: u64) {
+    let mut last = None;
+    for _ in 0..1_000 {
+        last = Some(predicted(cluster, prompt).await);
+        if last == Some(expected) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{last:?} blocks instead of {expected}");
+}
+
+#[tokio::test]
+async fn h6_attention_is_followed_behind_three_groups_of_mamba() {
+    let mut publisher = Publisher::bind().await;
+    let cluster = start(&mut publisher).await;
+    let prompt: Vec<u32> = (0..7_680).map(|place| place * 7 % 50_000 + 1).collect();
+    let hashes: Vec<u64> = (1_001..=1_010).collect();
+    for half in 0..2_usize {
+        let (own, parent) = (&hashes[half * 5..half * 5 + 5], half.checked_sub(1).map(|_| 1_005));
+        let tokens = &prompt[half * 3_840..half * 3_840 + 3_840];
+        let state = |group| stored(group, "mamba", parent, &own[4..], tokens, 768);
+        let attention = stored(3, "mla_attention", parent, own, tokens, 768);
+        publisher.send(&[state(0), state(1), state(2), attention]).await;
+    }
+    // H6.13
+    until_predicted(&cluster, &prompt, 480).await;
+    publisher.send(&[removed(2, &[1_010])]).await;
+    // H6.15
+    until_predicted(&cluster, &prompt, 240).await;
+    publisher.send(&[removed(3, &[1_001])]).await;
+    until_predicted(&cluster, &prompt, 0).await;
+}
+
+#[tokio::test]
+async fn h6_a_window_that_moved_on_keeps_the_prefix_and_evicted_attention_does_not() {
+    let mut publisher = Publisher::bind().await;
+    let cluster = start(&mut publisher).await;
+    let prompt: Vec<u32> = (0..1_024).map(|place| place * 11 % 50_000 + 1).collect();
+    let hashes: Vec<u64> = (5_001..=5_064).collect();
+    let all = |group, kind| stored(group, kind, None, &hashes, &prompt, 16);
+    publisher.send(&[all(0, "sliding_window"), all(1, "full_attention")]).await;
+    until_predicted(&cluster, &prompt, 64).await;
+    publisher.send(&[removed(0, &hashes[..40])]).await;
+    // A shorter prompt needs blocks of the window that are gone: the batch was applied.
+    // H6.15
+    until_predicted(&cluster, &prompt[..640], 0).await;
+    assert_eq!(predicted(&cluster, &prompt).await, 64);
+    publisher.send(&[removed(1, &hashes)]).await;
+    // H6.13
+    until_predicted(&cluster, &prompt, 0).await;
+}
